@@ -23,7 +23,7 @@ VARIABLE: Final = "SLOSERVE_LOG_FORMAT"
 """By this a process learns the format of the one that started it."""
 _VLLM_CONFIG: Final = "VLLM_LOGGING_CONFIG_PATH"
 LEVEL: Final = os.environ.get("VLLM_LOGGING_LEVEL", "INFO")
-"""Of the loggers of sloserve, vLLM and uvicorn."""
+"""The least level that is logged by the loggers of sloserve, vLLM and uvicorn."""
 
 _logger = logging.getLogger("sloserve")
 

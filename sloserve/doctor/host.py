@@ -15,7 +15,7 @@ from sloserve.swap_space.memory_limits import GIB, KEPT_FREE_BYTES, memlock_warn
 from sloserve.wire.listening import check_port_free
 
 LEAST_SHM_BYTES: Final = GIB
-"""Of /dev/shm: messages between vLLM's processes, 64 MiB by default in a container. deploy/ gives 2 GiB."""
+"""Least size of /dev/shm, for messages between vLLM's processes; containers have 64 MiB by default, deploy/ 2 GiB."""
 LEAST_CPUS: Final = 2
 """The server and the engine's loop each take one while requests stream."""
 MOST_CLOCK_ERROR_S: Final = 0.1

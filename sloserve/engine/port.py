@@ -45,7 +45,7 @@ class RequestReader(Protocol):
         """Where an unfinished request stands that is not blocked."""
 
     def is_aborted(self, request: Any) -> bool:
-        """Of a request that ends: whether its client left it or an error ended it, so that its reply is not whole."""
+        """Whether a request that ends was left by its client or ended by an error, so that its reply is not whole."""
 
     def lora_id(self, request: Any) -> int | None:
         """The adapter that it needs, if any."""

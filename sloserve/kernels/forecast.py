@@ -1,4 +1,4 @@
-"""Who fits the KV cache to the end of all, compiled: see :mod:`sloserve.lso.forecast`."""
+"""How many requests fit into the KV cache until all have ended, compiled: see :mod:`sloserve.lso.forecast`."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -27,7 +27,7 @@ class Bound(StrEnum):
 
     @property
     def of_inverse(self) -> "Bound":
-        """That of 1 / x."""
+        """The bound of 1 / x, where this is the bound of x."""
         return {Bound.AT_LEAST: Bound.AT_MOST, Bound.AT_MOST: Bound.AT_LEAST}.get(self, self)
 
 

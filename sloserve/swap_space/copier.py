@@ -1,4 +1,4 @@
-"""Who copies KV blocks between one rank's cache and its host pool.
+"""Copiers of KV blocks between one rank's cache and its host pool.
 
 Order is all that keeps KV whole, and a copier keeps it:
 

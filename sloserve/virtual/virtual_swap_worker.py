@@ -19,7 +19,7 @@ from sloserve.virtual.engine_settings import EngineSettings
 GIB = 2**30
 
 Load = tuple[str, Sequence[int]]
-"""Whose KV is loaded, and the host blocks that it is read from."""
+"""The request whose KV is loaded, and the host blocks that it is read from."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ RECENT: Final = 32
 _EVERY: Final = 8
 """Ended requests between two such tests."""
 _DRIFT_Z: Final = 4.0
-"""Of the log-rank statistic: with no change one test in 16,000 exceeds it."""
+"""Limit of the log-rank statistic: with no change one test in 16,000 exceeds it."""
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from sloserve.core.errors import ConfigError, StoreFull
 ID: Final = re.compile(r"file-[0-9a-f]{32}")
 _HALF: Final = ".part"
 _NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
-"""Of file systems without hard links."""
+"""Error numbers of file systems without hard links."""
 _NO_SPACE: Final = (28, 122)  # ENOSPC, EDQUOT
 
 

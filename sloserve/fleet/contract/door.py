@@ -120,7 +120,7 @@ class Door(Protocol):
 
 
 class DurableWork(Protocol):
-    """Who pulls durable requests for an agent's instances. An agent calls it, in its event loop."""
+    """Pulls durable requests for an agent's instances. An agent calls it, in its event loop."""
 
     async def leave(self, instance: str, limit_s: float) -> None:
         """The model leaves: stop pulling now, and within ``limit_s`` seconds finish what runs or give it back."""

@@ -36,7 +36,7 @@ class _Course:
     since_s: float
     leaves: str | None = None
     began_s: float | None = None
-    """Of the switch that it is in."""
+    """When the switch that it is in began."""
 
 
 class FleetView:
@@ -127,7 +127,7 @@ class FleetView:
 
 
 def _hosts(rows: dict[str, list[Any]]) -> dict[str, dict[str, int]]:
-    """Of each host how many instances it has, and how many of them are lost."""
+    """How many instances each host has, and how many of them are lost."""
     found: dict[str, dict[str, int]] = {}
     for row in rows.values():
         host = found.setdefault(row[0], {"instances": 0, LOST: 0})

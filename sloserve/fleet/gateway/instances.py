@@ -90,7 +90,7 @@ class GatewayInstance:
 
     @property
     def requests(self) -> int:
-        """That it has, as far as is known here."""
+        """How many requests it has, as far as is known here."""
         return self.report.running.requests + len(self._since)
 
     def ended(self, number: int) -> None:

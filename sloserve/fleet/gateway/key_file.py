@@ -22,7 +22,7 @@ _LOCAL: Final = Tenant(LOCAL, metrics=True, quota=Quota(requests=2**53))
 
 
 class KeyFile:
-    """Whose a request is. Without a file all are one tenant's."""
+    """Finds the tenant of a request by its key. Without a file all requests belong to one tenant."""
 
     def __init__(self, path: Path | None, classes: ClassTable, models: Collection[str], clock: Clock) -> None:
         """Raises: ConfigError where the file has a fault."""

@@ -95,7 +95,7 @@ class Keys:
         return iter({tenant.name: tenant for _, tenant in self._tenants.values()}.values())
 
     def tenant_of(self, key: bytes) -> Tenant | None:
-        """Whose key it is; ``None`` where it is none."""
+        """The tenant whose key it is; ``None`` for an unknown key."""
         digest = hashlib.sha256(key).digest()
         known, tenant = self._tenants.get(self._place(digest), (bytes(32), None))
         return tenant if hmac.compare_digest(known, digest) else None

@@ -1,4 +1,4 @@
-"""Who starts the engines of a host."""
+"""Chooses the launcher that starts the engines of a host."""
 
 import os
 

@@ -108,7 +108,7 @@ class ModelScheduler:
         return Batch(members, tokens, computed, samples, int(np.add.reduce(tokens)), admitted)
 
     def _serve_running(self, budget: int, chunk: int) -> tuple[IntArray, IntArray]:
-        """Who of the running gets how many tokens; preempts from the end where KV is short."""
+        """How many tokens each running request gets; preempts from the end where KV is short."""
         counts, members = self.requests, self.running
         if not members.size:
             return members, members

@@ -22,7 +22,7 @@ class Queues:
         self._count += 1
 
     def head(self, model: str | None) -> WaitingRequest | None:
-        """Who is served first of the model; ``None`` where none waits."""
+        """The request that the model serves first; ``None`` where none waits."""
         heap = self._heaps.get(model or "")
         return heap[0][2] if heap else None
 
