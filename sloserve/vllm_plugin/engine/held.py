@@ -1,6 +1,6 @@
 """What a scheduled step of vLLM leaves for waiting requests, and for which of them a plan preempts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,11 +32,11 @@ def step_done(scheduler: Any, port: VllmPort, output: Any, plan: Plan, planner: 
     )
 
 
-def head_held_up(waiting: Sequence[Request], step: StepDone, facts: EngineFacts) -> Cause:
+def head_held_up(waiting: Iterable[Request], step: StepDone, facts: EngineFacts) -> Cause:
     """Why the first of those who could be admitted was not."""
     first = next((request for request in waiting if not compat.is_blocked(request)), None)
     if first is None:
-        return Cause(Why.BLOCKED) if waiting else Cause()
+        return Cause() if next(iter(waiting), None) is None else Cause(Why.BLOCKED)
     needed = facts.layout.to_admit(np.array([first.num_tokens + 1], np.int64))  # + 1: the slot of the next token
     return held_up(step, int(needed[0]), facts)
 

@@ -80,7 +80,7 @@ class SLOScheduler(Scheduler):
     _planner: Planner | None = None
     _swapping: Swapping | None = None
     _watched: Watched | None = None
-    _unshown: Callable[[], None] | None = None  # shows watchers the step that was scheduled last
+    _later: tuple[Callable[[], None], ...] = ()  # tells watchers and traces of the step that was scheduled last
     _traced: Traced | None = None
 
     TELLS_BEFORE_PREEMPTING = True
@@ -285,7 +285,7 @@ class SLOScheduler(Scheduler):
             self._booking(None, self._ledger.close)
         if self._watched is not None:
             self._booking(None, self._watched.close)
-            self._watched = self._unshown = None
+            self._watched, self._later = None, ()
         super().shutdown()
 
     # What vLLM tells us.
@@ -334,17 +334,17 @@ class SLOScheduler(Scheduler):
         return super()._free_request(request, *args, **kwargs)
 
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:
-        """vLLM asks once the device has its step: a frame for watchers, which takes long, is made meanwhile."""
-        self._show_step()
+        """vLLM asks once the device has its step: what watchers and traces are told is made meanwhile."""
+        self._tell_of_step()
         return super().get_grammar_bitmask(scheduler_output)
 
-    def _show_step(self) -> None:
-        unshown, self._unshown = self._unshown, None
-        if unshown is not None:
-            self._booking(None, unshown)
+    def _tell_of_step(self) -> None:
+        later, self._later = self._later, ()
+        for tells in later:
+            self._booking(None, tells)
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
-        self._show_step()  # vLLM asks for a grammar only after this, where one rests on these very tokens
+        self._tell_of_step()  # vLLM asks for a grammar only after this, where one rests on these very tokens
         if self._swapping is not None:
             self._booking(None, self._swapping.before_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
@@ -452,11 +452,11 @@ class SLOScheduler(Scheduler):
         self._booking(None, self._book, output, paused, now_s)
         watched, plan = self._watched, Plan.IDENTITY if step is None else step.plan
         if self._traced is not None:
-            self._booking(None, self._traced.stepped, output, plan, self._planner, paused, now_s)
+            self._later += (partial(self._traced.stepped, output, plan, self._planner, paused, now_s),)
         if watched is not None and watched.is_due(monotonic_s):
-            self._unshown = partial(watched.write, output, plan, self._planner, now_s, monotonic_s)
-            if not output.total_num_scheduled_tokens:
-                self._show_step()
+            self._later += (partial(watched.write, output, plan, self._planner, now_s, monotonic_s),)
+        if not output.total_num_scheduled_tokens:
+            self._tell_of_step()
         load: StepLoad = self._booking(_NO_LOAD, step_load, output)  # a step whose load cannot be read has an output
         self._booking(None, self.step_clock.scheduled, load, monotonic_s)
         return output

@@ -81,8 +81,8 @@ class Traced:
         self._ways.pop(request.request_id, None)
 
     def _holds_up(self, output: Any, plan: Plan, planner: Planner | None) -> Cause:
-        waiting = [*self._port.waiting]
-        if not waiting:
+        waiting = self._port.waiting  # not a list of it: mostly the first of them is all that is looked at
+        if next(iter(waiting), None) is None:
             return _NOTHING
         step = step_done(self._scheduler, self._port, output, plan, planner)
         return head_held_up(waiting, step, self._port.facts(len(self._scheduler.running), ()))

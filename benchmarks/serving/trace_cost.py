@@ -1,0 +1,103 @@
+"""What does OpenTelemetry tracing cost the engine's steps: the way of each request, kept for its span?
+
+Usage: python -m benchmarks.serving.trace_cost [--quick] [--steps N]
+
+A virtual engine is held at 500 requests, of which half run, as in step_overhead. Timed is thread CPU time of all that
+sloserve adds for traces, with caches filled with other data between steps, in all and before the device has its step.
+Writes results/trace_cost.json.
+"""
+
+import itertools
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.arguments import parser_for
+from benchmarks.publish import RESULTS, write_result
+from benchmarks.serving.step_overhead import FLUSH_BYTES, STOCK, WARM_UP, AllTimed, Stopwatch, engine_of
+from sloserve.workloads.workload_registry import workload
+
+POLICIES = ("fcfs", "edf", "auto")
+REQUESTS, STEPS = 500, 300
+PARTS = ("stepped", "preempting", "preempted", "ended")
+
+
+def measure(policy: str, requests: int, steps: int) -> dict[str, Any]:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    engine, clock = engine_of(policy, requests // 2), Stopwatch()
+    scheduler = engine.scheduler
+    traced = scheduler._traced = scheduler._make_traced()
+    for name in PARTS:
+        setattr(traced, name, clock.times("traced", getattr(traced, name)))
+    for name in ("schedule", "update_from_output"):
+        STOCK.setdefault(name, getattr(Scheduler, name))
+        setattr(Scheduler, name, clock.times("vllm", STOCK[name]))
+    schedule, early = scheduler.schedule, 0.0
+
+    def scheduled(*args: Any, **kwargs: Any) -> Any:
+        nonlocal early
+        before_s = clock.spent["traced"]
+        try:
+            return schedule(*args, **kwargs)
+        finally:
+            early = clock.spent["traced"] - before_s
+
+    scheduler.schedule = scheduled
+    coming: Iterator[Any] = iter(workload("reading-speed").requests(requests * 60, 0, 1e6))
+    found: dict[str, list[float]] = {"vllm": [], "traced": [], "early": []}
+    flushed, done, began_s = np.zeros(FLUSH_BYTES // 8), 0, engine._clock.now_s()
+
+    def stepped(_output: Any) -> None:
+        nonlocal done
+        if done >= WARM_UP:
+            for what, spent_s in (("vllm", clock.spent["vllm"]), ("traced", clock.spent["traced"]), ("early", early)):
+                found[what].append(spent_s * 1e6)
+        flushed.sum()
+        clock.spent.clear()
+        done += 1
+        if done >= WARM_UP + steps:
+            raise AllTimed
+        arrival_s = engine._clock.now_s() - began_s
+        for request in itertools.islice(coming, requests - len(scheduler.requests) - len(engine._arriving)):
+            engine._arriving.append((arrival_s, replace(request, arrival_s=arrival_s)))
+
+    engine.on_step = stepped
+    try:
+        engine.run([replace(request, arrival_s=0.0) for request in itertools.islice(coming, requests)])
+    except AllTimed:
+        pass
+    vllm_us = float(np.mean(found["vllm"]))
+    return {
+        "policy": policy,
+        "requests": requests,
+        "steps": len(found["vllm"]),
+        "vllm_us": round(vllm_us, 1),
+        "traced_us_median": round(float(np.median(found["traced"])), 1),
+        "traced_us_mean": round(float(np.mean(found["traced"])), 1),
+        "traced_share_of_vllm": round(float(np.mean(found["traced"])) / vllm_us, 4),
+        "held_up_us_mean": round(float(np.mean(found["early"])), 1),
+        "held_up_share_of_vllm": round(float(np.mean(found["early"])) / vllm_us, 4),
+    }
+
+
+def main() -> None:
+    parser = parser_for(__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    given = parser.parse_args()
+    logging.getLogger("vllm").setLevel(logging.ERROR)
+    rows = []
+    for policy in POLICIES:
+        rows.append(measure(policy, 50 if given.quick else REQUESTS, 60 if given.quick else given.steps))
+        print(json.dumps(rows[-1]), flush=True)
+    if not given.quick:
+        write_result(RESULTS / "trace_cost.json", {"rows": rows})
+
+
+if __name__ == "__main__":
+    main()
