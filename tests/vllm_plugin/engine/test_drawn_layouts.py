@@ -16,13 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloserve.kernels.kv_layout import KVLayout
+from tests.other_vllm import IS_0_30
 
 pytestmark = pytest.mark.vllm
 
 BUDGET = 48
 """Tokens of a step."""
 BLOCKS = 900
-KINDS = ("full", "window", "chunk", "none", "all", "align", "align with checkpoints")
+# For a state inside a chunk vLLM 0.30 wants one block more than it takes.
+KINDS = ("full", "window", "chunk", "none", "all", "align", *([] if IS_0_30 else ["align with checkpoints"]))
 
 
 @dataclass(frozen=True)
