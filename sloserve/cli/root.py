@@ -3,15 +3,45 @@
 import difflib
 import sys
 from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 import sloserve
 from sloserve.core.errors import ConfigError
 from sloserve.core.extras import explained
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+_UsageError: Any = typer.BadParameter.__mro__[1]
+"""Its place differs between versions of typer, which brings its own click or takes that of the environment."""
+
+
+class OneLine(TyperGroup):
+    """Commands whose wrong flags and arguments are told in one line, as all other mistakes are."""
+
+    def make_context(self, *args: Any, **named: Any) -> Any:
+        try:
+            return super().make_context(*args, **named)
+        except _UsageError as error:
+            raise _told(error) from error
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except _UsageError as error:
+            raise _told(error) from error
+
+
+def _told(error: Any) -> Exception:
+    """The line for it; the error itself where it shows the help, since nothing was given."""
+    said = error.format_message().strip().removesuffix(".")
+    if error.ctx is None or "\n" in said:
+        return error  # type: ignore[no-any-return]
+    command = error.ctx.command_path.removeprefix(error.ctx.find_root().command_path)
+    return ConfigError(f"{said}; see sloserve{command} --help")
+
+
+app = typer.Typer(cls=OneLine, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 VLLMArguments = Annotated[

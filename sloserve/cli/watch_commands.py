@@ -50,11 +50,11 @@ def status(
     """
     from rich.console import Console
 
-    from sloserve.client.watching import LostServer
+    from sloserve.client.watching import LostServer, watch
     from sloserve.report.live_screen import screen
 
     try:
-        view = _settled(_views(url))
+        view = _settled(watch(url, _admin_key()))
     except LostServer as error:
         raise ConfigError(str(error)) from error
     if as_json:
@@ -73,14 +73,13 @@ def _settled(views: Iterator[dict[str, Any]]) -> dict[str, Any]:
     return view
 
 
-def _views(url: str) -> Iterator[dict[str, Any]]:
-    from sloserve.client.watching import watch
+def _admin_key() -> str:
     from sloserve.settings import ADMIN_KEY
 
     key = os.environ.get(ADMIN_KEY)
     if not key:
         raise ConfigError(f"{ADMIN_KEY} is not set; it must be the admin key that the server was started with")
-    return watch(url, key)
+    return key
 
 
 def _show(url: str) -> None:
@@ -88,16 +87,17 @@ def _show(url: str) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from sloserve.client.watching import LostServer
+    from sloserve.client.watching import LostServer, watch
     from sloserve.report.live_screen import plain, screen
 
+    key = _admin_key()
     console = Console(highlight=False)
     waits = Text("waiting for the first view")
     with Live(waits, console=console, screen=console.is_terminal, auto_refresh=False) as live:
         try:
             while True:
                 try:
-                    for view in _views(url):
+                    for view in watch(url, key):
                         live.update(screen(view, max(console.height - _OTHER_LINES, 3)), refresh=True)
                 except LostServer as error:
                     said = Text.assemble(("lost: ", "bold red"), plain(error), f"; asks again every {_AGAIN_S:g} s")

@@ -8,14 +8,29 @@ from pathlib import Path
 
 import pytest
 
-CPU_S = 5.0
-"""Most CPU seconds that an answer may take. It takes 0.5 to 1.0; loading vLLM alone takes 8."""
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "wrong-commands.md"
+
+CPU_S = 3.0
+"""Most CPU seconds that an answer may take. It takes 0.2 to 1.3; loading vLLM alone takes 8."""
+
+RUN = """
+import sys
+sys.modules.update(dict.fromkeys(filter(None, sys.argv.pop(1).split(","))))
+from sloserve.cli import main
+try:
+    main()
+finally:
+    for large in {"vllm", "torch"} & sys.modules.keys():
+        print(large, "was imported", file=sys.stderr)
+"""
+"""The command, where the modules of the first argument are not installed."""
 
 FLEET = "configs/fleet-tiny.yaml"
 EDGE = ("edge", "--upstream", "https://127.0.0.1:1")
 
 WRONG = {
-    "no model": (["serve"], "no model given; for example: sloserve serve builtin:tiny"),
+    "no model": (["serve"], "no model given; name one, a folder, or builtin:tiny"),
     "no such folder": (["serve", "/no/such"], "model /no/such: there is no such folder or file; give one, or"),
     "a flag of vLLM mistyped": (["serve", "m", "--max-model-lne", "9"], "did you mean --max-model-len?"),
     "a flag of ours mistyped": (["serve", "m", "--polcy", "edf"], "no such flag: --polcy; did you mean --policy?"),
@@ -29,19 +44,82 @@ WRONG = {
     "a fleet's port": (["fleet", FLEET, "--state", "STATE", "--port", "99999"], "gateway: cannot listen on 127.0.0.1"),
     "an edge's port taken": ([*EDGE, "--port", "TAKEN"], "cannot listen on 127.0.0.1 port"),
     "an edge's certificate": ([*EDGE, "--ssl-certfile", "no", "--ssl-keyfile", "no"], "no PEM certificate and key"),
+    "a profile of no model": (["profile"], "no model given; name one, a folder, or builtin:tiny"),
+    "an option's value": (["serve", "m", "--policy", "edf:step_budget=maybe"], "'maybe' is not true or false"),
+    "no such preset": (
+        ["serve", "m", "--preset", "no"],
+        "--preset: 'no' is not one of agents, chat, chat-and-jobs, readers",
+    ),
+    "no settings file": (
+        ["serve", "m", "--slo-config", "no.yaml"],
+        "no.yaml: cannot be read: No such file or directory",
+    ),
+    "an unknown setting": (["serve", "m", "--slo-config", "BAD"], ":1:1: polcy: is unknown; known here: policy, "),
+    "swap space below zero": (
+        ["serve", "m", "--swap-space-gib", "-1"],
+        "is not a number of GiB >= 0; 0 turns swapping off",
+    ),
+    "a flag of simulate mistyped": (
+        ["simulate", "--polcy", "edf"],
+        "No such option: --polcy (Possible options: --policy",
+    ),
+    "a number that is none": (
+        ["simulate", "--seeds", "x"],
+        "Invalid value for '--seeds': Input should be a valid integer",
+    ),
+    "a command mistyped": (["serv"], "No such command 'serv'. Did you mean 'serve'?; see sloserve --help"),
+    "nothing to simulate": (["simulate"], "give one of --workload and --trace"),
+    "no such workload": (["simulate", "--workload", "no"], "unknown workload 'no'; known: sharegpt-poisson, "),
+    "no server to load": (["bench"], "Missing option '--url'; see sloserve bench --help"),
+    "no engine host of an edge": (["edge"], "Missing option '--upstream'; see sloserve edge --help"),
+    "half a certificate": (
+        [*EDGE, "--ssl-certfile", "x.pem"],
+        "--ssl-certfile and --ssl-keyfile belong together; give both or none",
+    ),
+    "no file of fleet run": (["fleet", "run"], "see sloserve fleet run --help"),
+    "no admin key": (
+        ["top"],
+        "SLOSERVE_ADMIN_KEY is not set; it must be the admin key that the server was started with",
+    ),
+}
+
+WITHOUT = {
+    "simulate without scipy": (
+        "scipy",
+        ["simulate", "--workload", "chat-batch-mix", "--engine", "model"],
+        "sloserve[sim]",
+    ),
+    "a fleet without uvicorn": ("uvicorn", ["fleet", FLEET, "--state", "STATE"], "sloserve[fleet]"),
+    "an edge without aioquic": ("aioquic", EDGE, "sloserve[http3]"),
+}
+"""The module that is not installed, the command, and the extra that has it."""
+
+ALL = {name: ("", *row) for name, row in WRONG.items()} | {
+    name: (lacks, command, f"which is not installed: pip install '{extra}'")
+    for name, (lacks, command, extra) in WITHOUT.items()
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mistake", WRONG)
+@pytest.mark.parametrize("mistake", ALL)
 def test_a_wrong_command_is_one_line_and_soon(mistake: str, tmp_path: Path) -> None:
-    arguments, message = WRONG[mistake]
+    lacks, arguments, message = ALL[mistake]
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("polcy: edf\n")
+    environment = {name: value for name, value in os.environ.items() if name != "SLOSERVE_ADMIN_KEY"}
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        stands_for = {"TAKEN": str(taken.getsockname()[1]), "STATE": str(tmp_path)}
-        command = [sys.executable, "-m", "sloserve.cli", *(stands_for.get(word, word) for word in arguments)]
+        stands_for = {"TAKEN": str(taken.getsockname()[1]), "STATE": str(tmp_path), "BAD": str(bad)}
+        command = [sys.executable, "-c", RUN, lacks, *(stands_for.get(word, word) for word in arguments)]
         before = os.times()
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd=ROOT)
     took_s = os.times().children_user + os.times().children_system - before.children_user - before.children_system
+    print(f"{mistake}\t{took_s:.1f}\t{ended.stderr.strip()}")
     assert ended.returncode == 2 and ended.stdout == ""
     assert ended.stderr.startswith("sloserve: ") and ended.stderr.count("\n") == 1 and message in ended.stderr
     assert took_s < CPU_S, f"{mistake} took {took_s:.1f} CPU s"
+
+
+def test_the_page_has_all_of_them() -> None:
+    page = PAGE.read_text()
+    lacking = [name for name, (_, _, message) in ALL.items() if f"| {name} |" not in page or message not in page]
+    assert lacking == []

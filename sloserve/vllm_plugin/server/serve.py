@@ -103,6 +103,9 @@ def _is_no_needless_warning(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith("Found endpoint plugin(s) ['sloserve'] but")
 
 
+NO_MODEL = f"no model given; name one, a folder, or {tiny_model.NAME}"
+
+
 def parse_vllm_args(vllm_args: Sequence[str], our_flags: Sequence[str] = ()) -> argparse.Namespace:
     """The arguments as ``vllm serve`` would read them; ``builtin:tiny`` is replaced by its folder and sets defaults.
 
@@ -119,7 +122,7 @@ def parse_vllm_args(vllm_args: Sequence[str], our_flags: Sequence[str] = ()) -> 
     except (ValueError, TypeError, OSError) as error:
         raise ConfigError(str(error)) from error
     if args.model_tag is None:
-        raise ConfigError(f"no model given; for example: sloserve serve {tiny_model.NAME}")
+        raise ConfigError(NO_MODEL)
     return args
 
 
@@ -188,7 +191,7 @@ def check_model(vllm_args: Sequence[str]) -> None:
         return
     model = next((arg for arg in vllm_args if not arg.startswith("-")), None)
     if model is None:
-        raise ConfigError(f"no model given; for example: sloserve serve {tiny_model.NAME}")
+        raise ConfigError(NO_MODEL)
     if model == vllm_args[0] and model.startswith(("/", "./", "../", "~")) and not Path(model).expanduser().exists():
         raise ConfigError(f"model {model}: there is no such folder or file; give one, or a name on the model hub")
 

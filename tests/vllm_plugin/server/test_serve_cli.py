@@ -277,7 +277,7 @@ def test_port_in_use_is_one_message() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "no model given; for example: sloserve serve builtin:tiny"),
+        ([], "no model given; name one, a folder, or builtin:tiny"),
         (["/no/such/folder"], "model /no/such/folder: there is no such folder or file"),
         (["./none", "--port", "1"], "model ./none: there is no such"),
         (["builtin:tiny", "--port", "1"], None),
@@ -333,7 +333,7 @@ def test_a_port_out_of_range_is_one_message() -> None:
         (["builtin:tiny", "--prot", "1"], "unrecognized arguments: --prot 1; did you mean --port?"),
         (["builtin:tiny", "--port", "x"], "argument --port: invalid int value: 'x'"),
         (["builtin:tiny", "--dtype", "int3"], "argument --dtype: invalid choice"),
-        (["--port", "8000"], "no model given; for example: sloserve serve builtin:tiny"),
+        (["--port", "8000"], "no model given; name one, a folder, or builtin:tiny"),
         (["--config", "/nowhere.yaml"], "/nowhere.yaml"),
     ],
 )
