@@ -153,7 +153,8 @@ def test_one_line_and_status_2_for_a_malformed_trace(tmp_path: Path) -> None:
 
 
 def test_unknown_flag_and_help() -> None:
-    assert CliRunner().invoke(app, ["simulate", "--nope"]).exit_code == 2
+    mistake = CliRunner().invoke(app, ["simulate", "--nope"]).exception
+    assert isinstance(mistake, ConfigError) and "see sloserve simulate --help" in str(mistake)
     help_text = CliRunner().invoke(app, ["simulate", "--help"]).output
     for flag in (
         "--workload",
