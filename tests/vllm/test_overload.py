@@ -20,4 +20,4 @@ def test_an_overloaded_server_fails_no_request_and_keeps_what_it_promises() -> N
     (refused,) = re.findall(r"batch .* retries admitted \d+ of (\d+)", done.stdout)
     assert int(refused) > 0
     (admitted,) = re.findall(r"interactive .*admitted \((\d+) %\)", done.stdout)
-    assert int(admitted) > 60  # vLLM's own cap admits 13 % and fewer; of ours it was 85 % where others took both cores
+    assert int(admitted) > 75  # vLLM's own cap admits 13 % and fewer; of ours it was 85 % where others took both cores
