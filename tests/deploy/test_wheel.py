@@ -100,6 +100,14 @@ def test_it_works_without_compiler_and_checkout(bare: Path, tmp_path: Path) -> N
     assert FOUND.setdefault("runs", found) == found, "another interpreter's wheel decided otherwise"
 
 
+def test_advice_is_given_and_its_settings_pass(bare: Path, tmp_path: Path) -> None:
+    small = "--workload chat-batch-mix --profile h100-llama3-8b --load 1.5 --seeds 3 --max-requests 60 --policy edf"
+    tried = "--tune max_num_batched_tokens=1024 --admission none --no-confirm --out serve.yaml"
+    advised = ran(bare, tmp_path, "advise", *small.split(), *tried.split())
+    assert "advice: " in advised and "wrote serve.yaml" in advised
+    assert "policy" in ran(bare, tmp_path, "check-config", "serve.yaml")
+
+
 def test_the_base_is_small(built: Path, tmp_path: Path) -> None:
     uv = [sys.executable, "-m", "uv"]
     target = tmp_path / "base"
