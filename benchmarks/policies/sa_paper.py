@@ -268,7 +268,8 @@ def main() -> None:
         runs = list(pool.map(serve, *zip(*[(*t, 0.0)[:6] for t in tasks], strict=True), chunksize=10))
     write_table(out, table(runs), shown=True)
     result = {**provenance(), "seeds": len(SEEDS), **models, "runs": runs}
-    (out / "result.json").write_text(json.dumps(result, separators=(",", ":"), sort_keys=True) + "\n")
+    short = json.loads(json.dumps(result), parse_float=lambda text: float(f"{float(text):.5g}"))
+    (out / "result.json").write_text(json.dumps(short, separators=(",", ":"), sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":
