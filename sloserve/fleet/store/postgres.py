@@ -21,8 +21,10 @@ T = TypeVar("T")
 
 _OLDEST: Final = 140000
 _CONNECT_S: Final = 4.0
+_RETRY_S: Final = 0.5
+"""Between attempts to connect while a statement waits for a connection."""
 _PATIENCE: Final[Mapping[str, int]] = {
-    "connect_timeout": int(_CONNECT_S),
+    "connect_timeout": 2,  # one that dies while it is asked may never answer; another of the address may, or it again
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
@@ -158,7 +160,9 @@ class PostgresDatabase:
             min_size=1,
             max_size=connections,
             timeout=_CONNECT_S,
-            reconnect_timeout=_CONNECT_S,  # then the next statement tries at once; the pool waits longer and longer
+            # The pool waits longer and longer between attempts, and those that wait when it gives up begin none.
+            reconnect_timeout=_RETRY_S,
+            reconnect_failed=_tried_again,
             open=True,
         )
         self._listening: _Connection | None = None
@@ -250,6 +254,12 @@ class PostgresDatabase:
         with self._listen_lock:
             self._hang_up()
         self._pool.close()
+
+
+def _tried_again(pool: ConnectionPool[Any]) -> None:
+    """Has a pool that gave up connecting begin anew while statements wait: it would leave them until their own end."""
+    if pool.get_stats().get("requests_waiting"):
+        pool.check()
 
 
 def _spelt(sql: str) -> Any:

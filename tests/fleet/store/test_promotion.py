@@ -2,12 +2,13 @@
 
 import os
 import threading
+from typing import Any
 
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from sloserve.core.errors import StoreAway
-from sloserve.fleet.store.postgres import PostgresDatabase, _without_password, _writable
+from sloserve.fleet.store.postgres import PostgresDatabase, _tried_again, _without_password, _writable
 from sloserve.fleet.store.records import NewRequest, RequestState
 from sloserve.fleet.store.store import open_store
 from tests.fleet.store.databases import ADDRESS, suspended
@@ -38,6 +39,26 @@ def test_of_several_servers_the_store_is_the_one_that_may_be_written(
 def test_an_address_in_an_error_names_each_server_with_its_port() -> None:
     assert _without_password("postgresql://u:secret@a:1,b:2/f") == "postgresql://a:1,b:2/f"
     assert _without_password("postgresql://u:secret@a,b/f") == "postgresql://a:5432,b:5432/f"
+
+
+class _GivenUp:
+    """A pool that gave up connecting. waiting: statements that wait for a connection."""
+
+    def __init__(self, waiting: int) -> None:
+        self._waiting, self.tries = waiting, 0
+
+    def get_stats(self) -> dict[str, int]:
+        return {"requests_waiting": self._waiting} if self._waiting else {}  # as psycopg's, without what is 0
+
+    def check(self) -> None:
+        self.tries += 1
+
+
+@pytest.mark.parametrize(("waiting", "tries"), [(0, 0), (2, 1)])
+def test_a_pool_that_gave_up_begins_anew_where_statements_wait(waiting: int, tries: int) -> None:
+    pool: Any = _GivenUp(waiting)
+    _tried_again(pool)
+    assert pool.tries == tries
 
 
 @pytest.mark.slow
