@@ -335,7 +335,8 @@ class SLOScheduler(Scheduler):
 
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:
         """vLLM asks once the device has its step: what watchers and traces are told is made meanwhile."""
-        self._booking(None, self._tell_of_step)
+        if self._later:
+            self._booking(None, self._tell_of_step)
         return super().get_grammar_bitmask(scheduler_output)
 
     def _tell_of_step(self) -> None:
@@ -345,7 +346,8 @@ class SLOScheduler(Scheduler):
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
         # vLLM asks for a grammar only after this, where one rests on these very tokens.
-        self._booking(None, self._tell_of_step)
+        if self._later:
+            self._booking(None, self._tell_of_step)
         if self._swapping is not None:
             self._booking(None, self._swapping.before_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
@@ -457,7 +459,8 @@ class SLOScheduler(Scheduler):
         if watched is not None and watched.is_due(monotonic_s):
             self._later += (partial(watched.write, output, plan, self._planner, now_s, monotonic_s),)
         if not output.total_num_scheduled_tokens:
-            self._booking(None, self._tell_of_step)
+            if self._later:
+                self._booking(None, self._tell_of_step)
         load: StepLoad = self._booking(_NO_LOAD, step_load, output)  # a step whose load cannot be read has an output
         self._booking(None, self.step_clock.scheduled, load, monotonic_s)
         return output
