@@ -3,15 +3,19 @@
 A forked child would have a lock too, and keep it for as long as it lives; so a child closes what it inherits of them.
 """
 
+import contextlib
 import fcntl
 import os
 import secrets
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from sloserve.core.errors import ConfigError
 
 _NAME_BYTES: Final = 32
+_LOOK_S: Final = 0.02
 
 _open: set[int] = set()
 """Descriptors of this process on files that it locks, or wants to."""
@@ -38,6 +42,24 @@ def close_lock(fd: int) -> None:
     _open.discard(fd)
     fcntl.flock(fd, fcntl.LOCK_UN)  # else a child that is just being forked holds it a moment longer
     os.close(fd)
+
+
+@contextlib.contextmanager
+def one_at_a_time(path: Path, limit_s: float) -> Iterator[None]:
+    """Waits until no other process is within the same lines. path: of the lock's file, made if it is not there.
+
+    Raises: ConfigError if another is for ``limit_s`` seconds. OSError: the file cannot be opened.
+    """
+    fd, looks = open_to_lock(path), int(limit_s / _LOOK_S)
+    try:
+        while not has_locked(fd):
+            looks -= 1
+            if looks < 0:
+                raise ConfigError(f"{path}: another process has had it locked for {limit_s:g} s; end that one")
+            time.sleep(_LOOK_S)
+        yield
+    finally:
+        close_lock(fd)
 
 
 class OwnLock:

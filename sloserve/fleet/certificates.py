@@ -29,6 +29,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import ConfigError
+from sloserve.core.file_lock import one_at_a_time
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,8 @@ _DAY_S: Final = 86_400.0
 _EARLY_S: Final = 3_600.0
 """A certificate is valid from so long before it was made: clocks of hosts differ."""
 _LONGEST_NAME: Final = 64
+_MAKING_S: Final = 10.0
+"""Longest wait for another process that makes certificates in the folder: it takes milliseconds."""
 _AUTHORITY, _GATEWAY = "authority", "gateway"
 
 Pair = tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
@@ -61,29 +64,37 @@ class Certificates:
         """Makes what is missing or ends soon: authority, the gateways' certificate, and one for each of ``hosts`` and
         for each host that has one. Returns the files that are new.
 
+        One process at a time: two that began together would make two authorities.
+
         Raises: ConfigError for a host whose name no certificate can have, and for files that cannot be read or written.
         """
         for host in hosts:
             _name(host)
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            made = [] if self._has_authority() else [self._new_authority()]
-            authority = _pair(self._file(_AUTHORITY))
-            if self._left_s(authority[0]) < VALID_DAYS * _DAY_S:
-                end = f"{authority[0].not_valid_after_utc:%Y-%m-%d}"
-                raise ConfigError(
-                    f"{self._file(_AUTHORITY)}: the fleet's authority ends on {end}, before a certificate "
-                    "that it would sign; move the folder away and make all certificates anew"
-                )
-            wanted = {self._file(_GATEWAY): "gateway"} | {self._host(host): host for host in hosts}
-            for file in self._folder.glob("host-*.pem"):
-                wanted.setdefault(file, _named(_pair(file)[0]))
-            for file, name in sorted(wanted.items()):
-                if not file.exists() or self._left_s(_pair(file)[0]) < RENEWED_DAYS * _DAY_S:
-                    self._sign(file, name, authority)
-                    made.append(file)
+            with one_at_a_time(self._folder / ".lock", _MAKING_S):
+                return self._issue(hosts)
         except OSError as error:
             raise ConfigError(f"certificates in {self._folder} cannot be made: {error.strerror or error}") from None
+
+    def _issue(self, hosts: Collection[str]) -> list[Path]:
+        made = [] if self._has_authority() else [self._new_authority()]
+        authority = _pair(self._file(_AUTHORITY))
+        if not self._trusted.exists():  # it is new, or the process that made it died here
+            _write(self._trusted, authority[0].public_bytes(Encoding.PEM), 0o644)
+        if self._left_s(authority[0]) < VALID_DAYS * _DAY_S:
+            end = f"{authority[0].not_valid_after_utc:%Y-%m-%d}"
+            raise ConfigError(
+                f"{self._file(_AUTHORITY)}: the fleet's authority ends on {end}, before a certificate "
+                "that it would sign; move the folder away and make all certificates anew"
+            )
+        wanted = {self._file(_GATEWAY): "gateway"} | {self._host(host): host for host in hosts}
+        for file in self._folder.glob("host-*.pem"):
+            wanted.setdefault(file, _named(_pair(file)[0]))
+        for file, name in sorted(wanted.items()):
+            if not file.exists() or self._left_s(_pair(file)[0]) < RENEWED_DAYS * _DAY_S:
+                self._sign(file, name, authority)
+                made.append(file)
         return made
 
     def _has_authority(self) -> bool:
@@ -104,7 +115,6 @@ class Certificates:
             .sign(key, hashes.SHA256())
         )
         _write(self._file(_AUTHORITY), _pem(key) + made.public_bytes(Encoding.PEM), 0o600)
-        _write(self._trusted, made.public_bytes(Encoding.PEM), 0o644)
         return self._file(_AUTHORITY)
 
     def _sign(self, file: Path, name: str, authority: Pair) -> None:

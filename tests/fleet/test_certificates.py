@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from sloserve.cli import app
 from sloserve.core.clock import Clock, ManualClock, SystemClock
 from sloserve.core.errors import ConfigError
+from sloserve.core.file_lock import close_lock, has_locked, open_to_lock
+from sloserve.fleet import certificates
 from sloserve.fleet.agent.agent import Agent, AgentSettings
 from sloserve.fleet.certificates import RENEWED_DAYS, VALID_DAYS, Certificates
 from sloserve.fleet.contract.door import Refused
@@ -29,9 +31,28 @@ def test_keys_are_their_owners_alone_and_nothing_is_made_twice(tmp_path: Path) -
     names = ["authority.pem", "gateway.pem", "host-10.0.0.7.pem", "host-a_b.pem"]
     assert sorted(path.name for path in made.issue(["a_b", "10.0.0.7"])) == names
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "tls").iterdir()}
-    assert modes == dict.fromkeys(names, 0o600) | {"authority.crt": 0o644}
+    assert modes == dict.fromkeys([*names, ".lock"], 0o600) | {"authority.crt": 0o644}
     assert (tmp_path / "tls").stat().st_mode & 0o777 == 0o700
     assert made.issue(["a_b"]) == []
+
+
+def test_an_authority_whose_maker_died_before_all_was_written_is_made_whole(tmp_path: Path) -> None:
+    made = Certificates(tmp_path)
+    made.issue(["node"])
+    before = (tmp_path / "authority.crt").read_bytes()
+    (tmp_path / "authority.crt").unlink()
+    assert made.issue(["node"]) == []
+    assert (tmp_path / "authority.crt").read_bytes() == before
+
+
+def test_one_process_at_a_time_makes_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certificates, "_MAKING_S", 0.0)
+    other = open_to_lock(tmp_path / ".lock")
+    assert has_locked(other)
+    with pytest.raises(ConfigError, match=r"\.lock: another process has had it locked for 0 s; end that one"):
+        Certificates(tmp_path).issue(["node"])
+    close_lock(other)
+    assert Certificates(tmp_path).issue(["node"])
 
 
 def test_a_certificate_is_renewed_before_it_ends_and_new_connections_use_it(tmp_path: Path) -> None:
