@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from io import BytesIO, StringIO
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -238,12 +238,13 @@ def failed_bars(rows: Sequence[dict[str, Any]]) -> list[str]:
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Box plots of latency by class, and shares in time, of the burst with a constant window."""
     from matplotlib.figure import Figure
-    from PIL import Image
+
+    from sloserve.report.figure_style import write_figure
 
     own = [row for row in rows if row["condition"] == DRAWN]
     names = [*SCHEDULERS, "tcp-n", "tcp-1"]
     groups = [of_name(own, name) for name in names]
-    figure = Figure(figsize=(9, 5), layout="constrained")
+    figure = Figure(figsize=(9, 5), dpi=90, layout="constrained")
     for axis, (kind, (_, deadline_s, _, _)) in zip(figure.subplots(2, 3).T, CLASSES.items(), strict=True):
         boxes = []
         for name, group in zip(names, groups, strict=True):
@@ -257,9 +258,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
             one.tick_params(axis="x", labelrotation=60, labelsize=7)
     figure.axes[0].set_ylabel("in time, %")
     figure.axes[3].set_ylabel("latency, s (5, 25, 50, 75, 95 %)", fontsize=8)
-    drawn = BytesIO()
-    figure.savefig(drawn, dpi=90)
-    Image.open(drawn).convert("RGB").quantize(16).save(path, optimize=True)  # a quarter of the size
+    write_figure(figure, path)
 
 
 def write(folder: Path, rows: Sequence[dict[str, Any]]) -> None:

@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
+from PIL import Image
 
 from sloserve.report.compare import BASELINE
 
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 ORANGE, SKY, GREY = "#E69F00", "#56B4E9", "#999999"
 COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY)
+_COLOURS_KEPT = 64
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 POLICY_COLOURS: Mapping[str, str] = {
@@ -76,8 +79,10 @@ def styled() -> AbstractContextManager[None]:
 
 
 def write_figure(figure: Figure, path: Path) -> None:
-    """Writes it as PNG; equal figures leave equal bytes."""
-    FigureCanvasAgg(figure).print_png(path, metadata={"Software": None})
+    """Writes it as PNG with a palette, a third of the size; equal figures leave equal bytes."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB").quantize(_COLOURS_KEPT).save(path, optimize=True)
 
 
 Styles = Mapping[str, Mapping[str, Any]]
