@@ -2,6 +2,7 @@
 
 import contextlib
 import ipaddress
+import logging
 import os
 import re
 import threading
@@ -18,6 +19,9 @@ from sloserve.core.errors import ConfigError, StoreAway, StoreFull
 from sloserve.fleet.store.database import Params
 
 T = TypeVar("T")
+
+# It warns of each attempt, four times a second while statements wait; who asked is told once, by StoreAway.
+logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
 
 _OLDEST: Final = 140000
 _CONNECT_S: Final = 4.0

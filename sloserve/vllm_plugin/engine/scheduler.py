@@ -459,8 +459,7 @@ class SLOScheduler(Scheduler):
         if watched is not None and watched.is_due(monotonic_s):
             self._later += (partial(watched.write, output, plan, self._planner, now_s, monotonic_s),)
         if not output.total_num_scheduled_tokens:
-            if self._later:
-                self._booking(None, self._tell_of_step)
+            self._booking(None, self._tell_of_step)
         load: StepLoad = self._booking(_NO_LOAD, step_load, output)  # a step whose load cannot be read has an output
         self._booking(None, self.step_clock.scheduled, load, monotonic_s)
         return output
