@@ -16,10 +16,6 @@ import json
 import logging
 import subprocess
 import sys
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +23,7 @@ import numpy as np
 
 from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, write_result
-from sloserve.estimator.step_time.profile import load_profile
-from sloserve.scheduler.registry import parse_policy
-from sloserve.virtual.engine_settings import EngineSettings
-from sloserve.workloads.workload_registry import workload
+from benchmarks.serving.held_engine import CALLS, Stopwatch, engine_of, hold, requests_to_come
 
 POLICIES = ("fcfs", "auto", *(f"{name}:step_budget=true" for name in ("edf", "econo", "andes", "sjf")))
 MIXES = ((32, 32), (40, 32), (500, 250), (2000, 1000))
@@ -38,12 +31,6 @@ MIXES = ((32, 32), (40, 32), (500, 250), (2000, 1000))
 REPEATS = 2
 STEPS = 200
 """Timed in each run."""
-KV_BLOCKS = 60
-"""A running request: so many run as may."""
-FLUSH_BYTES = 64 * 2**20
-WARM_UP = 60
-"""Steps before, in which the engine fills up."""
-PROFILE = "a100-opt-13b"
 
 PARTS = {
     "snapshot": "rows, engine facts and ageing",
@@ -57,79 +44,24 @@ PARTS = {
     "glue": "all else in schedule() and update_from_output()",
 }
 """``adapter`` is the sum of all but ``plan`` and ``told``, which are the policy's own; ``planning`` of PLANNING."""
-CALLS = {"add": "add_request", "free": "_free_request"}
-"""What vLLM calls once for each request."""
 PLANNING = ("snapshot", "plan", "checks", "step_budget", "carry_out")
 """What a step's decision takes, all in."""
 Cells = dict[str, dict[str, list[float]]]
 """Samples by what was measured, of each cell: policy, requests, how many may run, kind of plan."""
 
 
-STOCK: dict[str, Callable[..., Any]] = {}
-"""vLLM's own methods, which each run times anew."""
-
-
-class AllTimed(Exception):
-    """All steps were timed."""
-
-
-class Stopwatch:
-    """Thread CPU seconds of one step, by what it is spent on; a part within another counts for itself alone."""
-
-    def __init__(self) -> None:
-        self.spent: Counter[str] = Counter()
-        self.calls: dict[str, list[float]] = {what: [] for what in CALLS}
-        self._within: list[float] = []
-
-    def times(self, what: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            self._within.append(0.0)
-            began = time.thread_time()
-            try:
-                return call(*args, **kwargs)
-            finally:
-                took = time.thread_time() - began
-                alone = took - self._within.pop()
-                self.spent[what] += alone
-                if what in self.calls:
-                    self.calls[what].append(alone)
-                if self._within:
-                    self._within[-1] += took
-
-        return timed
-
-
-def engine_of(policy: str, running: int) -> Any:
-    from sloserve.vllm_plugin.virtual.engine import VirtualEngine
-
-    profile = load_profile(PROFILE)
-    tokens = max(profile.max_num_batched_tokens, 4 * running)
-    settings = EngineSettings.of_profile(
-        profile, kv_blocks=KV_BLOCKS * running, max_num_seqs=running, max_num_batched_tokens=tokens
-    )
-    source = workload("reading-speed")
-    name, options = parse_policy(policy)
-    ours = {"policy": name, "policy_options": options, "profile": PROFILE, **source.slos.table.as_config()}
-    return VirtualEngine(settings, profile, {"sloserve": ours})
-
-
 def watch(scheduler: Any, clock: Stopwatch) -> None:
     """Times all that is ours in a step, and has every second one make a plan."""
-    from vllm.v1.core.sched.scheduler import Scheduler
-
     from sloserve.vllm_plugin.engine import scheduler as scheduler_module
     from sloserve.vllm_plugin.engine.step_load import step_load
 
     def time_of(owner: Any, name: str, what: str) -> None:
         setattr(owner, name, clock.times(what, getattr(owner, name)))
 
+    clock.times_vllm(("schedule", "update_from_output", *CALLS.values()))
     for name in ("schedule", "update_from_output"):
-        STOCK.setdefault(name, getattr(Scheduler, name))
-        setattr(Scheduler, name, clock.times("vllm", STOCK[name]))
         time_of(scheduler, name, "glue")
     for what, name in CALLS.items():
-        STOCK.setdefault(name, getattr(Scheduler, name))
-        setattr(Scheduler, name, clock.times("vllm", STOCK[name]))
         time_of(scheduler, name, what)
     time_of(scheduler, "_book", "booking")
     time_of(scheduler, "_clock_output", "pace")
@@ -156,17 +88,14 @@ def costs_s(policy: str, requests: int, running: int, seed: int, hot: bool) -> d
     engine = engine_of(policy, running)
     scheduler, clock = engine.scheduler, Stopwatch()
     watch(scheduler, clock)
-    coming: Iterator[Any] = iter(workload("reading-speed").requests(requests + 20 * running, seed, 1e6))
     found: dict[bool, dict[str, list[float]]] = {True: {}, False: {}}
     counts = scheduler.slo_counters
-    began_s, steps, plans = engine._clock.now_s(), 0, 0
-    flushed = np.zeros(FLUSH_BYTES // 8)
+    plans = 0
 
-    def stepped(_output: Any) -> None:
-        """After a schedule(): books what it took, and puts in new requests for those that ended."""
-        nonlocal steps, plans
+    def stepped(number: int) -> None:
+        nonlocal plans
         is_fresh, plans = counts["plans"] > plans, counts["plans"]
-        if steps >= WARM_UP:
+        if number >= 0:
             row = found[is_fresh]
             for what in PARTS:
                 row.setdefault(what, []).append(clock.spent[what])
@@ -180,23 +109,8 @@ def costs_s(policy: str, requests: int, running: int, seed: int, hot: bool) -> d
             sums |= {"running": now_running, "waiting": waiting}
             for what, value in sums.items():
                 row.setdefault(what, []).append(value)
-        if not hot:
-            flushed.sum()
-        clock.spent.clear()
-        for calls in clock.calls.values():
-            calls.clear()
-        steps += 1
-        if steps >= WARM_UP + STEPS:
-            raise AllTimed
-        arrival_s = engine._clock.now_s() - began_s
-        for request in itertools.islice(coming, requests - len(scheduler.requests) - len(engine._arriving)):
-            engine._arriving.append((arrival_s, replace(request, arrival_s=arrival_s)))
 
-    engine.on_step = stepped
-    try:
-        engine.run([replace(request, arrival_s=0.0) for request in itertools.islice(coming, requests)])
-    except AllTimed:
-        pass
+    hold(engine, clock, requests_to_come(requests + 20 * running, seed), requests, STEPS, stepped, hot=hot)
     return found
 
 

@@ -2,24 +2,20 @@
 
 Usage: python -m benchmarks.serving.trace_cost [--quick] [--steps N]
 
-A virtual engine is held at 500 requests, of which half run, as in step_overhead. Timed is thread CPU time of all that
+A virtual engine is held at 500 requests, of which half run, as held_engine says. Timed is thread CPU time of all that
 sloserve adds for traces, with caches filled with other data between steps, in all and before the device has its step.
 Writes results/trace_cost.json.
 """
 
-import itertools
 import json
 import logging
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, write_result
-from benchmarks.serving.step_overhead import FLUSH_BYTES, STOCK, WARM_UP, AllTimed, Stopwatch, engine_of
-from sloserve.workloads.workload_registry import workload
+from benchmarks.serving.held_engine import Stopwatch, engine_of, hold, requests_to_come
 
 POLICIES = ("fcfs", "edf", "auto")
 REQUESTS, STEPS = 500, 300
@@ -27,16 +23,12 @@ PARTS = ("stepped", "preempting", "preempted", "ended")
 
 
 def measure(policy: str, requests: int, steps: int) -> dict[str, Any]:
-    from vllm.v1.core.sched.scheduler import Scheduler
-
     engine, clock = engine_of(policy, requests // 2), Stopwatch()
     scheduler = engine.scheduler
     traced = scheduler._traced = scheduler._make_traced()
     for name in PARTS:
         setattr(traced, name, clock.times("traced", getattr(traced, name)))
-    for name in ("schedule", "update_from_output"):
-        STOCK.setdefault(name, getattr(Scheduler, name))
-        setattr(Scheduler, name, clock.times("vllm", STOCK[name]))
+    clock.times_vllm()
     schedule, early = scheduler.schedule, 0.0
 
     def scheduled(*args: Any, **kwargs: Any) -> Any:
@@ -48,29 +40,14 @@ def measure(policy: str, requests: int, steps: int) -> dict[str, Any]:
             early = clock.spent["traced"] - before_s
 
     scheduler.schedule = scheduled
-    coming: Iterator[Any] = iter(workload("reading-speed").requests(requests * 60, 0, 1e6))
     found: dict[str, list[float]] = {"vllm": [], "traced": [], "early": []}
-    flushed, done, began_s = np.zeros(FLUSH_BYTES // 8), 0, engine._clock.now_s()
 
-    def stepped(_output: Any) -> None:
-        nonlocal done
-        if done >= WARM_UP:
+    def stepped(number: int) -> None:
+        if number >= 0:
             for what, spent_s in (("vllm", clock.spent["vllm"]), ("traced", clock.spent["traced"]), ("early", early)):
                 found[what].append(spent_s * 1e6)
-        flushed.sum()
-        clock.spent.clear()
-        done += 1
-        if done >= WARM_UP + steps:
-            raise AllTimed
-        arrival_s = engine._clock.now_s() - began_s
-        for request in itertools.islice(coming, requests - len(scheduler.requests) - len(engine._arriving)):
-            engine._arriving.append((arrival_s, replace(request, arrival_s=arrival_s)))
 
-    engine.on_step = stepped
-    try:
-        engine.run([replace(request, arrival_s=0.0) for request in itertools.islice(coming, requests)])
-    except AllTimed:
-        pass
+    hold(engine, clock, requests_to_come(requests * 60, 0), requests, steps, stepped)
     vllm_us = float(np.mean(found["vllm"]))
     return {
         "policy": policy,

@@ -2,7 +2,7 @@
 
 Usage: python -m benchmarks.serving.watch_cost [--quick] [--policies NAME ...]
 
-A virtual engine is held at so many requests, of which half run, as in step_overhead; it makes steps without watchers
+A virtual engine is held at so many requests, of which half run, as held_engine says; it makes steps without watchers
 and with three, in turns of as many steps. Timed is thread CPU time, with caches filled with other data between steps.
 Time of a watched engine is virtual, so that it shows two frames a second of the time that its steps take on the
 profile's device; what a frame takes is shared by the steps between two. The API process's part is real: it reads the
@@ -15,8 +15,6 @@ import logging
 import tempfile
 import time
 import timeit
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +22,18 @@ import numpy as np
 
 from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, write_result
-from benchmarks.serving.step_overhead import FLUSH_BYTES, STOCK, WARM_UP, AllTimed, Stopwatch, engine_of
+from benchmarks.serving.held_engine import WARM_UP, Stopwatch, engine_of, hold, requests_to_come
 from sloserve.metrics.engine_page import PageWriter
 from sloserve.metrics.live_page import FRAME_EVERY_S, LiveWriter, find_live_pages
 from sloserve.metrics.live_view import LiveView
 from sloserve.metrics.process_page import Board
 from sloserve.wire.live_feed import changes, fitted, frame
-from sloserve.workloads.workload_registry import workload
 
 POLICIES = ("fcfs", "edf", "auto")
 REQUESTS = (500, 2000)
 WATCHERS = 3
 STEPS, TURN = 1200, 100
 """Timed in all, and in a row with or without watchers."""
-
 
 FOUND = ("vllm", "watched", "held_up", "frame", "lasts", "reading", "snapshot", "change")
 """Seconds of thread CPU time: of vLLM's part of each step; of all that watching adds to each watched step, what of it
@@ -60,8 +56,6 @@ class _Server:
         self.view = LiveView(lambda: "model", names, lambda: [Board(len(names), 1)], self.engine._clock, folder)
 
     def _time(self, scheduler: Any) -> None:
-        from vllm.v1.core.sched.scheduler import Scheduler
-
         watched = scheduler._watched
         self.is_due = watched.is_due
         self.scheduling = False
@@ -83,9 +77,8 @@ class _Server:
         watched.write = write
         for name in ("preempting", "preempted"):
             setattr(watched, name, self.clock.times("noted", getattr(watched, name)))
+        self.clock.times_vllm()
         for name in ("schedule", "update_from_output"):
-            STOCK.setdefault(name, getattr(Scheduler, name))
-            setattr(Scheduler, name, self.clock.times("vllm", STOCK[name]))
             setattr(scheduler, name, self.clock.times("ours", getattr(scheduler, name)))
         scheduled = scheduler.schedule
         scheduler.schedule = schedule
@@ -97,17 +90,16 @@ class _Server:
 
     def measure(self, steps: int, turn: int) -> dict[str, list[float]]:
         """Seconds of the steps and of the frames, and bytes of the frames."""
-        engine, clock, scheduler = self.engine, self.clock, self.engine.scheduler
-        coming: Iterator[Any] = iter(workload("reading-speed").requests(self.requests * 60, 0, 1e6))
+        engine, clock = self.engine, self.clock
         found: dict[str, list[float]] = {name: [] for name in FOUND}
-        flushed, done, began_s, shown, read_s = np.zeros(FLUSH_BYTES // 8), 0, engine._clock.now_s(), None, 0.0
+        shown, read_s = None, 0.0
         before_s = engine._clock.monotonic_s()
 
-        def stepped(_output: Any) -> None:
-            nonlocal done, shown, read_s, before_s
+        def stepped(number: int) -> None:
+            nonlocal shown, read_s, before_s
             now_s = engine._clock.monotonic_s()
-            is_watched = done // turn % 2 == 1
-            if done >= WARM_UP:
+            is_watched = (number + WARM_UP) // turn % 2 == 1
+            if number >= 0:
                 found["vllm"].append(clock.spent["vllm"])
                 if is_watched:
                     found["watched"].append(clock.spent["frame"] + clock.spent["noted"])
@@ -131,20 +123,8 @@ class _Server:
                 shown = None
                 for page in self.pages:  # those that watched have left
                     page._memory.floats[0] = 0.0
-            flushed.sum()
-            clock.spent.clear()
-            done += 1
-            if done >= WARM_UP + steps:
-                raise AllTimed
-            arrival_s = engine._clock.now_s() - began_s
-            for request in itertools.islice(coming, self.requests - len(scheduler.requests) - len(engine._arriving)):
-                engine._arriving.append((arrival_s, replace(request, arrival_s=arrival_s)))
 
-        engine.on_step = stepped
-        try:
-            engine.run([replace(request, arrival_s=0.0) for request in itertools.islice(coming, self.requests)])
-        except AllTimed:
-            pass
+        hold(engine, clock, requests_to_come(self.requests * 60, 0), self.requests, steps, stepped)
         return found
 
 
