@@ -118,7 +118,8 @@ class Watched:
     def _for(self, victim: Request, rival: Request | None) -> Cause:
         if rival is None:
             return Cause(Why.PLAN)
-        number = self._numbers.values[self._numbers.of(rival, self._stats), 0]
+        slot = self._numbers.of(rival, self._stats)  # before ``values`` is read: it may make a larger one
+        number = self._numbers.values[slot, 0]
         return Cause(Why.PLAN, float(number), due_later_s(victim, rival, self._stats.slo_of))
 
     def close(self) -> None:
