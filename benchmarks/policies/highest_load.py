@@ -1,16 +1,19 @@
 """The highest load at which no more than 1 % of requests miss a target, by policy.
 
-Usage: python -m benchmarks.policies.highest_load [--workers 2]
+Usage: python -m benchmarks.policies.highest_load [--workers 2] [--policies auto,niyama:step_budget=true]
 
 Six workloads, three windows each of their later halves, on the engine model. Loads are multiples of stock's capacity of
 each window, on a ladder of 5 % steps from 0.05 to 3; the highest step is found by bisection, and steps beside it are
 tried until two in a row above it fail, since violations need not grow with the load in every window. A run has 400
 requests (reasoning 200), so at most 12 of the 1,200 may be late. What even the best policy misses at the lowest step
 (prompts too long for their target) is added to the limit and said. Writes results/highest_load.json.
+
+With ``--policies``, rows of other policies stay as they are in the result if their limit still is what it was.
 """
 
 import itertools
 import json
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -90,22 +93,41 @@ def highest_load(cell: AutoCell, policy: str, limit: float) -> dict[str, Any]:
         return {"load": load, "rps": load * ladder.capacity_rps, "late": ladder.late(step)}
 
 
+def labels_of(cell: AutoCell) -> dict[str, str]:
+    return {name: value for name, value in cell._asdict().items() if name != "load"}
+
+
+def kept_rows(result: Path, again: Sequence[str]) -> dict[tuple[str, ...], dict[str, Any]]:
+    """Rows of the result by cell and policy, without the policies that run again."""
+    rows = json.loads(result.read_text())["rows"] if result.exists() else []
+    names = (*labels_of(CELLS[0]), "policy")
+    return {tuple(row[name] for name in names): row for row in rows if row["policy"] not in again}
+
+
 def main() -> None:
     parser = parser_for(__doc__)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--policies", help="comma-separated, to run again alone. Default: all")
     parser.add_argument("--out", type=Path, default=RESULTS / "highest_load.json")
     given = parser.parse_args()
+    kept = kept_rows(given.out, given.policies.split(",")) if given.policies else {}
     jobs = list(itertools.product(CELLS, POLICIES))
     with ProcessPoolExecutor(given.workers) as pool:
         floors = dict(zip(jobs, pool.map(lowest_late, *zip(*jobs, strict=True)), strict=True))
         least = {cell: min(floors[cell, policy] for policy in POLICIES) for cell in CELLS}
-        limits = [least[cell] + MAX_LATE for cell, _ in jobs]
+        searches = {}
+        for cell, policy in jobs:
+            limit = least[cell] + MAX_LATE
+            if kept.get((*labels_of(cell).values(), policy), {}).get("max_late") != limit:
+                searches[cell, policy] = pool.submit(highest_load, cell, policy, limit)
         rows: list[dict[str, Any]] = []
-        for (cell, policy), limit, found in zip(
-            jobs, limits, pool.map(highest_load, *zip(*jobs, strict=True), limits), strict=True
-        ):
-            labels = {name: value for name, value in cell._asdict().items() if name != "load"}
-            rows.append(labels | {"policy": policy, "max_late": limit} | found)
+        for cell, policy in jobs:
+            labels = labels_of(cell)
+            if (cell, policy) in searches:
+                found = searches[cell, policy].result()
+                rows.append({**labels, "policy": policy, "max_late": least[cell] + MAX_LATE, **found})
+            else:
+                rows.append(kept[*labels.values(), policy])
             print(json.dumps(rows[-1]), flush=True)
     write_result(given.out, {"seeds": SEEDS, "rows": rows})
 
