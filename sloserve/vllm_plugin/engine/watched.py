@@ -29,6 +29,8 @@ _AT = {name: place for place, name in enumerate(ROW)}
 _READ = ("num_computed_tokens", "_output_token_ids", "status", "num_preemptions")
 """Of each request, in one pass: to fetch so many objects from memory is most of what a frame costs."""
 _MOST_GONE = 64
+_ROWS = 64
+"""Of the array of numbers at first."""
 
 
 class _Numbers:
@@ -36,8 +38,8 @@ class _Numbers:
 
     def __init__(self) -> None:
         self.slot_of: dict[str, int] = {}
-        self.values: FloatArray = np.zeros((64, len(_STATIC)))
-        self._free = list(range(64))
+        self.values: FloatArray = np.zeros((_ROWS, len(_STATIC)))
+        self._free = list(range(_ROWS))
         self._next = 1
 
     def slots(self, requests: Sequence[Request], live: Collection[str], stats: EngineStats) -> IntArray:

@@ -162,9 +162,12 @@ def test_who_waits_behind_others_goes_first_with_an_earlier_deadline(
     assert (ahead(30.0), ahead(21.5), ahead(15.0)) == (3, 2, 0)
 
 
+@pytest.mark.parametrize("rows", [64, 1], ids=["roomy", "grows with the rival"])
 def test_a_preemption_names_the_request_it_was_for_and_how_much_earlier_that_is_due(
-    build: Build, request_of: RequestOf, watch: Watch
+    build: Build, request_of: RequestOf, watch: Watch, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
+    monkeypatch.setattr("sloserve.vllm_plugin.engine.watched._ROWS", rows)
+
     def frames(e2e_s: float) -> list[Frame]:
         work = [request_of("lax", 0.0, 20, 60, e2e_s=e2e_s)]
         work += [request_of("urgent", 0.05, 20, 4, e2e_s=3.0)]
