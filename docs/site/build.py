@@ -159,6 +159,7 @@ def main() -> None:
     pages.gather()
     for name, made in (("commands", commands), ("files", files), ("python", python)):
         pages.write(f"reference/{name}.md", made())
+    shutil.copytree(SITE / "assets", folder / "pages" / "assets")
     there = {str(path.relative_to(folder / "pages")) for path in (folder / "pages").rglob("*.md")}
     lines = (SITE / "zensical.toml").read_text().splitlines(keepends=True)
     listed = {name: line for line in lines for name in re.findall(r'= "([^"]+\.md)"', line)}

@@ -1,7 +1,9 @@
 """The site of the documentation builds without a warning, searches without another host, and has what the code has."""
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,8 @@ import pytest
 from tests.docs.pages import PAGES, ROOT
 
 BUILD = ROOT / "docs" / "site" / "build.py"
+BROWSER = ROOT / "clients" / "page"
+SEEN = ("index.html", "install.html", "first-hour.html", "metrics.html", "reference/commands.html")
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +62,26 @@ def test_the_reference_has_all_commands_files_and_names(site: Path) -> None:
     assert {name for name in commands if f"## sloserve {name}" not in pages["commands"]} == set()
     assert all(f"## {path.name}" in pages["files"] for path in (ROOT / "configs").glob("*.yaml"))
     assert "sloserve.client.TokenBuffer" in pages["python"]
+
+
+@pytest.mark.slow
+def test_nothing_is_out_of_reach_on_narrow_and_wide_screens(site: Path, tmp_path: Path) -> None:
+    """``SLOSERVE_SCREENSHOTS`` names a folder that keeps the pictures."""
+    chromium = shutil.which("chromium-headless-shell") or shutil.which("chromium")
+    node = shutil.which("node")
+    if chromium is None or node is None or not (BROWSER / "node_modules" / "playwright-core").is_dir():
+        pytest.skip("NOT TESTED: the site in a browser needs node, chromium and `npm ci` in clients/page")
+    pictures = ROOT / os.environ.get("SLOSERVE_SCREENSHOTS", tmp_path)
+    pictures.mkdir(exist_ok=True)
+    command = [node, "test/site.mjs", chromium, str(site / "html"), str(pictures), *SEEN]
+    done = subprocess.run(command, cwd=BROWSER, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [(one["width"], one["name"]) for one in found] == [(width, name) for width in (360, 1280) for name in SEEN]
+    for one in found:
+        assert one["overflow"] <= 0 and one["lost"] == [] and one["broken"] == [], one
+    (wide,) = [one for one in found if (one["width"], one["name"]) == (1280, "index.html")]
+    assert wide["hidden"] == [0], "the diagram of the first page is cut"
 
 
 @pytest.mark.slow
