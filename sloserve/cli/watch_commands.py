@@ -60,7 +60,8 @@ def status(
     if as_json:
         print(json.dumps(view))
     else:
-        Console(highlight=False).print(screen(view, _MOST_ROWS))
+        console = Console(highlight=False)
+        console.print(screen(view, _MOST_ROWS, console.width))
 
 
 def _settled(views: Iterator[dict[str, Any]]) -> dict[str, Any]:
@@ -98,7 +99,8 @@ def _show(url: str) -> None:
             while True:
                 try:
                     for view in watch(url, key):
-                        live.update(screen(view, max(console.height - _OTHER_LINES, 3)), refresh=True)
+                        rows = max(console.height - _OTHER_LINES, 3)
+                        live.update(screen(view, rows, console.width), refresh=True)
                 except LostServer as error:
                     said = Text.assemble(("lost: ", "bold red"), plain(error), f"; asks again every {_AGAIN_S:g} s")
                     live.update(said, refresh=True)

@@ -20,18 +20,25 @@ _LATENCIES: Final = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "e2e"}
 _HELD: Final = frozenset({"waiting", "paused", "preempted", "swapped"})
 _LATE, _HELD_UP, _DIM = "bold red", "yellow", "dim"
 _MOST_CHARS: Final = 60
+_WIDE: Final = 100
+"""A terminal of so many characters has room for every column."""
+_CLASS_CHARS: Final = 12
+"""Of a class's name in a table of a narrower one: with more it would take two lines, or the figures their room."""
 _BAR: Final = 30
 
 
-def screen(view: View, most_rows: int) -> RenderableType:
-    """The whole screen, with at most so many rows of requests or instances."""
-    return _fleet(view, most_rows) if view.get("fleet") else _server(view, most_rows)
+def screen(view: View, most_rows: int, width: int) -> RenderableType:
+    """The whole screen, with at most so many rows of requests or instances; what is late or lost comes first.
+
+    width: of the terminal, characters; a narrow one keeps of each request what says why it waits.
+    """
+    return _fleet(view, most_rows) if view.get("fleet") else _server(view, most_rows, width < _WIDE)
 
 
-def plain(value: object, style: str = "") -> Text:
+def plain(value: object, style: str = "", most_chars: int = _MOST_CHARS) -> Text:
     """Text of anyone's, without control characters, shortened."""
     text = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in str(value))
-    return Text(text if len(text) <= _MOST_CHARS else text[: _MOST_CHARS - 1] + "…", style)
+    return Text(text if len(text) <= most_chars else text[: most_chars - 1] + "…", style)
 
 
 def duration(seconds: float | None) -> str:
@@ -56,12 +63,14 @@ def _figure(value: float | None) -> str:
     return "some" if value is None else f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
 
 
-def _server(view: View, most_rows: int) -> RenderableType:
-    return Group(*_engines(view), *_late(view), _by_class(view), Text(), _requests(view, most_rows))
+def _server(view: View, most_rows: int, is_narrow: bool) -> RenderableType:
+    title = Text.assemble(("sloserve  ", "bold"), plain(view["model"]))
+    most_chars = _CLASS_CHARS if is_narrow else _MOST_CHARS
+    requests = _requests(view, most_rows, is_narrow)
+    return Group(title, *_late(view), *_engines(view), _by_class(view, most_chars), Text(), requests)
 
 
 def _engines(view: View) -> Iterable[RenderableType]:
-    yield Text.assemble(("sloserve  ", "bold"), plain(view["model"]))
     for engine in view["engines"]:
         line = Text.assemble(f"rank {engine['rank']}  policy ", plain(engine["policy"], "bold"))
         if engine["plans_off"]:
@@ -105,17 +114,17 @@ def _kv(kv: Mapping[str, Any], near: Sequence[int]) -> Text:
     return line
 
 
-def _by_class(view: View) -> RenderableType:
+def _by_class(view: View, most_chars: int) -> RenderableType:
     """How the classes fare, and beside it, or below it on a narrow screen, what their requests do."""
-    return Columns([_how_they_fare(view), _what_they_do(view)], padding=(0, 3))
+    return Columns([_how_they_fare(view, most_chars), _what_they_do(view, most_chars)], padding=(0, 3))
 
 
-def _how_they_fare(view: View) -> Table:
+def _how_they_fare(view: View, most_chars: int) -> Table:
     table = _classes("late", "next due", "met 1m", "10m", *(f"{figure} p50,99" for figure in _LATENCIES.values()))
     for name, one in view["by_class"].items():
         late, due_s = one["late"], one["next_due_s"]
         table.add_row(
-            plain(name),
+            plain(name, most_chars=most_chars),
             Text(str(late), _LATE if late else _DIM),
             _due(None if due_s is None else due_s - view["at_s"]),
             *(Text("" if ratio is None else f"{ratio:.0%}") for ratio, _ in one["attained"]),
@@ -124,11 +133,12 @@ def _how_they_fare(view: View) -> Table:
     return table
 
 
-def _what_they_do(view: View) -> Table:
+def _what_they_do(view: View, most_chars: int) -> Table:
     table = _classes(*_PHASES)
     for name, one in view["by_class"].items():
         counts = {**one, "preempted": one["preempted"] + one["swapped"]}
-        table.add_row(plain(name), *(Text(str(counts[phase]), "" if counts[phase] else _DIM) for phase in _PHASES))
+        name = plain(name, most_chars=most_chars)
+        table.add_row(name, *(Text(str(counts[phase]), "" if counts[phase] else _DIM) for phase in _PHASES))
     return table
 
 
@@ -156,28 +166,27 @@ def _due(left_s: float | None) -> Text:
     return Text(duration(left_s), _LATE if left_s is not None and left_s < 0 else "")
 
 
-def _requests(view: View, most: int) -> RenderableType:
+def _requests(view: View, most: int, is_narrow: bool) -> RenderableType:
     """Those with the nearest deadlines first, and of those without one the longest in their phase."""
     rows = [(key, dict(zip(view["columns"], row, strict=True))) for key, row in view["rows"].items()]
     rows.sort(key=lambda one: (one[1]["due_s"] is None, one[1]["due_s"] or one[1]["since_s"]))
     table = Table(box=None, header_style=_DIM, pad_edge=False)
     for name in ("request", "class", "phase"):
         table.add_column(name, no_wrap=True)
-    for name in ("for", "due in", "prompt", "output", "ahead"):
+    for name in ("due in",) if is_narrow else ("for", "due in", "prompt", "output", "ahead"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("why")
     for key, row in rows[:most]:
         phase = view["phases"][row["phase"]]
-        due_s = row["due_s"]
+        due = _due(None if row["due_s"] is None else row["due_s"] - view["at_s"])
+        since = duration(view["at_s"] - row["since_s"])
+        ahead = str(row["ahead"]) if row["ahead"] >= 0 else ""
+        name = view["classes"][row["class_id"]]
         table.add_row(
             plain(key),
-            plain(view["classes"][row["class_id"]]),
+            plain(name, most_chars=_CLASS_CHARS) if is_narrow else plain(name),
             Text(phase, _HELD_UP if phase in _HELD else ""),
-            duration(view["at_s"] - row["since_s"]),
-            _due(None if due_s is None else due_s - view["at_s"]),
-            str(row["prompt_tokens"]),
-            str(row["output_tokens"]),
-            str(row["ahead"]) if row["ahead"] >= 0 else "",
+            *((due,) if is_narrow else (since, due, str(row["prompt_tokens"]), str(row["output_tokens"]), ahead)),
             reason(view, (row["why"], row["figure"], row["of"])) if row["why"] else "",
         )
     if not rows:
@@ -193,11 +202,18 @@ def _fleet(view: View, most_rows: int) -> RenderableType:
     )
     if plan is not None:
         head.append(f", the plan expects {duration(plan['late_s']) or '0 s'} of lateness")
+    return Group(*_wrong(view), head, _groups(view), Text(), _instances(view, most_rows), *_switches(view))
+
+
+def _wrong(view: View) -> Iterable[Text]:
+    """What is late or lost in a fleet."""
+    for group in view["groups"]:
+        if group["held"] and (group["first_due_in_s"] or 0.0) < 0.0:
+            late = f": {group['held']} held, the first {duration(-group['first_due_in_s'])} late"
+            yield Text.assemble(plain(group["class"], _LATE), " of ", plain(group["model"]), late)
     lost = [name for name, host in view["hosts"].items() if host["lost"]]
-    lines: list[RenderableType] = [head]
     if lost:
-        lines.append(Text.assemble(("hosts with silent agents: ", _LATE), plain(", ".join(lost))))
-    return Group(*lines, _groups(view), Text(), _instances(view, most_rows), *_switches(view))
+        yield Text.assemble(("hosts with silent agents: ", _LATE), plain(", ".join(lost)))
 
 
 def _groups(view: View) -> Table:

@@ -46,7 +46,7 @@ def view(**what: Any) -> dict[str, Any]:
 
 def shown(view: dict[str, Any], most: int = 10, width: int = 140) -> str:
     out = io.StringIO()
-    Console(file=out, width=width, highlight=False, color_system=None).print(screen(view, most))
+    Console(file=out, width=width, highlight=False, color_system=None).print(screen(view, most, width))
     return out.getvalue()
 
 
@@ -82,6 +82,17 @@ def test_no_figure_of_a_class_is_cut_on_a_narrow_or_a_wide_screen(width: int) ->
     table = text[text.index("class") : text.index("no request is live")]
     assert table.count(name) == 2
     assert all(word in table for word in ("0.21, 1.7 s", "6.1, 42 ms", "-3.0 s", "50%", "preempted"))
+
+
+def test_a_narrow_screen_says_why_before_all_else_and_cuts_no_figure() -> None:
+    rows = {"0-117": row(phase=int(Phase.PREEMPTED), due_s=97.0, why=int(Why.PLAN), figure=1234, of=7.5)}
+    name = "a class whose name takes a long time to say"
+    late = view(classes=[name], by_class={name: view()["by_class"]["urgent"]}, rows=rows, model="m")
+    lines = shown(late, width=80).splitlines()
+    assert lines[1].startswith(f"{name} 1 late") and all(len(line) <= 80 for line in lines)
+    (wanted,) = (line for line in lines if line.startswith("0-117"))
+    assert all(word in wanted for word in ("a class who…", "preempted", "-3.0 s"))
+    assert "preempted for request 1,234" in " ".join(lines) and sum("a class who…" in line for line in lines) == 3
 
 
 def test_rows_that_have_no_room_are_counted() -> None:

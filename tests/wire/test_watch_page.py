@@ -112,7 +112,8 @@ class PlayedServer:
             "spans_s": [60.0, 600.0],
             "by_class": {"interactive": {"attained": [[0.6, 50], [0.95, 500]]}, EVIL: {"attained": [[None, 0]] * 2}},
             "models": {"chat": {"state": "ready"}, EVIL: {"state": "loading"}}, "hosts": {},
-            "groups": [{"model": EVIL, "class": "interactive", **group}], "counts": {}, "held": 7, "plan": None,
+            "groups": [{"model": EVIL, "class": "interactive", **group}], "held": 7, "plan": None,
+            "counts": {"models": 2, "groups": 1, "instances": len(rows)},
             "switches": [switch], "rows": rows,
         }  # fmt: skip
 
