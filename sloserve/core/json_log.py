@@ -3,6 +3,7 @@
 ``json_log.json`` is the configuration, in the form of ``logging.config.dictConfig``. It is a file because vLLM reads
 it by name, in each of its processes. What a command tells its operator beside the log becomes part of it. The log is on
 standard output, alone: on standard error are words of libraries that do not log (torch's C++, bars of progress).
+The three have a handler apart from the root's, which a library that vLLM 0.30 imports sets to errors alone.
 """
 
 import json

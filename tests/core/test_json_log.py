@@ -16,6 +16,7 @@ PROGRAM = """
 import logging
 from sloserve.core.json_log import say, use_json_logs, warn
 use_json_logs()
+logging.getLogger().handlers[0].setLevel("ERROR")  # as a library does that vLLM 0.30 imports
 say("ready", port=5)
 warn("low on disk")
 logging.getLogger("uvicorn.access").info('%s - "GET"', "me", extra={"color_message": "x"})
