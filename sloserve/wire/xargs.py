@@ -88,8 +88,10 @@ def predicted_length(extra_args: Mapping[str, Any] | None, count: int) -> tuple[
 
 def _number(key: str, value: Any, least: float, limit: float, allowed: str) -> float:
     try:
-        # Only Python reads an underscore within digits.
-        odd = isinstance(value, bool) or (isinstance(value, str) and "_" in value)
+        # Only Python reads an underscore within digits, other scripts' digits, and line ends, which no header carries.
+        odd = isinstance(value, bool) or (
+            isinstance(value, str) and ("_" in value or not value.isascii() or not value.isprintable())
+        )
         number = math.nan if odd else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan

@@ -91,6 +91,18 @@ def test_a_request_reaches_its_engine_and_its_answer_comes_back(tmp_path: Path) 
     run(test)
 
 
+@pytest.mark.parametrize("digits", ["5000\n", "\uff15\uff10"])
+def test_a_target_that_no_header_can_carry_is_its_clients_fault(tmp_path: Path, digits: str) -> None:
+    async def test() -> None:
+        async with line(tmp_path) as to:
+            for given in ({"slo": {"ttft_ms": digits}}, {"vllm_xargs": {"slo_output_tokens": digits}}):
+                answer = await to.complete("abc", **given)
+                assert answer.status_code == 400, answer.text
+            assert not to.first.came
+
+    run(test)
+
+
 def test_a_client_that_leaves_is_aborted_in_the_engine(tmp_path: Path) -> None:
     async def test() -> None:
         async with line(tmp_path) as to:
