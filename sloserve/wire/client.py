@@ -30,8 +30,9 @@ class WhileClientWaits:
 
     def give_up(self) -> None:
         """Ends the block as if the client had left: it does not read."""
-        self._left = True
-        self._task.cancel()
+        if not self._left:  # else a second one, before the block has its turn, would pass as somebody else's
+            self._left = True
+            self._task.cancel()
 
     def answered(self) -> None:
         """The answer is complete but for its last message: servers tell that as the client's leaving."""

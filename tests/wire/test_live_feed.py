@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.wire import live_feed
+from sloserve.wire.asgi import ClientLeft
+from sloserve.wire.client import WhileClientWaits
 from sloserve.wire.live_feed import MOST_BYTES, MOST_WATCHERS, LiveFeed, changes, fitted, frame
 
 rows = st.dictionaries(st.sampled_from("abcdef"), st.lists(st.integers(0, 2), min_size=2, max_size=2))
@@ -150,6 +152,19 @@ def test_who_does_not_read_is_dropped_and_holds_up_no_other(monkeypatch: pytest.
         await reads.leave()
 
     run(test, monkeypatch)
+
+
+def test_a_client_that_is_given_up_twice_at_once_has_left() -> None:
+    """A feed that closed as a slow watcher was dropped logged an exception of the app."""
+
+    async def test() -> None:
+        async with WhileClientWaits(asyncio.Event().wait) as client:  # type: ignore[arg-type]
+            client.give_up()
+            client.give_up()
+            await asyncio.sleep(0)
+
+    with pytest.raises(ClientLeft):
+        asyncio.run(test())
 
 
 def test_a_server_that_stops_ends_its_answers(monkeypatch: pytest.MonkeyPatch) -> None:
