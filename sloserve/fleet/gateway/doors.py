@@ -7,7 +7,7 @@ import asyncio
 import json
 import logging
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
@@ -90,6 +90,12 @@ class Doors:
         sessions, self._sessions = list(self._sessions.values()), {}
         for session in sessions:
             await session.close()
+
+    async def keep_only(self, doors: Collection[str]) -> None:
+        """Ends the connections to all other doors: agents may come at ever new ones."""
+        self._strange &= set(doors)
+        for door in self._sessions.keys() - doors:
+            await self._sessions.pop(door).close()
 
     async def state(self, door: str) -> AgentReport | None:
         """What an agent says of itself; ``None`` where it cannot be reached, or cannot be read."""

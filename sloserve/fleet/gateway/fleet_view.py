@@ -53,6 +53,7 @@ class FleetView:
         now_s, epoch_s = parts.clock.monotonic_s(), parts.clock.now_s()
         known = sorted(instances.by_name.values(), key=lambda one: one.name)
         rows = {one.name: self._row(one, now_s, epoch_s) for one in known}
+        self._courses = {name: self._courses[name] for name in rows}
         groups = sorted(parts.demand.report(parts.hold.held, now_s).demand, key=lambda one: -one.held)
         plan = instances.plan
         return {

@@ -1,6 +1,6 @@
 """The instances of a fleet as one gateway knows them: what their agents last said, and what it has sent since."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -147,6 +147,10 @@ class Instances:
         for instance in self.by_name.values():
             if instance.door == door:
                 instance.seen_s = float("-inf")
+
+    def keep_only(self, doors: Collection[str]) -> None:
+        """Forgets the instances behind all other doors: hosts may come under ever new names."""
+        self.by_name = {name: one for name, one in self.by_name.items() if one.door in doors}
 
     def sent(self) -> dict[str, int]:
         """How many requests went to each instance so far, by its name."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,6 +50,9 @@ class FakeDoors:
         if self.odd == 0:
             raise RecursionError
         return self.reports.get(door)
+
+    async def keep_only(self, doors: Collection[str]) -> None:
+        """There are no connections."""
 
 
 def test_agents_that_answer_are_asked_on_after_the_store_was_away(

@@ -13,12 +13,13 @@ from sloserve.core.clock import ManualClock
 from sloserve.core.finished import Latency
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.core.spans import Phase
-from sloserve.fleet.contract.reports import AgentReport
+from sloserve.fleet.contract.reports import AgentReport, to_json
 from sloserve.fleet.gateway.fleet_view import COLUMNS, LOST, MOST_NAMED, FleetView
 from sloserve.fleet.gateway.gateway import Gateway, Surroundings
 from sloserve.fleet.gateway.instances import FRESH_S
+from sloserve.fleet.store.store import Store, open_store
 from sloserve.wire.live_feed import fitted
-from tests.fleet.gateway.doors import FLEET, Played, PlayedDoor, fleet, serving, until
+from tests.fleet.gateway.doors import Played, PlayedDoor, fleet, serving, until
 
 KEY = "an admin key"
 
@@ -26,9 +27,9 @@ KEY = "an admin key"
 class Observed:
     """A gateway whose agent says what a test wants."""
 
-    def __init__(self, text: str = FLEET) -> None:
+    def __init__(self, store: Store | None = None) -> None:
         self.clock = ManualClock()
-        self.gateway = Gateway(fleet(text), Surroundings(admin_key=KEY), self.clock)
+        self.gateway = Gateway(fleet(), Surroundings(store, admin_key=KEY), self.clock)
         self.view = FleetView(self.gateway.parts)
 
     def says(self, name: str, **what: Any) -> dict[str, Any]:
@@ -67,6 +68,35 @@ def test_an_instance_whose_agent_is_silent_is_lost_and_its_host_says_so() -> Non
     assert (seen.row("node-a/0")["phase"], seen.row("node-a/0")["age_s"]) == (LOST, None)
     assert seen.view.read()["hosts"] == {"node-a": {"instances": 1, "lost": 1}}
     assert seen.view.read()["models"]["chat"]["state"] == "unavailable"
+
+
+@pytest.mark.slow
+def test_hosts_that_the_store_does_not_name_any_more_are_forgotten(tmp_path: Path) -> None:
+    """Of each host that had ever come a gateway kept instances, each with 4,096 beginnings of prompts."""
+    store = open_store(f"sqlite:{tmp_path}/fleet.db")
+    seen = Observed(store)
+    parts, watch = seen.gateway.parts, seen.gateway.watch
+
+    async def comes(host: str) -> None:
+        report = AgentReport(host, f"unix:{tmp_path}/{host}", (Played(f"{host}/0").report(),))
+        store.members.beat(f"agent:{host}", to_json(report))
+        parts.instances.reported(report, report.door, {}, seen.clock.monotonic_s())
+        await parts.doors.state(report.door)  # none answers, but there is a session for it
+
+    async def test() -> None:
+        await comes("pod-1")
+        await comes("pod-2")
+        await watch._read_store(store)
+        assert seen.view.read()["rows"].keys() == {"pod-1/0", "pod-2/0"}
+        store.members.leave("agent:pod-1")
+        await comes("pod-3")
+        await watch._read_store(store)
+        assert seen.view.read()["rows"].keys() == {"pod-2/0", "pod-3/0"}
+        assert len(seen.view._courses) == len(parts.doors._sessions) == 2
+        await watch.stop()
+        await parts.doors.close()
+
+    asyncio.run(test())
 
 
 def test_attainment_is_by_class_over_one_and_ten_minutes() -> None:
