@@ -10,6 +10,7 @@ import datetime
 import ipaddress
 import logging
 import os
+import re
 import ssl
 from collections.abc import Collection
 from pathlib import Path
@@ -42,6 +43,7 @@ _DAY_S: Final = 86_400.0
 _EARLY_S: Final = 3_600.0
 """A certificate is valid from so long before it was made: clocks of hosts differ."""
 _LONGEST_NAME: Final = 64
+_NAME: Final = re.compile(rf"(?!\.)[\w.-]{{1,{_LONGEST_NAME}}}", re.ASCII)
 _MAKING_S: Final = 10.0
 """Longest wait for another process that makes certificates in the folder: it takes milliseconds."""
 _AUTHORITY, _GATEWAY = "authority", "gateway"
@@ -251,9 +253,8 @@ def _name(host: str) -> x509.GeneralName:
     except ValueError:
         pass
     try:
-        if len(host) > _LONGEST_NAME or host.startswith(".") or ":" in host:
+        if not _NAME.fullmatch(host):  # a * would stand for the names of others
             raise ValueError
-        host.encode("ascii")
         host.encode("idna")
         return x509.DNSName(host)
     except ValueError:

@@ -100,7 +100,7 @@ def test_copies_make_no_certificates(tmp_path: Path) -> None:
         made.issue(["other"])
 
 
-@pytest.mark.parametrize("name", ["a:b", "x" * 65, "caf\u00e9", "a..b"])
+@pytest.mark.parametrize("name", ["a:b", "x" * 65, "caf\u00e9", "a..b", "*", "*.com", "a/b", "a\nb"])
 def test_a_name_that_no_certificate_can_have_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="cannot be the name of a certificate"):
         Certificates(tmp_path).issue([name])
@@ -208,7 +208,15 @@ def test_a_gateway_without_a_certificate_is_refused_where_doors_ask_for_one(
         Certificates(none, of_gateways=True).of_gateway()
 
 
-@pytest.mark.parametrize(("door", "has_tls"), [("http://10.0.0.7:1", True), ("https://10.0.0.7:1#node", False)])
+@pytest.mark.parametrize(
+    ("door", "has_tls"),
+    [
+        ("http://10.0.0.7:1", True),
+        ("HTTP://10.0.0.7:1", True),
+        ("ws://10.0.0.7:1", True),
+        ("https://10.0.0.7:1#node", False),
+    ],
+)
 def test_a_door_is_not_asked_with_less_or_more_than_the_gateway_has(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, door: str, has_tls: bool
 ) -> None:

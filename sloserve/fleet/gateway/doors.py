@@ -147,7 +147,8 @@ class Doors:
             if self._tls is None:
                 raise _Untrusted("it uses TLS, and this gateway has no certificates")
             return {"server_hostname": unquote(host)}
-        if self._tls is not None and address.startswith("http:"):
+        # Whatever else it is: aiohttp takes HTTP:// and ws:// for plain HTTP, too.
+        if self._tls is not None and not address.startswith(_UNIX):
             raise _Untrusted("it uses plain HTTP, and this gateway has certificates")
         return {}
 
