@@ -1,11 +1,19 @@
 """Arguments of benchmarks: what ``--help`` says is the text at the head of the script."""
 
 import argparse
+from pathlib import Path
 
 
-def parser_for(text: str | None) -> argparse.ArgumentParser:
-    """A parser without arguments yet. text: of the script."""
-    return argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser_for(text: str | None, **defaults: int | float | str | Path) -> argparse.ArgumentParser:
+    """A parser. text: of the script. defaults: an argument each, of its default's type; of ``False`` a flag."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in defaults.items():
+        flag = f"--{name.replace('_', '-')}"
+        if default is False:
+            parser.add_argument(flag, action="store_true")
+        else:
+            parser.add_argument(flag, type=type(default), default=default)
+    return parser
 
 
 def is_quick(text: str | None) -> bool:

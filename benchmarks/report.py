@@ -160,10 +160,9 @@ def folder_of(row: ReportRow, out: Path) -> Path:
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
+    parser = parser_for(__doc__, out=Path("report"))
     parser.add_argument("--full", action="store_true", help="the published size of each row: many hours")
     parser.add_argument("--only", help="names of rows, comma-separated")
-    parser.add_argument("--out", type=Path, default=Path("report"))
     given = parser.parse_args()
     every = list(rows(given.out, full=given.full))
     only = {row.name for row in every} if given.only is None else set(given.only.split(","))

@@ -6,10 +6,10 @@ often as tokens chosen at random would have them read. The latency form is fitte
 and writes ``--out``/h100*.yaml.
 """
 
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.arguments import parser_for
 from sloserve.estimator.step_time.fit import MeasuredStep, fit_hinge, score
 from sloserve.estimator.step_time.latency import Hinge, StepLoad
 from sloserve.estimator.step_time.profile import load_profile
@@ -311,9 +311,7 @@ latency:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("sloserve/estimator/profiles"))
-    out = parser.parse_args().out
+    out = parser_for(__doc__, out=Path("sloserve/estimator/profiles")).parse_args().out
     reached = Reached.by_llama()
     print(reached)
     for shape in SHAPES:

@@ -216,9 +216,7 @@ latency:
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[2] / "sloserve" / "estimator" / "profiles")
-    out = parser.parse_args().out
+    out = parser_for(__doc__, out=Path(__file__).parents[2] / "sloserve" / "estimator" / "profiles").parse_args().out
     for text in ASSUMED:
         print("assumed:", text)
     kernels = Kernels()

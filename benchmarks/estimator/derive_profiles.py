@@ -314,9 +314,7 @@ def texts(rows: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[2] / "sloserve" / "estimator" / "profiles")
-    out = parser.parse_args().out
+    out = parser_for(__doc__, out=Path(__file__).parents[2] / "sloserve" / "estimator" / "profiles").parse_args().out
     rows = checks()
     for row in rows:
         print(json.dumps(row))

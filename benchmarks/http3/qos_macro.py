@@ -285,11 +285,8 @@ def tcp_times(
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--policies", type=Path, default=Path("router-policies"))
-    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser = parser_for(__doc__, policies=Path("router-policies"), seeds=SEEDS, out=FOLDER)
     parser.add_argument("--no-tcp", action="store_true", help="only what needs no root")
-    parser.add_argument("--out", type=Path, default=FOLDER)
     args = parser.parse_args()
     impossible = None if args.no_tcp else why_not()
     if impossible is not None:

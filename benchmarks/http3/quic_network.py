@@ -267,13 +267,12 @@ def write(folder: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
+    parser = parser_for(__doc__, out=FOLDER)
     parser.add_argument("--only", choices=[c.name for c in CONDITIONS], action="append")
     parser.add_argument("--seeds", type=int, help="fewer than a condition has, for a try")
     parser.add_argument("--wire", action="store_true", help="QUIC on the emulated link too, beside virtual time")
     parser.add_argument("--no-tcp", action="store_true", help="only what needs no root")
     parser.add_argument("--no-virtual", action="store_true", help="only what needs root; other rows are kept")
-    parser.add_argument("--out", type=Path, default=FOLDER)
     parser.add_argument("--closing", action="store_true", help="only the runs with other windows and connections")
     parser.add_argument("--late", action="store_true", help="runs on the link during which the machine was busy, again")
     args = parser.parse_args()

@@ -204,11 +204,8 @@ def table_of(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser = parser_for(__doc__, seeds=2, first_seed=0, out=FOLDER)
     parser.add_argument("--kbit-s", type=int, choices=LINKS_KBIT_S, action="append", help="one link alone")
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=FOLDER)
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     begun_s = time.process_time()

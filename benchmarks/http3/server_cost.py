@@ -128,10 +128,7 @@ def one_repeat(given: argparse.Namespace, folder: Path, number: int) -> dict[str
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    for name, default in (("repeats", 3), ("rounds", 5), ("streams", 8), ("tokens", 100), ("bodies", 40)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    given = parser.parse_args()
+    given = parser_for(__doc__, repeats=3, rounds=5, streams=8, tokens=100, bodies=40).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         repeats = [one_repeat(given, Path(folder), number) for number in range(given.repeats)]
     ratios = {

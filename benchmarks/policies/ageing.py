@@ -17,10 +17,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student
 
 from benchmarks.arguments import parser_for
 from benchmarks.policies.auto_cells import AutoCell, experiment
+from benchmarks.policies.auto_judged import half_95
 from benchmarks.publish import RESULTS, write_result
 from sloserve.settings import PluginSettings
 from sloserve.sim.experiment import measured_points, run_experiment
@@ -49,11 +49,7 @@ def figures(cell: AutoCell, seed: int, share: float, requests: int) -> dict[str,
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=1200)
-    parser.add_argument("--out", type=Path, default=RESULTS / "ageing.json")
-    given = parser.parse_args()
+    given = parser_for(__doc__, seeds=3, requests=1200, out=RESULTS / "ageing.json").parse_args()
     rows: list[dict[str, Any]] = []
     added: dict[tuple[str, float, str], list[float]] = defaultdict(list)
     for cell in CELLS:
@@ -67,9 +63,8 @@ def main() -> None:
     over_all = []
     for (policy, share, name), values in added.items():
         if share:
-            half = float(student.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values)))
             row = {"policy": policy, "aged_share": share, "figure": name}
-            over_all.append({**row, "added": float(np.mean(values)), "half_95": half})
+            over_all.append({**row, "added": float(np.mean(values)), "half_95": half_95(np.array(values))})
     write_result(given.out, {"seeds": given.seeds, "requests": given.requests, "rows": rows, "over_all": over_all})
 
 

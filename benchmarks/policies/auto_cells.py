@@ -215,12 +215,10 @@ def jobs(cells: dict[int, AutoCell], seeds: int) -> Iterator[tuple[int, str, int
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
+    parser = parser_for(__doc__, seeds=3, workloads=",".join(WORKLOADS))
     parser.add_argument("--list", action="store_true", help="write the list of cells, and nothing else")
     parser.add_argument("--pass", dest="which", choices=("rivals", "contenders", "auto"), default="rivals")
     parser.add_argument("--raw", type=Path, default=Path("raw.csv"), help="runs, read and added to")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--workloads", default=",".join(WORKLOADS))
     args = parser.parse_args()
     if args.list:
         with LIST.open("w", newline="") as file:

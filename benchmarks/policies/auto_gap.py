@@ -214,10 +214,7 @@ def quantiles(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--instances", type=int, default=500)
-    parser.add_argument("--requests", type=int, default=6)
-    args = parser.parse_args()
+    args = parser_for(__doc__, instances=500, requests=6).parse_args()
     rows = measured(args.instances, args.requests)
     found = {"all": quantiles(rows)}
     found |= {f"seats_{n}": quantiles([row for row in rows if row["seats"] == n]) for n in SEATS}

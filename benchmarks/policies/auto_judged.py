@@ -82,11 +82,7 @@ def dominates(rival: list[dict[str, float]], ours: list[dict[str, float]]) -> bo
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--seeds", type=int, default=len(SEEDS))
-    parser.add_argument("--out", type=Path, default=RESULTS / "auto_judged.json")
-    given = parser.parse_args()
+    given = parser_for(__doc__, workers=2, seeds=len(SEEDS), out=RESULTS / "auto_judged.json").parse_args()
     found: dict[tuple[AutoCell, str], list[dict[str, float]]] = defaultdict(list)
     jobs = list(itertools.product(cells(), SEEDS[: given.seeds]))
     with ProcessPoolExecutor(given.workers) as pool:

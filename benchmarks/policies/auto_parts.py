@@ -279,13 +279,11 @@ def table(rows: Sequence[Row], cells: Mapping[int, AutoCell]) -> str:
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
+    parser = parser_for(__doc__, seeds=2, out=RESULTS / "auto-parts")
     parser.add_argument("--section", choices=("ablation", "sensitivity", "swap", "long", "engines", "groups", "table"))
     parser.add_argument("--raw", type=Path, default=Path("raw.csv"), help="runs of auto_cells.py")
-    parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--engine", choices=ENGINE_KINDS, default=MODEL)
     parser.add_argument("--cpu-minutes", type=float, default=15.0, help="begin no further run after these")
-    parser.add_argument("--out", type=Path, default=RESULTS / "auto-parts")
     args = parser.parse_args()
     path, grid = args.out / "runs.csv.gz", CellGrid(read_cells(), read_rows(args.raw))
     rows = read_rows(path)

@@ -92,11 +92,7 @@ def by_tenths(log: RunLog) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--requests", type=int, default=20_000)
-    parser.add_argument("--others", type=int, default=600)
-    parser.add_argument("--seeds", type=int, default=2)
-    args = parser.parse_args()
+    args = parser_for(__doc__, requests=20_000, others=600, seeds=2).parse_args()
     with TemporaryDirectory() as name:
         folder = Path(name)
         capacity = experiment(folder, DEADLINE, max_requests=RUSH, policy="stock", load="1", seeds=1)

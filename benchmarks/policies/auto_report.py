@@ -269,9 +269,8 @@ def table(rows: Sequence[Row], cells: Mapping[int, AutoCell]) -> str:
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
+    parser = parser_for(__doc__, out=RESULTS / "auto")
     parser.add_argument("--raw", type=Path)
-    parser.add_argument("--out", type=Path, default=RESULTS / "auto")
     args = parser.parse_args()
     path = args.out / "runs.csv.gz"
     if args.raw is not None:

@@ -11,6 +11,7 @@ of each cell and trouble, paired by seed.
 
 import json
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -77,14 +78,25 @@ def troubles(cell: AutoCell, ours: Experiment, folder: Path) -> dict[str, tuple[
     return found
 
 
+def beside_best(attained: Mapping[str, Sequence[float]], *others: str) -> dict[str, Any]:
+    """Mean attainment by policy, and ``auto`` less the best rival, paired by seed. others: that are no rivals."""
+    of = {policy: np.array(values) for policy, values in attained.items()}
+    best = max((policy for policy in of if policy not in (AUTO, *others)), key=lambda policy: of[policy].mean())
+    ahead = of[AUTO] - of[best]
+    means = {policy: float(values.mean()) for policy, values in of.items()}
+    return {
+        "attainment": means,
+        "best_rival": best,
+        "auto_less_best": float(ahead.mean()),
+        "half_95": half_95(ahead),
+    }
+
+
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--seeds", type=int, default=len(SEEDS))
-    parser.add_argument("--out", type=Path, default=RESULTS / "auto_uncertain.json")
-    given = parser.parse_args()
+    given = parser_for(__doc__, seeds=len(SEEDS), out=RESULTS / "auto_uncertain.json").parse_args()
     rows: list[dict[str, Any]] = []
     for cell in CELLS:
-        attained: dict[tuple[str, str], list[float]] = defaultdict(list)
+        attained: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for seed in SEEDS[: given.seeds]:
             with TemporaryDirectory() as folder:
                 ours = experiment(cell, "later", seed, Path(folder))
@@ -92,13 +104,9 @@ def main() -> None:
                 calm = [Point(point.seed, point.rps * AMID / float(cell.load), AMID) for point in points]
                 for trouble, (tried, names) in troubles(cell, ours, Path(folder)).items():
                     for row in run(tried, names, calm if trouble == "burst" else points):
-                        attained[trouble, row["policy"].split(":")[0]].append(float(row["slo_attainment"]))
-        for trouble in dict.fromkeys(trouble for trouble, _ in attained):
-            of = {policy: np.array(v) for (t, policy), v in attained.items() if t == trouble}
-            best = max((policy for policy in of if policy != AUTO), key=lambda policy: of[policy].mean())
-            ahead = of[AUTO] - of[best]
-            row = {**cell._asdict(), "trouble": trouble, "attainment": {p: float(v.mean()) for p, v in of.items()}}
-            rows.append(row | {"best_rival": best, "auto_less_best": float(ahead.mean()), "half_95": half_95(ahead)})
+                        attained[trouble][row["policy"].split(":")[0]].append(float(row["slo_attainment"]))
+        for trouble, of in attained.items():
+            rows.append({**cell._asdict(), "trouble": trouble, **beside_best(of)})
             print(json.dumps(rows[-1]), flush=True)
     write_result(given.out, {"seeds": SEEDS[: given.seeds], "rows": rows})
 

@@ -240,10 +240,9 @@ def shown(cells: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
+    parser = parser_for(__doc__, seed=0)
     parser.add_argument("--runs", type=int, default=240, help="of the search, for each cell")
     parser.add_argument("--cells", help="comma-separated; replaced in the result. Default: all")
-    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     cells = read_cells()
     names = args.cells.split(",") if args.cells else list(cells)

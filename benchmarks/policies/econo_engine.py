@@ -176,13 +176,17 @@ class Server:
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=160)
-    parser.add_argument("--policies", default="fcfs,edf,sjf,econo,econo:preempt=false,econo-paper")
-    parser.add_argument("--port", type=int, default=8150)
-    parser.add_argument("--out", type=Path, default=RESULTS / "econo_engine.json")
-    given, origin = parser.parse_args(), provenance()
+    given, origin = (
+        parser_for(
+            __doc__,
+            repeats=3,
+            requests=160,
+            policies="fcfs,edf,sjf,econo,econo:preempt=false,econo-paper",
+            port=8150,
+            out=RESULTS / "econo_engine.json",
+        ).parse_args(),
+        provenance(),
+    )
     policies = [STOCK, *given.policies.split(",")]
     plain, own = [*plain_vllm_command(), *FLAGS], [*sloserve_command("fcfs"), *FLAGS]
     records: list[dict[str, Any]] = []

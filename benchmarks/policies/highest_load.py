@@ -105,10 +105,8 @@ def kept_rows(result: Path, again: Sequence[str]) -> dict[tuple[str, ...], dict[
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--workers", type=int, default=2)
+    parser = parser_for(__doc__, workers=2, out=RESULTS / "highest_load.json")
     parser.add_argument("--policies", help="comma-separated, to run again alone. Default: all")
-    parser.add_argument("--out", type=Path, default=RESULTS / "highest_load.json")
     given = parser.parse_args()
     kept = kept_rows(given.out, given.policies.split(",")) if given.policies else {}
     jobs = list(itertools.product(CELLS, POLICIES))

@@ -71,10 +71,7 @@ def figures(cell: AutoCell, shift: bool, seed: int) -> dict[str, dict[str, float
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=RESULTS / "long_replies.json")
-    given = parser.parse_args()
+    given = parser_for(__doc__, workers=2, out=RESULTS / "long_replies.json").parse_args()
     jobs = list(itertools.product(CELLS, (False, True), SEEDS))
     found: dict[tuple[AutoCell, bool, str], list[dict[str, float]]] = defaultdict(list)
     with ProcessPoolExecutor(given.workers) as pool:

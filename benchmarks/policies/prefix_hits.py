@@ -28,12 +28,7 @@ def unknown(self: ModelPort, request: Any, before: int) -> int:
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--policies", default="auto")
-    parser.add_argument("--loads", default="1.5")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--max-requests", type=int, default=400)
-    args = parser.parse_args()
+    args = parser_for(__doc__, policies="auto", loads="1.5", seeds=3, max_requests=400).parse_args()
     built = build_experiment(
         SimulateOptions(
             trace=Path(MOONCAKE),

@@ -39,10 +39,7 @@ FIXED = "auto, wait_share always 0.2"
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=RESULTS / "readers.json")
-    given = parser.parse_args()
+    given = parser_for(__doc__, seeds=3, out=RESULTS / "readers.json").parse_args()
     rows: list[dict[str, Any]] = []
     usual = constants.CONSTANTS
     for cell in CELLS:

@@ -91,11 +91,7 @@ def table(rows: list[Row]) -> str:
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--out", type=Path, default=RESULTS / "step-budget")
-    parser.add_argument("--max-requests", type=int, default=400)
-    parser.add_argument("--seeds", type=int, default=3)
-    args = parser.parse_args()
+    args = parser_for(__doc__, out=RESULTS / "step-budget", max_requests=400, seeds=3).parse_args()
     rows: list[Row] = []
     with TemporaryDirectory(prefix="sloserve-profiles-") as folder:
         for cell in CELLS:

@@ -160,12 +160,8 @@ def _shown(figure: str, rows: list[Row], policy: str, best: str) -> str:
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--out", type=Path, default=RESULTS / "step-sizes")
+    parser = parser_for(__doc__, out=RESULTS / "step-sizes", max_requests=400, seeds=3, jobs=1)
     parser.add_argument("--cells", default=",".join(WORKLOADS), help="workloads, comma-separated")
-    parser.add_argument("--max-requests", type=int, default=400)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--budgets", action="store_true", help="run the step budgets of all cells again, nothing else")
     args = parser.parse_args()
     path = args.out / "runs.csv"

@@ -19,8 +19,7 @@ import numpy as np
 
 from benchmarks.arguments import parser_for
 from benchmarks.policies.auto_cells import experiment
-from benchmarks.policies.auto_judged import half_95
-from benchmarks.policies.auto_uncertain import AUTO, CELLS, RIVALS
+from benchmarks.policies.auto_uncertain import AUTO, CELLS, RIVALS, beside_best
 from benchmarks.publish import RESULTS, write_result
 from sloserve.core.runlog import RunLog
 from sloserve.sim.experiment import Experiment, Point, measured_points
@@ -54,10 +53,7 @@ def attainment_after(log: RunLog, since_s: float) -> float:
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--seeds", type=int, default=len(SEEDS))
-    parser.add_argument("--out", type=Path, default=RESULTS / "switched_amid.json")
-    given = parser.parse_args()
+    given = parser_for(__doc__, seeds=len(SEEDS), out=RESULTS / "switched_amid.json").parse_args()
     rows: list[dict[str, Any]] = []
     for cell in CELLS:
         attained: dict[str, list[float]] = defaultdict(list)
@@ -68,11 +64,7 @@ def main() -> None:
             for policy in (AUTO, *RIVALS, FCFS):
                 attained[policy.split(":")[0]].append(attainment_after(*served(ours, point, FCFS, policy)))
             attained[ALWAYS].append(attainment_after(*served(ours, point, AUTO, AUTO)))
-        of = {policy: np.array(values) for policy, values in attained.items()}
-        best = max((policy for policy in of if policy not in (AUTO, ALWAYS)), key=lambda policy: of[policy].mean())
-        ahead = of[AUTO] - of[best]
-        row = {**cell._asdict(), "attainment": {policy: float(values.mean()) for policy, values in of.items()}}
-        rows.append(row | {"best_rival": best, "auto_less_best": float(ahead.mean()), "half_95": half_95(ahead)})
+        rows.append({**cell._asdict(), **beside_best(attained, ALWAYS)})
         print(json.dumps(rows[-1]), flush=True)
     write_result(given.out, {"seeds": SEEDS[: given.seeds], "rows": rows})
 

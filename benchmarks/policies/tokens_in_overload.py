@@ -35,11 +35,7 @@ def tokens_per_s(log: RunLog) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=800)
-    parser.add_argument("--out", type=Path, default=RESULTS / "tokens_in_overload.json")
-    given = parser.parse_args()
+    given = parser_for(__doc__, seeds=3, requests=800, out=RESULTS / "tokens_in_overload.json").parse_args()
     cells, rows = read_cells(), []
     for number in CELLS:
         rates: dict[str, list[tuple[float, float]]] = defaultdict(list)

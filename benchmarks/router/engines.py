@@ -238,10 +238,7 @@ def table(found: Sequence[Mapping[str, Any]]) -> str:
 
 def main() -> None:
     """Trains if need be, runs all rules, and writes the table."""
-    parser = parser_for(__doc__)
-    parser.add_argument("--policy", type=Path, default=Path("router-policies/engines.safetensors"))
-    parser.add_argument("--train-only", action="store_true")
-    parser.add_argument("--seed", type=int, default=0)
+    parser = parser_for(__doc__, policy=Path("router-policies/engines.safetensors"), train_only=False, seed=0)
     parser.add_argument(
         "--real-time", action="store_true", help="real-time scheduling, once engines are ready, where cores are shared"
     )

@@ -319,10 +319,9 @@ def main() -> None:
     """Trains and judges what is not there yet, and writes the tables."""
     from benchmarks.router.router_tables import table
 
-    parser = parser_for(__doc__)
+    parser = parser_for(__doc__, policies=Path("router-policies"))
     parser.add_argument("--train", nargs=2, metavar=("SYSTEM", "SEED"))
     parser.add_argument("--unmasked", action="store_true", help="with --train: as in the paper, without masks")
-    parser.add_argument("--policies", type=Path, default=Path("router-policies"))
     parser.add_argument("--plots", type=Path, help="folder for figures of seed 0 of each system")
     arguments = parser.parse_args()
     if arguments.train:

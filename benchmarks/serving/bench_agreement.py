@@ -109,11 +109,8 @@ def side_by_side(url: str, traces: dict[str, Path], requests: int, out: Path) ->
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=150)
+    parser = parser_for(__doc__, repeats=5, requests=150, port=8123)
     parser.add_argument("--rps", type=float, default=10.0, help="of both together")
-    parser.add_argument("--port", type=int, default=8123)
     given = parser.parse_args()
     runs: dict[str, list[dict[str, float]]] = {OURS: [], VLLM: []}
     with tempfile.TemporaryDirectory() as folder:

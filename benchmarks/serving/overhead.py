@@ -131,12 +131,9 @@ def row(of: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
+    parser = parser_for(__doc__, rounds=12, port=8130, policy="edf")
     parser.add_argument("--streams", type=int, nargs="+", default=list(PER_ROUND), choices=list(PER_ROUND))
     parser.add_argument("--tokens", type=int, nargs="+", default=[32, 500], help="of a reply")
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--port", type=int, default=8130)
-    parser.add_argument("--policy", default="edf")
     given = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as logs,

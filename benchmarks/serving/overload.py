@@ -266,15 +266,8 @@ def share(row: dict[str, Any], what: str, of_what: str = "requests") -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--factor", type=float, default=10.0)
-    parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--burners", type=int, default=0)
-    parser.add_argument("--polite", type=float, default=1.0)
-    parser.add_argument("--patience", type=float, default=60.0)
+    parser = parser_for(__doc__, factor=10.0, seconds=300.0, burners=0, polite=1.0, patience=60.0, seed=0, port=8127)
     parser.add_argument("--servers", nargs="+", choices=COMMANDS, default=list(COMMANDS))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--port", type=int, default=8127)
     parser.add_argument("--name")
     given = parser.parse_args(argv)
     servers = {}

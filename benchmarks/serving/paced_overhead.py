@@ -145,11 +145,9 @@ def cell(engines: Sequence[Engine], streams: int, waiting: int, rounds: int) -> 
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
+    parser = parser_for(__doc__, rounds=6, quick=False)
     parser.add_argument("--streams", type=int, nargs="+", default=STREAMS)
-    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--policies", nargs="+", default=POLICIES)
-    parser.add_argument("--quick", action="store_true")
     given = parser.parse_args()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     rows = []

@@ -119,11 +119,9 @@ def measure(server: str, timeout_s: int, port: int, patience_s: float, log: Path
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = parser_for(__doc__)
+    parser = parser_for(__doc__, patience=20.0, port=8123)
     parser.add_argument("--servers", nargs="+", choices=COMMANDS, default=list(COMMANDS))
     parser.add_argument("--timeouts", nargs="+", type=int, default=[0, 4])
-    parser.add_argument("--patience", type=float, default=20.0)
-    parser.add_argument("--port", type=int, default=8123)
     parser.add_argument("--no-file", action="store_true", help="print alone")
     args = parser.parse_args(argv)
     rows = []

@@ -60,9 +60,7 @@ def figures(found: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--policy", default="auto")
+    parser = parser_for(__doc__, rounds=7, policy="auto")
     parser.add_argument("--flag", action="append", default=[], help="another flag of `sloserve serve`")
     given = parser.parse_args()
     servers: dict[str, tuple[list[str], dict[str, str]]] = {

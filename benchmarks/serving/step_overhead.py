@@ -16,7 +16,6 @@ import json
 import logging
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -146,12 +145,10 @@ _KIND = {True: "fresh", False: "reused"}
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--quick", action="store_true")
+    parser = parser_for(__doc__, quick=False, out=RESULTS / "step-overhead.json")
     parser.add_argument("--hot", action="store_true", help="leave the caches as the last step left them")
     parser.add_argument("--beside", metavar="PYTHON", help="interpreter of an environment with another commit")
     parser.add_argument("--policies", nargs="+", default=POLICIES)
-    parser.add_argument("--out", type=Path, default=RESULTS / "step-overhead.json")
     parser.add_argument("--turn", type=int, help="prints the samples of one turn, with this seed, and ends")
     given = parser.parse_args()
     logging.getLogger("vllm").setLevel(logging.ERROR)

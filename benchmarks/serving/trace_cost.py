@@ -63,10 +63,7 @@ def measure(policy: str, requests: int, steps: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--steps", type=int, default=STEPS)
-    given = parser.parse_args()
+    given = parser_for(__doc__, quick=False, steps=STEPS).parse_args()
     logging.getLogger("vllm").setLevel(logging.ERROR)
     rows = []
     for policy in POLICIES:

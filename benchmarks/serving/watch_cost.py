@@ -152,8 +152,7 @@ def row_of(policy: str, requests: int, asking_us: float, found: dict[str, list[f
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--quick", action="store_true")
+    parser = parser_for(__doc__, quick=False)
     parser.add_argument("--policies", nargs="+", default=POLICIES)
     given = parser.parse_args()
     logging.getLogger("vllm").setLevel(logging.ERROR)

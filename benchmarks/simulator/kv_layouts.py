@@ -12,7 +12,6 @@ benchmarks/results/kv_layouts.json.
     python -m benchmarks.simulator.kv_layouts [--seeds 3] [--requests 80]
 """
 
-import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, write_result
 from sloserve.core.errors import ConfigError
 from sloserve.kernels.kv_layout import KVLayout
@@ -115,10 +115,7 @@ def workloads() -> list[dict[str, str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=80)
-    args = parser.parse_args()
+    args = parser_for(__doc__, seeds=3, requests=80).parse_args()
     size = {"seeds": args.seeds, "requests": args.requests, "requests_held": REQUESTS_HELD, "load": LOAD}
     cells: list[dict[str, Any]] = []
     for workload, profile in product(workloads(), PROFILES):

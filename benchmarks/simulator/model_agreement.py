@@ -78,10 +78,7 @@ def differences(theirs: RunLog, ours: RunLog, **run: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--max-requests", type=int, default=300)
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--policies", default=POLICIES)
+    parser = parser_for(__doc__, max_requests=300, seeds=1, policies=POLICIES)
     parser.add_argument("--rows", help="comma-separated; all if not given")
     args = parser.parse_args()
     path = RESULTS / "model_agreement.json"

@@ -100,10 +100,7 @@ def figures(items: list[WorkloadRequest], times: dict[str, np.ndarray]) -> dict[
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--rps", type=float, default=12.0)
-    arguments = parser.parse_args()
+    arguments = parser_for(__doc__, requests=200, rps=12.0).parse_args()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     runs = []
     for seed in SEEDS:

@@ -90,10 +90,9 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
+    parser = parser_for(__doc__, out=RESULTS / "swap-equality")
     parser.add_argument("--engine", choices=ENGINES, help="one of the engines; all are the default")
     parser.add_argument("--part", default="1/1", help="which part of the policies, of how many")
-    parser.add_argument("--out", type=Path, default=RESULTS / "swap-equality")
     given = parser.parse_args()
     part, parts = map(int, given.part.split("/"))
     path = given.out / RUNS_CSV

@@ -10,8 +10,6 @@ Writes table.txt to the folder ``--out``.
     python -m benchmarks.swap.map [--out benchmarks/results/swap-map]
 """
 
-from pathlib import Path
-
 import numpy as np
 
 from benchmarks.arguments import parser_for
@@ -98,9 +96,7 @@ def table() -> str:
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--out", type=Path, default=RESULTS / "swap-map")
-    out = parser.parse_args().out
+    out = parser_for(__doc__, out=RESULTS / "swap-map").parse_args().out
     write_table(out, table())
 
 

@@ -16,10 +16,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student
 
 from benchmarks.arguments import parser_for
 from benchmarks.policies.auto_cells import AutoCell, experiment, run
+from benchmarks.policies.auto_judged import half_95
 from benchmarks.publish import RESULTS, write_result
 from sloserve.sim.experiment import measured_points
 
@@ -51,10 +51,7 @@ def rows_of(cell: AutoCell, seeds: int) -> dict[str, list[dict[str, float]]]:
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=RESULTS / "swap_overload.json")
-    given = parser.parse_args()
+    given = parser_for(__doc__, seeds=3, out=RESULTS / "swap_overload.json").parse_args()
     rows: list[dict[str, Any]] = []
     added: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for cell in CELLS:
@@ -70,8 +67,7 @@ def main() -> None:
     for policy, name in itertools.product(POLICIES, FIGURES):
         values = np.array(added[policy][name])
         values = values[~np.isnan(values)]
-        half = float(student.ppf(0.975, values.size - 1) * values.std(ddof=1) / np.sqrt(values.size))
-        over_all.append({"policy": policy, "figure": name, "added": float(values.mean()), "half_95": half})
+        over_all.append({"policy": policy, "figure": name, "added": float(values.mean()), "half_95": half_95(values)})
         print(json.dumps(over_all[-1]), flush=True)
     write_result(given.out, {"seeds": given.seeds, "swap": SWAP, "rows": rows, "over_all": over_all})
 

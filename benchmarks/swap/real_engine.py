@@ -142,11 +142,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--engines", default=",".join(ENGINES))
-    parser.add_argument("--out", type=Path, default=RESULTS / "swap-real-engine")
-    args = parser.parse_args()
+    args = parser_for(__doc__, seeds=3, engines=",".join(ENGINES), out=RESULTS / "swap-real-engine").parse_args()
     names, runs = args.engines.split(","), args.out / RUNS_CSV
     rows = [row for row in runs_there(runs) if row["policy"].split()[-1] not in names]
     # vLLM has one KV connector a process.

@@ -78,11 +78,7 @@ def soak(engine: Engine, requests: int, seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--requests", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=RESULTS / "swap-soak")
-    args = parser.parse_args()
+    args = parser_for(__doc__, requests=500, seed=0, out=RESULTS / "swap-soak").parse_args()
     harness.MAX_STEPS = 20 * args.requests
     with started(CONFIG) as engine:
         row = soak(engine, args.requests, args.seed)

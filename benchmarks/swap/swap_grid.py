@@ -122,16 +122,18 @@ def runs(cell: str, tasks: Sequence[tuple[str, Way]], experiment: Experiment, po
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--cells", default=",".join(CELLS))
-    parser.add_argument("--policies", default=",".join(POLICIES))
+    parser = parser_for(
+        __doc__,
+        cells=",".join(CELLS),
+        policies=",".join(POLICIES),
+        seeds=1,
+        max_requests=300,
+        out=RESULTS / "swap-grid",
+    )
     parser.add_argument("--grid", choices=("coarse", "full"), default="full")
     parser.add_argument("--headline", action="store_true", help="the headline cells alone")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--max-requests", type=int, default=300)
     parser.add_argument("--engine", choices=ENGINE_KINDS, default=MODEL)
     parser.add_argument("--cpu-minutes", type=float, default=40.0, help="begin no further cell after these")
-    parser.add_argument("--out", type=Path, default=RESULTS / "swap-grid")
     args = parser.parse_args()
     path = args.out / "runs.csv"
     rows = read(path)

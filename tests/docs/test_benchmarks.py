@@ -23,6 +23,8 @@ def arguments(code: str) -> set[str]:
     named = {ast.unparse(call.func).rpartition(".")[2] for call in calls}
     texts = [arg for call in calls if ast.unparse(call.func).endswith("add_argument") for arg in call.args]
     flags = {arg.value for arg in texts if isinstance(arg, ast.Constant) and str(arg.value).startswith("--")}
+    by_default = [one.arg for call in calls if ast.unparse(call.func) == "parser_for" for one in call.keywords]
+    flags |= {f"--{name.replace('_', '-')}" for name in by_default if name}
     return flags | ({"--help"} if "parser_for" in named else {"--help", "--quick"} if "is_quick" in named else set())
 
 
