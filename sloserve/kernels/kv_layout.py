@@ -7,7 +7,7 @@ give back what has left it, Mamba layers keep a state.
 Source: vLLM's v1/core/single_type_kv_cache_manager.py and kv_cache_manager.py (``allocate_slots``).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -58,11 +58,19 @@ class KVGroups(NamedTuple):
 
 
 @dataclass(frozen=True)
-class KVLayout:
+class KVLayout(_csrc.KvLayout):
     """The groups of one KV cache. Tokens and blocks are those of one request, over all groups.
 
     Counts are vLLM's own, but for Mamba states at chunk ends, of which they may be above, and for drafts that were
-    rejected: the request may hold the blocks of those besides, and take as many less.
+    rejected: the request may hold the blocks of those besides, and take as many less. The compiled class counts; of its
+    methods those that take ``[n]`` counts take contiguous arrays of int64 alone:
+
+    - ``held(computed, in_flight)``: blocks held, ``[n]``, once vLLM has given back what computed tokens no longer need
+      that are not in flight; it does so when it next schedules the request.
+    - ``growth(computed, tokens)``: blocks that each takes in a step of ``tokens`` beyond the computed ones, ``[n]``.
+      What a window gives back in the same step is not taken off, so a sum may be above what the step takes.
+    - ``most_growth(tokens, requests)``: most blocks that so many requests take in a step of so many tokens in all.
+    - ``to_admit(tokens)``: blocks that must be free to admit requests of which the prefix cache has nothing, ``[n]``.
 
     Args:
         groups: at least one.
@@ -76,12 +84,9 @@ class KVLayout:
     groups: tuple[KVGroups, ...]
     lookahead_tokens: int = 0
     max_model_len: int = MOST_TOKENS
-    compiled: _csrc.KvLayout = field(init=False, repr=False, compare=False)
-    """For the kernels of this package."""
 
     def __post_init__(self) -> None:
-        compiled = _csrc.KvLayout(list(self.groups), self.lookahead_tokens, self.max_model_len)
-        object.__setattr__(self, "compiled", compiled)
+        super().__init__(list(self.groups), self.lookahead_tokens, self.max_model_len)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.groups, self.lookahead_tokens, self.max_model_len)
@@ -118,31 +123,10 @@ class KVLayout:
         """Tokens of whose multiples the chunks of a prompt must end, but for the last; 1 for any."""
         return max((one.block_size for one in self.groups if one.states), default=1)
 
-    def held(self, computed: NDArray[np.int64], in_flight: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Blocks held, ``[n]``, once vLLM has given back what ``[n]`` computed tokens no longer need that are not in
-        flight, ``[n]``; it does so when it next schedules the request.
-        """
-        return self.compiled.held(computed, in_flight)
-
-    def growth(self, computed: NDArray[np.int64], tokens: int) -> NDArray[np.int64]:
-        """Blocks that each takes in a step of ``tokens`` beyond ``[n]`` computed ones, ``[n]``.
-
-        What a window gives back in the same step is not taken off, so a sum may be above what the step takes.
-        """
-        return self.compiled.growth(computed, tokens)
-
-    def most_growth(self, tokens: int, requests: int) -> int:
-        """Most blocks that ``requests`` take in a step of so many tokens in all."""
-        return self.compiled.most_growth(tokens, requests)
-
-    def to_admit(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Blocks that must be free to admit requests of ``[n]`` tokens of which the prefix cache has none, ``[n]``."""
-        return self.compiled.to_admit(tokens)
-
     def filled(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
         """Blocks that tokens fill, in the shape of ``tokens``: fractions, on average over a long reply."""
-        return self.compiled.filled(np.ascontiguousarray(tokens, np.float64).ravel()).reshape(np.shape(tokens))
+        return super().filled(np.ascontiguousarray(tokens, np.float64).ravel()).reshape(np.shape(tokens))
 
     def mean(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
         """Blocks held on average, in the shape of ``tokens``: half of each group's last block is empty."""
-        return self.compiled.mean(np.ascontiguousarray(tokens, np.float64).ravel()).reshape(np.shape(tokens))
+        return super().mean(np.ascontiguousarray(tokens, np.float64).ravel()).reshape(np.shape(tokens))

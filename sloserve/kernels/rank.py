@@ -1,12 +1,20 @@
 """Ranking of requests: the first few by a policy's key, without sorting them all, and where class rank stands in it.
 
 A policy ranks thousands of waiting requests in each plan, of which a step admits at most ``max_num_seqs``.
+
+``by_class``, ``first_places`` and ``ranked`` are the arithmetic of the functions of these names in
+:mod:`sloserve.lso.ordering`, on contiguous columns; those of ``ranked`` are by slot, and ``None`` for ``class_rank``
+takes all for one class. They raise ValueError for columns of several lengths, more queued than there are, or a negative
+``most``.
 """
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sloserve.kernels import _csrc
+from sloserve.kernels._csrc import by_class, first_places, ranked
+
+__all__ = ["by_class", "first_places", "ranked", "top_k"]
 
 
 def top_k(keys: ArrayLike, seqs: ArrayLike, k: int) -> NDArray[np.int64]:
@@ -27,46 +35,3 @@ def top_k(keys: ArrayLike, seqs: ArrayLike, k: int) -> NDArray[np.int64]:
         if column.ndim != 1:
             raise ValueError(f"{name}: shape {column.shape} is not one-dimensional")
     return _csrc.top_k(key_column, seq_column, k)
-
-
-def by_class(
-    key: NDArray[np.float64], rank: NDArray[np.int64], undecided: NDArray[np.bool_] | None = None
-) -> NDArray[np.float64]:
-    """See :func:`sloserve.lso.ordering.by_class`. Raises: ValueError for columns of several lengths."""
-    return _csrc.by_class(np.ascontiguousarray(key, np.float64), np.ascontiguousarray(rank, np.int64), undecided)
-
-
-def first_places(
-    key: NDArray[np.float64],
-    lowered: NDArray[np.float64],
-    rank: NDArray[np.int64],
-    seq: NDArray[np.int64],
-    most: int,
-) -> NDArray[np.int64]:
-    """See :func:`sloserve.lso.ordering.first_places`.
-
-    Raises: ValueError for columns of several lengths, or a negative ``most``.
-    """
-    return _csrc.first_places(
-        np.ascontiguousarray(key, np.float64),
-        np.ascontiguousarray(lowered, np.float64),
-        np.ascontiguousarray(rank, np.int64),
-        np.ascontiguousarray(seq, np.int64),
-        most,
-    )
-
-
-def ranked(
-    key: NDArray[np.float64],
-    slots: NDArray[np.int64],
-    queued: int,
-    class_rank: NDArray[np.int64] | None,
-    seq: NDArray[np.int64],
-    undecided: NDArray[np.bool_] | None,
-    most: int,
-) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """See :func:`sloserve.lso.ordering.ranked`. class_rank, seq: columns, by slot; ``None``: all are of one class.
-
-    Raises: ValueError for columns of several lengths, more queued than there are, or a negative ``most``.
-    """
-    return _csrc.ranked(np.ascontiguousarray(key, np.float64), slots, queued, class_rank, seq, undecided, most)

@@ -54,7 +54,7 @@ def service_order(
 ) -> NDArray[np.int64]:
     """See :func:`sloserve.lso.decode_first.service_order`; empty where it is ``order``. preemptable: a column."""
     slots = np.ascontiguousarray(order)
-    return _csrc.service_order(progress, preemptable, slots, layout.compiled, free_blocks, token_budget, decode_tokens)
+    return _csrc.service_order(progress, preemptable, slots, layout, free_blocks, token_budget, decode_tokens)
 
 
 def values_in_order(objects: list[Any], values: NDArray[np.int64], order: Sequence[object]) -> NDArray[np.int64]:

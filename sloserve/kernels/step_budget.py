@@ -73,6 +73,4 @@ def step_prompts(
     its reply, of ``step_s`` each; after it ``late(rate, full_rate)`` says how many are late at ``rate`` prompt tokens
     per second and would be in time at ``full_rate``, and ``late_by_token`` the same for seconds a token.
     """
-    return StepPrompts(
-        progress, np.ascontiguousarray(in_progress), np.ascontiguousarray(waiting), layout.compiled, free_blocks
-    )
+    return StepPrompts(progress, np.ascontiguousarray(in_progress), np.ascontiguousarray(waiting), layout, free_blocks)

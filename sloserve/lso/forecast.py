@@ -64,6 +64,7 @@ def how_many_fit_to_the_end(
         capacity_blocks: blocks that there are.
         sigmas: standard deviations to keep free.
     """
+    held, asked = np.ascontiguousarray(held, np.int64), np.ascontiguousarray(asked, np.int64)
     return forecast.how_many_fit(runs, context_tokens, _GROWN, layout, held, asked, capacity_blocks, sigmas)
 
 

@@ -78,14 +78,20 @@ def by_class(key: FloatArray, rank: IntArray, undecided: BoolArray | None = None
         rank: of each request's class, 0 the most urgent.
         undecided: which keys no target decides; ``None`` for all, which then are served class after class.
     """
-    return compiled.by_class(key, rank, undecided)
+    return compiled.by_class(np.ascontiguousarray(key, np.float64), np.ascontiguousarray(rank, np.int64), undecided)
 
 
 def first_places(key: FloatArray, lowered: FloatArray, rank: IntArray, seq: IntArray, most: int) -> IntArray:
     """Places of the first ``most`` by what :func:`by_class` made of the key, then class, key, and arrival; by key and
     arrival where all are of one class.
     """
-    return compiled.first_places(key, lowered, rank, seq, most)
+    return compiled.first_places(
+        np.ascontiguousarray(key, np.float64),
+        np.ascontiguousarray(lowered, np.float64),
+        np.ascontiguousarray(rank, np.int64),
+        np.ascontiguousarray(seq, np.int64),
+        most,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +126,9 @@ def ranked(
     rows, queued = snapshot.rows, snapshot.waiting.size
     rank = None if class_rank is ClassRank.UNREAD else rows.class_rank
     most = min(queued, snapshot.engine.max_num_seqs)
-    return Ranked(*compiled.ranked(key, slots, queued, rank, rows.seq, undecided, most))
+    return Ranked(
+        *compiled.ranked(np.ascontiguousarray(key, np.float64), slots, queued, rank, rows.seq, undecided, most)
+    )
 
 
 def ranks(*keys: IntArray) -> FloatArray:

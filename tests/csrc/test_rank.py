@@ -102,7 +102,7 @@ def test_class_rank_has_its_place(n: int, seed: int) -> None:
     lowered = by_class(key, rank, undecided)
     expected = lowered_plainly(key, rank, undecided) if len(set(rank.tolist())) > 1 else key
     assert np.array_equal(lowered, expected)
-    assert np.array_equal(by_class(key, rank), by_class(key, rank, np.ones(n, np.bool_)))
+    assert np.array_equal(by_class(key, rank, None), by_class(key, rank, np.ones(n, np.bool_)))
     order = np.lexsort((seq, key, rank, lowered)).tolist()
     for most in (0, 1, n // 3, n, n + 1):
         assert first_places(key, lowered, rank, seq, most).tolist() == order[:most]
