@@ -61,10 +61,9 @@ class ConformalQuantiles:
         levels: which quantiles, each within 0..1, ends excluded.
     """
 
-    def __init__(self, levels: Sequence[float], window: int = WINDOW, rate: float = RATE) -> None:
+    def __init__(self, levels: Sequence[float], window: int = WINDOW) -> None:
         if not all(0.0 < level < 1.0 for level in levels):
             raise ValueError(f"levels: {levels} are not within 0..1, ends excluded")
-        self._rate = rate
         self._at = {level: level for level in sorted(levels)}
         self._latest: deque[float] = deque(maxlen=window)
         self._sorted: list[float] = []
@@ -106,7 +105,7 @@ class ConformalQuantiles:
 
     def _judge(self, level: float, *, kept: bool) -> None:
         self._judged[level].append(kept)
-        at = self._at[level] + self._rate * ((0.0 if kept else 1.0) - (1.0 - level))
+        at = self._at[level] + RATE * ((0.0 if kept else 1.0) - (1.0 - level))
         # Past the ends of 0..1 by little only: after a long calm a surprise must not take as long to be believed.
         self._at[level] = min(max(at, 0.0), _MAX_LEVEL)
 

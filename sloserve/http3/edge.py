@@ -34,7 +34,6 @@ from sloserve.wire.asgi import (
 from sloserve.wire.client import WhileClientWaits
 from sloserve.wire.headers import RETRY_AFTER, remaining
 from sloserve.wire.opening import BodyLimits, OpenedRequest, open_request
-from sloserve.wire.resolve import Classify
 
 READY_PATH = "/ready"
 RETRY_FULL_S = 1
@@ -56,12 +55,11 @@ class EdgeSettings:
 
 
 class Edge:
-    """Forwards what it is asked. classify: what a request's headers say of its class and tenant."""
+    """Forwards what it is asked."""
 
-    def __init__(self, settings: EdgeSettings, classify: Classify = DEFAULT_CLASSIFY) -> None:
+    def __init__(self, settings: EdgeSettings) -> None:
         self.upstream = UpstreamConnection(settings.host, settings.port, settings.client)
         self.turns = FairTurns(settings.requests, settings.max_waiting)
-        self._classify = classify
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -92,7 +90,7 @@ class Edge:
         except InvalidRequest as error:
             await request.refuse(error)
             return
-        service = AnswerService.of(*self._classify(request.scope["headers"]))
+        service = AnswerService.of(*DEFAULT_CLASSIFY(request.scope["headers"]))
         arrived_s = asyncio.get_running_loop().time()
         try:
             async with WhileClientWaits(client.until_left):

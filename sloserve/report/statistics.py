@@ -24,7 +24,7 @@ class Mean:
     n: int
 
 
-def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Mean | None:
+def mean_interval(values: Sequence[float]) -> Mean | None:
     """Mean and t interval of independent ``values``; ``None`` if there are none.
 
     For paired observations, give it the differences. Values that are all equal have an interval of no width.
@@ -36,7 +36,7 @@ def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Me
     if sample.size == 1:
         return Mean(mean, None, None, 1)
     standard_error = float(np.std(sample, ddof=1)) / math.sqrt(sample.size)
-    reach = float(stdtrit(sample.size - 1, 0.5 + confidence / 2.0)) * standard_error
+    reach = float(stdtrit(sample.size - 1, 0.5 + CONFIDENCE / 2.0)) * standard_error
     return Mean(mean, mean - reach, mean + reach, int(sample.size))
 
 

@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
@@ -212,21 +213,11 @@ def run_experiment(
             yield Run(policy, point, log)
 
 
-class _InProcess:
-    """Stands in for a pool when everything runs here."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *error: object) -> None:
-        return None
-
-
-def pool_of(jobs: int) -> "ProcessPoolExecutor | _InProcess":
+def pool_of(jobs: int) -> AbstractContextManager[ProcessPoolExecutor | None]:
     """Processes to run in; entered, it is ``None`` for one. Raises: ConfigError for less."""
     if jobs < 1:
         raise ConfigError(f"--jobs: {jobs} is not a whole number >= 1")
-    return _InProcess() if jobs == 1 else ProcessPoolExecutor(min(jobs, os.cpu_count() or 1), get_context("spawn"))
+    return nullcontext() if jobs == 1 else ProcessPoolExecutor(min(jobs, os.cpu_count() or 1), get_context("spawn"))
 
 
 def _points(experiment: Experiment, pool: Executor | None) -> Iterator[Point]:

@@ -51,8 +51,8 @@ class Copier(Protocol):
 class CpuCopier:
     """On a CPU engine all is over when a call returns, the engine's own work too, so each copy is made at once."""
 
-    def __init__(self, regions: Sequence[Region], num_blocks: int, pool: HostPool, threads: int = 1) -> None:
-        self._regions, self._num_blocks, self._pool, self._threads = tuple(regions), num_blocks, pool, threads
+    def __init__(self, regions: Sequence[Region], num_blocks: int, pool: HostPool) -> None:
+        self._regions, self._num_blocks, self._pool = tuple(regions), num_blocks, pool
         self._block_bytes = block_bytes(regions)
         self._done: set[str] = set()
         self._moved: list[Moved] = []
@@ -74,7 +74,6 @@ class CpuCopier:
             device_ids,
             host_ids,
             to_host=to_host,
-            threads=self._threads,
         )
         self._moved.append(Moved(to_host, len(host_ids) * self._block_bytes, time.perf_counter() - start_s))
 

@@ -199,17 +199,15 @@ def profile_model(
     settings: ProfileSettings,
     out: Path,
     raw: Path,
-    console: Console | None = None,
-    now_s: Callable[[], float] = time.perf_counter,
 ) -> Profile:
     """Measures the engine that ``args`` describe into ``raw``, going on with what is there, and writes ``out``.
 
     Raises: ConfigError when ``raw`` is about another engine, or the engine is too small to fit anything to.
     """
-    console = console or Console()
+    console = Console()
     # What it is served as, where that is said: the tag of builtin:tiny is a folder.
     model = args.served_model_name[0] if args.served_model_name else args.model_tag or args.model
-    engine = ProfileEngine(args, now_s)
+    engine = ProfileEngine(args)
     try:
         measured = Measurements.open(raw, engine.facts(out.stem, model))
         measured.add_start({**engine.start_times_s, "link_bandwidth_gb_per_s": link_bandwidth_gb_per_s()})

@@ -74,7 +74,6 @@ def measure_grid(
     scenarios: Sequence[Scenario],
     repetitions: int,
     into: Measurements,
-    seed: int = 0,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Measures what ``into`` does not hold yet.
@@ -85,7 +84,7 @@ def measure_grid(
     total = repetitions * len(scenarios)
     done = 0
     for repetition in range(repetitions):
-        order = np.random.default_rng([seed, repetition]).permutation(len(scenarios))
+        order = np.random.default_rng([0, repetition]).permutation(len(scenarios))
         for i in order.tolist():
             scenario = scenarios[i]
             if not into.has(scenario.key, repetition):
@@ -95,9 +94,9 @@ def measure_grid(
                 on_progress(done, total)
 
 
-def scores(steps: Sequence[MeasuredStep], seed: int = 0) -> dict[str, FitScore]:
+def scores(steps: Sequence[MeasuredStep]) -> dict[str, FitScore]:
     """Each form fitted to three quarters of the steps and scored on the rest, by name."""
-    fitted, out = held_out(steps, HELD_OUT_SHARE, seed)
+    fitted, out = held_out(steps, HELD_OUT_SHARE, seed=0)
     return {name: score(fit(fitted), out) for name, fit in FITS.items()}
 
 
@@ -120,7 +119,7 @@ def knee_tokens(steps: Sequence[MeasuredStep]) -> int | None:
     return int(np.ceil(np.interp(wanted, throughput, sizes))) if throughput[0] < wanted else sizes[0]
 
 
-def make_profile(measured: Measurements, form: str, seed: int = 0) -> dict[str, Any]:
+def make_profile(measured: Measurements, form: str) -> dict[str, Any]:
     """The fields of a profile; coefficients are fitted to all steps, the error is that of a fit to three quarters.
 
     ``measured.subject`` holds the fields that are not measured by steps, by the profile's names.
@@ -130,7 +129,7 @@ def make_profile(measured: Measurements, form: str, seed: int = 0) -> dict[str, 
     steps = measured.steps()
     try:
         fit = FITS[form](steps)
-        found = scores(steps, seed)[form]
+        found = scores(steps)[form]
     except ValueError as error:
         raise ConfigError(f"{measured.path}: {error}") from error
     loads = [s.load for s in steps]

@@ -35,15 +35,12 @@ class Planning:
         holder: unique among planners, and new in each process.
         clock: of this process; for durations alone.
         lease_s: a leader that does not renew for so long is followed by another.
-        seed: of the search.
     """
 
-    def __init__(
-        self, fleet: Fleet, store: Store, holder: str, clock: Clock, *, lease_s: float = LEASE_S, seed: int = 0
-    ) -> None:
+    def __init__(self, fleet: Fleet, store: Store, holder: str, clock: Clock, *, lease_s: float = LEASE_S) -> None:
         self._store, self._holder = store, holder
         self._lease_s = lease_s
-        self._maker = PlanMaker(fleet, seed=seed)
+        self._maker = PlanMaker(fleet)
         self._queued = CachedSums(store.requests, clock)
         self._written: tuple[int, Plan] | None = None
 

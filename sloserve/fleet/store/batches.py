@@ -128,11 +128,11 @@ class Batches:
         with self._database.reading() as session:
             return [_batch(row) for row in session.rows(f"{_BATCHES} WHERE state = 'unconfirmed' ORDER BY seq")]
 
-    def ended_before(self, age_s: float, most: int = 100) -> Sequence[Batch]:
+    def ended_before(self, age_s: float) -> Sequence[Batch]:
         """Batches of all tenants that have ended and whose deadline was more than ``age_s`` ago, oldest first."""
         sql = f"{_BATCHES} WHERE state IN ({_ENDED}) AND due_s < store_now() - :age_s ORDER BY seq LIMIT :most"
         with self._database.reading() as session:
-            return [_batch(row) for row in session.rows(sql, age_s=age_s, most=most)]
+            return [_batch(row) for row in session.rows(sql, age_s=age_s, most=_MOST_ENDED)]
 
     def count(self, tenant: str) -> tuple[int, int]:
         """How many batches of a tenant have not ended, and how many there are."""
@@ -188,6 +188,7 @@ class Batches:
             return session.change(sql, id=id, tenant=tenant) > 0
 
 
+_MOST_ENDED: Final = 100
 _OPEN: Final = ", ".join(f"'{state}'" for state in OPEN_STATES)
 _ENDED: Final = ", ".join(f"'{state}'" for state in ENDED_STATES)
 _FILES: Final = "SELECT id, tenant, name, purpose, bytes, created_s, expires_s FROM file"

@@ -13,6 +13,8 @@ FREE, WAITING, PREEMPTED, RUNNING, BLOCKED = (
     int(s) for s in (State.FREE, State.WAITING, State.PREEMPTED, State.RUNNING, State.BLOCKED)
 )
 
+_CAPACITY = 1024
+"""Requests that there is room for at first."""
 _COUNTS = (
     "prompt", "last", "tokens", "left", "computed", "in_flight", "placeholders", "stale", "found",
     "blocks", "cached", "settled", "junction", "preemptions", "prefilled", "recomputed",
@@ -49,12 +51,12 @@ class ModelRequests:
     prefilled: IntArray
     recomputed: IntArray
 
-    def __init__(self, capacity: int = 1024) -> None:
+    def __init__(self) -> None:
         self.handles: list[ModelRequest] = []
         for name in _COUNTS:
-            setattr(self, name, np.zeros(capacity, np.int64))
-        self.state: NDArray[np.int8] = np.zeros(capacity, np.int8)
-        self.marked: BoolArray = np.zeros(capacity, np.bool_)
+            setattr(self, name, np.zeros(_CAPACITY, np.int64))
+        self.state: NDArray[np.int8] = np.zeros(_CAPACITY, np.int8)
+        self.marked: BoolArray = np.zeros(_CAPACITY, np.bool_)
         """For use within one function: all ``False`` before and after."""
 
     def add(self, item: WorkloadRequest, arrival_time: float, max_tokens: int) -> "ModelRequest":
