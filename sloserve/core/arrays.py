@@ -1,4 +1,4 @@
-"""Names of the array types that functions take and give, one dtype each; and how a column by slot grows."""
+"""Names of the array types of arguments and results, one dtype each; and how a column by slot grows."""
 
 from typing import TypeVar
 

@@ -1,9 +1,9 @@
 """Time as a dependency: code that needs the time is handed a clock.
 
-A clock tells two times. ``now_s`` counts seconds since the epoch, as vLLM's ``arrival_time`` does, so that deadlines
-compare across processes of one host; the host's may be set back or forward at any moment. ``monotonic_s`` counts from
-anywhere and only ever grows: how long something took or how old it is follows from this one alone. An engine's
-scheduler compares times on a :class:`SteadyClock`. Policies get ``now_s`` as an argument and never hold a clock.
+A clock tells two times. ``now_s`` is seconds since the epoch, as vLLM's ``arrival_time`` is, so that deadlines can be
+compared between processes of one host; the host's clock may be set at any moment. ``monotonic_s`` has an arbitrary
+start and never goes back: durations and ages are computed from it alone. An engine's scheduler compares times on a
+:class:`SteadyClock`. Policies get ``now_s`` as an argument and never hold a clock.
 """
 
 import time

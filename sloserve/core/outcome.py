@@ -1,4 +1,4 @@
-"""How a request ended: a label of few values, so that it can be a metric's label."""
+"""How a request ended, as one of a few values that can label a metric."""
 
 from enum import StrEnum
 

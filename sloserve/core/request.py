@@ -1,4 +1,7 @@
-"""A request of a workload: when it arrives, how long it is, what it asks for. No text: scheduling sees only lengths."""
+"""A request of a workload: when it arrives, how long it is, what it asks for.
+
+It has no text, since scheduling depends on lengths alone.
+"""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What one run of a workload left behind: per request the time of every token, per engine step what it did.
+"""The log of one run of a workload: for each request the time of every token, for each engine step what it did.
 
 Written by the virtual engine and by the bench client alike, read by reports. Times are seconds from the start of the
 run.

@@ -1,4 +1,4 @@
-"""What each instance of a fleet did at which time, in seconds from the start of a run."""
+"""The phases of each instance of a fleet over time, in seconds from the start of a run."""
 
 from dataclasses import dataclass
 from enum import StrEnum

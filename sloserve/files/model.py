@@ -1,4 +1,4 @@
-"""What a pydantic model finds wrong, in our words: which field, what it holds, what it may hold."""
+"""Errors of pydantic models as sentences for operators: which field, its value, which values it may have."""
 
 import difflib
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Output lengths as policies know them: one interface over the request table, whatever predicts.
+"""Output lengths as policies know them: one interface over the request table for every predictor.
 
 Which predictor: the option ``length`` of a policy, see :mod:`sloserve.estimator.length.choice`.
 """

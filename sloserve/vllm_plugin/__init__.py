@@ -1,5 +1,4 @@
-"""Everything that touches vLLM: the scheduler plugin, its guards, the virtual engine and the server. Nothing else
-imports vllm.
+"""The only package that imports vLLM: the scheduler class, the KV connector, the server, and vLLM in virtual time.
 
 ``sloserve.vllm_plugin.SLOScheduler`` is the name to give to vLLM's ``--scheduler-cls``.
 """

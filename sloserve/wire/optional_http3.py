@@ -1,7 +1,7 @@
 """HTTP/3 as all other packages see it: its settings, its certificates, and a server that may run beside a TCP port.
 
-All that knows QUIC is in :mod:`sloserve.http3`, which nothing imports: it may be taken out, and so may aioquic, which
-it needs. :func:`part` loads it once it is asked for.
+All that uses QUIC is in :mod:`sloserve.http3`, which is optional, as is aioquic, which it needs: no module imports it,
+and :func:`part` loads it when a setting asks for it.
 """
 
 import importlib

@@ -1,7 +1,7 @@
 """Workloads by name: requests with arrivals, lengths and SLOs, all decided by one seed.
 
 A workload is a source of traces and an SLO assignment. :func:`workload` finds a generated one by name,
-:func:`trace_workload` makes one of a recorded trace; both answer :meth:`Workload.requests`. The class of service is
+:func:`trace_workload` makes one of a recorded trace; both have :meth:`Workload.requests`. The class of service is
 drawn from a stream of its own, so another SLO file, rate or policy leaves the arrivals and lengths of a seed as they
 are.
 """

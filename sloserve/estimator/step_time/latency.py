@@ -5,8 +5,8 @@ linear fits, and the bilinear fits of the simulated-annealing paper. Coefficient
 seconds.
 
 Guarantees: a step without tokens costs 0; any other step costs a positive, finite time. Coefficients are checked when
-a form is built, so that ``step_s`` does arithmetic only. No form is required to be monotone: hinge's decode-only set
-is a fit of its own. ``prefill_within``, its inverse, is: each form says in its bound what it does to be.
+a form is built, so that ``step_s`` does arithmetic only. A form need not be monotone: hinge's decode-only set is a fit
+of its own. Its inverse, ``prefill_within``, is monotone: it uses each form's monotone bound.
 
 Steps that mix prefill and decode. DistServe and the simulated-annealing paper measured the two apart, on engines that
 did not mix them. Here such a step costs prefill + decode - the smaller of the two constants: the constant stands for

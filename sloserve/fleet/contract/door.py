@@ -1,10 +1,9 @@
 """The door of an agent: the only way to its engines, and what its parts promise each other.
 
-On the wire it is HTTP on a unix socket, which the agent's user alone may open, or on TCP between machines, where each
-request shows the fleet's key as ``Authorization: Bearer KEY`` and gets 401 and ``x-sloserve-refused: failed`` without:
-
-Where the fleet has certificates, TCP means TLS: the door's address ends with ``#HOST`` then, the name of the host that
-its certificate must prove.
+It is HTTP on a unix socket, which only the agent's user may open, or on TCP between machines. On TCP each request
+needs the fleet's key as ``Authorization: Bearer KEY``; without it the answer is 401 with ``x-sloserve-refused:
+failed``. Where the fleet has certificates, TCP means TLS, and the door's address ends with ``#HOST``, the host name
+that its certificate must have.
 
 - ``GET /state``: the agent's report, :class:`~sloserve.fleet.contract.reports.AgentReport` as JSON, without the swaps
   that it has measured: gateways ask many times a second, and planners find them in the store.

@@ -1,4 +1,4 @@
-"""Opens the store that an address names, and holds its parts together."""
+"""The store of a fleet, in SQLite or PostgreSQL as its address says: requests, batches, members, costs of switches."""
 
 from pathlib import Path
 from typing import Final
