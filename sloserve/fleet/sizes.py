@@ -5,10 +5,11 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 
 from sloserve.core.errors import InvalidRequest
+from sloserve.estimator.length.remaining import PRIOR_MEAN_TOKENS
 
 BYTES_PER_TOKEN: Final = 4
 """Usual length of a token of a prompt in English."""
-USUAL_OUTPUT_TOKENS: Final = 256
+USUAL_OUTPUT_TOKENS: Final = int(PRIOR_MEAN_TOKENS)
 """Assumed length of a reply of which nothing says how long it is, before any has ended."""
 
 

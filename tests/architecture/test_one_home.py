@@ -91,12 +91,11 @@ IDEAS = {
     ),
     "the length of a reply that nobody knows is one figure": Idea(
         kind=ast.AnnAssign,
-        word="USUAL|PRIOR_TOKENS",
-        pattern=r"^_?(?:USUAL|PRIOR)_(?:OUTPUT_)?TOKENS: Final = ",
+        word="USUAL|PRIOR_(?:MEAN_)?TOKENS",
+        pattern=r"^_?(?:USUAL|PRIOR)_(?:OUTPUT_|MEAN_)?TOKENS: Final = ",
         example="_USUAL_OUTPUT_TOKENS: Final = 200.0",
-        instead="sizes.USUAL_OUTPUT_TOKENS",
-        homes=frozenset({"sloserve/fleet/sizes.py"}),
-        under=("sloserve/fleet/", "sloserve/sim/fleet/"),
+        instead="sizes.USUAL_OUTPUT_TOKENS, which is the prior of the estimators",
+        homes=frozenset({"sloserve/fleet/sizes.py", "sloserve/estimator/length/remaining.py"}),
     ),
     "how many requests an instance takes beyond what it runs is said once": Idea(
         kind=ast.BinOp,

@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 
 from sloserve.estimator.length.kaplan_meier import CurveOfEach, SurvivalCurve, log_rank, survival_curve
-from sloserve.estimator.length.remaining import Estimator, KnownRequests
+from sloserve.estimator.length.remaining import PRIOR_MEAN_TOKENS, PRIOR_WEIGHT, Estimator, KnownRequests
 
 RECENT: Final = 32
 """Ended requests of a class that tell whether its lengths have changed."""
@@ -67,14 +67,14 @@ class EmpiricalLength(Estimator):
 
     Args:
         window: ended requests remembered per class.
-        prior_mean_tokens: mean length before any was seen; 256 lies between the means of Azure's conversations (201)
-            and of Mooncake's (346).
-        prior_weight: ended requests that the prior is worth.
+        prior_mean_tokens, prior_weight: see PRIOR_MEAN_TOKENS and PRIOR_WEIGHT.
 
     Raises: ValueError when an argument is out of range.
     """
 
-    def __init__(self, window: int = 512, prior_mean_tokens: float = 256.0, prior_weight: float = 4.0) -> None:
+    def __init__(
+        self, window: int = 512, prior_mean_tokens: float = PRIOR_MEAN_TOKENS, prior_weight: float = PRIOR_WEIGHT
+    ) -> None:
         if window < 1 or not prior_mean_tokens >= 1.0 or not prior_weight > 0.0:
             raise ValueError(
                 f"window {window}, prior_mean_tokens {prior_mean_tokens}, prior_weight {prior_weight}:"

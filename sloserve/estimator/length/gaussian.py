@@ -14,9 +14,8 @@ import numpy as np
 from scipy import special
 
 from sloserve.core.arrays import FloatArray, IntArray
-from sloserve.estimator.length.remaining import Estimator, KnownRequests
+from sloserve.estimator.length.remaining import PRIOR_MEAN_TOKENS, PRIOR_WEIGHT, Estimator, KnownRequests
 
-PRIOR_MEAN_TOKENS, PRIOR_WEIGHT = 256.0, 4.0
 _SQRT2 = np.sqrt(2.0)
 
 

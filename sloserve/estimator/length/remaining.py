@@ -7,11 +7,16 @@ A predictor describes whole lengths L by a :class:`LengthForm`, conditional on w
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
+
+PRIOR_MEAN_TOKENS: Final = 256.0
+"""Mean length of replies before any has ended: between those of Azure's conversations (201) and of Mooncake's (346)."""
+PRIOR_WEIGHT: Final = 4.0
+"""Ended requests that the prior counts as."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

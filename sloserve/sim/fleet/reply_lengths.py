@@ -4,11 +4,9 @@ import math
 from collections.abc import Mapping
 
 from sloserve.core.request import WorkloadRequest
+from sloserve.estimator.length.remaining import PRIOR_WEIGHT
 from sloserve.fleet.sizes import USUAL_OUTPUT_TOKENS
 from sloserve.sim.fleet.dispatcher import WaitingRequest
-
-_PRIOR_WEIGHT = 4.0
-"""Before replies have ended: of the usual length, with as large a standard deviation, counted as so many replies."""
 
 
 class ReplyLengths:
@@ -34,6 +32,6 @@ class ReplyLengths:
         return (max(mean - generated, 0.5 * deviation, 1.0) if generated else max(mean, 1.0)), deviation
 
     def _of(self, model: str) -> tuple[float, float, float]:
-        usual = float(USUAL_OUTPUT_TOKENS)
-        prior = _PRIOR_WEIGHT, _PRIOR_WEIGHT * usual, 2.0 * _PRIOR_WEIGHT * usual**2
+        usual, n = float(USUAL_OUTPUT_TOKENS), PRIOR_WEIGHT
+        prior = n, n * usual, 2.0 * n * usual**2  # with as large a standard deviation
         return self._sums.get(model, prior)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from sloserve.estimator.length.gaussian import PRIOR_MEAN_TOKENS, GaussianLength
-from sloserve.estimator.length.remaining import KnownRequests, Rest
+from sloserve.estimator.length.gaussian import GaussianLength
+from sloserve.estimator.length.remaining import PRIOR_MEAN_TOKENS, KnownRequests, Rest
 
 NO_CAP = 1 << 40
 
