@@ -30,7 +30,7 @@ class WhileClientWaits:
 
     def give_up(self) -> None:
         """Ends the block as if the client had left: it does not read."""
-        if not self._left:  # else a second one, before the block has its turn, would pass as somebody else's
+        if not self._left:  # a second cancellation, before the block runs again, would be left over
             self._left = True
             self._task.cancel()
 
