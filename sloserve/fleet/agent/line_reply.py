@@ -4,7 +4,8 @@ go on.
 Most requests are streamed from the engine, so that what has been generated is known when the model must leave; the
 reply is put together again as one that was not streamed. It is continued by token ids, through ``/v1/completions``
 whatever route it came by. What a continuation could change (seeds, stop strings, penalties, log probabilities,
-grammars, tools, several choices) is not streamed, and is computed from scratch by the next engine.
+grammars, tools, several choices, arguments of logits processors) is not streamed, and is computed from scratch by the
+next engine.
 """
 
 import json
@@ -25,7 +26,7 @@ MOST_BYTES: Final = 16_000_000
 _SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p", "ignore_eos")
 _CONTINUED: Final = frozenset(
     {"model", "prompt", "messages", "max_tokens", "max_completion_tokens", "user", "metadata", "store", "service_tier"}
-    | {"n", "stream", "slo", "vllm_xargs", *_SAMPLING}
+    | {"n", "stream", "slo", *_SAMPLING}
 )
 """Fields of a body that a continuation keeps to."""
 _ABORTED: Final = "abort"

@@ -171,11 +171,12 @@ def test_a_line_that_leaves_goes_on_from_its_tokens(tmp_path: Path, route: str) 
 
 
 @pytest.mark.slow
-def test_what_a_continuation_could_change_is_computed_from_scratch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("field", [{"seed": 1}, {"vllm_xargs": {"of_a_logits_processor": 1}}])
+def test_what_a_continuation_could_change_is_computed_from_scratch(tmp_path: Path, field: dict[str, Any]) -> None:
     async def scenario() -> None:
         door = FakeDoor("a/0", "m", "other", step_s=10.0)
         async with host(tmp_path, door) as a:
-            a.store.requests.accept([a.line("x", "tell me ", body={"seed": 1})])
+            a.store.requests.accept([a.line("x", "tell me ", body=field)])
             a.pulling.follow("a/0", [Pull(1, "m")])
             await a.until(lambda: bool(door.asked))
             assert await door.switch("other")
