@@ -101,8 +101,8 @@ class Doors:
         """What an agent says of itself; ``None`` where it cannot be reached, or cannot be read."""
         timeout = aiohttp.ClientTimeout(total=_STATE_S)
         try:
-            reached = self._reached(door)
-            async with self._session(door).get(_url(door, "/state"), timeout=timeout, **reached) as response:
+            url, options = _url(door, "/state"), {**self._reached(door), "allow_redirects": False}
+            async with self._session(door).get(url, timeout=timeout, **options) as response:
                 body = await response.content.read(_STATE_BYTES)
                 while part := await response.content.read(_STATE_BYTES - len(body)):
                     body += part

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Collection
+from http import HTTPStatus
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from sloserve.core.slo import DEFAULT_CLASSES
 from sloserve.fleet.contract.reports import AgentReport, to_json
 from sloserve.fleet.gateway import prefixes, watch
 from sloserve.fleet.gateway.demand import DemandMeter
+from sloserve.fleet.gateway.doors import Doors
 from sloserve.fleet.gateway.hold import Hold
 from sloserve.fleet.gateway.instances import Instances
 from sloserve.fleet.gateway.metrics import GatewayMetrics
@@ -25,6 +27,7 @@ from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.store import Store
 from sloserve.settings import PluginSettings
+from sloserve.wire.asgi import answer_json
 from tests.fleet.gateway.doors import running, until
 
 
@@ -85,6 +88,25 @@ def test_agents_that_answer_are_asked_on_after_the_store_was_away(
 
     asyncio.run(asyncio.wait_for(test(), 30.0))
     store.close()
+
+
+@pytest.mark.slow
+def test_a_door_does_not_send_the_gateway_elsewhere() -> None:
+    """Nor from TLS to plain HTTP."""
+
+    async def elsewhere(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/state":
+            await answer_json(send, HTTPStatus.FOUND, {}, [("location", "/other")])
+        else:
+            await answer_json(send, HTTPStatus.OK, to_json(AgentReport("a", "unix:a", ())))
+
+    async def test() -> None:
+        settings, doors = config(elsewhere, lifespan="off", port=0, timeout_graceful_shutdown=1), Doors(5.0, "a key")
+        async with running(settings):
+            assert await doors.state(f"http://127.0.0.1:{settings.port}") is None
+            await doors.close()
+
+    asyncio.run(asyncio.wait_for(test(), 30.0))
 
 
 CHUNKED = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
