@@ -83,6 +83,11 @@ class SLOMiddleware:
             await passing.run(self._app(scope, passing.receive, passing.send))
         except BodyTooLarge as error:
             passing.too_large = error
+        except asyncio.CancelledError:
+            # Uvicorn, which stops, waits no longer for what a client still sends; it would answer 500. Over HTTP/3 what
+            # is answered now would be waited for.
+            if not passing.awaits_body or scope["http_version"] == "3" or not await refused_for_stopping(engine, send):
+                raise
         finally:
             context.current.reset(token)
         if passing.too_large is not None:
@@ -123,6 +128,11 @@ class PassingRequest:
         self._answering = False
         self._content_type = b""
         self._reporter: Reporter | None = None
+
+    @property
+    def awaits_body(self) -> bool:
+        """Whether more of its body is to come, and nothing of an answer is on its way."""
+        return not (self._body.is_whole or self._answering)
 
     def begin(self, scope: Scope) -> None:
         """Reads the headers. What is wrong with an SLO is said later, by a route that has any use for it."""

@@ -120,6 +120,40 @@ def test_a_request_that_the_stop_overtakes_is_refused_rather_than_failed(app: St
     assert app.state.engine_client.sloserve_front_end.stopped == 1
 
 
+@pytest.mark.parametrize("version", ["1.1", "3"])
+@pytest.mark.parametrize("stopping", [True, False])
+def test_who_still_sends_when_the_server_waits_no_longer_is_refused(
+    app: Starlette, stopping: bool, version: str
+) -> None:
+    """The answer was 500, with a traceback in the log for each."""
+    sent: list[Any] = []
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "http_version": version}
+
+    async def test() -> None:
+        reading = asyncio.Event()
+
+        async def receive() -> Any:
+            reading.set()
+            await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        task = asyncio.create_task(app({**scope, "query_string": b""}, receive, send))
+        await reading.wait()
+        app.state.engine_client.sloserve_front_end.drain.stopping = stopping
+        task.cancel()
+        await task
+
+    if stopping and version == "1.1":
+        asyncio.run(test())
+        assert sent[0]["status"] == 503 and (b"retry-after", b"7") in sent[0]["headers"]
+    else:
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(test())
+        assert not sent
+
+
 def test_a_request_that_the_engine_accepted_is_not_counted_as_refused(app: Starlette) -> None:
     async def failing(request: Request) -> JSONResponse:
         http = context.current.get()
