@@ -3,6 +3,7 @@
 Routes are an allow list. A key is asked for before anything of a body is read.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from http import HTTPStatus
@@ -10,7 +11,7 @@ from typing import Any, Final
 
 from starlette.routing import Router
 
-from sloserve.core.errors import EngineError, QueueFull, SloServeError, UnknownModel
+from sloserve.core.errors import EngineError, QueueFull, ShuttingDown, SloServeError, UnknownModel
 from sloserve.fleet.gateway.doors import BrokenAnswer
 from sloserve.fleet.gateway.forward import ForwardedRequest
 from sloserve.fleet.gateway.instances import STATES
@@ -48,6 +49,8 @@ _STATEFUL: Final = (
     "use /v1/chat/completions, and send the conversation along"
 )
 _NO_KEY: Final = "no key of this fleet is shown; send one as Authorization: Bearer KEY"
+_AGAIN_S: Final = 5
+_STOPPING: Final = f"the gateway stops, and no instance has answered the request yet; retry in {_AGAIN_S} s"
 _NOT_AGAIN: Final = ("x-should-retry", "false")
 """Tells OpenAI's clients not to repeat a request that may have killed engines."""
 
@@ -136,6 +139,11 @@ class GatewayApp:
             await forwarded.run()
         except (ClientLeft, BrokenAnswer):
             pass  # the client is gone, or cannot be told any more: the server closes the connection
+        except asyncio.CancelledError:
+            # The server stops, and waits for it no longer. Over HTTP/3 what is answered now would be waited for.
+            if forwarded.answer.begun or request.scope["http_version"] == "3":
+                raise
+            await request.refuse(ShuttingDown(_STOPPING, _AGAIN_S))
         except SloServeError as error:
             await request.refuse(error, [_NOT_AGAIN] if isinstance(error, EngineError) else [])
         except Exception:

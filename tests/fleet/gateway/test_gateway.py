@@ -123,6 +123,25 @@ def test_a_client_that_leaves_is_aborted_in_the_engine(tmp_path: Path) -> None:
     run(test)
 
 
+def test_who_waits_for_an_instance_when_the_gateway_stops_is_told_to_come_again(tmp_path: Path) -> None:
+    """The answer was 500, with a traceback in the log for each."""
+
+    async def test() -> None:
+        door = PlayedDoor(tmp_path / "door.sock")
+        door.instances["node-a/0"].room = 0
+        async with door.open(), httpx.AsyncClient(timeout=30.0) as http:
+            async with serving(Surroundings(doors=[door.address])) as served:
+                asking = asyncio.create_task(
+                    http.post(served.url + COMPLETIONS, json={"model": "chat", "prompt": "a", "max_tokens": 5})
+                )
+                await until(lambda: len(served.gateway.parts.hold))
+            answer = await asking
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "5"), answer.text
+            assert not len(served.gateway.parts.hold)
+
+    run(test)
+
+
 @pytest.mark.parametrize("reason", ["switching", "other-model", "full", "failed", "died", "a word of a newer agent"])
 def test_what_one_instance_refuses_another_serves(tmp_path: Path, reason: str) -> None:
     async def test() -> None:
