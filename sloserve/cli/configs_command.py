@@ -1,12 +1,11 @@
 """``sloserve configs``: the example files, without a checkout."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from sloserve.cli.output_flags import JsonFlag
+from sloserve.cli.output_flags import JsonFlag, show_names
 from sloserve.cli.root import app
 
 
@@ -28,9 +27,4 @@ def configs(
         for path in copied(names or [], to or Path()):
             print(path)
         return
-    found = {name: purpose(path) for name, path in examples().items()}
-    if as_json:
-        print(json.dumps(found, indent=2))
-        return
-    for name, text in found.items():
-        print(f"{name:<{max(map(len, found))}}  {text}".rstrip())
+    show_names({name: purpose(path) for name, path in examples().items()}, as_json)

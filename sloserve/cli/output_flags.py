@@ -1,5 +1,7 @@
-"""How commands give results: for scripts as JSON, and where an experiment leaves its files."""
+"""How commands give results: for scripts as JSON, for people in columns, and where an experiment leaves its files."""
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +13,18 @@ if TYPE_CHECKING:
 
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON in place of the table.")]
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """``rows`` with their cells aligned to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def show_names(found: Mapping[str, str], as_json: bool) -> None:
+    """Prints names and what each is."""
+    print(json.dumps(found, indent=2) if as_json else columns(list(found.items())))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +13,7 @@ from sloserve.cli import completion
 from sloserve.cli.http3_flags import Http3Flags
 from sloserve.cli.log_flag import LogFlag, LogFormat, begin_logging
 from sloserve.cli.option_groups import with_option_groups
-from sloserve.cli.output_flags import JsonFlag
+from sloserve.cli.output_flags import JsonFlag, columns, show_names
 from sloserve.cli.root import VLLMArguments, app, our_flags, vllm_arguments
 from sloserve.core.errors import ConfigError
 from sloserve.core.json_log import logs_are_json, say, warn
@@ -187,12 +186,7 @@ def presets(as_json: JsonFlag = False) -> None:
     """List the shipped presets."""
     from sloserve import config
 
-    found = config.presets()
-    if as_json:
-        print(json.dumps(found, indent=2))
-        return
-    for name, text in found.items():
-        print(f"{name:<{max(map(len, found))}}  {text}")
+    show_names(config.presets(), as_json)
 
 
 @app.command()
@@ -215,9 +209,9 @@ def policies(
         print(json.dumps({kind: {one: _summary(one) for one in names} for kind, names in listed.items()}, indent=2))
         return
     if name is None:
-        print(_columns([(one, _summary(one)) for one in policy_names(for_experiments=False)]))
+        print(columns([(one, _summary(one)) for one in policy_names(for_experiments=False)]))
         print("\nFor experiments, to reproduce papers:\n")
-        print(_columns([(one, _summary(one)) for one in policy_names(for_experiments=True)]))
+        print(columns([(one, _summary(one)) for one in policy_names(for_experiments=True)]))
         return
     found = describe_policy(name)
     if as_json:
@@ -226,7 +220,7 @@ def policies(
     print(f"{name}: {found.summary}")
     print(f"\nOptions, as in {name}:{found.options[0].name}={_text(found.options[0].default)}, with their defaults:\n")
     rows = [(f"  {o.name}", _text(o.default), o.kind, o.meaning.partition(". ")[0]) for o in found.options]
-    print(_columns([("  option", "default", "type", "meaning"), *rows]))
+    print(columns([("  option", "default", "type", "meaning"), *rows]))
 
 
 def _summary(policy: str) -> str:
@@ -236,12 +230,6 @@ def _summary(policy: str) -> str:
         return describe_policy(policy).summary
     except ConfigError as error:  # a broken third-party package must not hide the others
         return str(error)
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def _text(default: object) -> str:

@@ -2,7 +2,7 @@
 
 import json
 
-from sloserve.cli.output_flags import JsonFlag
+from sloserve.cli.output_flags import JsonFlag, columns
 from sloserve.cli.root import app
 
 
@@ -23,7 +23,4 @@ def workloads(as_json: JsonFlag = False) -> None:
     if as_json:
         print(json.dumps({kind.replace(" ", "_"): names for kind, names in found.items()}, indent=2))
         return
-    width = max(map(len, [*WORKLOADS, *EXPERIMENTS]))
-    for kind, names in found.items():
-        for name, text in names.items():
-            print(f"{kind:<10}  {name:<{width}}  {text}".rstrip())
+    print(columns([(kind, name, text) for kind, names in found.items() for name, text in names.items()]))

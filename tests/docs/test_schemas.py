@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from sloserve.cli import app
-from sloserve.cli.schema_command import SCHEMAS, schema_text
+from sloserve.cli.schema_command import KINDS, schema_text
 from sloserve.core.errors import ConfigError
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.files.marked_yaml import parse_yaml
@@ -44,7 +44,7 @@ def faults(kind: str, text: str) -> list[str]:
     return [error.message for error in validator(kind).iter_errors(parse_yaml(text, "f.yaml").plain())]
 
 
-@pytest.mark.parametrize("kind", SCHEMAS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_schema_is_what_the_code_makes(kind: str, update_docs: bool) -> None:
     path = FOLDER / f"{kind}.json"
     if update_docs:
@@ -65,7 +65,7 @@ def test_the_command_prints_them_and_names_the_kinds() -> None:
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_names_its_schema_and_agrees_with_it(example: Path) -> None:
     named = re.match(r"# yaml-language-server: \$schema=schemas/(\w+)\.json\n", example.read_text())
-    assert named is not None and named[1] in SCHEMAS
+    assert named is not None and named[1] in KINDS
     assert faults(named[1], example.read_text()) == []
 
 
