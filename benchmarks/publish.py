@@ -66,6 +66,12 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     return "".join(line.rstrip() + "\n" for line in lines)
 
 
+def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
+    """``rows`` as the lines of a table in Markdown; the first is its head."""
+    head, *body = ("| " + " | ".join(row) + " |" for row in rows)
+    return [head, "|" + " --- |" * len(rows[0]), *body]
+
+
 def runs_there(path: Path) -> list[dict[str, Any]]:
     """The runs of earlier calls, see :func:`~sloserve.report.runs_csv.read_runs`; none where there is no such file."""
     return read_runs(path) if path.exists() else []

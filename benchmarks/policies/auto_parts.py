@@ -31,7 +31,7 @@ from benchmarks.fleet.fleet_qlm import ONE_MODEL, SHORTER
 from benchmarks.policies.auto_cells import AUTO, AUTOS, AutoCell, Row, experiment, read_cells, rival_of, run
 from benchmarks.policies.auto_report import ATTAINMENT, LATENCY, PREEMPTIONS, QOE, TOKENS, runs_of, short, shown
 from benchmarks.policies.step_sizes import BUDGET, FIGURES
-from benchmarks.publish import RESULTS, read_rows, write_rows, write_table
+from benchmarks.publish import RESULTS, markdown, read_rows, write_rows, write_table
 from benchmarks.scaled_profile import scaled_profile
 from sloserve.report.statistics import mean_interval
 from sloserve.scheduler.auto import constants
@@ -198,13 +198,8 @@ def _mean(values: Sequence[float]) -> float:
 
 def table_of_variants(rows: Sequence[Row], section: str) -> list[str]:
     """Each variant beside auto."""
-    lines = [
-        f"{section}: attainment and latency less auto's",
-        "",
-        "| variant | attainment, % | less auto's, points | worst cell | QoE | latency, % | tokens/s, x auto | "
-        "preemptions | runs |",
-        "| --- |" + " --- |" * 8,
-    ]
+    head = "variant", "attainment, %", "less auto's, points", "worst cell", "QoE", "latency, %", "tokens/s, x auto"
+    table = [[*head, "preemptions", "runs"]]
     ours = figures(rows, section, AUTO)
     for variant in dict.fromkeys(row["variant"] for row in rows if row["section"] == section):
         found = figures(rows, section, variant)
@@ -213,22 +208,18 @@ def table_of_variants(rows: Sequence[Row], section: str) -> list[str]:
         cells = {cell: np.mean([d for d, key in zip(less, both, strict=True) if key[0] == cell]) for cell, _ in both}
         latency = [100 * (found[key][LATENCY] / ours[key][LATENCY] - 1) for key in both]
         tokens = [found[key][TOKENS] / ours[key][TOKENS] for key in both]
-        lines.append(
-            f"| {variant} | {100 * _mean([f[ATTAINMENT] for f in found.values()]):.1f} | "
-            f"{shown(mean_interval([d for d in less if not np.isnan(d)]), 1)} | "
-            f"{min(cells.values(), default=0.0):+.1f} | {_mean([f[QOE] for f in found.values()]):.3f} | "
-            f"{_mean(latency):+.1f} | {_mean(tokens):.3f} | {_mean([f[PREEMPTIONS] for f in found.values()]):.2f} | "
-            f"{len(found)} |"
-        )
-    return [*lines, ""]
+        attainment, qoe, preemptions = (_mean([f[n] for f in found.values()]) for n in (ATTAINMENT, QOE, PREEMPTIONS))
+        less_autos = shown(mean_interval([d for d in less if not np.isnan(d)]), 1)
+        row = [variant, f"{100 * attainment:.1f}", less_autos, f"{min(cells.values(), default=0.0):+.1f}", f"{qoe:.3f}"]
+        table.append([*row, f"{_mean(latency):+.1f}", f"{_mean(tokens):.3f}", f"{preemptions:.2f}", str(len(found))])
+    return [f"{section}: attainment and latency less auto's", "", *markdown(table), ""]
 
 
 def table_by_cell(rows: Sequence[Row], section: str, cells: Mapping[int, str]) -> list[str]:
     """Means of each variant in each cell: in time in %, QoE, latency, tokens/s, preemptions."""
     of = [row for row in rows if row["section"] == section]
-    lines = [f"{section}: % in time, QoE, ms a token, tokens/s, preemptions a request", ""]
     variants = list(dict.fromkeys(row["variant"] for row in of))
-    lines += ["| cell | " + " | ".join(variants) + " |", "| --- |" + " --- |" * len(variants)]
+    table = [["cell", *variants]]
     for cell in dict.fromkeys(int(row["cell"]) for row in of):
         shown_all = []
         for variant in variants:
@@ -242,18 +233,14 @@ def table_by_cell(rows: Sequence[Row], section: str, cells: Mapping[int, str]) -
                 (m[PREEMPTIONS], ".2f"),
             )
             shown_all.append(", ".join("-" if np.isnan(v) else f"{v:{spec}}" for v, spec in parts))
-        lines.append(f"| {cells[cell]} | " + " | ".join(shown_all) + " |")
-    return [*lines, ""]
+        table.append([cells[cell], *shown_all])
+    return [f"{section}: % in time, QoE, ms a token, tokens/s, preemptions a request", "", *markdown(table), ""]
 
 
 def table_of_groups(rows: Sequence[Row]) -> list[str]:
     """Means with their intervals, in two cells."""
-    lines = [
-        "groups: order inside the groups of qlm; % in time, latency-sensitive % in time, requests served a second",
-        "",
-        "| order | 8 models on 2 instances, 20 req/s | one model on 2 instances, 22 req/s |",
-        "| --- | --- | --- |",
-    ]
+    head = "groups: order inside the groups of qlm; % in time, latency-sensitive % in time, requests served a second"
+    table = [["order", "8 models on 2 instances, 20 req/s", "one model on 2 instances, 22 req/s"]]
     for variant in dict.fromkeys(row["variant"] for row in rows if row["section"] == "groups"):
         found = figures(rows, "groups", variant)
         columns = []
@@ -263,8 +250,8 @@ def table_of_groups(rows: Sequence[Row]) -> list[str]:
                 f"{100 * _mean([f[ATTAINMENT] for f in of]):.1f}, {100 * _mean([f[QOE] for f in of]):.1f}, "
                 f"{_mean([f[TOKENS] for f in of]):.2f}"
             )
-        lines.append(f"| {variant} | " + " | ".join(columns) + " |")
-    return [*lines, ""]
+        table.append([variant, *columns])
+    return [head, "", *markdown(table), ""]
 
 
 def table(rows: Sequence[Row], cells: Mapping[int, AutoCell]) -> str:

@@ -29,7 +29,7 @@ from benchmarks.policies.auto_cells import (
     rival_of,
 )
 from benchmarks.policies.step_sizes import FIGURES, POLICIES
-from benchmarks.publish import RESULTS, read_rows, write_rows, write_table
+from benchmarks.publish import RESULTS, markdown, read_rows, write_rows, write_table
 from sloserve.report.statistics import Mean, mean_interval
 
 ATTAINMENT, QOE, LATENCY, TOKENS, PREEMPTIONS = FIGURES
@@ -123,8 +123,8 @@ def shown(difference: Mean | None, digits: int) -> str:
     return f"{difference.value:+.{digits}f}{reach}"
 
 
-def cell_line(number: int, cell: AutoCell, rival: str, runs: Runs) -> tuple[str, list[str]]:
-    """A line of the table of cells, and the aims that the cell misses."""
+def cell_line(number: int, cell: AutoCell, rival: str, runs: Runs) -> tuple[list[str], list[str]]:
+    """A row of the table of cells, and the aims that the cell misses."""
     differences = {figure: mean_interval(pairs(runs, AUTO, rival, figure)) for figure in FIGURES}
     tokens = 1.0 + float(np.mean(pairs(runs, AUTO, STOCK, TOKENS))) / 100.0
     preemptions = mean(runs, AUTO, PREEMPTIONS)
@@ -137,7 +137,7 @@ def cell_line(number: int, cell: AutoCell, rival: str, runs: Runs) -> tuple[str,
     if preemptions > MOST_PREEMPTIONS:
         missed.append(f"{preemptions:.2f} preemptions a request")
     attainment = mean(runs, AUTO, ATTAINMENT)
-    columns = (
+    columns = [
         f"{number}: {', '.join(cell)}",
         f"{short(rival)}",
         "-" if np.isnan(attainment) else f"{100 * attainment:.1f}",
@@ -148,16 +148,13 @@ def cell_line(number: int, cell: AutoCell, rival: str, runs: Runs) -> tuple[str,
         f"{100 * tokens:.1f}",
         f"{preemptions:.2f}",
         str(len(runs[AUTO])),
-    )
-    return "| " + " | ".join(columns) + " |", missed
+    ]
+    return columns, missed
 
 
 def workload_lines(cells: Mapping[int, AutoCell], rivals: Mapping[int, str], runs: Mapping[int, Runs]) -> list[str]:
     """Attainment less the rival's, all cells of a workload pooled, and those beyond its capacity."""
-    lines = [
-        "| workload | all loads | not inferior by 1 point | load > 1 | above by more than the interval |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    lines = [["workload", "all loads", "not inferior by 1 point", "load > 1", "above by more than the interval"]]
     for workload in dict.fromkeys(cell.workload for cell in cells.values()):
         of = [n for n in runs if cells[n].workload == workload]
         every = mean_interval([d for n in of for d in pairs(runs[n], AUTO, rivals[n], ATTAINMENT)])
@@ -166,16 +163,14 @@ def workload_lines(cells: Mapping[int, AutoCell], rivals: Mapping[int, str], run
         )
         is_kept = every is not None and (every.value if every.low is None else every.low) >= NON_INFERIOR
         is_above = better(over, ATTAINMENT) > 0
-        lines.append(
-            f"| {workload} | {shown(every, 1)} | {'yes' if is_kept else 'no'} | {shown(over, 1)} | "
-            f"{'-' if over is None else 'yes' if is_above else 'no'} |"
-        )
-    return lines
+        above = "-" if over is None else "yes" if is_above else "no"
+        lines.append([workload, shown(every, 1), "yes" if is_kept else "no", shown(over, 1), above])
+    return markdown(lines)
 
 
 def group_lines(cells: Mapping[int, AutoCell], rivals: Mapping[int, str], runs: Mapping[int, Runs]) -> list[str]:
     """Attainment by profile, targets, KV and load: auto with and without step budget, and the rivals of the cells."""
-    lines = ["| cells | of them with targets | auto | auto, no budget | rival of the cell |", "| --- |" + " --- |" * 4]
+    lines = [["cells", "of them with targets", "auto", "auto, no budget", "rival of the cell"]]
     for field in ("profile", "targets", "kv", "load"):
         for value in dict.fromkeys(getattr(cell, field) for cell in cells.values()):
             of = [n for n in runs if getattr(cells[n], field) == value]
@@ -184,8 +179,8 @@ def group_lines(cells: Mapping[int, AutoCell], rivals: Mapping[int, str], runs: 
                 means = [
                     100 * np.mean([mean(runs[n], name or rivals[n], ATTAINMENT) for n in of]) for name in (*AUTOS, "")
                 ]
-                lines.append(f"| {field} {value} | {len(of)} | " + " | ".join(f"{m:.1f}" for m in means) + " |")
-    return lines
+                lines.append([f"{field} {value}", str(len(of)), *(f"{m:.1f}" for m in means)])
+    return markdown(lines)
 
 
 def first_seeds(runs: Runs) -> Runs:
@@ -196,11 +191,8 @@ def first_seeds(runs: Runs) -> Runs:
 
 def policy_lines(runs: Mapping[int, Runs], best: Mapping[int, Mapping[str, str]]) -> list[str]:
     """Each policy left on in all cells: means, and how far it is from the best of the cell."""
-    lines = [
-        "| policy in all cells | attainment, % | worst cell | behind the cell's best rival, points | most behind | "
-        "QoE | latency, x auto | tokens/s, x stock | least | preemptions |",
-        "| --- |" + " --- |" * 9,
-    ]
+    begin = ["policy in all cells", "attainment, %", "worst cell", "behind the cell's best rival, points"]
+    lines = [[*begin, "most behind", "QoE", "latency, x auto", "tokens/s, x stock", "least", "preemptions"]]
     columns: dict[str, dict[int, str]] = {name: dict.fromkeys(runs, name) for name in (*AUTOS, STOCK)}
     for policy in POLICIES:
         columns[f"{policy}, its best size"] = {n: best[n][policy] for n in runs}
@@ -229,8 +221,8 @@ def policy_lines(runs: Mapping[int, Runs], best: Mapping[int, Mapping[str, str]]
             f"{min(tokens):.3f}",
             f"{np.mean(preemptions):.2f}",
         )
-        lines.append(f"| {short(head)} | " + " | ".join(figures) + " |")
-    return lines
+        lines.append([short(head), *figures])
+    return markdown(lines)
 
 
 def table(rows: Sequence[Row], cells: Mapping[int, AutoCell]) -> str:
@@ -240,19 +232,16 @@ def table(rows: Sequence[Row], cells: Mapping[int, AutoCell]) -> str:
     runs = {n: found for n, found in runs.items() if AUTO in found}
     rivals = {n: rival_of(earlier[n], [name for name in found if name not in AUTOS]) for n, found in runs.items()}
     best = {n: {policy: sized(found, policy) for policy in POLICIES} for n, found in runs.items()}
-    lines = [
-        "Auto less the rival of the cell: attainment in points, QoE; latency per token and tokens/s in %.",
-        "",
-        "| cell | rival | auto, % in time | attainment | QoE | latency | tokens/s | tokens/s, % of stock's | "
-        "preemptions | seeds |",
-        "| --- |" + " --- |" * 9,
-    ]
+    head = ["cell", "rival", "auto, % in time", "attainment", "QoE", "latency", "tokens/s", "tokens/s, % of stock's"]
+    by_cell = [[*head, "preemptions", "seeds"]]
     common = {n: first_seeds(found) for n, found in runs.items()}
     missed = {}
     for number, found in runs.items():
         line, missed[number] = cell_line(number, cells[number], rivals[number], found)
-        lines.append(line)
-    lines += ["", "Cells without auto's runs: " + (", ".join(str(n) for n in cells if n not in runs) or "none") + "."]
+        by_cell.append(line)
+    lines = ["Auto less the rival of the cell: attainment in points, QoE; latency per token and tokens/s in %.", ""]
+    without = ", ".join(str(n) for n in cells if n not in runs) or "none"
+    lines += [*markdown(by_cell), "", f"Cells without auto's runs: {without}."]
     lines += [
         "",
         *workload_lines(cells, rivals, runs),

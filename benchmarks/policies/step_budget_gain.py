@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.arguments import parser_for
 from benchmarks.policies.step_sizes import BUDGET, FIGURES, POLICIES, Row, experiment
-from benchmarks.publish import RESULTS, short, write_rows, write_table
+from benchmarks.publish import RESULTS, markdown, short, write_rows, write_table
 from benchmarks.scaled_profile import scaled_profile
 from sloserve.core.errors import ConfigError
 from sloserve.sim.experiment import measured_points, run_experiment
@@ -74,7 +74,7 @@ def run_cell(cell: tuple[str, str, str], max_requests: int, seeds: int, folder: 
 
 def table(rows: list[Row]) -> str:
     """Attainment in percent, its smallest and largest seed behind it; tokens per second of those without a budget."""
-    lines = ["| workload | variant | " + " | ".join(POLICIES) + " |", "| --- | --- |" + " --- |" * len(POLICIES)]
+    shown = [["workload", "variant", *POLICIES]]
     for workload in dict.fromkeys(row["workload"] for row in rows):
         of_cell = [row for row in rows if row["workload"] == workload]
         for variant in dict.fromkeys(row["variant"] for row in of_cell):
@@ -86,8 +86,8 @@ def table(rows: list[Row]) -> str:
                 speed = sum(float(r["output_throughput"]) for r in found)
                 speed /= sum(float(r["output_throughput"]) for r in plain)
                 figures.append(f"{attained.mean():.1f} ({attained.min():.0f}..{attained.max():.0f}), {speed:.3f}")
-            lines.append(f"| {workload} | {variant} | " + " | ".join(figures) + " |")
-    return "\n".join(lines) + "\n"
+            shown.append([workload, variant, *figures])
+    return "\n".join(markdown(shown)) + "\n"
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.arguments import parser_for
-from benchmarks.publish import RESULTS, read_rows, short, write_rows, write_table
+from benchmarks.publish import RESULTS, markdown, read_rows, short, write_rows, write_table
 from benchmarks.traces import AZURE_CODE, AZURE_CONV, MOONCAKE, SERVEGEN_10H, SERVEGEN_19H
 from sloserve.core.errors import ConfigError
 from sloserve.sim.build_experiment import build_experiment
@@ -130,21 +130,15 @@ def table(rows: list[Row]) -> str:
     }
     lines = []
     for figure, head in heads.items():
-        lines += [
-            f"{head}.",
-            "",
-            "| workload, SLOs, KV | " + " | ".join(POLICIES) + " |",
-            "| --- |" + " --- |" * len(POLICIES),
-        ]
+        shown = [["workload, SLOs, KV", *POLICIES]]
         for cell in cells:
             of_cell = [row for row in rows if (row["workload"], row["slo"], row["kv"]) == cell]
             best = best_sizes([row for row in of_cell if row["half"] == "earlier"])
             later = [row for row in of_cell if row["half"] == "later"]
             if not later[0][figure]:
                 continue
-            shown = [_shown(figure, later, policy, best[policy]) for policy in POLICIES]
-            lines.append(f"| {', '.join(cell)} | " + " | ".join(shown) + " |")
-        lines.append("")
+            shown.append([", ".join(cell), *(_shown(figure, later, policy, best[policy]) for policy in POLICIES)])
+        lines += [f"{head}.", "", *markdown(shown), ""]
     return "\n".join(lines)
 
 
