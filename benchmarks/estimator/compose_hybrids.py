@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.arguments import parser_for
+from benchmarks.estimator.latency_text import latency_text
 from sloserve.estimator.step_time.fit import MeasuredStep, fit_hinge, score
 from sloserve.estimator.step_time.latency import Hinge, StepLoad
 from sloserve.estimator.step_time.profile import load_profile
@@ -241,7 +242,6 @@ def profile(shape: ModelShape, reached: Reached) -> str:
         "    - {" + ", ".join(f"{name}: {value}" for name, value in one._asdict().items() if value) + "}"
         for one in shape.groups
     )
-    prefix = form.attention_token2_ms if form.prefix_attention_token2_ms is None else form.prefix_attention_token2_ms
     gpus = f"{shape.gpus}x NVIDIA H100 SXM 80 GB"
     return f"""# {shape.title} From data sheets alone, by benchmarks/estimator/compose_hybrids.py.
 name: {shape.name}
@@ -293,21 +293,7 @@ grid:
   max_decode_seqs: 256
   max_decode_context_tokens: {max(s.load.decode_context_tokens for s in modelled)}
 
-latency:
-  form: hinge
-  free_tokens: {form.free_tokens}
-  base_ms: {form.base_ms:.4g}
-  token_ms: {form.token_ms:.4g}
-  seq_ms: {form.seq_ms:.4g}
-  context_token_ms: {form.context_token_ms:.4g}
-  attention_token2_ms: {form.attention_token2_ms:.4g}
-  prefix_attention_token2_ms: {prefix:.4g}
-  prefill_ms: {form.prefill_ms:.4g}
-  decode:
-    base_ms: {form.decode.base_ms:.4g}
-    seq_ms: {form.decode.seq_ms:.4g}
-    context_token_ms: {form.decode.context_token_ms:.4g}
-"""
+{latency_text(form)}"""
 
 
 def main() -> None:

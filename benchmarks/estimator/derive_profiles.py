@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.arguments import parser_for
+from benchmarks.estimator.latency_text import latency_text
 from benchmarks.publish import RESULTS, write_result
 from sloserve.estimator.step_time.latency import DecodeLine, DistServe, Hinge, StepLatency, StepLoad
 from sloserve.estimator.step_time.profile import load_profile
@@ -216,23 +217,6 @@ def checks() -> list[dict[str, Any]]:
     return rows
 
 
-def _yaml(latency: Hinge | DistServe) -> str:
-    def lines(values: dict[str, Any], indent: str) -> str:
-        text = ""
-        for key, value in values.items():
-            if isinstance(value, dict):
-                text += f"{indent}{key}:\n" + lines(value, indent + "  ")
-            else:
-                text += f"{indent}{key}: {value:.5g}\n" if isinstance(value, float) else f"{indent}{key}: {value}\n"
-        return text
-
-    def plain(one: Any) -> dict[str, Any]:
-        found = {name: getattr(one, name) for name in one.__dataclass_fields__}
-        return {k: plain(v) if isinstance(v, DecodeLine) else v for k, v in found.items() if v is not None}
-
-    return lines(plain(latency), "  ")
-
-
 def _folded(text: str, indent: str) -> str:
     return textwrap.fill(" ".join(text.split()), 118, initial_indent=indent, subsequent_indent=indent)
 
@@ -275,8 +259,7 @@ grid:
   max_decode_seqs: {seqs}
   max_decode_context_tokens: 65536
 
-latency:
-{_yaml(latency)}"""
+{latency_text(latency, digits=5)}"""
 
 
 def error_text(rows: list[dict[str, Any]]) -> str:
