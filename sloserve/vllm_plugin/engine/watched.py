@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from vllm.v1.request import Request, RequestStatus
 
-from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.planner import Planner
 from sloserve.engine.why import Cause, Phase, StepDone, Why
@@ -49,7 +49,7 @@ class _Numbers:
                 self._free.append(self.slot_of.pop(gone))
         found = slots_found(self.slot_of, requests, "request_id")
         if found.size < len(requests):
-            for request in requests:
+            for request in [one for one in requests if one.request_id not in self.slot_of]:
                 self.of(request, stats)
             found = slots_found(self.slot_of, requests, "request_id")
         return found
@@ -167,33 +167,34 @@ class _Live:
         self._requests, self._output, self._now_s = requests, output, now_s
         self._scheduler, self._port, self._preempted = watched._scheduler, watched._port, watched._preempted
         self._courses = watched._stats.stages.courses
-        slots = watched._numbers.slots(requests, self._scheduler.requests, watched._stats)
-        self._static = watched._numbers.values[slots]
+        numbers = watched._numbers
+        slots = numbers.slots(requests, self._scheduler.requests, watched._stats)
+        self._static = numbers.values[slots]
         self._computed, self._output_tokens, self._status, self._preemptions = counts_of(requests, _READ)
         self.class_id = self._static[:, _STATIC.index("class_id")].astype(np.int64)
-        self.phase = self._phases()
+        paused = slots_found(numbers.slot_of, self._scheduler.slo_paused, "request_id")
+        self.phase = self._phases(np.isin(slots, paused) if paused.size else None)
         self._first_token_s = _first_tokens_s(planner, requests)
         self.due_s = self._due_s()
 
-    def _phases(self) -> IntArray:
-        status, requests = self._status, self._requests
-        phase = np.full(self.size, Phase.WAITING, np.int64)
-        running = status == RequestStatus.RUNNING
-        phase[running] = np.where(self._output_tokens[running] > 0, Phase.DECODE, Phase.PREFILL)
-        if self._scheduler.slo_paused:
-            paused = set(self._scheduler.slo_paused)
-            phase[[place for place in np.flatnonzero(running) if requests[place] in paused]] = Phase.PAUSED
-        loading = (status == RequestStatus.WAITING_FOR_REMOTE_KVS) & (self._preemptions > 0)
-        phase[(status == RequestStatus.PREEMPTED) | loading] = Phase.PREEMPTED
-        for place in np.flatnonzero(phase == Phase.PREEMPTED) if self._port.keeps_swapped else ():
-            if self._port.swapped_tokens(requests[place]):
+    def _phases(self, paused: BoolArray | None) -> IntArray:
+        """paused: which the plan passes over, ``None`` for none."""
+        phase = _PHASE_OF[self._status]
+        running = phase == _PREFILL
+        phase[running & (self._output_tokens > 0)] = _DECODE
+        if paused is not None:
+            phase[running & paused] = _PAUSED
+        phase[(self._status == _LOADING) & (self._preemptions > 0)] = _PREEMPTED
+        for place in np.flatnonzero(phase == _PREEMPTED).tolist() if self._port.keeps_swapped else ():
+            if self._port.swapped_tokens(self._requests[place]):
                 phase[place] = Phase.SWAPPED
         return phase
 
-    def _since_s(self, request: Request) -> float:
-        """When its phase began."""
-        course = self._courses.get(request.request_id)
-        return request.arrival_time if course is None else course.since_s  # of one that came unseen
+    def _since_s(self, places: Sequence[int]) -> list[float]:
+        """When the phase of each began; of one that came unseen, when it arrived."""
+        courses, requests = self._courses, self._requests
+        found = [(request, courses.get(request.request_id)) for request in map(requests.__getitem__, places)]
+        return [request.arrival_time if course is None else course.since_s for request, course in found]
 
     def _due_s(self) -> FloatArray:
         _, _, _, ttft_s, e2e_s, pace_s, _ = self._static.T
@@ -222,8 +223,7 @@ class _Live:
         for name in ("number", "class_id", "arrival_s", "prompt_tokens"):
             rows[:, _AT[name]] = static[:, _STATIC.index(name)]
         rows[:, _AT["phase"]] = self.phase[drawn]
-        places = drawn.tolist()
-        rows[:, _AT["since_s"]] = [self._since_s(self._requests[place]) for place in places]
+        rows[:, _AT["since_s"]] = self._since_s(drawn.tolist())
         rows[:, _AT["preemptions"]] = self._preemptions[drawn]
         rows[:, _AT["due_s"]] = self.due_s[drawn]
         rows[:, _AT["computed_tokens"]] = self._computed[drawn]
@@ -260,8 +260,13 @@ class _Live:
 
 _BLOCKED, _UNSEEN = Cause(Why.BLOCKED), Cause(Why.UNSEEN)
 # Plain numbers: an enum member is looked up anew at each use, and these are used for each request.
-_WAITING, _PREFILL, _DECODE, _PAUSED = (int(one) for one in (Phase.WAITING, Phase.PREFILL, Phase.DECODE, Phase.PAUSED))
-_PLAIN = int(RequestStatus.WAITING)
+_WAITING, _PREFILL, _DECODE, _PAUSED, _PREEMPTED = (
+    int(one) for one in (Phase.WAITING, Phase.PREFILL, Phase.DECODE, Phase.PAUSED, Phase.PREEMPTED)
+)
+_PLAIN, _LOADING = int(RequestStatus.WAITING), int(RequestStatus.WAITING_FOR_REMOTE_KVS)
+_PHASE_OF = np.full(max(RequestStatus) + 1, _WAITING)
+"""By status, as far as it says."""
+_PHASE_OF[RequestStatus.RUNNING], _PHASE_OF[RequestStatus.PREEMPTED] = _PREFILL, _PREEMPTED
 _SERVED = int(Why.NOTHING), _NAN, _NAN
 
 
