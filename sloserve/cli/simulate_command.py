@@ -64,17 +64,12 @@ def simulate(
     --rate-scale or --load a trace is replayed at its recorded rate, and a named workload at 0.7, 1, 1.5 and 2 times
     stock's capacity. See docs/simulate.md.
     """
-    from sloserve.vllm_plugin.versions import require_vllm
-
-    flags = given(context, options)
-    if options.engine != "model" and (fleet.fleet is None or "engine" in flags):
-        require_vllm()
-
     from sloserve.sim.build_experiment import build_experiment
     from sloserve.sim.experiments import experiment_flags
     from sloserve.sim.simulation import simulate as run
     from sloserve.sim.tuning import parse_axes
 
+    flags = given(context, options)
     if fleet.fleet is not None:
         if fleet.swap_cost is not None:
             flags["swap_cost"] = fleet.swap_cost

@@ -311,14 +311,10 @@ def engine_class(kind: str) -> "type[VirtualEngine | ModelEngine]":
     """The class of that one of ``ENGINE_KINDS``; vLLM is imported only where it is asked for."""
     if kind == MODEL:
         return ModelEngine
+    from sloserve.vllm_plugin.versions import require_vllm
+
+    require_vllm("give --engine model, which needs none, or ")
     logging.getLogger("vllm").setLevel(logging.ERROR)  # it would warn of this machine, and no model runs on it
-    try:
-        from sloserve.vllm_plugin.virtual.engine import VirtualEngine  # takes seconds to import: only where runs happen
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "vllm":
-            raise
-        raise ConfigError(
-            "--engine vllm runs vLLM's own scheduler, and vLLM is not installed; "
-            "give --engine model, which needs none, or pip install 'sloserve[cpu]'"
-        ) from None
+    from sloserve.vllm_plugin.virtual.engine import VirtualEngine  # takes seconds to import: only where runs happen
+
     return VirtualEngine

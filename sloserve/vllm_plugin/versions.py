@@ -10,10 +10,11 @@ ALLOW_UNTESTED = "SLOSERVE_ALLOW_UNTESTED_VLLM"
 """Environment variable that, set to 1, lets an untested version start."""
 
 
-def require_vllm() -> None:
-    """Raises: ConfigError where vLLM is missing. Imports nothing of it."""
+def require_vllm(instead: str = "") -> None:
+    """Raises: ConfigError where vLLM is missing. Imports nothing of it. instead: a remedy to name first."""
     if find_spec("vllm") is None:
-        raise ConfigError("vLLM is not installed; install sloserve[gpu], or sloserve[cpu] where there is no GPU")
+        remedy = "install sloserve[gpu], or sloserve[cpu] where there is no GPU"
+        raise ConfigError(f"vLLM is not installed; {instead}{remedy}")
 
 
 def installed_vllm() -> str | None:

@@ -128,13 +128,24 @@ def test_where_it_will_listen_is_read_without_vllm(flags: list[str], found: tupl
     assert serve.listens_on(flags) == found
 
 
-@pytest.mark.parametrize("command", [["serve", "m", "--port", "0"], ["simulate", "--workload", "no-such"]])
+@pytest.mark.parametrize(
+    ("command", "instead"),
+    [
+        ("serve m --port 0", ""),
+        pytest.param(
+            "simulate --workload voice --rps 1 --max-requests 1 --seeds 1 --out out",
+            "give --engine model, which needs none, or ",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
 def test_without_vllm_there_is_one_line_with_the_remedy(
-    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sloserve.vllm_plugin.versions.find_spec", lambda name: None)
-    assert run_main(monkeypatch, *command) == 2
-    remedy = "vLLM is not installed; install sloserve[gpu], or sloserve[cpu] where there is no GPU"
+    monkeypatch.chdir(tmp_path)
+    assert run_main(monkeypatch, *command.split()) == 2
+    remedy = f"vLLM is not installed; {instead}install sloserve[gpu], or sloserve[cpu] where there is no GPU"
     assert capsys.readouterr().err == f"sloserve: {remedy}\n"
 
 
