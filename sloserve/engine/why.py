@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from sloserve.core.in_words import figure
 from sloserve.scheduler.policy import EngineFacts
 
 _NAN = float("nan")
@@ -68,6 +69,11 @@ SAYS: Final[Mapping[Why, str]] = {
     Why.UNSEEN: "preempted before anyone watched",
 }
 """What people are told, with the two figures in their places."""
+
+
+def sentence(says: str, first: float | None, of: float | None) -> str:
+    """One of :data:`SAYS` with its two figures filled in."""
+    return says.replace("{figure}", figure(first)).replace("{of}", figure(of))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sloserve.core.attainment_window import SHOWN_SPANS_S, shown
 from sloserve.core.clock import Clock
 from sloserve.core.latency_window import quantiles_s
-from sloserve.engine.why import SAYS, Cause, Phase, Why
+from sloserve.engine.why import SAYS, Cause, Phase, Why, sentence
 from sloserve.metrics.engine_page import PageSnapshot, find_pages
 from sloserve.metrics.live_page import MOST_ROWS, NEAR, ROW, Frame, LiveReader, find_live_pages
 from sloserve.metrics.process_page import LATENCIES, Board
@@ -67,6 +67,7 @@ class LiveView:
             "says": [SAYS[why] for why in Why],
             "near": NEAR.tolist(),
             "spans_s": list(SHOWN_SPANS_S),
+            "headlines": self._headlines([frame for _, frame in pairs if frame is not None]),
             "engines": [self._engine(page, frame, each) for page, frame in pairs],
             "by_class": self._by_class(pairs, now_s),
             "rows": rows,
@@ -96,13 +97,24 @@ class LiveView:
             "kv": None if frame is None else _kv(frame),
         }
 
+    def _headlines(self, frames: Sequence[Frame]) -> list[str]:
+        """Of each class with late requests what most of those do, and why the one that is late for the longest does."""
+        found = []
+        for i, name in enumerate(self._classes):
+            mostly = _mostly(frames, i)
+            if mostly is not None:
+                phase, count, cause = mostly
+                late = _sum(frame.late[i] for frame in frames)
+                why = f": {sentence(SAYS[cause.why], cause.figure, cause.of)}" if cause.why else ""
+                found.append(f"{name}: {late:,} late, {count} of them {phase.name.lower()}{why}")
+        return found
+
     def _by_class(self, pairs: Sequence[tuple[PageSnapshot, Frame | None]], now_s: float) -> dict[str, dict[str, Any]]:
         boards, frames = list(self._boards()), [frame for _, frame in pairs if frame is not None]
         return {
             name: {
                 **{phase.name.lower(): _sum(frame.counts[i, phase] for frame in frames) for phase in Phase},
                 "late": _sum(frame.late[i] for frame in frames),
-                "mostly": _mostly(frames, i),
                 "next_due_s": _known(np.nanmin([math.inf, *(frame.next_due_s[i] for frame in frames)])),
                 "latency_s": {
                     figure: quantiles_s((board.latency[i, at] for board in boards), now_s)
@@ -138,7 +150,7 @@ def _rows(rank: int, frame: Frame, most: int) -> dict[str, list[Any]]:
     return {f"{rank}-{int(row[_NUMBER])}": [_known(row[i]) for i in columns] for row in rows.tolist()}
 
 
-def _mostly(frames: Sequence[Frame], class_id: int) -> list[Any] | None:
+def _mostly(frames: Sequence[Frame], class_id: int) -> tuple[Phase, int, Cause] | None:
     """Which phase most of the drawn late requests of a class are in, how many those are, and what holds up the one that
     is late for the longest; ``None`` where none is late.
 
@@ -150,7 +162,7 @@ def _mostly(frames: Sequence[Frame], class_id: int) -> list[Any] | None:
     ((phase, count),) = Counter(int(row[_PHASE]) for row, _ in late).most_common(1)
     row, frame = min((one for one in late if one[0][_PHASE] == phase), key=lambda one: float(one[0][_DUE]))
     own = Cause(Why(int(row[_WHY])), float(row[_WHY + 1]), float(row[_WHY + 2]))
-    return [phase, count, _cause(frame.head if phase == Phase.WAITING and own.why is Why.NOTHING else own)]
+    return Phase(phase), count, frame.head if phase == Phase.WAITING and own.why is Why.NOTHING else own
 
 
 def _is_late(frame: Frame, class_id: int) -> NDArray[np.bool_]:

@@ -4,7 +4,6 @@ What a view holds was named by others. It is shown as plain text without control
 or class can colour, move or clear anything.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -13,6 +12,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from sloserve.core.in_words import duration
+from sloserve.engine.why import sentence
+
 View = Mapping[str, Any]
 
 _PHASES: Final = ("waiting", "prefill", "decode", "paused", "preempted")
@@ -20,6 +22,8 @@ _LATENCIES: Final = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "e2e"}
 _HELD: Final = frozenset({"waiting", "paused", "preempted", "swapped"})
 _LATE, _HELD_UP, _DIM = "bold red", "yellow", "dim"
 _MOST_CHARS: Final = 60
+_MOST_SAID: Final = 300
+"""Of a sentence."""
 _WIDE: Final = 100
 """A terminal of so many characters has room for every column."""
 _CLASS_CHARS: Final = 12
@@ -41,33 +45,17 @@ def plain(value: object, style: str = "", most_chars: int = _MOST_CHARS) -> Text
     return Text(text if len(text) <= most_chars else text[: most_chars - 1] + "…", style)
 
 
-def duration(seconds: float | None) -> str:
-    """In the unit that suits it, empty for none."""
-    if seconds is None or not math.isfinite(seconds):
-        return ""
-    sign, size = ("-" if seconds < 0 else ""), abs(seconds)
-    if size < 10:
-        return f"{sign}{size:.1f} s"
-    if size < 120:
-        return f"{sign}{size:.0f} s"
-    return f"{sign}{size / 60:.0f} min" if size < 7200 else f"{sign}{size / 3600:.1f} h"
-
-
 def reason(view: View, cause: Sequence[Any]) -> str:
     """A cause of the feed, ``[why, figure, of]``, as a sentence."""
     why, figure, of = cause
-    return str(view["says"][why]).replace("{figure}", _figure(figure)).replace("{of}", _figure(of))
-
-
-def _figure(value: float | None) -> str:
-    return "some" if value is None else f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
+    return sentence(str(view["says"][why]), figure, of)
 
 
 def _server(view: View, most_rows: int, is_narrow: bool) -> RenderableType:
     title = Text.assemble(("sloserve  ", "bold"), plain(view["model"]))
     most_chars = _CLASS_CHARS if is_narrow else _MOST_CHARS
     requests = _requests(view, most_rows, is_narrow)
-    return Group(title, *_late(view), *_engines(view), _by_class(view, most_chars), Text(), requests)
+    return Group(title, *_headlines(view), *_engines(view), _by_class(view, most_chars), Text(), requests)
 
 
 def _engines(view: View) -> Iterable[RenderableType]:
@@ -87,21 +75,16 @@ def _engines(view: View) -> Iterable[RenderableType]:
         yield line
         if engine["kv"]:
             yield _kv(engine["kv"], view["near"])
-        if engine["held_up"][0]:
-            yield Text("the first in the queue waits: " + reason(view, engine["held_up"]), _HELD_UP)
+        held_up = reason(view, engine["held_up"])
+        if engine["held_up"][0] and not any(said.endswith(held_up) for said in view["headlines"]):
+            yield Text("the first in the queue waits: " + held_up, _HELD_UP)
         if engine["drawn"] < engine["live"]:
             yield Text(f"{engine['drawn']} of {engine['live']} requests are drawn", _DIM)
 
 
-def _late(view: View) -> Iterable[Text]:
-    """Of each class with late requests what most of them do, and why."""
-    for name, one in view["by_class"].items():
-        if one["mostly"] is not None:
-            phase, count, cause = one["mostly"]
-            said = f": {reason(view, cause)}" if cause[0] else ""
-            yield Text.assemble(
-                plain(name, _LATE), f" {one['late']} late, {count} of them {view['phases'][phase]}{said}"
-            )
+def _headlines(view: View) -> Iterable[Text]:
+    """What is late or lost, and why."""
+    return (plain(said, _LATE, _MOST_SAID) for said in view["headlines"])
 
 
 def _kv(kv: Mapping[str, Any], near: Sequence[int]) -> Text:
@@ -202,18 +185,7 @@ def _fleet(view: View, most_rows: int) -> RenderableType:
     )
     if plan is not None:
         head.append(f", the plan expects {duration(plan['late_s']) or '0 s'} of lateness")
-    return Group(*_wrong(view), head, _groups(view), Text(), _instances(view, most_rows), *_switches(view))
-
-
-def _wrong(view: View) -> Iterable[Text]:
-    """What is late or lost in a fleet."""
-    for group in view["groups"]:
-        if group["held"] and (group["first_due_in_s"] or 0.0) < 0.0:
-            late = f": {group['held']} held, the first {duration(-group['first_due_in_s'])} late"
-            yield Text.assemble(plain(group["class"], _LATE), " of ", plain(group["model"]), late)
-    lost = [name for name, host in view["hosts"].items() if host["lost"]]
-    if lost:
-        yield Text.assemble(("hosts with silent agents: ", _LATE), plain(", ".join(lost)))
+    return Group(*_headlines(view), head, _groups(view), Text(), _instances(view, most_rows), *_switches(view))
 
 
 def _groups(view: View) -> Table:

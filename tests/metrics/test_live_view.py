@@ -9,7 +9,7 @@ import pytest
 from sloserve.core.attainment_window import AttainmentWindow
 from sloserve.core.clock import ManualClock
 from sloserve.core.latency_window import LatencyWindow
-from sloserve.engine.why import Cause, Phase, Why
+from sloserve.engine.why import SAYS, Cause, Phase, Why
 from sloserve.metrics.engine_page import Layout, PageWriter
 from sloserve.metrics.live_page import MOST_ROWS, NEAR, ROW, Frame, LiveWriter
 from sloserve.metrics.live_view import COLUMNS, LiveView
@@ -77,13 +77,13 @@ def test_a_late_class_says_what_most_of_its_late_requests_do_and_why(server: Ser
     made.rows[:, ROW.index("phase")] = Phase.WAITING
     made.rows[4:, ROW.index("phase")] = Phase.DECODE
     server.live[0].write(made)
-    by_class = server.view.read()["by_class"]
     # Those in the queue wait for the first of it.
-    assert by_class["urgent"]["mostly"] == [Phase.WAITING, 4, [Why.BLOCKS, 12, 4]]
-    assert by_class[CLASSES[1]]["mostly"] is None
+    why = "it needs 12 KV blocks, and 4 are free"
+    assert server.view.read()["headlines"] == [f"urgent: 1 late, 4 of them waiting: {why}"]
     made.rows[3, ROW.index("why")] = Why.BLOCKED  # late for the longest of them
     server.live[0].write(made)
-    assert server.view.read()["by_class"]["urgent"]["mostly"] == [Phase.WAITING, 4, [Why.BLOCKED, None, 0]]
+    (headline,) = server.view.read()["headlines"]
+    assert headline.endswith(f"4 of them waiting: {SAYS[Why.BLOCKED]}")
 
 
 def test_attainment_is_of_one_and_of_ten_minutes(server: Server) -> None:

@@ -30,6 +30,7 @@ def view(**what: Any) -> dict[str, Any]:
         "phases": [phase.name.lower() for phase in Phase],
         "says": [SAYS[why] for why in Why],
         "near": [0, 64],
+        "headlines": ["urgent: 1 late, 1 of them waiting: all places are taken: 3 of 3 requests run"],
         "engines": [
             {"rank": 0, "policy": "edf", "shadow_policy": "sjf", "plans_off": None, "plan_s": 0.0012, "live": 2,
              "shadow": {"plans": 9, "errors": 0, "agreement": 0.5, "gain": 0.25}, "drawn": 2, "frame_s": 99.9,
@@ -37,7 +38,6 @@ def view(**what: Any) -> dict[str, Any]:
              "kv": {"used": 30, "total": 60, "foreseen": {"mean": [30, 45], "sigma": [0, 6]}}},
         ],
         "by_class": {"urgent": {**counts, "waiting": 1, "late": 1, "next_due_s": 97.0,
-                                "mostly": [int(Phase.WAITING), 1, [int(Why.BLOCKS), 12, 4]],
                                 "attained": [[0.5, 4], [None, 0]],
                                 "latency_s": {"ttft": [0.213, 1.74], "tpot": [0.0061, 0.042], "e2e": None}}},
         "rows": {},
@@ -62,7 +62,9 @@ def test_a_late_request_and_why_it_waits_are_the_first_row() -> None:
     assert keys == ["0-2", "0-3", "0-1"]
     assert "-3.0 s" in text and "preempted for request 2, which is due 93 s earlier" in text
     assert "the first in the queue waits: it needs 12 KV blocks, and 4 are free" in text
-    assert "urgent 1 late, 1 of them waiting: it needs 12 KV blocks, and 4 are free" in text
+    assert text.index("urgent: 1 late, 1 of them waiting: all places") < text.index("rank 0")
+    said_already = view(headlines=["urgent: 1 late: it needs 12 KV blocks, and 4 are free"])
+    assert shown(said_already).count("and 4 are free") == 1
     assert "50%; the running ones hold 75% ± 10% in 64 steps" in text and "50%" in text.split("next due")[1]
 
 
@@ -89,7 +91,7 @@ def test_a_narrow_screen_says_why_before_all_else_and_cuts_no_figure() -> None:
     name = "a class whose name takes a long time to say"
     late = view(classes=[name], by_class={name: view()["by_class"]["urgent"]}, rows=rows, model="m")
     lines = shown(late, width=80).splitlines()
-    assert lines[1].startswith(f"{name} 1 late") and all(len(line) <= 80 for line in lines)
+    assert lines[1].startswith("urgent: 1 late") and all(len(line) <= 80 for line in lines)
     (wanted,) = (line for line in lines if line.startswith("0-117"))
     assert all(word in wanted for word in ("a class who…", "preempted", "-3.0 s"))
     assert "preempted for request 1,234" in " ".join(lines) and sum("a class who…" in line for line in lines) == 3
@@ -126,11 +128,17 @@ def test_a_fleet_shows_what_waits_and_who_is_lost() -> None:
         "models": {EVIL: {"state": "coming", "serving": 0, "ready_in_s": 4.0}},
         "groups": [{"model": EVIL, "class": "urgent", "held": 3, "oldest_s": 2.0, "first_due_in_s": -1.0,
                     "rate_per_s": 1.5, "queues": []}],
+        "headlines": [f"urgent of {EVIL}: 3 held, the first 1.0 s late: no instance serves it"],
         "hosts": {"a": {"instances": 1, "lost": 1}, "b": {"instances": 1, "lost": 0}},
         "switches": [{"at_s": 90.0, "instance": "b/0", "leaving": None, "coming": EVIL, "seconds": 3.5}],
         "rows": {"a/0": ["a", "lost", None, 50.0, None, 0, 0, 0, 0, None],
                  "b/0": ["b", "swapping", EVIL, 99.0, 4.0, 0, 0, 0, 1, 0.1]},
     }  # fmt: skip
     text = shown(fleet)
-    assert "hosts with silent agents: a" in text and "-1.0 s" in text and "in 3.5 s, 10 s ago" in text
+    assert (
+        text.startswith("urgent of [red]x")
+        and "no instance serves it" in text
+        and "-1.0 s" in text
+        and "in 3.5 s, 10 s ago" in text
+    )
     assert "swapping" in text and "\x1b" not in text and "1 more instances" in shown(fleet, most=1)

@@ -61,10 +61,9 @@ class PlayedServer:
             "preempted": 10,
             "late": 4,
             "next_due_s": now_s - 3.5,
-            "mostly": [int(Phase.WAITING), 3, [int(Why.BLOCKS), 12, 4]],
         }
         one["latency_s"] = {"ttft": [0.213, 1.74], "tpot": [0.0061, 0.042], "e2e": [8.4, 31.9]}
-        calm = {**one, "late": 0, "mostly": None, "next_due_s": now_s + 20.0}
+        calm = {**one, "late": 0, "next_due_s": now_s + 20.0}
         wave = (self.frames % 40) / 40
         shadow = {"plans": 9, "errors": 0, "agreement": 0.7, "gain": 0.1}
         return {
@@ -77,6 +76,7 @@ class PlayedServer:
             "says": [SAYS[why] for why in Why],
             "near": [0, 32, 64],
             "spans_s": [60.0, 600.0],
+            "headlines": ["interactive: 4 late, 3 of them waiting: it needs 12 KV blocks, and 4 are free"],
             "engines": [
                 {"rank": 0, "policy": self.policy, "shadow_policy": self.shadow_policy or None, "plans_off": None,
                  "shadow": shadow if self.shadow_policy else None, "steps": self.frames, "plan_s": 0.0011, "live": LIVE,
@@ -110,8 +110,13 @@ class PlayedServer:
         return {
             "at_s": now_s, "fleet": True, "classes": ["interactive", EVIL], "columns": list(FLEET_COLUMNS),
             "spans_s": [60.0, 600.0],
+            "headlines": [
+                f"interactive of {EVIL}: 7 held, the first 1.5 s late: no instance serves it; one that switches to it "
+                "is ready in 4.0 s",
+                "hosts whose agents are silent: node-b",
+            ],
             "by_class": {"interactive": {"attained": [[0.6, 50], [0.95, 500]]}, EVIL: {"attained": [[None, 0]] * 2}},
-            "models": {"chat": {"state": "ready"}, EVIL: {"state": "loading"}}, "hosts": {},
+            "models": {"chat": {"state": "ready"}, EVIL: {"state": "coming"}}, "hosts": {},
             "groups": [{"model": EVIL, "class": "interactive", **group}], "held": 7, "plan": None,
             "counts": {"models": 2, "groups": 1, "instances": len(rows)},
             "switches": [switch], "rows": rows,
@@ -183,7 +188,7 @@ class PlayedServer:
         told = {
             "class": "interactive", "outcome": "completed", "targets": {"ttft_ms": 500.0, "e2e_ms": 900.0},
             "achieved": {"ttft_ms": 12.5, "tpot_ms": 25.0, "e2e_ms": 1010.0}, "met": {"ttft": True, "e2e": False},
-            "qoe": 0.93, "preempted_ms": 1000.0, "output_tokens": 40,
+            "qoe": 1.0, "preempted_ms": 1000.0, "output_tokens": 40,
         }  # fmt: skip
         await event(json.dumps({"choices": [], "usage": {"completion_tokens": 40}, "slo": told}))
         await event("[DONE]", more=False)
@@ -289,7 +294,8 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert found["errors"] == [] and not found["formIsSeen"] and "refused" in found["refused"]
     assert {request.split("/")[2] for request in found["requests"]} == {f"127.0.0.1:{found['port']}"}
     assert found["images"] == 0 and EVIL in found["text"]
-    assert "interactive: 4 late, 3 of them waiting: it needs 12 KV blocks, and 4 are free." in found["text"]
+    assert found["first"] == "interactive: 4 late, 3 of them waiting: it needs 12 KV blocks, and 4 are free"
+    assert found["text"].count("and 4 are free") == 1, "no sentence stands twice"
     assert all(took in found["text"] for took in ("0.21, 1.7 s", "6.1, 42 ms", "8.4, 32 s"))
     assert found["whyIsSeen"] and "late" in found["why"] and "Request 0-" in found["why"]
     assert KEY not in found["stored"] + found["address"] and not any(KEY in one for one in found["requests"])
@@ -301,6 +307,7 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert found["lost"].startswith("Lost") and found["back"].startswith("Live")
     # After a reload the key is asked for again; a fleet has its own page.
     assert found["asksAgain"] and found["images"] == 0 and EVIL in found["fleet"]
+    assert found["fleetFirst"].startswith(f"interactive of {EVIL}: 7 held, the first 1.5 s late: no instance serves it")
     # Which model each instance held over the last ten minutes; what is older is forgotten.
     first, coming, lost = (lane.split() for lane in found["lanes"])
     assert set(first) == {"chat", "other"} and len(first) >= 5, "a bar for each time between two switches"
@@ -322,7 +329,7 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert slo == {**wanted, "x-slo-tds": "20"}
     assert body["prompt"] == "the sea" and body["max_tokens"] == 128 and body["stream"]
     assert found["early"][0] > found["early"][1] > 0, "tokens wait in the buffer"
-    assert "40 tokens" in found["read"] and "QoE here" in found["read"]
+    assert "40 tokens" in found["read"] and "QoE 1.000 as they arrived here" in found["read"]
     assert EVIL in found["reply"] and found["reply"].endswith("word39")
     assert "missed" in found["report"] and "1010" in found["report"]
     assert "user-key-canary" not in found["stored"]

@@ -2,18 +2,20 @@
 
 export interface Cell {
   text: string;
-  look?: "bad" | "held" | "dim" | undefined;
+  look?: string | undefined;
 }
 
 export function byId<T extends HTMLElement>(id: string): T {
   return document.getElementById(id) as T;
 }
 
-/** Shows a table. One that is there is changed where it differs, since laying out a new one takes long. */
-export function table(into: HTMLElement, head: string[], rows: (string | Cell)[][]): void {
+/** Shows a table, of which the first `words` columns hold words and the others figures. One that is there is changed
+ * where it differs, since laying out a new one takes long. */
+export function table(into: HTMLElement, words: number, head: string[], rows: (string | Cell)[][]): void {
   let made = into.querySelector("table");
   if (made === null || made.tHead!.textContent !== head.join("")) {
     made = document.createElement("table");
+    made.className = `words-${words}`;
     const top = made.createTHead().insertRow();
     for (const name of head) {
       const cell = document.createElement("th");
@@ -30,13 +32,17 @@ export function table(into: HTMLElement, head: string[], rows: (string | Cell)[]
     const line = body.rows[i] ?? body.insertRow();
     row.forEach((one, j) => {
       const cell = line.cells[j] ?? line.insertCell(), { text, look = "" } = typeof one === "string" ? { text: one } : one;
-      if (cell.textContent !== text) cell.textContent = text;
+      if (cell.textContent !== text) {
+        cell.textContent = text;
+        if (j < words) cell.title = text; // a long name is cut
+      }
       if (cell.className !== look) cell.className = look;
     });
   });
 }
 
 export function lines(into: HTMLElement, cells: Cell[]): void {
+  if (into.textContent === cells.map((one) => one.text).join("") && cells.length > 0) return;
   into.replaceChildren(
     ...cells.map(({ text, look }) => {
       const line = document.createElement("p");

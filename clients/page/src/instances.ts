@@ -1,11 +1,12 @@
 /** One lane an instance: which model it held over the last ten minutes, and when it served none. */
 import { byId } from "./dom";
 import type { View } from "./feed";
-import { COLOURS, Courses, framed, hatched, seen } from "./strips";
+import { COLOURS, Courses, framed, hatched, seen, written } from "./strips";
 
 const HIGH = 22;
 const SPAN_S = 600;
 const MOST_PARTS = 60;
+const ON_COLOUR = "#0d1117"; // on each of COLOURS at least 5 to 1
 interface Held {
   phase: string;
   model: string;
@@ -51,7 +52,7 @@ export class Instances {
     this.names.slice(first, last).forEach((name, i) => {
       const y = top(first + i), parts = this.courses.of(name);
       to.fillStyle = ["lost", "failed"].includes(parts.at(-1)!.phase) ? bad : ink;
-      to.fillText(name, 2, y + HIGH / 2, left - 8);
+      written(to, name, 2, y + HIGH / 2, left - 8);
       parts.forEach((part, p) => {
         const from = x(part.from_s), w = Math.max(x(parts[p + 1]?.from_s ?? view.at_s) - from, 1);
         const place = models.indexOf(part.model), colour = place < 0 ? dim : COLOURS[place % COLOURS.length]!;
@@ -70,11 +71,6 @@ export class Instances {
 function label(to: CanvasRenderingContext2D, part: Held, x: number, y: number, w: number, bad: string): void {
   const is = part.phase === "serving", text = is ? part.model : part.phase;
   if ((!is && part.phase !== "lost" && part.phase !== "failed") || w < 24) return;
-  to.save();
-  to.beginPath();
-  to.rect(x, y - HIGH / 2, w - 3, HIGH);
-  to.clip();
-  to.fillStyle = is ? "#fff" : bad;
-  to.fillText(text, x + 5, y + 1);
-  to.restore();
+  to.fillStyle = is ? ON_COLOUR : bad;
+  written(to, text, x + 5, y + 1, w - 8);
 }

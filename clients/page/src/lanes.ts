@@ -1,11 +1,13 @@
 /** One lane a live request: what it did within the last minute, and its deadline. A chosen one says why it waits. */
 import { byId, duration } from "./dom";
 import type { View } from "./feed";
-import { COLOURS, Courses, framed, hatched, seen } from "./strips";
+import { COLOURS, Courses, framed, hatched, seen, written } from "./strips";
 
 const HIGH = 16;
 const SPAN_S = 60;
 const AHEAD_S = 15;
+const LINE_EVERY_S = 15;
+const LATE = "late ";
 interface Part {
   phase: string;
   from_s: number;
@@ -122,6 +124,9 @@ export class Lanes {
     const { to, wide, high, first, last, top, ink, bad, line } = seen(this.canvas, byId("rest"), this.shown.length, HIGH);
     const names = Math.min(170, wide * 0.35);
     const x = (s: number) => names + (Math.min(Math.max((s - view.at_s + SPAN_S) / (SPAN_S + AHEAD_S), 0), 1)) * (wide - names - 3);
+    to.fillStyle = line;
+    for (let s = -SPAN_S; s <= AHEAD_S; s += LINE_EVERY_S) to.fillRect(x(view.at_s + s), 0, 1, high);
+    const marked = to.measureText(LATE).width;
     this.shown.slice(first, last).forEach((one, i) => {
       const y = top(first + i), colour = COLOURS[one.classId % COLOURS.length]!;
       if (one.key === this.chosen) {
@@ -130,20 +135,21 @@ export class Lanes {
       }
       const isLate = one.due_s !== null && one.due_s < view.at_s;
       to.fillStyle = isLate ? bad : ink;
-      to.fillText(`${one.key} ${one.name}${isLate ? " late" : ""}`.slice(0, 40), 2, y + HIGH / 2, names - 8);
+      if (isLate) to.fillText(LATE, names - marked - 3, y + HIGH / 2);
+      written(to, `${one.key} ${one.name}`, 2, y + HIGH / 2, names - (isLate ? marked : 0) - 8);
       const parts = this.courses.of(one.key);
       parts.forEach((part, p) => {
         if ((parts[p + 1]?.from_s ?? view.at_s) < view.at_s - SPAN_S) return;
         const from = x(part.from_s), wideOf = Math.max(x(parts[p + 1]?.from_s ?? view.at_s) - from, 1);
         this.part(to, part.phase, colour, ink, from, y + 3, wideOf, HIGH - 6);
       });
-      if (one.due_s !== null) {
+      if (one.due_s !== null && one.due_s > view.at_s - SPAN_S && one.due_s < view.at_s + AHEAD_S) {
         to.fillStyle = bad;
         to.fillRect(x(one.due_s), y + 1, 3, HIGH - 2);
       }
     });
     to.fillStyle = ink;
-    to.fillRect(x(view.at_s), 0, 1, high);
+    to.fillRect(x(view.at_s) - 1, 0, 2, high);
   }
 
   private part(to: CanvasRenderingContext2D, phase: string, colour: string, ink: string, x: number, y: number, w: number, h: number): void {

@@ -1,5 +1,5 @@
 /** What a server or a fleet does now, from its live feed. */
-import { Chart } from "./charts";
+import { Chart, clock } from "./charts";
 import { byId, type Cell, duration, lines, table } from "./dom";
 import { Refused, type View, watch } from "./feed";
 import { Instances } from "./instances";
@@ -24,7 +24,7 @@ interface Engine {
   held_up: [number, number | null, number | null];
   kv: { used: number; total: number; foreseen: { mean: number[]; sigma: number[] } | null } | null;
 }
-type ByClass = Record<string, Record<string, number> & { next_due_s: number | null; mostly: [number, number, [number, number | null, number | null]] | null; attained: [number | null, number][]; latency_s: Record<string, [number, number] | null> }>;
+type ByClass = Record<string, Record<string, number> & { next_due_s: number | null; attained: [number | null, number][]; latency_s: Record<string, [number, number] | null> }>;
 
 let lanes: Lanes | undefined;
 let instances: Instances | undefined;
@@ -44,15 +44,15 @@ function showServer(view: View): void {
   const engines = view.engines as Engine[];
   const byClass = view.by_class as ByClass;
   const classes = view.classes as string[];
-  lines(byId("engines"), [...classes.flatMap((name) => late(view, name, byClass[name]!)), ...engines.flatMap((engine) => told(view, engine))]);
-  table(byId("classes"), ["class", "late", "next due", "met, 1 min", "met, 10 min", ...Object.values(LATENCIES).map((name) => `${name} p50, 99`), ...PHASES], classes.map((name) => {
+  lines(byId("engines"), engines.flatMap((engine) => told(view, engine)));
+  table(byId("classes"), 1, ["class", "late", "next due", "met, 1 min", "met, 10 min", ...Object.values(LATENCIES).map((name) => `${name} p50, 99`), ...PHASES], classes.map((name, i) => {
     const one = byClass[name]!;
     const due = one.next_due_s === null ? null : one.next_due_s - view.at_s;
     const met = shares(one.attained);
     const late: Cell = { text: String(one.late), look: one.late! > 0 ? "bad" : "dim" };
     const of = (phase: string) => one[phase]! + (phase === "preempted" ? one["swapped"]! : 0);
     const counts = PHASES.map((phase): Cell => ({ text: String(of(phase)), look: of(phase) === 0 ? "dim" : undefined }));
-    return [name, late, { text: duration(due), look: due !== null && due < 0 ? "bad" : undefined }, ...met, ...Object.keys(LATENCIES).map((figure) => took(one.latency_s[figure])), ...counts];
+    return [{ text: name, look: `k${i % COLOURS.length}` }, late, { text: duration(due), look: due !== null && due < 0 ? "bad" : undefined }, ...met, ...Object.keys(LATENCIES).map((figure) => took(one.latency_s[figure])), ...counts];
   }));
   attainment ??= new Chart("attainment", classes.map((label, i) => ({ label, stroke: COLOURS[i % COLOURS.length]!, width: 2 })));
   attainment.add(view.at_s, classes.map((name) => {
@@ -62,7 +62,7 @@ function showServer(view: View): void {
   const shade = "#a371f7";
   kv ??= new Chart("kv", [
     { label: "held now", stroke: COLOURS[0]!, width: 2 },
-    { label: "foreseen", stroke: shade, width: 1, dash: [4, 4] },
+    { label: "in 64 steps", stroke: shade, width: 1, dash: [4, 4] },
     { label: "+ sigma", stroke: shade, width: 0.5 },
     { label: "- sigma", stroke: shade, width: 0.5 },
   ], [{ series: [3, 4], fill: "#a371f733" }]);
@@ -75,12 +75,9 @@ function showServer(view: View): void {
   playground.show([String(view.model)], classes);
 }
 
-/** Of a class with late requests what most of them do, and why. */
-function late(view: View, name: string, one: ByClass[string]): Cell[] {
-  if (one.mostly === null) return [];
-  const [phase, count, cause] = one.mostly;
-  const why = cause[0] > 0 ? `: ${said(view, ...cause)}` : "";
-  return [{ text: `${name}: ${one.late} late, ${count} of them ${(view.phases as string[])[phase]}${why}.`, look: "bad" }];
+/** What is late or lost, and why: the server's own sentences. */
+function showHeadlines(said: string[]): void {
+  lines(byId("headlines"), said.length > 0 ? said.map((text) => ({ text, look: "alarm" })) : [{ text: "Nothing is late.", look: "calm" }]);
 }
 
 /** Shares of the requests that met all targets, and of how many. */
@@ -119,7 +116,8 @@ function told(view: View, engine: Engine): Cell[] {
   }
   if (engine.drawn < engine.live) parts.push(`${engine.drawn} of ${engine.live} are drawn`);
   const found: Cell[] = [{ text: parts.join("; ") }];
-  if (engine.held_up[0] > 0) found.push({ text: `The first in the queue waits: ${said(view, ...engine.held_up)}.`, look: "held" });
+  const held = said(view, ...engine.held_up);
+  if (engine.held_up[0] > 0 && !(view.headlines as string[]).some((one) => one.endsWith(held))) found.push({ text: `The first in the queue waits: ${held}.`, look: "held" });
   return found;
 }
 
@@ -128,8 +126,11 @@ interface Switch { at_s: number; instance: string; leaving: string | null; comin
 
 function showFleet(view: View): void {
   byId("fleet").hidden = false;
-  const columns = view.columns as string[];
-  table(byId("instances"), ["instance", "phase", "model", "for", "ready in", "running", "room", "parked"],
+  const columns = view.columns as string[], models = view.models as Record<string, { state: string }>;
+  const counts = view.counts as { instances: number }, plan = view.plan as { late_s: number; needed: number } | null;
+  const planned = plan === null ? "" : `; the plan expects ${duration(plan.late_s)} of lateness, and ${plan.needed} instances would keep all deadlines`;
+  lines(byId("fleet-now"), [{ text: `${counts.instances} instances, ${String(view.held)} requests held${planned}.` }]);
+  table(byId("instances"), 3, ["instance", "phase", "model", "for", "ready in", "running", "room", "parked"],
     Object.entries(view.rows).map(([name, row]) => {
       const of = (column: string) => row[columns.indexOf(column)] ?? null;
       const phase = String(of("phase"));
@@ -141,23 +142,24 @@ function showFleet(view: View): void {
   instances ??= new Instances();
   instances.show(view);
   const byClass = view.by_class as Record<string, { attained: [number | null, number][] }>;
-  table(byId("met"), ["class", "met, 1 min", "met, 10 min"], Object.entries(byClass).map(([name, one]) => [name, ...shares(one.attained)]));
-  table(byId("groups"), ["model", "class", "held", "oldest", "first due in", "requests/s"],
-    (view.groups as Group[]).map((one) => [one.model, one.class, { text: String(one.held), look: one.held > 0 ? "held" : "dim" },
+  table(byId("met"), 1, ["class", "met, 1 min", "met, 10 min"], Object.entries(byClass).map(([name, one]) => [name, ...shares(one.attained)]));
+  table(byId("groups"), 3, ["model", "class", "state", "held", "oldest", "first due in", "requests/s"],
+    (view.groups as Group[]).map((one) => [one.model, one.class, models[one.model]?.state ?? "", { text: String(one.held), look: one.held > 0 ? "held" : "dim" },
       one.held > 0 ? duration(one.oldest_s) : "",
       { text: duration(one.first_due_in_s), look: (one.first_due_in_s ?? 0) < 0 ? "bad" : undefined }, one.rate_per_s.toFixed(1)]));
-  table(byId("switches"), ["instance", "left", "came", "took", "ago"], (view.switches as Switch[]).slice(-8).reverse().map((one) =>
+  table(byId("switches"), 3, ["instance", "left", "came", "took", "ago"], (view.switches as Switch[]).slice(-8).reverse().map((one) =>
     [one.instance, one.leaving ?? "", one.coming ?? "", duration(one.seconds), duration(view.at_s - one.at_s)]));
   playground ??= new Playground();
-  playground.show(Object.keys(view.models as Record<string, unknown>), view.classes as string[]);
+  playground.show(Object.keys(models), view.classes as string[]);
 }
 
 async function keepWatching(key: string): Promise<void> {
   for (;;) {
     try {
       await watch(key, (view) => {
-        say(`Live, as of ${new Date(view.at_s * 1e3).toLocaleTimeString()}.`);
+        say(`Live, as of ${clock(view.at_s)}.`);
         byId("login").hidden = true;
+        showHeadlines(view.headlines as string[]);
         if (view.fleet === true) showFleet(view);
         else showServer(view);
       });

@@ -55,6 +55,7 @@ export class Playground {
     const now = () => performance.now() / 1000 - sent;
     const arrivals: number[] = [];
     let report: unknown;
+    byId("answer").hidden = false;
     byId("report").replaceChildren();
     into.replaceChildren();
     this.tell("Sent.");
@@ -77,9 +78,9 @@ export class Playground {
         this.tell(`${arrivals.length} tokens are delivered, ${buffer.report().tokens} digested.`);
         if (report !== undefined) reported(report as Report);
       }
-      const quality = arrivals.length === 0 ? "it has no tokens" : `QoE here ${qoe(arrivals, reader).toFixed(3)}`;
+      const quality = arrivals.length === 0 ? "it has no tokens" : `QoE ${qoe(arrivals, reader).toFixed(3)} as they arrived here`;
       const held = buffer.report().heldSeconds.toFixed(1);
-      this.tell(`Read to its end: ${arrivals.length} tokens; ${quality}; the buffer held tokens for ${held} s in all.`);
+      this.tell(`Read to its end: ${arrivals.length} tokens, ${quality}; the buffer held tokens for ${held} s in all.`);
     } catch (error) {
       if (stopping.signal.aborted) this.tell("Stopped.");
       else this.tell(`Broken off: ${error instanceof Error ? error.message.slice(0, 300) : "for no known reason"}`, "bad");
@@ -154,13 +155,19 @@ function reported(report: Report): void {
   const rows = Object.entries(report.targets ?? {}).map(([name, target]) => {
     const met = report.met?.[name.replace("_ms", "")];
     const got = report.achieved?.[name];
-    return [name, String(target), got === undefined ? "" : String(got),
+    return [called(name), String(target), got === undefined ? "" : String(got),
       { text: met === undefined ? "" : met ? "met" : "missed", look: met === false ? ("bad" as const) : undefined }];
   });
   for (const name of ["outcome", "qoe", "waited_ms", "evictions", "preempted_ms", "paused_ms", "output_tokens"]) {
-    if (report[name] !== undefined) rows.push([name, "", String(report[name]), { text: "", look: undefined }]);
+    if (report[name] !== undefined) rows.push([called(name), "", String(report[name]), { text: "", look: undefined }]);
   }
-  table(byId("report"), ["the server's report", "target", "got", "verdict"], rows);
+  table(byId("report"), 1, ["the server's report", "target", "got", "verdict"], rows);
+}
+
+/** A name of the report as people read it, with its unit. */
+function called(name: string): string {
+  const acronyms: Record<string, string> = { ttft_ms: "TTFT, ms", tpot_ms: "TPOT, ms", tds: "TDS, tokens/s", qoe: "QoE" };
+  return acronyms[name] ?? name.replace(/_ms$/, ", ms").replaceAll("_", " ");
 }
 
 function choices(id: string, names: string[], before: string[]): void {

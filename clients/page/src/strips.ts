@@ -68,6 +68,19 @@ interface Seen {
   dim: string;
 }
 
+/** Text at the left of a middle line, as much of it as has room, with an ellipsis for what has not. */
+export function written(to: CanvasRenderingContext2D, text: string, x: number, y: number, w: number): void {
+  const fits = (length: number) => to.measureText(text.slice(0, length) + "…").width <= w;
+  if (to.measureText(text).width <= w) return to.fillText(text, x, y);
+  let [least, most] = [0, text.length];
+  while (least < most) {
+    const middle = Math.ceil((least + most) / 2);
+    if (fits(middle)) least = middle;
+    else most = middle - 1;
+  }
+  if (least > 0) to.fillText(text.slice(0, least) + "…", x, y);
+}
+
 export function hatched(to: CanvasRenderingContext2D, x: number, y: number, w: number, h: number): void {
   for (let at = x; at < x + w; at += 6) to.fillRect(at, y, Math.min(3, x + w - at), h);
 }

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sloserve.core.attainment_window import SHOWN_SPANS_S
+from sloserve.core.in_words import duration
 from sloserve.core.spans import Phase
-from sloserve.fleet.gateway.instances import FRESH_S, GatewayInstance
+from sloserve.fleet.contract.reports import Demand
+from sloserve.fleet.gateway.instances import FRESH_S, UNAVAILABLE, GatewayInstance
 from sloserve.fleet.gateway.parts import GatewayParts
 
 COLUMNS: Final = (
@@ -25,6 +27,8 @@ MOST_SWITCHES: Final = 32
 """Latest switches that are shown."""
 MOST_NAMED: Final = 100
 """Models, hosts and groups that are shown, of groups those that hold most requests; the others are counted."""
+_MOST_HEADLINES: Final = 4
+"""Groups that are late of which a sentence says why, the latest first; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +60,17 @@ class FleetView:
         self._courses = {name: self._courses[name] for name in rows}
         groups = sorted(parts.demand.report(parts.hold.held, now_s).demand, key=lambda one: -one.held)
         plan = instances.plan
+        hosts = _hosts(rows)
         return {
             "at_s": round(epoch_s, 3),
             "fleet": True,
             "classes": list(parts.settings.classes.names),
             "spans_s": list(SHOWN_SPANS_S),
+            "headlines": [*self._late(groups, now_s), *_silent(hosts)],
             "by_class": {name: {"attained": met} for name, met in parts.attained.by_class(now_s).items()},
             "columns": list(COLUMNS),
             "models": {name: self._model(name, now_s) for name in sorted(parts.models)[:MOST_NAMED]},
-            "hosts": dict(list(_hosts(rows).items())[:MOST_NAMED]),
+            "hosts": dict(list(hosts.items())[:MOST_NAMED]),
             "groups": [
                 {
                     "model": one.model,
@@ -83,6 +89,35 @@ class FleetView:
             "switches": list(self._switches),
             "rows": rows,
         }
+
+    def _late(self, groups: list[Demand], now_s: float) -> list[str]:
+        """Of each group whose first deadline has passed how late it is, and why no instance takes it."""
+        overdue = [(-one.first_due_in_s, one) for one in groups if one.first_due_in_s is not None]
+        late = sorted((one for one in overdue if one[0] > 0.0), key=lambda one: -one[0])
+        said = [
+            f"{one.slo_class} of {one.model}: {one.held:,} held, the first {duration(late_s)} late: "
+            f"{self._held_up(one, now_s)}"
+            for late_s, one in late[:_MOST_HEADLINES]
+        ]
+        left_out = len(late) - len(said)
+        return [*said, f"{left_out} more groups are late"] if left_out else said
+
+    def _held_up(self, group: Demand, now_s: float) -> str:
+        """Why none of its requests is let go, by what :meth:`Instances.choose` asks and what the planner intends."""
+        instances, model = self._parts.instances, group.model
+        serving = instances.serving(model, now_s)
+        if serving:
+            full = sum(one.room <= 0 for one in serving)
+            return f"{full} of {len(serving)} instances that serve it are full"
+        ready_in_s = instances.ready_in_s(model, now_s)
+        if ready_in_s is not None:
+            return f"no instance serves it; one that switches to it is ready in {duration(ready_in_s)}"
+        if instances.state_of(model, now_s) == UNAVAILABLE:
+            return "no instance that answers has it"
+        queues = [] if instances.plan is None else instances.plan.instances_of(model, group.slo_class)
+        if not queues:
+            return "no instance serves it, and none is planned to"
+        return f"no instance serves it yet; it is in the queue of {queues[0]}"
 
     def _row(self, one: GatewayInstance, now_s: float, epoch_s: float) -> list[Any]:
         report, age_s = one.report, now_s - one.seen_s
@@ -135,3 +170,10 @@ def _hosts(rows: dict[str, list[Any]]) -> dict[str, dict[str, int]]:
         host["instances"] += 1
         host[LOST] += row[1] == LOST
     return found
+
+
+def _silent(hosts: dict[str, dict[str, int]]) -> list[str]:
+    """The hosts whose agents say nothing."""
+    lost = [name for name, host in hosts.items() if host[LOST]]
+    more = f" and {len(lost) - _MOST_HEADLINES} more" if len(lost) > _MOST_HEADLINES else ""
+    return [f"hosts whose agents are silent: {', '.join(lost[:_MOST_HEADLINES])}{more}"] if lost else []

@@ -13,9 +13,11 @@ from sloserve.core.clock import ManualClock
 from sloserve.core.finished import Latency
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.core.spans import Phase
+from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup
 from sloserve.fleet.contract.reports import AgentReport, to_json
 from sloserve.fleet.gateway.fleet_view import COLUMNS, LOST, MOST_NAMED, FleetView
 from sloserve.fleet.gateway.gateway import Gateway, Surroundings
+from sloserve.fleet.gateway.held import HeldRequest
 from sloserve.fleet.gateway.instances import FRESH_S
 from sloserve.fleet.store.store import Store, open_store
 from sloserve.wire.live_feed import fitted
@@ -97,6 +99,38 @@ def test_hosts_that_the_store_does_not_name_any_more_are_forgotten(tmp_path: Pat
         await parts.doors.close()
 
     asyncio.run(test())
+
+
+def test_a_late_group_says_first_why_no_instance_takes_it() -> None:
+    seen = Observed()
+    hold, now_s = seen.gateway.parts.hold.held, seen.clock.monotonic_s
+    seen.says("node-a/0", room=0)
+
+    def held(model: str, due_in_s: float) -> None:
+        hold.arrived(HeldRequest(model, "interactive", now_s(), now_s() + due_in_s), now_s())
+
+    def headlines() -> list[str]:
+        return list(seen.view.read()["headlines"])
+
+    held("chat", 5.0)
+    held("legal", 60.0)
+    assert headlines() == []
+    held("legal", -3.0)
+    held("chat", -1.5)
+    legal, chat = headlines()
+    assert legal == (
+        "interactive of legal: 2 held, the first 3.0 s late: no instance serves it, and none is planned to"
+    )
+    assert chat == "interactive of chat: 2 held, the first 1.5 s late: 1 of 1 instances that serve it are full"
+    seen.gateway.parts.instances.plan = Plan(0.0, {"node-a/0": (PlannedGroup(-1, "legal", "interactive"),)})
+    assert headlines()[0].endswith("no instance serves it yet; it is in the queue of node-a/0")
+    seen.reports("node-a/1", active="legal", phase=Phase.SWITCHING)
+    assert headlines()[0].endswith("no instance serves it; one that switches to it is ready in 0.0 s")
+    seen.reports("node-a/1", active="legal")
+    assert headlines()[0].endswith("late: 0 of 1 instances that serve it are full"), "until it is let go"
+    seen.clock.advance_to(seen.clock.now_s() + FRESH_S)
+    assert headlines()[0].endswith("no instance that answers has it")
+    assert headlines()[-1] == "hosts whose agents are silent: node-a"
 
 
 def test_attainment_is_by_class_over_one_and_ten_minutes() -> None:
