@@ -173,6 +173,19 @@ def names_width_in(policies: Sequence[str]) -> float:
     return LETTER_IN * max(len(line) for policy in policies for line in folded(policy).split("\n")) + 0.4
 
 
+def write_value(axes: Axes, place: int, text: str) -> None:
+    """The value of a bar, at its foot, where no interval covers it."""
+    box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
+    axes.annotate(
+        text, (0.0, place), xytext=(3.0, 0.0), textcoords="offset points", va="center", fontsize="x-small", bbox=box
+    )
+
+
+def three_digits(value: float) -> str:
+    """Three significant digits, and never fewer than are before the point."""
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
+
+
 def name_bars(axes: Axes, policies: Sequence[str]) -> None:
     """Names of horizontal bars at 0, 1, ..., the first on top."""
     axes.set_yticks(range(len(policies)), [folded(policy) for policy in policies])

@@ -110,10 +110,14 @@ def _how_they_fare(view: View, most_chars: int) -> Table:
             plain(name, most_chars=most_chars),
             Text(str(late), _LATE if late else _DIM),
             _due(None if due_s is None else due_s - view["at_s"]),
-            *(Text("" if ratio is None else f"{ratio:.0%}") for ratio, _ in one["attained"]),
+            *_shares(one["attained"]),
             *(took(one["latency_s"][figure]) for figure in _LATENCIES),
         )
     return table
+
+
+def _shares(attained: Sequence[Any]) -> Iterable[str]:
+    return ("" if ratio is None else f"{ratio:.0%}" for ratio, _ in attained)
 
 
 def _what_they_do(view: View, most_chars: int) -> Table:
@@ -185,7 +189,16 @@ def _fleet(view: View, most_rows: int) -> RenderableType:
     )
     if plan is not None:
         head.append(f", the plan expects {duration(plan['late_s']) or '0 s'} of lateness")
-    return Group(*_headlines(view), head, _groups(view), Text(), _instances(view, most_rows), *_switches(view))
+    tables = _groups(view), Text(), _met(view), Text(), _instances(view, most_rows)
+    return Group(*_headlines(view), head, *tables, *_switches(view))
+
+
+def _met(view: View) -> Table:
+    """Shares of the requests that met all targets."""
+    table = _classes("met 1m", "10m")
+    for name, one in view["by_class"].items():
+        table.add_row(plain(name), *_shares(one["attained"]))
+    return table
 
 
 def _groups(view: View) -> Table:

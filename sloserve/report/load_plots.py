@@ -7,7 +7,6 @@ bars.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sloserve.report.compare import load_of, loads_of
@@ -22,6 +21,8 @@ from sloserve.report.figure_style import (
     name_bars,
     names_width_in,
     percent_labels,
+    three_digits,
+    write_value,
 )
 from sloserve.report.statistics import mean_interval
 from sloserve.report.summary import Run
@@ -156,7 +157,8 @@ def _bars(runs: Sequence[Run], styles: Styles, panels: Sequence[Panel], scale: S
         for place, policy in enumerate(policies):
             for point in _points([run for run in runs if run["policy"] == policy], pick, scale):
                 axes.barh(place, point.value, height=BAR_HEIGHT, label=policy, **bar_style(styles[policy]))
-                _write_value(axes, place, point.value, scale)
+                text = f"{100.0 * point.value:.1f} %" if scale.percent else three_digits(point.value)
+                write_value(axes, place, text)
                 if point.below or point.above:
                     reach = [[point.below], [point.above]]
                     axes.errorbar([point.value], [place], xerr=reach, color="black", capsize=2.0, elinewidth=0.9)
@@ -170,15 +172,6 @@ def _bars(runs: Sequence[Run], styles: Styles, panels: Sequence[Panel], scale: S
     at = load_name(loads_of(runs)[0], in_capacity=counts_in_capacity(runs))
     figure.supxlabel(f"{name}, {at}" if name else at, fontsize="medium")
     return figure
-
-
-def _write_value(axes: Axes, place: int, value: float, scale: Scale) -> None:
-    """The value of a bar, at its foot, where no interval covers it."""
-    box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
-    text = f"{100.0 * value:.1f} %" if scale.percent else f"{value:.3g}"
-    axes.annotate(
-        text, (0.0, place), xytext=(3.0, 0.0), textcoords="offset points", va="center", fontsize="x-small", bbox=box
-    )
 
 
 def _limits(scale: Scale) -> tuple[float, float | None]:

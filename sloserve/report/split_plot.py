@@ -15,6 +15,8 @@ from sloserve.report.figure_style import (
     baseline_first,
     name_bars,
     names_width_in,
+    three_digits,
+    write_value,
 )
 from sloserve.report.statistics import mean_interval
 from sloserve.report.summary import Run
@@ -49,6 +51,7 @@ def completion_split_figure(runs: Sequence[Run], styles: Styles, load: str) -> F
         axes.barh(range(len(shown)), widths, left=left, height=BAR_HEIGHT, color=colour, label=label)
         left = [before + width for before, width in zip(left, widths, strict=True)]
     for place, policy in enumerate(shown):
+        write_value(axes, place, f"{three_digits(left[place])} s")
         total = mean_interval([sum(split.values()) for split in splits[policy]])
         if total is not None and total.low is not None:
             reach = [[min(total.value - total.low, total.value)], [total.value - total.low]]

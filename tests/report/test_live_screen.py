@@ -128,6 +128,7 @@ def test_a_fleet_shows_what_waits_and_who_is_lost() -> None:
         "models": {EVIL: {"state": "coming", "serving": 0, "ready_in_s": 4.0}},
         "groups": [{"model": EVIL, "class": "urgent", "held": 3, "oldest_s": 2.0, "first_due_in_s": -1.0,
                     "rate_per_s": 1.5, "queues": []}],
+        "by_class": {"urgent": {"attained": [[0.625, 8], [None, 0]]}},
         "headlines": [f"urgent of {EVIL}: 3 held, the first 1.0 s late: no instance serves it"],
         "hosts": {"a": {"instances": 1, "lost": 1}, "b": {"instances": 1, "lost": 0}},
         "switches": [{"at_s": 90.0, "instance": "b/0", "leaving": None, "coming": EVIL, "seconds": 3.5}],
@@ -141,4 +142,5 @@ def test_a_fleet_shows_what_waits_and_who_is_lost() -> None:
         and "-1.0 s" in text
         and "in 3.5 s, 10 s ago" in text
     )
+    assert "62%" in text.split("met 1m")[1]
     assert "swapping" in text and "\x1b" not in text and "1 more instances" in shown(fleet, most=1)

@@ -11,7 +11,7 @@ from matplotlib.container import BarContainer
 from sloserve.core.outcome import Outcome
 from sloserve.core.runlog import RequestLog, RunLog, StepLog
 from sloserve.report.experience import replies_of
-from sloserve.report.figure_style import COLOURS, PALENESS, line_styles, paler
+from sloserve.report.figure_style import COLOURS, PALENESS, line_styles, paler, three_digits
 from sloserve.report.load_plots import (
     attainment_figure,
     normalized_latency_figure,
@@ -134,6 +134,7 @@ def test_a_single_load_is_drawn_as_bars_with_the_baseline_on_top() -> None:
     assert [bar.get_width() for bar in bars] == pytest.approx([(3.0 + i) * 2.5 for i in range(7)])
     written = [text.get_text() for text in axes.texts]
     assert written == [f"{(3.0 + i) * 2.5:.3g}" for i in range(7)]
+    assert [three_digits(value) for value in (0.98765, 999.4, 1796.2, 25_000.0)] == ["0.988", "999", "1,796", "25,000"]
     assert axes.get_ylim()[0] > axes.get_ylim()[1] and axes.get_xlim()[0] == 0.0
     assert figure.get_supxlabel() == "1.5 x stock's capacity"
 

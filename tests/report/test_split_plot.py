@@ -25,4 +25,5 @@ def test_stages_of_each_policy_are_stacked_with_the_baseline_first() -> None:
     assert widths == {"running": [3, 3], "waiting": [8, 2], "paused, KV kept": [0, 2], "preempted": [0.5, 0.5]}
     ends = [max(bar.get_x() + bar.get_width() for bar in of) for of in zip(*bars, strict=True)]
     assert ends == pytest.approx([11.5, 7.5])
+    assert [text.get_text() for text in axes.texts] == ["11.5 s", "7.5 s"]
     assert (axes.get_title(), axes.get_xlim()[0]) == ("2 requests/s", 0.0)
