@@ -48,16 +48,15 @@ def needs_of(request: GatewayRequest) -> Needs:
     """Raises: InvalidRequest for a body that cannot be read."""
     read = parse(request.body, _Read)
     messages = [one for one in read.messages if isinstance(one, dict)] if isinstance(read.messages, list) else []
-    media = [(kind, part) for one in messages for kind, part in _media(one.get("content"))]
-    features = {kind for kind, _ in media}
+    features, media = _media(messages)
     if read.tools and read.tool_choice != "none":
         features.add(TOOLS)
     formats = read.response_format if isinstance(read.response_format, dict) else {}
     grammars = (read.structured_outputs, read.guided_json, read.guided_regex, read.guided_choice, read.guided_grammar)
     if formats.get("type", "text") != "text" or any(grammar is not None for grammar in grammars):
         features.add(GRAMMAR)
-    media_bytes = sum(len(json.dumps(part)) for _, part in media)
-    prompt_tokens = max(request.prompt_tokens - media_bytes // BYTES_PER_TOKEN, 1) + MEDIA_TOKENS * len(media)
+    text_tokens = request.prompt_tokens - len(json.dumps(media)) // BYTES_PER_TOKEN
+    prompt_tokens = max(text_tokens, 1) + MEDIA_TOKENS * len(media)
     roles = [one.get("role") for one in messages]
     begin = messages[: roles.index("user") + 1] if "user" in roles else messages
     longest = math.ceil(prompt_tokens * _longest_share(read.prompt))
@@ -72,8 +71,14 @@ def _longest_share(prompt: Any) -> float:
     return max(sizes) / total if (total := sum(sizes)) else 1.0
 
 
-def _media(content: Any) -> list[tuple[str, Any]]:
-    """Parts of a message that are no text, each with what it needs. vLLM takes parts without a type, too."""
-    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-    kinds = [(str(part["type"]) if "type" in part else " ".join(part), part) for part in parts]
-    return [(needed, part) for kind, part in kinds for word, needed in MEDIA.items() if word in kind]
+def _media(messages: list[dict[str, Any]]) -> tuple[set[str], list[Any]]:
+    """What the parts of the messages need that are no text, and these parts. vLLM takes parts without a type, too.
+
+    A body may have 100,000s of parts, and the event loop waits: each word is looked for once in each kind of part.
+    """
+    contents = [content for one in messages if isinstance(content := one.get("content"), list)]
+    parts = [part for content in contents for part in content if isinstance(part, dict)]
+    kinds = [str(part["type"]) if "type" in part else " ".join(part) for part in parts]
+    needed = {kind: {needed for word, needed in MEDIA.items() if word in kind} for kind in set(kinds)}
+    media = [part for kind, part in zip(kinds, parts, strict=True) if needed[kind]]
+    return set().union(*needed.values()), media
