@@ -3,6 +3,7 @@
 Nothing is started: the manifests are rendered by kubectl and checked against Kubernetes' schemas offline.
 """
 
+import json
 import re
 import shutil
 import subprocess
@@ -12,6 +13,8 @@ from typing import Any
 
 import pytest
 import yaml
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import ValidationError
 
 from sloserve.fleet.file import read_fleet
 
@@ -20,6 +23,7 @@ DEPLOY = ROOT / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 FOLDERS = ["base", "cpu", "fleet"]
 VERSIONS = ["1.30", "1.34"]
+MONITOR = Draft202012Validator(json.loads((Path(__file__).parent / "schemas" / "servicemonitor.json").read_text()))
 SLACK_S = 10
 """Docs: a grace period is ten seconds more than the time that requests have."""
 
@@ -58,19 +62,19 @@ def test_kubernetes_knows_every_object_and_field(folder: str) -> None:
     made = objects(folder)
     for one in made:
         if one["kind"] == "ServiceMonitor":
-            assert set(one["spec"]) == {"selector", "endpoints"}
-            fields = {key for at in one["spec"]["endpoints"] for key in at}
-            assert fields <= {
-                "port",
-                "path",
-                "interval",
-                "authorization",
-            }
+            MONITOR.validate(one)
             continue
         for version in VERSIONS:
             kubernetes_validate.validate(one, version, strict=True)
     kinds = {one["kind"] for one in made}
     assert {"Deployment", "Service", "PodDisruptionBudget", "ServiceMonitor", "ConfigMap"} <= kinds
+
+
+def test_the_operator_would_refuse_a_mistyped_field_of_a_monitor() -> None:
+    made = yaml.safe_load((KUBERNETES / "base" / "monitor.yaml").read_text())
+    made["spec"]["endpoints"][0]["intervall"] = made["spec"]["endpoints"][0].pop("interval")
+    with pytest.raises(ValidationError, match="'intervall' was unexpected"):
+        MONITOR.validate(made)
 
 
 @pytest.mark.slow
