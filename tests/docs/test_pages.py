@@ -57,6 +57,10 @@ def test_few_blocks_are_not_run() -> None:
     assert len(blocks("run", "quick")) > len(blocks("not-run"))
 
 
+def test_tables_stand_outside_lists_which_the_site_would_not_go_on_with() -> None:
+    assert [page.name for page in PAGES if re.search(r"^ +\| -", page.read_text(), re.MULTILINE)] == []
+
+
 def test_the_readme_is_short_and_its_figures_are_measured() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= MOST_README_LINES
