@@ -8,7 +8,7 @@
 #   make docs    the site of the documentation, in build/site/html; a dead link ends it
 #   make check   format, lint, types, import contracts, fast tests
 #   make compat VLLM=0.31.0   the tests that run vLLM, in an environment of their own with another version
-#   make interop  the client libraries of applications against a server, from an environment of their own
+#   make interop  client libraries and load generators against a server, from environments of their own
 #   make ray     a fleet on a Ray cluster of several nodes on this machine, whose parts are killed: 20 minutes
 #   make report  tables and plots of every benchmark that needs no device, small, as one page; FULL=1 as published
 #   make demo-fleet   three tiny models on one device, streams, a batch, one engine killed; ends by itself
@@ -24,8 +24,8 @@ OVERRIDES = overrides.txt
 BUILD_INPUTS = pyproject.toml CMakeLists.txt overrides.txt $(shell find csrc -type f)
 
 # The CPU build of torch comes from a folder of wheels where one is given, else from torch's own index.
-UV_INSTALL = $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python --overrides $(OVERRIDES) --reinstall-package sloserve \
-	$(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)",--torch-backend $(if $(filter cpu,$(ENGINE)),cpu,auto))
+TORCH_FROM = $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)",--torch-backend $(if $(filter cpu,$(ENGINE)),cpu,auto))
+UV_INSTALL = $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python --overrides $(OVERRIDES) --reinstall-package sloserve $(TORCH_FROM)
 
 FAST = not slow and not vllm and not gpu
 PYTEST = $(BIN)/python -m pytest -q --durations=10
@@ -115,12 +115,16 @@ compat:
 	test -z "$(KERNELS)" || $(BIN)/python -m tests.overlay_vllm $(VLLM)
 	$(BIN)/python -m pytest -q --durations=10 -m vllm --ignore=tests/upstream
 
-# Client libraries of applications, some of which need an older openai than our tests do.
-interop:
+# Client libraries of applications, some of which need an older openai than our tests do, and load generators with torch's CPU
+# build of our own environment.
+interop: OUR_TORCH = $(BIN)/python -c 'import importlib.metadata as m; print(m.version("torch"))'
+interop: env
 	test -x .venv-interop/bin/python || $(PYTHON) -m venv .venv-interop
-	$(BIN)/python -m uv pip install -q --python .venv-interop/bin/python openai litellm langchain-openai llama-index-llms-openai-like
+	test -x .venv-interop/load/bin/python || $(PYTHON) -m venv .venv-interop/load
+	$(BIN)/uv pip install -q --python .venv-interop/bin/python openai 'litellm[proxy]' langchain-openai 'llama-index-llms-openai-like>=0.8'
+	$(BIN)/uv pip install -q --python .venv-interop/load/bin/python $(TORCH_FROM) "torch==$$($(OUR_TORCH))" guidellm aiperf
 	npm install --silent --no-audit --no-fund --prefix .venv-interop openai
-	$(BIN)/python -m pytest -q tests/interop
+	$(BIN)/python -m pytest -q --timeout=900 tests/interop
 
 clean:
 	rm -rf .venv .venv-compat-* .venv-interop build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -6,8 +6,15 @@ prints one JSON object a client: what the application sees of a reply, of a stre
 """
 
 import json
+import socket
+import subprocess
 import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 MODEL = "builtin:tiny"
@@ -37,7 +44,7 @@ def openai_python(url: str) -> dict[str, Any]:
     return {
         "reply": plain.parse().choices[0].message.content,
         "report": (plain.parse().model_extra or {}).get("slo"),
-        "headers": sorted(name for name in plain.headers if name.startswith("x-slo-")),
+        "headers": sorted(name for name in plain.headers if "x-slo-" in name),
         "stream": text,
         "stream_report": (last.model_extra or {}).get("slo") if last is not None else None,
         "tier": tier.choices[0].message.content,
@@ -73,6 +80,37 @@ def litellm_sdk(url: str) -> dict[str, Any]:
         "stream": text,
         "refused": refused,
     }
+
+
+def litellm_proxy(url: str) -> dict[str, Any]:
+    """OpenAI's client of a LiteLLM proxy in front of the server."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    model = {"model": f"hosted_vllm/{MODEL}", "api_base": f"{url}/v1", "api_key": "k"}
+    general = {"forward_client_headers_to_llm_api": True, "dangerously_permit_weak_or_unset_master_key": True}
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Path(folder) / "proxy.yaml"
+        settings.write_text(
+            json.dumps({"model_list": [{"model_name": MODEL, "litellm_params": model}], "general_settings": general})
+        )
+        command = [Path(sys.executable).with_name("litellm"), "--config", settings, "--host", "127.0.0.1"]
+        with subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL, cwd=folder) as proxy:
+            try:
+                _wait_for(f"http://127.0.0.1:{port}/health/liveliness", proxy)
+                return openai_python(f"http://127.0.0.1:{port}")
+            finally:
+                proxy.terminate()
+
+
+def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
+    while process.poll() is None:
+        try:
+            urllib.request.urlopen(url, timeout=5).close()
+            return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.5)
+    raise SystemExit(f"{process.args} ended with status {process.returncode}")
 
 
 def langchain_openai(url: str) -> dict[str, Any]:
@@ -130,6 +168,7 @@ def llama_index(url: str) -> dict[str, Any]:
 CLIENTS: dict[str, Callable[[str], dict[str, Any]]] = {
     "openai-python": openai_python,
     "litellm": litellm_sdk,
+    "litellm-proxy": litellm_proxy,
     "langchain-openai": langchain_openai,
     "llama-index": llama_index,
 }

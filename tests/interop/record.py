@@ -1,6 +1,9 @@
 """Writes ``recorded/*.json``: the requests of ``clients.py`` as the libraries send them, to a server that plays ours.
 
 make interop && .venv/bin/python -m tests.interop.record .venv-interop/bin/python
+
+``open-webui.json`` is not recorded: it was read from the source of Open WebUI (routers/openai.py, routers/tasks.py,
+utils/payload.py), which states SLOs by headers of a connection and by custom parameters of a model.
 """
 
 import json
@@ -15,7 +18,7 @@ from typing import Any
 FOLDER = Path(__file__).parent
 RECORDED = FOLDER / "recorded"
 NODE = "openai-node"
-NAMES = ("openai-python", "litellm", "langchain-openai", "llama-index", NODE)
+NAMES = ("openai-python", "litellm", "litellm-proxy", "langchain-openai", "llama-index", NODE)
 LEFT_OUT = ("host", "content-length", "connection", "accept-encoding", "authorization")
 """Headers that say nothing of SLOs, and those with a key."""
 PACKAGES = ("openai", "litellm", "langchain-openai", "llama-index-llms-openai-like")

@@ -1,6 +1,6 @@
-"""Client libraries against a real server: replies, reports, predictions and refusals as an application sees them.
+"""Client libraries and load generators against a real server: what an application sees, and what a result file says.
 
-They stand in an environment of their own, as some need an older openai than the tests do: ``make interop``.
+They stand in environments of their own, as some need other versions than the tests do: ``make interop``.
 """
 
 import json
@@ -10,14 +10,32 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from typer.testing import CliRunner
 
-from tests.interop.record import NAMES, NODE, command_of
-from tests.vllm.server import Server
+from sloserve.cli import app
+from sloserve.vllm_plugin.server.tiny_model import resolve_model
+from tests.interop.record import NAMES, NODE, RECORDED, command_of
+from tests.vllm.server import MODEL, Server
 
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("SLOSERVE_INTEROP", ROOT / ".venv-interop" / "bin" / "python"))
 PREDICTED = ["x-slo-predicted-e2e-ms", "x-slo-predicted-ttft-ms"]
+TEN = {
+    "guidellm": (
+        "guidellm run --backend kind=openai_http,target={url},model={model} --tokenizer kind=hf_auto,model={tokenizer} "
+        "--profile kind=constant,rate=5 --constraint kind=max_requests,count=10 --output kind=json,path=guidellm.json "
+        "--data kind=synthetic_text,prompt_tokens=20,output_tokens=8 --disable-console",
+        "guidellm.json",
+    ),
+    "aiperf": (
+        "aiperf profile --url {url} -m {model} --tokenizer {tokenizer} --endpoint-type chat --streaming --ui none "
+        "--request-count 10 --concurrency 2 --isl 20 --osl 8 --output-artifact-dir aiperf",
+        "aiperf/profile_export.jsonl",
+    ),
+}
+"""Ten requests of each load generator, and its file for `sloserve judge`."""
 ROUNDS = 12
 """Predictions appear once a class has served about nine requests, and a round has one of each class."""
 
@@ -31,21 +49,26 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def seen() -> Iterator[dict[str, dict[str, Any]]]:
-    """What each client saw, after one of them has sent enough for predictions."""
-    server = Server("--policy", "edf", "--admission", "predict")
+def server() -> Iterator[Server]:
+    started = Server("--policy", "edf", "--admission", "predict")
     try:
-        server.wait_ready()
-        environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-        found = {}
-        for name in [*["openai-python"] * ROUNDS, *NAMES]:
-            command = command_of(name, PYTHON, server.url)
-            done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
-            assert done.returncode == 0, done.stderr
-            found[name] = next(json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"client"'))
-        yield found
+        started.wait_ready()
+        yield started
     finally:
-        server.stop()
+        started.stop()
+
+
+@pytest.fixture(scope="module")
+def seen(server: Server) -> dict[str, dict[str, Any]]:
+    """What each client saw, after one of them has sent enough for predictions."""
+    environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    found = {}
+    for name in [*["openai-python"] * ROUNDS, *NAMES]:
+        command = command_of(name, PYTHON, server.url)
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+        assert done.returncode == 0, done.stderr
+        found[name] = next(json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"client"'))
+    return found
 
 
 @pytest.mark.parametrize("client", NAMES)
@@ -66,4 +89,34 @@ def test_openais_clients_keep_the_reports_of_bodies_and_streams(client: str, see
 def test_predictions_come_in_headers_which_litellm_prefixes(seen: dict[str, dict[str, Any]]) -> None:
     assert seen["openai-python"]["headers"] == seen[NODE]["headers"] == PREDICTED
     assert seen["langchain-openai"]["headers"] == PREDICTED
-    assert seen["litellm"]["headers"] == [f"llm_provider-{name}" for name in PREDICTED]
+    prefixed = [f"llm_provider-{name}" for name in PREDICTED]
+    assert seen["litellm"]["headers"] == seen["litellm-proxy"]["headers"] == prefixed
+
+
+def test_litellms_proxy_keeps_the_reports_of_bodies(seen: dict[str, dict[str, Any]]) -> None:
+    assert seen["litellm-proxy"]["report"]["targets"] == {"ttft_ms": 500.0, "tpot_ms": 50.0}
+
+
+def test_open_webui_finds_the_model_and_states_slos_by_headers_and_by_custom_parameters(server: Server) -> None:
+    requests = json.loads((RECORDED / "open-webui.json").read_text())["requests"]
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        listed = http.get("/v1/models").raise_for_status().json()["data"]
+        title, chat, refused = (http.post(one["path"], json=one["body"], headers=one["headers"]) for one in requests)
+    assert [one["id"] for one in listed] == [MODEL]
+    assert title.json()["slo"]["targets"] == {"ttft_ms": 500.0, "tpot_ms": 50.0}
+    *chunks, end = [line[6:] for line in chat.text.splitlines() if line.startswith("data: ")]
+    assert end == "[DONE]" and json.loads(chunks[-1])["slo"]["class"] == "batch"
+    assert refused.status_code == 400 and refused.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("tool", TEN)
+def test_results_of_load_generators_are_judged(tool: str, server: Server, tmp_path: Path) -> None:
+    command, result = TEN[tool]
+    tokenizer = resolve_model(MODEL)
+    words = command.format(url=server.url, model=MODEL, tokenizer=tokenizer).split()
+    words[0] = str(PYTHON.parents[1] / "load" / "bin" / words[0])
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    judged = CliRunner().invoke(app, ["judge", str(tmp_path / result), "--goodput", "ttft:60000,tpot:60000"])
+    assert f"{tool}: 10 requests, 10 completed" in judged.output
+    assert "all targets 100.0 %   10 of 10" in judged.output

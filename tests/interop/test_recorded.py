@@ -11,6 +11,7 @@ from sloserve.core.slo import Targets
 from sloserve.settings import plugin_settings
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.resolve import Resolved, resolve
+from tests.interop.record import NAMES
 
 RECORDED = {path.stem: json.loads(path.read_text()) for path in (Path(__file__).parent / "recorded").glob("*.json")}
 
@@ -27,7 +28,7 @@ def read(request: dict[str, Any]) -> tuple[HTTPContext, Resolved]:
 
 
 def test_all_clients_are_recorded() -> None:
-    assert set(RECORDED) == {"openai-python", "litellm", "langchain-openai", "llama-index", "openai-node"}
+    assert set(RECORDED) == {*NAMES, "open-webui"}
     assert {request["path"] for of in RECORDED.values() for request in of["requests"]} == {"/v1/chat/completions"}
 
 
