@@ -143,8 +143,9 @@ def _signature(of: Callable[..., Any]) -> str:
 
 
 def _plain(text: str) -> str:
-    """A docstring as markdown: its double backquotes and roles are code, its angles no tags."""
+    """A docstring as markdown: double backquotes and roles are code, angles no tags, names of pages links."""
     text = re.sub(r":\w+:`~?([^`]*)`", r"`\1`", inspect.cleandoc(text).replace("``", "`"))
+    text = re.sub(r"\bdocs/([\w-]+)\.md", r"[docs/\1.md](../\1.md)", text)
     return re.sub(r"<(?=\w)", "&lt;", text)
 
 

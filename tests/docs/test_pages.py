@@ -5,6 +5,7 @@ named); they stand between ``<!-- options: POLICY -->`` or ``<!-- columns: POLIC
 """
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,12 @@ def test_few_blocks_are_not_run() -> None:
 
 def test_tables_stand_outside_lists_which_the_site_would_not_go_on_with() -> None:
     assert [page.name for page in PAGES if re.search(r"^ +\| -", page.read_text(), re.MULTILINE)] == []
+
+
+def test_the_page_on_installing_has_every_extra() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    page = (ROOT / "docs" / "install.md").read_text()
+    assert {name for name in extras if f"| `{name}` |" not in page} == {"dev"}
 
 
 def test_the_readme_is_short_and_its_figures_are_measured() -> None:
