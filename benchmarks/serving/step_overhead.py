@@ -5,7 +5,8 @@ Usage: python -m benchmarks.serving.step_overhead [--quick] [--hot] [--beside PY
 A virtual engine is held at so many requests, of which so many run: another comes as one ends. Every second step makes a
 plan, the others reuse it. Timed is thread CPU time, policies in turn; between two steps the caches are filled with
 other data, as a server's other threads do, unless ``--hot``. Writes results/step-overhead.json: medians and p99 over
-the steps in µs, of ``ours`` in all, of each part, and of ``vllm``: its schedule() and update_from_output(); and
+the steps in µs, of ``ours`` in all, of each part, and of ``vllm``: its schedule() and update_from_output(); parts are
+told apart in every second pair of steps, the whole is that of the others, since telling takes time too; and
 of what is added to each request that comes (``add``, in no step) and that ends (``free``, in ``ours`` of its step too).
 ``--beside`` takes the interpreter of an environment with another commit: turns of the two alternate, since the speed of
 a machine that others use changes, and the other's rows go into ``beside``.
@@ -55,7 +56,8 @@ def watch(scheduler: Any, clock: Stopwatch) -> None:
     from sloserve.vllm_plugin.engine.step_load import step_load
 
     def time_of(owner: Any, name: str, what: str) -> None:
-        setattr(owner, name, clock.times(what, getattr(owner, name)))
+        is_part = what != "glue" and what not in CALLS
+        setattr(owner, name, clock.times(what, getattr(owner, name), is_part=is_part))
 
     clock.times_vllm(("schedule", "update_from_output", *CALLS.values()))
     for name in ("schedule", "update_from_output"):
@@ -65,7 +67,7 @@ def watch(scheduler: Any, clock: Stopwatch) -> None:
     time_of(scheduler, "_book", "booking")
     time_of(scheduler, "_clock_output", "pace")
     time_of(scheduler.step_clock, "scheduled", "pace")
-    scheduler_module.step_load = clock.times("pace", step_load)
+    scheduler_module.step_load = clock.times("pace", step_load, is_part=True)
     planner = scheduler._planner
     if planner is not None:
         toggle = itertools.cycle((True, False))
@@ -96,18 +98,20 @@ def costs_s(policy: str, requests: int, running: int, seed: int, hot: bool) -> d
         is_fresh, plans = counts["plans"] > plans, counts["plans"]
         if number >= 0:
             row = found[is_fresh]
-            for what in PARTS:
-                row.setdefault(what, []).append(clock.spent[what])
             for what, calls in clock.calls.items():
                 row.setdefault(what, []).extend(calls)
-            ours = sum(clock.spent.values()) - clock.spent["vllm"] - clock.spent["add"]
-            adapter = ours - clock.spent["plan"] - clock.spent["told"]
             now_running, waiting = scheduler.get_request_counts()
-            planning = sum(clock.spent[what] for what in PLANNING)
-            sums = {"adapter": adapter, "planning": planning, "ours": ours, "vllm": clock.spent["vllm"]}
-            sums |= {"running": now_running, "waiting": waiting}
+            sums = {"running": now_running, "waiting": waiting}
+            ours = sum(clock.spent.values()) - clock.spent["vllm"] - clock.spent["add"]
+            if clock.tells_parts:
+                sums |= {what: clock.spent[what] for what in PARTS}
+                sums["adapter"] = ours - clock.spent["plan"] - clock.spent["told"]
+                sums["planning"] = sum(clock.spent[what] for what in PLANNING)
+            else:
+                sums |= {"ours": ours, "vllm": clock.spent["vllm"]}
             for what, value in sums.items():
                 row.setdefault(what, []).append(value)
+        clock.tells_parts = number // 2 % 2 == 0  # two steps with, a fresh plan and a reused one, and two without
 
     hold(engine, clock, requests_to_come(requests + 20 * running, seed), requests, STEPS, stepped, hot=hot)
     return found
@@ -131,7 +135,7 @@ def rows_of(turns: list[Cells]) -> list[dict[str, Any]]:
         if not cell:
             continue
         row: dict[str, Any] = {"policy": policy, "requests": requests, "may_run": may_run, "plan": kind}
-        row |= {"steps": len(cell["adapter"])}
+        row |= {"steps": len(cell["ours"])}
         row |= {f"{name}_median": float(np.median(cell[name])) for name in ("running", "waiting")}
         row["share"] = round(float(np.median(cell["ours"]) / np.median(cell["vllm"])), 3)
         for what in ("ours", "vllm", "planning", "adapter", *PARTS, *(what for what in CALLS if cell.get(what))):
