@@ -82,6 +82,22 @@ def test_whatever_happens_it_is_finite_never_negative_and_keeps_little(happened:
         assert 0.0 <= clock.busy_s(now_s) < 1000.0
 
 
+@given(events, st.integers(1, 30))
+def test_when_it_is_asked_changes_no_answer(happened: list, every: int) -> None:  # type: ignore[type-arg]
+    """What it is told is worked in later where nobody asks."""
+    seldom, always, now_s = StepClock(PROFILE), StepClock(PROFILE), 100.0
+    for i, (event, load, passed_s) in enumerate(happened):
+        now_s += passed_s
+        for clock in (seldom, always):
+            if event == "scheduled":
+                clock.scheduled(load, now_s)
+            else:
+                clock.output(now_s)
+        asked = always.latency.state(), always.decodes, always.busy_s(now_s)
+        if i % every == 0 or i == len(happened) - 1:
+            assert (seldom.latency.state(), seldom.decodes, seldom.busy_s(now_s)) == asked
+
+
 def test_outputs_that_never_come_are_forgotten() -> None:
     clock = StepClock(PROFILE)
     for i in range(1000):
