@@ -83,10 +83,10 @@ class Ageing:
         """
         if self.period is None or not waiting.size:
             return NO_TURNS
-        waited_s = now_s - rows.arrival_s[waiting]
-        if waited_s.max() <= self._least_age_s:
+        arrival_s = rows.arrival_s[waiting]
+        if now_s - arrival_s.min() <= self._least_age_s:
             return NO_TURNS
-        old = waiting[waited_s > self._age_s[rows.class_id[waiting]]]
+        old = waiting[now_s - arrival_s > self._age_s[rows.class_id[waiting]]]
         if not old.size:
             return NO_TURNS
         oldest_first = old[np.argsort(rows.seq[old])]
@@ -116,6 +116,8 @@ class Ageing:
 
 def drop_forbidden(plan: Plan, snapshot: Snapshot, *, may_pause: bool) -> Plan:
     """``plan`` without preemptions and pauses of protected requests; a request is not both preempted and paused."""
+    if not (plan.preempt.size or plan.pause.size):
+        return plan
     rows = snapshot.rows
     preempt = plan.preempt[rows.preemptable[plan.preempt]]
     pause = plan.pause[rows.pausable[plan.pause]] if may_pause else NO_SLOTS

@@ -105,7 +105,7 @@ class EngineFacts:
     def begun(self, prompt_tokens: IntArray) -> int:
         """How many prompts, in order, one step begins at least. prompt_tokens: to compute of each."""
         chunks = prompt_tokens if self.chunk_tokens is None else np.minimum(prompt_tokens, self.chunk_tokens)
-        return 1 + int(np.searchsorted(np.cumsum(chunks), self.token_budget))
+        return 1 + int(chunks.cumsum().searchsorted(self.token_budget))
 
     def has_room_for(self, decodes: int) -> bool:
         """Whether so many decodes have blocks for the next step, whatever each needs."""
@@ -214,7 +214,7 @@ def check_plan(plan: Plan, snapshot: Snapshot) -> None:
         limit = getattr(plan, name)
         if limit is None:
             continue
-        if not isinstance(limit, int | np.integer):
+        if not isinstance(limit, (int, np.integer)):
             raise PlanError(f"{name}: {limit!r} is not a whole number")
         if limit < 1:
             raise PlanError(f"{name}: {limit} leaves the engine nothing to do; the least is 1")
