@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include <nanobind/stl/vector.h>
+
 #include "arrays.h"
 #include "module.h"
 #include "sloserve/rank.h"
@@ -19,27 +21,78 @@ namespace sloserve::bindings {
 
 namespace {
 
-// Of a Python object: a number, or how many there are in it.
-std::int64_t count_of(nb::handle object, nb::handle name) {
-  const nb::object value = nb::steal(PyObject_GetAttr(object.ptr(), name.ptr()));
+// allowed: a bit for each state.
+bool is_in(std::int8_t state, std::int64_t allowed) { return state >= 0 && state <= 62 && allowed >> state & 1; }
+
+PyObject* item(const nb::list& list, std::size_t i) { return NB_LIST_GET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i)); }
+
+nb::object attribute_of(nb::handle object, nb::handle name) {
+  nb::object value = nb::steal(PyObject_GetAttr(object.ptr(), name.ptr()));
   if (!value.is_valid()) nb::raise_python_error();
+  return value;
+}
+
+// A number, or how many there are in what is none.
+std::int64_t count_of(nb::handle value) {
   const bool is_number = PyLong_Check(value.ptr());
   const std::int64_t count = is_number ? PyLong_AsLongLong(value.ptr()) : PyObject_Size(value.ptr());
   if (count == -1 && PyErr_Occurred()) nb::raise_python_error();
   return count;
 }
 
+// Reads attributes of n objects: put(i, k, count) of the k-th name of the i-th object.
+//
+// Many objects are in no cache, and neither is what they refer to. So that their misses overlap, those of a block are asked
+// for before they are needed, and what each refers to is looked at only once all of the block are read.
+template <typename ObjectAt, typename Put>
+void read_counts(std::size_t n, const nb::tuple& names, const ObjectAt& object_at, const Put& put) {
+  constexpr std::size_t kBlock = 16;
+  constexpr int kBeforeObject = 32;  // where CPython 3.11 keeps what leads to the attributes
+  const std::size_t width = names.size();
+  std::vector<nb::object> values(kBlock * width);
+  const auto fetch = [&](std::size_t i) {
+    const char* object = reinterpret_cast<const char*>(object_at(i).ptr());
+    __builtin_prefetch(object);
+    __builtin_prefetch(object - kBeforeObject);
+  };
+  for (std::size_t i = 0; i < std::min(kBlock, n); ++i) fetch(i);
+  for (std::size_t begin = 0; begin < n; begin += kBlock) {
+    const std::size_t end = std::min(begin + kBlock, n);
+    for (std::size_t i = begin; i < end; ++i) {
+      if (i + kBlock < n) fetch(i + kBlock);
+      const nb::object object = nb::borrow(object_at(i));
+      for (std::size_t k = 0; k < width; ++k) values[(i - begin) * width + k] = attribute_of(object, names[k]);
+    }
+    for (std::size_t i = begin; i < end; ++i) {
+      for (std::size_t k = 0; k < width; ++k) put(i, k, count_of(values[(i - begin) * width + k]));
+    }
+  }
+}
+
+// The i-th item of a list that any code may have changed meanwhile: a property may run any.
+struct ItemAt {
+  const nb::list& list;
+  std::size_t size;
+
+  explicit ItemAt(const nb::list& objects) : list(objects), size(objects.size()) {}
+  nb::handle operator[](std::size_t i) const {
+    if (list.size() != size) throw std::invalid_argument("objects: the list changed while its attributes were read");
+    return item(list, i);
+  }
+};
+
 // Places of Python objects by which object they are. The objects themselves are not looked at: where there are thousands, each
 // look is a miss of the cache.
 class PlaceOf {
  public:
-  explicit PlaceOf(const nb::list& objects) {
+  // The objects in `slots` of a list, whose places are those among the slots.
+  PlaceOf(const nb::list& objects, const Slots& slots) {
     std::size_t size = 16;
-    while (size < 2 * objects.size()) size *= 2;
+    while (size < 2 * slots.size) size *= 2;
     mask_ = size - 1;
     entries_.assign(size, {nullptr, 0});
-    for (std::size_t i = 0; i < objects.size(); ++i) {
-      PyObject* object = NB_LIST_GET_ITEM(objects.ptr(), static_cast<Py_ssize_t>(i));
+    for (std::size_t i = 0; i < slots.size; ++i) {
+      PyObject* object = item(objects, slots[i]);
       entries_[find(object)] = {object, static_cast<std::int64_t>(i)};
     }
   }
@@ -70,17 +123,28 @@ void bind_requests(nb::module_& m) {
       [](const nb::list& objects, const nb::tuple& names) {
         const std::size_t n = objects.size();
         std::vector<std::vector<std::int64_t>> counts(names.size(), std::vector<std::int64_t>(n));
-        for (std::size_t i = 0; i < n; ++i) {
-          const nb::object object = objects[i];
-          for (std::size_t k = 0; k < names.size(); ++k) counts[k][i] = count_of(object, names[k]);
-          // A property may run any code.
-          if (objects.size() != n) throw std::invalid_argument("objects: the list changed while its attributes were read");
-        }
+        const ItemAt item(objects);
+        read_counts(
+            n, names, [&](std::size_t i) { return item[i]; },
+            [&](std::size_t i, std::size_t k, std::int64_t count) { counts[k][i] = count; });
         nb::list found;
         for (auto& one : counts) found.append(to_numpy(std::move(one)));
         return found;
       },
       "objects"_a, "names"_a);
+  m.def(
+      "read_counts",
+      [](const nb::list& objects, const Column<std::int64_t>& slots, const nb::tuple& names,
+         const std::vector<nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>>& columns) {
+        check_size("columns", columns.size(), names.size(), "names");
+        for (const auto& column : columns) check_size("columns", column.shape(0), objects.size(), "objects");
+        const Slots of = slots_of(slots, objects.size());
+        const ItemAt item(objects);
+        read_counts(
+            of.size, names, [&](std::size_t i) { return item[of[i]]; },
+            [&](std::size_t i, std::size_t k, std::int64_t count) { columns[k].data()[of[i]] = count; });
+      },
+      "objects"_a, "slots"_a.noconvert(), "names"_a, "columns"_a.noconvert());
   m.def(
       "tokens_without_kv",
       [](const Columns<std::int64_t, 5>& progress, const Column<std::int64_t>& slots) {
@@ -147,36 +211,70 @@ void bind_requests(nb::module_& m) {
           if (named[at]) worst = 2;
           named[at] = true;
           const std::int8_t is = state.data()[at];
-          if (is < 0 || is > 62 || !(allowed >> is & 1)) worst = std::max(worst, 1);
+          if (!is_in(is, allowed)) worst = std::max(worst, 1);
         }
         return worst;
       },
       "slots"_a.noconvert(), "state"_a.noconvert(), "allowed"_a);
   m.def(
-      "values_in_order",
-      [](const nb::list& objects, const Column<std::int64_t>& values, const nb::list& order) {
-        check_size("values", values.shape(0), objects.size(), "objects");
-        const PlaceOf place(objects);
+      "any_up_to",
+      [](const Column<std::int8_t>& state, std::int64_t allowed, const Column<std::int64_t>& seq, std::int64_t last) {
+        check_size("seq", seq.shape(0), state.shape(0), "states");
+        for (std::size_t i = 0; i < state.shape(0); ++i) {
+          if (is_in(state.data()[i], allowed) && seq.data()[i] <= last) return true;
+        }
+        return false;
+      },
+      "state"_a.noconvert(), "allowed"_a, "seq"_a.noconvert(), "last"_a);
+  m.def(
+      "places_stated",
+      [](const Column<double>& column, const Column<std::int64_t>& slots) {
+        const Slots of = slots_of(slots, column.shape(0));
         std::vector<std::int64_t> found;
-        found.reserve(order.size());
-        for (std::size_t i = 0; i < order.size(); ++i) {
-          const std::int64_t at = place[NB_LIST_GET_ITEM(order.ptr(), static_cast<Py_ssize_t>(i))];
-          if (at >= 0) found.push_back(values.data()[at]);
+        for (std::size_t i = 0; i < of.size; ++i) {
+          if (!std::isnan(column.data()[of[i]])) found.push_back(static_cast<std::int64_t>(i));
         }
         return to_numpy(std::move(found));
       },
-      "objects"_a, "values"_a.noconvert(), "order"_a);
+      "column"_a.noconvert(), "slots"_a.noconvert());
+  m.def(
+      "chunks_scheduled",
+      [](const nb::dict& tokens_of, const nb::list& ids, const nb::list& computed) {
+        check_size("computed", computed.size(), ids.size(), "ids");
+        nb::list found;
+        for (std::size_t i = 0; i < ids.size(); ++i) {
+          PyObject* tokens = PyDict_GetItemWithError(tokens_of.ptr(), item(ids, i));
+          if (tokens == nullptr && PyErr_Occurred()) nb::raise_python_error();
+          if (tokens == nullptr) throw nb::key_error("ids: one is scheduled no tokens");
+          if (count_of(tokens) > 1) found.append(nb::make_tuple(nb::handle(tokens), nb::handle(item(computed, i))));
+        }
+        return found;
+      },
+      "tokens_of"_a, "ids"_a, "computed"_a);
+  m.def(
+      "slots_in_order",
+      [](const nb::list& objects, const Column<std::int64_t>& slots, const nb::list& order) {
+        const Slots of = slots_of(slots, objects.size());
+        const PlaceOf place(objects, of);
+        std::vector<std::int64_t> found;
+        found.reserve(of.size);
+        for (std::size_t i = 0; i < order.size(); ++i) {
+          const std::int64_t at = place[item(order, i)];
+          if (at >= 0) found.push_back(of.data[at]);
+        }
+        return to_numpy(std::move(found));
+      },
+      "objects"_a, "slots"_a.noconvert(), "order"_a);
   m.def(
       "moved_to_front",
-      [](const nb::list& present, const nb::list& wanted) -> std::optional<std::tuple<nb::list, nb::list>> {
-        const std::size_t n = wanted.size();
+      [](const nb::list& present, const nb::list& objects,
+         const Column<std::int64_t>& slots) -> std::optional<std::tuple<nb::list, nb::list>> {
+        const Slots wanted = slots_of(slots, objects.size());
+        const std::size_t n = wanted.size;
         std::size_t same = 0;
-        const auto item = [](const nb::list& of, std::size_t i) {
-          return NB_LIST_GET_ITEM(of.ptr(), static_cast<Py_ssize_t>(i));
-        };
-        while (same < n && same < present.size() && item(present, same) == item(wanted, same)) ++same;
+        while (same < n && same < present.size() && item(present, same) == item(objects, wanted[same])) ++same;
         if (same == n) return std::nullopt;
-        const PlaceOf place(wanted);
+        const PlaceOf place(objects, wanted);
         std::vector<bool> is_there(n, false);
         nb::list front, others;
         for (std::size_t i = 0; i < present.size(); ++i) {
@@ -188,11 +286,11 @@ void bind_requests(nb::module_& m) {
           }
         }
         for (std::size_t i = 0; i < n; ++i) {
-          if (is_there[i]) front.append(nb::handle(item(wanted, i)));
+          if (is_there[i]) front.append(nb::handle(item(objects, wanted[i])));
         }
         return std::tuple(front, others);
       },
-      "present"_a, "wanted"_a);
+      "present"_a, "objects"_a, "slots"_a.noconvert());
   m.def(
       "slots_found",
       [](const nb::dict& slot_of, const nb::iterable& objects, nb::handle name, std::int64_t most) {

@@ -206,6 +206,11 @@ class Rows:
         self.state[slot] = State.FREE
         self._free.append(slot)
 
+    def count(self, *states: State) -> int:
+        """How many requests are in one of ``states``."""
+        found = self.state.tobytes()  # bytes count in a third of the time of numpy
+        return sum(map(found.count, states))
+
     def slots_in(self, *states: State) -> IntArray:
         """Slots of all requests in one of ``states``, ascending, which is not an order of service."""
         mask = self.state == int(states[0])

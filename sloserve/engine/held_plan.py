@@ -12,12 +12,12 @@ step:
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from sloserve.core.rows import Rows, State
+from sloserve.kernels.requests import any_up_to
 from sloserve.scheduler.policy import NO_SLOTS, Plan, Snapshot
 
-_RUNNING = int(State.RUNNING)  # a plain number: comparing with an enum's member takes several times as long
+# Plain numbers: comparing with an enum's member takes several times as long.
+_WAITING, _PREEMPTED, _RUNNING = int(State.WAITING), int(State.PREEMPTED), int(State.RUNNING)
 
 MAX_PAUSE_AGE_S = 0.25
 """A pause is confirmed by a fresh plan within this time, or ends: longer, a reader notices. At the default
@@ -70,17 +70,15 @@ class HeldPlan:
             return plan
         if age_s > MAX_PLAN_AGE_S:
             return None
-        running = int(np.count_nonzero(rows.state == _RUNNING))
-        pause = plan.pause
+        pause, max_running, token_budget = plan.pause, plan.max_running, plan.token_budget
         if pause.size:
             pause = pause[rows.pausable[pause] & (rows.state[pause] == _RUNNING)]
-        if age_s > MAX_PAUSE_AGE_S or pause.size >= running:
-            pause = NO_SLOTS
-        max_running, token_budget = plan.max_running, plan.token_budget
-        if max_running is not None:
-            waiting = rows.slots_in(State.WAITING, State.PREEMPTED)
-            if not (rows.seq[waiting] <= self.last_seq).any():
-                max_running = None
+            if age_s > MAX_PAUSE_AGE_S or pause.size >= rows.count(State.RUNNING):
+                pause = NO_SLOTS
+        if max_running is not None and not any_up_to(rows.state, rows.seq, self.last_seq, _WAITING, _PREEMPTED):
+            max_running = None
         if token_budget is not None and self.spare_tokens:
-            token_budget = max(int(token_budget), running - pause.size)
+            token_budget = max(int(token_budget), rows.count(State.RUNNING) - pause.size)
+        if pause.size == plan.pause.size and max_running == plan.max_running and token_budget == plan.token_budget:
+            return plan
         return replace(plan, pause=pause, max_running=max_running, token_budget=token_budget)

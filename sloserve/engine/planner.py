@@ -25,7 +25,7 @@ from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snaps
 from sloserve.settings import PluginSettings
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
     """What a plan asks of the next step.
 
@@ -220,7 +220,7 @@ class Planner:
         if self._cost is not None:
             running = self.table.num_running
             step_s = self._cost.step.seconds(running, len(self.table.slot_of) - running)
-            step = replace(step, planning_s=step.planning_s + step_s)
+            step.planning_s += step_s
         return step if self._step_budget is None else self._limited(step, self._step_budget, now_s)
 
     def _planned(self, now_s: float, monotonic_s: float) -> Step:
@@ -329,7 +329,10 @@ class Planner:
             order = order[~_marks(table.rows, plan.preempt)[order]]
         # Whatever stands behind an unfinished prompt gets nothing of a limited step.
         running = service_order(table.rows, order, engine, tokens)
-        return replace(step, plan=replace(plan, running=running, token_budget=tokens))
+        step.plan = Plan(
+            running, plan.waiting, plan.preempt, plan.pause, plan.max_running, tokens, plan.prefill_chunk_tokens
+        )
+        return step
 
     def _untracked_running(self) -> int:
         """How many requests without a row run; most of them decode, as sessions do whose input is computed."""
@@ -338,9 +341,11 @@ class Planner:
 
     def _admissible(self) -> IntArray:
         """The first requests of the engine's queue that could be admitted: blocked ones stand in it, too."""
-        found = self._slots(self.port.waiting, MOST_PROMPTS + self.table.unblock())
-        free: IntArray = found[self.table.rows.state[found] != State.BLOCKED]
-        return free[:MOST_PROMPTS]
+        blocked = self.table.unblock()
+        found = self._slots(self.port.waiting, MOST_PROMPTS + blocked)
+        if blocked:
+            found = found[self.table.rows.state[found] != State.BLOCKED][:MOST_PROMPTS]
+        return found
 
     def _order(self, first: IntArray | None) -> IntArray:
         """Slots of all running requests in order of service: ``first`` of them, the others as the engine has them."""
@@ -357,7 +362,7 @@ class Planner:
 
     def _in_turn(self) -> IntArray:
         """Aged requests, waiting and admitted, which get full chunks."""
-        return np.concatenate((self.aged, self.table.protected_running()))
+        return np.concatenate((self.aged, self.table.protected_running())) if self.table.has_protected else self.aged
 
     def _facts(self) -> EngineFacts:
         table = self.table

@@ -68,10 +68,10 @@ class RequestReader(Protocol):
     def live_columns(self, request: Any, stated: StatedSLO, now_s: float) -> dict[str, float]:
         """Columns that say how far it has come, for a row that is made while it is being served."""
 
-    def gather(self, requests: Sequence[Any], columns: frozenset[str]) -> Mapping[str, IntArray]:
-        """What changes with every step, of many requests at once: ``[len(requests)]`` for each of ``columns``.
+    def read(self, requests: list[Any], slots: IntArray, columns: Mapping[str, IntArray]) -> None:
+        """Writes what changes with every step, of the requests in ``slots``, into these slots of ``columns``.
 
-        Called at each step with all running requests. columns: some of
+        Called at each step with all running requests. requests: by slot, ``None`` in others. columns: some of
         :data:`~sloserve.core.rows.READ_COLUMNS`.
         """
 

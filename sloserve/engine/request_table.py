@@ -6,16 +6,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from sloserve.core.arrays import IntArray, ObjectArray, grown
+from sloserve.core.arrays import IntArray
 from sloserve.core.rows import READ_COLUMNS, Rows, State
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.port import EngineRequest, RequestReader
 from sloserve.kernels.kv_layout import KVLayout
-from sloserve.kernels.requests import values_in_order
+from sloserve.kernels.requests import slots_in_order
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Snapshot
 
-_WAITING, _PREEMPTED, _RUNNING = int(State.WAITING), int(State.PREEMPTED), int(State.RUNNING)
+_RUNNING = int(State.RUNNING)
 
 MOST_HEADS: Final = 64
 """Requests at the head of the queue whose hits in the prefix cache are kept up to date, more than a step admits."""
@@ -26,8 +26,8 @@ LOOKUPS: Final = 4
 class RequestTable:
     """The rows of one engine's requests.
 
-    slot_of: the slot of each request with a row, by id. request_at: ``[capacity]``, the request in each slot, ``None``
-    in a free one.
+    slot_of: the slot of each request with a row, by id. request_at: the request in each of the ``capacity`` slots,
+    ``None`` in a free one.
 
     Args:
         needs: columns to keep.
@@ -36,10 +36,10 @@ class RequestTable:
     """
 
     def __init__(self, needs: frozenset[str], reader: RequestReader) -> None:
-        self.rows = Rows(needs)
+        self.rows = Rows(_with_counts(needs))
         self._reader = reader
         self.slot_of: dict[str, int] = {}
-        self.request_at: ObjectArray = np.empty(self.rows.capacity, np.object_)
+        self.request_at: list[Any] = [None] * self.rows.capacity
         self._read = self._columns_to_read()
         self._blocked: dict[int, EngineRequest] = {}
         self._loading: set[int] = set()
@@ -64,8 +64,7 @@ class RequestTable:
         if not self._reader.is_plannable(request):
             return None
         slot = self.rows.add(**self._reader.static_columns(request, stated))
-        if self.rows.capacity > self.request_at.size:
-            self.request_at = grown(self.request_at, self.rows.capacity, None)
+        self.request_at += [None] * (self.rows.capacity - len(self.request_at))
         self.slot_of[request.request_id] = slot
         self.request_at[slot] = request
         if self._reader.is_blocked(request):
@@ -90,7 +89,7 @@ class RequestTable:
 
     def keep(self, needs: frozenset[str], slo_of: Mapping[str, StatedSLO], now_s: float) -> None:
         """Keeps these columns from now on, slots and order unchanged; those that were not kept are made up for."""
-        new = self.rows.keep(needs)
+        new = self.rows.keep(_with_counts(needs))
         self._read = self._columns_to_read()
         self._unanswered.update(self.slot_of.values())
         for request_id, slot in self.slot_of.items():
@@ -133,9 +132,8 @@ class RequestTable:
             if request is not None:
                 self._note_hit(slot, request)
 
-    def _columns_to_read(self) -> frozenset[str]:
-        kept = self.rows.kept
-        return (kept | ({"computed_tokens", "in_flight_tokens"} if "kv_blocks" in kept else frozenset())) & READ_COLUMNS
+    def _columns_to_read(self) -> tuple[str, ...]:
+        return tuple(sorted(self.rows.kept & READ_COLUMNS))
 
     def _fill(self, slot: int, values: Mapping[str, float], columns: frozenset[str]) -> None:
         for name in columns & values.keys():
@@ -144,13 +142,12 @@ class RequestTable:
     @property
     def num_running(self) -> int:
         """How many requests with a row run."""
-        return int(np.count_nonzero(self.rows.state == _RUNNING))
+        return self.rows.count(State.RUNNING)
 
     @property
     def num_waiting(self) -> int:
         """How many requests with a row could be admitted, blocked ones left out."""
-        state = self.rows.state
-        return int(np.count_nonzero((state == _WAITING) | (state == _PREEMPTED)))
+        return self.rows.count(State.WAITING, State.PREEMPTED)
 
     def has_all(self, requests: Mapping[str, EngineRequest]) -> bool:
         """Whether each of ``requests``, which are all that vLLM has, has a row."""
@@ -158,13 +155,11 @@ class RequestTable:
 
     def requests_in(self, slots: IntArray) -> list[Any]:
         """The requests in ``slots``, each of which has one, in this order."""
-        found: list[Any] = self.request_at[slots].tolist()
-        return found
+        return [self.request_at[slot] for slot in slots.tolist()]
 
     def running_in_order(self, queue: Sequence[EngineRequest]) -> IntArray:
         """Slots of the running requests in the order of ``queue``, which may hold others without a row."""
-        running = self.rows.slots_in(State.RUNNING)
-        return values_in_order(self.requests_in(running), running, queue)
+        return slots_in_order(self.request_at, self.rows.slots_in(State.RUNNING), queue)
 
     def others(self, requests: Mapping[str, EngineRequest]) -> list[EngineRequest]:
         """The requests that no snapshot shows although they may hold KV. requests: all that vLLM has, by id."""
@@ -195,6 +190,8 @@ class RequestTable:
 
     def unblock(self) -> int:
         """Notes which requests are not blocked any more; returns how many still are."""
+        if not self._blocked:
+            return 0
         for slot, request in list(self._blocked.items()):
             if not self._reader.is_blocked(request):
                 del self._blocked[slot]
@@ -364,13 +361,17 @@ class RequestTable:
         What the host pool keeps for others changes too: it may give up or lose what it keeps.
         """
         rows = self.rows
-        for slot, request in list(self._swapped.items()):
-            self._note_swapped(slot, request)
+        if self._swapped:
+            for slot, request in list(self._swapped.items()):
+                self._note_swapped(slot, request)
         running = rows.slots_in(State.RUNNING)
         if self._read and running.size:
-            found = self._reader.gather(self.requests_in(running), self._read)
+            self._reader.read(self.request_at, running, {name: getattr(rows, name) for name in self._read})
             if "kv_blocks" in rows.kept:
-                rows.kv_blocks[running] = layout.held(found["computed_tokens"], found["in_flight_tokens"])
-            for name in self._read & rows.kept:
-                getattr(rows, name)[running] = found[name]
+                rows.kv_blocks[running] = layout.held(rows.computed_tokens[running], rows.in_flight_tokens[running])
         return running
+
+
+def _with_counts(needs: frozenset[str]) -> frozenset[str]:
+    """``needs``, and the counts that the blocks follow from."""
+    return needs | {"computed_tokens", "in_flight_tokens"} if "kv_blocks" in needs else needs

@@ -6,6 +6,7 @@
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -57,20 +58,55 @@ def service_order(
     return _csrc.service_order(progress, preemptable, slots, layout, free_blocks, token_budget, decode_tokens)
 
 
-def values_in_order(objects: list[Any], values: NDArray[np.int64], order: Sequence[object]) -> NDArray[np.int64]:
-    """The value of each object of ``order`` that is one of ``objects``; others are left out. values: of ``objects``.
+def read_counts(
+    objects: list[Any], slots: NDArray[np.int64], names: tuple[str, ...], columns: list[NDArray[np.int64]]
+) -> None:
+    """As :func:`counts_of`, of the objects in ``slots``: into these slots of ``columns``, ``[len(objects)]`` each.
+
+    Raises: as there; what was read before is written then.
+    """
+    _csrc.read_counts(objects, slots, names, columns)
+
+
+def any_up_to(state: NDArray[np.int8], seq: NDArray[np.int64], last: int, *allowed: int) -> bool:
+    """Whether a slot in one of the states ``allowed`` has a ``seq`` of at most ``last``."""
+    return _csrc.any_up_to(state, sum(1 << one for one in allowed), seq, last)
+
+
+def places_stated(column: NDArray[np.float64], slots: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Places of those of ``slots`` for which ``column`` is not nan."""
+    return _csrc.places_stated(column, np.ascontiguousarray(slots))
+
+
+def chunks_scheduled(tokens_of: dict[str, int], ids: list[str], computed: list[int]) -> list[tuple[int, int]]:
+    """Tokens, and tokens computed before, of those of ``ids`` that get more than one token. computed: of each id.
+
+    Raises: KeyError for an id that ``tokens_of`` lacks.
+    """
+    return _csrc.chunks_scheduled(tokens_of, ids, computed)
+
+
+def slots_in_order(objects: list[Any], slots: NDArray[np.int64], order: Sequence[object]) -> NDArray[np.int64]:
+    """``slots`` in the order in which ``order`` has their objects; those of others are left out.
 
     Which object it is decides, not what it is equal to: none is looked at.
     """
-    return _csrc.values_in_order(objects, values, order if isinstance(order, list) else list(order))
+    return _csrc.slots_in_order(objects, slots, order if isinstance(order, list) else list(order))
 
 
-def moved_to_front(present: Iterable[Any], wanted: list[Any]) -> tuple[list[Any], list[Any]] | None:
-    """``wanted``, as far as they are among ``present``, and the others of ``present``, each in its order.
+def moved_to_front(
+    present: Iterable[Any], objects: list[Any], slots: NDArray[np.int64]
+) -> tuple[list[Any], list[Any]] | None:
+    """The objects in ``slots`` as far as they are among ``present``, and the others of ``present``, each in its order.
 
-    ``None`` where the first of ``present`` are ``wanted`` already. Which object it is decides. None is wanted twice.
+    ``None`` where the first of ``present`` are these already. Which object it is decides. No slot is there twice.
     """
-    return _csrc.moved_to_front(present if isinstance(present, list) else list(present), wanted)
+    slots = np.ascontiguousarray(slots, np.int64)
+    if not isinstance(present, list):
+        if _csrc.moved_to_front(list(islice(present, slots.size)), objects, slots) is None:
+            return None
+        present = list(present)
+    return _csrc.moved_to_front(present, objects, slots)
 
 
 def slots_found(

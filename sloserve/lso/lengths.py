@@ -8,13 +8,14 @@ from functools import partial
 
 import numpy as np
 
-from sloserve.core.arrays import BoolArray, FloatArray, IntArray
+from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import LENGTH_QUANTILES, Rows
 from sloserve.estimator.length.at_admission import LEVELS
 from sloserve.estimator.length.choice import CLASS_PREDICTORS, ORACLE, PREDICTED, check_lengths
 from sloserve.estimator.length.quantiles import quantile_lengths
 from sloserve.estimator.length.remaining import KnownRequests, LengthEstimator, Rest, rest_of
 from sloserve.estimator.length.survival_table import SurvivalTable
+from sloserve.kernels.requests import places_stated
 from sloserve.kernels.survival import Chances, LengthColumns
 
 LENGTH_COLUMNS = frozenset(
@@ -23,8 +24,8 @@ LENGTH_COLUMNS = frozenset(
 """Columns that :class:`Lengths` reads."""
 
 _EMPIRICAL = "empirical"
-_Known = tuple[BoolArray, Callable[[int], Rest]]
-"""Which requests, and what remains of them, each so many times, one after another."""
+_Known = tuple[IntArray, Callable[[int], Rest]]
+"""Places of requests, and what remains of them, each so many times, one after another."""
 
 
 class Lengths:
@@ -86,7 +87,7 @@ class Lengths:
             return self._of_class.chances(_columns(rows), slots, ahead)
         tables, row, rows_known = [], np.full(slots.size, -1, np.int64), 0
         for known, rest in better:
-            some = int(known.sum())
+            some = known.size
             tables.append(rest(ahead.size).survival(np.tile(ahead, some)).reshape(-1, ahead.size))
             row[known] = np.arange(rows_known, rows_known + some)
             rows_known += some
@@ -100,12 +101,12 @@ class Lengths:
         """Those of ``slots`` of which more is known than their class, the surest last."""
         found: list[_Known] = []
         if self._reads_quantiles:
-            known = ~np.isnan(getattr(rows, LENGTH_QUANTILES[0])[slots])
-            if known.any():
+            known = places_stated(getattr(rows, LENGTH_QUANTILES[0]), slots)
+            if known.size:
                 found.append((known, partial(_by_quantiles, rows, slots[known])))
         if self._oracle is not None:
-            stated = rows.oracle_output_tokens[slots] >= 1
-            if stated.any():
+            stated = np.flatnonzero(rows.oracle_output_tokens[slots] >= 1)
+            if stated.size:
                 found.append((stated, partial(_as_stated, self._oracle, rows, slots[stated])))
         return found
 

@@ -19,7 +19,7 @@ import numpy as np
 from sloserve.core.arrays import IntArray
 from sloserve.core.rows import Rows
 from sloserve.estimator.step_time.latency import StepLoad
-from sloserve.kernels.requests import split_running
+from sloserve.kernels.requests import places_stated, split_running
 from sloserve.kernels.step_budget import Decoding, StepPrompts, any_promised, decoding, step_prompts
 from sloserve.lso.decode_first import PREFILL_COLUMNS, progress_columns
 from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
@@ -236,8 +236,7 @@ class StepBudget:
         if not (is_binding or no_room):
             return None
         # Where none is to end by a time of its own, its length says nothing.
-        has_end = not np.isnan(rows.e2e_s[asked]).all()
-        left = self.lengths.left(rows, asked) if has_end else np.zeros(asked.size)
+        left = self.lengths.left(rows, asked) if places_stated(rows.e2e_s, asked).size else np.zeros(asked.size)
         found.promise(stated, counted, left, alone_s, starts_s)
         chosen_s = full_s
         if is_binding and bears is not None:

@@ -66,3 +66,4 @@ def test_slots_in_several_states_ascend() -> None:
         rows.add(state=state)
     assert rows.slots_in(State.WAITING, State.PREEMPTED).tolist() == [2, 3]
     assert rows.slots_in(State.BLOCKED).tolist() == [1]
+    assert (rows.count(State.WAITING, State.PREEMPTED), rows.count(State.BLOCKED)) == (2, 1)

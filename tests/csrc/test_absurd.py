@@ -392,3 +392,6 @@ def test_a_list_that_an_attribute_changes_is_refused() -> None:
     objects: list[Any] = [Meddler() for _ in range(9)]
     with pytest.raises(ValueError, match="the list changed"):
         _csrc.counts_of(objects, ("number", "number"))
+    objects.extend(Meddler() for _ in range(9))
+    with pytest.raises(ValueError, match="the list changed"):
+        _csrc.read_counts(objects, np.arange(9), ("number",), [np.zeros(9, np.int64)])

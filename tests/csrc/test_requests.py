@@ -10,16 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.kernels.requests import (
+    any_up_to,
+    chunks_scheduled,
     context_and_uncomputed,
     counts_of,
     moved_to_front,
+    places_stated,
+    read_counts,
     slots_found,
+    slots_in_order,
     slots_misused,
     split_running,
     token_pace,
     tokens_without_kv,
     uncomputed_tokens,
-    values_in_order,
     without_targets,
 )
 
@@ -72,6 +76,32 @@ def test_attributes_are_counted() -> None:
             counts_of([wrong], ("number",))
 
 
+def test_attributes_are_read_into_their_slots() -> None:
+    class One:
+        def __init__(self, number: int) -> None:
+            self.number, self.held = number, [0] * (number % 7)
+
+    objects: list[Any] = [One(i) if i % 3 else None for i in range(100)]
+    slots = np.array([i for i in range(99, 0, -1) if i % 3])
+    for some in (slots, slots[:1], slots[:0], slots[:16], slots[:17]):
+        numbers, held = np.full(100, -1), np.full(100, -1)
+        read_counts(objects, some, ("number", "held"), [numbers, held])
+        expected = np.full(100, -1)
+        expected[some] = some
+        assert numbers.tolist() == expected.tolist()
+        expected[some] = some % 7
+        assert held.tolist() == expected.tolist()
+    with pytest.raises(AttributeError):
+        read_counts(objects, np.array([0]), ("number",), [numbers])
+    for wrong, why in (([100], "slot 100"), ([-1], "slot -1")):
+        with pytest.raises(ValueError, match=why):
+            read_counts(objects, np.array(wrong), ("number",), [numbers])
+    with pytest.raises(ValueError, match="columns: 99 elements"):
+        read_counts(objects, slots, ("number",), [numbers[:99]])
+    with pytest.raises(ValueError, match="columns: 1 elements"):
+        read_counts(objects, slots, ("number", "held"), [numbers])
+
+
 def test_slots_are_found_by_name() -> None:
     class One:
         def __init__(self, name: str) -> None:
@@ -93,6 +123,36 @@ def test_slots_are_named_once_in_the_right_state(slots: list[int], why: str | No
     assert slots_misused(np.array(slots, np.int32), np.array([1, 3, 2], np.int8), 1, 2) == why
 
 
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), max_size=40), st.integers(-1, 9))
+def test_whether_any_came_so_early(slots: list[tuple[int, int]], last: int) -> None:
+    state, seq = np.array([s for s, _ in slots], np.int8), np.array([n for _, n in slots], np.int64)
+    assert any_up_to(state, seq, last, 1, 2) == any(s in (1, 2) and n <= last for s, n in slots)
+
+
+def test_whether_any_came_so_early_needs_a_number_for_each() -> None:
+    with pytest.raises(ValueError, match="seq: 1 elements for 2 states"):
+        any_up_to(np.zeros(2, np.int8), np.zeros(1, np.int64), 0, 1)
+
+
+def test_what_is_stated_is_not_nan() -> None:
+    column = np.array([np.nan, 1.0, np.nan, np.inf, 0.0])
+    for slots in ([4, 0, 3, 2], [0, 2], [], [1]):
+        chosen = np.array(slots, np.int64)
+        assert places_stated(column, chosen).tolist() == np.flatnonzero(~np.isnan(column[chosen])).tolist()
+    with pytest.raises(ValueError, match="slot 5 of 5"):
+        places_stated(column, np.array([5]))
+
+
+def test_chunks_are_of_more_than_one_token() -> None:
+    tokens = {"a": 1, "b": 300, "c": 0, "d": 2}
+    assert chunks_scheduled(tokens, ["d", "a", "b", "c"], [7, 5, 2**40, 0]) == [(2, 7), (300, 2**40)]
+    assert chunks_scheduled({}, [], []) == []
+    with pytest.raises(KeyError):
+        chunks_scheduled(tokens, ["e"], [1])
+    with pytest.raises(ValueError, match="computed: 1 elements for 2 ids"):
+        chunks_scheduled(tokens, ["a", "b"], [1])
+
+
 def test_objects_are_known_by_which_they_are() -> None:
     class Alike:
         def __eq__(self, other: object) -> bool:
@@ -101,14 +161,13 @@ def test_objects_are_known_by_which_they_are() -> None:
         __hash__ = None  # type: ignore[assignment]
 
     a, b, c, d = (Alike() for _ in range(4))
-    values = values_in_order([a, b, c], np.array([7, 0, 9]), (c, d, a))
-    assert values.tolist() == [9, 7]
-    with pytest.raises(ValueError, match="values: 1 elements for 2 objects"):
-        values_in_order([a, b], np.array([7]), [])
+    assert slots_in_order([a, None, b, c], np.array([0, 3]), (c, d, b, a)).tolist() == [3, 0]
+    with pytest.raises(ValueError, match="slot 2 of 2"):
+        slots_in_order([a, b], np.array([2]), [])
 
     def moved(present: Iterable[object], wanted: list[object]) -> list[list[str]] | None:
         found, name = (
-            moved_to_front(present, wanted),
+            moved_to_front(present, [None, *wanted], np.arange(len(wanted)) + 1),
             {id(one): letter for one, letter in zip((a, b, c, d), "abcd", strict=True)},
         )
         return None if found is None else [[name[id(one)] for one in part] for part in found]
@@ -123,5 +182,7 @@ def test_objects_are_known_by_which_they_are() -> None:
 def test_many_objects_are_moved_to_the_front(order: list[int], chosen: int) -> None:
     present = [object() for _ in range(50)]
     wanted = [present[i] for i in order[:chosen]]
+    slots = np.array(order[:chosen], np.int64)
     expected = (wanted, [one for i, one in enumerate(present) if i not in set(order[:chosen])])
-    assert (moved_to_front(present, wanted) or (present[:chosen], present[chosen:])) == expected
+    for queue in (present, deque(present)):
+        assert (moved_to_front(queue, present, slots) or (present[:chosen], present[chosen:])) == expected

@@ -107,7 +107,7 @@ def test_every_request_ends_once_with_its_tokens(policy: str | None, seed: int) 
     assert scheduler.scheduler_config.long_prefill_token_threshold == 0
     if policy not in (None, "fcfs"):
         table = scheduler._planner.table
-        assert len(table.rows) == 0 and not table.slot_of and not table.request_at.any()
+        assert len(table.rows) == 0 and not table.slot_of and not any(table.request_at)
     if policy is not None:
         assert not log.counters.get("internal_errors")
     if policy is not None and policy.startswith("chaos"):

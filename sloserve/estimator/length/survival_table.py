@@ -3,7 +3,8 @@
 One curve per class suffices, since P(L > a + t | L > a) = P(L > a + t) / P(L > a).
 """
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -17,6 +18,7 @@ MOST_TOKENS: Final = 16384
 _LENGTHS: Final[IntArray] = np.arange(0, MOST_TOKENS + 1, STRIDE_TOKENS)
 _RENEW: Final = 32
 _LEAST: Final = 1e-300
+T = TypeVar("T")
 
 
 class SurvivalTable:
@@ -44,8 +46,9 @@ class SurvivalTable:
 
         lengths: the columns ``class_id``, ``output_tokens`` and ``max_tokens``, by slot.
         """
-        self._know(lengths[0][slots])
-        return mean_left(self._longer, self._beyond, STRIDE_TOKENS, lengths, slots)
+        return self._looked_up(
+            lambda: mean_left(self._longer, self._beyond, STRIDE_TOKENS, lengths, slots), lengths[0], slots
+        )
 
     def chances(
         self,
@@ -55,11 +58,20 @@ class SurvivalTable:
         known: tuple[FloatArray, IntArray] | None = None,
     ) -> Chances:
         """P(more than ``ahead`` tokens are still to come), see :func:`sloserve.kernels.survival.chances`."""
-        self._know(lengths[0][slots])
-        return chances(self._longer, STRIDE_TOKENS, lengths, slots, ahead, known)
+        return self._looked_up(
+            lambda: chances(self._longer, STRIDE_TOKENS, lengths, slots, ahead, known), lengths[0], slots
+        )
 
-    def _know(self, class_id: IntArray) -> None:
-        for new in range(len(self._longer), int(class_id.max(initial=-1)) + 1):
+    def _looked_up(self, look_up: Callable[[], T], class_id: IntArray, slots: IntArray) -> T:
+        """What ``look_up`` finds, once each class of ``slots`` has a curve: nearly always they all have."""
+        try:
+            return look_up()
+        except ValueError:
+            self._know(int(class_id[slots].max(initial=-1)))
+            return look_up()
+
+    def _know(self, most: int) -> None:
+        for new in range(len(self._longer), most + 1):
             longer, beyond = self._row(new)
             self._longer = np.concatenate((self._longer, longer[None]))
             self._beyond = np.concatenate((self._beyond, beyond[None]))

@@ -81,13 +81,14 @@ class ModelPort:
     def live_columns(self, request: ModelRequest, stated: StatedSLO, now_s: float) -> dict[str, float]:
         return live_columns(request, stated, self.cached_tokens(request), now_s)
 
-    def gather(self, requests: Sequence[ModelRequest], columns: frozenset[str]) -> Mapping[str, IntArray]:
-        members = np.array([request.index for request in requests], np.int64)
+    def read(self, requests: list[Any], slots: IntArray, columns: Mapping[str, IntArray]) -> None:
+        members = np.array([requests[slot].index for slot in slots.tolist()], np.int64)
         counts = self._counts
-        found = {name: getattr(counts, _READ[name])[members] for name in columns & _READ.keys()}
-        if "output_tokens" in columns:
-            found["output_tokens"] = counts.tokens[members] - counts.prompt[members]
-        return found
+        for name, column in columns.items():
+            if name == "output_tokens":
+                column[slots] = counts.tokens[members] - counts.prompt[members]
+            else:
+                column[slots] = getattr(counts, _READ[name])[members]
 
     def admitted_ids(self, output: Batch) -> Sequence[str]:
         handles = self._counts.handles

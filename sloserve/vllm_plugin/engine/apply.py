@@ -65,12 +65,16 @@ class StockLimits:
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
         self._name = compat.admission_limit_name(scheduler)
-        self._narrowed = False
-        self._own = self._now()
+        self._before: _Limits | None = None  # the first change: most steps make none, and need not read them
+
+    @property
+    def _own(self) -> _Limits:
+        return self._before or self._now()
 
     def narrow(self, plan: Plan, num_running: int) -> None:
         """num_running: requests with a row that run; vLLM counts others too."""
-        running, tokens, chunk, adaptive = self._own
+        own_limits = self._own
+        running, tokens, chunk, adaptive = own_limits
         # vLLM ends no chunk within so many tokens of a prompt's end, where drafts look ahead. A chunk that is never
         # longer would be cut to none, step after step.
         least = int(self._scheduler.num_prefill_lookahead)
@@ -81,13 +85,13 @@ class StockLimits:
         if plan.token_budget is not None:
             tokens = min(tokens, max(int(plan.token_budget), least))
             decodes = len(self._scheduler.running) * (1 + int(self._scheduler.num_spec_tokens))
-            tokens = min(advancing_tokens(tokens, compat.chunk_multiple(self._scheduler), decodes), self._own.tokens)
+            tokens = min(advancing_tokens(tokens, compat.chunk_multiple(self._scheduler), decodes), own_limits.tokens)
         if plan.prefill_chunk_tokens is not None:
             planned, own = max(int(plan.prefill_chunk_tokens), least), compat.chunk_tokens(self._scheduler)
             if own is None or planned < own:  # and vLLM must not raise it again
                 chunk, adaptive = planned, False
         limits = _Limits(running, tokens, chunk, adaptive)
-        if limits != self._own:
+        if limits != own_limits:
             self._set(limits)
 
     def keep_places(self, loading: int, loaded: int) -> None:
@@ -120,11 +124,12 @@ class StockLimits:
         )
 
     def restore(self) -> None:
-        if self._narrowed:
-            self._set(self._own)
+        if self._before is not None:
+            self._set(self._before)
 
     def _set(self, limits: _Limits) -> None:
-        self._narrowed = True
+        if self._before is None:
+            self._before = self._now()
         setattr(self._scheduler, self._name, limits.running)
         self._scheduler.max_num_scheduled_tokens = limits.tokens
         self._scheduler.scheduler_config.long_prefill_token_threshold = limits.chunk
@@ -186,9 +191,9 @@ def _in_front(
     all_tracked: whether each request has a row. by_arrival: one without stays ahead of those alone that came after it;
     else a flood of them would starve the others.
     """
-    if named is None:
+    if named is None or not named.size:
         return present
-    moved = moved_to_front(present, table.requests_in(named))
+    moved = moved_to_front(present, table.request_at, named)
     if moved is None:
         return present
     front, others = moved

@@ -1,9 +1,9 @@
 """What a step of vLLM's computes, in the terms of the latency models."""
 
-from dataclasses import replace
 from typing import Any
 
 from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.kernels.requests import chunks_scheduled
 
 
 def step_load(output: Any) -> StepLoad:
@@ -15,10 +15,13 @@ def step_load(output: Any) -> StepLoad:
     scheduled, cached = output.num_scheduled_tokens, output.scheduled_cached_reqs
     chunks = [(scheduled[new.req_id], new.num_computed_tokens) for new in output.scheduled_new_reqs]
     decodes, context = len(cached.req_ids), sum(cached.num_computed_tokens)
-    if output.total_num_scheduled_tokens > decodes + sum(tokens for tokens, _ in chunks):
-        parts = zip(map(scheduled.__getitem__, cached.req_ids), cached.num_computed_tokens, strict=True)
-        longer = [(tokens, computed) for tokens, computed in parts if tokens > 1]
+    tokens = sum(chunk for chunk, _ in chunks)
+    if output.total_num_scheduled_tokens > decodes + tokens:
+        longer = chunks_scheduled(scheduled, cached.req_ids, cached.num_computed_tokens)
         decodes -= len(longer)
-        context -= sum(computed for _, computed in longer)
+        for chunk, prefix in longer:
+            tokens += chunk
+            context -= prefix
         chunks += longer
-    return replace(StepLoad.of(chunks), decode_seqs=decodes, decode_context_tokens=context + decodes)
+    pairs = sum(chunk * (chunk + 2 * prefix) for chunk, prefix in chunks)
+    return StepLoad(tokens, len(chunks), decodes, context + decodes, pairs)

@@ -1,12 +1,12 @@
 """The columns of many rows at once, read from vLLM's requests. Those of one row: :mod:`sloserve.engine.columns`."""
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from vllm.v1.request import Request
 
 from sloserve.core.arrays import IntArray
-from sloserve.kernels.requests import counts_of
+from sloserve.kernels.requests import read_counts
 
 _ATTRIBUTES: Final = {
     "computed_tokens": "num_computed_tokens",
@@ -15,10 +15,9 @@ _ATTRIBUTES: Final = {
 }
 
 
-def gathered(requests: Sequence[Request], columns: frozenset[str]) -> Mapping[str, IntArray]:
-    """``columns``, of :data:`~sloserve.core.rows.READ_COLUMNS`, of all ``requests``: ``[len(requests)]`` each."""
-    names = tuple(columns)
-    return dict(zip(names, counts_of(requests, tuple(_ATTRIBUTES[name] for name in names)), strict=True))
+def read_columns(requests: list[Any], slots: IntArray, columns: Mapping[str, IntArray]) -> None:
+    """See :meth:`sloserve.engine.port.RequestReader.read`."""
+    read_counts(requests, slots, tuple(map(_ATTRIBUTES.__getitem__, columns)), list(columns.values()))
 
 
 def item_tokens(request: Request) -> int:

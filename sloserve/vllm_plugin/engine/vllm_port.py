@@ -17,7 +17,7 @@ from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import EngineFacts, Plan
 from sloserve.vllm_plugin.engine import apply, compat
 from sloserve.vllm_plugin.engine.kv_groups import layout_of
-from sloserve.vllm_plugin.engine.vllm_columns import gathered, item_tokens
+from sloserve.vllm_plugin.engine.vllm_columns import item_tokens, read_columns
 from sloserve.vllm_plugin.swap.swapping import Swapping
 
 
@@ -73,8 +73,8 @@ class VllmReader:
     def live_columns(self, request: Request, stated: StatedSLO, now_s: float) -> dict[str, float]:
         return live_columns(request, stated, self.cached_tokens(request), now_s)
 
-    def gather(self, requests: Sequence[Request], columns: frozenset[str]) -> Mapping[str, IntArray]:
-        return gathered(requests, columns)
+    def read(self, requests: list[Any], slots: IntArray, columns: Mapping[str, IntArray]) -> None:
+        read_columns(requests, slots, columns)
 
     def admitted_ids(self, output: Any) -> Sequence[str]:
         return admitted_ids(output)

@@ -108,12 +108,12 @@ def test_a_step_with_a_budget_reads_the_engine_once(policy: str, monkeypatch: py
         monkeypatch.setattr(ModelPort, name, counting)
 
     counted("facts")
-    counted("gather")
+    counted("read")
     settings = EngineSettings(40, max_num_seqs=4, max_num_batched_tokens=48, max_model_len=MODEL_LEN)
     engine = ModelEngine(settings, load_profile("h100-llama3-8b"), {"sloserve": {"policy": policy}})
     log = engine.run(random_workload(np.random.default_rng(5))[:10])
     steps = log.steps.end_s.size
-    assert 0 < reads["gather"] <= reads["facts"] <= steps
+    assert 0 < reads["read"] <= reads["facts"] <= steps
     if policy.startswith("fcfs"):  # of the requests nothing is read while all that run decode and none waits
         assert reads["facts"] < 0.5 * steps
     if policy.startswith("edf"):

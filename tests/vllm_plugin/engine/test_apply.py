@@ -66,6 +66,7 @@ class Scheduler(SimpleNamespace):
         first = slots(protected)
         return SimpleNamespace(
             slot_of=named,
+            request_at=[self.made.get(name) for name in "abcdefghijklmnopqrstuvwxyz"],
             requests_in=lambda slots: [self.made[chr(ord("a") + slot)] for slot in slots],
             has_all=lambda requests: len(requests) == len(named),
             num_running=running,
