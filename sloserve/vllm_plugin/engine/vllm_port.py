@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from vllm.v1.request import Request
@@ -27,7 +28,9 @@ def admitted_ids(output: Any) -> Sequence[str]:
     resumed = output.scheduled_cached_reqs.resumed_req_ids
     if resumed:
         members = resumed.union(ids)
-        ids = [i for i in output.num_scheduled_tokens if i in members]
+        # They come after all that ran before.
+        last_first = islice((i for i in reversed(output.num_scheduled_tokens) if i in members), len(members))
+        ids = list(last_first)[::-1]
     return ids
 
 
