@@ -67,8 +67,9 @@ report: env
 
 # A raylet may abort where all cores are busy: what failed is tried again, once.
 ray: env
-	SLOSERVE_RAY=1 $(BIN)/python -m pytest -q -s tests/fleet/pool || \
-		SLOSERVE_RAY=1 $(BIN)/python -m pytest -q -s --last-failed tests/fleet/pool
+	rm -rf build/ray
+	SLOSERVE_RAY=build/ray $(BIN)/python -m pytest -q -s tests/fleet/pool || \
+		SLOSERVE_RAY=build/ray $(BIN)/python -m pytest -q -s --last-failed tests/fleet/pool
 
 test: env
 	$(RUN_FAST)

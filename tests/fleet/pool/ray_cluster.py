@@ -6,42 +6,63 @@ A line of JSON on standard input is a call of :class:`Nodes`, one on standard ou
 import json
 import os
 import signal
+import socket
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
+from ray import _raylet
+from ray._private import services
 from ray.cluster_utils import Cluster
+
+from sloserve.core.clock import SystemClock
+from tests.ports import free_port
 
 _TRIES = 3
 """Of a node's start: a raylet aborts where the machine is too busy to write the files of its ports in time."""
-_NODE = {"include_dashboard": False, "object_store_memory": 80 << 20}
+_START_S = 200.0
+_PORT_FILES = {
+    "metrics_agent_port": _raylet.METRICS_AGENT_PORT_NAME,
+    "metrics_export_port": _raylet.METRICS_EXPORT_PORT_NAME,
+    "dashboard_agent_listen_port": _raylet.DASHBOARD_AGENT_LISTEN_PORT_NAME,
+    "runtime_env_agent_port": _raylet.RUNTIME_ENV_AGENT_PORT_NAME,
+}
+_NODE = {"include_dashboard": False, "include_log_monitor": False, "object_store_memory": 80 << 20}
 
 
 class Nodes:
     def __init__(self) -> None:
-        self._cluster: Cluster | None = None
+        self._cluster = Cluster()
+        self._port = free_port()
         self._nodes: dict[str, Any] = {}
 
     def head(self) -> str:
-        """The address of a new cluster, whose head has no CPU."""
-        self._cluster = Cluster(initialize_head=True, head_node_args={**_NODE, "num_cpus": 0, "node_name": "head"})
+        """Starts the head, which has no CPU; after :meth:`lose_head` one at the address of the old. Its address."""
+        self._start(num_cpus=0, node_name="head", gcs_server_port=self._port, no_monitor=True)
         return str(self._cluster.address)
+
+    def lose_head(self) -> None:
+        """Kills all processes of the head, as when its machine dies."""
+        self._cluster.head_node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
+        self._cluster.head_node = None
 
     def add(self, name: str, **labels: str) -> str:
         """A node with one CPU, and its id."""
-        assert self._cluster is not None
-        for left in reversed(range(_TRIES)):
-            try:
-                node = self._cluster.add_node(**_NODE, num_cpus=1, node_name=name, labels=labels or None)
-                break
-            except Exception:
-                if not left:
-                    raise
-        self._nodes[name] = node
-        return str(node.node_id)
+        self._nodes[name] = self._start(num_cpus=1, node_name=name, labels=labels or None)
+        return str(self._nodes[name].node_id)
+
+    def only(self, *names: str) -> None:
+        """These nodes are there, and no others: after a fault for the next one."""
+        for name, node in list(self._nodes.items()):
+            if name not in names or node.all_processes["raylet"][0].process.poll() is not None:
+                self.remove(name)
+        for name in names:
+            if name not in self._nodes:
+                self.add(name)
 
     def signal(self, what: str, name: str, number: int) -> int:
         """Sends it to the raylet of a node, or to the GCS server of the head; the process's id."""
-        assert self._cluster is not None
         node = self._cluster.head_node if what == "gcs_server" else self._nodes[name]
         process = node.all_processes[what][0].process
         os.kill(process.pid, number)
@@ -51,15 +72,66 @@ class Nodes:
 
     def remove(self, name: str) -> None:
         """Ends a node as an autoscaler does."""
-        assert self._cluster is not None
         self._cluster.remove_node(self._nodes.pop(name), allow_graceful=True)
 
     def end(self) -> None:
-        if self._cluster is not None:
-            self._cluster.shutdown()
+        self._cluster.shutdown()
+
+    def _start(self, **options: Any) -> Any:
+        for left in reversed(range(_TRIES)):
+            before = _children()
+            try:
+                return self._cluster.add_node(**_NODE, **agent_ports(), **options)
+            except Exception:
+                for pid in _children() - before:  # else the node could still come, under a name that is taken
+                    os.kill(pid, signal.SIGKILL)
+                if not left:
+                    raise
+
+
+def agent_ports() -> dict[str, int]:
+    """Of a node, for options of its start."""
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in _PORT_FILES]
+    ports = {name: int(probe.getsockname()[1]) for name, probe in zip(_PORT_FILES, probes, strict=True)}
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def _children() -> set[int]:
+    """Processes that this one has started."""
+    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
+def be_patient() -> None:
+    """Has nodes start on a busy machine.
+
+    A raylet aborts whose agents take 15 s to write the files of their ports: these are written before. It has 30 s to
+    tell the GCS of itself: from now on _START_S.
+    """
+    get_node, start_raylet, clock = services.get_node, services.start_raylet, SystemClock()
+
+    def patient(*arguments: Any) -> Any:
+        until_s = clock.monotonic_s() + _START_S
+        while True:
+            try:
+                return get_node(*arguments)
+            except RuntimeError:
+                if clock.monotonic_s() > until_s:
+                    raise
+            time.sleep(0.5)
+
+    def with_ports(*arguments: Any, **options: Any) -> Any:
+        node_id, session = arguments[2], arguments[11]
+        for option, file in _PORT_FILES.items():
+            _raylet.persist_port(session, node_id, file, options[option])
+        return start_raylet(*arguments, **options)
+
+    services.get_node, services.start_raylet = patient, with_ports
 
 
 def main() -> None:
+    be_patient()
     nodes, answers = Nodes(), os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # Ray's own words are no answers
     try:

@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import yaml
 
 from tests.ports import free_port
 
@@ -21,19 +22,25 @@ models: {{chat: {{model: m/chat, flags: {{max_num_seqs: 8}}, profile: {profile}}
 pool: {{ray: "{address}", devices: {{cpu: {{devices: 1, host_memory_gib: 1}}}}}}
 settings: {{classes: {{interactive: {{rank: 1, ttft_ms: 5000}}, batch: {{rank: 2}}}}}}
 """
-SECONDS = 180.0
+STEP_S = 0.05
+SECONDS = 400.0
 """For what is waited for."""
 
 
 class RayCluster:
-    """Nodes of one cluster. folder: for its log, and what agents keep on nodes."""
+    """Nodes of one cluster. folder: for its log, and what agents keep on nodes. environment: of Ray's processes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self.nodes = folder / "nodes"
+        """What agents keep on nodes."""
         environment = {
             **os.environ,
+            **environment,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_enable_metrics_collection": "0",
-            "XDG_STATE_HOME": str(folder / "nodes"),
+            "RAY_worker_niceness": "0",
+            "RAY_agent_register_timeout_ms": "200000",
+            "XDG_STATE_HOME": str(self.nodes),
         }
         self._log = (folder / "ray.log").open("w")
         self._process = subprocess.Popen(
@@ -62,8 +69,8 @@ class RayCluster:
 
 
 @contextmanager
-def ray_cluster(folder: Path) -> Iterator[RayCluster]:
-    cluster = RayCluster(folder)
+def ray_cluster(folder: Path, **environment: str) -> Iterator[RayCluster]:
+    cluster = RayCluster(folder, environment)
     try:
         yield cluster
     finally:
@@ -71,13 +78,19 @@ def ray_cluster(folder: Path) -> Iterator[RayCluster]:
 
 
 class RayFleet:
-    """``sloserve fleet FILE`` with a key of its own for doors. environment: such as the address of a store."""
+    """``sloserve fleet FILE`` with a key of its own for doors. environment: such as the address of a store.
 
-    def __init__(self, folder: Path, address: str, *options: str, **environment: str) -> None:
-        profile = ROOT / "configs" / "cpu-tiny.yaml"
-        (folder / "fleet.yaml").write_text(FILE.format(profile=profile, address=address))
+    The model's profile says what a token takes its engines: :data:`STEP_S`.
+    """
+
+    def __init__(self, folder: Path, cluster: RayCluster, *options: str, **environment: str) -> None:
+        profile = yaml.safe_load((ROOT / "configs" / "cpu-tiny.yaml").read_text())
+        step = {"base_ms": 1000.0 * STEP_S, "seq_ms": 0.0, "context_token_ms": 0.0}
+        profile["latency"] |= {**step, "token_ms": 0.0, "decode": step}
+        (folder / "profile.yaml").write_text(yaml.safe_dump(profile))
+        (folder / "fleet.yaml").write_text(FILE.format(profile="profile.yaml", address=cluster.address))
         self.url = f"http://127.0.0.1:{(port := free_port())}"
-        self.folder, self._log = folder, folder / "fleet.log"
+        self.folder, self._nodes, self._log = folder, cluster.nodes, folder / "fleet.log"
         command = [sys.executable, "-m", "sloserve.cli", "fleet", str(folder / "fleet.yaml"), "--port", str(port)]
         command += ["--engine-module", "tests.fleet.stand_in.server", *options]
         with self._log.open("w") as log:
@@ -111,7 +124,7 @@ class RayFleet:
 
     def starts(self, host: str) -> int:
         """How often a node's agent has opened its door."""
-        log = self.folder / "nodes" / "sloserve" / "nodes" / host / "agent.log"
+        log = self._nodes / "sloserve" / "nodes" / host / "agent.log"
         return log.read_text().count("Started server process") if log.exists() else 0
 
     def processes(self) -> list[int]:
@@ -122,7 +135,7 @@ class RayFleet:
                 words = entry.read_bytes().split(b"\0")
             except OSError:
                 continue
-            if any(str(self.folder / "nodes").encode() in word for word in words):
+            if any(str(self._nodes).encode() in word for word in words):
                 found.append(int(entry.parent.name))
         return sorted(found)
 

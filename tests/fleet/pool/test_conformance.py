@@ -21,7 +21,7 @@ from sloserve.fleet.pool.pool import Gone, Offer, Pool
 from sloserve.fleet.pool.registered import RegisteredPool
 from sloserve.fleet.store.store import open_store
 from tests.fleet.pool.fake_pool import FakePool
-from tests.fleet.pool.ray_fleet import RayCluster, ray_cluster
+from tests.fleet.pool.ray_fleet import SECONDS, RayCluster, ray_cluster
 
 OFFERS = (Offer("a", "cpu", 1, 2**30), Offer("b", "cpu", 1))
 STUB = "tests.fleet.pool.agent_stub"
@@ -86,7 +86,7 @@ class RayStage:
 
 async def runs(on: Stage, host: str) -> int:
     """Which agent runs there, once one does."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(SECONDS):
         while (found := on.agent(host)) is None:
             await asyncio.sleep(0.1)
         return found
@@ -94,7 +94,7 @@ async def runs(on: Stage, host: str) -> int:
 
 async def ended(on: Stage, host: str) -> None:
     """Waits until no agent runs there."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(SECONDS):
         while on.agent(host) is not None:
             await asyncio.sleep(0.1)
 
@@ -202,7 +202,7 @@ def test_an_agent_that_dies_is_told_of_and_can_be_started_again(stage: Staged) -
             await on.pool.ensure(offers["a"])
             first = await runs(on, "a")
             await on.kill("a")
-            gone = await asyncio.wait_for(on.pool.gone(), 30)
+            gone = await asyncio.wait_for(on.pool.gone(), SECONDS)
             assert (gone.host, gone.certain, gone.what.startswith("has ended")) == ("a", True, True)
             assert on.agent("a") is None
             await on.pool.ensure(offers["a"])
@@ -223,7 +223,7 @@ def test_one_that_is_told_to_end_is_not_told_of(stage: Staged, at_once: bool) ->
             await ended(on, "a")
             assert await runs(on, "b")
             await on.kill("b")
-            assert (await asyncio.wait_for(on.pool.gone(), 30)).host == "b"
+            assert (await asyncio.wait_for(on.pool.gone(), SECONDS)).host == "b"
 
     asyncio.run(all_of_it())
 
