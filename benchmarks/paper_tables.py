@@ -9,7 +9,9 @@ Rows are those of ``paper_figures.toml``. In their texts ``{...}`` is read from 
 - ``{table fleet-qlm-hol qlm/stock 1 2}``: of the folder's ``table.txt`` the first column of the second line that begins
   so; 1 and 1 if not given.
 - ``{carries qoe andes-opt-66b andes}``, ``{carries latency econo-sharegpt econo / stock}``: the load at a mean QoE of
-  0.9, or at twice stock's unloaded latency per token, and its ratio to stock's.
+  0.9, or at twice stock's unloaded latency per token, and its ratio to stock's with the 95 % interval over seeds, if
+  it has one.
+- ``{gain qoe-reading load=1.5 policy=andes output_throughput}``: by how much the column's mean is above stock's.
 
 ``pytest tests/docs --update-docs`` writes the tables into the pages.
 """
@@ -101,10 +103,18 @@ def _told(folder: str, name: str, column: str = "1", line: str = "1") -> str:
 def _carried(key: str, folder: str, policy: str, *to_stock: str) -> str:
     (found,) = [capacity for capacity in _capacities(key, folder) if capacity.policy == policy]
     estimate = found.ratio if to_stock else found.load
-    return "open" if estimate is None else f"{_BEFORE.get(estimate.bound, '')}{estimate.value:.2f}"
+    if estimate is None:
+        return "open"
+    interval = "" if estimate.low is None or not to_stock else f" ({estimate.low:.1f} to {estimate.high:.1f})"
+    return f"{_BEFORE.get(estimate.bound, '')}{estimate.value:.2f}{interval}"
 
 
-_READERS: dict[str, Callable[..., str]] = {"carries": _carried, "table": _told}
+def _gain(folder: str, *path: str) -> str:
+    of_stock = ["policy=stock" if step.startswith("policy=") else step for step in path]
+    return f"{_mean(folder, list(path)) / _mean(folder, of_stock) - 1:+.1%}".replace("%", " %").replace("-", "−")
+
+
+_READERS: dict[str, Callable[..., str]] = {"carries": _carried, "gain": _gain, "table": _told}
 
 
 @cache

@@ -6,12 +6,14 @@ from itertools import chain
 import pytest
 
 from benchmarks.fleet.fleet_qlm import SECTIONS
+from benchmarks.page_tables import TABLES, page_table
 from benchmarks.paper_tables import PAGES, PAPERS, figure, filled, paper_table
 from sloserve.sim.experiments import EXPERIMENTS
 from tests.docs.pages import ROOT
 
 REASONS = {"needs a GPU", "needs human subjects", "needs data that cannot be had", "not about the system"}
 _TABLE = re.compile(r"(<!-- paper: (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
+_OF_RESULTS = re.compile(r"(<!-- table: (\w+\.\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 
 
 def _exists(command: str) -> bool:
@@ -45,6 +47,19 @@ def test_the_paper_s_page_begins_with_its_table(paper: str, update_docs: bool) -
     text = page.read_text()
     assert [found[2] for found in _TABLE.finditer(text)] == [paper] and text.index("<!-- paper") < text.index("\n## ")
     new = _TABLE.sub(lambda found: f"{found[1]}{paper_table(paper)}{found[3]}", text)
+    if update_docs:
+        page.write_text(new)
+    assert text == new or update_docs, "what is generated is out of date: pytest tests/docs --update-docs"
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_of_a_page_are_those_of_its_results(name: str, update_docs: bool) -> None:
+    page = ROOT / "docs" / "benchmarks" / f"{name}.md"
+    text = page.read_text()
+    assert sorted(found[2] for found in _OF_RESULTS.finditer(text)) == sorted(
+        f"{name}.{table}" for table in TABLES[name]
+    )
+    new = _OF_RESULTS.sub(lambda found: f"{found[1]}{page_table(found[2])}{found[3]}", text)
     if update_docs:
         page.write_text(new)
     assert text == new or update_docs, "what is generated is out of date: pytest tests/docs --update-docs"
