@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,14 @@ class Nodes:
         """Ends a node as an autoscaler does."""
         self._cluster.remove_node(self._nodes.pop(name), allow_graceful=True)
 
+    def reap(self) -> None:
+        """Until this process ends: workers of a raylet that has ended go on while it is a zombie."""
+        while True:
+            for node in list(self._nodes.values()):
+                for raylet in node.all_processes.get("raylet", ()):
+                    raylet.process.poll()
+            time.sleep(0.5)
+
     def end(self) -> None:
         self._cluster.shutdown()
 
@@ -133,6 +142,7 @@ def be_patient() -> None:
 def main() -> None:
     be_patient()
     nodes, answers = Nodes(), os.fdopen(os.dup(1), "w", buffering=1)
+    threading.Thread(target=nodes.reap, daemon=True).start()
     os.dup2(2, 1)  # Ray's own words are no answers
     try:
         for line in sys.stdin:
