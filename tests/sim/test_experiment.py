@@ -1,6 +1,5 @@
 """Experiments: what the command line refuses, what it writes, and that this depends on nothing but its flags."""
 
-import builtins
 import csv
 import gzip
 import json
@@ -233,14 +232,7 @@ def _check_logs_agree(folder: Path, runs: list[dict[str, Any]]) -> None:
 
 def test_without_vllm_the_model_of_it_is_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ended with a traceback."""
-    found = builtins.__import__
-
-    def without(name: str, *given: Any, **more: Any) -> Any:
-        if name == "sloserve.vllm_plugin.virtual.engine":
-            raise ModuleNotFoundError("No module named 'vllm'", name="vllm")
-        return found(name, *given, **more)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr("sloserve.vllm_plugin.versions.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="give --engine model"):
         engine_class("vllm")
     assert engine_class("model").__name__ == "ModelEngine"
