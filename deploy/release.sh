@@ -7,6 +7,7 @@ out=${1:-dist}
 test ! -e "$out" || { echo "release: $out exists; give another folder, or remove it" >&2; exit 2; }
 test -z "$(git status --porcelain)" || { echo "release: there are changes that are not committed" >&2; exit 2; }
 uv="${PYTHON:-.venv/bin/python} -m uv"
+command -v "${uv%% *}" >/dev/null || { echo "release: ${uv%% *} is missing; make env makes it" >&2; exit 2; }
 ZIG=0.17.1
 
 version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' sloserve/__init__.py)
