@@ -97,6 +97,7 @@ class RayPool:
         self._gone: asyncio.Queue[Gone | ConfigError] = asyncio.Queue()
         self._closed = False
         _connect(address)
+        self._own_node = str(ray.get_runtime_context().get_node_id())
         self._only_at = None if is_shared else str(ray.util.get_node_ip_address())
 
     async def offers(self) -> Mapping[str, Offer]:
@@ -104,6 +105,8 @@ class RayPool:
             nodes = await asyncio.to_thread(ray.nodes)
         except (RayError, RuntimeError, OSError) as error:
             raise OSError(f"Ray: {error}") from error
+        if any(one["NodeID"] == self._own_node and not one["Alive"] for one in nodes):
+            _end("the node that this pool runs on has left the cluster, and agents cannot be reached from it")
         found: dict[str, _Node] = {}
         for one in sorted(nodes, key=lambda node: str(node["NodeID"])):
             node = self._node(one) if one["Alive"] else None
@@ -314,6 +317,13 @@ def _connect(address: str) -> None:
         raise ConfigError(
             f"pool.ray: the cluster {address!r} cannot be reached: {failed[0]}; start one with ray start --head"
         )
+
+
+def _end(reason: str) -> None:
+    """Ends this process and so its actors; it is started again. At once, since Ray's own end waits for its node."""
+    logger.error("%s: the pool ends, to be started again", reason)
+    logging.shutdown()
+    os._exit(1)
 
 
 def _kill(actor: Any) -> None:

@@ -3,6 +3,7 @@
 One short test; ``make ray`` runs those of test_ray_faults.py, too.
 """
 
+import asyncio
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +31,20 @@ def test_a_node_serves_without_a_further_command_and_nothing_is_left(tmp_path: P
             assert fleet.processes() == []
         finally:
             fleet.end()
+
+
+def test_a_pool_ends_where_its_own_node_has_left_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the head was lost and Redis knew what it knew, Ray told it of unavailable actors for ever."""
+    from sloserve.fleet.pool import ray as module
+
+    pool = object.__new__(module.RayPool)
+    pool._own_node, pool._nodes, reasons = "own", {}, list[str]()
+    monkeypatch.setattr(module, "_end", reasons.append)
+    for own_is_alive in (True, False):
+        nodes = [{"NodeID": "own", "Alive": own_is_alive, "Resources": {}, "NodeManagerAddress": "10.0.0.1"}]
+        monkeypatch.setattr(module.ray, "nodes", lambda nodes=nodes: nodes)
+        asyncio.run(pool.offers())
+        assert bool(reasons) is not own_is_alive
 
 
 @pytest.mark.skipif("SLOSERVE_RAY" not in os.environ, reason="make ray runs it")
