@@ -31,6 +31,8 @@ class GatewayInstance:
         self.prefixes = PrefixTable()
         self._computed, self._output = RunningMean(), RunningMean()
         self.seen_s = float("-inf")
+        self.in_flight = 0
+        """Requests sent there that have not ended."""
         self._sent = 0
         self._ended = 0
         self._refused_at: int | None = None
@@ -79,6 +81,7 @@ class GatewayInstance:
         self._output.add(work.output_tokens)
         self._since[self._sent] = work
         self._sent += 1
+        self.in_flight += 1
         self.prefixes.sent(prompt)
         return flight
 
@@ -94,6 +97,7 @@ class GatewayInstance:
         return self.report.running.requests + len(self._since)
 
     def ended(self, number: int) -> None:
+        self.in_flight -= 1
         if self._since.pop(number, None) is None:
             self._ended += 1
 
@@ -148,9 +152,12 @@ class Instances:
             if instance.door == door:
                 instance.seen_s = float("-inf")
 
-    def keep_only(self, doors: Collection[str]) -> None:
-        """Forgets the instances behind all other doors: hosts may come under ever new names."""
-        self.by_name = {name: one for name, one in self.by_name.items() if one.door in doors}
+    def keep_only(self, doors: Collection[str]) -> Collection[str]:
+        """Forgets the instances behind all other doors, since hosts may come under ever new names; not those that still
+        answer a request. Returns: the doors of all that are left.
+        """
+        self.by_name = {name: one for name, one in self.by_name.items() if one.door in doors or one.in_flight}
+        return {*doors, *(one.door for one in self.by_name.values())}
 
     def sent(self) -> dict[str, int]:
         """How many requests went to each instance so far, by its name."""

@@ -124,10 +124,9 @@ class Watch:
         self._instances.plan = plan
         # One that answers is there: after the store was away no agent has told it so yet.
         self._ask(self._static | {door for door, age_s in ages if age_s < GONE_S or door in self.answered})
-        # What the store does not name any more has ended, or has been away for an hour.
-        named = self._static | {door for door, _ in ages}
-        self._instances.keep_only(named)
-        await self._parts.doors.keep_only(named)
+        # What the store does not name any more has ended, or a store that was replaced does not know it yet.
+        kept = self._instances.keep_only(self._static | {door for door, _ in ages})
+        await self._parts.doors.keep_only(kept)
 
     def _exchange(self, store: Store, report: GatewayReport) -> tuple[Plan | None, list[tuple[str, float]]]:
         """The plan, and of each agent its door and the age of its last sign of life."""

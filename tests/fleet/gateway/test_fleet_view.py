@@ -19,6 +19,7 @@ from sloserve.fleet.gateway.fleet_view import COLUMNS, LOST, MOST_NAMED, FleetVi
 from sloserve.fleet.gateway.gateway import Gateway, Surroundings
 from sloserve.fleet.gateway.held import HeldRequest
 from sloserve.fleet.gateway.instances import FRESH_S
+from sloserve.fleet.gateway.prediction import Work
 from sloserve.fleet.store.store import Store, open_store
 from sloserve.wire.live_feed import fitted
 from tests.fleet.gateway.doors import Played, PlayedDoor, fleet, serving, until
@@ -90,7 +91,12 @@ def test_hosts_that_the_store_does_not_name_any_more_are_forgotten(tmp_path: Pat
         await comes("pod-2")
         await watch._read_store(store)
         assert seen.view.read()["rows"].keys() == {"pod-1/0", "pod-2/0"}
+        answering = parts.instances.by_name["pod-1/0"].send(Work(1, 1.0, 1.0), ())
         store.members.leave("agent:pod-1")
+        await watch._read_store(store)
+        assert parts.instances.by_name.keys() == {"pod-1/0", "pod-2/0"}, "its stream would break"
+        assert len(parts.doors._sessions) == 2
+        answering.end()
         await comes("pod-3")
         await watch._read_store(store)
         assert seen.view.read()["rows"].keys() == {"pod-2/0", "pod-3/0"}
