@@ -20,6 +20,9 @@ settings.register_profile("sloserve", deadline=None, derandomize=True, max_examp
 settings.register_profile("fast", settings.get_profile("sloserve"), derandomize=False, database=None, max_examples=3)
 settings.load_profile("sloserve")
 
+# What the request table follows is read as well, here and in every engine that a test starts.
+os.environ.setdefault("SLOSERVE_CHECK_COUNTS", "1")
+
 # Loaded only by the server that speaks S3, elsewhere: Flask's objects raise when looked at outside a request, and vLLM,
 # which looks at what each module holds, then starts no engine. Schemathesis loads it where it is installed.
 sys.modules["flask"] = None  # type: ignore[assignment]

@@ -9,6 +9,7 @@ NB_MODULE(_csrc, m) {
   sloserve::bindings::bind_worth(m);
   sloserve::bindings::bind_requests(m);
   sloserve::bindings::bind_step_budget(m);
+  sloserve::bindings::bind_step_counts(m);
   sloserve::bindings::bind_kv_copy(m);
   sloserve::bindings::bind_kv_reservation(m);
   sloserve::bindings::bind_kv_hosting(m);

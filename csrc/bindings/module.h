@@ -11,6 +11,7 @@ void bind_digest(nanobind::module_& m);
 void bind_worth(nanobind::module_& m);
 void bind_requests(nanobind::module_& m);
 void bind_step_budget(nanobind::module_& m);
+void bind_step_counts(nanobind::module_& m);
 void bind_kv_layout(nanobind::module_& m);
 void bind_kv_copy(nanobind::module_& m);
 void bind_kv_reservation(nanobind::module_& m);

@@ -170,7 +170,16 @@ class Planner:
                 self.aged = self.aged[self.aged != slot]
         self.table.drop(request)
 
-    def progressed(self, outputs: Any, now_s: float) -> None:
+    def progressed(self, outputs: Any, now_s: float, step: Any = None, results: Any = None) -> None:
+        """The results of a step are in.
+
+        Args:
+            outputs: what the engine made of them.
+            step: which it was, as :meth:`admitted` was told of it; ``None`` where the port reads all counts.
+            results: what the worker found.
+        """
+        if step is not None:
+            self.table.produced(step, results)
         self.table.note_first_tokens(now_s)
         if not self._wants_progress:
             return
@@ -182,8 +191,9 @@ class Planner:
                 self.shadow.tell("progressed", self.table.rows, slots, tokens, now_s)
 
     def admitted(self, output: Any, monotonic_s: float) -> None:
-        """Records the requests that a step admitted."""
+        """Records the requests that a step admitted, and what it computes."""
         self._count_admissions(self.table.admitted(output), monotonic_s)
+        self.table.scheduled(output)
 
     def _count_admissions(self, slots: IntArray, monotonic_s: float) -> None:
         """Counts admissions, and protects requests that were admitted because of their age."""
@@ -311,13 +321,15 @@ class Planner:
         if engine.defers_prompts:  # what they are owed, they are owed later
             return step
         if not step.is_read:
-            table.read_running(engine.layout)
+            table.read_running()
         order = self._order(plan.running)
         served = order
         if plan.preempt.size or plan.pause.size:
             stays_out = _marks(table.rows, plan.preempt, plan.pause)
             served = order[~stays_out[order]]
-        waiting = self._admissible() if plan.waiting is None else plan.waiting[:MOST_PROMPTS]
+        waiting = plan.waiting
+        if waiting is None:  # one more than can begin says that not all can
+            waiting = self._admissible(min(engine.free_slots + 1, admits + 1, MOST_PROMPTS))
         tokens = budget.tokens(table.rows, served, waiting, self._in_turn(), engine, now_s, admits=admits)
         if tokens is None:
             return step
@@ -339,12 +351,12 @@ class Planner:
         table = self.table
         return 0 if table.has_all(self.port.requests) else len(self.port.running) - table.num_running
 
-    def _admissible(self) -> IntArray:
-        """The first requests of the engine's queue that could be admitted: blocked ones stand in it, too."""
+    def _admissible(self, most: int) -> IntArray:
+        """The first ``most`` of the engine's queue that could be admitted: blocked ones stand in it, too."""
         blocked = self.table.unblock()
-        found = self._slots(self.port.waiting, MOST_PROMPTS + blocked)
+        found = self._slots(self.port.waiting, most + blocked)
         if blocked:
-            found = found[self.table.rows.state[found] != State.BLOCKED][:MOST_PROMPTS]
+            found = found[self.table.rows.state[found] != State.BLOCKED][:most]
         return found
 
     def _order(self, first: IntArray | None) -> IntArray:

@@ -71,9 +71,17 @@ class RequestReader(Protocol):
     def read(self, requests: list[Any], slots: IntArray, columns: Mapping[str, IntArray]) -> None:
         """Writes what changes with every step, of the requests in ``slots``, into these slots of ``columns``.
 
-        Called at each step with all running requests. requests: by slot, ``None`` in others. columns: some of
+        Called with running requests. requests: by slot, ``None`` in others. columns: some of
         :data:`~sloserve.core.rows.READ_COLUMNS`.
         """
+
+    def tokens_scheduled(self, step: Any) -> tuple[dict[str, int], int] | None:
+        """Tokens that a scheduled step computes of each request, by id, and their sum; ``None`` where the columns of
+        :meth:`read` may change otherwise than by these tokens and those sampled, so that they are read at each step.
+        """
+
+    def tokens_sampled(self, results: Any) -> tuple[list[list[int]], dict[str, int]] | None:
+        """New tokens of each request of a step, and whose they are: places by id. ``None`` as above."""
 
     def admitted_ids(self, output: Any) -> Sequence[str]:
         """Ids of the requests that a scheduled step admitted, in order of admission."""

@@ -10,7 +10,7 @@ from sloserve.core.arrays import IntArray
 from sloserve.core.rows import READ_COLUMNS, Rows, State
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.port import EngineRequest, RequestReader
-from sloserve.kernels.kv_layout import KVLayout
+from sloserve.engine.step_counts import CHECKS, CountsDiffer, StepCounts
 from sloserve.kernels.requests import slots_in_order
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Snapshot
@@ -21,6 +21,8 @@ MOST_HEADS: Final = 64
 """Requests at the head of the queue whose hits in the prefix cache are kept up to date, more than a step admits."""
 LOOKUPS: Final = 4
 """Most heads looked up for one plan: a lookup costs some microseconds, a hit lasts for many steps."""
+FEWEST_FOLLOWED: Final = 1 if CHECKS else 64
+"""Requests in a step from which on counts are followed: to read those of fewer, where a plan needs them, costs less."""
 
 
 class RequestTable:
@@ -41,6 +43,7 @@ class RequestTable:
         self.slot_of: dict[str, int] = {}
         self.request_at: list[Any] = [None] * self.rows.capacity
         self._read = self._columns_to_read()
+        self._counts, self._follows = StepCounts(self.rows), False
         self._blocked: dict[int, EngineRequest] = {}
         self._loading: set[int] = set()
         self._unanswered: set[int] = set()  # admitted, without a first token so far as is known
@@ -91,6 +94,7 @@ class RequestTable:
         """Keeps these columns from now on, slots and order unchanged; those that were not kept are made up for."""
         new = self.rows.keep(_with_counts(needs))
         self._read = self._columns_to_read()
+        self._counts.keep()
         self._unanswered.update(self.slot_of.values())
         for request_id, slot in self.slot_of.items():
             request, stated = self.request_at[slot], slo_of[request_id]
@@ -173,6 +177,7 @@ class RequestTable:
         slot = self.slot_of.get(request.request_id)
         if slot is None:
             return None
+        self._counts.left(request.request_id, slot)
         rows = self.rows
         rows.state[slot] = State.PREEMPTED
         self._note_swapped(slot, request)
@@ -240,6 +245,25 @@ class RequestTable:
             slots = slots[~loaded]
         return slots
 
+    def scheduled(self, step: Any) -> None:
+        """A step was scheduled, and :meth:`admitted` knows of it."""
+        counts = self._reader.tokens_scheduled(step) if self._read else None
+        self._follows = counts is not None and len(counts[0]) >= FEWEST_FOLLOWED
+        if counts is None or not self._follows:
+            self._counts.lost()
+            return
+        rows = self.rows
+        prompts = {self.request_at[slot].request_id: slot for slot in self._computing if rows.state[slot] == _RUNNING}
+        if prompts:
+            self.has_prompts()  # forgets those that have got their last prefill tokens in this step
+        self._counts.scheduled(step, *counts, prompts)
+
+    def produced(self, step: Any, results: Any) -> None:
+        """The results of a step are in, and :meth:`finished` knows which requests ended with them."""
+        found = self._reader.tokens_sampled(results) if self._follows else None
+        if found is not None:
+            self._counts.produced(step, *found)
+
     def note_first_tokens(self, now_s: float) -> None:
         """A step's results are in: a request that has its first token from it got that just now."""
         if "first_token_s" not in self.rows.kept:
@@ -290,6 +314,7 @@ class RequestTable:
         slot = self.slot_of.pop(request.request_id, None)
         if slot is None:
             return
+        self._counts.left(request.request_id, None)
         self.request_at[slot] = None
         self._blocked.pop(slot, None)
         self._loading.discard(slot)
@@ -346,17 +371,22 @@ class RequestTable:
         holding: says what KV blocks a request holds, if asked.
         """
         self.unblock()
-        rows = self.rows
+        rows, running = self.rows, self.read_running()
+        if "kv_blocks" in rows.kept:
+            held = engine.layout.held(rows.computed_tokens[running], rows.in_flight_tokens[running])
+            rows.kv_blocks[running] = held
         return Snapshot(
             rows,
             rows.slots_in(State.WAITING, State.PREEMPTED),
-            self.read_running(engine.layout),
+            running,
             engine,
             None if holding is None else lambda slot: holding(self.request_at[slot]),
         )
 
-    def read_running(self, layout: KVLayout) -> IntArray:
+    def read_running(self) -> IntArray:
         """Brings up to date what changes with every step, in the rows of the running requests; returns their slots.
+
+        But for ``kv_blocks``, which only :meth:`snapshot` works out.
 
         What the host pool keeps for others changes too: it may give up or lose what it keeps.
         """
@@ -366,10 +396,23 @@ class RequestTable:
                 self._note_swapped(slot, request)
         running = rows.slots_in(State.RUNNING)
         if self._read and running.size:
-            self._reader.read(self.request_at, running, {name: getattr(rows, name) for name in self._read})
-            if "kv_blocks" in rows.kept:
-                rows.kv_blocks[running] = layout.held(rows.computed_tokens[running], rows.in_flight_tokens[running])
+            columns = {name: getattr(rows, name) for name in self._read}
+            to_read = self._counts.to_read(running)
+            if to_read.size:
+                self._reader.read(self.request_at, to_read, columns)
+            if CHECKS:
+                self._check(running, columns)
         return running
+
+    def _check(self, running: IntArray, columns: Mapping[str, IntArray]) -> None:
+        """Raises: CountsDiffer where the columns do not hold what the requests say."""
+        said = {name: column.copy() for name, column in columns.items()}
+        self._reader.read(self.request_at, running, said)
+        for name, column in columns.items():
+            differ = running[column[running] != said[name][running]]
+            if differ.size:
+                where = f"{name} of {[self.request_at[slot].request_id for slot in differ.tolist()]}"
+                raise CountsDiffer(f"{where}: {column[differ].tolist()} followed, {said[name][differ].tolist()} read")
 
 
 def _with_counts(needs: frozenset[str]) -> frozenset[str]:

@@ -135,6 +135,32 @@ def any_promised(
     stated: tuple[NDArray[np.float64], ...], tokens: tuple[NDArray[np.int64], ...], slots: NDArray[np.int64]
 ) -> bool: ...
 
+class StepCounts:
+    def __init__(self, running: int) -> None: ...
+    def lost(self) -> None: ...
+    def left(self, request_id: str, slot: int) -> None: ...
+    def scheduled(
+        self,
+        step: object,
+        tokens_of: dict[str, int],
+        total: int,
+        prompts: dict[str, int],
+        state: NDArray[np.int8],
+        seq: NDArray[np.int64],
+        grow: Sequence[NDArray[np.int64]],
+    ) -> None: ...
+    def produced(
+        self,
+        step: object,
+        sampled: list[list[int]],
+        index_of: dict[str, int],
+        state: NDArray[np.int8],
+        seq: NDArray[np.int64],
+        shrink: Sequence[NDArray[np.int64]],
+        grow: Sequence[NDArray[np.int64]],
+    ) -> None: ...
+    def to_read(self, state: NDArray[np.int8]) -> NDArray[np.int64] | None: ...
+
 class Decoding:
     def __init__(
         self,

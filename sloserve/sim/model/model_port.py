@@ -90,6 +90,12 @@ class ModelPort:
             else:
                 column[slots] = getattr(counts, _READ[name])[members]
 
+    def tokens_scheduled(self, step: Batch) -> None:
+        return None  # counts are arrays here: to read them costs no more
+
+    def tokens_sampled(self, results: Any) -> None:
+        return None
+
     def admitted_ids(self, output: Batch) -> Sequence[str]:
         handles = self._counts.handles
         return [handles[index].request_id for index in output.admitted]

@@ -354,7 +354,8 @@ class SLOScheduler(Scheduler):
         if self._counts:
             self._booking(None, self._clock_output)
         if self._planner is not None:
-            self._planning(None, self._planner.progressed, outputs, self._clock.now_s())
+            now_s = self._clock.now_s()
+            self._planning(None, self._planner.progressed, outputs, now_s, scheduler_output, model_runner_output)
         return outputs
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:

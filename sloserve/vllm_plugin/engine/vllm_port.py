@@ -79,6 +79,12 @@ class VllmReader:
     def read(self, requests: list[Any], slots: IntArray, columns: Mapping[str, IntArray]) -> None:
         read_columns(requests, slots, columns)
 
+    def tokens_scheduled(self, step: Any) -> tuple[dict[str, int], int] | None:
+        return None  # without a scheduler none is told of steps
+
+    def tokens_sampled(self, results: Any) -> tuple[list[list[int]], dict[str, int]] | None:
+        return None
+
     def admitted_ids(self, output: Any) -> Sequence[str]:
         return admitted_ids(output)
 
@@ -96,6 +102,8 @@ class VllmPort(VllmReader):
         self._scheduler = scheduler
         self._steps, self._clock = steps, clock
         self._layout = layout_of(scheduler)
+        # Where drafts may be rejected or loads of KV fail, counts change by more than what steps schedule and sample.
+        self._counts_follow = scheduler.num_spec_tokens == 0 and scheduler.connector is None
 
     @property
     def running(self) -> Sequence[Request]:
@@ -111,6 +119,12 @@ class VllmPort(VllmReader):
     def requests(self) -> Mapping[str, Request]:
         found: Mapping[str, Request] = self._scheduler.requests
         return found
+
+    def tokens_scheduled(self, step: Any) -> tuple[dict[str, int], int] | None:
+        return (step.num_scheduled_tokens, step.total_num_scheduled_tokens) if self._counts_follow else None
+
+    def tokens_sampled(self, results: Any) -> tuple[list[list[int]], dict[str, int]] | None:
+        return (results.sampled_token_ids, results.req_id_to_index) if self._counts_follow else None
 
     @property
     def max_loras(self) -> int | None:

@@ -290,6 +290,6 @@ def _foreseen(planner: Planner, facts: EngineFacts) -> FloatArray | None:
     lengths, table = planner.lengths, planner.table
     if lengths is None or not table.rows.kept >= OCCUPANCY_COLUMNS:
         return None
-    running = table.read_running(facts.layout)
+    running = table.read_running()
     mean, variance = occupancy(lengths, table.rows, running, facts.layout, NEAR)
     return np.stack((mean.sum(axis=0), np.sqrt(variance.sum(axis=0))))

@@ -248,7 +248,7 @@ def test_of_the_running_requests_only_what_is_kept_is_read(needs: set[str]) -> N
     for at, request in enumerate(requests):
         request.num_computed_tokens, request.num_in_flight_tokens = 16 + at, at
         request.append_output_token_ids([5] * at)
-    assert table.read_running(KVLayout.full(16)).tolist() == slots[1:]
+    assert table.snapshot(ENGINE).running.tolist() == slots[1:]
     read = {"kv_blocks": [0, 2, 2, 2], "computed_tokens": [0, 17, 18, 19], "in_flight_tokens": [0, 1, 2, 3]}
     read["output_tokens"] = [0, 1, 2, 3]
     for name, expected in read.items():

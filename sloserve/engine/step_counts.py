@@ -1,0 +1,82 @@
+"""Counts of the running rows, followed from what each step schedules and brings, instead of read from all requests.
+
+A request's counts lie in a Python object of its own: to read those of a thousand requests costs more than to plan for
+them. Nearly every step adds the same to all: one token computed and in flight for each that decodes, and one token of
+output when its results are in. Where a step may have done anything else, all rows are read again.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sloserve.core.arrays import IntArray
+from sloserve.core.rows import READ_COLUMNS, Rows, State
+from sloserve.kernels.step_counts import StepCounts as Followed
+
+CHECK_VARIABLE: Final = "SLOSERVE_CHECK_COUNTS"
+"""Where it is set in the environment, counts that were followed are read as well, and have to be the same."""
+CHECKS: Final = bool(os.environ.get(CHECK_VARIABLE))
+
+
+class CountsDiffer(BaseException):
+    """What was followed is not what a request says: a fault of this module. No containment of exceptions hides it."""
+
+
+class StepCounts:
+    """Keeps ``computed_tokens``, ``in_flight_tokens`` and ``output_tokens`` of running rows, as far as they are kept.
+
+    Knows what follows from a step if all running requests are in it, and each but a few prompts has one token.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows, self._followed = rows, Followed(int(State.RUNNING))
+        self.keep()
+
+    def keep(self) -> None:
+        """The columns that are kept have changed."""
+        kept = self._rows.kept & READ_COLUMNS
+        self._by_schedule = [name for name in ("computed_tokens", "in_flight_tokens") if name in kept]
+        self._in_flight = self._by_schedule[-1:] if "in_flight_tokens" in kept else []
+        self._output = ["output_tokens"] if "output_tokens" in kept else []
+        self.lost()
+
+    def lost(self) -> None:
+        """Counts change by something else than this is told of: all are read until it is told of a step again."""
+        self._followed.lost()
+
+    def left(self, request_id: str, slot: int | None) -> None:
+        """A request has lost its KV, or its row too, and then has no ``slot``: a step in flight may bring it a token or
+        not.
+        """
+        self._followed.left(request_id, -1 if slot is None else slot)
+
+    def scheduled(self, step: Any, tokens_of: dict[str, int], total: int, prompts: dict[str, int]) -> None:
+        """A step was scheduled, and the rows have the states after it.
+
+        Args:
+            tokens_of: tokens that it computes of each request, by id.
+            total: their sum.
+            prompts: slots of all running requests that did not decode before it, by id; not all need be in it.
+        """
+        rows = self._rows
+        self._followed.scheduled(
+            step, tokens_of, total, prompts, rows.state, rows.seq, self._columns(self._by_schedule)
+        )
+
+    def produced(self, step: Any, sampled: list[list[int]], index_of: dict[str, int]) -> None:
+        """The results of a step are in.
+
+        Args:
+            sampled: new tokens of each of its requests, none where its prompt is not computed yet.
+            index_of: which of ``sampled`` is whose, by id.
+        """
+        rows, less, more = self._rows, self._columns(self._in_flight), self._columns(self._output)
+        self._followed.produced(step, sampled, index_of, rows.state, rows.seq, less, more)
+
+    def to_read(self, running: IntArray) -> IntArray:
+        """Those of ``running``, all slots whose requests run, which must be read now; afterwards all are known."""
+        slots = self._followed.to_read(self._rows.state)
+        return running if slots is None else slots
+
+    def _columns(self, names: Sequence[str]) -> list[IntArray]:
+        return [getattr(self._rows, name) for name in names]
