@@ -73,7 +73,7 @@ class Client:
             if len(found) >= least:
                 return [(kind, json.loads(data)) for kind, data in found]
             self.came.clear()
-            await asyncio.wait_for(self.came.wait(), 10.0)
+            await asyncio.wait_for(self.came.wait(), 60.0)
 
     async def leave(self) -> None:
         self._left.set()

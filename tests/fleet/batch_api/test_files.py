@@ -43,7 +43,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         for _ in range(600):
             try:
                 asked = urllib.request.Request(f"http://127.0.0.1:{port}/bucket", method="PUT")
-                urllib.request.urlopen(asked, timeout=10).close()
+                urllib.request.urlopen(asked, timeout=60).close()
                 break
             except OSError:
                 assert process.poll() is None, log.read_text()

@@ -178,7 +178,7 @@ def test_the_feed_of_a_gateway_opens_to_the_admin_key_alone(tmp_path: Path) -> N
     async def test() -> None:
         door = PlayedDoor(tmp_path / "door.sock")
         async with door.open(), serving(Surroundings(doors=[door.address], admin_key=KEY)) as served:
-            async with httpx.AsyncClient(base_url=served.url, timeout=10.0) as http:
+            async with httpx.AsyncClient(base_url=served.url, timeout=60.0) as http:
                 for headers in ({}, {"authorization": "Bearer other"}, {"authorization": KEY}):
                     for path in ("/sloserve/events", "/sloserve/other"):
                         assert (await http.get(path, headers=headers)).status_code == 401
@@ -216,7 +216,7 @@ def test_without_an_admin_key_a_gateway_has_no_feed(tmp_path: Path) -> None:
     async def test() -> None:
         door = PlayedDoor(tmp_path / "door.sock")
         async with door.open(), serving(Surroundings(doors=[door.address])) as served:
-            async with httpx.AsyncClient(base_url=served.url, timeout=10.0) as http:
+            async with httpx.AsyncClient(base_url=served.url, timeout=60.0) as http:
                 assert (await http.get("/sloserve/events")).status_code == 404
 
     asyncio.run(asyncio.wait_for(test(), 60.0))

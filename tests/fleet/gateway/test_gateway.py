@@ -53,7 +53,7 @@ class Line:
 async def line(tmp_path: Path, *names: str, text: str = FLEET, **around: Any) -> AsyncIterator[Line]:
     door = PlayedDoor(tmp_path / "door.sock", *names)
     async with door.open(), serving(Surroundings(doors=[door.address], **around), text) as served:
-        async with httpx.AsyncClient(base_url=served.url, timeout=10.0) as http:
+        async with httpx.AsyncClient(base_url=served.url, timeout=60.0) as http:
             yield Line(door, served, http)
 
 
