@@ -12,40 +12,29 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.arguments import is_quick
-from benchmarks.policies.sa_paper import SLOS, Misled, at_once
+from benchmarks.policies.sa_paper import MAX_LEN, at_once, served
 from benchmarks.publish import RESULTS, write_result
 from sloserve.estimator.step_time.profile import load_profile
-from sloserve.report.summary import Run, summarize
-from sloserve.scheduler.sa.policy import SA
-from sloserve.sim.model.engine import ModelEngine
+from sloserve.report.summary import Run
 from sloserve.virtual.engine_settings import EngineSettings
 
 PROFILES = ("v100x4-qwen2.5-32b", "a800-qwen2.5-32b")
 LIMITS = (1, 4)
 REQUESTS, SEEDS = 40, (0, 1, 2)
 POLICIES = ("stock", "sjf:length=oracle", "sa:length=oracle", "sa")
-MAX_LEN = 4096
 
 
-def served(profile_name: str, requests: int, limit: int, policy: str, seed: int) -> Run:
+def on(profile_name: str, requests: int, limit: int, policy: str, seed: int) -> Run:
     """One run: ``requests`` at once, of which ``limit`` may run."""
-    profile = load_profile(profile_name)
-    settings = EngineSettings.of_profile(profile, max_num_seqs=limit, max_model_len=MAX_LEN)
-    annealer = None
-    section: dict[str, Any] = {"policy": policy, "aged_share": 0.0, **SLOS.table.as_config()}
-    if policy.startswith("sa"):
-        length = "oracle" if "oracle" in policy else "gaussian"
-        annealer = Misled(SA.Settings(length=length, profile=profile_name), 0.0, seed)
-    config = None if policy == "stock" else {"sloserve": section}
-    log = ModelEngine(settings, profile, config, policy=annealer).run(at_once(requests, seed))
-    return summarize(log, policy=policy, seed=seed, rps=0.0)
+    settings = EngineSettings.of_profile(load_profile(profile_name), max_num_seqs=limit, max_model_len=MAX_LEN)
+    return served(profile_name, at_once(requests, seed), settings, policy, seed, 0.0)
 
 
 def measured(profiles: Sequence[str], limits: Sequence[int], requests: int, seeds: Sequence[int]) -> list[Any]:
     rows: list[dict[str, Any]] = []
     for profile in profiles:
         for limit in limits:
-            runs = {p: [served(profile, requests, limit, p, seed) for seed in seeds] for p in POLICIES}
+            runs = {p: [on(profile, requests, limit, p, seed) for seed in seeds] for p in POLICIES}
             goodput = {p: [run["slo_attainment"] / run["mean_e2el_ms"] for run in of] for p, of in runs.items()}
             for policy, of in runs.items():
                 pairs = zip(goodput[policy], goodput["stock"], strict=True)

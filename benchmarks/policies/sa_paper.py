@@ -1,14 +1,13 @@
 """What does sa gain on requests that come at once? The simulated-annealing paper's Fig. 7 to 11 in virtual time.
 
 Half chats (TTFT 10 s, TPOT 50 ms), half code (e2e 30 s). Writes results/sa-paper/: result.json and
-table.txt. Fig. 7 and 9 run vLLM's scheduler; Fig. 8, 10 and 11 score plans by the paper's own latency model.
+table.txt. Fig. 7 and 9 run the engine model with a server's defaults, ageing on and planning charged; Fig. 8, 10 and 11
+score plans by the paper's own latency model.
 """
 
 import json
-from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -19,16 +18,17 @@ from benchmarks.publish import RESULTS, provenance, write_table
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.rows import Rows
 from sloserve.core.slo import SLOClass, Targets
+from sloserve.estimator.planning_cost import planning_costs
 from sloserve.estimator.step_time.latency import BatchFit, Bilinear
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.kernels.anneal import BatchPlan, BatchRequests, Cooling, anneal
 from sloserve.report.statistics import mean_interval
-from sloserve.report.summary import summarize
+from sloserve.report.summary import Run, summarize
 from sloserve.scheduler.published.sa_batches import SABatches
 from sloserve.scheduler.sa.policy import SA
 from sloserve.scheduler.sa.times import RemainingWork, batch_times, bilinear_of
+from sloserve.sim.model.engine import ModelEngine
 from sloserve.virtual.engine_settings import EngineSettings
-from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 from sloserve.workloads.length_models import sharegpt, truncated_lognormal
 from sloserve.workloads.seeding import stream
 from sloserve.workloads.slo_assignment import ClassRule, SLOAssignment
@@ -36,8 +36,8 @@ from sloserve.workloads.trace import make_trace
 from sloserve.workloads.workload_registry import to_requests
 
 SEEDS = range(20)
-JOBS = 2
 LIMITS = (1, 2, 4)
+MAX_LEN = 4096
 V100, H100 = "v100x2-qwen2.5-7b", "h100-llama3-8b"
 FIG7 = {V100: (4, 10, 20, 40), H100: (10, 40)}
 POLICIES = ("stock", "edf", "sjf:length=oracle", "sa:length=oracle", "sa-batches:length=oracle", "sa")
@@ -101,17 +101,31 @@ class MisledBatches(Misled, SABatches):
     """The same in batches."""
 
 
-def serve(profile_name: str, n: int, limit: int, policy: str, seed: int, error: float = 0.0) -> dict[str, Any]:
-    """One run of the real scheduler: G in 1/s, attainment, mean latency in s."""
-    profile = load_profile(profile_name)
-    settings = EngineSettings.of_profile(profile, kv_blocks=6000, max_num_seqs=limit, max_model_len=4096)
-    section = {"policy": "sjf" if policy.startswith("sa") else policy, "aged_share": 0.0, **SLOS.table.as_config()}
-    engine = VirtualEngine(settings, profile, None if policy == "stock" else {"sloserve": section})
+def served(
+    profile_name: str,
+    requests: Sequence[WorkloadRequest],
+    settings: EngineSettings,
+    policy: str,
+    seed: int,
+    error: float,
+) -> Run:
+    """One run on the engine model. error: of the oracle's lengths, for ``sa`` alone."""
+    annealer = None
     if policy.startswith("sa"):
         options = SA.Settings(length="oracle" if "oracle" in policy else "gaussian", profile=profile_name)
-        misled = MisledBatches if policy.startswith("sa-batches") else Misled
-        engine.scheduler._use(misled(options, error, seed), None)
-    run = summarize(engine.run(at_once(n, seed)), policy=policy, seed=seed, rps=0.0)
+        annealer = (MisledBatches if policy.startswith("sa-batches") else Misled)(options, error, seed)
+    config = None if policy == "stock" else {"sloserve": {"policy": policy, **SLOS.table.as_config()}}
+    profile, costs = load_profile(profile_name), planning_costs()
+    log = ModelEngine(settings, profile, config, policy=annealer, planning_costs=costs).run(requests)
+    return summarize(log, policy=policy, seed=seed, rps=0.0)
+
+
+def serve(profile_name: str, n: int, limit: int, policy: str, seed: int, error: float = 0.0) -> dict[str, Any]:
+    """One run: G in 1/s, attainment, mean latency in s."""
+    settings = EngineSettings.of_profile(
+        load_profile(profile_name), kv_blocks=6000, max_num_seqs=limit, max_model_len=MAX_LEN
+    )
+    run = served(profile_name, at_once(n, seed), settings, policy, seed, error)
     mean_s = run["mean_e2el_ms"] / 1e3
     return {
         "profile": profile_name,
@@ -123,7 +137,6 @@ def serve(profile_name: str, n: int, limit: int, policy: str, seed: int, error: 
         "goodput": run["slo_attainment"] / mean_s,
         "attainment": run["slo_attainment"],
         "mean_latency_s": mean_s,
-        "plan_us_p99": run["timing"]["plan_us_p99"],
     }
 
 
@@ -263,9 +276,7 @@ def main() -> None:
     parser_for(__doc__).parse_args()
     out = RESULTS / "sa-paper"
     models = model_experiments()
-    tasks = list(engine_tasks())
-    with ProcessPoolExecutor(JOBS, get_context("spawn")) as pool:
-        runs = list(pool.map(serve, *zip(*[(*t, 0.0)[:6] for t in tasks], strict=True), chunksize=10))
+    runs = [serve(*task) for task in engine_tasks()]
     write_table(out, table(runs), shown=True)
     result = {**provenance(), "seeds": len(SEEDS), **models, "runs": runs}
     short = json.loads(json.dumps(result), parse_float=lambda text: float(f"{float(text):.5g}"))

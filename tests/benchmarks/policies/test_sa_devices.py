@@ -5,10 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-pytestmark = pytest.mark.vllm
-"""It shares its requests with sa_paper, which runs vLLM's scheduler."""
 
-
+@pytest.mark.slow
 def test_quick_has_each_policy_relative_to_stock(printed: Callable[..., str]) -> None:
     rows = [json.loads(line) for line in printed("policies.sa_devices", "--quick").splitlines()]
     assert [row["policy"] for row in rows] == ["stock", "sjf:length=oracle", "sa:length=oracle", "sa"]
