@@ -11,16 +11,17 @@ multiples (``load``) of what one stock engine completes of the same seed's reque
 twofold; attainment is the mean over seeds. Runs are finite, equally long for all. Every engine is simulated; only
 while the split's rate and ratio are sought, one decode engine stands for all. Predictors of lengths start cold.
 
+``unequal`` is the paper's split of unequal devices: H100s compute prompts, A100s decode, and the engines that replace
+them are A100s. Policies run with a server's defaults: ageing is on, planning is charged.
+
 What the split gets for free, all in its favour: a prompt's KV takes no room while it waits for the link or for blocks
 of its decode engine; each prompt engine has a link of its own, which serves one prompt after another and hinders no
 step; decode engines take in any number of prompts a step, and who is evicted there is not computed again
-(``evictions`` a request). What it does not get: engines chosen by queue, unequal engines, other parallelism.
+(``evictions`` a request). What it does not get: engines chosen by queue, other parallelism.
 
 Writes results/econo_engines.json; ``--quick`` writes nothing. A case whose trace is absent is left out.
 """
 
-import gc
-import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -36,22 +37,28 @@ from sloserve.core.goodput import attainment
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog
+from sloserve.estimator.planning_cost import planning_costs
 from sloserve.estimator.step_time.latency import StepLatency, StepLoad
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.sim.build_experiment import build_experiment
-from sloserve.sim.experiment import PLAN_SHARE, Experiment, capacity_rps
+from sloserve.sim.experiment import Experiment, capacity_rps
 from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.experiments import experiment_flags
+from sloserve.sim.model.engine import ModelEngine
 from sloserve.sim.run_name import STOCK
 from sloserve.virtual.engine_settings import EngineSettings
 
 SEEDS = (0, 1, 2)
-ENGINES = (2, 4, 8)
-WAYS = ("stock", "edf", "sjf:length=oracle", "econo", "econo:length=oracle")
+ENGINES = (8,)
+WAYS = ("stock", "edf", "sjf:length=oracle", "econo", "econo:length=oracle", "auto")
 LINKS = {"400 GB/s": 400e9, "100 Gb/s": 12.5e9}
 """Like NVLink, with which the split's rate and ratio are chosen, and the paper's Ethernet; bytes/s."""
 CASES = {"econo-sharegpt": 1.0, "econo-azure-conv": 1.0}
 """Row of the experiments' registry, and the load of a decode engine at which the search for rates starts."""
+UNEQUAL = {"econo-sharegpt": (4, 8)}
+"""Engines of the paper's unequal split that compute prompts, and that decode."""
+PROMPTS_FASTER = 989.0 / 312.0
+"""An H100 than an A100: dense BF16 TFLOPS of their data sheets. Not measured."""
 REQUESTS = 160
 """Requests that one engine is offered at load 1."""
 STEP = 1.12
@@ -85,22 +92,28 @@ class DecodeOnly:
         )
 
 
+@dataclass(frozen=True)
+class Faster:
+    """Step times of a device that computes so many times as fast."""
+
+    latency: StepLatency
+    times: float
+
+    def step_s(self, load: StepLoad) -> float:
+        return self.latency.step_s(load) / self.times
+
+
 def serve(
     engine: EngineSettings, profile: Profile, requests: list[WorkloadRequest], config: dict[str, Any] | None = None
 ) -> RunLog:
-    """One run of vLLM's scheduler."""
-    from sloserve.vllm_plugin.virtual.engine import VirtualEngine  # not for those who serve on the engine model
-
-    run = VirtualEngine(engine, profile, config).run
-    gc.freeze()  # the run begins with a collection, which would take longer than the run
-    return run(requests)
+    """One run of the engine model."""
+    return ModelEngine(engine, profile, config, planning_costs=planning_costs()).run(requests)
 
 
 class EngineCase:
-    """A workload on its engine, and runs of it. serve: runs an engine."""
+    """A workload on its engine, and runs of it. prompts_faster: of a split, the devices that compute prompts."""
 
-    def __init__(self, row: str, serve: Callable[..., RunLog] = serve) -> None:
-        self.serve = serve
+    def __init__(self, row: str, prompts_faster: float = 1.0) -> None:
         flags = experiment_flags(row) | {"load": None, "rps": "1", "policy": ",".join(WAYS)}
         self.capacity_rps = cache(self._capacity_rps)
         self.experiment: Experiment = build_experiment(SimulateOptions(**flags))
@@ -111,13 +124,15 @@ class EngineCase:
         self.decode_engine = replace(
             self.engine, max_num_batched_tokens=self.engine.max_num_seqs * self.engine.max_model_len
         )
-        self.decode_profile = self.profile.model_copy(update={"latency": DecodeOnly(self.profile.latency)})
+        latency = self.profile.latency
+        self.decode_profile = self.profile.model_copy(update={"latency": DecodeOnly(latency)})
+        self.prompt_profile = self.profile.model_copy(update={"latency": Faster(latency, prompts_faster)})
 
     def _capacity_rps(self, total: int, seed: int) -> float:
         """What one stock engine completes of a seed's requests, all there at once."""
         wanted = self.experiment
         requests = wanted.workload.requests(total * REQUESTS, seed, 1e6, slos=wanted.slos)
-        return capacity_rps(wanted, self.serve(self.engine, self.profile, requests))
+        return capacity_rps(wanted, serve(self.engine, self.profile, requests))
 
     def requests(self, offered: Offered, seed: int) -> list[WorkloadRequest]:
         rps = offered.load * self.capacity_rps(offered.total, seed)
@@ -128,17 +143,16 @@ class EngineCase:
         """All requests on engines that compute prompts and decode."""
         config = None
         if way != STOCK:
-            section = {"policy": way, "seed": seed, "aged_share": 0.0, "plan_share": PLAN_SHARE, **self.classes}
-            config = {"sloserve": section}
+            config = {"sloserve": {"policy": way, "seed": seed, **self.classes}}
         requests = self.requests(offered, seed)
-        runs = [self.serve(self.engine, self.profile, requests[i::engines], config).requests for i in range(engines)]
+        runs = [serve(self.engine, self.profile, requests[i::engines], config).requests for i in range(engines)]
         return [log for run in runs for log in run]
 
     def _prompts(self, prompt_engines: int, offered: Offered, seed: int) -> list[list[RequestLog]]:
         """What each prompt engine did with its requests, cut to one token."""
         requests = [replace(r, output_tokens=1, max_tokens=1) for r in self.requests(offered, seed)]
         return [
-            self.serve(self.engine, self.profile, requests[i::prompt_engines]).requests for i in range(prompt_engines)
+            serve(self.engine, self.prompt_profile, requests[i::prompt_engines]).requests for i in range(prompt_engines)
         ]
 
     def split(
@@ -174,7 +188,7 @@ class EngineCase:
                 parts.append(
                     replace(original, arrival_s=at_s, prompt_tokens=tokens, output_tokens=original.output_tokens - 1)
                 )
-        for log in self.serve(self.decode_engine, self.decode_profile, parts).requests:
+        for log in serve(self.decode_engine, self.decode_profile, parts).requests:
             first = whole[log.request.request_id]
             times_s = np.concatenate((first.token_times_s, log.token_times_s))
             whole[log.request.request_id] = replace(log, request=first.request, token_times_s=times_s)
@@ -186,6 +200,7 @@ class MeasuredCase:
 
     def __init__(self, case: EngineCase, first_load: float) -> None:
         self.case, self.first_load = case, first_load
+        self._usual: dict[str, float] = {}
         self.split = cache(self._split)
         self.whole = cache(self._whole)
 
@@ -244,6 +259,35 @@ class MeasuredCase:
         exact = engines - 1 + (wanted - below) / (above - below)
         return {"engines": engines, "exact": exact, "attainment": {str(n): tried[n] for n in sorted(tried)}}
 
+    def rows(self, name: str, prompt_engines: int, decode_engines: int, step: int) -> list[dict[str, Any]]:
+        """The split at a place of the ladder of rates, over each link, and the engines that each way needs instead."""
+        total, rows = prompt_engines + decode_engines, []
+        offered = offered_to(total, decode_engines, self.first_load, step)
+        rps = [offered.load * self.case.capacity_rps(total, seed) for seed in SEEDS]
+        for link in LINKS:
+            split, evictions = self.split(prompt_engines, decode_engines, offered, link, decode_engines)
+            ways = {
+                way: self.needed(way, offered, mean(split), math.ceil(decode_engines * self._usual.get(way, 1.0)))
+                for way in WAYS
+            }
+            self._usual = {way: of["exact"] / decode_engines for way, of in ways.items()}
+            row = {
+                "total": total,
+                "split": name,
+                "prompt_engines": prompt_engines,
+                "decode_engines": decode_engines,
+                "link": link,
+                "load": offered.load,
+                "rps": rps,
+                "attainment": split,
+                "goodput_rps": [of_one * ratio for of_one, ratio in zip(rps, split, strict=True)],
+                "evictions": evictions,
+                "ways": ways,
+            }
+            rows.append(row)
+            show(self.case.experiment.workload.name, row)
+        return rows
+
 
 def offered_to(total: int, decode_engines: int, first_load: float, step: int) -> Offered:
     """Each decode engine's load is ``step`` places up or down the ladder from the first."""
@@ -269,42 +313,21 @@ def climb(value: Callable[[int], float], start: int) -> int:
     return start
 
 
-def compare(case: EngineCase, first_load: float) -> dict[str, Any]:
-    """For each G the split as in the paper and at its best, and the engines that each way needs instead."""
-    measured, step = MeasuredCase(case, first_load), 0
-    rows: list[dict[str, Any]] = []
-    usual: dict[str, float] = {}
+def compare(row: str, first_load: float) -> dict[str, Any]:
+    """For each G the split as in the paper and at its best, and the engines that each way needs instead; then the
+    unequal split.
+    """
+    case, step = EngineCase(row), 0
+    measured, rows = MeasuredCase(case, first_load), []
     for total in ENGINES:
         found = measured.ratios(total, step)
         best = max(found, key=lambda decode_engines: found[decode_engines][0])
-        capacity = [case.capacity_rps(total, seed) for seed in SEEDS]
         for name, decode_engines in {"half": total // 2, "best": best}.items():
             step = found[decode_engines][1]
-            offered = offered_to(total, decode_engines, first_load, step)
-            for link in LINKS:
-                split, evictions = measured.split(total - decode_engines, decode_engines, offered, link, decode_engines)
-                ways = {
-                    way: measured.needed(way, offered, mean(split), math.ceil(decode_engines * usual.get(way, 1.0)))
-                    for way in WAYS
-                }
-                usual = {way: of["exact"] / decode_engines for way, of in ways.items()}
-                row = {
-                    "total": total,
-                    "split": name,
-                    "prompt_engines": total - decode_engines,
-                    "decode_engines": decode_engines,
-                    "link": link,
-                    "load": offered.load,
-                    "rps": [offered.load * of_one for of_one in capacity],
-                    "attainment": split,
-                    "goodput_rps": [
-                        offered.load * of_one * ratio for of_one, ratio in zip(capacity, split, strict=True)
-                    ],
-                    "evictions": evictions,
-                    "ways": ways,
-                }
-                rows.append(row)
-                show(case.experiment.workload.name, row)
+            rows += measured.rows(name, total - decode_engines, decode_engines, step)
+    if row in UNEQUAL:
+        unequal = MeasuredCase(EngineCase(row, PROMPTS_FASTER), first_load)
+        rows += unequal.rows("unequal", *UNEQUAL[row], unequal.best_step(*UNEQUAL[row], 0)[1])
     return {"kv_blocks": case.engine.kv_blocks, "profile": case.profile.name, "rows": rows}
 
 
@@ -319,19 +342,16 @@ def show(name: str, row: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    logging.getLogger("vllm").setLevel(logging.ERROR)
     quick = is_quick(__doc__)
     if quick:
         globals().update(SEEDS=(0,), ENGINES=(2,), WAYS=("stock", "econo"), MOST_STEPS=0)
-        globals().update(CASES={"econo-sharegpt": 1.0}, REQUESTS=20)
+        globals().update(CASES={"econo-sharegpt": 1.0}, REQUESTS=20, UNEQUAL={"econo-sharegpt": (1, 1)})
     result = {}
     for row, first_load in CASES.items():
         try:
-            case = EngineCase(row)
+            result[row] = compare(row, first_load)
         except ConfigError as error:
             print(f"left out: {error}")
-            continue
-        result[row] = compare(case, first_load)
     if quick:
         return
     settings = {"seeds": SEEDS, "requests": REQUESTS, "rate_step": STEP, "links_bytes_per_s": LINKS}

@@ -77,7 +77,7 @@ class SplitCase(EngineCase):
     """The split of a row's engine in two, on the requests of an experiment."""
 
     def __init__(self, row: str, experiment: Experiment, points: list[Point]) -> None:
-        super().__init__(row, lambda *arguments: ModelEngine(arguments[0], arguments[1], None).run(arguments[2]))
+        super().__init__(row)
         self._of, self._rps = experiment, {(point.seed, point.load): point.rps for point in points}
         self.asked = lru_cache(maxsize=1)(self._asked)
 

@@ -1,20 +1,18 @@
 """The benchmark of engines against a prefill/decode split: once and small, and its split on requests worked by hand."""
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.policies.econo_engines import EngineCase, climb
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import SLO, SLOClass, Targets
 from sloserve.estimator.step_time.latency import StepLoad
 
-pytestmark = pytest.mark.vllm
-
-NO_SLO = SLO(SLOClass("any", 0, Targets()), Targets())
+NO_SLO = SLO(SLOClass("scaled", 0, Targets()), Targets())
 OFFERED = None
 """How much does not matter: ``case.given`` comes."""
 
@@ -22,7 +20,7 @@ OFFERED = None
 @pytest.fixture
 def case(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A case whose requests are ``case.given``."""
-    found = import_module("benchmarks.policies.econo_engines").EngineCase("econo-sharegpt")
+    found = EngineCase("econo-sharegpt")
     monkeypatch.setattr(found, "requests", lambda offered, seed: found.given)
     return found
 
@@ -31,10 +29,11 @@ def requests(*rows: tuple[float, int, int]) -> list[WorkloadRequest]:
     return [WorkloadRequest(f"r{i}", at_s, prompt, output, NO_SLO) for i, (at_s, prompt, output) in enumerate(rows)]
 
 
+@pytest.mark.slow
 def test_quick(printed: Callable[..., str]) -> None:
     lines = printed("policies.econo_engines", "--quick").splitlines()
     rows = [line for line in lines if line.startswith("sharegpt-poisson 1+1")]
-    assert len(rows) == 4
+    assert [row.split("(")[1].split(",")[0] for row in rows] == ["half", "half", "best", "best", "unequal", "unequal"]
     assert all("stock " in row and "econo " in row for row in rows)
 
 
@@ -53,6 +52,13 @@ def test_one_request_through_the_split(case: Any) -> None:
     expected_s = 1.0 + np.cumsum([prompt_s, moving_s + steps_s[0], steps_s[1]])
     assert log.request is case.given[0]
     np.testing.assert_allclose(log.token_times_s, expected_s)
+
+
+def test_faster_devices_compute_prompts_alone_faster(case: Any) -> None:
+    faster = EngineCase("econo-sharegpt", prompts_faster=2.0)
+    load = StepLoad.of([(100, 0)])
+    assert faster.prompt_profile.latency.step_s(load) == case.profile.latency.step_s(load) / 2.0
+    assert faster.decode_profile.latency.step_s(load) == case.decode_profile.latency.step_s(load)
 
 
 def test_a_link_moves_one_prompt_after_another(case: Any) -> None:
@@ -79,6 +85,5 @@ def test_no_request_is_lost_or_served_twice(case: Any) -> None:
 
 
 def test_climbs_to_the_nearest_peak() -> None:
-    climb = import_module("benchmarks.policies.econo_engines").climb
     for start in (-3, 2, 5):
         assert climb(lambda at: -abs(at - 2), start) == 2
