@@ -9,6 +9,8 @@ from sloserve.files.marked_yaml import load_yaml
 from sloserve.fleet.file import Fleet
 
 NAME: Final = "fleet.yaml"
+_OF_SCALING: Final = ("least", "most", "bundle")
+"""Keys of a kind of device that mean something only beside ``pool.ray``, which stays behind."""
 _SECTIONS: Final = ("models", "pool", "switching", "settings", "planner")
 
 
@@ -23,7 +25,9 @@ def shipped(fleet: Fleet) -> dict[str, str]:
         kept["models"][name] = {**root["models"][name], "profile": profiles}
         kept["models"][name].pop("active_on", None)  # instances of hosts that stay behind
     kept["gateway"] = {"max_requests": fleet.gateway.max_requests}
-    kept["pool"] = {"devices": root["pool"]["devices"]}
+    kinds = root["pool"]["devices"].items()
+    devices = {kind: {key: one[key] for key in one if key not in _OF_SCALING} for kind, one in kinds}
+    kept["pool"] = {"devices": devices}
     return {NAME: json.dumps(kept, indent=1), **files}  # YAML, too
 
 
