@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 DEVICE_LABEL: Final = "sloserve-device"
 """Label of a node: the kind of its devices, where Ray's own does not say it."""
 _ACCELERATOR: Final = "ray.io/accelerator-type"
+_NODE_ID: Final = "ray.io/node-id"
 _CPU: Final = "cpu"
 _NAMESPACE: Final = "sloserve"
 _AT_A_TIME: Final = 8
@@ -44,7 +45,7 @@ _STOP_S: Final = 40.0
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A node of the cluster. id: Ray's. resources: that its agent's actor holds, as options of an actor."""
+    """A node of the cluster. id: Ray's. resources: that its agent's actor holds, by Ray's names."""
 
     id: str
     offer: Offer
@@ -69,7 +70,8 @@ class RayPool:
         files: to be laid into the folder that an agent is started in: name to text.
         command: of an agent: a module and its arguments, for an offer.
         environment: of agents. It goes through Ray as an argument, which Ray shows nowhere.
-        bundles: what Ray's autoscaler is asked for in the place of a host, by kind of device, where it is not the GPUs.
+        bundles: what Ray's autoscaler is asked for in the place of a host, by kind of device, where it is not the GPUs
+            or, without these, the CPUs of a node.
         is_shared: whether nodes on other machines reach the fleet's store. Otherwise those of this one alone are
             offered, and their doors are sockets.
 
@@ -95,7 +97,7 @@ class RayPool:
         self._started: set[str] = set()
         self._strange: set[str] = set()
         self._gone: asyncio.Queue[Gone | ConfigError] = asyncio.Queue()
-        self._closed = False
+        self._closed = self._has_asked_for_nodes = False
         _connect(address)
         self._own_node = str(ray.get_runtime_context().get_node_id())
         self._only_at = None if is_shared else str(ray.util.get_node_ip_address())
@@ -126,7 +128,8 @@ class RayPool:
         if self._closed or node is None or offer.host in self._kept:
             return
         options = {
-            **node.resources,
+            "num_gpus": node.resources.get("GPU", 0.0),
+            "num_cpus": node.resources.get("CPU", 0.0),
             "max_restarts": 0,  # the keeper of agents starts another, once it has heard
             "max_concurrency": _AT_A_TIME,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node.id, soft=False),
@@ -162,21 +165,40 @@ class RayPool:
         await kept.awaited
 
     async def want(self, hosts: Mapping[str, int]) -> None:
-        bundles = [self._bundle(kind) for kind, count in hosts.items() for _ in range(count)]
+        bundles: list[dict[str, float]] = []
+        selectors: list[dict[str, str]] = []
+        for kind, count in hosts.items():
+            # By their ids, or an autoscaler could keep nodes that were drained in the place of those that work.
+            working = [
+                self._nodes[host] for host, kept in self._kept.items() if host in self._nodes and not kept.is_told
+            ]
+            working = [node for node in working if node.offer.device == kind][:count]
+            bundles += [self._bundle(kind, node) for node in working]
+            selectors += [{_NODE_ID: node.id} for node in working]
+            bundles += [self._bundle(kind)] * (count - len(working))
+            selectors += [{}] * (count - len(working))
+        self._has_asked_for_nodes = True
         try:
-            await asyncio.to_thread(request_resources, bundles=bundles)
+            await asyncio.to_thread(request_resources, bundles=bundles, bundle_label_selectors=selectors)
         except (RayError, RuntimeError, OSError) as error:
             raise OSError(f"Ray: {error}") from error
 
-    def _bundle(self, kind: str) -> dict[str, float]:
-        """What Ray's autoscaler is asked for in the place of one host."""
+    def _bundle(self, kind: str, node: _Node | None = None) -> dict[str, float]:
+        """What Ray's autoscaler is asked for in the place of one host: all of a node, so that no two fit on one."""
         stated = self._bundles.get(kind)
         if stated is not None:
             return dict(stated)
+        alike = [node] if node else [one for one in self._nodes.values() if one.offer.device == kind]
+        if alike:
+            largest = max(alike, key=lambda one: sum(one.resources.values()))
+            return dict(largest.resources)
         return {"CPU": 1} if kind == _CPU else {"GPU": self._devices[kind] or 1}
 
     async def close(self, *, at_once: bool = False) -> None:
         self._closed = True
+        if self._has_asked_for_nodes:  # else the cluster would keep them
+            with suppress(OSError):
+                await self.want({})
         await asyncio.gather(*(self.drain(host, at_once=at_once) for host in list(self._kept)))
 
     async def _watch(self, host: str, kept: _Kept, is_first: bool) -> None:
@@ -234,7 +256,7 @@ class RayPool:
             self._say_once(f"node {host} gets no agent: the store is a file of this machine; use a PostgreSQL server")
             return None
         count = self._devices[device] or gpus or 1
-        held = {"num_gpus": float(gpus), "num_cpus": 0.0} if gpus else {"num_cpus": cpus}
+        held = {"GPU": float(gpus)} if gpus else {"CPU": cpus}
         door = address if self._only_at is None else None
         return _Node(str(told["NodeID"]), Offer(host, device, count, int(resources.get("memory", 0)), door), held)
 

@@ -10,11 +10,14 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from ray import _raylet
 from ray._private import services
+from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID, FAKE_HEAD_NODE_TYPE
 from ray.cluster_utils import Cluster
 
 from sloserve.core.clock import SystemClock
@@ -23,6 +26,8 @@ from tests.ports import free_port
 _TRIES = 3
 """Of a node's start: a raylet aborts where the machine is too busy to write the files of its ports in time."""
 _START_S = 200.0
+_IDLE_S = 3.0
+"""A node that does nothing for so long is taken away by Ray's autoscaler, where there is one."""
 _PORT_FILES = {
     "metrics_agent_port": _raylet.METRICS_AGENT_PORT_NAME,
     "metrics_export_port": _raylet.METRICS_EXPORT_PORT_NAME,
@@ -38,9 +43,16 @@ class Nodes:
         self._port = free_port()
         self._nodes: dict[str, Any] = {}
 
-    def head(self) -> str:
-        """Starts the head, which has no CPU; after :meth:`lose_head` one at the address of the old. Its address."""
-        self._start(num_cpus=0, node_name="head", gcs_server_port=self._port, no_monitor=True)
+    def head(self, most: int = 0) -> str:
+        """Starts the head, which has no CPU; after :meth:`lose_head` one at the address of the old. Its address.
+
+        most: so many nodes Ray's autoscaler may add.
+        """
+        options: dict[str, Any] = {"no_monitor": True}
+        if most:
+            address = f"{services.get_node_ip_address()}:{self._port}"
+            options = {"autoscaling_config": autoscaling_config(address, most)}
+        self._start(num_cpus=0, node_name="head", gcs_server_port=self._port, **options)
         return str(self._cluster.address)
 
     def lose_head(self) -> None:
@@ -83,8 +95,16 @@ class Nodes:
                     raylet.process.poll()
             time.sleep(0.5)
 
+    def alive(self) -> list[str]:
+        """Names of the nodes that there are, but for the head's."""
+        nodes = self._cluster.global_state.node_table()
+        return sorted(str(one["NodeName"]) for one in nodes if one["Alive"] and one["Resources"].get("CPU"))
+
     def end(self) -> None:
+        session = self._cluster.head_node.get_session_dir_path()
         self._cluster.shutdown()
+        for pid in _raylets(session):  # of nodes that the autoscaler has added
+            os.kill(pid, signal.SIGKILL)
 
     def _start(self, **options: Any) -> Any:
         for left in reversed(range(_TRIES)):
@@ -110,6 +130,56 @@ def agent_ports() -> dict[str, int]:
 def _children() -> set[int]:
     """Processes that this one has started."""
     return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
+def _raylets(session: str) -> list[int]:
+    """Of a cluster whose session keeps its files in a folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = entry.read_bytes().split(b"\0")
+            if words[0].endswith(b"/raylet") and any(session.encode() in word for word in words):
+                found.append(int(entry.parent.name))
+    return found
+
+
+def autoscaling_config(address: str, most: int) -> str:
+    """The path of a file that has Ray's autoscaler add up to so many nodes with one CPU to the cluster at an address.
+
+    ``ray.cluster_utils.AutoscalingCluster`` needs a file that Ray's wheel does not have, and ends every Ray on this
+    machine before it starts one; nodes come from the same provider.
+    """
+    one = {"resources": {"CPU": 1, "object_store_memory": _NODE["object_store_memory"]}, "node_config": {}}
+    provider = {
+        "type": "external",
+        "module": "tests.fleet.pool.ray_autoscaler.Nodes",
+        "gcs_address": address,
+        "head_node_id": FAKE_HEAD_NODE_ID,
+        "launch_multiple": True,
+        "use_node_id_as_ip": True,
+        "disable_node_updaters": True,
+        "disable_launch_config_check": True,
+    }
+    empty: dict[str, Any] = dict.fromkeys(("auth", "file_mounts"), {})
+    of_commands = [f"{who}_commands" for who in ("initialization", "setup", "head_setup", "worker_setup")]
+    of_commands += ["head_start_ray_commands", "worker_start_ray_commands"]
+    empty |= dict.fromkeys(["cluster_synced_files", *of_commands], [])
+    config = {
+        **empty,
+        "cluster_name": "tests",
+        "max_workers": most,
+        "upscaling_speed": 1.0,
+        "idle_timeout_minutes": _IDLE_S / 60.0,
+        "provider": provider,
+        "head_node_type": FAKE_HEAD_NODE_TYPE,
+        "available_node_types": {
+            FAKE_HEAD_NODE_TYPE: {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
+            "one": {**one, "min_workers": 0, "max_workers": most},
+        },
+    }
+    with NamedTemporaryFile("w", suffix=".json", delete=False) as file:
+        json.dump(config, file)
+    return file.name
 
 
 def be_patient() -> None:

@@ -19,18 +19,32 @@ from tests.ports import free_port
 ROOT = Path(__file__).parents[3]
 FILE = """
 models: {{chat: {{model: m/chat, flags: {{max_num_seqs: 8}}, profile: {profile}}}}}
-pool: {{ray: "{address}", devices: {{cpu: {{devices: 1, host_memory_gib: 1}}}}}}
+pool:
+  ray: "{address}"
+  scaling: {{up_s: 0, down_s: 5}}
+  devices: {{cpu: {{devices: 1, host_memory_gib: 1{bounds}}}}}
 settings: {{classes: {{interactive: {{rank: 1, ttft_ms: 5000}}, batch: {{rank: 2}}}}}}
 """
 STEP_S = 0.05
+AUTOSCALED = {
+    **dict.fromkeys(("RAY_CLOUD_INSTANCE_ID", "RAY_OVERRIDE_NODE_ID_FOR_TESTING"), f"{'f' * 51}00000"),
+    "RAY_FAKE_CLUSTER": "1",
+    "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+    "PYTHONPATH": str(ROOT),
+}
+"""A head whose autoscaler adds nodes of this machine, under the id that Ray's fake provider gives it."""
 SECONDS = 400.0
 """For what is waited for."""
 
 
 class RayCluster:
-    """Nodes of one cluster. folder: for its log, and what agents keep on nodes. environment: of Ray's processes."""
+    """Nodes of one cluster. folder: for its log, and what agents keep on nodes. environment: of Ray's processes.
 
-    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+    most: so many nodes Ray's autoscaler may add.
+    """
+
+    def __init__(self, folder: Path, environment: Mapping[str, str], most: int = 0) -> None:
+        self.most = most
         self.nodes = folder / "nodes"
         """What agents keep on nodes."""
         environment = {
@@ -42,6 +56,8 @@ class RayCluster:
             "RAY_agent_register_timeout_ms": "200000",
             "XDG_STATE_HOME": str(self.nodes),
         }
+        if most:
+            environment |= AUTOSCALED
         self._log = (folder / "ray.log").open("w")
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "tests.fleet.pool.ray_cluster"],
@@ -52,7 +68,7 @@ class RayCluster:
             stderr=self._log,
             text=True,
         )
-        self.address = self.call("head")
+        self.address = self.call("head", most)
 
     def call(self, name: str, *arguments: Any, **named: Any) -> Any:
         """A method of ``ray_cluster.Nodes``."""
@@ -69,8 +85,8 @@ class RayCluster:
 
 
 @contextmanager
-def ray_cluster(folder: Path, **environment: str) -> Iterator[RayCluster]:
-    cluster = RayCluster(folder, environment)
+def ray_cluster(folder: Path, most: int = 0, **environment: str) -> Iterator[RayCluster]:
+    cluster = RayCluster(folder, environment, most)
     try:
         yield cluster
     finally:
@@ -88,7 +104,8 @@ class RayFleet:
         step = {"base_ms": 1000.0 * STEP_S, "seq_ms": 0.0, "context_token_ms": 0.0}
         profile["latency"] |= {**step, "token_ms": 0.0, "decode": step}
         (folder / "profile.yaml").write_text(yaml.safe_dump(profile))
-        (folder / "fleet.yaml").write_text(FILE.format(profile="profile.yaml", address=cluster.address))
+        bounds = f", least: 1, most: {cluster.most}" if cluster.most else ""
+        (folder / "fleet.yaml").write_text(FILE.format(profile="profile.yaml", address=cluster.address, bounds=bounds))
         self.url = f"http://127.0.0.1:{(port := free_port())}"
         self.folder, self._nodes, self._log = folder, cluster.nodes, folder / "fleet.log"
         command = [sys.executable, "-m", "sloserve.cli", "fleet", str(folder / "fleet.yaml"), "--port", str(port)]
