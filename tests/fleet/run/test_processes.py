@@ -1,5 +1,6 @@
 """``sloserve fleet`` as its operator meets it: real processes, with stand-ins for engines."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -27,6 +28,8 @@ def test_the_demonstration_keeps_its_promises_and_leaves_nothing_behind() -> Non
     assert done.returncode == 0, done.stdout + done.stderr
     assert "kept    every accepted line has one result: 90 of 90, 0 twice" in done.stdout
     assert "processes left: 0" in done.stdout and "kill -9 of the engine" in done.stdout
+    assert re.search(r"^[1-9]\d* times a model came to the device", done.stdout, re.MULTILINE)
+    assert done.stdout.splitlines()[-1] == "  kept    nothing is left behind: nothing", "no error that was expected"
 
 
 @pytest.mark.slow
