@@ -14,6 +14,8 @@ the computation is not there: engines wait for a step's time of the profile, and
 - ``streams``: the same with 70 % interactive requests, and half of all for seldom used models.
 - ``crowded``: ``streams`` at 15 requests/s. ``mixed``: half interactive, at 17 requests/s. Both are chosen so that
   simple rules have 50 to 95 % of the interactive requests in time, where predictions can be wrong in both directions.
+- ``nodes``: one model on three hosts that join by themselves, each with an agent, a state folder and a door on TCP of
+  its own; more requests than they can serve, so that many are late.
 - ``rounds``: conversations on four H100s with prefix caches; the gateway sends a prompt where its prefix is, or not.
 
 Writes runs.csv (a real and a predicted row for each run) and table.txt to results/fleet-paced-SECTION/; rows that are
@@ -47,7 +49,7 @@ SECTIONS = {
     ),
     **{
         section: (
-            models.models_file,
+            partial(models.models_file, section, joining=bool(models.CELLS[section].nodes)),
             models.PLANNERS,
             partial(models.models_real, section),
             partial(models.models_predicted, section),
@@ -104,7 +106,8 @@ async def main() -> None:
         write_runs(out / "runs.csv", rows)
         write_table(out, table(rows, means(rows)))
     elif wanted:
-        async with PacedFleet(folder, file(), real_time=args.real_time) as fleet:
+        nodes = models.CELLS[args.section].nodes if args.section in models.CELLS else ()
+        async with PacedFleet(folder, file(), real_time=args.real_time, nodes=nodes) as fleet:
             for name, seed in wanted:
                 made = {REAL: await real(fleet, name, seed), PREDICTED: predicted(name, seed)}
                 for kind, row in made.items():

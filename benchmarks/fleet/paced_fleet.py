@@ -6,6 +6,7 @@ Agent, gateway and planner are the commands of `sloserve fleet`, so that a row c
 import asyncio
 import json
 import os
+import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from sloserve.client.prompts import TokenPrompts
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog
 from sloserve.fleet.gateway.keys import new_key
+from sloserve.fleet.run.live import DOOR_KEY, STORE
 
 PROMPTS = TokenPrompts(256)
 READY_LIMIT_S = 240.0
@@ -57,16 +59,22 @@ class StreamResult:
 
 
 class PacedFleet(FleetProcesses):
-    """``async with`` it: agent, gateway and planner run in ``folder`` by the file ``text``."""
+    """``async with`` it: agent, gateway and planner run in ``folder`` by the file ``text``.
+
+    nodes: hosts that join, each with an agent, a state folder and a door on TCP of its own; if none, the file's one
+    host has the agent.
+    """
 
     port = 18741
     warmed = False
     """Whether every model was on each instance once."""
 
-    def __init__(self, folder: Path, text: str, *, real_time: bool = False) -> None:
-        self.sockets = folder / "run"
-        super().__init__(folder, {**PACED_ENVIRONMENT, "XDG_RUNTIME_DIR": str(self.sockets)}, real_time)
+    def __init__(self, folder: Path, text: str, *, real_time: bool = False, nodes: Sequence[str] = ()) -> None:
+        self.sockets, self.store = folder / "run", f"sqlite:{folder / 'state' / 'store.sqlite'}"
+        own = {"XDG_RUNTIME_DIR": str(self.sockets), STORE: self.store, DOOR_KEY: secrets.token_hex()}
+        super().__init__(folder, {**PACED_ENVIRONMENT, **own}, real_time)
         self.sockets.mkdir()
+        self._nodes = nodes
         self.file.write_text(text)
 
     async def __aenter__(self) -> "PacedFleet":
@@ -79,7 +87,11 @@ class PacedFleet(FleetProcesses):
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=None),
         )
-        self.start("agent")
+        for node in self._nodes:
+            joining = ["--host", node, "--address", "127.0.0.1", "--state", str(self.folder / node)]
+            self.start(f"agent-{node}", *joining)
+        if not self._nodes:
+            self.start("agent")
         self.start("planner")
         self.start_gateway()
         return self

@@ -1,12 +1,12 @@
-"""Sections ``models`` and ``rounds`` of ``paced.py``: what runs, really and in virtual time, and its figures."""
+"""Sections of ``paced.py`` with several models or nodes, and ``rounds``: what runs, really and in virtual time."""
 
 import asyncio
 import json
 import math
 import sqlite3
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,10 @@ from benchmarks.fleet.paced_fleet import PacedFleet, StreamResult, of_log
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.spans import Phase
 from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup, to_json
+from sloserve.fleet.contract.reports import agent_report
 from sloserve.fleet.file import Fleet, parse_fleet
 from sloserve.fleet.store.records import StoredPlan
-from sloserve.fleet.store.store import open_store
+from sloserve.fleet.store.store import Store, open_store
 from sloserve.sim.experiment import MODEL, engine_class
 from sloserve.sim.fleet.dispatchers.by_name import FleetRunName
 from sloserve.sim.fleet.fleet_experiment import FleetExperiment
@@ -41,13 +42,33 @@ BEGIN_WITH = ("chat", "chat", "code", "legal")
 SEATS, SECONDS, FILE_EVERY_S, BATCH_S, INTERACTIVE_S = 8, 60.0, 5.0, 120.0, 20.0
 """Few seats, so that 10 requests/s fill four engines: two cores do no more."""
 STREAMS = "w-a:latency_share=0.7:tail_share=0.5"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A section: requests a second, the workload, its models as in :data:`MODELS`, which of them the engines begin
+    with, and the hosts, with one engine each, if not one has them all.
+    """
+
+    rps: float
+    workload: str
+    models: Mapping[str, tuple[str, float]] = field(default_factory=lambda: MODELS)
+    begin_with: tuple[str, ...] = BEGIN_WITH
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def instances(self) -> list[str]:
+        return [f"{node}/0" for node in self.nodes] or [f"a/{k}" for k in range(len(self.begin_with))]
+
+
+NODES = ("n1", "n2", "n3")
 CELLS = {
-    "models": (10.0, "w-a"),
-    "streams": (11.0, STREAMS),
-    "crowded": (15.0, STREAMS),
-    "mixed": (17.0, "w-a:latency_share=0.5"),
+    "models": Cell(10.0, "w-a"),
+    "streams": Cell(11.0, STREAMS),
+    "crowded": Cell(15.0, STREAMS),
+    "mixed": Cell(17.0, "w-a:latency_share=0.5"),
+    "nodes": Cell(16.0, "w-a:latency_share=0.8", {"chat": (H100, 1.0)}, ("chat",) * len(NODES), NODES),
 }
-"""Requests a second, and the workload, of each section."""
 END_LIMIT_S = 100.0
 PLANNERS = ("on-demand", "collate:max_wait_s=5", "collate:max_wait_s=10", "edf", "qlm")
 ROUNDS, ROUNDS_RPS, ROUNDS_SECONDS, ROUNDS_ENGINES = 12, 12.0, 45.0, 4
@@ -55,7 +76,7 @@ ROUNDS_ON = [f"a/{i}" for i in range(ROUNDS_ENGINES)]
 ROUTING = {"affinity": True, "without": False}
 
 
-def _models(named: dict[str, tuple[str, float]], seats: int, active_on: dict[str, list[str]], caching: bool) -> Row:
+def _models(named: Mapping[str, tuple[str, float]], seats: int, active_on: dict[str, list[str]], caching: bool) -> Row:
     flag = "--enable-prefix-caching" if caching else "--no-enable-prefix-caching"
     return {
         name: {
@@ -71,18 +92,24 @@ def _models(named: dict[str, tuple[str, float]], seats: int, active_on: dict[str
     }
 
 
-def models_file(planner: str = "qlm") -> str:
+def models_file(section: str, planner: str = "qlm", *, joining: bool = False) -> str:
+    """joining: nodes stand in no section, and announce themselves, which no simulation knows."""
+    cell = CELLS[section]
     placed: dict[str, list[str]] = {}
-    for k, name in enumerate(BEGIN_WITH):
-        placed.setdefault(name, []).append(f"a/{k}")
+    for instance, name in zip(cell.instances, cell.begin_with, strict=True):
+        placed.setdefault(name, []).append(instance)
+    one = {"device": "h100", "devices": 1, "host_memory_gib": 400}
+    hosts: Row = {"hosts": {node: one for node in cell.nodes} or {"a": one | {"devices": len(cell.begin_with)}}}
+    if joining:
+        placed, hosts = {}, {"pool": {"devices": {"h100": {"devices": 1, "host_memory_gib": 400}}}}
     classes = {
         "interactive": {"rank": 1, "e2e_ms": 1e3 * INTERACTIVE_S},
         "batch": {"rank": 2, "e2e_ms": 1e3 * BATCH_S},
     }
     return json.dumps(
         {
-            "models": _models(MODELS, SEATS, placed, caching=False),
-            "hosts": {"a": {"device": "h100", "devices": len(BEGIN_WITH), "host_memory_gib": 400}},
+            "models": _models(cell.models, SEATS, placed, caching=False),
+            **hosts,
             "switching": {"min_active_s": 2.0, "max_wait_s": 15.0, "drain_max_s": 20.0},
             "settings": {"classes": classes},
             "gateway": {"max_held": 4096, "max_requests": 8192, "hold_max_s": 300.0},
@@ -94,12 +121,12 @@ def models_file(planner: str = "qlm") -> str:
 
 def w_a(section: str, fleet: Fleet, seed: int) -> list[WorkloadRequest]:
     """Lines arrive with the file that they are in, every FILE_EVERY_S."""
-    rps, workload = CELLS[section]
-    count = round(rps * SECONDS)
-    experiment = FleetExperiment(fleet, FleetWorkload.parse(workload), ("qlm",), (rps,), (seed,), max_requests=count)
+    cell = CELLS[section]
+    workload, count = FleetWorkload.parse(cell.workload), round(cell.rps * SECONDS)
+    experiment = FleetExperiment(fleet, workload, ("qlm",), (cell.rps,), (seed,), max_requests=count)
     made = [
         r if r.slo.slo_class.name == INTERACTIVE else replace(r, arrival_s=_next_file_s(r.arrival_s))
-        for r in experiment.requests(seed, rps)
+        for r in experiment.requests(seed, cell.rps)
     ]
     return sorted(made, key=lambda r: r.arrival_s)
 
@@ -109,8 +136,8 @@ def _next_file_s(arrival_s: float) -> float:
 
 
 async def models_real(section: str, fleet: PacedFleet, name: str, seed: int) -> Row:
-    await _to_begin(fleet, models_file(name))
-    requests = w_a(section, parse_fleet(models_file(name)), seed)
+    await _to_begin(fleet, CELLS[section], models_file(section, name, joining=bool(CELLS[section].nodes)))
+    requests = w_a(section, parse_fleet(models_file(section)), seed)
     loop = asyncio.get_running_loop()
     came = _swaps(fleet)
     with fleet.hurried():
@@ -160,19 +187,20 @@ def _lines(fleet: PacedFleet, batches: Iterable[str]) -> tuple[list[float | None
 
 
 def _swaps(fleet: PacedFleet) -> int:
-    return sum(" by method " in line for line in (fleet.folder / "agent.log").read_text().splitlines())
+    logs = [log.read_text() for log in fleet.folder.glob("agent*.log")]
+    return sum(" by method " in line for log in logs for line in log.splitlines())
 
 
-async def _to_begin(fleet: PacedFleet, text: str) -> None:
+async def _to_begin(fleet: PacedFleet, cell: Cell, text: str) -> None:
     """Brings the models to begin with by a plan of our own, and every model on each instance once; then the planner."""
     fleet.stop("planner")
-    names, store = list(MODELS), open_store(f"sqlite:{fleet.state / 'store.sqlite'}")
+    names, on, store = list(cell.models), cell.instances, open_store(fleet.store)
     try:
         if not fleet.warmed:
             for turn in range(1, len(names)):
-                await _bring(fleet, store, [names[(i + turn) % len(names)] for i in range(len(BEGIN_WITH))])
+                await _bring(store, {one: names[(i + turn) % len(names)] for i, one in enumerate(on)})
             fleet.warmed = True
-        await _bring(fleet, store, BEGIN_WITH)
+        await _bring(store, dict(zip(on, cell.begin_with, strict=True)))
         store.members.lead("benchmark", 0.1)
     finally:
         store.close()
@@ -181,26 +209,25 @@ async def _to_begin(fleet: PacedFleet, text: str) -> None:
     await asyncio.sleep(4.0)
 
 
-async def _bring(fleet: PacedFleet, store: Any, wanted: Sequence[str]) -> None:
+async def _bring(store: Store, wanted: Mapping[str, str]) -> None:
+    """wanted: by instance."""
     async with asyncio.timeout(200.0):
         while True:
             term = store.members.lead("benchmark", 30.0)
             stored = store.members.plan()
             version = 1 if stored is None or stored.term != term else stored.version + 1
-            queues = {f"a/{i}": (PlannedGroup(-1 - i, model, INTERACTIVE),) for i, model in enumerate(wanted)}
+            queues = {
+                instance: (PlannedGroup(-1 - i, model, INTERACTIVE),)
+                for i, (instance, model) in enumerate(wanted.items())
+            }
             if term is not None:
                 plan = StoredPlan(term, version, to_json(Plan(store.now_s(), queues)))
                 store.members.write_plan("benchmark", plan)
-            reports = {one["name"]: one for one in await fleet.reports()}
-            if [_serves(reports.get(f"a/{i}")) for i in range(len(wanted))] == list(wanted):
+            said = [one for row in store.members.agents() if (one := agent_report(row.state)) is not None]
+            serving = [one for agent in said for one in agent.instances if one.phase is Phase.SERVING]
+            if {one.name: one.active for one in serving} == wanted:
                 return
             await asyncio.sleep(1.0)
-
-
-def _serves(report: Row | None) -> str | None:
-    if report is None or report["phase"] != "serving":
-        return None
-    return next((model for model, state in report["models"].items() if state == "active"), None)
 
 
 def models_row(streams: Sequence[StreamResult], lines_s: Sequence[float]) -> Row:
@@ -217,7 +244,7 @@ def models_row(streams: Sequence[StreamResult], lines_s: Sequence[float]) -> Row
 
 
 def models_predicted(section: str, name: str, seed: int) -> Row:
-    fleet = parse_fleet(models_file(name))
+    fleet = parse_fleet(models_file(section, name))
     requests = w_a(section, fleet, seed)
     # Engines have stock's order, and limits say how long replies will be, as those of the real requests do.
     run = FleetRun(fleet, FleetRunName.parse(name).make(seed), engine_class(MODEL), policy=None, seed=seed, oracle=True)
@@ -229,9 +256,10 @@ def models_predicted(section: str, name: str, seed: int) -> Row:
 
 
 def models_table(section: str, rows: Sequence[Row], mean: Callable[[str, str], float]) -> str:
+    cell, hosts = CELLS[section], ", each on a host of its own," if CELLS[section].nodes else ""
     lines = [
-        f"6 models on 4 engines of {SEATS} seats, {CELLS[section][0]:g} requests/s of {CELLS[section][1]} for "
-        f"{SECONDS:g} s; interactive within {INTERACTIVE_S:g} s, lines within {BATCH_S:g} s",
+        f"{len(cell.models)} models on {len(cell.begin_with)} engines of {SEATS} seats{hosts}, {cell.rps:g} requests/s "
+        f"of {cell.workload} for {SECONDS:g} s; interactive within {INTERACTIVE_S:g} s, lines within {BATCH_S:g} s",
         "",
         f"{'':32}{'in time %':>10}{'interactive':>12}{'lines':>7}{'TTFT s':>8}{'e2e p95 s':>11}{'line s':>8}"
         f"{'swaps':>7}{'no reply':>10}{'cores':>7}",
@@ -247,6 +275,12 @@ def models_table(section: str, rows: Sequence[Row], mean: Callable[[str, str], f
 
 
 # Conversations.
+
+
+def _serves(report: Row) -> str | None:
+    if report["phase"] != "serving":
+        return None
+    return next((model for model, state in report["models"].items() if state == "active"), None)
 
 
 def rounds_file(affinity: bool = True) -> str:
