@@ -15,7 +15,7 @@ from sloserve.estimator.length.at_admission import LengthAtAdmission
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.files.json_schema import Written
 from sloserve.files.model import Allowed, Problem, check_model, dotted, unknown
-from sloserve.scheduler.registry import make_policy, parse_policy
+from sloserve.scheduler.registry import GENERAL, make_policy, parse_policy
 from sloserve.wire.headers import TENANTS, HeaderRules, is_ours
 from sloserve.wire.optional_http3 import Http3Settings
 from sloserve.wire.resolve import Rules
@@ -291,7 +291,7 @@ def class_warnings(settings: PluginSettings) -> list[str]:
             return [
                 f"policy {settings.policy} does not read the rank of a class, nor any target that it gives: "
                 f"{', '.join(idle)} {'has' if len(idle) == 1 else 'have'} no effect on the order of service; "
-                "edf, econo, andes and priority are policies that do"
+                f"policy {GENERAL} reads both"
             ]
     return [
         f"policy {settings.policy} does not read {', '.join(names)} of class {name}"

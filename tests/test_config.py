@@ -228,9 +228,10 @@ def test_a_file_and_a_flag_win_over_a_preset(tmp_path: Path) -> None:
     [
         ("edf", None),
         ("andes", None),
+        ("auto", None),
         ("sjf", "policy sjf does not read ttft_s, tpot_s of class priority"),
         ("econo-paper", "policy econo-paper does not read the rank of a class, nor any target that it gives: priority, "
-         "interactive, batch have no effect on the order of service"),
+         "interactive, batch have no effect on the order of service; policy auto reads both"),
         ("fcfs", "policy fcfs does not read the rank of a class, nor any target that it gives: priority, interactive, "
          "batch, background have no effect"),
     ],
