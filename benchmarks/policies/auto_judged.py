@@ -1,6 +1,6 @@
 """Is `auto` the wrong choice anywhere? Judged on windows that nothing was tuned on, beside rivals and simple settings.
 
-Usage: python -m benchmarks.policies.auto_judged [--workers 2]
+Usage: python -m benchmarks.policies.auto_judged [--workers 2] [--rivals niyama:step_budget=true]
 
 Twenty of the 48 cells of auto_cells.py (every one with targets at 1.5 times stock's capacity or more, and others at 1
 in the order of the list), and four in deep overload: readers and reasoning at 3 and 4 times the capacity. Windows are
@@ -8,13 +8,15 @@ drawn from the later half of each workload with seeds that no other run has used
 first run.
 
 Rivals: stock with three sizes of a step (Sarathi's chunks, tuned), and edf, sjf, andes, econo, qlm, niyama, priority
-with the step budget. A rival dominates `auto` in a cell where it is better in one figure by more than the paired 95 %
-interval, and in no figure worse by any amount. Writes results/auto_judged.json.
+with the step budget; ``--rivals`` names those alone that run beside stock. A rival dominates `auto` in a cell where it
+is better in one figure by more than the paired 95 % interval, and in no figure worse by any amount. Writes
+results/auto_judged.json.
 """
 
 import itertools
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -55,11 +57,11 @@ def cells() -> list[AutoCell]:
     return [*(above + others)[: NUM_CELLS - len(DEEP)], *DEEP]
 
 
-def figures(cell: AutoCell, seed: int) -> dict[str, dict[str, float]]:
+def figures(cell: AutoCell, seed: int, names: Sequence[str]) -> dict[str, dict[str, float]]:
     """Of each policy; nan where it says nothing."""
     with TemporaryDirectory() as folder:
         ours = experiment(cell, "later", seed, Path(folder))
-        rows = run(ours, [*RIVALS, AUTO], measured_points(ours))
+        rows = run(ours, names, measured_points(ours))
         return {row["policy"]: {name: float(row[name] or "nan") for name in SIGNS} for row in rows}
 
 
@@ -82,11 +84,16 @@ def dominates(rival: list[dict[str, float]], ours: list[dict[str, float]]) -> bo
 
 
 def main() -> None:
-    given = parser_for(__doc__, workers=2, seeds=len(SEEDS), out=RESULTS / "auto_judged.json").parse_args()
+    parser = parser_for(__doc__, workers=2, seeds=len(SEEDS), out=RESULTS / "auto_judged.json")
+    parser.add_argument("--rivals", help="comma-separated, to run beside stock. Default: all")
+    given = parser.parse_args()
+    names = [*([STOCK, *given.rivals.split(",")] if given.rivals else RIVALS), AUTO]
     found: dict[tuple[AutoCell, str], list[dict[str, float]]] = defaultdict(list)
     jobs = list(itertools.product(cells(), SEEDS[: given.seeds]))
     with ProcessPoolExecutor(given.workers) as pool:
-        for (cell, seed), of in zip(jobs, pool.map(figures, *zip(*jobs, strict=True)), strict=True):
+        for (cell, seed), of in zip(
+            jobs, pool.map(figures, *zip(*jobs, strict=True), itertools.repeat(names)), strict=True
+        ):
             print(*cell, seed, {name: round(one["slo_attainment"], 3) for name, one in of.items()}, flush=True)
             for policy, one in of.items():
                 found[cell, policy].append(one)
@@ -102,7 +109,7 @@ def main() -> None:
         rows.append(row | {"dominates_auto": policy != AUTO and dominates(of_seeds, ours)})
     for target in sorted({row["targets"] for row in rows}) + ["all"]:
         of_target = [row for row in rows if target in (row["targets"], "all")]
-        means = {p: np.mean([r["slo_attainment"] for r in of_target if r["policy"] == p]) for p in [*RIVALS, AUTO]}
+        means = {p: np.mean([r["slo_attainment"] for r in of_target if r["policy"] == p]) for p in names}
         qoe = {p: np.nanmean([r["qoe_mean"] for r in of_target if r["policy"] == p] + [np.nan]) for p in means}
         print(target, {p: (round(float(m) * 100, 1), round(float(qoe[p]), 3)) for p, m in means.items()})
     for row in rows:
