@@ -77,10 +77,7 @@ class Lengths:
         return self._left(rows, slots, better), self._chances(rows, slots, ahead, better)
 
     def _left(self, rows: Rows, slots: IntArray, better: list[_Known]) -> FloatArray:
-        left = self._of_class.mean(_columns(rows), slots)
-        for known, rest in better:
-            left[known] = rest(1).mean()
-        return left
+        return _with_better(self._of_class.mean(_columns(rows), slots), better)
 
     def _chances(self, rows: Rows, slots: IntArray, ahead: IntArray, better: list[_Known]) -> Chances:
         if not better:
@@ -92,6 +89,11 @@ class Lengths:
             row[known] = np.arange(rows_known, rows_known + some)
             rows_known += some
         return self._of_class.chances(_columns(rows), slots, ahead, (np.concatenate(tables), row))
+
+    def left_within(self, rows: Rows, slots: IntArray, most: FloatArray) -> FloatArray:
+        """:meth:`left` if no more than ``most`` tokens come; :meth:`left` itself where more is known than the class."""
+        left = self._of_class.mean_within(_columns(rows), slots, most)
+        return _with_better(left, self._better_known(rows, slots))
 
     def survival(self, rows: Rows, slots: IntArray, ahead: IntArray) -> FloatArray:
         """All of :meth:`chances`, ``[n, len(ahead)]``."""
@@ -109,6 +111,12 @@ class Lengths:
             if stated.size:
                 found.append((stated, partial(_as_stated, self._oracle, rows, slots[stated])))
         return found
+
+
+def _with_better(left: FloatArray, better: list[_Known]) -> FloatArray:
+    for known, rest in better:
+        left[known] = rest(1).mean()
+    return left
 
 
 def _by_quantiles(rows: Rows, slots: IntArray, times: int) -> Rest:

@@ -16,14 +16,14 @@ from typing import Final
 
 import numpy as np
 
-from sloserve.core.arrays import IntArray
+from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.kernels.requests import places_stated, split_running
 from sloserve.kernels.step_budget import Decoding, StepPrompts, any_promised, decoding, step_prompts
 from sloserve.lso.decode_first import PREFILL_COLUMNS, progress_columns
 from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
-from sloserve.lso.pace import PACE_COLUMNS
+from sloserve.lso.pace import PACE_COLUMNS, pace_s
 from sloserve.lso.plan import EngineFacts
 
 MOST_PROMPTS: Final = 64
@@ -226,7 +226,7 @@ class StepBudget:
                 stated,
                 counted,
                 decodes,
-                self.lengths.left(rows, decodes),
+                self._to_come(rows, decodes, starts_s, alone_s),
                 starts_s=starts_s,
                 alone_s=alone_s,
                 headroom=HEADROOM,
@@ -251,6 +251,21 @@ class StepBudget:
         tokens = max(tokens, min(int(rows.item_tokens[asked[0]]), most))
         self._owed_tokens = max(self._owed_tokens - tokens, 0.0)
         return decodes.size * engine.decode_tokens + tokens
+
+    def _to_come(self, rows: Rows, decodes: IntArray, starts_s: float, alone_s: float) -> FloatArray:
+        """Tokens still to come of each of ``decodes``, ``[n]``, expected.
+
+        Where none has a pace to keep, a reply that has a time to end by counts as if it could be in time: if it is too
+        long for that, nothing is lost by long steps. With all lengths, the long ones of which hardly any is that long
+        hold prompts up, and replies that would soon end wait behind them. Beside a pace that costs more than it gains.
+        """
+        left = self.lengths.left(rows, decodes)
+        timed = places_stated(rows.e2e_s, decodes)
+        if timed.size and np.isnan(pace_s(rows, decodes)).all():
+            slots = decodes[timed]
+            time_s = rows.arrival_s[slots] + rows.e2e_s[slots] - starts_s
+            left[timed] = self.lengths.left_within(rows, slots, time_s / alone_s)
+        return left
 
     def _arrival_rate(self, now_s: float) -> float:
         """Prompt tokens that arrive, per second; 0 where it is not known."""

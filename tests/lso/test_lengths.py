@@ -7,7 +7,7 @@ import pytest
 
 from sloserve.core.rows import LENGTH_QUANTILES
 from sloserve.estimator.length.at_admission import LEVELS
-from sloserve.estimator.length.choice import length_names
+from sloserve.estimator.length.choice import ORACLE, length_names
 from sloserve.lso.lengths import Lengths
 from sloserve.scheduler.policy import Snapshot
 
@@ -56,6 +56,14 @@ def test_the_mean_is_the_sum_of_the_survival(snapshot: Callable[..., Snapshot], 
     runs = lengths.survival(at.rows, at.waiting, ahead)
     assert (np.diff(runs, axis=1) <= 1e-9).all() and (runs[:, 0] == 1.0).all()
     np.testing.assert_allclose(lengths.left(at.rows, at.waiting), runs.sum(axis=1), rtol=0.02, atol=8.0)
+
+
+def test_lengths_that_are_known_are_not_taken_for_shorter_ones(snapshot: Callable[..., Snapshot]) -> None:
+    lengths, at = lengths_of(snapshot, ORACLE)
+    left = lengths.left(at.rows, at.waiting)
+    within = lengths.left_within(at.rows, at.waiting, np.full(6, 30.0))
+    assert within[0] < 30.0
+    np.testing.assert_array_equal(within[1:], left[1:])
 
 
 @pytest.mark.parametrize("cut", [{"max_tokens": 400}, {"aborted": True}])

@@ -105,6 +105,22 @@ def test_readers_and_deadlines_are_promises_too() -> None:
     assert tokens(make_snapshot([prompt()], [due])) == bearable_tokens(4.0 / 100)
 
 
+def test_lengths_with_which_a_reply_is_late_in_any_case_make_no_step_short() -> None:
+    """Half of the replies have 100 tokens, half 1,000. There is time for 600, and 50 came."""
+    lengths = Lengths(seed=0)
+    for tokens_of_one in [100, 1000] * 256:
+        lengths.learn(0, tokens_of_one)
+    due = decode(made=50, pace_s=math.nan, e2e_s=6.0)
+    at = make_snapshot([prompt()], [due])
+    left = float(lengths.left(at.rows, at.running)[0])
+    assert left > 400
+    found = tokens(at, budget=StepBudget(lengths))
+    assert found is not None and found == pytest.approx(bearable_tokens(6.0 / 50), rel=0.1)
+    # Beside a request that has a pace the mean of all lengths counts.
+    both = make_snapshot([prompt()], [due, decode(pace_s=0.5)])
+    assert tokens(both, budget=StepBudget(lengths)) == pytest.approx(bearable_tokens(6.0 / left, 2), rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("running", "facts"),
     [

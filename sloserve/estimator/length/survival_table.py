@@ -50,6 +50,22 @@ class SurvivalTable:
             lambda: mean_left(self._longer, self._beyond, STRIDE_TOKENS, lengths, slots), lengths[0], slots
         )
 
+    def mean_within(self, lengths: LengthColumns, slots: IntArray, most: FloatArray) -> FloatArray:
+        """:meth:`mean` if no more than ``most`` tokens are to come, ``[len(slots)]``; :meth:`mean` itself where that is
+        sure, by the cap, or cannot be.
+        """
+        mean = self.mean(lengths, slots)
+        class_id, output_tokens, max_tokens = (column[slots] for column in lengths)
+        last, ends = _LENGTHS.size - 1, output_tokens + np.maximum(most, 0.0)
+        since = np.minimum(output_tokens // STRIDE_TOKENS, last)
+        until = np.minimum(ends // STRIDE_TOKENS, last).astype(np.int64)
+        longer = self._longer[class_id, until]
+        chance = self._longer[class_id, since] - longer
+        beyond = self._beyond[class_id, since] - self._beyond[class_id, until]
+        is_open = (chance > 0.0) & (ends < max_tokens)
+        within = (beyond - STRIDE_TOKENS * (until - since) * longer) / np.where(is_open, chance, 1.0)
+        return np.where(is_open, np.maximum(within, 1.0), mean)
+
     def chances(
         self,
         lengths: LengthColumns,

@@ -64,6 +64,29 @@ def test_expectations_are_the_estimators_within_a_stride(drawn: dict[int, list[i
         )
 
 
+@pytest.mark.parametrize("most", [16, 160, 800])
+def test_the_mean_up_to_a_limit_is_that_of_the_lengths_up_to_it(drawn: dict[int, list[int]], most: int) -> None:
+    table, _ = learnt(drawn)
+    class_id, so_far, ahead = np.repeat([0, 1, 2], 3), np.tile([0, 80, 400], 3), np.arange(0, most + 1, STRIDE_TOKENS)
+    runs = survival(table, class_id, so_far, np.full(9, NO_CAP), ahead)
+    ends = runs[:, :-1] - runs[:, 1:]
+    expected = (ends * (ahead[:-1] + ahead[1:]) / 2.0).sum(axis=1) / ends.sum(axis=1)
+    slots = np.arange(9)
+    within = table.mean_within((class_id, so_far, np.full(9, NO_CAP)), slots, np.full(9, float(most)))
+    np.testing.assert_allclose(within, expected)
+    # A cap that comes first is the limit.
+    capped = class_id, so_far, so_far + most
+    np.testing.assert_array_equal(table.mean_within(capped, slots, np.full(9, float(most))), table.mean(capped, slots))
+
+
+def test_a_limit_below_a_stride_limits_nothing(drawn: dict[int, list[int]]) -> None:
+    table, _ = learnt(drawn)
+    columns, slots = (np.zeros(2, np.int64), np.array([0, 160]), np.full(2, NO_CAP)), np.arange(2)
+    for most in (0.0, -5.0, STRIDE_TOKENS - 1.0):
+        within = table.mean_within(columns, slots, np.full(2, most))
+        np.testing.assert_array_equal(within, table.mean(columns, slots))
+
+
 def test_max_tokens_ends_everything(drawn: dict[int, list[int]]) -> None:
     table, _ = learnt(drawn)
     one = np.array([1])
