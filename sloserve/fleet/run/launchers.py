@@ -21,6 +21,7 @@ def launcher_for(place: Place, host: Host, engine_module: str | None = None) -> 
         return AttachingLauncher(host.attach)
     if engine_module is not None:
         return PlainLauncher((engine_module,))
+    place.logs.mkdir(parents=True, exist_ok=True)
     launcher = ForkingLauncher(place.logs / f"launcher-{host.name}.log")
     launcher.begin()
     return launcher

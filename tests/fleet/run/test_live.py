@@ -14,6 +14,7 @@ from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.fleet.agent.orders import agendas
 from sloserve.fleet.file import parse_fleet, read_fleet
 from sloserve.fleet.file_sections import CertificateSection, HostTemplate, PoolSection
+from sloserve.fleet.launcher.forking import ForkingLauncher
 from sloserve.fleet.run.launchers import launcher_for
 from sloserve.fleet.run.live import (
     DOOR_KEY,
@@ -92,6 +93,15 @@ def test_engines_inherit_no_password_and_no_key(tmp_path: Path, monkeypatch: pyt
     fleet = _fleet(tmp_path)
     launcher_for(place_of(fleet, environ={}), fleet.hosts["a"], "an.engine")
     assert "secret" not in os.environ.values()
+
+
+def test_a_new_host_has_a_folder_for_the_launchers_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one its first engine was started plainly, and imported vLLM itself."""
+    begun = list[bool]()
+    monkeypatch.setattr(ForkingLauncher, "begin", lambda launcher: begun.append(launcher._log.parent.is_dir()))
+    fleet = parse_fleet("models: {m: {model: m, profile: h100-llama3-8b}}\nhosts: {a: {device: h100, devices: 1}}")
+    launcher_for(Place(tmp_path / "new", "sqlite:x"), fleet.hosts["a"])
+    assert begun == [True]
 
 
 def test_the_limit_of_open_files_is_raised_to_what_requests_need(caplog: pytest.LogCaptureFixture) -> None:
