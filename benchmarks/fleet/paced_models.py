@@ -256,7 +256,7 @@ def models_predicted(section: str, name: str, seed: int) -> Row:
 
 
 def models_table(section: str, rows: Sequence[Row], mean: Callable[[str, str], float]) -> str:
-    cell, hosts = CELLS[section], ", each on a host of its own," if CELLS[section].nodes else ""
+    cell, hosts = CELLS[section], ", each on a host of its own" if CELLS[section].nodes else ""
     lines = [
         f"{len(cell.models)} models on {len(cell.begin_with)} engines of {SEATS} seats{hosts}, {cell.rps:g} requests/s "
         f"of {cell.workload} for {SECONDS:g} s; interactive within {INTERACTIVE_S:g} s, lines within {BATCH_S:g} s",
