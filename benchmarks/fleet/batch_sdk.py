@@ -95,8 +95,8 @@ def measured(count: int) -> dict[str, Any]:
             fleet.start("planner")
             fleet.start("gateway", "--port", str(port))
             _until_served(f"http://127.0.0.1:{port}")
-            client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", timeout=600.0)
-            row = one_batch(client, count)
+            with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", timeout=600.0) as client:
+                row = one_batch(client, count)
             row |= {f"{part}, peak RSS MB": peak_mb(fleet.running[part].pid) for part in ("gateway", "agent")}
         finally:
             fleet.stop()

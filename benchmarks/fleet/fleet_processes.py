@@ -38,12 +38,9 @@ class FleetProcesses:
     def start(self, name: str, *arguments: str) -> None:
         """Starts the part; its log goes on where an earlier one of this name ended."""
         command = [sys.executable, "-m", "sloserve.cli", "fleet", name.partition("-")[0], str(self.file)]
-        self.running[name] = subprocess.Popen(
-            [*command, "--state", str(self.state), *arguments],
-            stdout=(self.folder / f"{name}.log").open("ab"),
-            stderr=subprocess.STDOUT,
-            env=self._environment,
-        )
+        command += ["--state", str(self.state), *arguments]
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=self._environment)
 
     def stop(self, *names: str) -> None:
         """Stops these, or all: each is told to, and killed if it does not end in time."""
