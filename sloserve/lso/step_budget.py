@@ -201,7 +201,8 @@ class StepBudget:
         most = engine.token_budget - decodes.size * engine.decode_tokens
         if not (engine.chunked_prefill and decodes.size and most > 0 and (in_progress.size or waiting.size)):
             return None
-        heads = waiting[: min(engine.free_slots, MOST_PROMPTS, admits)]
+        waiting = waiting[:MOST_PROMPTS]
+        heads = waiting[: min(engine.free_slots, admits)]
         found = step_prompts(progress, in_progress, heads, layout=engine.layout, free_blocks=engine.admission_blocks)
         no_room = found.startable < waiting.size
         if not len(found):

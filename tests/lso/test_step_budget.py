@@ -137,6 +137,12 @@ def test_nothing_is_limited(running: list[dict[str, Any]], facts: dict[str, Any]
     assert tokens(make_snapshot([prompt()], running), **facts) is None
 
 
+def test_a_queue_longer_than_what_is_looked_at_says_nothing_of_room() -> None:
+    many = make_snapshot([prompt(8)] * (2 * MOST_PROMPTS), [decode(pace_s=0.5)])
+    assert tokens(many, free_slots=2 * MOST_PROMPTS, admits=2 * MOST_PROMPTS) is None
+    assert tokens(many, free_slots=MOST_PROMPTS - 1, admits=2 * MOST_PROMPTS) is not None
+
+
 def test_prompts_are_spread_where_room_is_short_unless_one_becomes_late() -> None:
     running = [decode(), prompt(1600, computed=160)]
     at = make_snapshot([prompt(160)], running)
