@@ -53,6 +53,10 @@ class StepCounts {
     const std::size_t in_step = tokens_of.size();
     if (in_step == 0) return;
     check_capacity(state, seq, grow);
+    if (to_read_.size() > state.shape(0)) {  // nobody has asked for long: all are read at once then
+      to_read_.clear();
+      is_sure_ = false;
+    }
     Step made{step, {}, nb::dict(), nb::dict()};
     std::vector<std::size_t> of_prompts;
     for (const auto& [request_id, slot] : prompts) {

@@ -167,3 +167,10 @@ def test_results_of_a_step_that_nobody_knows_have_all_read(engine: Engine) -> No
     assert engine.look() == 3
     engine.finish(after)
     assert engine.look() == 0
+
+
+def test_what_nobody_asks_for_is_not_kept_for_ever(engine: Engine) -> None:
+    engine.add("new")
+    for _ in range(engine.rows.capacity + 2):
+        engine.finish(engine.schedule(ones("r0", "r1", "r2") | {"new": 5}, prompts=("new",)), without=("new",))
+    assert [engine.look(), engine.look()] == [4, 0]
