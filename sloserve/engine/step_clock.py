@@ -34,7 +34,9 @@ class StepClock:
         self._decodes = StepLoad()
         self._timer = StepTimer()
         self._predicted_s: deque[float] = deque()
-        self._noted: deque[tuple[StepLoad | None, float]] = deque()  # steps scheduled, and ``None`` for an output
+        # Steps scheduled, and ``None`` for an output, with when the last step had been launched by then.
+        self._noted: deque[tuple[StepLoad | None, float, float | None]] = deque()
+        self._launched_s: float | None = None
 
     @property
     def latency(self) -> OnlineLatency:
@@ -50,22 +52,27 @@ class StepClock:
 
     def scheduled(self, load: StepLoad, now_s: float) -> None:
         """A step was scheduled, to run after those in flight; also one without tokens, since it has an output too."""
+        self._launched_s = None
         self._note(load, now_s)
+
+    def launched(self, now_s: float) -> None:
+        """The engine has handed the step that was scheduled last to its device, all of it."""
+        self._launched_s = now_s
 
     def output(self, now_s: float) -> None:
         """The oldest step in flight gave its output."""
         self._note(None, now_s)
 
     def _note(self, load: StepLoad | None, now_s: float) -> None:
-        self._noted.append((load, now_s))
+        self._noted.append((load, now_s, self._launched_s))
         if len(self._noted) >= _MOST_NOTED:
             self._catch_up()
 
     def _catch_up(self) -> None:
         while self._noted:
-            load, now_s = self._noted.popleft()
+            load, now_s, launched_s = self._noted.popleft()
             if load is None:
-                self._ended(now_s)
+                self._ended(now_s, launched_s)
             else:
                 self._began(load, now_s)
 
@@ -77,10 +84,9 @@ class StepClock:
         self._decodes = StepLoad(decode_seqs=load.decode_seqs, decode_context_tokens=load.decode_context_tokens)
         self._predicted_s.append(self._latency.step_s(load))
 
-    def _ended(self, now_s: float) -> None:
-        if self._predicted_s:
-            self._predicted_s.popleft()
-        timed = self._timer.output(now_s)
+    def _ended(self, now_s: float, launched_s: float | None) -> None:
+        predicted_s = self._predicted_s.popleft() if self._predicted_s else 0.0
+        timed = self._timer.output(now_s, launched_s, predicted_s)
         if timed is not None:
             self._latency.observe(*timed)
 

@@ -10,6 +10,7 @@ with asynchronous scheduling too. A step is scheduled when ``schedule()`` is ent
 
 import argparse
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -176,22 +177,34 @@ class ProfileEngine:
     def _watch(self) -> None:
         """Wraps the scheduler's two calls, so that each step's load and time are noted."""
         scheduler, timer = self._scheduler, StepTimer()
-        schedule, update = scheduler.schedule, scheduler.update_from_output
+        schedule, update, bitmask = scheduler.schedule, scheduler.update_from_output, scheduler.get_grammar_bitmask
+        loads, launched_s, decode_s = deque[StepLoad](), 0.0, dict[int, float]()
 
         def timed_schedule(*args: Any, **kwargs: Any) -> Any:
             began_s = self._now_s()
             output = schedule(*args, **kwargs)
-            timer.scheduled(step_load(output), began_s)
+            loads.append(step_load(output))
+            timer.scheduled(loads[-1], began_s)
             return output
+
+        def after_launch(*args: Any, **kwargs: Any) -> Any:
+            nonlocal launched_s
+            launched_s = self._now_s()
+            return bitmask(*args, **kwargs)
 
         def timed_update(*args: Any, **kwargs: Any) -> Any:
             outputs = update(*args, **kwargs)
-            step = timer.output(self._now_s())
+            load = loads.popleft()
+            decodes = 0 if load.prefill_tokens else load.decode_seqs
+            step = timer.output(self._now_s(), launched_s, decode_s.get(decodes, 0.0))
             if step is not None:
                 self._timed.append(step)
+                if decodes:  # the next of so many takes about as long
+                    decode_s[decodes] = step[1]
             return outputs
 
         scheduler.schedule, scheduler.update_from_output = timed_schedule, timed_update
+        scheduler.get_grammar_bitmask = after_launch
 
 
 def profile_model(

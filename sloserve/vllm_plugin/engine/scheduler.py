@@ -335,6 +335,8 @@ class SLOScheduler(Scheduler):
 
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:
         """vLLM asks once the device has its step: what watchers and traces are told is made meanwhile."""
+        if self._counts:
+            self.step_clock.launched(self._clock.monotonic_s())
         if self._later:
             self._booking(None, self._tell_of_step)
         return super().get_grammar_bitmask(scheduler_output)

@@ -45,6 +45,48 @@ def test_slow_scheduling_is_part_of_the_pace() -> None:
     assert times_s == [0.004] * 4
 
 
+PROMPT = StepLoad(prefill_tokens=32, num_prefills=1, decode_seqs=4, decode_context_tokens=400)
+
+
+def test_launching_a_prompt_is_not_charged_to_the_decodes_before_it() -> None:
+    """Decodes take 7 ms. A prompt's step is launched for 12 ms, meanwhile theirs ends, and is over 1 ms later."""
+    timer = StepTimer()
+    timer.scheduled(load(4), 0.0)
+    timer.scheduled(PROMPT, 0.001)
+    assert timer.output(0.0135, launched_s=0.013, predicted_s=0.007) is None
+    assert timer.started_s == 0.007
+    timer.scheduled(load(4), 0.0136)
+    step = timer.output(0.0155, launched_s=0.0140, predicted_s=0.010)
+    assert step == (PROMPT, 0.0155 - 0.007)
+
+
+def test_steps_that_are_all_launched_slowly_take_as_long_as_launching() -> None:
+    """Each is launched for 12 ms and over 1 ms later, which nobody sees before the next one is launched, too."""
+    timer, found = StepTimer(), []
+    timer.scheduled(PROMPT, 0.0)
+    for n in range(1, 5):
+        timer.scheduled(PROMPT, 0.012 * n)
+        step = timer.output(0.012 * n + 0.0121, launched_s=0.012 * n + 0.012, predicted_s=0.002)
+        found.append(step and round(step[1], 9))
+    assert found == [0.012] * 4
+
+
+def test_an_output_that_was_waited_for_tells_when_its_step_ended() -> None:
+    """Launching the next took 1 ms of the 7: whatever was predicted, the step took 7."""
+    for predicted_s in (0.003, 0.020):
+        timer = StepTimer()
+        timer.scheduled(load(4), 0.0)
+        timer.scheduled(load(4), 0.001)
+        assert timer.output(0.007, launched_s=0.002, predicted_s=predicted_s) == (load(4), 0.007)
+
+
+def test_a_step_that_took_less_than_predicted_ended_when_its_output_was_seen() -> None:
+    timer = StepTimer()
+    timer.scheduled(load(4), 0.0)
+    timer.scheduled(PROMPT, 0.001)
+    assert timer.output(0.0135, launched_s=0.013, predicted_s=0.1) == (load(4), 0.0135)
+
+
 def test_what_has_nothing_to_tell_is_none_and_keeps_the_order() -> None:
     timer = StepTimer()
     assert timer.output(1.0) is None, "scheduled before the timer was there"
