@@ -38,6 +38,8 @@ ARRIVALS: Final = 64
 """The rate at which prompt tokens arrive is that of the last so many requests; below a quarter it is not known."""
 SPREAD_STEPS: Final = 16
 """Where room is short, prompts are computed over so many steps. Half of it gains as much, in virtual time."""
+SPREAD_COST: Final = 1.5
+"""Spread, a prompt token may cost the decodes so many times what it costs them in a full step: they also end sooner."""
 NEARLY_FREE: Final = 1.03
 """A step of spread prompts may be longer than its decodes alone by this: reading the weights leaves room for some."""
 LEAST_CHUNK: Final = 64
@@ -93,13 +95,20 @@ class _Prompts:
     def spread(self, full: StepLoad, full_s: float, alone_s: float) -> int:
         """Prompt tokens of a step if all prompts are computed evenly over the next ones; those of ``full`` if one of
         them becomes late by that. full: the largest step, of ``full_s``. alone_s: of the decodes alone.
+
+        Where every step with prompts takes longer, however few their tokens (no CUDA graph holds it, say), they are
+        computed over fewer steps, see ``SPREAD_COST``.
         """
         nearly_free = self.latency.prefill_within(NEARLY_FREE * alone_s, self.decodes, 0)
-        tokens = max(self.left // SPREAD_STEPS, nearly_free, LEAST_CHUNK)
-        if tokens >= full.prefill_tokens:
+        tokens, step_s = max(self.left // SPREAD_STEPS, nearly_free, LEAST_CHUNK), full_s
+        while tokens < full.prefill_tokens:
+            step_s = self.latency.step_s(self.load(tokens))
+            if (step_s - alone_s) * full.prefill_tokens <= SPREAD_COST * (full_s - alone_s) * tokens:
+                break
+            tokens *= 2
+        if tokens >= full.prefill_tokens or self.found.late_by_token(step_s / tokens, full_s / full.prefill_tokens):
             return full.prefill_tokens
-        token_s = self.latency.step_s(self.load(tokens)) / tokens
-        return full.prefill_tokens if self.found.late_by_token(token_s, full_s / full.prefill_tokens) else tokens
+        return tokens
 
 
 class StepBudget:

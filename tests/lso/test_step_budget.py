@@ -157,6 +157,20 @@ def test_prompts_are_spread_where_room_is_short_unless_one_becomes_late() -> Non
     assert tokens(make_snapshot([prompt(160)], due), free_blocks=99) is None
 
 
+class Launched(Linear):
+    """As Linear, but a step with prompts takes 30 ms at least, as where each of its kernels is launched by itself."""
+
+    def step_s(self, load: StepLoad) -> float:
+        return max(super().step_s(load), 0.030 * (load.prefill_tokens > 0))
+
+
+def test_prompts_are_spread_over_no_more_steps_than_pay() -> None:
+    """90 tokens would cost the decodes 20 ms, as 200 do: a token nearly twice what it costs in a full step."""
+    at = make_snapshot([prompt(160)], [decode(pace_s=math.nan), prompt(1600, computed=160)])
+    assert tokens(at, free_blocks=99) == 1 + 90
+    assert tokens(at, free_blocks=99, step_latency=Launched()) == 1 + 180
+
+
 def test_draft_tokens_are_part_of_every_decode() -> None:
     at = make_snapshot([prompt()], [decode(), decode()])
     assert tokens(at, decode_tokens=4) == bearable_tokens(0.05, 2) - 2 + 8
