@@ -325,7 +325,9 @@ def no_pauses_reason(scheduler: Any) -> str | None:
     A connector that is not vLLM's, nor ours, says that it follows the steps by an attribute ``sloserve_pauses = True``.
     """
     if scheduler.num_spec_tokens and scheduler.vllm_config.use_v2_model_runner:
-        return "speculative decoding on the V2 model runner, where it was not tried"
+        method = scheduler.vllm_config.speculative_config.method
+        if method != "draft_model":
+            return f"speculative decoding by {method} on the V2 model runner, where it was not tried"
     for connector in connectors(scheduler):
         kind = type(connector)
         package = kind.__module__.partition(".")[0]

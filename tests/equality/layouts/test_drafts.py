@@ -1,7 +1,6 @@
-"""Pauses under speculative decoding keep stock's replies on the V1 model runner.
+"""Pauses under speculative decoding keep stock's replies: on a CPU under the V1 model runner, on a GPU under the V2.
 
-A draft model that is right more often than not, and n-grams. A GPU's V2 runner takes drafts from
-elsewhere, which no engine here runs.
+A draft model that is right more often than not, and n-grams.
 """
 
 import tempfile

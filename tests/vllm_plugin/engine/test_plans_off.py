@@ -38,15 +38,25 @@ def test_plans_are_off_by_name(
     assert compat.identity_reason(scheduler) == reason
 
 
-def test_no_pauses_with_drafts_on_the_v2_runner(build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("method", "is_v2", "reason"),
+    [
+        ("eagle", True, "speculative decoding by eagle on the V2 model runner, where it was not tried"),
+        ("draft_model", True, None),
+        ("eagle", False, None),
+    ],
+)
+def test_pauses_with_drafts(
+    build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, method: str, is_v2: bool, reason: str | None
+) -> None:
     from sloserve.vllm_plugin.engine import compat
 
     scheduler = build("edf").scheduler
     assert compat.no_pauses_reason(scheduler) is None
     scheduler.num_spec_tokens = 2
-    for is_v2, reason in ((True, "speculative decoding on the V2 model runner, where it was not tried"), (False, None)):
-        monkeypatch.setattr(type(scheduler.vllm_config), "use_v2_model_runner", is_v2)
-        assert compat.no_pauses_reason(scheduler) == reason
+    scheduler.vllm_config.speculative_config = SimpleNamespace(method=method)
+    monkeypatch.setattr(type(scheduler.vllm_config), "use_v2_model_runner", is_v2)
+    assert compat.no_pauses_reason(scheduler) == reason
 
 
 def _connector(name: str, package: str, **has: Any) -> Any:
