@@ -1,4 +1,4 @@
-"""Real vLLM engines of the tiny model, on the CPU, in this process: one for each configuration.
+"""Real vLLM engines of the tiny model, on the CPU or a GPU, in this process: one for each configuration.
 
 An engine costs seconds to start, a scheduler nothing, so the scheduler is exchanged from run to run. That is sound when
 every request has ended and the model runner was told so: what is left is weights, and KV that no scheduler refers to.
@@ -78,6 +78,7 @@ class Engine:
             "enable_lora": config.lora,
             **({"max_loras": 2, "max_lora_rank": 8} if config.lora else {}),
             **(_swap(config.host_blocks, config.beside_other) if config.host_blocks else {}),
+            **_on_a_gpu(config),
             **engine_args,
         }
         self.llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
@@ -130,11 +131,31 @@ class Engine:
         (One in a process of its own is not asked: the scheduler has requests until it was told what has ended.)
         """
         executor = self.core.model_executor
-        kept = executor.driver_worker.worker.model_runner.requests if hasattr(executor, "driver_worker") else ()
+        kept = _known_to(executor.driver_worker.worker.model_runner) if hasattr(executor, "driver_worker") else 0
         return not self.core.scheduler.has_requests() and not self.core.batch_queue and not kept
 
     def shutdown(self) -> None:
         self.llm.engine_core.shutdown()
+
+
+def _known_to(model_runner: Any) -> int:
+    """How many requests a V1 or V2 model runner holds."""
+    states = getattr(model_runner, "req_states", None)
+    return len(model_runner.requests if states is None else states.req_id_to_index)
+
+
+def _on_a_gpu(config: EngineConfig) -> dict[str, Any]:
+    """What an engine needs there: kernels that take float32, little memory, and its mode, which is ours to set."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    return {
+        "attention_backend": "TRITON_ATTN",
+        "gpu_memory_utilization": 0.05,
+        "kv_cache_memory_bytes": 2**30,  # given, it is not found out, which fails where engines start beside each other
+        "async_scheduling": config.async_scheduling,
+    }
 
 
 class Grammar(Future[Any]):
@@ -219,7 +240,7 @@ def started(config: EngineConfig, **engine_args: Any) -> Iterator[Engine]:
         threads = torch.get_num_threads()
         patch.setattr(torch, "set_num_threads", set_threads := torch.set_num_threads)
         set_threads(1)
-        if config.async_scheduling:
+        if config.async_scheduling and not torch.cuda.is_available():
             _run_two_deep(patch)
         engine = Engine(config, **engine_args)
         try:

@@ -67,6 +67,8 @@ class _Observer:
         scheduler._preempt_request = self.preempt_request
         self._empty = 0
         self._computed: dict[str, int] = {}
+        self.paused: set[str] = set()
+        """Ids of the requests that the last ``schedule()`` passed over."""
 
     def schedule(self, *args: Any) -> Any:
         from sloserve.vllm_plugin.engine import compat
@@ -75,7 +77,11 @@ class _Observer:
         output = self._schedule(*args)
         assert len(scheduler.running) <= MAX_NUM_SEQS
         self._served.computed_tokens += output.total_num_scheduled_tokens
-        self._served.paused_steps += sum(is_paused(scheduler, r) for r in scheduler.running)
+        held = {r.request_id for r in scheduler.running if r.next_decode_eligible_step > scheduler.current_step}
+        if scheduler.use_v2_model_runner:  # it sets the field itself, in each step that computes the request
+            held -= output.num_scheduled_tokens.keys()
+        self.paused = held
+        self._served.paused_steps += len(held)
         for request_id, tokens in output.num_scheduled_tokens.items():
             request = scheduler.requests[request_id]
             end = request.num_computed_tokens
@@ -84,7 +90,7 @@ class _Observer:
             if end - tokens < before:
                 self._served.computed_twice[request_id] += min(before, end) - (end - tokens)
             self._computed[request_id] = max(before, end)
-            assert not is_paused(scheduler, request), "a paused request was scheduled"
+            assert request_id not in held, "a paused request was scheduled"
         grammar_pending = any(compat.is_blocked(r) for r in scheduler.requests.values())
         idle = not scheduler.has_unfinished_requests()
         # A connector still reads blocks of what has ended, so that there may be none for anybody.
@@ -149,7 +155,7 @@ def serve(
             if margins:
                 served.margins[output.request_id] = _margins(output)
         for job, request_id in list(live.values()):
-            if job.abort_in is not None and job.abort_in in (seen := _states(scheduler, request_id)):
+            if job.abort_in is not None and job.abort_in in (seen := _states(scheduler, request_id, observer.paused)):
                 _abort(engine, job, served, live, ",".join(sorted(seen)))
         served.steps += 1
         clock.advance_to(clock.now_s() + STEP_S + token_s * (served.computed_tokens - computed_tokens))
@@ -193,12 +199,7 @@ def _abort(engine: Engine, job: Job, served: Served, live: dict[str, tuple[Job, 
     del live[job.name]
 
 
-def is_paused(scheduler: Any, request: Any) -> bool:
-    """Whether the last ``schedule()`` passed ``request`` over; on the V1 model runner nothing else sets this field."""
-    return bool(request.next_decode_eligible_step > scheduler.current_step)
-
-
-def _states(scheduler: Any, request_id: str) -> set[str]:
+def _states(scheduler: Any, request_id: str, paused: set[str]) -> set[str]:
     """Where the request stands, or each of its samples."""
     from vllm.v1.request import RequestStatus
 
@@ -212,7 +213,7 @@ def _states(scheduler: Any, request_id: str) -> set[str]:
             states.add("waiting")
         else:
             states.add("decoding" if request.num_output_tokens else "prefilling")
-            if is_paused(scheduler, request):
+            if request.request_id in paused:
                 states.add("paused")
     return states
 
