@@ -201,13 +201,13 @@ def run_experiment(
 
         futures: list[Future[RunLog]] = []
         if pool is not None:
-            futures = [pool.submit(_serve, _task(experiment, *task)) for task in tasks]
+            futures = [pool.submit(_serve, task_of(experiment, *task)) for task in tasks]
         for i, (policy, point) in enumerate(tasks):
             if futures:
                 log = futures[i].result()
                 futures[i] = Future()  # the log may be large and is the caller's now
             else:
-                log = _serve(_task(experiment, policy, point), tell)
+                log = _serve(task_of(experiment, policy, point), tell)
             ended += experiment.max_requests
             tell(0)
             yield Run(policy, point, log)
@@ -231,7 +231,7 @@ def _points(experiment: Experiment, pool: Executor | None) -> Iterator[Point]:
         return
     # Each seed's own capacity: its window of a trace, or its draw of lengths, is what the policies will be given.
     rush = replace(experiment, loads=None, rps=None, rate_scale=1.0 / _RUSH)
-    tasks = [_task(rush, STOCK, Point(seed, float("inf"), None)) for seed in experiment.seeds]
+    tasks = [task_of(rush, STOCK, Point(seed, float("inf"), None)) for seed in experiment.seeds]
     futures = [pool.submit(_serve, task) for task in tasks] if pool is not None else []
     logs = [future.result() for future in futures] or [_serve(task) for task in tasks]
     capacity = [capacity_rps(experiment, log) for log in logs]
@@ -246,7 +246,7 @@ def offered_rps(requests: Sequence[WorkloadRequest]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
+class Task:
     """One run as plain values, so that it can be sent to another process.
 
     config: vLLM's additional config, ``None`` for stock. class_names: the classes that the admission is for.
@@ -263,7 +263,8 @@ class _Task:
     engine_kind: str
 
 
-def _task(experiment: Experiment, policy: str, point: Point) -> _Task:
+def task_of(experiment: Experiment, policy: str, point: Point) -> Task:
+    """What a run of ``policy`` at ``point`` is given."""
     if experiment.rate_scale is not None:
         requests = experiment.requests(point.seed, rate_scale=experiment.rate_scale)
     else:
@@ -284,7 +285,7 @@ def _task(experiment: Experiment, policy: str, point: Point) -> _Task:
         config = {"sloserve": section | slos.table.as_config()}
     noise = StepNoise(point.seed, experiment.step_noise)
     names = slos.table.names
-    return _Task(
+    return Task(
         requests,
         engine,
         experiment.profile,
@@ -297,7 +298,7 @@ def _task(experiment: Experiment, policy: str, point: Point) -> _Task:
     )
 
 
-def _serve(task: _Task, on_progress: Callable[[int], None] | None = None) -> RunLog:
+def _serve(task: Task, on_progress: Callable[[int], None] | None = None) -> RunLog:
     """One run in virtual time."""
     # Without a limit it predicts all the same, so that promises can be judged; the requests see nothing of it.
     front = make_front(task.admission, task.class_names)
