@@ -12,7 +12,7 @@ successive steps add up to the time that passed while any step was in flight. So
 scheduled when ``schedule()`` is entered, and its output is there when ``update_from_output()`` has returned.
 
 Outputs that come late. Where a step is launched by the same thread, kernel by kernel (prompts, without a CUDA graph for
-them), launching it takes longer than many a step before it computes: that step's output is there, and nobody looks. By
+them), launching it takes longer than many a step before it computes: that step's output is there and is not read. By
 the rule alone a decode step before a prompt would be charged for launching the prompt, and the prompt's step be nearly
 free (on an H100 2.7 ms of 13). So where launching the next step took longer than the wait for the output after it, the
 step before ended when it was predicted to, within what is known: not before the next was scheduled, and not after its
