@@ -78,7 +78,8 @@ class Auto(PredictingPolicy):
         left, runs = self._lengths.outlook(rows, slots, AHEAD)
         pace = pace_of(engine, snapshot.running.size, int(context[queued:].sum()))
         again_s = context[queued:] * pace.prompt_token_s * preemption_price(rows, snapshot.running, engine)
-        gain, cost, _ = worth_of(rows, queued, engine, pace, left, runs, prefill, again_s, now_s)
+        charged = prefill if engine.swap is None else _as_if_dropped(rows, slots, queued, context, prefill)
+        gain, cost, _ = worth_of(rows, queued, engine, pace, left, runs, charged, again_s, now_s)
         undecided = without_targets(rows, slots)
         found = ranked(snapshot, slots, -gain / cost, undecided)
         waiting, running = found.waiting, queued + found.running
@@ -174,6 +175,16 @@ class Auto(PredictingPolicy):
         room = free_blocks + sum(freed_blocks(map(snapshot.holding, victims)))
         more = min(int(np.searchsorted(np.cumsum(needed), room, side="right")), max(free_slots, 0) + len(victims))
         return (np.array(victims, np.int64) if victims else NO_SLOTS), more
+
+
+def _as_if_dropped(rows: Rows, slots: IntArray, queued: int, context: IntArray, prefill: IntArray) -> IntArray:
+    """``prefill`` if no KV of those that wait were kept on the host.
+
+    Cheap to bring back, a victim would come back before those that it gave way to, and be preempted again.
+    """
+    waiting = slots[:queued]
+    again = np.minimum(prefill[:queued] + rows.swapped_tokens[waiting], context[:queued])
+    return np.concatenate((again, prefill[queued:]))
 
 
 def _blocks_to_start(rows: Rows, slots: IntArray, layout: KVLayout) -> IntArray:

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.lso.plan import SwapFacts
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.auto.policy import Auto
 from sloserve.scheduler.policy import Plan, Snapshot, check_plan
 from sloserve.scheduler.registry import make_policy
-from tests.snapshots import make_snapshot
+from tests.snapshots import SteadySteps, make_snapshot
 
 Make = Callable[..., Snapshot]
 NOW_S = 1000.0
@@ -61,6 +63,25 @@ def test_what_can_be_in_time_goes_before_what_is_late_and_that_is_not_dropped(sn
     late = {**CHAT, "arrival_s": NOW_S - 20.0}
     assert order(planned(snapshot([late, CHAT, {**JOB, "e2e_s": 1.0}, JOB])))[0] == 1
     assert sorted(order(planned(snapshot([late, CHAT, JOB])))) == [0, 1, 2]
+
+
+class Linear(SteadySteps):
+    def step_s(self, load: StepLoad) -> float:
+        return super().step_s(load) + 1e-4 * load.prefill_tokens
+
+
+def test_kv_that_was_kept_brings_nobody_back_sooner() -> None:
+    """Nor later: one that gave way is ranked as if its KV had to be computed again, as it is where it was dropped."""
+    gave_way = {**JOB, "arrival_s": NOW_S - 0.5, "prompt_tokens": 1000, "output_tokens": 20, "num_preemptions": 1}
+    new = {**JOB, "arrival_s": NOW_S, "prompt_tokens": 1100}
+    swap = SwapFacts(block_bytes=2**21, total_blocks=4000, free_blocks=4000, bytes_per_s=50e9)
+
+    def ranked(kept_tokens: int, pool: SwapFacts | None) -> list[int]:
+        at = make_snapshot([{**gave_way, "swapped_tokens": kept_tokens}, new])
+        return order(planned(replace(at, engine=replace(at.engine, swap=pool, step_latency=Linear()))))
+
+    assert ranked(1019, swap) == ranked(0, swap) == ranked(0, None) == [1, 0]
+    assert ranked(1019, None) == [0, 1], "without the rule it is the cheaper one"
 
 
 def test_a_reply_that_may_not_be_long_can_be_in_time(snapshot: Make) -> None:
