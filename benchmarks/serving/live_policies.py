@@ -10,7 +10,7 @@ KV is scarce: the schedulers have ``--kv-blocks`` of the engine's blocks. Weight
 dummy``): a reply ends at its length in the workload, which no policy knows, since its last token is replaced by an end
 of sequence.
 
-Last, streams that only decode are held under each scheduler in turn, to see what a step loses.
+Before these runs, streams that only decode are held under each scheduler in turn, to see what a step loses.
 
 Written to --out: profile.yaml and what it was fitted to, runs.json.gz (each request's token times), steps.json.
 ``--predict`` needs no GPU: it simulates the same runs with the profiles of ``--known`` (names, paths, or ``measured``),
