@@ -13,6 +13,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
+from tests.gpu import ON_A_GPU
+
 # Derandomised: a red run is red again. No deadline: no test depends on the speed of the machine.
 settings.register_profile("sloserve", deadline=None, derandomize=True, max_examples=45)
 # The fast tests, see Makefile. A seed made of a test's source takes longer than three examples: theirs is the one that
@@ -39,10 +41,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--hypothesis-profile") == "fast":
         config.option.timeout_method = config.option.timeout_method or "signal"
         providers._get_local_constants = lambda: providers._local_constants
-
-
-def _has_gpu() -> bool:
-    return Path("/dev/nvidiactl").exists()
 
 
 def _left_out(path: Path, markers: str) -> bool:
@@ -82,7 +80,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if _has_gpu():
+    if ON_A_GPU:
         return
     for item in items:
         if item.get_closest_marker("gpu"):

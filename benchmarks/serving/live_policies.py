@@ -279,7 +279,7 @@ def live(given: argparse.Namespace, flags: list[str]) -> None:
     facts = {name: getattr(engine.limits, name) for name in names}
     experiment = experiment_of(given, profile, facts, loads=given.rps == 0.0)
     points = measured_points(experiment) if given.rps == 0.0 else [Point(s, given.rps, None) for s in experiment.seeds]
-    core = LiveEngine(engine._core, engine._config, given.kv_blocks)
+    core = LiveEngine(engine.core, engine.config, given.kv_blocks)
     about = provenance() | {"device": hardware(1), "model": model, "flags": flags[1:], "engine": facts}
     about |= {key: value for key, value in vars(given).items() if key not in ("out", "predict", "quick")}
 

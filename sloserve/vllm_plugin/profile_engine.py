@@ -62,16 +62,16 @@ class ProfileEngine:
         self._now_s = now_s
         self.start_times_s: dict[str, float] = {}
         began_s = time.perf_counter()
-        self._config = engine_args.create_engine_config()
-        with _timed_load(self._config, self.start_times_s):
-            self._core: Any = EngineCore(self._config, Executor.get_class(self._config), log_stats=False)
+        self.config = engine_args.create_engine_config()
+        with _timed_load(self.config, self.start_times_s):
+            self.core: Any = EngineCore(self.config, Executor.get_class(self.config), log_stats=False)
         self.start_times_s["start_s"] = time.perf_counter() - began_s
-        self._scheduler = self._core.scheduler
+        self._scheduler = self.core.scheduler
         self._budget: int = self._scheduler.max_num_scheduled_tokens
         self._kv = KVFacts(self._scheduler)
         self._timed: list[tuple[StepLoad, float]] = []
         self._rng = np.random.default_rng(0)
-        self._vocabulary = self._config.model_config.get_vocab_size()
+        self._vocabulary = self.config.model_config.get_vocab_size()
         self._serial = 0
         self._watch()
 
@@ -81,25 +81,25 @@ class ProfileEngine:
         return EngineCapacity(
             max_num_batched_tokens=self._budget,
             max_num_seqs=self._scheduler.max_num_running_reqs,
-            max_model_len=self._config.model_config.max_model_len,
+            max_model_len=self.config.model_config.max_model_len,
             kv_capacity_tokens=self._kv.capacity_tokens,
         )
 
     def facts(self, name: str, model: str) -> dict[str, Any]:
         """The profile's fields that no step tells. They stay the same when the same engine is started again."""
-        parallel = self._config.parallel_config.tensor_parallel_size
+        parallel = self.config.parallel_config.tensor_parallel_size
         limits = self.limits
         return {
             "name": name,
             "hardware": hardware(parallel),
-            "model": f"{model}, {str(self._config.model_config.dtype).removeprefix('torch.')}",
+            "model": f"{model}, {str(self.config.model_config.dtype).removeprefix('torch.')}",
             "tensor_parallel": parallel,
             "vllm_version": vllm.__version__,
             **self._kv.fields(parallel),
             "max_model_len": limits.max_model_len,
             "max_num_seqs": limits.max_num_seqs,
             "max_num_batched_tokens": limits.max_num_batched_tokens,
-            "async_scheduling": self._core.batch_queue is not None,
+            "async_scheduling": self.core.batch_queue is not None,
         }
 
     def measure(self, scenario: Scenario) -> list[TimedStep]:
@@ -111,12 +111,12 @@ class ProfileEngine:
             return [*self._decode(scenario), *self._waves(scenario)]
         finally:
             self._scheduler.max_num_scheduled_tokens = self._budget
-            self._core.abort_requests(list(self._scheduler.requests))
-            self._run_until(lambda: not self._scheduler.has_requests() and not self._core.batch_queue)
+            self.core.abort_requests(list(self._scheduler.requests))
+            self._run_until(lambda: not self._scheduler.has_requests() and not self.core.batch_queue)
 
     def shutdown(self) -> None:
         """Ends the engine and gives its memory back."""
-        self._core.shutdown()
+        self.core.shutdown()
 
     def _decode(self, scenario: Scenario) -> Iterator[TimedStep]:
         seqs = scenario.decode_seqs
@@ -150,12 +150,12 @@ class ProfileEngine:
         self._serial += 1
         request_id = f"profile-{self._serial}"
         params = SamplingParams(
-            max_tokens=max_tokens or self._config.model_config.max_model_len - prompt_tokens,
+            max_tokens=max_tokens or self.config.model_config.max_model_len - prompt_tokens,
             temperature=0.0,
             ignore_eos=True,
         )
         params.update_from_generation_config({}, eos_token_id=None)
-        self._core.add_request(
+        self.core.add_request(
             Request(
                 request_id=request_id,
                 prompt_token_ids=self._rng.integers(0, self._vocabulary, prompt_tokens).tolist(),
@@ -170,8 +170,8 @@ class ProfileEngine:
         for _ in range(_MAX_STEPS):
             if done():
                 return
-            _, executed = self._core.step_fn()
-            self._core.post_step(executed)
+            _, executed = self.core.step_fn()
+            self.core.post_step(executed)
         raise EngineError(f"the engine made {_MAX_STEPS} steps without doing what was asked for")
 
     def _watch(self) -> None:

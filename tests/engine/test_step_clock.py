@@ -31,6 +31,21 @@ def test_two_steps_in_flight_end_one_after_the_other() -> None:
     assert clock.busy_s(10.001) == pytest.approx(DECODES_S + MIXED_S - 0.001)
 
 
+def test_a_launch_counts_for_the_step_that_was_launched_until_the_next_is_scheduled() -> None:
+    """Launching took longer than the wait after it: the step before ended when predicted, and the next began then."""
+    clock = StepClock(PROFILE)
+    clock.scheduled(DECODES, 0.0)
+    clock.scheduled(MIXED, 0.001)
+    launched_s, seen_s = 2.0 * DECODES_S, 2.0 * DECODES_S + 0.001
+    clock.launched(launched_s)
+    clock.output(seen_s)
+    assert clock.busy_s(seen_s) == pytest.approx(max(DECODES_S + MIXED_S - seen_s, 0.0))
+    assert clock.latency.observed == 0
+    clock.scheduled(DECODES, seen_s)
+    clock.output(DECODES_S + MIXED_S)  # of the next nothing is known yet
+    assert clock.latency.observed == 1
+
+
 def test_each_output_is_a_new_anchor() -> None:
     """The first step takes twice as long as predicted: overdue, it is due at any moment; the next starts after it."""
     clock = StepClock(PROFILE)

@@ -8,19 +8,17 @@ import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.gpu import ON_A_GPU
 
 BLOCK_TOKENS = 32
 """The CPU attention kernel takes multiples of 32."""
 
 KV_BLOCKS = 16
 """Blocks a request can use: eight requests of the workloads below want 20 to 30, so that KV is scarce."""
-
-ON_A_GPU = Path("/dev/nvidiactl").exists()
-"""Whether the engines run there."""
 
 MAX_NUM_SEQS = 8
 MAX_MODEL_LEN = 256

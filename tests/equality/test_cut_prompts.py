@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from sloserve.core.clock import ManualClock
-from tests.equality.engine import ENGINE_WARNINGS, MAX_MODEL_LEN, ON_A_GPU, EngineConfig, started
+from tests.equality.engine import ENGINE_WARNINGS, MAX_MODEL_LEN, EngineConfig, started
 from tests.equality.harness import MAX_STEPS, Served, serve
 from tests.equality.subjects import SUBJECTS
 from tests.equality.test_real_engine import Bench
 from tests.equality.workloads import RISING, Job
+from tests.gpu import ON_A_GPU
 from tests.other_vllm import IS_0_30
 
 pytestmark = [pytest.mark.vllm, *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS)]

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from sloserve.core.clock import ManualClock
-from tests.equality.engine import ENGINE_WARNINGS, ON_A_GPU, Engine, EngineConfig, started
+from tests.equality.engine import ENGINE_WARNINGS, Engine, EngineConfig, started
 from tests.equality.harness import Served, serve
 from tests.equality.subjects import SUBJECTS
 from tests.equality.test_real_engine import Bench, check_equal
 from tests.equality.workloads import Job
 from tests.forked import run_forked
+from tests.gpu import ON_A_GPU
 from tests.other_vllm import not_with_0_30
 
 pytestmark = [pytest.mark.vllm, *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS)]

@@ -93,6 +93,19 @@ def test_without_a_profile_the_steps_are_learnt_and_their_ends_foreseen() -> Non
     assert len(in_flight) > 50 and max(in_flight) < 2.0 * max(true.step_s(load) for load in loads)
 
 
+def test_the_clock_of_steps_is_told_when_each_has_been_launched() -> None:
+    """vLLM asks for the bitmask of a grammar then; without this a launch is charged to the step before."""
+    from sloserve.vllm_plugin.virtual.engine import VirtualEngine
+
+    engine = VirtualEngine(SETTINGS, load_profile(ENGINE), {"sloserve": {"policy": "edf"}})
+    clock, told = engine.scheduler.step_clock, list[str]()
+    scheduled, launched = clock.scheduled, clock.launched
+    clock.scheduled = lambda *args: (told.append("scheduled"), scheduled(*args))
+    clock.launched = lambda *args: (told.append("launched"), launched(*args))
+    engine.run(workload()[:5])
+    assert len(told) > 20 and told[::2] == ["scheduled"] * (len(told) // 2) and set(told[1::2]) == {"launched"}
+
+
 def output_of(new: dict[str, tuple[int, int]], cached: dict[str, tuple[int, int]]) -> SimpleNamespace:
     """A SchedulerOutput of (tokens, computed tokens) by request."""
     scheduled = {name: tokens for name, (tokens, _) in (cached | new).items()}
