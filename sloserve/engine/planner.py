@@ -193,7 +193,7 @@ class Planner:
     def admitted(self, output: Any, monotonic_s: float) -> None:
         """Records the requests that a step admitted, and what it computes."""
         self._count_admissions(self.table.admitted(output), monotonic_s)
-        self.table.scheduled(output)
+        self.table.scheduled(output, self.port.requests)
 
     def _count_admissions(self, slots: IntArray, monotonic_s: float) -> None:
         """Counts admissions, and protects requests that were admitted because of their age."""

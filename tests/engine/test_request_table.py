@@ -1,6 +1,9 @@
-"""The request table of the model engine: what the host pool keeps of a preempted request, until that runs again."""
+"""The request table of the model engine: what the host pool keeps of a preempted request, until that runs again; and a
+request whose arrival could not be counted.
+"""
 
 from types import SimpleNamespace
+from typing import Any
 
 from sloserve.core.clock import ManualClock
 from sloserve.core.request import WorkloadRequest
@@ -25,6 +28,36 @@ class PortWithPool(ModelPort):
 
     def swapped_tokens(self, request: object) -> int:
         return self.kept
+
+
+class PortWithSteps(ModelPort):
+    """A model engine's port whose steps say what they compute, as vLLM's do."""
+
+    def tokens_scheduled(self, step: Any) -> tuple[dict[str, int], int]:
+        return step.tokens_of, sum(step.tokens_of.values())
+
+
+def test_a_request_without_a_row_is_not_taken_for_one_that_is_paused() -> None:
+    scheduler = ModelScheduler(
+        EngineSettings(max_num_seqs=4, max_num_batched_tokens=64, kv_blocks=20, max_model_len=320)
+    )
+    port = PortWithSteps(scheduler, StepClock(), ManualClock())
+    table = RequestTable(frozenset({"computed_tokens", "prompt_tokens"}), port)
+    paused = scheduler.requests.add(WorkloadRequest("paused", 0.0, 100, 50, SLO_OF_ALL), 0.0, 50)
+    slot = table.add(paused, STATED)
+    assert slot is not None
+    table.admitted(SimpleNamespace(admitted=[0]))
+    scheduler.requests.computed[0] = 100
+    scheduler.requests.tokens[0] = 1
+    requests: dict[str, Any] = {"paused": paused}
+    for _ in range(2):
+        table.scheduled(SimpleNamespace(tokens_of={"paused": 1}), requests)
+        scheduler.requests.computed[0] += 1
+        table.read_running()  # from now on it is followed
+    requests["without a row"] = object()
+    table.scheduled(SimpleNamespace(tokens_of={"without a row": 1}), requests)
+    table.read_running()
+    assert table.rows.computed_tokens[slot] == scheduler.requests.computed[0] == 102
 
 
 def test_a_row_says_what_the_pool_keeps_until_the_request_runs_again() -> None:
