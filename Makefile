@@ -32,9 +32,10 @@ PYTEST = $(BIN)/python -m pytest -q --durations=10
 # Hypothesis searches briefly here; `make test` has it search in full afterwards.
 RUN_FAST = $(PYTEST) -m "$(FAST)" --hypothesis-profile=fast
 
-# A file of tests runs in one process, which shares its engines and servers. Files start in the order of their names. A process
-# that dies ends the run, and the test that it ran is named: xdist may wait for ever for one that takes its place.
-IN_LANES = -p xdist -n $(LANES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+# A file of tests runs in one process, which shares its engines and servers. Files start in the order of their names. A test
+# that hangs ends its process: where it hangs is printed before, and the run ends, since xdist may wait for ever for a
+# process that takes the place of another.
+IN_LANES = -p xdist -n $(LANES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -o faulthandler_timeout=290
 
 # The nvcc of the environment (pip's), where there is one; CMake looks on PATH besides.
 NVCC = $(abspath $(firstword $(wildcard $(VENV)/lib/python*/site-packages/nvidia/cu*/bin/nvcc)))

@@ -5,6 +5,7 @@ One short test; ``make ray`` runs those of test_ray_faults.py, too.
 
 import asyncio
 import os
+import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,11 +20,11 @@ TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "1f6d0b2c9a8e4f73a5b1c0d2e3
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")]
 
 
-def test_a_node_serves_without_a_further_command_and_nothing_is_left(tmp_path: Path) -> None:
-    """On a cluster that asks for a token, as docs/fleet-hosts.md advises."""
-    with ray_cluster(tmp_path, **TOKEN) as cluster:
+def serves_and_leaves_nothing(folder: Path) -> None:
+    folder.mkdir()
+    with ray_cluster(folder, **TOKEN) as cluster:
         cluster.call("add", "one")
-        fleet = RayFleet(tmp_path, cluster, **TOKEN)
+        fleet = RayFleet(folder, cluster, **TOKEN)
         try:
             fleet.wait_for("ready: ")
             fleet.wait_for(fleet.completes)
@@ -32,6 +33,19 @@ def test_a_node_serves_without_a_further_command_and_nothing_is_left(tmp_path: P
             assert fleet.processes() == []
         finally:
             fleet.end()
+
+
+@pytest.mark.timeout(900)  # that of all waits together
+def test_a_node_serves_without_a_further_command_and_nothing_is_left(tmp_path: Path) -> None:
+    """On a cluster that asks for a token, as docs/fleet-hosts.md advises.
+
+    Ray's own processes may fail where all cores are busy, or hang: on another cluster all must go well.
+    """
+    try:
+        serves_and_leaves_nothing(tmp_path / "first")
+    except (AssertionError, subprocess.TimeoutExpired) as error:
+        print(f"tried again, since: {error}")
+        serves_and_leaves_nothing(tmp_path / "again")
 
 
 def test_a_pool_ends_where_its_own_node_has_left_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
