@@ -80,7 +80,7 @@ test: env
 
 # These start sixty engines one after the other.
 layouts: env
-	SLOSERVE_LAYOUTS=whole $(PYTEST) tests/equality/layouts tests/vllm/test_profile.py
+	SLOSERVE_LAYOUTS=whole $(PYTEST) tests/equality/layouts tests/sim/model/test_agreement.py tests/vllm/test_profile.py
 
 # npm writes the file in node_modules when it is done.
 clients:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.equality.engine import ENGINE_WARNINGS
-from tests.equality.layouts.bench import WHOLE
 from tests.equality.layouts.models import ModelFolders
+from tests.whole import WHOLE
 
 pytestmark = [pytest.mark.vllm, *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS)]
 

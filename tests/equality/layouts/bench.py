@@ -1,7 +1,6 @@
 """Engines of the tiny models, with scarce KV, and what of a run differs from stock's."""
 
 import contextlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,9 +16,6 @@ from tests.equality.subjects import SUBJECTS
 from tests.equality.test_real_engine import Bench
 from tests.equality.workloads import WORKLOADS
 from tests.other_vllm import needs_float32_mamba
-
-WHOLE = os.environ.get("SLOSERVE_LAYOUTS") == "whole"
-"""Whether all of these tests run, as ``make layouts`` has it; else a part does, for ``make test``."""
 
 SUBJECT = {subject.name: subject for subject in SUBJECTS}
 

@@ -13,11 +13,12 @@ import pytest
 
 from tests.equality.engine import ENGINE_WARNINGS
 from tests.equality.harness import Served
-from tests.equality.layouts.bench import MODES, SUBJECT, WHOLE, Case, bench_of, differences
+from tests.equality.layouts.bench import MODES, SUBJECT, Case, bench_of, differences
 from tests.equality.layouts.models import ModelFolders
 from tests.equality.subjects import Subject
 from tests.equality.test_real_engine import Bench
 from tests.other_vllm import IS_0_30
+from tests.whole import WHOLE
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS)]
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from tests.equality.engine import ENGINE_WARNINGS, EngineConfig
-from tests.equality.layouts.bench import SUBJECT, WHOLE, Case, bench_of, differences
+from tests.equality.layouts.bench import SUBJECT, Case, bench_of, differences
 from tests.equality.layouts.models import ModelFolders
 from tests.forked import run_forked
 from tests.other_vllm import not_with_0_30
+from tests.whole import WHOLE
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS)]
 

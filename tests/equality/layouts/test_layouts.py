@@ -8,9 +8,10 @@ import pytest
 
 from sloserve.scheduler.registry import main_policies
 from tests.equality.engine import ENGINE_WARNINGS, MAX_MODEL_LEN
-from tests.equality.layouts.bench import MODES, SUBJECT, WHOLE, Case, differences
+from tests.equality.layouts.bench import MODES, SUBJECT, Case, differences
 from tests.equality.subjects import Subject
 from tests.equality.test_real_engine import MIN_MARGIN, Bench
+from tests.whole import WHOLE
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS)]
 

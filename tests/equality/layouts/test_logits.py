@@ -19,10 +19,11 @@ import pytest
 from sloserve.core.clock import ManualClock
 from tests.equality.engine import ENGINE_WARNINGS
 from tests.equality.harness import Served, serve
-from tests.equality.layouts.bench import MODES, SUBJECT, WHOLE, Case
+from tests.equality.layouts.bench import MODES, SUBJECT, Case
 from tests.equality.subjects import Subject
 from tests.equality.test_real_engine import Bench
 from tests.equality.workloads import WORKLOADS, Job
+from tests.whole import WHOLE
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS)]
 

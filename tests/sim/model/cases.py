@@ -131,6 +131,11 @@ LAYOUTS: dict[str, tuple[KVGroups, ...]] = {
 }
 
 
+OFTEN = (None, "chaos")
+OTHERS = ("edf:preempt_margin_s=0.1", "econo", "auto")
+"""Policies that layouts are tried under."""
+
+
 def layout_cases() -> Iterator[Case]:
     """Every layout under several policies, where KV holds a few requests; with a prefix cache where that is known."""
     for name, groups in LAYOUTS.items():
@@ -146,7 +151,7 @@ def layout_cases() -> Iterator[Case]:
         few = max(5 * layout.mean(np.array([300.0]))[0], layout.to_admit(np.array([MAX_LEN]))[0] + 4)
         engine = replace(engine, kv_blocks=int(few))
         of_one_size = len({one.block_size for one in groups}) == 1 and groups[0].block_size < MAX_LEN
-        for policy in (None, "chaos", "edf:preempt_margin_s=0.1", "econo", "auto"):
+        for policy in (*OFTEN, *OTHERS):
             yield Case(name, policy, engine, prompts_by_halves(40, shared=False))
             if of_one_size:
                 cached = replace(engine, enable_prefix_caching=True)

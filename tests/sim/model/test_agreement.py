@@ -3,6 +3,7 @@
 A vLLM that moved a rule fails here first, and the message says in which step and of which request.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +16,9 @@ from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.kernels.kv_layout import STATE_WINDOW, KVGroups
 from sloserve.virtual.engine_settings import EngineSettings, blocks_of_longest
 from tests.other_vllm import follows_mamba, has_mamba_all, not_with_0_30
-from tests.sim.model.cases import Case, cases, layout_cases, profile_cases
+from tests.sim.model.cases import OFTEN, OTHERS, Case, cases, layout_cases, profile_cases
 from tests.sim.model.side_by_side import difference, run_model, run_real
+from tests.whole import WHOLE
 
 pytestmark = [
     pytest.mark.vllm,
@@ -44,11 +46,20 @@ def _check_version(case: Case) -> None:
 
 
 def _marked(case: Case) -> Any:
-    often = case.policy in (None, "chaos")
-    return pytest.param(case, id=f"{case.name}-{case.policy or 'stock'}", marks=() if often else pytest.mark.slow)
+    marks = () if case.policy in OFTEN else pytest.mark.slow
+    return pytest.param(case, id=f"{case.name}-{case.policy or 'stock'}", marks=marks)
 
 
-@pytest.mark.parametrize("case", list(map(_marked, layout_cases())))
+def _some(every: Iterable[Case]) -> Iterator[Case]:
+    """All of them for ``make layouts``; else each layout under stock, chaos, and one of the other policies in turn."""
+    in_turn: dict[str, int] = {}
+    for case in every:
+        turn = in_turn.setdefault(case.name, len(in_turn))
+        if WHOLE or case.policy in OFTEN or case.policy == OTHERS[turn % len(OTHERS)]:
+            yield case
+
+
+@pytest.mark.parametrize("case", list(map(_marked, _some(layout_cases()))))
 def test_every_step_is_vllms_whatever_layers_keep(case: Case) -> None:
     """Windows, local chunks, Mamba's states in three ways, and mixtures, where KV is scarce."""
     _check_version(case)
