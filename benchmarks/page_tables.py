@@ -5,6 +5,7 @@ a text are read as :mod:`benchmarks.paper_tables` says, with the row's ``at`` in
 ``pytest tests/docs --update-docs`` writes each between ``<!-- table: PAGE.NAME -->`` and ``<!-- end -->`` of its page.
 """
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +15,8 @@ from benchmarks.publish import markdown
 
 TABLES: Final[dict[str, dict[str, Any]]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 """By page, then by name."""
+_AT: Final = re.compile(r"@(?!\w)")
+"""But not before a word: so policies name options of their engines."""
 
 
 def page_table(name: str) -> str:
@@ -22,5 +25,5 @@ def page_table(name: str) -> str:
     told = TABLES[page][table]
     columns = told["columns"]
     head = [told["rows_are"], *(head for head, _ in columns)]
-    rows = ([name, *(filled(text.replace("@", at)) for _, text in columns)] for name, at in told["rows"])
+    rows = ([name, *(filled(_AT.sub(at, text)) for _, text in columns)] for name, at in told["rows"])
     return "\n".join(markdown([head, *rows])) + "\n"
