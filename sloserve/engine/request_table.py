@@ -248,7 +248,8 @@ class RequestTable:
     def scheduled(self, step: Any, requests: Mapping[str, EngineRequest]) -> None:
         """A step was scheduled, and :meth:`admitted` knows of it. requests: all that the engine has, by id.
 
-        One without a row, whose arrival could not be counted, would be taken for a request that a plan pauses.
+        One without a row, which is not ours to plan or whose arrival could not be counted, would be taken for one that
+        a plan pauses.
         """
         counts = self._reader.tokens_scheduled(step) if self._read and self.has_all(requests) else None
         self._follows = counts is not None and len(counts[0]) >= FEWEST_FOLLOWED
