@@ -132,16 +132,15 @@ def _result(name: str) -> Any:
 
 
 def _led(found: Any, path: Iterable[str]) -> Any:
-    """Where the path leads: ``key=value`` chooses rows of a list, a name or place goes into a mapping or a list."""
+    """Where the path leads: a name or place goes into a mapping or a list, ``key=value`` chooses rows of a list."""
     for step in path:
         key, chosen, value = step.partition("=")
-        if chosen:
+        if isinstance(found, list) and all(isinstance(row, dict) and step in row for row in found):
+            found = [row[step] for row in found]
+        elif chosen and isinstance(found, list):
             found = [row for row in found if _same(row[key], value)]
-        elif isinstance(found, list):
-            named = all(isinstance(row, dict) and step in row for row in found)
-            found = [row[step] for row in found] if named else found[int(step)]
         else:
-            found = found[step]
+            found = found[int(step) if isinstance(found, list) else step]
     return found
 
 
