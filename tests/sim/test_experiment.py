@@ -144,7 +144,7 @@ def test_one_line_and_status_2_for_a_malformed_trace(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival_s,prompt_tokens,output_tokens,task\n0.0,10,5,chat\n1.0,ten,5,chat\n")
     command = [sys.executable, "-m", "sloserve.cli", "simulate", "--trace", str(trace), "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
     for part in (str(trace), "3", "prompt_tokens", "ten"):

@@ -24,7 +24,7 @@ STAND_IN = ("--engine-module", "tests.fleet.stand_in.server")
 def test_the_demonstration_keeps_its_promises_and_leaves_nothing_behind() -> None:
     """Streams of three models on one device, a batch, one engine killed: each line has one result."""
     command = [sys.executable, str(ROOT / "examples" / "demo_fleet.py"), *STAND_IN]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "kept    every accepted line has one result: 90 of 90, 0 twice" in done.stdout
     assert "processes left: 0" in done.stdout and "kill -9 of the engine" in done.stdout
