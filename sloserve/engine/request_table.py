@@ -248,10 +248,12 @@ class RequestTable:
     def scheduled(self, step: Any, requests: Mapping[str, EngineRequest]) -> None:
         """A step was scheduled, and :meth:`admitted` knows of it. requests: all that the engine has, by id.
 
-        One without a row, which is not ours to plan or whose arrival could not be counted, would be taken for one that
-        a plan pauses.
+        One in the step without a row, which is not ours to plan or whose arrival could not be counted, would be taken
+        for one that a plan pauses. Where it only waits, as idle sessions do, the step is followed.
         """
-        counts = self._reader.tokens_scheduled(step) if self._read and self.has_all(requests) else None
+        counts = self._reader.tokens_scheduled(step) if self._read else None
+        if counts is not None and not self.has_all(requests) and not counts[0].keys() <= self.slot_of.keys():
+            counts = None
         self._follows = counts is not None and len(counts[0]) >= FEWEST_FOLLOWED
         if counts is None or not self._follows:
             self._counts.lost()

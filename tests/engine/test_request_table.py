@@ -55,9 +55,12 @@ def test_a_request_without_a_row_is_not_taken_for_one_that_is_paused() -> None:
         scheduler.requests.computed[0] += 1
         table.read_running()  # from now on it is followed
     requests["without a row"] = object()
+    table.scheduled(SimpleNamespace(tokens_of={"paused": 1}), requests)  # it only waits
+    scheduler.requests.computed[0] += 1
+    assert table._counts.to_read(table.rows.slots_in(State.RUNNING)).size == 0
     table.scheduled(SimpleNamespace(tokens_of={"without a row": 1}), requests)
     table.read_running()
-    assert table.rows.computed_tokens[slot] == scheduler.requests.computed[0] == 102
+    assert table.rows.computed_tokens[slot] == scheduler.requests.computed[0] == 103
 
 
 def test_a_row_says_what_the_pool_keeps_until_the_request_runs_again() -> None:
