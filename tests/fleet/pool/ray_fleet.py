@@ -39,6 +39,10 @@ SECONDS = 400.0 if "SLOSERVE_RAY" in os.environ else 60.0
 """For what is waited for, Ray's own answers included. ``make test`` tries again instead, and soon."""
 
 
+class TookTooLong(AssertionError):
+    """Ray, or what waits for it, took longer than :data:`SECONDS`, or Ray's processes have ended."""
+
+
 class RayCluster:
     """Nodes of one cluster. folder: for its log, and what agents keep on nodes. environment: of Ray's processes.
 
@@ -83,7 +87,8 @@ class RayCluster:
         self._process.stdin.flush()
         there, _, _ = select.select([self._process.stdout], [], [], SECONDS)  # all of a line comes at once
         answer = self._process.stdout.readline() if there else ""
-        assert answer, f"{name}\n{Path(self._log.name).read_text()}"
+        if not answer:
+            raise TookTooLong(f"{name}\n{Path(self._log.name).read_text()}")
         return json.loads(answer)
 
     def end(self) -> None:
@@ -142,7 +147,8 @@ class RayFleet:
         begun_s = time.perf_counter()
         while not (what in self.said if isinstance(what, str) else what()):
             assert self.process.poll() is None, self.said
-            assert time.perf_counter() < begun_s + SECONDS, f"{what}\n{self.said}"
+            if time.perf_counter() > begun_s + SECONDS:
+                raise TookTooLong(f"{what}\n{self.said}")
             time.sleep(0.1)
         return time.perf_counter() - begun_s
 
