@@ -1,7 +1,9 @@
 """Each figure and table of the five papers has a command and its results, or a reason why it has none."""
 
+import json
 import re
 from itertools import chain
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +15,7 @@ from tests.docs.pages import ROOT
 
 REASONS = {"needs a GPU", "needs human subjects", "needs data that cannot be had", "not about the system"}
 _TABLE = re.compile(r"(<!-- paper: (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
-_OF_RESULTS = re.compile(r"(<!-- table: (\w+\.\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
+_OF_RESULTS = re.compile(r"(<!-- table: ([\w-]+\.\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 
 
 def _exists(command: str) -> bool:
@@ -73,3 +75,32 @@ def test_figures_are_read_from_rows_tables_and_json() -> None:
     assert figure("table fleet-qlm-drain fifo") == "35.1 ± 2.3"
     with pytest.raises(ValueError, match="leads to no number"):
         figure("router rule=none reward .2f")
+
+
+@pytest.mark.parametrize(
+    ("reference", "text"),
+    [
+        ("of.json rows policy=ours speed .1f", "4.0"),
+        ("? of.json rows policy=nobody speed .1f", ""),
+        ("ratios of.json rows : policy=ours speed : policy=stock speed .2f", "2.50"),
+        ("span of.json rows : policy=ours speed : policy=stock speed .1f", "−3.9 to 8.9"),
+        ("less of.json rows : policy=stock share : policy=ours share +.1p", "−5.0"),
+        ("most of.json by_name : share .0%", "50 %"),
+        ("text of.json the_best", "`ours`"),
+        ("around of.json rows policy=ours speed .0f", "4 ± 25"),
+        ("table of ours,_tuned 2", "−7"),
+    ],
+)
+def test_figures_of_two_rows_are_read(
+    reference: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {"policy": policy, "speed": speed, "share": share}
+        for policy, speed, share in (("stock", 1, 0.5), ("stock", 2, 0.5), ("ours", 2, 0.6), ("ours", 6, 0.5))
+    ]
+    told = {"rows": rows, "by_name": {"a": {"share": 0.5}, "b": {"share": 0.2}}, "the best": "ours"}
+    (tmp_path / "of.json").write_text(json.dumps(told))
+    (tmp_path / "of").mkdir()
+    (tmp_path / "of" / "table.txt").write_text("| policy | a | b |\n| ours, tuned | 1 | -7 |\n")
+    monkeypatch.setattr("benchmarks.paper_tables.RESULTS", tmp_path)
+    assert figure(reference) == text
