@@ -10,7 +10,7 @@
 #   make compat VLLM=0.31.0   the tests that run vLLM, in an environment of their own with another version
 #   make interop  client libraries and load generators against a server, from environments of their own
 #   make ray     a fleet on a Ray cluster of several nodes on this machine, whose parts are killed: 20 minutes
-#   make report  tables and plots of every benchmark that needs no device, small, as one page; FULL=1 as published
+#   make report  the papers' tables, every experiment and the benchmarks of report.toml, small, as one page; FULL=1 as published
 #   make demo-fleet   three tiny models on one device, streams, a batch, one engine killed; ends by itself
 #   make clean   removes what the above made, but for the package cache
 

@@ -21,3 +21,14 @@ def is_quick(text: str | None) -> bool:
     parser = parser_for(text)
     parser.add_argument("--quick", action="store_true", help="once and small; writes nothing")
     return bool(parser.parse_args().quick)
+
+
+def quick_and_out(text: str | None, out: Path) -> tuple[bool, Path | None]:
+    """Whether the script is to run once and small, and the file or folder to write: ``--out``; without it ``out``, or
+    nothing if small.
+    """
+    parser = parser_for(text)
+    parser.add_argument("--quick", action="store_true", help="once and small; writes nothing without --out")
+    parser.add_argument("--out", type=Path, help=f"instead of {out.name}")
+    given = parser.parse_args()
+    return given.quick, given.out or (None if given.quick else out)

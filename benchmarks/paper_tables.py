@@ -230,7 +230,7 @@ def _led(found: Any, path: Iterable[str]) -> Any:
 
 
 def _key(row: Mapping[str, Any], step: str) -> str:
-    return step if step in row else step.replace("_", " ")
+    return step if step in row else next((key for key in row if key.replace(" ", "_") == step), step)
 
 
 def _same(left: Any, right: str) -> bool:

@@ -1,81 +1,49 @@
-"""One page of tables and plots, made anew: every experiment, every section of the fleet, and what report.toml names.
+"""One page of tables and plots, made anew from raw rows, below the papers' figures: what report_rows.py lists.
 
 Usage: python -m benchmarks.report [--full] [--only azure-conv,hol] [--out report]
 
 Each row is run as its own command into a folder of its own, small unless ``--full`` asks for the published size, and
 not again where the folder has that size at this commit: a report that was stopped goes on. The page, ``index.html``,
-has each row's question, command, CPU seconds, table and plots; how long the published size would take is estimated from
-the runs of the small one. A row whose trace is in no folder that SLOSERVE_DATA names is left out, and says so. Ends
-with 1 where a row failed.
+begins with the table of each paper, whose figures are those of benchmarks/results; then come each row's question,
+command, CPU seconds, table and plots. A row whose trace is in no folder that SLOSERVE_DATA names is left out, and says
+so. Ends with 1 where a row failed.
 """
 
 import html
 import json
+import re
 import resource
+import shutil
 import subprocess
 import sys
-import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from rich.console import Console
 
 from benchmarks.arguments import parser_for
-from benchmarks.fleet.fleet_qlm import SECTIONS
+from benchmarks.paper_tables import PAGES, paper_table
 from benchmarks.publish import aligned, provenance
-from sloserve.core.errors import ConfigError
+from benchmarks.report_rows import ReportRow, published_size, rows
 from sloserve.core.progress_bar import progress
-from sloserve.sim.experiments import EXPERIMENTS, experiment_flags
 
-SEEDS, REQUESTS, FLEET_SECONDS = 1, 100, 15
-"""Of the small size."""
-FULL_SEEDS: Final = 3
 RAN, OUTPUT = "ran.json", "output.txt"
-STYLE = "body{font:15px sans-serif;max-width:70em;margin:2em auto;padding:0 1em}pre{overflow:auto}img{max-width:100%}"
+UNFINISHED = "unfinished"
+"""The status of a row that runs, or was stopped."""
+PAPERS = {
+    "andes": "Andes",
+    "econo": "EconoServe",
+    "qlm": "QLM",
+    "sa": "Simulated annealing",
+    "qos": "QoS-aware serving",
+}
+STYLE = (
+    "body{font:15px sans-serif;max-width:70em;margin:2em auto;padding:0 1em}pre{overflow:auto}img{max-width:100%}"
+    "table{border-collapse:collapse}td,th{border:1px solid #ccc;padding:.2em .5em;text-align:left;vertical-align:top}"
+)
 Ran = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class ReportRow:
-    """command: after ``python -m``. left_out: why it cannot be run here. full_share: the published size's part of the
-    work, as a multiple of the small size's; ``None`` where nobody knows.
-    """
-
-    name: str
-    question: str
-    command: tuple[str, ...]
-    left_out: str | None = None
-    full_share: float | None = None
-
-
-def rows(out: Path, *, full: bool) -> Iterator[ReportRow]:
-    """All, each writing to the folder of its name in ``out``."""
-    for name, experiment in EXPERIMENTS.items():
-        size = () if full else ("--seeds", str(SEEDS), "--max-requests", str(REQUESTS))
-        command = ("sloserve.cli", "simulate", "--experiment", name, "--engine", "model", *size)
-        left_out = None
-        try:
-            experiment_flags(name)
-        except ConfigError as error:
-            left_out = str(error)
-        share = FULL_SEEDS / SEEDS * experiment.flags.get("max_requests", 1000) / REQUESTS
-        yield ReportRow(name, experiment.question, (*command, "--out", str(out / name)), left_out, share)
-    for section in SECTIONS:
-        size = () if full else ("--seeds", str(SEEDS), "--seconds", str(FLEET_SECONDS))
-        command = ("benchmarks.fleet.fleet_qlm", "--section", section, *size)
-        name = f"fleet-qlm-{section}"
-        yield ReportRow(name, f"QLM's fleet: {section}", (*command, "--out", str(out / name)))
-    for row in tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["rows"]:
-        name = row["module"].rpartition(".")[2]
-        command = (row["module"], *(() if full else row["reduced"]), "--out", str(out / name / f"{name}.json"))
-        yield ReportRow(name, _first_line(row["module"]), command)
-
-
-def _first_line(module: str) -> str:
-    text = Path(*module.split(".")).with_suffix(".py").read_text()
-    return text.removeprefix('"""').partition("\n")[0]
+_LINK = re.compile(r"\[([^]]+)\]\([^)]*\)")
 
 
 def state() -> str:
@@ -85,19 +53,26 @@ def state() -> str:
 
 
 def ran(row: ReportRow, folder: Path, now: str) -> Ran:
-    """What running ``row`` into ``folder`` came to, or had come to when it was run before."""
+    """What running ``row`` into ``folder`` came to, or had come to when it was run before.
+
+    A run that was stopped finds what it left, for modules that go on themselves; one of another commit finds nothing.
+    """
     said = folder / RAN
     before = json.loads(said.read_text()) if said.exists() else {}
     if before.get("command") == list(row.command) and before.get("state") == now and not before.get("status"):
         return dict(before)
+    asked = {"command": list(row.command), "state": now}
+    if before and {name: before.get(name) for name in asked} != asked:
+        shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    said.write_text(json.dumps({**asked, "status": UNFINISHED}) + "\n")
     began = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", *row.command]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     (folder / OUTPUT).write_text(done.stdout)
     cpu_s = used.ru_utime + used.ru_stime - began.ru_utime - began.ru_stime
-    found = {"command": list(row.command), "state": now, "status": done.returncode, "cpu_s": round(cpu_s, 1)}
+    found = {**asked, "status": done.returncode, "cpu_s": round(cpu_s, 1)}
     said.write_text(json.dumps(found) + "\n")
     return found
 
@@ -127,23 +102,24 @@ def table(folder: Path) -> str:
     return "\n".join(line for line in printed.splitlines() if not line.startswith("wrote "))
 
 
-def page(parts: list[tuple[ReportRow, Ran | None]], out: Path, now: str) -> str:
-    """The page. Ran: ``None`` for a row that was left out."""
+def page(parts: list[tuple[ReportRow, Ran | None]], out: Path, now: str, size: str) -> str:
+    """The page. Ran: ``None`` for a row that was left out. size: what is said of the published one."""
     text = html.escape
     cpu_s = sum(of["cpu_s"] for _, of in parts if of)
-    full_h = sum(of["cpu_s"] * row.full_share / 3600 for row, of in parts if of and row.full_share)
-    known = sum(bool(of and row.full_share) for row, of in parts)
     made = f"sloserve at {now}, vLLM {provenance()['vllm']}. These runs took {cpu_s / 60:.0f} CPU minutes"
-    head = f"{made}; {known} of them would take about {full_h:.1f} CPU hours in the published size."
-    body = [f"<h1>What has been measured</h1><p>{text(head)}</p>"]
-    body.append("<ul>" + "".join(f'<li><a href="#{text(row.name)}">{text(row.name)}</a>' for row, _ in parts) + "</ul>")
+    body = [f"<h1>What has been measured</h1><p>{text(made)}; all take {text(size)}.</p>"]
+    body.append("<p>Figures of the papers' tables are those of benchmarks/results; what stands below them ran now.</p>")
+    for paper in PAGES:
+        body.append(f'<h2 id="paper-{paper}">{PAPERS[paper]}</h2>{as_html(paper_table(paper))}')
+    body.append("<h2>Rows</h2><ul>")
+    body += [f'<li><a href="#{text(row.name)}">{text(row.name)}</a>' for row, _ in parts] + ["</ul>"]
     for row, of in parts:
         body.append(f'<h2 id="{text(row.name)}">{text(row.name)}</h2><p>{text(row.question)}</p>')
         if of is None:
             body.append(f"<p>Left out: {text(str(row.left_out))}</p>")
             continue
         body.append(f"<p><code>python -m {text(' '.join(row.command))}</code>, {of['cpu_s']:.0f} CPU s</p>")
-        folder = folder_of(row, out)
+        folder = out / row.name
         if of["status"]:
             body.append(f"<p><b>Failed with {of['status']}.</b></p>")
         body.append(f"<pre>{text(table(folder))}</pre>")
@@ -153,15 +129,28 @@ def page(parts: list[tuple[ReportRow, Ran | None]], out: Path, now: str) -> str:
     return f'<!doctype html><html lang="en"><meta charset="utf-8">{title}<style>{STYLE}</style>' + "\n".join(body)
 
 
-def folder_of(row: ReportRow, out: Path) -> Path:
-    """Where it writes: what follows ``--out``, or its folder where that is a file."""
-    path = Path(row.command[-1])
-    return path if path.suffix != ".json" else path.parent
+def as_html(markdown: str) -> str:
+    """A table of Markdown, with code; of links only the text, since they lead from pages of the docs."""
+    lines = [line.removeprefix("|").removesuffix("|").split("|") for line in markdown.splitlines()]
+    tags = ["th", *["td"] * (len(lines) - 2)]  # the line below the head only says that it is one
+    rows = [
+        f"<tr>{''.join(f'<{tag}>{_cell(cell.strip())}</{tag}>' for cell in line)}</tr>"
+        for tag, line in zip(tags, [lines[0], *lines[2:]], strict=True)
+    ]
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(_LINK.sub(r"\1", text)))
 
 
 def main() -> None:
     parser = parser_for(__doc__, out=Path("report"))
-    parser.add_argument("--full", action="store_true", help="the published size of each row: many hours")
+    parser.add_argument(
+        "--full",
+        action="store_true",
+        help=f"the published size of each row: {published_size(list(rows(Path(), full=True)))}",
+    )
     parser.add_argument("--only", help="names of rows, comma-separated")
     given = parser.parse_args()
     every = list(rows(given.out, full=given.full))
@@ -172,10 +161,11 @@ def main() -> None:
     chosen, now = [row for row in every if row.name in only], state()
     parts: list[tuple[ReportRow, Ran | None]] = []
     given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / "index.html").write_text(page(parts, given.out, now, published_size(every)))
     with progress("rows", Console(stderr=True)) as bar:
         for i, row in enumerate(chosen):
-            parts.append((row, None if row.left_out else ran(row, folder_of(row, given.out), now)))
-            (given.out / "index.html").write_text(page(parts, given.out, now))
+            parts.append((row, None if row.left_out else ran(row, given.out / row.name, now)))
+            (given.out / "index.html").write_text(page(parts, given.out, now, published_size(every)))
             bar.update(i + 1, len(chosen))
     failed = [row.name for row, of in parts if of and of["status"]]
     print(f"wrote {given.out / 'index.html'}" + (f"; failed: {', '.join(failed)}" if failed else ""))

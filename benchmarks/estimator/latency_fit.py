@@ -16,7 +16,7 @@ from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.arguments import is_quick
+from benchmarks.arguments import quick_and_out
 from benchmarks.publish import RESULTS, write_result
 from sloserve.estimator.step_time.fit import MeasuredStep
 from sloserve.estimator.step_time.latency import StepLoad
@@ -87,15 +87,15 @@ def assessed(steps: list[MeasuredStep]) -> dict[str, object]:
 
 
 def main() -> None:
-    quick = is_quick(__doc__)
+    quick, out = quick_and_out(__doc__, RESULTS / "latency_fit.json")
     steps = tiny_steps(quick)
     result: dict[str, object] = {"tiny": assessed(steps) | {"tfs_tokens": knee_tokens(steps)}}
     data = Path(os.environ.get("SLOSERVE_DATA", "")) / "gpu_step_profile.csv.gz"
     if data.is_file():
         result |= {name: assessed(found) for name, found in sorted(composed_steps(data).items())}
     print(json.dumps(result, indent=1))
-    if not quick:
-        write_result(RESULTS / "latency_fit.json", {"systems": result})
+    if out is not None:
+        write_result(out, {"systems": result})
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ INTERACTIVE_S, BATCH_S = 20.0, 120.0
 class Plant:
     """A fleet to be made: models with their shares and profiles, instances by device, switching.
 
-    slo_scale: of the deadlines. width: devices of an instance.
+    devices: ``a100x4`` for instances of four A100s each. slo_scale: of the deadlines.
     """
 
     models: Mapping[str, Mapping[str, Any]]
@@ -44,7 +44,6 @@ class Plant:
     swap_space_gib: float = 64.0
     swap_cost_factor: float = 1.0
     slo_scale: float = 1.0
-    width: int = 1
 
     def fleet(self) -> Fleet:
         """It, as from a file."""
@@ -52,16 +51,18 @@ class Plant:
             "interactive": {"rank": 1, "e2e_ms": 1e3 * INTERACTIVE_S * self.slo_scale, "aged_after_s": 60.0},
             "batch": {"rank": 2, "e2e_ms": 1e3 * BATCH_S * self.slo_scale, "aged_after_s": 600.0},
         }
+        kinds = {kind: (kind.partition("x")[0], int(kind.partition("x")[2] or 1)) for kind in self.devices}
+        there = {kinds[kind][0] for kind, n in self.devices.items() if n}
         models = {
-            name: dict(entry) | {"profile": {d: p for d, p in entry["profile"].items() if self.devices.get(d)}}
+            name: dict(entry) | {"profile": {d: p for d, p in entry["profile"].items() if d in there}}
             if isinstance(entry["profile"], Mapping)
             else dict(entry)
             for name, entry in self.models.items()
         }
         host = {"host_memory_gib": self.host_memory_gib, "swap_space_gib": self.swap_space_gib}
         hosts = {
-            f"node-{d}": {"device": d, "devices": n * self.width, "width": self.width} | host
-            for d, n in self.devices.items()
+            f"node-{kind}": {"device": kinds[kind][0], "devices": n * kinds[kind][1], "width": kinds[kind][1]} | host
+            for kind, n in self.devices.items()
             if n
         }
         made = parse_fleet(
@@ -176,6 +177,9 @@ def run(cell: Cell, name: str, seed: int) -> Row:
         "served_per_s": found["request_throughput"],
         "done_s": found["duration_s"],
         "hol_s": float(np.mean(waits_s)) if waits_s else 0.0,
+        "preemptions_per_request": found["preemptions_per_request"],  # by engines, the fleet and switches together
+        "swaps_per_request": found.get("swaps_per_request", 0.0),
+        "preempted_by_fleet_per_request": log.run.counters.get("preempted_for_others", 0) / len(requests),
         "kv_used": float((steps.kv_utilization * steps.duration_s).sum()) / in_all_s,
         "swaps": found["swaps"],
         "swapping": found["swapping_share"],
@@ -215,18 +219,17 @@ def at(cell: Cell, names: Sequence[str], seeds: Sequence[int]) -> Iterator[Row]:
 
 
 def ladder(cell: Cell, rates: Sequence[float], names: Sequence[str], seeds: Sequence[int]) -> Iterator[Row]:
-    """The cell at ascending rates, each name and seed up to the first at which too few are in time; ``static`` is the
-    placement that carries most.
+    """The cell at ascending rates, each name with all seeds up to the first at which too few are in time with any;
+    ``static`` is the placement that carries most.
     """
     for name in names:
         best: list[Row] = []
         for tried in placements(cell.plant) if name == STATIC else (name,):
-            rows = []
-            for seed in seeds:
-                for rps in rates:
-                    rows.append(run(replace(cell, rps=rps), tried, seed) | {"policy": name})
-                    if rows[-1]["in_time"] < IN_TIME:
-                        break
+            rows: list[Row] = []
+            for rps in rates:
+                rows += [run(replace(cell, rps=rps), tried, seed) | {"policy": name} for seed in seeds]
+                if all(row["in_time"] < IN_TIME for row in rows[-len(seeds) :]):
+                    break
             best = max(best, rows, key=_carried)
         yield from best
 
@@ -235,7 +238,8 @@ def _carried(rows: Sequence[Row]) -> tuple[int, float]:
     return len(rows), sum(row["in_time"] for row in rows)
 
 
-def tuned_bound(cell: Cell, bounds: Sequence[float], seed: int, form: str) -> str:
-    """The name of the run whose bound of the wait has most in time; form: ``collate:max_wait_s={}/stock``."""
-    names = [form.format(f"{bound:g}") for bound in bounds]
-    return max(names, key=lambda name: run(cell, name, seed)["in_time"]) if len(names) > 1 else names[0]
+def tuned(cell: Cell, form: str, values: Sequence[float], seed: int) -> float:
+    """The value with which most are in time; form: a run's name with ``{}`` in its place."""
+    if len(values) == 1:
+        return values[0]
+    return max(values, key=lambda value: run(cell, form.format(f"{value:g}"), seed)["in_time"])

@@ -1,6 +1,6 @@
 """How well does the plan of a fleet foresee when requests end (QLM, Fig. 3 and 17), and are 90 % within its p90?
 
-Usage: python -m benchmarks.fleet.completion [--quick]
+Usage: python -m benchmarks.fleet.completion [--quick] [--out FILE]
 
 All requests are there at once and due late, so that the first plan stays: each request is foreseen from that plan, by
 the start of its group, its place in it, and what one request takes. ``deep``: one model on one instance. ``swaps``:
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.arguments import parser_for
+from benchmarks.arguments import quick_and_out
 from benchmarks.fleet.group_spans import group_spans
 from benchmarks.publish import RESULTS, write_result
 from sloserve.core.arrays import FloatArray
@@ -128,9 +128,7 @@ def throughputs(log: Any, devices: int, models: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = parser_for(__doc__)
-    parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
+    quick, out = quick_and_out(__doc__, RESULTS / "fleet_completion.json")
     result: dict[str, Any] = {}
     for case, (profiles, devices, requests) in CASES.items():
         rows: dict[str, list[dict[str, float]]] = {"work": [], "eq2": []}
@@ -143,10 +141,9 @@ def main() -> None:
             for kind, of in rows.items()
         }
         print(case, json.dumps(result[case]), flush=True)
-    if not quick:
-        path = RESULTS / "fleet_completion.json"
+    if out is not None:
         settings = {"seeds": SEEDS, "chance": CHANCE, "relative_error": ERROR}
-        write_result(path, {"settings": settings, **result})
+        write_result(out, {"settings": settings, **result})
 
 
 if __name__ == "__main__":

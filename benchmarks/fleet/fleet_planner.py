@@ -1,6 +1,6 @@
 """How near to the best plan of a fleet does the search come, and how long does it take with a long queue?
 
-Usage: python -m benchmarks.fleet.fleet_planner [--quick] [--only exact|slack|queue] [--limit-s 60]
+Usage: python -m benchmarks.fleet.fleet_planner [--quick] [--only exact|slack|queue] [--limit-s 60] [--out FILE]
 
 ``exact``: small fleets whose deadlines bind, planned by the mixed-integer program (HiGHS, a limit of wall time) and by
 the search; both have one objective, weighted seconds of lateness and the price of swaps. ``gap`` is HiGHS's own,
@@ -13,13 +13,14 @@ to say.
 ``queue``: 80 instances (half h100, half a100) and 40 models, half of them on two devices only in host memory; CPU
 seconds of grouping a request, of the sums of all groups, and of whole plans: the first, and one after half of the
 requests were served and as many came. Writes results/fleet_planner.json, each part with the commit that it was measured
-on; ``--quick`` writes nothing.
+on; ``--quick`` writes nothing without ``--out``.
 """
 
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -187,8 +188,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", choices=("exact", "slack", "queue"))
     parser.add_argument("--limit-s", type=float, default=60.0, help="of wall time, for each exact plan")
+    parser.add_argument("--out", type=Path, help="instead of fleet_planner.json")
     given = parser.parse_args()
-    path = RESULTS / "fleet_planner.json"
+    path = given.out or RESULTS / "fleet_planner.json"
     result = json.loads(path.read_text()) if path.exists() else {}
     parts = {
         "exact": lambda: exact_rows(given.quick, given.limit_s),
@@ -202,7 +204,7 @@ def main() -> None:
         for row in measured():
             rows.append(row)
             print(json.dumps(row), flush=True)
-        if not given.quick:
+        if given.out or not given.quick:
             result[part] = {**provenance(), "limit_s": given.limit_s, "batch": BATCH, "rows": rows}
             path.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
 

@@ -36,6 +36,7 @@ from benchmarks.http3.quic_virtual import run as virtual_run
 from benchmarks.publish import RESULTS, read_rows, write_rows, write_table
 from sloserve.http3.certificates import CertificateFiles, make_certificate, write_certificate
 from sloserve.http3.stream_schedulers import SCHEDULERS
+from sloserve.report.statistics import Mean, mean_interval
 
 REQUESTS = 90
 FOLDER = RESULTS / "quic-network"
@@ -236,29 +237,52 @@ def failed_bars(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Box plots of latency by class, and shares in time, of the burst with a constant window."""
+    """Shares in time, and the 5th to 95th percentile of latency, of the burst with a constant window: all from one
+    backend, the wire where QUIC ran there too, else each name says which. Intervals: 95 %, of the mean over seeds.
+    """
     from matplotlib.figure import Figure
 
-    from sloserve.report.figure_style import write_figure
+    from sloserve.report.figure_style import BLUE, VERMILION, write_figure
 
-    own = [row for row in rows if row["condition"] == DRAWN]
-    names = [*SCHEDULERS, "tcp-n", "tcp-1"]
-    groups = [of_name(own, name) for name in names]
-    figure = Figure(figsize=(9, 5), dpi=90, layout="constrained")
+    groups, told = drawn_groups(rows)
+    names = list(groups)
+    figure = Figure(figsize=(9, 5.3), dpi=90, layout="constrained")
     for axis, (kind, (_, deadline_s, _, _)) in zip(figure.subplots(2, 3).T, CLASSES.items(), strict=True):
-        boxes = []
-        for name, group in zip(names, groups, strict=True):
-            low, q1, med, q3, high = (np.mean([float(r[f"{kind}/p{q}_s"]) for r in group]) for q in (5, 25, 50, 75, 95))
-            boxes.append({"label": name, "whislo": low, "q1": q1, "med": med, "q3": q3, "whishi": high, "fliers": []})
-        axis[0].bar(names, [share(group, [kind]) for group in groups], color="#0072B2")
+        means = [mean_interval([share([row], [kind]) for row in group]) for group in groups.values()]
+        axis[0].bar(names, [mean.value for mean in means if mean], color=BLUE, yerr=_reach(means, 100.0), capsize=2)
         axis[0].set(title=f"{kind}, due in {deadline_s:g} s", ylim=(0, 101))
-        axis[1].bxp(boxes, showfliers=False)
-        axis[1].axhline(deadline_s, color="#D55E00", linestyle="--", linewidth=1)
+        for q, marker in ((5, "v"), (50, "o"), (95, "^")):
+            means = [mean_interval([float(row[f"{kind}/p{q}_s"]) for row in group]) for group in groups.values()]
+            values = [mean.value for mean in means if mean]
+            style = {"fmt": marker, "markersize": 4, "capsize": 2, "color": BLUE}
+            axis[1].errorbar(names, values, yerr=_reach(means), label=f"{q} %", **style)
+        axis[1].axhline(deadline_s, color=VERMILION, linestyle="--", linewidth=1)
+        axis[1].set_ylim(bottom=0)
         for one in axis:
             one.tick_params(axis="x", labelrotation=60, labelsize=7)
     figure.axes[0].set_ylabel("in time, %")
-    figure.axes[3].set_ylabel("latency, s (5, 25, 50, 75, 95 %)", fontsize=8)
+    figure.axes[3].set_ylabel("latency, s")
+    figure.axes[3].legend(fontsize=7, title="percentile", title_fontsize=7)
+    figure.supxlabel(f"{told}; 95 % intervals of means over seeds", fontsize=8)
     write_figure(figure, path)
+
+
+def drawn_groups(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, list[dict[str, Any]]], str]:
+    """Rows of the drawn condition by the name that the figure has for them, and where they ran, in words."""
+    own = [row for row in rows if row["condition"] == DRAWN]
+    wire = [row for row in own if row["backend"] != "virtual"]
+    if {row["server"] for row in wire} >= set(SCHEDULERS):
+        names = [*SCHEDULERS, "tcp-n", "tcp-1"]
+        return {name: [r for r in wire if name in (r["server"], r["transport"])] for name in names}, "all on the wire"
+    names = {f"{name}, virtual": name for name in SCHEDULERS} | {f"{name}, wire": name for name in ("tcp-n", "tcp-1")}
+    return {shown: of_name(own, name) for shown, name in names.items()}, "QUIC in virtual time, TCP on the wire"
+
+
+def _reach(means: Sequence[Mean | None], highest: float = float("inf")) -> list[list[float]]:
+    """How far intervals reach below and above their means, within 0 and the highest possible value."""
+    ends = [(mean.value, mean.low, mean.high) for mean in means if mean]
+    below = [0.0 if low is None else value - max(low, 0.0) for value, low, _ in ends]
+    return [below, [0.0 if high is None else min(high, highest) - value for value, _, high in ends]]
 
 
 def write(folder: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -275,8 +299,12 @@ def main() -> None:
     parser.add_argument("--no-virtual", action="store_true", help="only what needs root; other rows are kept")
     parser.add_argument("--closing", action="store_true", help="only the runs with other windows and connections")
     parser.add_argument("--late", action="store_true", help="runs on the link during which the machine was busy, again")
+    parser.add_argument("--draw", action="store_true", help="the figure from the rows that are there; nothing is run")
     args = parser.parse_args()
     path = args.out / "runs.csv"
+    if args.draw:
+        draw(read_rows(path), args.out / "latency.png")
+        return
     chosen = args.only or [c.name for c in CONDITIONS]
     runs = [run for c in CONDITIONS if c.name in chosen for run in runs_of(c) if run["seed"] <= (args.seeds or c.seeds)]
     rows = read_rows(path)

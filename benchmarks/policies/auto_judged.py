@@ -84,12 +84,12 @@ def dominates(rival: list[dict[str, float]], ours: list[dict[str, float]]) -> bo
 
 
 def main() -> None:
-    parser = parser_for(__doc__, workers=2, seeds=len(SEEDS), out=RESULTS / "auto_judged.json")
+    parser = parser_for(__doc__, workers=2, seeds=len(SEEDS), cells=NUM_CELLS, out=RESULTS / "auto_judged.json")
     parser.add_argument("--rivals", help="comma-separated, to run beside stock. Default: all")
     given = parser.parse_args()
     names = [*([STOCK, *given.rivals.split(",")] if given.rivals else RIVALS), AUTO]
     found: dict[tuple[AutoCell, str], list[dict[str, float]]] = defaultdict(list)
-    jobs = list(itertools.product(cells(), SEEDS[: given.seeds]))
+    jobs = list(itertools.product(cells()[: given.cells], SEEDS[: given.seeds]))
     with ProcessPoolExecutor(given.workers) as pool:
         for (cell, seed), of in zip(
             jobs, pool.map(figures, *zip(*jobs, strict=True), itertools.repeat(names)), strict=True

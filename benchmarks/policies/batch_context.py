@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.arguments import is_quick
+from benchmarks.arguments import quick_and_out
 from benchmarks.publish import RESULTS, write_result
 from sloserve.estimator.step_time.latency import StepLatency, StepLoad
 from sloserve.estimator.step_time.profile import load_profile
@@ -71,12 +71,12 @@ def measured(seeds: tuple[int, ...], requests: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    quick = is_quick(__doc__)
+    quick, out = quick_and_out(__doc__, RESULTS / "batch_context.json")
     result = measured(SEEDS[:1], 100) if quick else measured(SEEDS, REQUESTS)
     print(json.dumps(result))
-    if not quick:
+    if out is not None:
         settings = {"profile": PROFILE, "workload": WORKLOAD, "rps": RPS, "seeds": SEEDS, "requests": REQUESTS}
-        write_result(RESULTS / "batch_context.json", {"settings": settings, **result})
+        write_result(out, {"settings": settings, **result})
 
 
 if __name__ == "__main__":

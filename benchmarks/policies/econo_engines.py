@@ -1,6 +1,6 @@
 """How many engines replace G of which some compute prompts and the others decode? EconoServe's Fig. 12, virtual time.
 
-Usage: SLOSERVE_DATA=FOLDER python -m benchmarks.policies.econo_engines [--quick]
+Usage: SLOSERVE_DATA=FOLDER python -m benchmarks.policies.econo_engines [--quick] [--out FILE]
 
 The split: p engines compute prompts (stock vLLM, one output token each), the KV goes over a link, d = G - p engines
 decode (stock vLLM). Against it N engines that do both, by stock vLLM or by a policy. Everywhere requests go to the
@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.arguments import is_quick
+from benchmarks.arguments import quick_and_out
 from benchmarks.publish import RESULTS, write_result
 from sloserve.core.errors import ConfigError
 from sloserve.core.goodput import attainment
@@ -342,7 +342,7 @@ def show(name: str, row: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    quick = is_quick(__doc__)
+    quick, out = quick_and_out(__doc__, RESULTS / "econo_engines.json")
     if quick:
         globals().update(SEEDS=(0,), ENGINES=(2,), WAYS=("stock", "econo"), MOST_STEPS=0)
         globals().update(CASES={"econo-sharegpt": 1.0}, REQUESTS=20, UNEQUAL={"econo-sharegpt": (1, 1)})
@@ -352,10 +352,10 @@ def main() -> None:
             result[row] = compare(row, first_load)
         except ConfigError as error:
             print(f"left out: {error}")
-    if quick:
+    if out is None:
         return
     settings = {"seeds": SEEDS, "requests": REQUESTS, "rate_step": STEP, "links_bytes_per_s": LINKS}
-    write_result(RESULTS / "econo_engines.json", {**settings, "cases": result})
+    write_result(out, {**settings, "cases": result})
 
 
 if __name__ == "__main__":

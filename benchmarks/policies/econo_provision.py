@@ -1,6 +1,6 @@
 """How much KV does EconoServe promise that is not used, and how much do requests use beyond it? Its Fig. 5a and 4c.
 
-Usage: python -m benchmarks.policies.econo_provision [--quick]
+Usage: python -m benchmarks.policies.econo_provision [--quick] [--out FILE]
 
 Per request: what it was first granted (prompt and padded prediction, rounded up to a group's multiple) beside what it
 came to. ``over`` and ``under``: tokens granted and not used, and used beyond the grant, as shares of the tokens
@@ -8,7 +8,7 @@ granted. ``within``: share of the requests that their grant sufficed for. Virtua
 stock's capacity, lengths with an error of 30 % or predicted by class; the paper's padding for each of its datasets
 (10, 15, 20 %) beside none and the tuned one. BookCorpus-like prompts fill OPT's context: the engine's is doubled here.
 
-Writes results/econo_provision.json; ``--quick`` writes nothing.
+Writes results/econo_provision.json; ``--quick`` writes nothing without ``--out``.
 """
 
 import json
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.arguments import is_quick
+from benchmarks.arguments import quick_and_out
 from benchmarks.publish import RESULTS, write_result
 from sloserve.core.rows import Rows
 from sloserve.estimator.step_time.profile import load_profile
@@ -96,7 +96,7 @@ def measured(name: str, lengths: str, padding: str, seeds: tuple[int, ...], n: i
 
 def main() -> None:
     logging.getLogger("vllm").setLevel(logging.ERROR)  # it would warn of this machine, and no model runs on it
-    quick = is_quick(__doc__)
+    quick, out = quick_and_out(__doc__, RESULTS / "econo_provision.json")
     rows = []
     for name in ["alpaca-poisson"] if quick else CASES:
         for lengths in LENGTHS:
@@ -104,9 +104,9 @@ def main() -> None:
                 rows.append(measured(name, lengths, padding, SEEDS[:1] if quick else SEEDS, 40 if quick else REQUESTS))
                 shown = {key: rows[-1][key] for key in ("over", "under", "within")}
                 print(f"{name} {lengths} padding {padding}: {json.dumps(shown)}", flush=True)
-    if not quick:
+    if out is not None:
         settings = {"profile": PROFILE, "seeds": SEEDS, "requests": REQUESTS, "cases": CASES}
-        write_result(RESULTS / "econo_provision.json", {**settings, "rows": rows})
+        write_result(out, {**settings, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ target: EconoServe's rule for the mean reply, 2 x (t_p + t_g x mean tokens). ``d
 prompts and one that decodes, so it has twice the GPUs, as in the paper; what it gets for free is listed in
 econo_engines. All others run on one. Ageing is on, planning is charged. Writes results/econo_rates.json.
 
-    python -m benchmarks.policies.econo_rates [--quick]
+    python -m benchmarks.policies.econo_rates [--quick] [--out FILE]
 """
 
 import json
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from benchmarks.arguments import is_quick
+from benchmarks.arguments import quick_and_out
 from benchmarks.policies.econo_engines import EngineCase, Offered
 from benchmarks.publish import RESULTS, write_result
 from sloserve.core.request import WorkloadRequest
@@ -32,10 +32,16 @@ from sloserve.sim.model.engine import ModelEngine
 from sloserve.sim.run_name import STOCK
 from sloserve.workloads.slo_assignment import ClassRule, ScaledDeadline, SLOAssignment
 
-ROWS = {"econo-sharegpt": 120}
+ROWS = {
+    "econo-sharegpt": 400,
+    "econo-alpaca": 800,
+    "econo-bookcorpus": 80,
+    "econo-llama-33b": 400,
+    "econo-opt-175b": 400,
+}
 """Rows of the experiments' registry, and requests a run."""
 SYSTEMS = {
-    "stock,sjf,sarathi,econo,econo:length=oracle": "0.25,1,1.25,1.5,2",
+    "stock,sarathi,sjf:step_budget=true,econo,econo:length=oracle,auto": "0.25,0.75,1,1.25,1.5,2,3",
     "orca": "0.1,0.25,0.5",
 }
 """Policies, and multiples of stock's capacity. ORCA, with its batches of 8, falls behind long before it."""
@@ -124,14 +130,13 @@ def measured(rates: Rates) -> dict[str, Any]:
 
 
 def main() -> None:
-    quick = is_quick(__doc__)
-    if quick:
-        measured(Rates("econo-sharegpt", 40, {"stock,econo": "0.5,1,1.5"}, 1))
-        return
+    quick, out = quick_and_out(__doc__, RESULTS / "econo_rates.json")
+    small = Rates("econo-sharegpt", 40, {"stock,econo": "0.5,1,1.5"}, 1)
     cases = []
-    for row, requests in ROWS.items():
-        cases.append(measured(Rates(row, requests)))
-        write_result(RESULTS / "econo_rates.json", {"systems": SYSTEMS, "link": LINK, "cases": cases})
+    for rates in [small] if quick else [Rates(row, requests) for row, requests in ROWS.items()]:
+        cases.append(measured(rates))
+        if out is not None:
+            write_result(out, {"systems": SYSTEMS, "link": LINK, "cases": cases})
 
 
 if __name__ == "__main__":

@@ -1,26 +1,27 @@
 """What does sa gain on the paper's other devices and models? The appendix of the simulated-annealing paper.
 
-The paper's 40 requests at once (sa_paper) on Qwen2.5-32B, four V100 or one A800, by batch limit, on the engine model.
+The paper's 40 requests at once (sa_paper) on Qwen2.5-32B, four V100 or one A800, and on Qwen2.5-7B on one A800, by
+batch limit, on the engine model.
 **The profiles are derived from data sheets: no step of them was measured.** Writes results/sa_devices.json: G in
 multiples of stock's (none where no request of stock's is in time), and the share in time, by seed.
 
-    python -m benchmarks.policies.sa_devices [--quick]
+    python -m benchmarks.policies.sa_devices [--quick] [--out FILE]
 """
 
 import json
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.arguments import is_quick
+from benchmarks.arguments import quick_and_out
 from benchmarks.policies.sa_paper import MAX_LEN, at_once, served
 from benchmarks.publish import RESULTS, write_result
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.report.summary import Run
 from sloserve.virtual.engine_settings import EngineSettings
 
-PROFILES = ("v100x4-qwen2.5-32b", "a800-qwen2.5-32b")
+PROFILES = ("v100x4-qwen2.5-32b", "a800-qwen2.5-32b", "a800-qwen2.5-7b")
 LIMITS = (1, 4)
-REQUESTS, SEEDS = 40, (0, 1, 2)
+REQUESTS, SEEDS = 40, tuple(range(20))
 POLICIES = ("stock", "sjf:length=oracle", "sa:length=oracle", "sa")
 
 
@@ -54,10 +55,10 @@ def measured(profiles: Sequence[str], limits: Sequence[int], requests: int, seed
 
 
 def main() -> None:
-    quick = is_quick(__doc__)
+    quick, out = quick_and_out(__doc__, RESULTS / "sa_devices.json")
     rows = measured(PROFILES[:1], LIMITS[:1], 4, SEEDS[:1]) if quick else measured(PROFILES, LIMITS, REQUESTS, SEEDS)
-    if not quick:
-        write_result(RESULTS / "sa_devices.json", {"requests": REQUESTS, "seeds": SEEDS, "rows": rows})
+    if out is not None:
+        write_result(out, {"requests": REQUESTS, "seeds": SEEDS, "rows": rows})
 
 
 if __name__ == "__main__":

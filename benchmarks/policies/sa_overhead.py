@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.arguments import parser_for
+from benchmarks.arguments import quick_and_out
 from benchmarks.policies.sa_paper import V100, view
 from benchmarks.publish import RESULTS, write_result
 from sloserve.core.rows import Rows, State
@@ -20,7 +20,7 @@ from sloserve.scheduler.policy import EngineFacts, Snapshot
 from sloserve.scheduler.sa.policy import SA
 from sloserve.scheduler.sa.times import bilinear_of
 
-REPEATS = 200
+REPEATS, QUICK_REPEATS = 200, 20
 SEEDS = range(10)
 SIZES = (4, 6, 8, 10, 40, 100, 1000)
 LIMITS = (1, 4, 32)
@@ -35,11 +35,11 @@ def tightened(n: int, seed: int) -> Any:
     return requests
 
 
-def kernel() -> list[dict[str, Any]]:
+def kernel(repeats: int) -> list[dict[str, Any]]:
     cells = [(n, limit) for n in SIZES for limit in LIMITS]
     requests = {n: [tightened(n, seed) for seed in SEEDS] for n in SIZES}
     spent: dict[tuple[int, int], list[float]] = {cell: [] for cell in cells}
-    for repeat in range(REPEATS):
+    for repeat in range(repeats):
         for n, limit in cells:
             one = requests[n][repeat % len(SEEDS)]
             began = time.perf_counter()
@@ -92,13 +92,13 @@ def snapshot(waiting: int, max_num_seqs: int) -> Snapshot:
     return Snapshot(rows, rows.slots_in(State.WAITING), rows.slots_in(State.RUNNING), engine)
 
 
-def plans() -> list[dict[str, Any]]:
+def plans(repeats: int) -> list[dict[str, Any]]:
     rows = []
     for options in ({}, {"length": "oracle"}, {"batches": True}):
         for waiting in WAITING:
             at, policy = snapshot(waiting, 256), SA(SA.Settings(**options))
             spent = []
-            for _ in range(REPEATS):
+            for _ in range(repeats):
                 policy.arrived(at.rows, 0, 100.0)
                 began = time.thread_time()
                 policy.plan(at, 100.0)
@@ -117,9 +117,11 @@ def plans() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser_for(__doc__).parse_args()
-    of_kernel, of_plans = kernel(), plans()
-    write_result(RESULTS / "sa-overhead.json", {"repeats": REPEATS, "kernel": of_kernel, "plans": of_plans})
+    quick, out = quick_and_out(__doc__, RESULTS / "sa-overhead.json")
+    repeats = QUICK_REPEATS if quick else REPEATS
+    of_kernel, of_plans = kernel(repeats), plans(repeats)
+    if out is not None:
+        write_result(out, {"repeats": repeats, "kernel": of_kernel, "plans": of_plans})
     for row in of_kernel + of_plans:
         print({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()})
 

@@ -1,6 +1,6 @@
 """What does sa gain on requests that come at once? The simulated-annealing paper's Fig. 7 to 11 in virtual time.
 
-Half chats (TTFT 10 s, TPOT 50 ms), half code (e2e 30 s). Writes results/sa-paper/: result.json and
+Half chats (TTFT 10 s, TPOT 50 ms), half code (e2e 30 s). Writes results/sa-paper/: runs.csv, result.json and
 table.txt. Fig. 7 and 9 run the engine model with a server's defaults, ageing on and planning charged; Fig. 8, 10 and 11
 score plans by the paper's own latency model.
 """
@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.arguments import parser_for
+from benchmarks.arguments import quick_and_out
 from benchmarks.policies.sa_instances import plan_instances
-from benchmarks.publish import RESULTS, provenance, write_table
+from benchmarks.publish import RESULTS, provenance, short, write_rows, write_table
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.rows import Rows
 from sloserve.core.slo import SLOClass, Targets
@@ -36,6 +36,7 @@ from sloserve.workloads.trace import make_trace
 from sloserve.workloads.workload_registry import to_requests
 
 SEEDS = range(20)
+QUICK_SEEDS = range(1)
 LIMITS = (1, 2, 4)
 MAX_LEN = 4096
 V100, H100 = "v100x2-qwen2.5-7b", "h100-llama3-8b"
@@ -273,14 +274,19 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser_for(__doc__).parse_args()
-    out = RESULTS / "sa-paper"
+    quick, out = quick_and_out(__doc__, RESULTS / "sa-paper")
+    if quick:
+        globals().update(SEEDS=QUICK_SEEDS)
     models = model_experiments()
     runs = [serve(*task) for task in engine_tasks()]
-    write_table(out, table(runs), shown=True)
-    result = {**provenance(), "seeds": len(SEEDS), **models, "runs": runs}
-    short = json.loads(json.dumps(result), parse_float=lambda text: float(f"{float(text):.5g}"))
-    (out / "result.json").write_text(json.dumps(short, separators=(",", ":"), sort_keys=True) + "\n")
+    print(table(runs), end="")
+    if out is None:
+        return
+    write_table(out, table(runs))
+    write_rows(out / "runs.csv", map(short, runs))
+    result = {**provenance(), "seeds": len(SEEDS), **models}
+    rounded = json.loads(json.dumps(result), parse_float=lambda text: float(f"{float(text):.5g}"))
+    (out / "result.json").write_text(json.dumps(rounded, separators=(",", ":"), sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ Every rival runs with each size of a step (``--max-num-batched-tokens``), and on
 default. Its best size is chosen on the earlier half of the workload and judged, like everything else, on the later
 half, by attainment, then tokens per second (:mod:`sloserve.sim.tuning`). Runs go through the engine model.
 
-Writes to the folder ``--out``: runs.csv, one row a run; table.txt, one row a cell and policy. A cell that runs.csv has
-already is not run again. Traces are looked for in the folder that SLOSERVE_DATA names; without it their cells are left
-out.
+Writes to the folder ``--out``: runs.csv.gz, one row a run; table.txt, one row a cell and policy. A cell that has rows
+there already is not run again. Traces are looked for in the folder that SLOSERVE_DATA names; without it their cells are
+left out.
 
     python -m benchmarks.policies.step_sizes [--jobs 2] [--cells azure-conv,sharegpt] [--max-requests 400] [--seeds 3]
 """
@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument("--cells", default=",".join(WORKLOADS), help="workloads, comma-separated")
     parser.add_argument("--budgets", action="store_true", help="run the step budgets of all cells again, nothing else")
     args = parser.parse_args()
-    path = args.out / "runs.csv"
+    path = args.out / "runs.csv.gz"
     rows: list[Row] = read_rows(path)
     done = {(row["workload"], row["slo"], row["kv"]) for row in rows}
     todo = [cell for cell in cells(args.cells.split(",")) if (cell in done) == args.budgets]

@@ -51,6 +51,8 @@ def main() -> None:
                     rates[one.policy].append(tokens_per_s(one.log))
                     share = one.record()["slo_attainment"]
                     attained[one.policy].append(np.nan if share is None else share)
+        if not rates:
+            continue
         stock = np.array(rates[STOCK])
         for policy, found in rates.items():
             whole, coming = (np.array(found) / stock).mean(axis=0)

@@ -9,7 +9,7 @@ Four systems: constants of the published figures' shape (``paper``), the same wi
 trains what is not in ``--policies`` yet, judges every policy beside masked greedy and single models on the same
 requests, holds the figures against the bars, and writes results/router/. What it has trained and judged stays in
 ``--policies``, so that it goes on where it was stopped; ``--plots FOLDER`` draws Fig. 4 to 6 of each system. ``--train
-SYSTEM SEED`` trains one policy alone.
+SYSTEM SEED`` trains one policy alone; ``--quick`` trains one on few requests, and keeps it in ``--out``.
 """
 
 import json
@@ -106,6 +106,7 @@ RATES = {
     "network": (5.0, 10.0, 20.0, 40.0, 60.0, 80.0, 120.0, 160.0),
 }
 RATES["priority"] = RATES["paper"]
+QUICK = {"SYSTEMS": {"paper": SYSTEMS["paper"]}, "TRAININGS": TRAININGS[:1], "STEPS": {"paper": 50_000}}
 
 
 def system_called(name: str) -> tuple[System, Phases]:
@@ -319,7 +320,8 @@ def main() -> None:
     """Trains and judges what is not there yet, and writes the tables."""
     from benchmarks.router.router_tables import table
 
-    parser = parser_for(__doc__, policies=Path("router-policies"))
+    parser = parser_for(__doc__, policies=Path("router-policies"), out=FOLDER)
+    parser.add_argument("--quick", action="store_true", help="the first system and one policy alone")
     parser.add_argument("--train", nargs=2, metavar=("SYSTEM", "SEED"))
     parser.add_argument("--unmasked", action="store_true", help="with --train: as in the paper, without masks")
     parser.add_argument("--plots", type=Path, help="folder for figures of seed 0 of each system")
@@ -328,16 +330,23 @@ def main() -> None:
         name, seed = arguments.train
         train(name, int(seed), not arguments.unmasked, arguments.policies)
         return
+    if arguments.quick:
+        if arguments.out == FOLDER:
+            parser.error("--quick: give --out FOLDER, for results/router has the published size")
+        globals().update(QUICK)
+        arguments.policies = arguments.out / "policies"
     for name, seed, masked in TRAININGS:
         if not (arguments.policies / f"{policy_name(name, seed, masked)}.safetensors").is_file():
             train(name, seed, masked, arguments.policies)
-    engines = kept(arguments.policies / "judged" / "engines.json", lambda: engine_runs(arguments.policies))
+    engines = []
+    if not arguments.quick:
+        engines = kept(arguments.policies / "judged" / "engines.json", lambda: engine_runs(arguments.policies))
     found = [run for name in SYSTEMS for run in judge(name, arguments.policies)]
     text = table(RATES, found, engines)
     print(text)
-    write_runs(FOLDER / "runs.csv", found)
-    write_runs(FOLDER / "engines.csv", engines)
-    write_table(FOLDER, text)
+    write_runs(arguments.out / "runs.csv", found)
+    write_runs(arguments.out / "engines.csv", engines)
+    write_table(arguments.out, text)
     for name in SYSTEMS if arguments.plots is not None else ():
         draw_all(name, arguments.policies, arguments.plots)
 

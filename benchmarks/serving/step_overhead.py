@@ -17,6 +17,7 @@ import json
 import logging
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -149,7 +150,8 @@ _KIND = {True: "fresh", False: "reused"}
 
 
 def main() -> None:
-    parser = parser_for(__doc__, quick=False, out=RESULTS / "step-overhead.json")
+    parser = parser_for(__doc__, quick=False)
+    parser.add_argument("--out", type=Path, help="instead of step-overhead.json, and with --quick of nothing")
     parser.add_argument("--hot", action="store_true", help="leave the caches as the last step left them")
     parser.add_argument("--beside", metavar="PYTHON", help="interpreter of an environment with another commit")
     parser.add_argument("--policies", nargs="+", default=POLICIES)
@@ -177,11 +179,12 @@ def main() -> None:
     rows = rows_of(ours)
     for row in rows:
         print(json.dumps(row))
-    if not given.quick:
+    out = given.out or (None if given.quick else RESULTS / "step-overhead.json")
+    if out is not None:
         result = {"repeats": repeats, "hot": given.hot, "parts": PARTS, "rows": rows}
         if others:
             result["beside"] = rows_of(others)
-        write_result(given.out, result)
+        write_result(out, result)
 
 
 if __name__ == "__main__":

@@ -67,6 +67,7 @@ STYLE: Mapping[str, Any] = {
     "axes.edgecolor": "#666666",
     "hatch.linewidth": 0.6,
     "legend.frameon": False,
+    "legend.title_fontsize": 8,
     "legend.handlelength": 2.6,
     "lines.linewidth": 1.5,
     "lines.markersize": 4.5,
@@ -148,6 +149,11 @@ def paler(colour: str, amount: float) -> str:
     return to_hex([part + (1.0 - part) * amount for part in to_rgb(colour)])
 
 
+def has_baseline(styles: Styles) -> bool:
+    """Whether the last style is that of a baseline, which alone has white markers."""
+    return any("markerfacecolor" in style for style in styles.values())
+
+
 def baseline_first(styles: Styles) -> list[str]:
     """The policies in the order of a reader: the styles have the baseline last, here it comes first."""
     return list(styles)[-1:] + list(styles)[:-1]
@@ -193,18 +199,23 @@ def name_bars(axes: Axes, policies: Sequence[str]) -> None:
     axes.grid(visible=False, axis="y")
 
 
-def add_legend(figure: Figure) -> None:
-    """One legend for all panels, below them, in as many columns as fit; the figure grows by the rows it takes."""
+def add_legend(figure: Figure, note: str | None = None) -> None:
+    """One legend for all panels, below them, in as many columns as fit; the figure grows by the rows it takes.
+
+    note: what stands above the names.
+    """
     handles, labels = figure.axes[0].get_legend_handles_labels()
     if not labels:
         return
     for rows in range(1, len(labels) + 1):
         columns = -(-len(labels) // rows)
-        legend = figure.legend(handles, labels, loc="outside lower center", ncols=columns, columnspacing=1.4)
+        legend = figure.legend(
+            handles, labels, loc="outside lower center", ncols=columns, columnspacing=1.4, title=note
+        )
         if legend.get_window_extent().width <= figure.bbox.width or columns == 1:
             break
         legend.remove()
-    figure.set_figheight(figure.get_figheight() + LEGEND_ROW_IN * (rows - 1))
+    figure.set_figheight(figure.get_figheight() + LEGEND_ROW_IN * (rows - 1 + (note is not None)))
     figure.set_figwidth(max(figure.get_figwidth(), legend.get_window_extent().width / figure.dpi + 0.1))
 
 

@@ -1,10 +1,10 @@
 """Figures against load: attainment, QoE, normalised latency, throughput with preemptions, utilisation.
 
-Values are means over seeds, error bars their 95 % confidence intervals. Experiments at a single load are drawn as
-bars.
+Values are means over seeds, error bars the 95 % intervals of intervals.py: of the difference from the baseline, paired
+by seed. Experiments at a single load are drawn as bars.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure
@@ -24,7 +24,7 @@ from sloserve.report.figure_style import (
     three_digits,
     write_value,
 )
-from sloserve.report.statistics import mean_interval
+from sloserve.report.intervals import Pick, drawn_mean, interval_note, reference_of
 from sloserve.report.summary import Run
 
 MAX_CLASS_PANELS = 3
@@ -34,7 +34,7 @@ DODGE_SHARE, DODGED_SHARE = 0.011, 0.6
 """Space between the error bars of two policies at one load, in parts of the axis; and the largest part of the space
 between two loads that all of them take."""
 
-Panel = tuple[str, Callable[[Run], float | None]]
+Panel = tuple[str, Pick]
 """Title, and the value of a run that is drawn."""
 
 
@@ -121,9 +121,10 @@ def _against_load(
         return _bars(runs, styles, panels, scale, name)
     figure = Figure(figsize=(max(PANEL_IN * len(panels), MIN_WIDTH_IN), HEIGHT_IN), dpi=150, layout="constrained")
     row = figure.subplots(1, len(panels), squeeze=False, sharey=scale.common)[0]
+    reference = reference_of(styles)
     for (title, pick), axes in zip(panels, row, strict=True):
         for (policy, style), offset in zip(styles.items(), _dodge(loads_of(runs), len(styles)), strict=True):
-            points = _points([run for run in runs if run["policy"] == policy], pick, scale)
+            points = _points(runs, policy, reference, pick, scale)
             axes.errorbar(
                 [point.load + offset for point in points],
                 [point.value for point in points],
@@ -142,7 +143,7 @@ def _against_load(
         axes.set_xlabel("load (x stock's capacity)" if counts_in_capacity(runs) else "offered requests/s")
     if name is not None:
         row[0].set_ylabel(name)
-    add_legend(figure)
+    add_legend(figure, interval_note(runs, reference))
     return figure
 
 
@@ -153,9 +154,10 @@ def _bars(runs: Sequence[Run], styles: Styles, panels: Sequence[Panel], scale: S
         figsize=(2.4 * len(panels) + names_width_in(policies), bars_height_in(policies)), dpi=150, layout="constrained"
     )
     row = figure.subplots(1, len(panels), squeeze=False, sharey=True, sharex=scale.common)[0]
+    reference = reference_of(styles)
     for (title, pick), axes in zip(panels, row, strict=True):
         for place, policy in enumerate(policies):
-            for point in _points([run for run in runs if run["policy"] == policy], pick, scale):
+            for point in _points(runs, policy, reference, pick, scale):
                 axes.barh(place, point.value, height=BAR_HEIGHT, label=policy, **bar_style(styles[policy]))
                 text = f"{100.0 * point.value:.1f} %" if scale.percent else three_digits(point.value)
                 write_value(axes, place, text)
@@ -170,7 +172,8 @@ def _bars(runs: Sequence[Run], styles: Styles, panels: Sequence[Panel], scale: S
         name_bars(axes, policies)
         axes.label_outer()
     at = load_name(loads_of(runs)[0], in_capacity=counts_in_capacity(runs))
-    figure.supxlabel(f"{name}, {at}" if name else at, fontsize="medium")
+    note = interval_note(runs, reference)
+    figure.supxlabel((f"{name}, {at}" if name else at) + (f"\n{note}" if note else ""), fontsize="medium")
     return figure
 
 
@@ -178,11 +181,11 @@ def _limits(scale: Scale) -> tuple[float, float | None]:
     return (0.0, 1.04 * scale.highest) if scale.common else (0.0, None)
 
 
-def _points(own: Sequence[Run], pick: Callable[[Run], float | None], scale: Scale) -> list[_Point]:
+def _points(runs: Sequence[Run], policy: str, reference: str | None, pick: Pick, scale: Scale) -> list[_Point]:
     """The means of one policy's runs, loads ascending; a load without values is left out."""
     points = []
-    for load in loads_of(own):
-        found = mean_interval([v for run in own if load_of(run) == load and (v := pick(run)) is not None])
+    for load in loads_of(runs):
+        found = drawn_mean([run for run in runs if load_of(run) == load], policy, reference, pick)
         if found is not None:
             # What cannot be below 0 or above the highest value is not drawn so, whatever the t interval says.
             below = 0.0 if found.low is None else found.value - max(found.low, 0.0)
@@ -200,7 +203,7 @@ def _dodge(loads: Sequence[float], policies: int) -> list[float]:
     return [(i - (policies - 1) / 2.0) * step for i in range(policies)]
 
 
-def _of_class(name: str) -> Callable[[Run], float | None]:
+def _of_class(name: str) -> Pick:
     def attainment(run: Run) -> float | None:
         share: float | None = run["slo_attainment_by_class"].get(name)
         return share

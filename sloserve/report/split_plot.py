@@ -18,7 +18,7 @@ from sloserve.report.figure_style import (
     three_digits,
     write_value,
 )
-from sloserve.report.statistics import mean_interval
+from sloserve.report.intervals import drawn_mean, interval_note, reference_of
 from sloserve.report.summary import Run
 
 STAGES: Mapping[str, tuple[str, str]] = {
@@ -33,8 +33,8 @@ No stage has the colour of a policy.
 
 
 def completion_split_figure(runs: Sequence[Run], styles: Styles, load: str) -> Figure:
-    """Mean seconds in each stage of completed requests, over seeds; the error bar is the 95 % confidence
-    interval of their sum.
+    """Mean seconds in each stage of completed requests, over seeds; the error bar is the interval of their sum
+    (intervals.py).
 
     runs: of one load. load: its name.
     """
@@ -46,13 +46,14 @@ def completion_split_figure(runs: Sequence[Run], styles: Styles, load: str) -> F
     figure = Figure(figsize=(4.5 + names_width_in(shown), bars_height_in(shown) + 0.3), dpi=150, layout="constrained")
     axes = figure.subplots()
     left = [0.0] * len(shown)
+    reference = reference_of(styles)
     for stage, (label, colour) in STAGES.items():
         widths = [sum(split[stage] for split in splits[policy]) / len(splits[policy]) for policy in shown]
         axes.barh(range(len(shown)), widths, left=left, height=BAR_HEIGHT, color=colour, label=label)
         left = [before + width for before, width in zip(left, widths, strict=True)]
     for place, policy in enumerate(shown):
         write_value(axes, place, f"{three_digits(left[place])} s")
-        total = mean_interval([sum(split.values()) for split in splits[policy]])
+        total = drawn_mean(runs, policy, reference, _total_s)
         if total is not None and total.low is not None:
             reach = [[min(total.value - total.low, total.value)], [total.value - total.low]]
             axes.errorbar([total.value], [place], xerr=reach, color="black", capsize=2.0, elinewidth=0.9)
@@ -60,5 +61,10 @@ def completion_split_figure(runs: Sequence[Run], styles: Styles, load: str) -> F
     axes.set_xlim(left=0.0)
     axes.set_xlabel("mean e2e latency (s)")
     axes.set_title(load)
-    add_legend(figure)
+    add_legend(figure, interval_note(runs, reference))
     return figure
+
+
+def _total_s(run: Run) -> float | None:
+    split = run["completion_split"]
+    return None if split is None else sum(split.values())

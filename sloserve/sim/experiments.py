@@ -88,6 +88,15 @@ _ANDES_66B: dict[str, Any] = _ANDES_PAPER | {
     "swap_space_gib": 240,
     "policy": "stock,fcfs,rr,edf:step_budget=true,andes,andes:step_budget=true,andes-paper,auto",
 }
+_ANDES_OPTIONS = ",".join(
+    (
+        "stock",
+        "andes-paper",
+        *(f"andes-paper:preemption_cap={cap}" for cap in ("0", "0.2", "0.4", "0.6", "0.8")),
+        *(f"andes-paper:horizon_s={horizon_s}" for horizon_s in ("2", "10", "25", "50", "100", "200")),
+    )
+)
+"""Andes, Fig. 16 and 17: one option varied, the other as published (a cap of 1, the mean time of a reply)."""
 _ANDES_SOLVERS: dict[str, Any] = {
     "profile": "a100-opt-13b-12gb",
     "load": "1.5",
@@ -103,6 +112,12 @@ _TIGHT_OPT: dict[str, Any] = {
         "stock,edf:step_budget=true,sjf:step_budget=true,sjf:length=oracle,andes:step_budget=true,"
         "econo,econo:step_budget=true,econo:late_last=true,econo:length=oracle,auto"
     ),
+}
+_TIGHT_SCALED: dict[str, Any] = _TIGHT_OPT | {
+    "workload": "sharegpt-poisson",
+    "load": "1,1.5",
+    "max_requests": 400,
+    "policy": ("stock,edf:step_budget=true,sjf:step_budget=true,sjf:length=oracle,econo,econo:length=oracle,auto"),
 }
 _TIGHT_TRACE = _TIGHT_OPT | {"profile": "h100-llama3-8b", "kv_blocks": 3000}
 """EconoServe, Sec. 4: SLO-scale 2. Latencies of a prompt and a token: stock's at 0.01 requests/s, 100 requests."""
@@ -277,7 +292,28 @@ EXPERIMENTS = {
     ),
     "andes-opt-66b-a40": ExperimentRow(
         "As andes-opt-66b, on four A40, whose steps are not much faster than readers",
-        _ANDES_66B | {"profile": "a40x4-opt-66b"},
+        _ANDES_66B | {"profile": "a40x4-opt-66b", "load": "0.5,0.75,1,1.5,2.5"},
+    ),
+    "andes-opt-66b-bursts": ExperimentRow(
+        "As andes-opt-66b, in bursts", _ANDES_66B | {"profile": "a100x4-opt-66b", "workload": "reading-speed-gamma3"}
+    ),
+    "andes-opt-66b-multiround": ExperimentRow(
+        "As andes-opt-66b, with prompts three times as long",
+        _ANDES_66B | {"profile": "a100x4-opt-66b", "workload": "multiround"},
+    ),
+    "andes-opt-66b-voice": ExperimentRow(
+        "As andes-opt-66b, for listeners", _ANDES_66B | {"profile": "a100x4-opt-66b", "workload": "voice"}
+    ),
+    "andes-opt-66b-options": ExperimentRow(
+        "How much do the cap of preemptions and the horizon of Andes matter?",
+        _ANDES_66B | {"profile": "a100x4-opt-66b", "load": "1.5,2.5", "policy": _ANDES_OPTIONS},
+    ),
+    "andes-opt-30b": ExperimentRow(
+        "As andes-opt-66b, with OPT-30B on four A100", _ANDES_66B | {"profile": "a100x4-opt-30b"}
+    ),
+    "andes-opt-175b": ExperimentRow(
+        "As andes-opt-66b, with OPT-175B in eight bits on four A100, whose KV cache is very short",
+        _ANDES_66B | {"profile": "a100x4-opt-175b-int8"},
     ),
     "andes-solvers": ExperimentRow(
         "Does the exact solver of Andes pay, if its time is charged?",
@@ -291,6 +327,14 @@ EXPERIMENTS = {
         "How much load at equal latency per token, in the EconoServe paper's setting, ShareGPT-like lengths?",
         _TIGHT_OPT | {"workload": "sharegpt-poisson", "slo": "scaled:prompt_ms=49.5:token_ms=23.8"},
     ),
+    "econo-sharegpt-scale-1.5": ExperimentRow(
+        "As econo-sharegpt, with tighter targets",
+        _TIGHT_SCALED | {"slo": "scaled:prompt_ms=49.5:token_ms=23.8:scale=1.5"},
+    ),
+    "econo-sharegpt-scale-2.5": ExperimentRow(
+        "As econo-sharegpt, with looser targets",
+        _TIGHT_SCALED | {"slo": "scaled:prompt_ms=49.5:token_ms=23.8:scale=2.5"},
+    ),
     "econo-alpaca": ExperimentRow(
         "As econo-sharegpt, with short instructions",
         _TIGHT_OPT | {"workload": "alpaca-poisson", "slo": "scaled:prompt_ms=25.5:token_ms=23.6", "max_requests": 1500},
@@ -299,6 +343,25 @@ EXPERIMENTS = {
         "As econo-sharegpt, with chunks of books, of which five or six fill the cache (OPT's context is doubled)",
         _TIGHT_OPT
         | {"workload": "bookcorpus-poisson", "slo": "scaled:prompt_ms=344.5:token_ms=25.4", "max_model_len": 4096},
+    ),
+    "econo-llama-33b": ExperimentRow(
+        "As econo-sharegpt, with Llama-33B on two A100 with the paper's 19.2 GB of KV",
+        _TIGHT_OPT
+        | {
+            "profile": "a100x2-llama-33b",
+            "kv_blocks": 751,
+            "workload": "sharegpt-poisson",
+            "slo": "scaled:prompt_ms=46.1:token_ms=27.7",
+        },
+    ),
+    "econo-opt-175b": ExperimentRow(
+        "As econo-sharegpt, with OPT-175B on eight A100",
+        _TIGHT_OPT
+        | {
+            "profile": "a100x8-opt-175b",
+            "workload": "sharegpt-poisson",
+            "slo": "scaled:prompt_ms=65.7:token_ms=37",
+        },
     ),
     "econo-azure-conv": ExperimentRow(
         "As econo-sharegpt, on production chat traffic with a tenth of the KV cache",

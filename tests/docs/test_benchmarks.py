@@ -11,7 +11,7 @@ from tests.docs.pages import OTHER_PAGES, PAGES, ROOT
 COMMAND = re.compile(r"python -m (benchmarks(?:\.[a-z_0-9]+)+)(?!\.NAME)\b([^`|\n]*)")
 COMMANDS = sorted({found.groups() for page in (*PAGES, *OTHER_PAGES) for found in COMMAND.finditer(page.read_text())})
 SCRIPTS = sorted(path for path in (ROOT / "benchmarks").rglob("*.py") if '__name__ == "__main__"' in path.read_text())
-PARSES = re.compile(r"\b(?:parser_for|is_quick|add_argument)\(")
+PARSES = re.compile(r"\b(?:parser_for|is_quick|quick_and_out|add_argument)\(")
 INNER = {"quic_endpoints.py", "quic_link.py"}
 """Ends of a link, which ``quic_network`` starts."""
 
@@ -25,7 +25,8 @@ def arguments(code: str) -> set[str]:
     flags = {arg.value for arg in texts if isinstance(arg, ast.Constant) and str(arg.value).startswith("--")}
     by_default = [one.arg for call in calls if ast.unparse(call.func) == "parser_for" for one in call.keywords]
     flags |= {f"--{name.replace('_', '-')}" for name in by_default if name}
-    return flags | ({"--help"} if "parser_for" in named else {"--help", "--quick"} if "is_quick" in named else set())
+    told = {"parser_for": set(), "is_quick": {"--quick"}, "quick_and_out": {"--quick", "--out"}}
+    return flags.union(*({"--help", *more} for name, more in told.items() if name in named))
 
 
 @pytest.mark.parametrize(("module", "given"), COMMANDS)

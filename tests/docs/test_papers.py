@@ -2,26 +2,40 @@
 
 import json
 import re
+import shlex
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.fleet.fleet_qlm import SECTIONS
 from benchmarks.page_tables import TABLES, page_table
-from benchmarks.paper_tables import PAGES, PAPERS, figure, filled, paper_table
+from benchmarks.paper_tables import PAGES, PAPERS, command, figure, filled, paper_table
 from sloserve.sim.experiments import EXPERIMENTS
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, anchors
 
 REASONS = {"needs a GPU", "needs human subjects", "needs data that cannot be had", "not about the system"}
 _TABLE = re.compile(r"(<!-- paper: (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 _OF_RESULTS = re.compile(r"(<!-- table: ([\w-]+\.\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 
 
-def _exists(command: str) -> bool:
-    module, _, section = command.partition(" ")
+_REFERENCE = re.compile(r"\{([^}]+)\}")
+_LINK = re.compile(r"\]\(([\w-]*(?:\.md)?)#([\w-]+)\)")
+_FILE = re.compile(r"`([\w-]+\.(?:png|txt|csv|json))`")
+ROWS = [
+    pytest.param(paper, row, id=f"{paper}-{'-'.join(row['of'])}-{i}".replace(" ", ""))
+    for paper, entry in PAPERS.items()
+    for i, row in enumerate(entry["rows"])
+]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def _exists(named: str) -> bool:
+    module, _, section = named.partition(" ")
     if not module.startswith("benchmarks."):
-        return command in EXPERIMENTS
+        return named in EXPERIMENTS
     return (ROOT / f"{module.replace('.', '/')}.py").exists() and (not section or section in SECTIONS)
 
 
@@ -32,15 +46,89 @@ def test_every_figure_and_table_stands_in_the_list(paper: str) -> None:
     assert set(chain.from_iterable(row["of"] for row in entry["rows"])) == expected
 
 
+@pytest.mark.parametrize(("paper", "row"), ROWS)
+def test_each_has_a_command_with_a_figure_of_its_results_or_a_reason(paper: str, row: Mapping[str, Any]) -> None:
+    if "command" not in row:
+        assert row.get("reason") in REASONS and "ours" not in row
+        return
+    assert "reason" not in row and _exists(row["command"]) and row["results"]
+    assert list(_missing(row)) == [], "named, and not in the row's results"
+    assert _answers(paper, row["ours"], row["results"]), "neither {a figure}, nor a picture, nor a section of a page"
+
+
+@pytest.mark.parametrize(("paper", "row"), ROWS)
+def test_the_results_were_made_by_the_command_of_the_row(paper: str, row: Mapping[str, Any]) -> None:
+    """Of its first folder; the others are of the same kind, and of commands that exist."""
+    for i, name in enumerate(row.get("results", ())):
+        path = RESULTS / name / "command.txt"
+        lines = [line for line in path.read_text().splitlines() if not line.startswith("#")] if path.exists() else []
+        if len(lines) == 1:
+            made = _made_by(lines[0])
+            assert made == row["command"] if i == 0 else _exists(made), f"{name} was made by {lines[0]}"
+            assert made.startswith("benchmarks.") == row["command"].startswith("benchmarks.")
+
+
+def _missing(row: Mapping[str, Any]) -> Iterator[str]:
+    """Files and folders of results that a row names and that are not there, or not among its results."""
+    yield from (name for name in row["results"] if not (RESULTS / name).exists())
+    folders = [RESULTS / name for name in row["results"] if (RESULTS / name).is_dir()]
+    for file in _FILE.findall(row["ours"]):
+        if file not in row["results"] and not any((folder / file).exists() for folder in folders):
+            yield file
+    for key in ("ours", "stock", "differs"):
+        for reference in _REFERENCE.findall(row.get(key, "")):
+            named = [word for word in reference.split() if (RESULTS / word).exists()]
+            if not named or named[0].partition("/")[0] not in row["results"]:
+                yield reference
+
+
+def _answers(paper: str, ours: str, results: list[str]) -> bool:
+    """Whether ``ours`` has a figure that is read from results, or names a picture of them or a section of a page."""
+    pictures = [file for file in _FILE.findall(ours) if file.endswith(".png")]
+    sections = [
+        anchor in anchors(ROOT / "docs" / "benchmarks" / (page or f"{PAGES[paper]}.md"))
+        for page, anchor in _LINK.findall(ours)
+    ]
+    drawn = [any((RESULTS / name / file).exists() for name in results) for file in pictures]
+    if "{" in ours:
+        return any(re.search(r"\d", filled(found)) for found in re.findall(r"\{[^}]+\}", ours))
+    return bool(sections or drawn) and all(sections + drawn)
+
+
+def _made_by(line: str) -> str:
+    """The ``command`` of paper_figures.toml whose published form the line has, whatever options follow."""
+    words = shlex.split(line.removeprefix("SLOSERVE_DATA=DATA "))
+    if words[:2] == ["python", "-m"]:
+        section = words[words.index("--section") + 1 :][:1] if "--section" in words else []
+        return " ".join([words[2], *section])
+    return words[words.index("--experiment") + 1] if "--experiment" in words else line
+
+
+@pytest.mark.parametrize(
+    ("ours", "enough"),
+    [
+        ("{router system=paper rule=greedy arrivals=counted reward .2f}", True),
+        ("`auto` {? router rule=none reward .2f}", False),
+        ("we are better", False),
+        ("yes: [swapping](swap.md)", False),
+        ("yes: [swapping](swap.md#nowhere)", False),
+        ("missed: [planning](engine.md#planning)", True),
+        ("see [there](#conditions-of-nobody)", False),
+        ("`attainment.png`", True),
+        ("`timelines.png`", False),
+        ("`table.txt`", False),
+        ("9.9 times", False),
+    ],
+)
+def test_words_alone_are_no_answer(ours: str, enough: bool) -> None:
+    assert _answers("qos", ours, ["azure-conv"]) is enough
+
+
 @pytest.mark.parametrize("paper", PAPERS)
-def test_each_has_a_command_with_results_or_a_reason(paper: str) -> None:
+def test_the_command_of_a_row_is_one_that_results_can_name(paper: str) -> None:
     for row in PAPERS[paper]["rows"]:
         if "command" in row:
-            assert _exists(row["command"]), row
-            assert row["results"] and row["ours"], row
-            assert [r for r in row["results"] if not (ROOT / "benchmarks" / "results" / r).exists()] == [], row
-        else:
-            assert row.get("reason") in REASONS, row
+            assert _made_by(command(row["command"])) == row["command"]
 
 
 @pytest.mark.parametrize("paper", PAPERS)
@@ -69,7 +157,7 @@ def test_tables_of_a_page_are_those_of_its_results(name: str, update_docs: bool)
 
 def test_figures_are_read_from_rows_tables_and_json() -> None:
     assert (
-        filled("as {sa_devices.json rows profile=a800-qwen2.5-32b max_batch=1 policy=stock attainment .0%}") == "as 1 %"
+        filled("as {sa_devices.json rows profile=a800-qwen2.5-32b max_batch=1 policy=stock attainment .0%}") == "as 3 %"
     )
     assert figure("quic-network condition=burst-constant transport=tcp-n real-time/met per real-time/n .1%") == "24.7 %"
     assert figure("table fleet-qlm-drain fifo") == "35.1 ± 2.3"

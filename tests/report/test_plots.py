@@ -110,7 +110,9 @@ def test_nothing_runs_out_of_the_picture(loads: list[float]) -> None:
     figure = normalized_latency_figure(many_runs(loads), line_styles(SEVEN))
     FigureCanvasAgg(figure).draw()
     (axes,) = figure.axes
-    assert len(figure.legends) == (len(loads) > 1)
+    assert [legend.get_title().get_text() for legend in figure.legends] == (
+        ["95 % interval of the difference from stock, paired by seed"] if len(loads) > 1 else []
+    )
     drawn_in = figure.get_tightbbox()  # of all that shows: axes, labels and legend
     assert min(drawn_in.x0, drawn_in.y0) >= 0.0
     assert drawn_in.x1 <= figure.get_figwidth() and drawn_in.y1 <= figure.get_figheight()
@@ -136,7 +138,8 @@ def test_a_single_load_is_drawn_as_bars_with_the_baseline_on_top() -> None:
     assert written == [f"{(3.0 + i) * 2.5:.3g}" for i in range(7)]
     assert [three_digits(value) for value in (0.98765, 999.4, 1796.2, 25_000.0)] == ["0.988", "999", "1,796", "25,000"]
     assert axes.get_ylim()[0] > axes.get_ylim()[1] and axes.get_xlim()[0] == 0.0
-    assert figure.get_supxlabel() == "1.5 x stock's capacity"
+    note = "95 % interval of the difference from stock, paired by seed"
+    assert figure.get_supxlabel() == f"1.5 x stock's capacity\n{note}"
 
 
 def test_a_value_that_no_run_has_leaves_its_place_empty() -> None:

@@ -209,6 +209,11 @@ class Dispatcher(ABC):
     until it is in a :class:`Give` or a :class:`Refuse`; one that goes back to the queue arrives again.
     """
 
+    @property
+    def has_swap_space(self) -> bool:
+        """Whether engines have the swap space that the fleet's file gives them; asked once, before the run."""
+        return True
+
     @abstractmethod
     def begin(self, view: FleetView) -> Sequence[Switch]:
         """The models to begin with, where they are not those of the fleet's file; they cost nothing."""

@@ -87,6 +87,8 @@ class FleetRun:
             models = fleet.models_on(host)
             # Each engine takes its memory when it starts.
             swap_space_gib = host.swap_space_bytes / GIB / (len(host.instances) * len(models))
+            if not dispatcher.has_swap_space:
+                swap_space_gib = 0.0
             for model in models:
                 profile = fleet.models[model].profiles[host.device]
                 settings = engine_settings(fleet.models[model], profile, swap_space_gib, prefix_caching=prefix_caching)

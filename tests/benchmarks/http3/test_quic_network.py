@@ -41,6 +41,20 @@ def test_the_burst_has_the_figures_that_it_should() -> None:
     assert failed == ["edf in total: 99.8 % < 100.0 % of ml"]
 
 
+def test_the_picture_shows_one_backend_or_names_both() -> None:
+    experiment = module("quic_network")
+    rows = read_rows(RESULTS / "quic-network" / "runs.csv")
+    groups, told = experiment.drawn_groups(rows)
+    assert told == "all on the wire" and list(groups) == [*experiment.SCHEDULERS, "tcp-n", "tcp-1"]
+    assert {row["backend"] for group in groups.values() for row in group} == {"tun"}
+    assert {len(group) for group in groups.values()} == {5}, "a row a seed"
+    some = [row for row in rows if row["backend"] == "virtual" or row["transport"] != "quic"]
+    mixed, told = experiment.drawn_groups(some)
+    assert told == "QUIC in virtual time, TCP on the wire"
+    for name, group in mixed.items():
+        assert {row["backend"] for row in group} == {"virtual" if name.endswith(", virtual") else "tun"}
+
+
 @pytest.mark.slow
 def test_a_direction_delays_serialises_loses_and_overflows() -> None:
     link = module("quic_link")

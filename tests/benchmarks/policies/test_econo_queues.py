@@ -13,3 +13,4 @@ def test_quick(printed: Callable[..., str]) -> None:
     assert row["workload"] == "alpaca-poisson"
     assert 1 > row["groups"]["2"] > row["groups"]["4"] > row["groups"]["12"] > 0
     assert row["requests"]["4"] > row["groups"]["4"], "large groups hold more than their share of the requests"
+    assert 0 < row["completing_steps"] < 1

@@ -34,6 +34,20 @@ def fleet_of(models: Sequence[str] = ("a", "b"), **given: float) -> Fleet:
     return parse_fleet(TEXT.format(models=lines, **values))
 
 
+def scarce_fleet(swap_gib: float = 16.0) -> Fleet:
+    """One instance of one model whose KV is short. swap_gib: of the host."""
+    text = TEXT.format(
+        models="  a: {profile: a100-opt-13b-12gb}",
+        devices=1,
+        memory_gib=0,
+        swap_gib=swap_gib,
+        min_active_s=0.0,
+        max_wait_s=5.0,
+        drain_max_s=600.0,
+    )
+    return parse_fleet(text.replace("device: h100", "device: a100"))
+
+
 def request(
     name: str,
     model: str,

@@ -21,7 +21,7 @@ from sloserve.sim.fleet.live.live_options import AT_ONCE, Options
 from sloserve.sim.fleet.loop import FleetRun, engine_settings
 from sloserve.sim.fleet.weight_copies import WeightCopies
 from sloserve.sim.model.engine import ModelEngine
-from tests.sim.fleet.fleets import fleet_of, request, run
+from tests.sim.fleet.fleets import fleet_of, request, run, scarce_fleet
 
 pytestmark = pytest.mark.slow  # each runs whole fleets
 
@@ -34,6 +34,8 @@ ABLATIONS = [
     "qlm-paper:pull=false:preempt=false/stock",
     "qlm-paper:delta=0.5:swap=false:balance=false",
     "qlm-paper:warm=false:park=true",
+    "qlm-paper:balance=random/stock",
+    "shepherd:batch=4",
 ]
 
 
@@ -253,7 +255,7 @@ def test_without_warm_starts_every_model_comes_from_disk() -> None:
 
 def test_a_static_batch_ends_before_the_next_begins_and_the_program_shares_batches() -> None:
     requests = [request(f"r{i}", "a", 0.0, output_tokens=10 + 30 * (i % 3)) for i in range(8)]
-    log = run(fleet_of(["a"]), "shepherd:batch=4", requests)
+    log = run(fleet_of(["a"]), "shepherd:batch=4:preempt=false", requests)
     first, second = log.run.requests[:4], log.run.requests[4:]
     assert min(r.first_token_s for r in second if r.first_token_s) > max(r.token_times_s[-1] for r in first)
     idle = np.zeros(2)
@@ -270,6 +272,43 @@ def test_a_batch_swaps_in_where_its_own_instance_is_busy_for_longer() -> None:
     log = run(fleet_of("ab", devices=2), "shepherd", requests)
     long, later = log.run.requests
     assert later.first_token_s is not None and later.first_token_s < long.token_times_s[-1]
+
+
+def test_a_batch_gives_way_to_one_with_many_more_requests_in_time() -> None:
+    """Long batch jobs of a run; urgent requests, which would be late behind them, take their place, and all end."""
+    jobs = [request(f"job{i}", "a", 0.0, output_tokens=6000, cls="batch") for i in range(2)]
+    urgent = [request(f"now-{model}{i}", model, 3.0, output_tokens=10) for model in "ab" for i in range(8)]
+    firsts = {}
+    for name in ("shepherd:batch=8", "shepherd:batch=8:preempt=false"):
+        log = run(fleet_of("ab"), name, [*jobs, *urgent])
+        firsts[name] = [r.first_token_s for r in log.run.requests if r.request.request_id.startswith("now")]
+        gave_way = [r.num_preemptions for r in log.run.requests if r.request.request_id.startswith("job")]
+        assert all(r.outcome is Outcome.COMPLETED for r in log.run.requests)
+        assert (max(gave_way) > 0) is ("preempt" not in name)
+    assert max(firsts["shepherd:batch=8"]) < 23.0 < min(firsts["shepherd:batch=8:preempt=false"])
+
+
+def test_without_swap_the_engines_have_no_swap_space() -> None:
+    """KV for a quarter of the requests: the engine preempts, and copies blocks out only where it has swap space."""
+    swaps = {}
+    requests = [request(f"r{i}", "a", 0.1 * i, output_tokens=400, prompt_tokens=600) for i in range(60)]
+    for name in ("qlm-paper/auto", "qlm-paper:swap=false/auto"):
+        log = run(scarce_fleet(), name, requests)
+        assert sum(r.num_preemptions for r in log.run.requests) > 0
+        swaps[name] = sum(r.num_swaps for r in log.run.requests)
+    assert swaps["qlm-paper/auto"] > swaps["qlm-paper:swap=false/auto"] == 0
+
+
+def test_groups_go_to_instances_by_load_in_turn_or_at_random() -> None:
+    """Each instance orders its own; the same seed draws the same."""
+    requests = mixed(60, 20.0, 4, "a")
+    served = {}
+    for balance in ("true", "false", "random"):
+        logs = [run(fleet_of("a", devices=2), f"qlm-paper:balance={balance}/stock", requests) for _ in range(2)]
+        assert logs[0].spans == logs[1].spans
+        assert all(r.outcome is Outcome.COMPLETED for r in logs[0].run.requests)
+        served[balance] = [float(r.token_times_s[-1]) for r in logs[0].run.requests]
+    assert served["true"] != served["false"] != served["random"] != served["true"]
 
 
 @pytest.mark.parametrize("name", ["qlm/stock", "edf", "collate", "qlm-paper/stock"])
@@ -336,6 +375,8 @@ def test_swaps_that_cost_three_times_as_much_take_three_times_as_long() -> None:
         ("qlm-paper:delta=0", "delta: '0' is not a number above 0"),
         ("edf:lengths=true", "lengths: 'true' is not oracle"),
         ("qlm:warm=no", "warm: 'no' is neither true nor false"),
+        ("qlm:balance=no", "balance: 'no' is none of true, false, random"),
+        ("shepherd:batch=0", "batch: '0' is not a number above 0"),
         ("edf/edg", "unknown policy 'edg'"),
     ],
 )

@@ -17,7 +17,7 @@ from sloserve.sim.fleet.dispatcher import Dispatcher
 from sloserve.sim.fleet.dispatchers.assigned import LeastLoaded, Random, Static
 from sloserve.sim.fleet.dispatchers.shepherd import Shepherd
 from sloserve.sim.fleet.live.live_fleet import LiveFleet
-from sloserve.sim.fleet.live.live_options import AT_ONCE, Options
+from sloserve.sim.fleet.live.live_options import AT_ONCE, Balance, Options
 
 STOCK = "stock"
 """As a policy of engines: vLLM's own scheduler."""
@@ -48,7 +48,17 @@ def _flag(text: str) -> bool:
     return text == "true"
 
 
-_FLAGS: Final = dict.fromkeys(("pull", "preempt", "swap", "warm", "balance"), _flag)
+def _balance(text: str) -> Balance:
+    """Raises: ValueError that says what is wrong."""
+    if text not in tuple(Balance):
+        raise ValueError(f"{text!r} is none of {', '.join(Balance)}")
+    return Balance(text)
+
+
+_FLAGS: Final[dict[str, Callable[[str], Any]]] = {
+    **dict.fromkeys(("pull", "preempt", "swap", "warm"), _flag),
+    "balance": _balance,
+}
 """QLM's operations, each of which can be switched."""
 
 
@@ -87,7 +97,7 @@ class Entry:
     stock: bool = False
 
 
-_PREFIXES: Final = {"prefixes": _flag}
+_PREFIXES: Final[dict[str, Callable[[str], Any]]] = {"prefixes": _flag}
 DISPATCHERS: dict[str, Entry] = {
     "static": Entry(lambda options, seed: Static(), "each instance keeps one model", stock=True),
     "on-demand": Entry(_live(ON_DEMAND), "swap on demand, first come, first served", _PREFIXES, stock=True),
@@ -109,8 +119,8 @@ DISPATCHERS: dict[str, Entry] = {
     "random": Entry(lambda options, seed: Random(seed), "assigned on arrival to any"),
     "shepherd": Entry(
         lambda options, seed: Shepherd(**options),
-        "static batches, shared among instances by a linear program",
-        {"batch": _number},
+        "static batches, shared among instances by a linear program, the running one preempted for a better one",
+        {"batch": _positive, "preempt": _flag},
         stock=True,
     ),
 }

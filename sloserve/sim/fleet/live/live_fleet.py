@@ -24,7 +24,7 @@ from sloserve.fleet.planning.waiting_groups import Group
 from sloserve.fleet.sizes import line_output_tokens
 from sloserve.sim.fleet.dispatcher import Dispatcher, FleetView, Operation, Refuse, Switch, WaitingRequest
 from sloserve.sim.fleet.live.agent_instance import AgentInstance
-from sloserve.sim.fleet.live.live_options import Options
+from sloserve.sim.fleet.live.live_options import Balance, Options
 from sloserve.sim.fleet.live.simulated_agent import SimulatedAgent
 from sloserve.sim.fleet.live.simulated_gateway import SimulatedGateway
 from sloserve.sim.fleet.live.simulated_store import SimulatedStore
@@ -62,6 +62,10 @@ class LiveFleet(Dispatcher):
         self._every_s: dict[str, float] = {}
         self._due_s: dict[str, float] = {}
 
+    @property
+    def has_swap_space(self) -> bool:
+        return self._options.swap
+
     def begin(self, view: FleetView) -> Sequence[Switch]:
         fleet = replace(view.fleet, planner=self._planner)
         options, periods = self._options, self._options.periods
@@ -82,8 +86,9 @@ class LiveFleet(Dispatcher):
         ]
         self._of = {name: agent for agent in self._agents for name in agent.instances}
         planner = None
-        if not options.balance and expects_streams(self._planner):
-            planner = Spread(serving_of(fleet), plan_settings(fleet), seed=self._seed)
+        if options.balance is not Balance.PLANNED and expects_streams(self._planner):
+            at_random = options.balance is Balance.RANDOM
+            planner = Spread(serving_of(fleet), plan_settings(fleet), seed=self._seed, at_random=at_random)
         self._maker = PlanMaker(fleet, planner=planner, seed=self._seed)
         self._every_s = {
             "beat": periods.beat_s,

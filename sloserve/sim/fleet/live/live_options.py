@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from sloserve.fleet.agent.agent import BEAT_S
@@ -30,14 +31,26 @@ AT_ONCE: Final = Periods(*(_AT_ONCE_S,) * 6)
 """Periods of a rival without a gateway, a store and processes that look at it."""
 
 
+class Balance(StrEnum):
+    """Who assigns request groups to instances. Each instance orders its own as the planner does, in any case."""
+
+    PLANNED = "true"
+    """The planner, by when they would be complete."""
+    IN_TURN = "false"
+    """Nobody: one after another to the next instance that can serve it (round robin)."""
+    RANDOM = "random"
+    """Chance, drawn from the seed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """Args:
     pull: instances take no more than they have places; else all that their queue has of the active model.
     preempt: lines that run give way to a new first group that is due earlier.
-    swap: KV of requests that leave with their model, or give way, is kept in host memory; that of lines never is.
+    swap: engines have swap space, and KV of requests that leave with their model, or give way, is kept there; that of
+        lines never is.
     warm: weights are kept in host memory.
-    balance: the planner assigns groups to instances; else any instance is as good.
+    balance: who assigns groups to instances.
     prefixes: streams go where their prefix should be cached, as far as that pays.
     one_queue: no request goes past the queue of lines; else those of the most urgent class do, as streams.
     park: under one_queue, requests leave at once when their model does; else they are given time to end.
@@ -48,7 +61,7 @@ class Options:
     preempt: bool = False
     swap: bool = True
     warm: bool = True
-    balance: bool = True
+    balance: Balance = Balance.PLANNED
     prefixes: bool = True
     one_queue: bool = False
     park: bool = False
