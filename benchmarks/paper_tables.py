@@ -19,6 +19,7 @@ Rows are those of ``paper_figures.toml``. In their texts ``{...}`` is read from 
   it has one.
 - ``{around qlm-one-engine-mix policy=auto slo_attainment .1p}``: the mean over seeds and half its 95 % interval.
 - ``{? ...}``: nothing, where the reference leads to nothing.
+- ``{bounded econo_rates.json cases 0 capacity policy=econo ratio}``: an estimate of a file of JSON in the same way.
 - ``{gain qoe-reading load=1.5 policy=andes output_throughput}``: by how much the column's mean is above stock's.
 
 ``pytest tests/docs --update-docs`` writes the tables into the pages.
@@ -178,8 +179,21 @@ def _carried(key: str, folder: str, policy: str, *to_stock: str) -> str:
     estimate = found.ratio if to_stock else found.load
     if estimate is None:
         return "open"
-    interval = "" if estimate.low is None or not to_stock else f" ({estimate.low:.1f} to {estimate.high:.1f})"
-    return f"{_BEFORE.get(estimate.bound, '')}{estimate.value:.2f}{interval}"
+    return _estimated(estimate.value, estimate.bound, *((estimate.low, estimate.high) if to_stock else ()))
+
+
+def _bounded(name: str, *path: str) -> str:
+    (found,) = _led(_result(name), path)
+    if found is None:
+        return "open"
+    return _estimated(
+        found["value"], Bound(found["bound"]), *((found["low"], found["high"]) if "ratio" in path else ())
+    )
+
+
+def _estimated(value: float, bound: Bound, low: float | None = None, high: float | None = None) -> str:
+    interval = "" if low is None else f" ({low:.1f} to {high:.1f})"
+    return f"{_BEFORE.get(bound, '')}{value:.2f}{interval}"
 
 
 def _gain(folder: str, *path: str) -> str:
@@ -189,6 +203,7 @@ def _gain(folder: str, *path: str) -> str:
 
 _READERS: dict[str, Callable[..., str]] = {
     "around": _around,
+    "bounded": _bounded,
     "carries": _carried,
     "gain": _gain,
     "less": _less,

@@ -17,6 +17,7 @@ from sloserve.report.runs_csv import RUNS_CSV, read_runs
 SHOWN = (
     ("azure-conv", "attainment.png"),
     ("qoe-reading", "qoe.png"),
+    ("andes-opt-66b", "throughput.png"),
     ("econo-sharegpt", "normalized_latency.png"),
     ("econo-sharegpt", "completion_split.png"),
     ("sa-azure-conv", "attainment.png"),

@@ -33,11 +33,11 @@ from sloserve.sim.run_name import STOCK
 from sloserve.workloads.slo_assignment import ClassRule, ScaledDeadline, SLOAssignment
 
 ROWS = {
-    "econo-sharegpt": 400,
-    "econo-alpaca": 800,
-    "econo-bookcorpus": 80,
-    "econo-llama-33b": 400,
-    "econo-opt-175b": 400,
+    "econo-sharegpt": 300,
+    "econo-alpaca": 600,
+    "econo-bookcorpus": 40,
+    "econo-llama-33b": 300,
+    "econo-opt-175b": 300,
 }
 """Rows of the experiments' registry, and requests a run."""
 SYSTEMS = {

@@ -1,4 +1,4 @@
-"""The benchmarks that the documentation names are there, and take the flags that it gives them."""
+"""The benchmarks that the documentation and results name are there, and take the flags that these give them."""
 
 import ast
 import re
@@ -9,7 +9,8 @@ import pytest
 from tests.docs.pages import OTHER_PAGES, PAGES, ROOT
 
 COMMAND = re.compile(r"python -m (benchmarks(?:\.[a-z_0-9]+)+)(?!\.NAME)\b([^`|\n]*)")
-COMMANDS = sorted({found.groups() for page in (*PAGES, *OTHER_PAGES) for found in COMMAND.finditer(page.read_text())})
+NAMING = (*PAGES, *OTHER_PAGES, *(ROOT / "benchmarks" / "results").glob("*/command.txt"))
+COMMANDS = sorted({found.groups() for page in NAMING for found in COMMAND.finditer(page.read_text())})
 SCRIPTS = sorted(path for path in (ROOT / "benchmarks").rglob("*.py") if '__name__ == "__main__"' in path.read_text())
 PARSES = re.compile(r"\b(?:parser_for|is_quick|quick_and_out|add_argument)\(")
 INNER = {"quic_endpoints.py", "quic_link.py"}
@@ -44,3 +45,7 @@ def test_every_script_has_a_parser_so_that_help_runs_nothing() -> None:
 def test_every_script_has_a_row_in_the_table_of_its_folder() -> None:
     folders = [path for path in SCRIPTS if path.parent.name != "benchmarks" and path.name not in INNER]
     assert [path.name for path in folders if f"`{path.stem}`" not in (path.parent / "README.md").read_text()] == []
+
+
+def test_results_name_benchmarks_as_modules() -> None:
+    assert [path.parent.name for path in NAMING if "python benchmarks/" in path.read_text()] == []

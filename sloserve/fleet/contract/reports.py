@@ -102,7 +102,8 @@ class Demand:
     Args:
         held: how many wait in the gateway.
         prompt_tokens, output_tokens, output_tokens2: of those held: summed, expected and summed, expected squares.
-        first_due_in_s, last_due_in_s: deadlines of those held; ``None`` for none.
+        first_due_in_s, last_due_in_s: by when those held are wanted, their deadlines or what is left of their wait;
+            ``None`` for none.
         oldest_s: for how long the oldest has waited.
         until_first_token: the deadlines are those of first tokens.
         rate_per_s: how many come a second, lately.

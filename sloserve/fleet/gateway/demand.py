@@ -80,7 +80,7 @@ class DemandMeter:
     def _demand(self, key: tuple[str, str], held: list[HeldRequest], now_s: float) -> Demand:
         flow, slo_class = self._flows[key], self._classes[key[1]]
         targets = slo_class.targets
-        dues = [request.due_s - now_s for request in held]
+        dues = [request.wanted_s - now_s for request in held]
         output = [request.work.output_tokens for request in held]
         return Demand(
             model=key[0],

@@ -46,6 +46,11 @@ class HeldRequest:
     away_s: float = field(default=0.0, init=False)
     """How long instances had it that sent it back."""
 
+    @property
+    def wanted_s(self) -> float:
+        """By when an instance should have taken it: its deadline, or the end of its wait, after which it is refused."""
+        return min(self.due_s, self.until_s)
+
     def sent_back(self, after_s: float) -> None:
         """It looks for an instance again; while one had it, it has not waited."""
         self.away_s += after_s

@@ -18,6 +18,7 @@ from sloserve.fleet.contract.reports import (
 )
 from sloserve.fleet.file import Fleet, parse_fleet
 from sloserve.fleet.gateway.demand import DemandMeter
+from sloserve.fleet.gateway.held import HeldRequest
 from sloserve.fleet.planning.planning_task import LEASE_S, Planning
 from sloserve.fleet.planning.snapshot import ALIVE_S, LiveMembers, Swaps, fleet_state, plan_settings, serving_of
 from sloserve.fleet.planning.waiting_groups import HORIZON_S, stream_ref, streamed_groups
@@ -205,6 +206,13 @@ def test_streams_that_have_ceased_keep_no_instance(fleet: Fleet) -> None:
     assert expected(0.0) > 60
     assert expected(5.0) <= 6
     assert expected(20.0) == 0
+
+
+def test_a_held_stream_is_due_before_it_is_refused(fleet: Fleet) -> None:
+    """With a target of 220 s and a wait of at most 60 s, plans turned to its model long after it had been refused."""
+    held = [HeldRequest("legal", "interactive", 0.0, due_s=due_s, until_s=60.0) for due_s in (220.0, 30.0)]
+    (demand,) = DemandMeter(fleet.settings.classes).report(held, 10.0).demand
+    assert (demand.first_due_in_s, demand.last_due_in_s) == (20.0, 50.0)
 
 
 def test_a_held_stream_is_not_planned_behind_streams_that_never_cease(fleet: Fleet) -> None:
