@@ -17,7 +17,7 @@ from sloserve.report.tables import ATTAINMENT, COLUMNS, capacity_table, summary_
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs" / "benchmarks").glob("*.md"))]
-MAX_BYTES = 7_000_000
+MAX_BYTES = 7_500_000
 MAX_FIGURES = 11
 
 
