@@ -37,7 +37,7 @@ class Balance(StrEnum):
     PLANNED = "true"
     """The planner, by when they would be complete."""
     IN_TURN = "false"
-    """Nobody: one after another to the next instance that can serve it (round robin)."""
+    """No rule: one after another to the next instance that can serve it (round robin)."""
     RANDOM = "random"
     """Chance, drawn from the seed."""
 

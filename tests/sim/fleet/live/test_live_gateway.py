@@ -38,8 +38,9 @@ def test_time_in_an_engine_that_sent_a_stream_back_does_not_count_as_waiting() -
 
 @pytest.mark.slow
 def test_streams_without_a_token_come_back_from_an_instance_that_had_its_time_to_drain() -> None:
-    """Their time in its engine, longer than the gateway holds a request, is no waiting. That of ``b`` is: the plan turns
-    to it before the gateway gives it up.
+    """Their time in its engine, longer than the gateway holds a request, is no waiting.
+
+    That of ``b`` is: a plan turns to it before the gateway gives it up.
     """
     fleet = fleet_of(drain_max_s=0.5, max_wait_s=0.5)
     fleet = replace(fleet, active={"n/0": "a"}, gateway=fleet.gateway.model_copy(update={"hold_max_s": 5.0}))
