@@ -79,7 +79,7 @@ def make_anew(one: Published, commit: str, vllm: str) -> str:
             return f"{one.folder.name} FAILED with {process.returncode}: {log.read_text()[-2000:]}"
         minutes = (used.ru_utime + used.ru_stime) / 60
         for path in out.iterdir():
-            if path.name == "runs.csv" or (one.folder / path.name).exists():
+            if path.name in ("runs.csv", "table.txt") or (one.folder / path.name).exists():
                 shutil.copy(path, one.folder / path.name)
         if not (out / "table.txt").exists():
             (one.folder / "table.txt").write_text(printed_table(log.read_text()))
