@@ -95,7 +95,7 @@ class Dispatch:
             arrival_s=request.arrival_s,
             due_s=request.arrival_s + (slo.slo_class.aged_after_s if target_s is None else target_s),
             rank=slo.slo_class.rank,
-            until_s=min(request.arrival_s + limits.hold_max_s, ends_s),
+            until_s=request.arrival_s + limits.hold_max_s,
             ends_s=ends_s,
             work=Work(1, request.prompt_tokens, output * request.replies),
             prompt=beginnings(request.model, request.messages, request.prompt) if limits.affinity else (),

@@ -27,7 +27,8 @@ class HeldRequest:
     Args:
         model, slo_class: what it asks for; of the class its name.
         due_s: deadline by the monotonic clock, inf for none. rank, then arrival, decide between those without one.
-        until_s: until when it may wait, by the same clock; instances that send it back move that, up to ends_s.
+        until_s: until when the gateway lets it wait, by the same clock; instances that send it back move that.
+        ends_s: when the time to live that its client gave it is over.
         work: its size.
         prompt: beginnings of its prompt.
     """
@@ -48,13 +49,21 @@ class HeldRequest:
 
     @property
     def wanted_s(self) -> float:
-        """By when an instance should have taken it: its deadline, or the end of its wait, after which it is refused."""
+        """By when an instance should have taken it: its deadline, or the end of the wait that the gateway grants.
+
+        Not its time to live, with which a client could make its model come sooner than its targets may.
+        """
         return min(self.due_s, self.until_s)
+
+    @property
+    def refused_s(self) -> float:
+        """When it has waited too long."""
+        return min(self.until_s, self.ends_s)
 
     def sent_back(self, after_s: float) -> None:
         """It looks for an instance again; while one had it, it has not waited."""
         self.away_s += after_s
-        self.until_s = min(self.until_s + after_s, self.ends_s)
+        self.until_s += after_s
 
     def after(self, other: "HeldRequest") -> Self:
         """This one, which looks for an instance in place of ``other``."""

@@ -39,7 +39,7 @@ class Hold:
         self.waits.set()
         self.let_go((request.model,))
         try:
-            async with asyncio.timeout(max(request.until_s - began_s, 0.0)):
+            async with asyncio.timeout(max(request.refused_s - began_s, 0.0)):
                 return await asyncio.shield(booked)
         except TimeoutError:
             if booked.done():

@@ -209,10 +209,15 @@ def test_streams_that_have_ceased_keep_no_instance(fleet: Fleet) -> None:
 
 
 def test_a_held_stream_is_due_before_it_is_refused(fleet: Fleet) -> None:
-    """With a target of 220 s and a wait of at most 60 s, plans turned to its model long after it had been refused."""
-    held = [HeldRequest("legal", "interactive", 0.0, due_s=due_s, until_s=60.0) for due_s in (220.0, 30.0)]
+    """With a target of 220 s and a wait of at most 60 s, plans turned to its model long after it had been refused. The
+    time to live that its client gave it makes it no more urgent than its targets may.
+    """
+    held = [HeldRequest("legal", "interactive", 0.0, due_s=due_s, until_s=60.0, ends_s=5.0) for due_s in (220.0, 30.0)]
     (demand,) = DemandMeter(fleet.settings.classes).report(held, 10.0).demand
     assert (demand.first_due_in_s, demand.last_due_in_s) == (20.0, 50.0)
+    for request in held:
+        request.sent_back(20.0)
+    assert [(request.wanted_s, request.refused_s) for request in held] == [(80.0, 5.0), (30.0, 5.0)]
 
 
 def test_a_held_stream_is_not_planned_behind_streams_that_never_cease(fleet: Fleet) -> None:

@@ -73,7 +73,7 @@ class SimulatedGateway:
             stream = self._streams[self._of[held]]
             if not self._sent(stream, flight, now_s):
                 self._place(stream, now_s)
-        for held in [one for one in self._held if one.until_s <= now_s]:
+        for held in [one for one in self._held if one.refused_s <= now_s]:
             self._held.left(held)
             stream = self._streams[self._of[held]]
             self._forget(stream)
