@@ -11,7 +11,8 @@ import yaml
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.spans import Phase
 from sloserve.estimator.step_time.profile import Profile
-from sloserve.fleet.file import Fleet, parse_fleet
+from sloserve.fleet.file import parse_fleet
+from sloserve.fleet.fleet import Fleet
 from sloserve.report.statistics import mean_interval
 from sloserve.sim.experiment import engine_class
 from sloserve.sim.fleet.dispatcher import FleetView, Switch

@@ -35,7 +35,8 @@ from sloserve.core.runlog import RequestLog
 from sloserve.core.slo import SLO
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.fleet.agent.engine_places import EnginePlaces
-from sloserve.fleet.file import Fleet, parse_fleet
+from sloserve.fleet.file import parse_fleet
+from sloserve.fleet.fleet import Fleet
 from sloserve.report.runs_csv import write_runs
 from sloserve.sim.experiment import MODEL, engine_class
 from sloserve.sim.fleet.dispatcher import Dispatcher, FleetView, Operation, WaitingRequest

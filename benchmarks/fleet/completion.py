@@ -23,7 +23,8 @@ from benchmarks.publish import RESULTS, write_result
 from sloserve.core.arrays import FloatArray
 from sloserve.core.request import WorkloadRequest
 from sloserve.fleet.contract.plan_in_force import Plan
-from sloserve.fleet.file import Fleet, parse_fleet
+from sloserve.fleet.file import parse_fleet
+from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.planning.snapshot import LiveMembers, fleet_state, serving_of
 from sloserve.fleet.planning.waiting_groups import Group
 from sloserve.sim.fleet.fleet_experiment import FleetExperiment

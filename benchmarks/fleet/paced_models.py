@@ -17,7 +17,8 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.core.spans import Phase
 from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup, to_json
 from sloserve.fleet.contract.reports import agent_report
-from sloserve.fleet.file import Fleet, parse_fleet
+from sloserve.fleet.file import parse_fleet
+from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.store.records import StoredPlan
 from sloserve.fleet.store.store import Store, open_store
 from sloserve.sim.experiment import MODEL, engine_class

@@ -28,7 +28,8 @@ from benchmarks.publish import RESULTS, aligned, write_result
 from sloserve.core.request import WorkloadRequest
 from sloserve.fleet.contract.plan_in_force import Plan
 from sloserve.fleet.contract.reports import AgentReport
-from sloserve.fleet.file import Fleet, parse_fleet
+from sloserve.fleet.file import parse_fleet
+from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.planning.scaling import instances_needed
 from sloserve.report.summary import duration_s, summarize
 from sloserve.sim.fleet.fleet_experiment import FleetExperiment

@@ -7,7 +7,7 @@ import pytest
 from sloserve.core.slo import DEFAULT_CLASSES
 from sloserve.fleet.agent.awaited_requests import AwaitedRequests
 from sloserve.fleet.agent.engine_requests import stream_of
-from sloserve.fleet.file import EngineStart
+from sloserve.fleet.fleet import EngineStart
 from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.sizes import USUAL_OUTPUT_TOKENS
 from sloserve.fleet.streamed import Streamed, TokensAnEvent

@@ -53,7 +53,7 @@ class AgentSettings:
             socket of its own choice.
         door_key: that the door asks for; one on TCP has one. door_tls: of one with ``https``.
         host_memory_bytes: for weights of models that sleep.
-        drain_max_s: see :class:`sloserve.fleet.file.Switching`.
+        drain_max_s: see :class:`sloserve.fleet.file_sections.Switching`.
     """
 
     host: str

@@ -18,7 +18,7 @@ from sloserve.fleet.agent.orders import agendas, planned, unplanned
 from sloserve.fleet.agent.pulling import Pulling
 from sloserve.fleet.contract.door import Door
 from sloserve.fleet.contract.plan_in_force import plan_of
-from sloserve.fleet.file import Fleet
+from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.planning.cached_sums import CachedSums
 from sloserve.fleet.planning.snapshot import LiveMembers, fleet_state
 from sloserve.fleet.planning.waiting_groups import durable_groups

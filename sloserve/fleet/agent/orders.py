@@ -13,7 +13,7 @@ from typing import Final
 from sloserve.core.spans import Phase
 from sloserve.fleet.contract.plan_in_force import Plan
 from sloserve.fleet.contract.reports import InstanceReport
-from sloserve.fleet.file import Fleet
+from sloserve.fleet.fleet import Fleet
 from sloserve.virtual_queues.contract import FleetState, GroupSums, ModelState
 from sloserve.virtual_queues.fleet_operations import Queued, fleet_operations
 

@@ -20,7 +20,7 @@ from sloserve.fleet.batch_api.files import check_shared, open_files
 from sloserve.fleet.batch_api.lines import Limits
 from sloserve.fleet.batch_api.routes import BatchApi
 from sloserve.fleet.batch_api.runner import BatchRunner
-from sloserve.fleet.file import Fleet
+from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.gateway.app import TENANT, GatewayApp
 from sloserve.fleet.gateway.batch_work import BatchWork
 from sloserve.fleet.gateway.demand import DemandMeter

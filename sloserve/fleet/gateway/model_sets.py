@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from sloserve.core.errors import ConfigError, InvalidRequest
-from sloserve.fleet.file import Fleet, FleetModel
+from sloserve.fleet.fleet import Fleet, FleetModel
 from sloserve.fleet.gateway.calibration import Calibration
 from sloserve.fleet.gateway.choosing import Chosen, PredictedTimes
 from sloserve.fleet.gateway.gateway_request import GatewayRequest

@@ -6,7 +6,7 @@ Synchronous, without store and clock, so that the planner's task and a fleet in 
 from collections.abc import Iterable
 
 from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup
-from sloserve.fleet.file import Fleet
+from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.planner_rule import expects_streams
 from sloserve.fleet.planning.pressure import slo_pressure
 from sloserve.fleet.planning.rules import planner_of

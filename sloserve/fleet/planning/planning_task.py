@@ -11,7 +11,7 @@ from typing import Final
 
 from sloserve.core.clock import Clock
 from sloserve.fleet.contract.plan_in_force import Plan, plan_of, to_json
-from sloserve.fleet.file import Fleet
+from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.planning.cached_sums import CachedSums
 from sloserve.fleet.planning.plan_maker import PlanMaker
 from sloserve.fleet.planning.snapshot import LiveMembers

@@ -9,7 +9,7 @@ from sloserve.core.spans import Phase
 from sloserve.estimator.completion.group_time import Serving
 from sloserve.estimator.completion.steady_state import EngineSize
 from sloserve.fleet.contract.reports import AgentReport, Demand, InstanceReport, agent_report, gateway_report
-from sloserve.fleet.file import Fleet
+from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.planning.waiting_groups import HORIZON_S, Group, streamed_groups
 from sloserve.fleet.store.records import Agent
 from sloserve.virtual_queues.contract import FleetPlan, FleetState, InstanceState, RunningSums, Swap

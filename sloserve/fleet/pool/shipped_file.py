@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from sloserve.estimator.step_time.profile import profile_names
 from sloserve.files.marked_yaml import load_yaml
-from sloserve.fleet.file import Fleet
+from sloserve.fleet.fleet import Fleet
 
 NAME: Final = "fleet.yaml"
 _OF_SCALING: Final = ("least", "most", "bundle")

@@ -16,7 +16,7 @@ from sloserve.fleet.agent.instance import Instance
 from sloserve.fleet.agent.line_claims import cancelled
 from sloserve.fleet.agent.pulling import LEASE_S, Pulling
 from sloserve.fleet.agent.shared_costs import SHARE_S, SharedCosts
-from sloserve.fleet.file import Fleet, Host
+from sloserve.fleet.fleet import Fleet, Host
 from sloserve.fleet.run.live import Place, agent_settings, certificates_of, refreshing
 from sloserve.fleet.run.open_files import allow_open_files
 from sloserve.fleet.run.signals import Stopping

@@ -16,7 +16,7 @@ from typing import Final
 
 from sloserve.core.errors import StoreError
 from sloserve.core.file_lock import OwnLock
-from sloserve.fleet.file import Fleet
+from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.planning.planning_task import LEASE_S
 from sloserve.fleet.pool.embedded import EmbeddedPool
 from sloserve.fleet.pool.keeper import THE_AGENT, AgentKeeper

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from sloserve.core.errors import ConfigError
-from sloserve.fleet.file import Fleet
 from sloserve.fleet.file_sections import GatewaySection
+from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.gateway.gateway import Gateway, Surroundings, check_address
 from sloserve.fleet.gateway.serve import config
 from sloserve.fleet.gateway_settings import GatewaySettings

@@ -3,7 +3,7 @@
 import os
 
 from sloserve.fleet.agent.engine_spec import Launcher
-from sloserve.fleet.file import Host
+from sloserve.fleet.fleet import Host
 from sloserve.fleet.launcher.attached import AttachingLauncher
 from sloserve.fleet.launcher.forking import ForkingLauncher
 from sloserve.fleet.launcher.plain import PlainLauncher

@@ -18,7 +18,7 @@ from sloserve.estimator.step_time.profile import Profile, profile_names
 from sloserve.fleet.agent.agent import AgentSettings
 from sloserve.fleet.agent.engine_spec import Attached, ServedModel
 from sloserve.fleet.batch_api.lines import Limits
-from sloserve.fleet.file import GIB, Fleet, FleetModel, Host
+from sloserve.fleet.fleet import GIB, Fleet, FleetModel, Host
 from sloserve.fleet.supervised import supervised
 
 if TYPE_CHECKING:

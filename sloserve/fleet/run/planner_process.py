@@ -5,7 +5,7 @@ import secrets
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 from sloserve.core.clock import SystemClock
-from sloserve.fleet.file import Fleet
+from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.planning.planning_task import LEASE_S, Planning
 from sloserve.fleet.run.live import Place
 from sloserve.fleet.run.signals import Stopping

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.extras import not_installed
-from sloserve.fleet.file import Fleet
+from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.pool.keeper import AgentKeeper
 from sloserve.fleet.pool.pool import Offer, Pool
 from sloserve.fleet.pool.shipped_file import NAME, shipped

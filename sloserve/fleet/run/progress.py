@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from sloserve.core.spans import Phase
 from sloserve.fleet.contract.reports import InstanceReport, agent_report
-from sloserve.fleet.file import Fleet
+from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.store.records import Agent
 
 _WORDS = {

@@ -7,7 +7,7 @@ from typing import Final
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.fleet.contract.plan_in_force import plan_of
 from sloserve.fleet.contract.reports import AgentReport, agent_report
-from sloserve.fleet.file import Fleet
+from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.planning.scaling import ScaledKind, Scaling, instances_needed
 from sloserve.fleet.pool.keeper import AgentKeeper
 from sloserve.fleet.pool.pool import Offer, Pool

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from sloserve.core.request import WorkloadRequest
 from sloserve.estimator.step_time.profile import Profile
-from sloserve.fleet.file import Fleet
+from sloserve.fleet.fleet import Fleet
 from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.virtual_queues.contract import ModelState
 

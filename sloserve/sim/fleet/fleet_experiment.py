@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.request import WorkloadRequest
-from sloserve.fleet.file import Fleet
+from sloserve.fleet.fleet import Fleet
 from sloserve.scheduler.registry import make_policy, parse_policy, policy_text
 from sloserve.sim.experiment import ENGINE_KINDS, MODEL, engine_class, pool_of
 from sloserve.sim.fleet.dispatcher import model_shares

@@ -15,7 +15,8 @@ import uvicorn
 from sloserve.core.spans import Phase
 from sloserve.fleet.contract.door import MODEL_HEADER, REFUSED_HEADER
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport, to_json
-from sloserve.fleet.file import Fleet, parse_fleet
+from sloserve.fleet.file import parse_fleet
+from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.gateway.gateway import Gateway, Surroundings
 from sloserve.virtual_queues.contract import ModelState
 from sloserve.wire.asgi import Message, Receive, Scope, Send, answer_json

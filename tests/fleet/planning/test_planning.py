@@ -16,7 +16,8 @@ from sloserve.fleet.contract.reports import (
     Phase,
     to_json,
 )
-from sloserve.fleet.file import Fleet, parse_fleet
+from sloserve.fleet.file import parse_fleet
+from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.gateway.held import HeldRequest
 from sloserve.fleet.planning.planning_task import LEASE_S, Planning

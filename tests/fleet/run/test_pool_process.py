@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from sloserve.core.errors import ConfigError
-from sloserve.fleet.file import Fleet, parse_fleet
+from sloserve.fleet.file import parse_fleet
+from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.run.live import Place, check_doors
 from sloserve.fleet.run.pool_process import ray_pool, serve_pool
 

@@ -5,7 +5,8 @@ from typing import Any
 
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import ClassTable
-from sloserve.fleet.file import Fleet, parse_fleet
+from sloserve.fleet.file import parse_fleet
+from sloserve.fleet.fleet import Fleet
 from sloserve.sim.fleet.dispatchers.by_name import FleetRunName
 from sloserve.sim.fleet.log import FleetLog
 from sloserve.sim.fleet.loop import FleetRun

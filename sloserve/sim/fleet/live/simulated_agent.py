@@ -8,7 +8,7 @@ from sloserve.fleet.agent.claims import lines_to_claim, may_leave
 from sloserve.fleet.agent.orders import agendas, planned
 from sloserve.fleet.contract.door import Refusal
 from sloserve.fleet.contract.reports import AgentReport
-from sloserve.fleet.file import Fleet
+from sloserve.fleet.fleet import Fleet
 from sloserve.sim.fleet.dispatcher import Drop, Give, InstanceView, Operation, Preempt, Switch, WaitingRequest, Warm
 from sloserve.sim.fleet.live.agent_instance import AgentInstance
 from sloserve.sim.fleet.live.live_options import Options

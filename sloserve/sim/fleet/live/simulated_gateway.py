@@ -9,7 +9,7 @@ from sloserve.core.slo import ClassTable
 from sloserve.fleet.contract.door import Refusal
 from sloserve.fleet.contract.plan_in_force import Plan
 from sloserve.fleet.contract.reports import AgentReport, GatewayReport
-from sloserve.fleet.file import Fleet
+from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.gateway.held import HeldRequest, HeldRequests, HoldFull
 from sloserve.fleet.gateway.instances import Instances, SentRequest

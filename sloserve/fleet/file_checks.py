@@ -1,0 +1,123 @@
+"""What a fleet's file may say section by section and yet not as a whole, with the place of each fault."""
+
+from collections.abc import Mapping
+
+from sloserve.core.errors import ConfigError
+from sloserve.files.model import Problem, unknown
+from sloserve.fleet.file_sections import CertificateSection, HostEntry, ModelEntry, PoolSection
+from sloserve.fleet.fleet import Fleet, Host, no_instances
+from sloserve.virtual_queues.model_swap import model_swap
+
+SET_BY_FLEET = ("--uds", "--host", "--port", "--served-model-name", "--slo-config", "--enable-lora", "--admin-key")
+"""Flags of ``sloserve serve`` that an engine of a fleet is given anyway."""
+
+
+def wrong_pool(pool: PoolSection, has_hosts: bool, has_certificates: bool) -> list[Problem]:
+    """Kinds of devices that hosts cannot join with, and what a Ray cluster does not go with."""
+    problems = []
+    for kind, template in pool.devices.items():
+        at = ("pool", "devices", kind)
+        if template.most is not None and (pool.ray is None or template.devices is None):
+            text = "hosts are asked for where ray and devices are given: without these, others add hosts"
+            problems.append(Problem((*at, "most"), text))
+        if template.most is not None and template.most < template.least:
+            problems.append(Problem((*at, "most"), f"{template.most} is below least, {template.least}"))
+        if template.devices is not None and template.devices % template.width:
+            problems.append(Problem((*at, "devices"), no_instances(template.devices, template.width)))
+    if pool.ray is None:
+        return problems
+    at_ray = ("pool", "ray")
+    if not pool.devices:
+        problems.append(Problem(at_ray, "needs pool.devices: what a node of each kind of device has"))
+    if has_certificates:
+        text = "doors of nodes have no certificates: keep the cluster on a private network, and leave out certificates"
+        problems.append(Problem(at_ray, text))
+    if has_hosts:
+        text = "nodes of a cluster and hosts of the file could be the same machines; leave out hosts"
+        problems.append(Problem(at_ray, text))
+    return problems
+
+
+def wrong_host(name: str, entry: HostEntry, certificates: CertificateSection) -> list[Problem]:
+    """Devices that form no instances, half of an attached server, a door with and without certificates."""
+    problems = []
+    if entry.devices % entry.width:
+        problems.append(Problem(("hosts", name, "devices"), no_instances(entry.devices, entry.width)))
+    if (entry.attach is None) != (entry.serves is None):
+        text = "attach and serves belong together: a server, and the model that it has"
+        problems.append(Problem(("hosts", name), text))
+    if entry.attach is not None and entry.devices != entry.width:
+        text = f"{entry.devices} devices of a server that is attached are one instance; give width: {entry.devices}"
+        problems.append(Problem(("hosts", name, "devices"), text))
+    if entry.door is not None and entry.door.startswith("https:") != (certificates.folder is not None):
+        text = "https:// belongs to doors where certificates.folder is given, http:// to others; change one of them"
+        problems.append(Problem(("hosts", name, "door"), f"{entry.door}: {text}"))
+    return problems
+
+
+def unserved(fleet: Fleet) -> list[Problem]:
+    """Models that no instance can serve, and sizes of weights that a swap needs and no profile has."""
+    problems = []
+    joining = [Host.made(f"pool.devices.{k}", k, one.width, one) for k, one in fleet.pool.devices.items()]
+    hosts = [*fleet.hosts.values(), *joining]
+    for host in fleet.hosts.values():
+        if host.serves is not None and host.serves not in fleet.models_on(host):
+            text = f"{host.serves!r} is no model with a profile for {host.width} of {host.device}"
+            problems.append(Problem(("hosts", host.name, "serves"), text))
+    for name, model in fleet.models.items():
+        if not any(name in fleet.models_on(host) for host in hosts):
+            needed = ", ".join(f"{p.tensor_parallel} of {kind}" for kind, p in model.profiles.items())
+            have = ", ".join(f"{host.name}: {host.width} of {host.device}" for host in hosts)
+            text = f"no instance can serve it; it needs {needed}; instances are {have}; set width of a host"
+            problems.append(Problem(("models", name), text))
+        try:
+            for profile in model.profiles.values():
+                model_swap(profile)
+        except ConfigError as error:
+            problems.append(Problem(("models", name, "profile"), str(error)))
+    return problems
+
+
+def not_startable(fleet: Fleet) -> list[Problem]:
+    """What engines cannot be started from."""
+    problems = []
+    for name, model in fleet.models.items():
+        if model.start.model is None:
+            text = "is missing; a fleet that is run needs the folder or name that sloserve serve is given"
+            problems.append(Problem(("models", name, "model"), text))
+        for i, flag in enumerate(model.start.arguments):
+            if flag.partition("=")[0] in SET_BY_FLEET:
+                text = f"{flag!r} is set by the fleet itself; leave it out"
+                problems.append(Problem(("models", name, "arguments", i), text))
+    return problems
+
+
+def wrongly_adapted(fleet: Fleet) -> list[Problem]:
+    """Adapters of what is not there, or is an adapter itself."""
+    own = tuple(name for name, model in fleet.models.items() if model.start.adapter_of is None)
+    return [
+        Problem(("models", name, "adapter_of"), f"model {base!r} {unknown(base, own)}")
+        for name, base in ((name, model.start.adapter_of) for name, model in fleet.models.items())
+        if base is not None and base not in own
+    ]
+
+
+def placed(fleet: Fleet, entries: Mapping[str, ModelEntry]) -> tuple[dict[str, str], list[Problem]]:
+    """The model that each instance starts with, and where one has none of that name, another, or cannot serve it."""
+    active: dict[str, str] = {}
+    problems = []
+    host_of = dict(fleet.instances)
+    for name, entry in entries.items():
+        for i, instance in enumerate(entry.active_on):
+            at = ("models", name, "active_on", i)
+            if instance not in host_of:
+                problems.append(Problem(at, f"instance {instance!r} {unknown(instance, tuple(host_of))}"))
+            elif name not in fleet.models_on(host_of[instance]):
+                problems.append(Problem(at, f"{instance} cannot serve {name}: device or width do not fit its profile"))
+            elif instance in active:
+                problems.append(
+                    Problem(at, f"{instance} has {active[instance]} already; one model is active at a time")
+                )
+            else:
+                active[instance] = name
+    return active, problems

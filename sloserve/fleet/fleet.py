@@ -1,0 +1,192 @@
+"""What a fleet's file says: models, hosts and how each engine is set.
+
+A host's devices form instances of ``width`` devices each, named ``node-a/0``, ``node-a/1``. An instance has one engine
+for each model that it can serve, of which one is active.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+from sloserve.core.errors import ConfigError
+from sloserve.estimator.step_time.profile import Profile
+from sloserve.files.model import unknown
+from sloserve.fleet.file_sections import (
+    BatchSection,
+    CertificateSection,
+    DeviceHost,
+    EngineFlags,
+    GatewaySection,
+    PoolSection,
+    Switching,
+)
+from sloserve.fleet.planner_rule import QLM
+from sloserve.fleet.router_section import FleetRouter
+from sloserve.settings import PluginSettings
+from sloserve.virtual_queues.model_swap import ModelSwap, model_swap
+
+GIB = 2**30
+_STREAM_INTERVAL = "--stream-interval"
+"""The flag that states the tokens per event of a stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStart:
+    """How a model's engine is started, where the fleet is run.
+
+    Args:
+        model: as ``sloserve serve`` is given it.
+        arguments: further flags of that.
+        environment: of the engine.
+        adapter_of: the model that it is a LoRA adapter of.
+        profiles: name or path of its profile, by kind of device, as the file has it.
+    """
+
+    model: str | None = None
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    adapter_of: str | None = None
+    profiles: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def tokens_an_event(self) -> int:
+        """Tokens per event of its streams, as the flags say; speculative decoding is not counted."""
+        words = [word for one in self.arguments for word in one.replace("_", "-").split("=", 1)]
+        value = dict(pairwise(words)).get(_STREAM_INTERVAL, "1")
+        return int(value) if value.isdecimal() and int(value) > 0 else 1
+
+
+@dataclass(frozen=True, slots=True)
+class FleetModel:
+    """One model. profiles: by kind of device. share: of the requests, if stated. tail: seldom asked for. supports: what
+    a request may need: tools, grammar, images, audio, video.
+    """
+
+    name: str
+    profiles: Mapping[str, Profile]
+    share: float | None = None
+    tail: bool = False
+    flags: EngineFlags = field(default_factory=EngineFlags)
+    start: EngineStart = field(default_factory=EngineStart)
+    supports: frozenset[str] = frozenset()
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of its context, on whichever device has the smallest."""
+        return self.flags.max_model_len or min(profile.max_model_len for profile in self.profiles.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One machine. host_memory_bytes: for weights of models that sleep. swap_space_bytes: for KV of parked requests.
+    attach: the server that is its one instance, which others started, with the model ``serves``.
+    """
+
+    name: str
+    device: str
+    devices: int
+    width: int
+    host_memory_bytes: int
+    swap_space_bytes: int
+    environment: Mapping[str, str] = field(default_factory=dict)
+    door: str | None = None
+    attach: str | None = None
+    serves: str | None = None
+
+    @classmethod
+    def made(cls, name: str, device: str, devices: int, said: DeviceHost, door: str | None = None) -> "Host":
+        """A host of ``devices`` of this kind. said: what holds whatever its devices."""
+        memory, swap = int(said.host_memory_gib * GIB), int(said.swap_space_gib * GIB)
+        return cls(name, device, devices, said.width, memory, swap, said.environment, door)
+
+    @property
+    def instances(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(f"{self.name}/{i}" for i in range(self.devices // self.width))
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What the file says. active: the model that each instance starts with, where that is said. section: of settings,
+    as written. swap_cost: multiple of what swaps of models are known or assumed to take. router: for requests that
+    name no model. planner: of a fleet that is run, see ``planner_rule.py``. store, state, files, pool, certificates: as
+    written.
+    """
+
+    source: str
+    models: Mapping[str, FleetModel]
+    hosts: Mapping[str, Host]
+    active: Mapping[str, str]
+    switching: Switching
+    settings: PluginSettings
+    section: Mapping[str, Any]
+    swap_cost: float = 1.0
+    gateway: GatewaySection = GatewaySection()
+    batches: BatchSection = BatchSection()
+    router: FleetRouter | None = None
+    planner: str = QLM
+    store: str | None = None
+    state: str | None = None
+    files: str | None = None
+    pool: PoolSection = PoolSection()
+    certificates: CertificateSection = CertificateSection()
+
+    @property
+    def instances(self) -> tuple[tuple[str, Host], ...]:
+        """Name and host of each, in the order of the file."""
+        return tuple((name, host) for host in self.hosts.values() for name in host.instances)
+
+    def models_on(self, host: Host) -> tuple[str, ...]:
+        """Models that an instance of this host can serve: measured on its device at its width."""
+        return tuple(
+            m.name
+            for m in self.models.values()
+            if host.device in m.profiles
+            and m.profiles[host.device].tensor_parallel == host.width
+            and host.serves in (None, m.name)
+        )
+
+    def joined_by(self, name: str, device: str, devices: int | None = None, door: str | None = None) -> "Fleet":
+        """The fleet with one more host, of a kind that ``pool.devices`` has. devices: how many, if the file does not
+        say it.
+
+        Raises: ConfigError for a kind that it does not have, and for devices that do not form instances.
+        """
+        template = self.pool.devices.get(device)
+        if template is None:
+            known = tuple(self.pool.devices)
+            raise ConfigError(f"{self.source}: pool.devices: {device!r} {unknown(device, known)}")
+        if template.devices is not None and devices not in (None, template.devices):
+            raise ConfigError(
+                f"host {name}: {devices} devices, and {self.source} says {template.devices} for each {device}; leave "
+                f"out --devices, or pool.devices.{device}.devices"
+            )
+        count = template.devices or devices
+        if count is None:
+            raise ConfigError(
+                f"host {name}: how many devices it has is not known; give --devices, or "
+                f"pool.devices.{device}.devices in {self.source}"
+            )
+        if count % template.width:
+            raise ConfigError(f"host {name}: {no_instances(count, template.width)}")
+        host = Host.made(name, device, count, template, door)
+        return replace(self, hosts={**self.hosts, name: host})
+
+    def swaps(self) -> dict[tuple[str, str], ModelSwap]:
+        """What each model costs to swap, by model and kind of device.
+
+        Raises: ConfigError for a profile that does not know the size of its weights.
+        """
+        kinds = dict.fromkeys([*(host.device for host in self.hosts.values()), *self.pool.devices])
+        return {
+            (m.name, kind): model_swap(m.profiles[kind]).times(self.swap_cost)
+            for m in self.models.values()
+            for kind in kinds
+            if kind in m.profiles
+        }
+
+
+def no_instances(devices: int, width: int) -> str:
+    """What is wrong with ``devices`` of which instances of ``width`` cannot be made."""
+    return f"{devices} devices do not form instances of {width}; give a multiple of width"
