@@ -22,6 +22,7 @@ def one(code: str) -> ReportRow:
     return ReportRow("one", "does <it> run?", ("timeit", "-n", "1", "-r", "1", code))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("full", [False, True])
 def test_rows_have_names_of_their_own_and_one_folder_each(full: bool) -> None:
     found = list(rows(Path("out"), full=full))
@@ -51,6 +52,7 @@ def test_a_module_says_how_small_it_runs_and_how_long_the_published_size_takes(r
         assert "reduced" in row and ("minutes" in row) != ("results" in row)
 
 
+@pytest.mark.slow
 def test_the_published_size_is_that_of_the_published_results() -> None:
     found = {row.name: row for row in rows(Path("out"), full=True)}
     row = found["qoe-parts-reading"]

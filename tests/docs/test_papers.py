@@ -142,6 +142,7 @@ def test_the_paper_s_page_begins_with_its_table(paper: str, update_docs: bool) -
     assert text == new or update_docs, "what is generated is out of date: pytest tests/docs --update-docs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
 def test_tables_of_a_page_are_those_of_its_results(name: str, update_docs: bool) -> None:
     page = ROOT / "docs" / "benchmarks" / f"{name}.md"
