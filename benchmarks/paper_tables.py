@@ -18,6 +18,9 @@ Rows are those of ``paper_figures.toml``. In their texts ``{...}`` is read from 
   0.9, or at twice stock's unloaded latency per token, and its ratio to stock's with the 95 % interval over seeds, if
   it has one.
 - ``{around qlm-one-engine-mix policy=auto slo_attainment .1p}``: the mean over seeds and half its 95 % interval.
+- ``{paired fleet-qlm-operations : policy=qlm/stock in_time : policy=qlm:warm=false/stock in_time .1p}``: to stand
+  behind the second's figure, as `` (-10.2 ± 1.3)``: its difference from the first, paired by seed, and half the 95 %
+  interval. Nothing where both are the same.
 - ``{? ...}``: nothing, where the reference leads to nothing.
 - ``{bounded econo_rates.json cases 0 capacity policy=econo ratio}``: an estimate of a file of JSON in the same way.
 - ``{gain qoe-reading load=1.5 policy=andes output_throughput}``: by how much the column's mean is above stock's.
@@ -151,11 +154,26 @@ def _less(name: str, *rest: str) -> str:
     return _written(fmean(more) - fmean(less), form)
 
 
+def _paired(name: str, *rest: str) -> str:
+    before, after, form = _two(name, rest)
+    _, first, second = _parts(rest[:-1])
+    if first == second:
+        return ""
+    found = mean_interval([right - left for left, right in zip(before, after, strict=True)])
+    if found is None or found.high is None:
+        raise ValueError(f"{name} {' '.join(rest)} has less than two numbers, and so no interval")
+    return f" ({_written(found.value, f'+{form}')} ± {_written(found.high - found.value, form)})"
+
+
 def _two(name: str, rest: Sequence[str]) -> tuple[list[float], list[float], str]:
-    *told, form = rest
-    common, *both = (part.split() for part in " ".join(told).split(" : "))
+    common, *both = _parts(rest[:-1])
     first, second = (_all(name, common + path) for path in both)
-    return first, second, form
+    return first, second, rest[-1]
+
+
+def _parts(told: Sequence[str]) -> list[list[str]]:
+    """What stands before, between and behind the colons."""
+    return [part.split() for part in f" {' '.join(told)}".split(" : ")]
 
 
 def _most(name: str, *rest: str) -> str:
@@ -208,6 +226,7 @@ _READERS: dict[str, Callable[..., str]] = {
     "gain": _gain,
     "less": _less,
     "most": _most,
+    "paired": _paired,
     "ratios": _ratios,
     "span": _span,
     "table": _told,
