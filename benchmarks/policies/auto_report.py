@@ -115,6 +115,11 @@ def short(name: str) -> str:
     )
 
 
+def named(number: int, cells: Mapping[int, AutoCell]) -> str:
+    """The number of a cell and what it is."""
+    return f"{number}: {', '.join(cells[number])}"
+
+
 def shown(difference: Mean | None, digits: int) -> str:
     """The mean and half its interval."""
     if difference is None:
@@ -138,7 +143,7 @@ def cell_line(number: int, cell: AutoCell, rival: str, runs: Runs) -> tuple[list
         missed.append(f"{preemptions:.2f} preemptions a request")
     attainment = mean(runs, AUTO, ATTAINMENT)
     columns = [
-        f"{number}: {', '.join(cell)}",
+        named(number, {number: cell}),
         f"{short(rival)}",
         "-" if np.isnan(attainment) else f"{100 * attainment:.1f}",
         shown(differences[ATTAINMENT], 1),
@@ -189,15 +194,50 @@ def first_seeds(runs: Runs) -> Runs:
     return {name: {seed: found[seed] for seed in seeds} for name, found in runs.items()}
 
 
-def policy_lines(runs: Mapping[int, Runs], best: Mapping[int, Mapping[str, str]]) -> list[str]:
+def settings(runs: Mapping[int, Runs]) -> dict[str, dict[int, str]]:
+    """What may be left on in all cells, and the run of each cell that it stands for."""
+    found: dict[str, dict[int, str]] = {name: dict.fromkeys(runs, name) for name in (*AUTOS, STOCK)}
+    for policy in POLICIES:
+        found[f"{policy}, its best size"] = {n: sized(runs[n], policy) for n in runs}
+        found[budget_of(policy)] = dict.fromkeys(runs, budget_of(policy))
+    return found
+
+
+def kind_lines(cells: Mapping[int, AutoCell], runs: Mapping[int, Runs]) -> list[str]:
+    """Attainment of each setting by kind of targets and by engine."""
+    groups = [
+        (field, v) for field in ("targets", "profile") for v in dict.fromkeys(getattr(c, field) for c in cells.values())
+    ]
+    with_targets = {n: found for n, found in runs.items() if not np.isnan(mean(found, AUTO, ATTAINMENT))}
+    of = {value: [n for n in with_targets if getattr(cells[n], field) == value] for field, value in groups}
+    of = {value: numbers for value, numbers in of.items() if numbers}
+    lines = [["in time, %", *of]]
+    for head, names in settings(runs).items():
+        means = [100 * np.mean([mean(runs[n], names[n], ATTAINMENT) for n in numbers]) for numbers in of.values()]
+        lines.append([short(head), *(f"{value:.1f}" for value in means)])
+    return markdown(lines)
+
+
+def loss_lines(cells: Mapping[int, AutoCell], runs: Mapping[int, Runs], most: int = 6) -> list[str]:
+    """The cells in which auto is furthest behind the best other setting, chosen afterwards."""
+    behind = {}
+    for number, found in runs.items():
+        rivals = [name for name in found if name not in AUTOS]
+        best = max(rivals, key=lambda name: mean(found, name, ATTAINMENT))  # noqa: B023
+        behind[number] = mean(found, best, ATTAINMENT) - mean(found, AUTO, ATTAINMENT), best
+    lines = [["cell", "auto", "without step budget", "rival"]]
+    for number in sorted((n for n in behind if behind[n][0] > 0), key=lambda n: -behind[n][0])[:most]:
+        ours = (f"{100 * mean(runs[number], name, ATTAINMENT):.1f}" for name in AUTOS)
+        best = behind[number][1]
+        lines.append([named(number, cells), *ours, f"{100 * mean(runs[number], best, ATTAINMENT):.1f}, {short(best)}"])
+    return markdown(lines)
+
+
+def policy_lines(runs: Mapping[int, Runs]) -> list[str]:
     """Each policy left on in all cells: means, and how far it is from the best of the cell."""
     begin = ["policy in all cells", "attainment, %", "worst cell", "behind the cell's best rival, points"]
     lines = [[*begin, "most behind", "QoE", "latency, x auto", "tokens/s, x stock", "least", "preemptions"]]
-    columns: dict[str, dict[int, str]] = {name: dict.fromkeys(runs, name) for name in (*AUTOS, STOCK)}
-    for policy in POLICIES:
-        columns[f"{policy}, its best size"] = {n: best[n][policy] for n in runs}
-        columns[budget_of(policy)] = dict.fromkeys(runs, budget_of(policy))
-    for head, names in columns.items():
+    for head, names in settings(runs).items():
         attained = {n: mean(runs[n], names[n], ATTAINMENT) for n in runs}
         attained = {n: value for n, value in attained.items() if not np.isnan(value)}
         if not attained:
@@ -231,7 +271,6 @@ def table(rows: Sequence[Row], cells: Mapping[int, AutoCell]) -> str:
     runs = {n: runs_of(rows, n) for n in cells}
     runs = {n: found for n, found in runs.items() if AUTO in found}
     rivals = {n: rival_of(earlier[n], [name for name in found if name not in AUTOS]) for n, found in runs.items()}
-    best = {n: {policy: sized(found, policy) for policy in POLICIES} for n, found in runs.items()}
     head = ["cell", "rival", "auto, % in time", "attainment", "QoE", "latency", "tokens/s", "tokens/s, % of stock's"]
     by_cell = [[*head, "preemptions", "seeds"]]
     common = {n: first_seeds(found) for n, found in runs.items()}
@@ -246,14 +285,20 @@ def table(rows: Sequence[Row], cells: Mapping[int, AutoCell]) -> str:
         "",
         *workload_lines(cells, rivals, runs),
         "",
-        *policy_lines(common, best),
+        *policy_lines(common),
+        "",
+        *kind_lines(cells, common),
         "",
         *group_lines(cells, rivals, common),
+        "",
+        "Where auto is furthest behind, chosen afterwards, in % in time.",
+        "",
+        *loss_lines(cells, common),
         "",
         "Aims missed.",
         "",
     ]
-    lines += [f"- {n}: {', '.join(cells[n])}: {'; '.join(why)}" for n, why in missed.items() if why]
+    lines += [f"- {named(n, cells)}: {'; '.join(why)}" for n, why in missed.items() if why]
     return "\n".join(lines) + "\n"
 
 
