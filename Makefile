@@ -3,7 +3,7 @@
 #   make env     .venv with the engine and the development tools
 #   make serve   the server with a model made on the spot, on 127.0.0.1:8000; PORT=8001 make serve for another port
 #   make test    all tests, the fast ones first; LANES=0 make test for one file at a time, whatever the machine has
-#   make layouts the tests of KV layouts whole: every model, policy and mode, where make test has some
+#   make whole   the longest tests in full, where make test has some: every KV layout, policy and mode, the hammered server
 #   make clients the tests of the TypeScript client, where npm is installed
 #   make docs    the site of the documentation, in build/site/html; a dead link ends it
 #   make check   format, lint, types, import contracts, fast tests
@@ -44,7 +44,7 @@ export CUDACXX ?= $(NVCC)
 # Compiled modules are kept, whatever the environment says: compiling them takes the fast tests a fifth of their time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: docs env serve demo-fleet ray report test layouts clients check static fast compat interop clean
+.PHONY: docs env serve demo-fleet ray report test whole clients check static fast compat interop clean
 
 env: $(VENV)/.installed-$(ENGINE)
 
@@ -79,8 +79,9 @@ test: env
 	$(PYTEST) $(IN_LANES) -m "not ($(FAST)) or hypothesis"
 
 # These start sixty engines one after the other.
-layouts: env
-	SLOSERVE_LAYOUTS=whole $(PYTEST) tests/equality/layouts tests/sim/model/test_agreement.py tests/vllm/test_profile.py
+whole: env
+	SLOSERVE_TESTS=whole $(PYTEST) tests/equality/layouts tests/sim/model/test_agreement.py tests/vllm/test_profile.py \
+		tests/vllm/test_hammer.py
 
 # npm writes the file in node_modules when it is done.
 clients:

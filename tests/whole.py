@@ -1,5 +1,5 @@
-"""Whether tests of KV layouts run whole: every model, policy and mode, as ``make layouts`` has it; else a part."""
+"""Whether the longest tests run in full: every KV layout, policy and mode, as ``make whole`` has it; else a part."""
 
 import os
 
-WHOLE = os.environ.get("SLOSERVE_LAYOUTS") == "whole"
+WHOLE = os.environ.get("SLOSERVE_TESTS") == "whole"

@@ -61,7 +61,7 @@ def test_profile_of_the_tiny_model(tmp_path: Path, capfd: pytest.CaptureFixture[
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not WHOLE, reason="a minute, most of it compiling kernels: make layouts")
+@pytest.mark.skipif(not WHOLE, reason="a minute, most of it compiling kernels: make whole")
 def test_profile_of_a_hybrid(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Attention beside Mamba states, whose block is longer than most chunks of the grid."""
     from sloserve.cli import app

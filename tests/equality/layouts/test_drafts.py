@@ -74,7 +74,7 @@ def serve_with_ngrams() -> None:
         serve_all(Case("llama", EngineConfig(False, True)), ngram, NAMES, ModelFolders(Path(folder)), Path(folder))
 
 
-@pytest.mark.skipif(not WHOLE, reason="part of make layouts")
+@pytest.mark.skipif(not WHOLE, reason="part of make whole")
 def test_with_ngrams() -> None:
     """In a process of its own: it loads numba, after which vLLM starts no second engine in the same one."""
     run_forked(serve_with_ngrams)

@@ -1,6 +1,6 @@
 """Greedy replies equal stock vLLM's whatever is planned, on models of every KV cache layout that runs on a CPU.
 
-Windows, local chunks, Mamba and hybrids, with so little KV that stock preempts. ``make layouts`` has every policy,
+Windows, local chunks, Mamba and hybrids, with so little KV that stock preempts. ``make whole`` has every policy,
 mode and model; ``make test`` three models under two policies.
 """
 

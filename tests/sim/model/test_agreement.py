@@ -51,7 +51,7 @@ def _marked(case: Case) -> Any:
 
 
 def _some(every: Iterable[Case]) -> Iterator[Case]:
-    """All of them for ``make layouts``; else each layout under stock, chaos, and one of the other policies in turn."""
+    """All of them for ``make whole``; else each layout under stock, chaos, and one of the other policies in turn."""
     in_turn: dict[str, int] = {}
     for case in every:
         turn = in_turn.setdefault(case.name, len(in_turn))
