@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.paper_tables import filled
+from benchmarks.paper_tables import filled, typeset
 from benchmarks.publish import RESULTS, markdown
 
 TABLES: Final[dict[str, dict[str, Any]]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
@@ -34,5 +34,5 @@ def page_table(name: str) -> str:
 
 
 def _tables(path: Path) -> list[str]:
-    """The Markdown tables of a file."""
-    return [found[0] for found in _MARKDOWN.finditer(path.read_text())]
+    """The Markdown tables of a file, with signs as pages have them."""
+    return [typeset(found[0]) for found in _MARKDOWN.finditer(path.read_text())]

@@ -51,6 +51,7 @@ PAGES = {"andes": "andes", "econo": "econo", "qlm": "qlm", "sa": "sa", "qos": "q
 HEAD = ("figure or claim", "the paper's", "command", "ours", "stock's", "differs because")
 _READ = re.compile(r"\{([^}]+)\}")
 _MINUS = re.compile(r"(?<!\w)-(?=\d)")
+_AROUND = re.compile(r" *\+- *")
 _CELLS = re.compile(r" \| |\s{2,}")
 _BEFORE = {Bound.AT_LEAST: "≥ ", Bound.AT_MOST: "≤ "}
 
@@ -189,7 +190,12 @@ def _text(name: str, *path: str) -> str:
 def _told(folder: str, name: str, column: str = "1", line: str = "1") -> str:
     cells = [_CELLS.split(text.strip("| ")) for text in (RESULTS / folder / "table.txt").read_text().splitlines()]
     found = [row for row in cells if _same(row[0], name)][int(line) - 1][int(column)]
-    return _MINUS.sub("−", found.replace("+-", "±"))
+    return typeset(found)
+
+
+def typeset(text: str) -> str:
+    """With a minus for a hyphen before a digit, and ``±`` for ``+-``."""
+    return _MINUS.sub("−", _AROUND.sub(" ± ", text))
 
 
 def _carried(key: str, folder: str, policy: str, *to_stock: str) -> str:
