@@ -3,8 +3,9 @@
 Usage: python -m benchmarks.policies.highest_load [--workers 2] [--policies auto,niyama:step_budget=true]
 
 Six workloads, three windows each of their later halves, on the engine model. Loads are multiples of stock's capacity of
-each window, on a ladder of 5 % steps from 0.05 to 3; the highest step is found by bisection, and steps beside it are
-tried until two in a row above it fail, since violations need not grow with the load in every window. A run has 400
+each window, on a ladder of 5 % steps from 0.05 to 3; a step is found by bisection. Violations need not grow with the
+load in every window: steps above it are tried until two in a row fail, and every second one below it, down to half of
+it; where two of these in a row fail, what counts is the highest step below them that keeps the limit. A run has 400
 requests (reasoning 200), so at most 12 of the 1,200 may be late. What even the best policy misses at the lowest step
 (prompts too long for their target) is added to the limit and said. Writes results/highest_load.json.
 
@@ -42,7 +43,8 @@ REQUESTS = {"reasoning": 200}
 MAX_LATE: Final = 0.01
 LOADS = 0.05 * 1.05 ** np.arange(84)
 """The ladder, up to 2.87 times the capacity."""
-BEYOND = 2
+BEYOND, BELOW = 2, 14
+"""Steps in a row that fail, and how far below what was found others are looked for."""
 
 
 class Ladder:
@@ -75,7 +77,20 @@ class Ladder:
         while failed < BEYOND and step < len(LOADS):
             best, failed = (step, 0) if self.late(step) <= limit else (best, failed + 1)
             step += 1
-        return best
+        return self.kept_below(best, limit)
+
+    def kept_below(self, best: int, limit: float) -> int:
+        """``best``, or the highest step that keeps ``limit`` below others that do not."""
+        step, failed = best - 2, 0
+        while failed < BEYOND and step >= max(best - BELOW, 0):
+            failed = 0 if self.late(step) <= limit else failed + 1
+            step -= 2
+        if failed < BEYOND:
+            return best
+        step += 1
+        while step >= 0 and self.late(step) > limit:
+            step -= 1
+        return self.kept_below(step, limit)
 
 
 def lowest_late(cell: AutoCell, policy: str) -> float:

@@ -43,11 +43,14 @@ def test_a_rival_dominates_where_it_is_better_beyond_the_interval_and_nowhere_wo
         ([*range(40), 41], 41),  # one step that fails is stepped over
         ([*range(40), 43], 39),  # two in a row are the end
         (range(84), 83),
+        ([*range(75), *range(76, 84)], 83),  # one that fails below what bisection finds
+        ([*range(70), *range(74, 84)], 69),  # several: what lies above them is not kept up to there
     ],
 )
 def test_the_highest_load_is_the_last_before_two_steps_that_fail(
     monkeypatch: pytest.MonkeyPatch, in_time: range | list[int], expected: int
 ) -> None:
+    """Nor does it lie above others that fail."""
     ladder = object.__new__(Ladder)
     monkeypatch.setattr(ladder, "late", lambda step: 0.0 if step in in_time else 0.5, raising=False)
     assert ladder.highest(0.01) == expected
