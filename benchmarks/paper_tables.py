@@ -156,14 +156,21 @@ def _less(name: str, *rest: str) -> str:
 
 
 def _paired(name: str, *rest: str) -> str:
-    before, after, form = _two(name, rest)
-    _, first, second = _parts(rest[:-1])
+    common, first, second = _parts(rest[:-1])
     if first == second:
         return ""
-    found = mean_interval([right - left for left, right in zip(before, after, strict=True)])
+    before, after = (_by_seed(name, common + path) for path in (first, second))
+    found = mean_interval([after[seed] - before[seed] for seed in before]) if before.keys() == after.keys() else None
     if found is None or found.high is None:
-        raise ValueError(f"{name} {' '.join(rest)} has less than two numbers, and so no interval")
+        raise ValueError(f"{name} {' '.join(rest)} has less than two pairs of seeds, or seeds without a partner")
+    form = rest[-1]
     return f" ({_written(found.value, f'+{form}')} ± {_written(found.high - found.value, form)})"
+
+
+def _by_seed(name: str, path: Sequence[str]) -> dict[str, float]:
+    *chosen, column = path
+    values = ((row["seed"], row[_key(row, column)]) for row in _led(_result(name), chosen))
+    return {seed: float(value) for seed, value in values if value not in (None, "")}
 
 
 def _two(name: str, rest: Sequence[str]) -> tuple[list[float], list[float], str]:

@@ -115,9 +115,9 @@ def short(name: str) -> str:
     )
 
 
-def named(number: int, cells: Mapping[int, AutoCell]) -> str:
+def named(number: int, cell: AutoCell) -> str:
     """The number of a cell and what it is."""
-    return f"{number}: {', '.join(cells[number])}"
+    return f"{number}: {', '.join(cell)}"
 
 
 def shown(difference: Mean | None, digits: int) -> str:
@@ -143,7 +143,7 @@ def cell_line(number: int, cell: AutoCell, rival: str, runs: Runs) -> tuple[list
         missed.append(f"{preemptions:.2f} preemptions a request")
     attainment = mean(runs, AUTO, ATTAINMENT)
     columns = [
-        named(number, {number: cell}),
+        named(number, cell),
         f"{short(rival)}",
         "-" if np.isnan(attainment) else f"{100 * attainment:.1f}",
         shown(differences[ATTAINMENT], 1),
@@ -222,14 +222,16 @@ def loss_lines(cells: Mapping[int, AutoCell], runs: Mapping[int, Runs], most: in
     """The cells in which auto is furthest behind the best other setting, chosen afterwards."""
     behind = {}
     for number, found in runs.items():
-        rivals = [name for name in found if name not in AUTOS]
-        best = max(rivals, key=lambda name: mean(found, name, ATTAINMENT))  # noqa: B023
-        behind[number] = mean(found, best, ATTAINMENT) - mean(found, AUTO, ATTAINMENT), best
+        rivals = {name: mean(found, name, ATTAINMENT) for name in found if name not in AUTOS}
+        best = max(rivals, key=rivals.__getitem__)
+        behind[number] = rivals[best] - mean(found, AUTO, ATTAINMENT), best
     lines = [["cell", "auto", "without step budget", "rival"]]
     for number in sorted((n for n in behind if behind[n][0] > 0), key=lambda n: -behind[n][0])[:most]:
         ours = (f"{100 * mean(runs[number], name, ATTAINMENT):.1f}" for name in AUTOS)
         best = behind[number][1]
-        lines.append([named(number, cells), *ours, f"{100 * mean(runs[number], best, ATTAINMENT):.1f}, {short(best)}"])
+        lines.append(
+            [named(number, cells[number]), *ours, f"{100 * mean(runs[number], best, ATTAINMENT):.1f}, {short(best)}"]
+        )
     return markdown(lines)
 
 
@@ -298,7 +300,7 @@ def table(rows: Sequence[Row], cells: Mapping[int, AutoCell]) -> str:
         "Aims missed.",
         "",
     ]
-    lines += [f"- {named(n, cells)}: {'; '.join(why)}" for n, why in missed.items() if why]
+    lines += [f"- {named(n, cells[n])}: {'; '.join(why)}" for n, why in missed.items() if why]
     return "\n".join(lines) + "\n"
 
 

@@ -12,8 +12,8 @@ from benchmarks.paper_tables import figure, filled
 RUNS = """policy,load,seed,in time
 stock,1,0,0.50
 stock,1,1,0.60
-auto,1,0,0.70
 auto,1,1,0.90
+auto,1,0,0.70
 auto,2,0,0.10
 auto,2,1,
 """
@@ -87,6 +87,7 @@ def test_what_a_reference_stands_for(reference: str, text: str) -> None:
     [
         "few policy=sjf in_time .2f",
         "few policy=auto latency .2f",
+        "paired few : policy=stock load=1 in_time : policy=auto load=2 in_time .1p",
         "around few load=2 in_time .1p",
         "none.json rows .1f",
     ],
