@@ -70,7 +70,7 @@ ABLATION = {
 SENSITIVITY = {
     "auto": Variant(),
     **{
-        f"{name.replace('_', ' ')} {factor:g} of {value:g}": Variant(constants={name: factor * value})
+        f"{name.replace('_', ' ')} {factor * value:g} (default {value:g})": Variant(constants={name: factor * value})
         for name, value in asdict(constants.CONSTANTS).items()
         for factor in (0.5, 2.0)
     },
