@@ -1,4 +1,4 @@
-"""A paced worker that launches prompts kernel by kernel, as vLLM does where no CUDA graph holds them."""
+"""A paced worker that launches steps with prompts by parts, as vLLM does: graph by graph, or kernel by kernel."""
 
 import time
 from typing import Any
@@ -6,8 +6,12 @@ from typing import Any
 from sloserve.vllm_plugin.engine.step_load import step_load
 from sloserve.vllm_plugin.paced_worker import PacedWorker
 
-LAUNCH_S = 0.0125
-"""What an H100's host took for a step of Llama 3 8B with prompts in it (``live_policies``), however many tokens."""
+GRAPH_TOKENS = 512
+"""Tokens of the largest step that vLLM captures by default."""
+LAUNCH_S, LONG_LAUNCH_S = 0.008, 0.027
+"""What an H100's host took for a step of Llama 3 8B with prompts in it, up to so many tokens and beyond, vLLM's default
+compilation (``live_policies``).
+"""
 LAST_KERNEL_S = 0.0003
 
 
@@ -17,7 +21,9 @@ class HostBoundWorker(PacedWorker):
     def execute_model(self, scheduler_output: Any) -> Any:
         began_s = self._clock.monotonic_s()
         result = super().execute_model(scheduler_output)
-        if result is None and step_load(scheduler_output).prefill_tokens:
-            time.sleep(max(began_s + LAUNCH_S - self._clock.monotonic_s(), 0.0))
+        load = step_load(scheduler_output)
+        if result is None and load.prefill_tokens:
+            launch_s = LAUNCH_S if load.tokens <= GRAPH_TOKENS else LONG_LAUNCH_S
+            time.sleep(max(began_s + launch_s - self._clock.monotonic_s(), 0.0))
             self._free_s = max(self._free_s, self._clock.monotonic_s() + LAST_KERNEL_S)
         return result

@@ -426,7 +426,7 @@ def main() -> None:
         rps=0.0,
         budget_s=250.0,
         grid="full",
-        repetitions=1,
+        repetitions=3,
         max_context_tokens=65536,
         predict=False,
         known=SHIPPED,

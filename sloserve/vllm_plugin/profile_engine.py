@@ -12,8 +12,9 @@ import argparse
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,7 @@ class ProfileEngine:
         self._budget: int = self._scheduler.max_num_scheduled_tokens
         self._kv = KVFacts(self._scheduler)
         self._timed: list[tuple[StepLoad, float]] = []
+        self._decode_s: dict[int, float] = {}  # of a step that only decodes, by its sequences
         self._rng = np.random.default_rng(0)
         self._vocabulary = self.config.model_config.get_vocab_size()
         self._serial = 0
@@ -127,15 +129,19 @@ class ProfileEngine:
         self._run_until(lambda: all(request.num_output_tokens for request in requests))
         self._timed.clear()
         self._run_until(lambda: len(self._timed) > DECODE_STEPS)
-        for load, duration_s in self._timed[1:]:  # the first may have been scheduled with a prompt still in it
-            if load.decode_seqs == seqs and not load.prefill_tokens:
-                yield TimedStep("decode", load, duration_s)
+        # The first may have been scheduled with a prompt still in it.
+        steps = [(x, s) for x, s in self._timed[1:] if x.decode_seqs == seqs and not x.prefill_tokens]
+        if steps:
+            self._decode_s[seqs] = median(s for _, s in steps)
+        for load, duration_s in steps:
+            yield TimedStep("decode", load, duration_s)
 
     def _waves(self, scenario: Scenario) -> Iterator[TimedStep]:
         for i, wave in enumerate(scenario.waves):
             self._timed.clear()
             self._scheduler.max_num_scheduled_tokens = min(self._budget, scenario.decode_seqs + wave.step_tokens)
-            self._serve(wave)
+            with nullcontext() if scenario.decode_seqs else self._one_in_flight():
+                self._serve(wave)
             steps = [(load, s) for load, s in self._timed if load.prefill_tokens]
             for j, (load, duration_s) in enumerate(steps):
                 if load.decode_seqs == scenario.decode_seqs:
@@ -145,6 +151,17 @@ class ProfileEngine:
     def _serve(self, wave: Wave) -> None:
         ids = [self._add(wave.prompt_tokens, max_tokens=1) for _ in range(wave.prompts)]
         self._run_until(lambda: not any(i in self._scheduler.requests for i in ids))
+
+    @contextmanager
+    def _one_in_flight(self) -> Iterator[None]:
+        """No step is scheduled before the output of the last is there, but for the stages of a pipeline."""
+        self._run_until(lambda: not self.core.batch_queue)
+        most = self.core.batch_queue_size
+        self.core.batch_queue_size = self.config.parallel_config.pipeline_parallel_size
+        try:
+            yield
+        finally:
+            self.core.batch_queue_size = most
 
     def _add(self, prompt_tokens: int, max_tokens: int | None) -> str:
         self._serial += 1
@@ -178,7 +195,7 @@ class ProfileEngine:
         """Wraps the scheduler's two calls, so that each step's load and time are noted."""
         scheduler, timer = self._scheduler, StepTimer()
         schedule, update, bitmask = scheduler.schedule, scheduler.update_from_output, scheduler.get_grammar_bitmask
-        loads, launched_s, decode_s = deque[StepLoad](), 0.0, dict[int, float]()
+        loads, launched_s = deque[StepLoad](), 0.0
 
         def timed_schedule(*args: Any, **kwargs: Any) -> Any:
             began_s = self._now_s()
@@ -196,11 +213,9 @@ class ProfileEngine:
             outputs = update(*args, **kwargs)
             load = loads.popleft()
             decodes = 0 if load.prefill_tokens else load.decode_seqs
-            step = timer.output(self._now_s(), launched_s, decode_s.get(decodes, 0.0))
+            step = timer.output(self._now_s(), launched_s, self._decode_s.get(decodes, 0.0))
             if step is not None:
                 self._timed.append(step)
-                if decodes:  # the next of so many takes about as long
-                    decode_s[decodes] = step[1]
             return outputs
 
         scheduler.schedule, scheduler.update_from_output = timed_schedule, timed_update

@@ -80,6 +80,19 @@ def test_an_output_that_was_waited_for_tells_when_its_step_ended() -> None:
         assert timer.output(0.007, launched_s=0.002, predicted_s=predicted_s) == (load(4), 0.007)
 
 
+def test_an_output_that_was_waited_for_tells_it_however_long_launching_took() -> None:
+    """Chunks of a prompt take 48 ms and are launched for 27: each output after the first is waited for."""
+    timer, found = StepTimer(), []
+    timer.scheduled(PROMPT, 0.0)
+    ends_s = [0.054, 0.096, 0.144]
+    for n, end_s in enumerate(ends_s):
+        next_s = 0.027 if n == 0 else ends_s[n - 1]
+        timer.scheduled(PROMPT, next_s)
+        found.append(timer.output(end_s, launched_s=next_s + 0.027, predicted_s=0.048))
+    assert found[0] is None, "over while the second was launched: as predicted, for all that is known"
+    assert [round(step[1], 6) for step in found[1:] if step] == [0.048, 0.048]
+
+
 def test_a_step_that_took_less_than_predicted_ended_when_its_output_was_seen() -> None:
     timer = StepTimer()
     timer.scheduled(load(4), 0.0)
