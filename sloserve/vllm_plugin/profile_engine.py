@@ -34,7 +34,14 @@ from sloserve.estimator.step_time.grid import EngineCapacity, Scenario, Wave
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.measurements import Measurements, TimedStep
 from sloserve.estimator.step_time.profile import Profile
-from sloserve.estimator.step_time.profiling import ProfileSettings, make_profile, measure_grid, scores, write_profile
+from sloserve.estimator.step_time.profiling import (
+    ProfileSettings,
+    doubts,
+    make_profile,
+    measure_grid,
+    scores,
+    write_profile,
+)
 from sloserve.estimator.step_time.timer import StepTimer
 from sloserve.vllm_plugin.engine.step_load import step_load
 from sloserve.vllm_plugin.kv_facts import KVFacts
@@ -253,6 +260,9 @@ def profile_model(
     for form, found in scores(measured.steps()).items():
         console.print(f"{form:<10} R^2 {found.r2:.4f}, MAPE {found.mape_percent:.1f} % on {found.steps} held-out steps")
     console.print(f"wrote {out}, from {raw}", soft_wrap=True, highlight=False)
+    doubt = doubts(profile)
+    if doubt is not None:
+        console.print(f"warning: {doubt}", soft_wrap=True, highlight=False)
     return profile
 
 

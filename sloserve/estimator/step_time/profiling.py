@@ -31,6 +31,8 @@ FITS: dict[str, Callable[[Sequence[MeasuredStep]], Hinge | DistServe | Bilinear]
 HELD_OUT_SHARE = 0.25
 KNEE_SHARE = 0.9
 """The knee is where a step reaches this share of the highest throughput: beyond it tokens cost latency for little."""
+DOUBTFUL_PERCENT = 25.0
+"""Twice what a busy machine makes of a good grid (benchmarks/estimator/latency_fit.py: 9 to 13 %)."""
 
 
 GRIDS = ("full", "small")
@@ -159,6 +161,18 @@ def make_profile(measured: Measurements, form: str) -> dict[str, Any]:
         },
         "latency": asdict(fit),
     }
+
+
+def doubts(profile: Profile) -> str | None:
+    """Why a measured profile is not to be trusted, and what to do; ``None`` where it is as good as one can expect."""
+    error = profile.error.mape_percent
+    if error is None or error <= DOUBTFUL_PERCENT:
+        return None
+    return (
+        f"the profile mispredicts steps that it has not seen by {error:.0f} %, more than {DOUBTFUL_PERCENT:.0f}: "
+        "measure with more --repetitions, while nothing else uses the machine; a server without a profile learns step "
+        "times itself"
+    )
 
 
 def write_profile(path: Path, fields: dict[str, Any]) -> Profile:

@@ -14,6 +14,7 @@ from sloserve.estimator.step_time.measurements import Measurements, TimedStep
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.estimator.step_time.profiling import (
     ProfileSettings,
+    doubts,
     knee_tokens,
     make_profile,
     measure_grid,
@@ -99,6 +100,7 @@ def test_an_interrupted_run_goes_on_and_the_profile_predicts_the_engine(tmp_path
     assert profile == load_profile(out)
     assert (profile.start_s, profile.load_s, profile.link_bandwidth_gb_per_s) == (35.0, 12.0, 50.0)
     assert profile.error.mape_percent is not None and profile.error.mape_percent < 5.0
+    assert doubts(profile) is None
     assert scores(measured.steps())["hinge"].r2 > 0.99
     load = StepLoad.of([(700, 0)], [900] * 40)
     assert profile.step_s(load) == pytest.approx(TRUTH.step_s(load), rel=0.05)
@@ -124,6 +126,17 @@ def test_measurements_of_another_engine_are_not_mixed_in(tmp_path: Path) -> None
     raw.write_text("not ours\n")
     with pytest.raises(ConfigError, match="is not a file of raw measurements"):
         Measurements.open(raw, SUBJECT)
+
+
+def test_a_profile_that_predicts_badly_says_so_and_what_to_do() -> None:
+    profile = load_profile("h100-llama3-8b")
+
+    def of(error: float | None) -> str | None:
+        return doubts(profile.model_copy(update={"error": profile.error.model_copy(update={"mape_percent": error})}))
+
+    assert (of(None), of(25.0)) == (None, None)
+    said = of(75.84)
+    assert said is not None and "by 76 %, more than 25: measure with more --repetitions" in said
 
 
 def test_too_few_measurements_say_so(tmp_path: Path) -> None:
