@@ -32,7 +32,7 @@ HELD_OUT_SHARE = 0.25
 KNEE_SHARE = 0.9
 """The knee is where a step reaches this share of the highest throughput: beyond it tokens cost latency for little."""
 DOUBTFUL_PERCENT = 25.0
-"""Twice what a busy machine makes of a good grid (benchmarks/estimator/latency_fit.py: 9 to 13 %)."""
+"""Far above what fits of good grids have (benchmarks/estimator/latency_fit.py: 2 to 10 %)."""
 
 
 GRIDS = ("full", "small")
