@@ -17,6 +17,7 @@ from sloserve.estimator.step_time.profile import load_profile
 from sloserve.kernels.anneal import Cooling, anneal, exhaustive
 from sloserve.kernels.kv_layout import KVLayout
 from sloserve.scheduler.policy import EngineFacts, Snapshot
+from sloserve.scheduler.registry import make_policy, parse_policy
 from sloserve.scheduler.sa.policy import SA
 from sloserve.scheduler.sa.times import bilinear_of
 
@@ -26,6 +27,7 @@ SIZES = (4, 6, 8, 10, 40, 100, 1000)
 LIMITS = (1, 4, 32)
 EXHAUSTIVE_UP_TO = 8
 WAITING = (10, 100, 1000, 3000)
+POLICIES = ("sa", "sa:length=oracle", "sa-batches")
 
 
 def tightened(n: int, seed: int) -> Any:
@@ -94,9 +96,9 @@ def snapshot(waiting: int, max_num_seqs: int) -> Snapshot:
 
 def plans(repeats: int) -> list[dict[str, Any]]:
     rows = []
-    for options in ({}, {"length": "oracle"}, {"batches": True}):
+    for name in POLICIES:
         for waiting in WAITING:
-            at, policy = snapshot(waiting, 256), SA(SA.Settings(**options))
+            at, policy = snapshot(waiting, 256), make_policy(*parse_policy(name))
             spent = []
             for _ in range(repeats):
                 policy.arrived(at.rows, 0, 100.0)
@@ -106,7 +108,7 @@ def plans(repeats: int) -> list[dict[str, Any]]:
             spent = spent[5:]
             rows.append(
                 {
-                    "options": options,
+                    "policy": name,
                     "waiting": waiting,
                     "running": 256,
                     "us_median": float(np.median(spent)) * 1e6,
