@@ -10,7 +10,7 @@ import numpy as np
 from sloserve.core.arrays import BoolArray, IntArray
 from sloserve.core.rows import Rows, State
 from sloserve.core.stated import StatedSLO
-from sloserve.engine.containment import log_seldom
+from sloserve.engine.containment import ErrorLog
 from sloserve.engine.guards import Ageing, PlanBudget, drop_forbidden, ensure_progress, spare_decodes
 from sloserve.engine.held_plan import MAX_UNEVENTFUL_S, HeldPlan
 from sloserve.engine.port import EnginePort, EngineRequest
@@ -93,6 +93,7 @@ class Planner:
         self._counters = counters
         self._on_plan = on_plan
         self._may_pause = may_pause
+        self._errors = ErrorLog()
 
     def take_over(
         self, before: "Planner | None", live: Iterable[EngineRequest], slo_of: Mapping[str, StatedSLO], now_s: float
@@ -216,8 +217,8 @@ class Planner:
         """Reports an event to the policy; a policy that fails on it must not take the engine down."""
         try:
             getattr(self.policy, event)(self.table.rows, *args)
-        except Exception:
-            self._count_error()
+        except Exception as error:
+            self._count_error(error)
 
     # Planning.
 
@@ -396,8 +397,8 @@ class Planner:
             plan = self.policy.plan(snapshot, now_s)
             if plan is not Plan.IDENTITY:
                 check_plan(plan, snapshot)
-        except Exception:
-            self._count_error()
+        except Exception as error:
+            self._count_error(error)
             return None
         self._counters["plans"] += 1
         return self._guarded(plan, snapshot)
@@ -422,10 +423,10 @@ class Planner:
             plan, snapshot, self._guarded, lambda: self._slots(self.port.waiting), now_s, monotonic_s
         )
 
-    def _count_error(self) -> None:
+    def _count_error(self, error: Exception) -> None:
         self._counters["plan_errors"] += 1
-        what = f"policy {type(self.policy).__name__} failed; the engine's own order holds for this step"
-        log_seldom(self._counters["plan_errors"], what)
+        name = type(self.policy).__name__
+        self._errors.caught(error, f"policy {name} failed; the engine's own order holds for this step")
 
 
 def _marks(rows: Rows, *slots: IntArray) -> BoolArray:

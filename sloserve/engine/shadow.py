@@ -10,7 +10,7 @@ from typing import Any
 
 from sloserve.core.arrays import IntArray
 from sloserve.core.rows import Rows
-from sloserve.engine.containment import log_seldom
+from sloserve.engine.containment import ErrorLog
 from sloserve.engine.guards import PlanBudget
 from sloserve.engine.plan_score import NEEDS, AdmissionRate, admission_order, agreement, own_order, predicted_gain
 from sloserve.estimator.planning_cost import PlanningCost
@@ -32,13 +32,14 @@ class Shadow:
         self.figures = dict.fromkeys(names, 0.0)
         self._budget = PlanBudget(share)
         self._cost = cost
+        self._errors = ErrorLog()
 
     def tell(self, event: str, rows: Rows, *args: Any) -> None:
         """Reports an event: ``arrived``, ``progressed`` or ``finished``."""
         try:
             getattr(self.policy, event)(rows, *args)
-        except Exception:
-            self._count_error()
+        except Exception as error:
+            self._count_error(error)
 
     def is_due(self, monotonic_s: float) -> bool:
         """Whether the budget allows another plan."""
@@ -70,8 +71,8 @@ class Shadow:
         self._budget.start()
         try:
             self._score(main, snapshot, guarded, queue, now_s)
-        except Exception:
-            self._count_error()
+        except Exception as error:
+            self._count_error(error)
         finally:
             cost_s = self._budget.stop(monotonic_s, charged_s=self.charged_s(snapshot))
         return cost_s
@@ -98,8 +99,6 @@ class Shadow:
             self.figures[f"{name}_sum"] += score
             self.figures[f"{name}_count"] += 1
 
-    def _count_error(self) -> None:
+    def _count_error(self, error: Exception) -> None:
         self.figures["errors"] += 1
-        log_seldom(
-            int(self.figures["errors"]), f"shadow policy {type(self.policy).__name__} failed; it decides nothing"
-        )
+        self._errors.caught(error, f"shadow policy {type(self.policy).__name__} failed; it decides nothing")

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sloserve.engine.containment import log_seldom
+from sloserve.engine.containment import ErrorLog
 from sloserve.swap_space.copier import Copier
 from sloserve.vllm_plugin.swap.messages import Copy, SwapOrders, SwapReport
 
@@ -23,7 +23,7 @@ class SwapWorker:
         self._broken: set[int] = set()  # host blocks whose last store failed
         self._failed_loads: set[str] = set()
         self._report = SwapReport()
-        self._errors = 0
+        self._errors = ErrorLog()
 
     def store(self, orders: SwapOrders) -> None:
         """Before the step of ``orders`` writes any block. A second call with the same orders does nothing."""
@@ -75,8 +75,7 @@ class SwapWorker:
     def _copied(self, what: Copy, copy: Callable[..., None], *args: object) -> bool:
         try:
             copy(*args)
-        except Exception:
-            self._errors += 1
-            log_seldom(self._errors, f"sloserve: a copy of KV of {what.request_id} failed; it is computed again")
+        except Exception as error:
+            self._errors.caught(error, f"sloserve: a copy of KV of {what.request_id} failed; it is computed again")
             return False
         return True
