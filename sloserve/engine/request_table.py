@@ -91,9 +91,13 @@ class RequestTable:
         return slot
 
     def keep(self, needs: frozenset[str], slo_of: Mapping[str, StatedSLO], now_s: float) -> None:
-        """Keeps these columns from now on, slots and order unchanged; those that were not kept are made up for."""
+        """Keep these columns from now on, with slots and order unchanged, and fill in those that were not kept before.
+
+        What is noted beside the rows for the sake of a column goes with it.
+        """
         new = self.rows.keep(_with_counts(needs))
         self._read = self._columns_to_read()
+        self._swapped.clear()
         self._counts.keep()
         self._unanswered.update(self.slot_of.values())
         for request_id, slot in self.slot_of.items():

@@ -87,3 +87,32 @@ def test_a_row_says_what_the_pool_keeps_until_the_request_runs_again() -> None:
     table.preempted(request)
     table.admitted(SimpleNamespace(admitted=[0]))
     assert (rows.state[slot], rows.swapped_tokens[slot]) == (State.RUNNING, 0)
+
+
+def test_a_policy_that_does_not_read_what_is_swapped_comes_and_goes_while_a_request_is_swapped_out() -> None:
+    scheduler = ModelScheduler(
+        EngineSettings(max_num_seqs=4, max_num_batched_tokens=64, kv_blocks=20, max_model_len=320)
+    )
+    port = PortWithPool(scheduler, StepClock(), ManualClock())
+    table = RequestTable(frozenset(COLUMNS), port)
+    requests = [scheduler.requests.add(WorkloadRequest(name, 0.0, 100, 50, SLO_OF_ALL), 0.0, 50) for name in "ab"]
+    slots = [table.add(request, STATED) for request in requests]
+    table.admitted(SimpleNamespace(admitted=[0, 1]))
+    scheduler.requests.tokens[:2] += 10
+    port.kept = 109
+    for request in requests:
+        table.preempted(request)
+    slo_of = {"a": STATED, "b": STATED}
+
+    table.keep(frozenset({"prompt_tokens"}), slo_of, 0.0)
+    table.read_running()
+    assert table.admitted(SimpleNamespace(admitted=[0])).tolist() == slots[:1]
+    scheduler.requests.state[0] = State.RUNNING
+    port.kept = 73
+    table.keep(frozenset(COLUMNS), slo_of, 0.0)
+    assert table.rows.swapped_tokens[slots[1]] == 73
+    port.kept = 41
+    table.read_running()
+    assert table.rows.swapped_tokens[slots[1]] == 41, "it is followed again"
+    table.admitted(SimpleNamespace(admitted=[1]))
+    assert table.rows.swapped_tokens[slots[1]] == 0
