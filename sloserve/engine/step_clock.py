@@ -80,9 +80,15 @@ class StepClock:
         if self._timer.in_flight >= _MOST_IN_FLIGHT:
             self._timer.forget()
             self._predicted_s.clear()
-        self._timer.scheduled(load, now_s)
         self._decodes = StepLoad(decode_seqs=load.decode_seqs, decode_context_tokens=load.decode_context_tokens)
-        self._predicted_s.append(self._latency.step_s(load))
+        predicted_s = self._latency.step_s(load)
+        self._timer.scheduled(load, now_s)
+        self._predicted_s.append(predicted_s)
+        while len(self._predicted_s) != self._timer.in_flight:  # an exception came between the two
+            if len(self._predicted_s) > self._timer.in_flight:
+                self._predicted_s.popleft()
+            else:
+                self._predicted_s.append(predicted_s)
 
     def _ended(self, now_s: float, launched_s: float | None) -> None:
         predicted_s = self._predicted_s.popleft() if self._predicted_s else 0.0
@@ -97,7 +103,7 @@ class StepClock:
         """
         self._catch_up()
         started_s = self._timer.started_s
-        if started_s is None:
+        if started_s is None or not self._predicted_s:
             return 0.0
         first_s, *others_s = self._predicted_s
         return max(started_s + first_s - now_s, 0.0) + sum(others_s)

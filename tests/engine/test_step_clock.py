@@ -118,3 +118,17 @@ def test_outputs_that_never_come_are_forgotten() -> None:
     for i in range(1000):
         clock.scheduled(DECODES, float(i))
     assert clock.busy_s(999.0) <= 64 * DECODES_S
+
+
+def test_a_fault_while_a_step_is_noted_hinders_no_later_one() -> None:
+    """The timer has the step, and its prediction is missing: the next step makes up for it."""
+    clock = StepClock(PROFILE)
+    clock.scheduled(DECODES, 0.0)
+    assert clock.busy_s(0.0) > 0.0
+    clock._predicted_s.clear()  # as an exception between the two leaves it
+    assert clock.busy_s(0.0) == 0.0
+    clock.scheduled(MIXED, 0.001)
+    assert clock.busy_s(0.001) > 0.0
+    for seen_s in (DECODES_S, DECODES_S + MIXED_S):
+        clock.output(seen_s)
+    assert clock.busy_s(1.0) == 0.0
