@@ -38,7 +38,7 @@ def preempting(engine: Engine, jobs: list[Job], folder: Path, swapping: bool, dr
     clock = ManualClock()
     engine.use_sloserve({**CHAOS.section, "plan_share": 1.0}, clock=clock)
     if not swapping:
-        engine.scheduler._swapping._closed = True  # refuses all
+        engine.scheduler._swapping._reason_against = lambda request: "reset"  # refuses all
     served = serve(engine, jobs, clock, folder)
     counters = engine.scheduler.slo_counters
     assert counters["internal_errors"] == 0 and served.preemptions > 10

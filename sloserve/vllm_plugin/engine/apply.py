@@ -60,7 +60,7 @@ class _Limits(NamedTuple):
 
 
 class StockLimits:
-    """vLLM's own limits, which a plan narrows for one ``schedule()`` and which hold again after it."""
+    """vLLM's own limits, which a plan narrows for one ``schedule()`` and which hold again after :meth:`restore`."""
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
@@ -124,8 +124,10 @@ class StockLimits:
         )
 
     def restore(self) -> None:
+        """Give vLLM its own limits back. Does nothing where they were not changed, so it may be called again."""
         if self._before is not None:
             self._set(self._before)
+            self._before = None
 
     def _set(self, limits: _Limits) -> None:
         if self._before is None:

@@ -383,6 +383,14 @@ def is_loading(scheduler: Any, request: Request) -> bool:
     )
 
 
+def awaits_load(scheduler: Any, request_id: str) -> bool:
+    """Return whether vLLM takes the news that a load of this request's KV has ended; of any other it raises."""
+    request = scheduler.requests.get(request_id)
+    if request is None:
+        return False
+    return bool(request.status == RequestStatus.WAITING_FOR_REMOTE_KVS or request.is_finished())
+
+
 def has_loaded(scheduler: Any, request: Request) -> bool:
     """Whether its KV has been loaded, and it is not admitted yet."""
     if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:

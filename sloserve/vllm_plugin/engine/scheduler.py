@@ -3,16 +3,17 @@
 Wires only. Each ``schedule()``: ask the planner for a plan, narrow vLLM's limits to it, let vLLM schedule, book what
 came of it. Whatever the policy does, outputs stay vLLM's and no request is lost: see ``guards`` and ``apply``.
 
-Of the methods that vLLM calls only the constructor raises anything of ours. All else of ours is called through a
-:class:`~sloserve.engine.containment.Containment`; what vLLM raises passes. After an exception in planning the
-planner's rows may be wrong, so the planner is dropped and vLLM schedules by itself; some time later planning begins
-anew, with rows made from vLLM's own requests. What was learned of requests that ended is kept, unless planning fails
-again: then that may be at fault.
+Of the methods that vLLM calls only the constructor raises anything of ours. Each other one consists of vLLM's own
+method and of calls through a :class:`~sloserve.engine.containment.Containment`; what vLLM raises passes. After an
+exception in planning the planner's rows may be wrong, so the planner is dropped and vLLM schedules by itself; some time
+later planning begins anew, with rows made from vLLM's own requests. What was learned of requests that ended is kept,
+unless planning fails again: then that may be at fault.
 """
 
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -59,6 +60,22 @@ STEP_TIMES_EVERY_S = 0.25
 _NO_LOAD = StepLoad()
 
 
+@dataclass(slots=True)
+class _Round:
+    """One call of ``schedule()``.
+
+    now_s: epoch seconds at its start.
+    monotonic_s: seconds of the monotonic clock at its start.
+    swap_stores: requests whose KV had been stored by then.
+    step: what was decided for the step; ``None`` where vLLM decides alone.
+    """
+
+    now_s: float
+    monotonic_s: float
+    swap_stores: int
+    step: Step | None = None
+
+
 class SLOScheduler(Scheduler):
     """Drop-in for vLLM's ``--scheduler-cls``; configured by ``--additional-config '{"sloserve": {"policy": "edf"}}'``.
 
@@ -77,11 +94,13 @@ class SLOScheduler(Scheduler):
 
     # Until the constructor knows better: vLLM's own tests build schedulers without calling it.
     _counts = False
+    _booking = _planning = Containment(Counter(), "sloserve failed; vLLM schedules by itself")
     _planner: Planner | None = None
     _swapping: Swapping | None = None
     _watched: Watched | None = None
     _later: tuple[Callable[[], None], ...] = ()  # tells watchers and traces of the step that was scheduled last
     _traced: Traced | None = None
+    _round: _Round | None = None
 
     TELLS_BEFORE_PREEMPTING = True
     """That SwapConnector is told of each request that is about to lose its KV; another scheduler may say so too."""
@@ -130,6 +149,7 @@ class SLOScheduler(Scheduler):
         """Whether the step that is scheduled computes no prompt."""
         self._others_load = self.connector is not None and not alone
         """Whether a KV connector that is not ours may load KV for requests."""
+        self._limits = StockLimits(self)
         unpaused = compat.no_pauses_reason(self)
         self._may_pause = unpaused is None
         self._policy_spec: tuple[str, Mapping[str, Any]] = (settings.policy, settings.policy_options)
@@ -280,49 +300,113 @@ class SLOScheduler(Scheduler):
     def _say_policies(self) -> None:
         self._ledger.say_policies(self._policy_text, self._shadow_text, self._plans_off)
 
+    # What vLLM calls. Each of these methods consists of one call of vLLM's own and of contained calls of ours, so that
+    # vLLM's method runs whatever of ours raises. What escapes the inner containments drops the planner, since its rows
+    # may have missed something.
+
     def shutdown(self) -> None:
+        self._booking(None, self._close_pages)
+        super().shutdown()
+
+    def add_request(self, request: Request) -> None:
+        is_new = self._booking(False, self._before_adding, request)
+        super().add_request(request)
+        if is_new:
+            self._planning(None, self._added, request)
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        is_swapped = self._booking(False, self._before_preempting, request)
+        super()._preempt_request(request, *args, **kwargs)
+        self._planning(None, self._preempted, request, is_swapped)
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        self._planning(None, self._ended, request)
+        return super()._free_request(request, *args, **kwargs)
+
+    def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:
+        # vLLM asks once the device has its step, so what watchers and traces are told is made meanwhile.
+        self._booking(None, self._launched)
+        return super().get_grammar_bitmask(scheduler_output)
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
+        self._booking(None, self._before_output, model_runner_output)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        self._planning(None, self._after_output, outputs, scheduler_output, model_runner_output)
+        return outputs
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        self._booking(None, self._reset_begins)
+        try:
+            return bool(super().reset_prefix_cache(*args, **kwargs))
+        finally:
+            self._booking(None, self._reset_ends)
+
+    def set_pause_state(self, pause_state: PauseState) -> None:
+        super().set_pause_state(pause_state)
+        self._booking(None, self._pause_changed, pause_state)
+
+    def _inflight_prefill_reserved_blocks(self) -> int:
+        """Return the blocks that vLLM leaves free when it begins to load KV for a request."""
+        return int(super()._inflight_prefill_reserved_blocks()) + self._booking(0, self._growth_blocks)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        if not self._counts:
+            return super().schedule(*args, **kwargs)
+        victims: list[Request] = self._planning([], self._before_step, args, kwargs)
+        if victims:
+            preempt(self, victims)
+        self._planning(None, self._narrow_step)
+        try:
+            output = super().schedule(*args, **kwargs)
+        finally:
+            self._booking(None, self._limits.restore)
+        self._planning(None, self._after_step, output)
+        return output
+
+    # What we do in these calls.
+
+    def _close_pages(self) -> None:
         if self._counts:
             self._booking(None, self._ledger.close)
         if self._watched is not None:
             self._booking(None, self._watched.close)
-            self._watched, self._later = None, ()
-        super().shutdown()
+        self._watched, self._later = None, ()
 
-    # What vLLM tells us.
+    def _before_adding(self, request: Request) -> bool:
+        """Move the request's time of arrival to our clock. Return whether the request is new to vLLM.
 
-    def add_request(self, request: Request) -> None:
-        known = request.request_id in self.requests
-        if self._counts:  # also the next input of a session, which is known: vLLM takes its time of arrival over
-            request.arrival_time = self._booking(request.arrival_time, self._clock.of_host, request.arrival_time)
-        super().add_request(request)
-        if not self._counts or known or request.request_id not in self.requests:
+        The next input of a session is not new; vLLM takes its time of arrival over.
+        """
+        if not self._counts:
+            return False
+        request.arrival_time = self._booking(request.arrival_time, self._clock.of_host, request.arrival_time)
+        return request.request_id not in self.requests
+
+    def _added(self, request: Request) -> None:
+        if request.request_id not in self.requests:
             return
         stated: StatedSLO | None = self._booking(None, self._ledger.enqueued, request)
         if self._planner is not None and stated is not None:
-            self._planning(None, self._planner.arrived, request, stated, self._clock.now_s())
+            self._planner.arrived(request, stated, self._clock.now_s())
 
-    def keep_kv(self, request: Request) -> None:
-        """A running request is about to be aborted: its KV goes to the swap space, if there is one and room."""
-        if self._swapping is not None:
-            self._booking(False, self._swapping.keep, request)
+    def _before_preempting(self, request: Request) -> bool:
+        """Have the KV of a request that vLLM is about to preempt stored, where that pays. Return whether it is."""
+        if self._swapping is None or not self._booking(False, self._swapping.preempting, request):
+            return False
+        self._booking(None, self._ledger.swapped, request.request_id)
+        return True
 
-    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        swapped = False
-        if self._swapping is not None:
-            swapped = self._booking(False, self._swapping.preempting, request)
-            if swapped:
-                self._booking(None, self._ledger.swapped, request.request_id)
-        super()._preempt_request(request, *args, **kwargs)
+    def _preempted(self, request: Request, is_swapped: bool) -> None:
         if self._counts:
             self._booking(None, self._ledger.preempted, request)
         if self._watched is not None:
             self._booking(None, self._watched.preempted, request, self._clock.monotonic_s())
         if self._traced is not None:
-            self._booking(None, self._traced.preempted, request, swapped)
+            self._booking(None, self._traced.preempted, request, is_swapped)
         if self._planner is not None:
-            self._planning(None, self._planner.preempted, request)
+            self._planner.preempted(request)
 
-    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+    def _ended(self, request: Request) -> None:
         if self._planner is not None:
             self._planning(None, self._planner.finished, request, self._clock.now_s())
         if self._counts:
@@ -331,46 +415,152 @@ class SLOScheduler(Scheduler):
             self._booking(None, self._traced.ended, request)
         if self._swapping is not None:
             self._booking(None, self._swapping.ended, request)
-        return super()._free_request(request, *args, **kwargs)
 
-    def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:
-        """vLLM asks once the device has its step: what watchers and traces are told is made meanwhile."""
+    def _launched(self) -> None:
         if self._counts:
-            self.step_clock.launched(self._clock.monotonic_s())
-        if self._later:
-            self._booking(None, self._tell_of_step)
-        return super().get_grammar_bitmask(scheduler_output)
+            self._booking(None, self.step_clock.launched, self._clock.monotonic_s())
+        self._tell_of_step()
 
     def _tell_of_step(self) -> None:
         later, self._later = self._later, ()
         for tells in later:
             self._booking(None, tells)
 
-    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
-        # vLLM asks for a grammar only after this, where one rests on these very tokens.
-        if self._later:
-            self._booking(None, self._tell_of_step)
+    def _before_output(self, model_runner_output: Any) -> None:
+        self._tell_of_step()  # vLLM asks for a grammar only after this, where one rests on these very tokens
         if self._swapping is not None:
-            self._booking(None, self._swapping.before_output, model_runner_output)
-        outputs = super().update_from_output(scheduler_output, model_runner_output)
+            self._swapping.before_output(model_runner_output)
+
+    def _after_output(self, outputs: Any, scheduler_output: SchedulerOutput, model_runner_output: Any) -> None:
         if self._counts:
             self._booking(None, self._clock_output)
         if self._planner is not None:
-            now_s = self._clock.now_s()
-            self._planning(None, self._planner.progressed, outputs, now_s, scheduler_output, model_runner_output)
-        return outputs
+            self._planner.progressed(outputs, self._clock.now_s(), scheduler_output, model_runner_output)
 
-    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+    def _clock_output(self) -> None:
+        monotonic_s = self._clock.monotonic_s()
+        self.step_clock.output(monotonic_s)
+        if monotonic_s >= self._step_times_again_s:
+            self._step_times_again_s = monotonic_s + STEP_TIMES_EVERY_S
+            self._ledger.step_times(self.step_clock.latency.figures())
+
+    def _reset_begins(self) -> None:
+        if self._swapping is not None:
+            self._swapping.reset_begins()
+
+    def _reset_ends(self) -> None:
+        if self._swapping is not None:
+            self._swapping.reset_ends()
+
+    def _pause_changed(self, pause_state: PauseState) -> None:
+        if self._swapping is None:
+            return
+        if pause_state == PauseState.UNPAUSED:
+            self._swapping.unpaused()
+        else:
+            self._swapping.paused()
+
+    def _growth_blocks(self) -> int:
+        return 0 if self._swapping is None else self._swapping.growth_blocks()
+
+    # The same for one step: what is decided before it, narrowed for it, and noted after it.
+
+    def _before_step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Request]:
+        """Decide what the next step does. Return the running requests to preempt before it.
+
+        args, kwargs: of vLLM's ``schedule()``.
+        """
+        self._round = None
+        self.slo_paused, self.slo_planning_s = [], 0.0
+        self._limits.restore()  # a restore that failed after the last step
+        self._round = at = _Round(self._clock.now_s(), self._clock.monotonic_s(), self.slo_counters["swap_stores"])
+        self.slo_defers_prompts = self._booking(False, compat.defers_prompts, self, *args, **kwargs)
+        step = self._next_step(at.now_s, at.monotonic_s)
+        if step is None:
+            return []
+        at.step, self.slo_planning_s = step, step.planning_s
+        if step.preempt:
+            if self._watched is not None:
+                victims, plan = step.preempt, step.plan
+                self._booking(None, self._watched.preempting, victims, plan, self._planner, at.monotonic_s)
+            if self._traced is not None:
+                self._booking(None, self._traced.preempting, step.preempt, step.plan, self._planner)
+        return step.preempt
+
+    def _narrow_step(self) -> None:
+        """Apply the plan to vLLM's queues and limits, and leave room for requests whose KV is loaded."""
+        self._planning(None, self._apply_step)
         swapping = self._swapping
-        if swapping is None:
-            return bool(super().reset_prefix_cache(*args, **kwargs))
-        self._booking(None, swapping.reset_begins)
-        try:
-            return bool(super().reset_prefix_cache(*args, **kwargs))
-        finally:
-            self._booking(None, swapping.reset_ends)
+        if self.connector is not None:
+            self._booking(None, compat.put_kv_holders_first, self)
+        if self._others_load:
+            ours = () if swapping is None else swapping.loads
+            self._booking(None, let_in_loaded, self, ours, self._limits)
+        if swapping is not None:
+            self._booking(None, swapping.begin_step, self._limits)
+
+    def _apply_step(self) -> None:
+        at = self._round
+        if at is None or at.step is None:
+            return
+        if at.step.preempt:
+            if self._swapping is not None:
+                self.slo_counters["swapped_evictions"] += self.slo_counters["swap_stores"] - at.swap_stores
+            self.slo_counters["evictions"] += len(at.step.preempt)
+        if self._planner is not None:  # still: each preemption is told to it, which may have failed
+            self.slo_paused = self._planner.apply_plan(at.step, self._limits, at.monotonic_s)
+
+    def _after_step(self, output: SchedulerOutput) -> None:
+        """Note what vLLM has scheduled."""
+        at, swapping = self._round, self._swapping
+        if swapping is not None:
+            self._booking(None, swapping.scheduled, output)
+        if at is None:
+            return  # no clock could be read, and the planner was dropped
+        self._planning(None, self._note_admissions, output, at.monotonic_s)
+        self._booking(None, self._book, output, self.slo_paused, at.now_s)
+        plan = Plan.IDENTITY if at.step is None else at.step.plan
+        if self._traced is not None:
+            self._later += (partial(self._traced.stepped, output, plan, self._planner, self.slo_paused, at.now_s),)
+        if self._watched is not None and self._booking(False, self._watched.is_due, at.monotonic_s):
+            self._later += (partial(self._watched.write, output, plan, self._planner, at.now_s, at.monotonic_s),)
+        if not output.total_num_scheduled_tokens:
+            self._tell_of_step()
+        load: StepLoad = self._booking(_NO_LOAD, step_load, output)  # a step whose load cannot be read has an output
+        self._booking(None, self.step_clock.scheduled, load, at.monotonic_s)
+
+    def _note_admissions(self, output: SchedulerOutput, monotonic_s: float) -> None:
+        planner, swapping = self._planner, self._swapping
+        if planner is None:
+            return
+        planner.admitted(output, monotonic_s)
+        if swapping is not None and swapping.begun:
+            planner.loading(swapping.begun, monotonic_s)
+        if self._others_load:
+            planner.loading(compat.fetching(self), monotonic_s)
+
+    def _next_step(self, now_s: float, monotonic_s: float) -> Step | None:
+        if self._planner is None and monotonic_s >= self._plan_again_s > 0.0:
+            self._plan_again_s = 0.0
+            self._use(*self._made_anew(), self._policy_text)
+        planner = self._planner
+        if planner is None or not planner.table.slot_of or not compat.admits_new(self):
+            return None
+        return planner.next_step(now_s, monotonic_s)
+
+    def _book(self, output: SchedulerOutput, paused: list[Request], now_s: float) -> None:
+        self._ledger.stepped(self, output, paused, now_s)
+        if self._swapping is not None:
+            self._ledger.swap_space(self._swapping.facts(), self._swapping.peak_blocks)
+        if self._shadow is not None:
+            self._ledger.shadowed(self._shadow.figures)
 
     # What sloserve's own calls to the engine tell us, see server/parking.py.
+
+    def keep_kv(self, request: Request) -> None:
+        """Keep the KV of a running request that is about to be aborted in the swap space, if there is room."""
+        if self._swapping is not None:
+            self._booking(False, self._swapping.keep, request)
 
     def park(self, keep_over_reset: bool) -> Parked:
         """Swaps all that runs out and schedules nothing more, until vLLM ends the pause that this begins.
@@ -390,95 +580,3 @@ class SLOScheduler(Scheduler):
         """KV that was computed until now must not come back."""
         if self._swapping is not None:
             self._booking(None, self._swapping.weights_changed)
-
-    def set_pause_state(self, pause_state: PauseState) -> None:
-        super().set_pause_state(pause_state)
-        if self._swapping is not None:
-            is_over = pause_state == PauseState.UNPAUSED
-            self._booking(None, self._swapping.unpaused if is_over else self._swapping.paused)
-
-    def _inflight_prefill_reserved_blocks(self) -> int:
-        """Blocks that vLLM leaves free when it begins to load KV for a request."""
-        reserved: int = super()._inflight_prefill_reserved_blocks()
-        if self._swapping is not None:
-            reserved += self._booking(0, self._swapping.growth_blocks)
-        return reserved
-
-    def _clock_output(self) -> None:
-        monotonic_s = self._clock.monotonic_s()
-        self.step_clock.output(monotonic_s)
-        if monotonic_s >= self._step_times_again_s:
-            self._step_times_again_s = monotonic_s + STEP_TIMES_EVERY_S
-            self._ledger.step_times(self.step_clock.latency.figures())
-
-    # What we tell vLLM.
-
-    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        if not self._counts:
-            return super().schedule(*args, **kwargs)
-        now_s, monotonic_s = self._clock.now_s(), self._clock.monotonic_s()
-        limits = StockLimits(self)
-        paused: list[Request] = []
-        self.slo_defers_prompts = self._booking(False, compat.defers_prompts, self, *args, **kwargs)
-        step: Step | None = self._planning(None, self._next_step, now_s, monotonic_s)
-        self.slo_planning_s = 0.0 if step is None else step.planning_s
-        if step is not None:
-            if step.preempt:
-                if self._watched is not None:
-                    self._booking(None, self._watched.preempting, step.preempt, step.plan, self._planner, monotonic_s)
-                if self._traced is not None:
-                    self._booking(None, self._traced.preempting, step.preempt, step.plan, self._planner)
-                stores = self.slo_counters["swap_stores"]
-                preempt(self, step.preempt)
-                if self._swapping is not None:
-                    self.slo_counters["swapped_evictions"] += self.slo_counters["swap_stores"] - stores
-                self.slo_counters["evictions"] += len(step.preempt)
-            if self._planner is not None:  # still: it is booked like any preemption
-                paused = self._planning([], self._planner.apply_plan, step, limits, monotonic_s)
-        swapping = self._swapping
-        if self.connector is not None:
-            self._booking(None, compat.put_kv_holders_first, self)
-        if self._others_load:
-            self._booking(None, let_in_loaded, self, () if swapping is None else swapping.loads, limits)
-        if swapping is not None:
-            self._booking(None, swapping.begin_step, limits)
-        try:
-            output = super().schedule(*args, **kwargs)
-        finally:
-            limits.restore()
-        self.slo_paused = paused
-        if swapping is not None:
-            self._booking(None, swapping.scheduled, output)
-        if self._planner is not None:
-            self._planning(None, self._planner.admitted, output, monotonic_s)
-            if swapping is not None and swapping.begun:
-                self._planning(None, self._planner.loading, swapping.begun, monotonic_s)
-            if self._planner is not None and self._others_load:
-                self._planning(None, self._planner.loading, compat.fetching(self), monotonic_s)
-        self._booking(None, self._book, output, paused, now_s)
-        watched, plan = self._watched, Plan.IDENTITY if step is None else step.plan
-        if self._traced is not None:
-            self._later += (partial(self._traced.stepped, output, plan, self._planner, paused, now_s),)
-        if watched is not None and watched.is_due(monotonic_s):
-            self._later += (partial(watched.write, output, plan, self._planner, now_s, monotonic_s),)
-        if not output.total_num_scheduled_tokens:
-            self._booking(None, self._tell_of_step)
-        load: StepLoad = self._booking(_NO_LOAD, step_load, output)  # a step whose load cannot be read has an output
-        self._booking(None, self.step_clock.scheduled, load, monotonic_s)
-        return output
-
-    def _next_step(self, now_s: float, monotonic_s: float) -> Step | None:
-        if self._planner is None and monotonic_s >= self._plan_again_s > 0.0:
-            self._plan_again_s = 0.0
-            self._use(*self._made_anew(), self._policy_text)
-        planner = self._planner
-        if planner is None or not planner.table.slot_of or not compat.admits_new(self):
-            return None
-        return planner.next_step(now_s, monotonic_s)
-
-    def _book(self, output: SchedulerOutput, paused: list[Request], now_s: float) -> None:
-        self._ledger.stepped(self, output, paused, now_s)
-        if self._swapping is not None:
-            self._ledger.swap_space(self._swapping.facts(), self._swapping.peak_blocks)
-        if self._shadow is not None:
-            self._ledger.shadowed(self._shadow.figures)

@@ -4,10 +4,12 @@ Scheduler's half: wires vLLM's calls to a :class:`~sloserve.engine.swap_store.Sw
 next step. Worker's half: hands them to a :class:`~sloserve.vllm_plugin.swap.worker.SwapWorker`. It needs
 ``SLOScheduler``, which says when a request is about to be preempted; with another scheduler it keeps nothing.
 
-vLLM catches nothing that a connector raises, so nothing does but the constructor: what fails is computed again.
+vLLM catches nothing that a connector raises. So only the constructor raises anything of ours, and each other method
+that vLLM calls consists of contained calls: KV whose swap fails is computed again.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -30,7 +32,7 @@ from sloserve.vllm_plugin.engine import compat
 from sloserve.vllm_plugin.swap.cuda_start import gpu_copier, gpu_pool
 from sloserve.vllm_plugin.swap.messages import Copy, SwapOrders, SwapReport
 from sloserve.vllm_plugin.swap.refusals import check_supported
-from sloserve.vllm_plugin.swap.worker import SwapWorker
+from sloserve.vllm_plugin.swap.worker import Loads, SwapWorker
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,7 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         self.size = PoolSize.of(vllm_config, kv_cache_config)
         self._worker: SwapWorker | None = None
         self._pool: HostPool | None = None
+        self.contained = Containment(Counter(), "sloserve failed to swap; the KV is computed again")
         if role == KVConnectorRole.SCHEDULER:
             self.use(SwapStore(self.size.blocks, vllm_config.cache_config.block_size))
             self._orders = SwapOrders()
@@ -73,7 +76,7 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
     def use(self, store: SwapStore) -> None:
         """Keeps KV in ``store`` from now on; before the first request only."""
         self.store = store
-        self._contained = Containment(store.counters, "sloserve failed to swap; the KV is computed again")
+        self.contained = Containment(store.counters, "sloserve failed to swap; the KV is computed again")
 
     def attach(
         self,
@@ -89,17 +92,26 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
     def update_state_before_preempt(
         self, request: Request, block_ids: tuple[list[int], ...], num_computed_tokens: int, worth_s: float = 0.0
     ) -> bool:
-        """A request is about to lose its blocks: has their KV stored, if there is room. Returns: whether it is.
+        """Order that the KV of a request, which is about to lose its blocks, is stored. Return whether there is room.
 
         Args:
             block_ids: the request's blocks, of each KV cache group.
             num_computed_tokens: tokens whose KV they hold once the steps in flight are over.
             worth_s: engine seconds that it saves not to compute them again; decides who stays in a full pool.
         """
-        host_ids = self.store.store(request.request_id, num_computed_tokens, worth_s)
+        stored = self.contained(None, self._order_store, request.request_id, block_ids, num_computed_tokens, worth_s)
+        if stored is None:
+            # What is noted as kept may never be copied, and must not be loaded.
+            self.contained(None, self.store.drop, request.request_id, "failed")
+        return bool(stored)
+
+    def _order_store(
+        self, request_id: str, block_ids: tuple[list[int], ...], num_computed_tokens: int, worth_s: float
+    ) -> bool:
+        host_ids = self.store.store(request_id, num_computed_tokens, worth_s)
         if host_ids is None:
             return False
-        self._orders.stores.append(Copy(request.request_id, block_ids[0][: len(host_ids)], host_ids))
+        self._orders.stores.append(Copy(request_id, block_ids[0][: len(host_ids)], host_ids))
         return True
 
     def load_ended(self, request_id: str, failed: bool) -> bool | None:
@@ -111,6 +123,9 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
     # Scheduler's half, called by vLLM.
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        return self.contained((0, False), self._matched_tokens, request, num_computed_tokens)
+
+    def _matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
         frontier, block_size = self.store.frontier(request.request_id, request.num_tokens), self.store.block_size
         if frontier <= num_computed_tokens:
             return 0, False
@@ -120,16 +135,16 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
     def update_state_after_alloc(self, request: Request, blocks: Any, num_external_tokens: int) -> None:
         if num_external_tokens <= 0:
             # It runs without: the prefix cache has it all, or another connector of a MultiConnector has more.
-            self.store.drop(request.request_id, "found_elsewhere")
+            self.contained(None, self.store.drop, request.request_id, "found_elsewhere")
             return
-        order = self._contained(None, self._load, request, blocks, num_external_tokens)
+        order = self.contained(None, self._load, request, blocks, num_external_tokens)
         if order is None:
             # vLLM waits for it all the same: the worker says that it failed.
-            self.store.drop(request.request_id, "failed")
+            self.contained(None, self.store.drop, request.request_id, "failed")
             order = Copy(request.request_id, [], [])
         self._orders.loads.append(order)
         if self._on_load is not None:
-            self._contained(None, self._on_load, request, len(order.host_ids))
+            self.contained(None, self._on_load, request, len(order.host_ids))
 
     def _load(self, request: Request, blocks: Any, num_external_tokens: int) -> Copy | None:
         frontier = self.store.frontier(request.request_id, request.num_tokens)
@@ -155,12 +170,13 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         if not isinstance(report, SwapReport):
             return
         for request_id in sorted(report.failed_stores):
-            self.store.store_failed(request_id)
+            # Where this fails the worker refuses the load: it knows which host blocks hold no KV.
+            self.contained(None, self.store.store_failed, request_id)
         if self._on_report is not None:
-            self._contained(None, self._on_report, report)
+            self.contained(None, self._on_report, report)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:
-        self.store.drop(request.request_id, "ended")
+        self.contained(None, self.store.drop, request.request_id, "ended")
         return False, None
 
     def request_finished_all_groups(self, request: Request, block_ids: Any) -> tuple[bool, None]:
@@ -171,7 +187,8 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
 
     def has_pending_push_work(self) -> bool:
         """Has vLLM go on stepping, so that an engine is not taken for idle while copies are to be made or run."""
-        return bool(self._orders.stores or self._orders.loads or (self._are_copying and self._are_copying()))
+        are_copying = self._are_copying is not None and self.contained(False, self._are_copying)
+        return bool(self._orders.stores or self._orders.loads or are_copying)
 
     # Worker's half.
 
@@ -189,22 +206,24 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.store(kv_connector_metadata)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        if self._worker is not None:
-            orders = self._get_connector_metadata()
-            assert isinstance(orders, SwapOrders)
-            self._worker.load(orders)
+        if self._worker is None:
+            return
+        orders = self._get_connector_metadata()
+        if isinstance(orders, SwapOrders):
+            self.contained(None, self._worker.load, orders)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         if self._worker is None:
             return KVConnectorTransferResults()
-        ended, failed = self._worker.ended()
+        # A load that is never heard of again is given up by the scheduler when it is late.
+        ended, failed = self.contained(Loads(set(), set()), self._worker.ended)
         return KVConnectorTransferResults(finished_recving=ended, failed_recving=failed)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[None, set[str] | None]:
         return None, self.get_transfer_results(finished_req_ids).finished_recving or None
 
     def build_connector_worker_meta(self) -> SwapReport | None:
-        return None if self._worker is None else self._worker.report()
+        return None if self._worker is None else self.contained(None, self._worker.report)
 
     def shutdown(self) -> None:
         if self._worker is not None:

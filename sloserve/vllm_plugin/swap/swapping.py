@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from enum import Enum, auto
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -41,6 +42,14 @@ PAUSE_S: Final = 4.0
 
 LONGEST_STEP_S: Final = 0.5
 """A load is not late because the engine stood still: of a longer step only so much counts."""
+
+
+class _Told(Enum):
+    """What vLLM is told of a load that ended: nothing, what the worker found, or that it failed."""
+
+    NOTHING = auto()
+    AS_FOUND = auto()
+    FAILED = auto()
 
 
 class Parked(NamedTuple):
@@ -159,6 +168,8 @@ class Swapping:
 
     def begin_step(self, limits: StockLimits) -> None:
         """The next ``schedule()`` begins, within ``limits``."""
+        if self._closed:
+            self.reset_ends()
         self._begun, self._limits = [], limits
         now_s = self._clock.monotonic_s()
         self._stepping_s += min(now_s - self._stepped_s, LONGEST_STEP_S)
@@ -201,6 +212,7 @@ class Swapping:
         return self._control.growth_blocks(computed, self._connector.asked_blocks)
 
     def _load_begins(self, request: Request, num_blocks: int) -> None:
+        self._abandoned.ended(request.request_id)  # no load of it runs, or its KV would not be offered
         self._loads[request.request_id] = request
         self._begun.append(request)
         if self._limits is not None:
@@ -233,15 +245,29 @@ class Swapping:
 
         output: a ``ModelRunnerOutput``.
         """
+        if self._closed:
+            self.reset_ends()
         found = output.kv_connector_output
         for request_id in sorted(found.finished_recving or ()) if found is not None else ():
             self._due_s.pop(request_id, None)
-            usable = self._connector.load_ended(request_id, failed=request_id in found.failed_recving)
-            if self._abandoned.ended(request_id):
+            told = self._connector.contained(_Told.FAILED, self._load_ended, request_id, found)
+            if told is _Told.FAILED and not compat.awaits_load(self._scheduler, request_id):
+                told = _Told.NOTHING
+            if told is _Told.NOTHING:
                 found.finished_recving.discard(request_id)
                 found.failed_recving.discard(request_id)
-            elif usable is False:
+            elif told is _Told.FAILED:
                 found.failed_recving = {*found.failed_recving, request_id}
+
+    def _load_ended(self, request_id: str, found: Any) -> "_Told":
+        """Note that the load of a request ended. Return what vLLM is told of it.
+
+        found: a ``KVConnectorOutput``.
+        """
+        usable = self._connector.load_ended(request_id, failed=request_id in found.failed_recving)
+        if self._abandoned.ended(request_id):
+            return _Told.NOTHING
+        return _Told.FAILED if usable is False else _Told.AS_FOUND
 
     # What is kept counts for the weights that computed it.
 
@@ -259,10 +285,10 @@ class Swapping:
                 self._give_up_load(request)
 
     def _give_up_load(self, request: Request) -> None:
-        """A request whose KV is being loaded, or has been, waits again as if just preempted."""
+        """Let a request whose KV is being loaded, or has been, wait again as if just preempted; others stay."""
         if compat.is_loading(self._scheduler, request) or request.is_finished():
             self._abandoned.add(request)
-        else:
+        elif compat.has_loaded(self._scheduler, request):
             compat.free(self._scheduler, compat.take_back(self._scheduler, request))
 
     def reset_begins(self) -> None:
@@ -278,8 +304,13 @@ class Swapping:
         self._abandoned.count_free()
 
     def reset_ends(self) -> None:
-        self._closed = False
+        """Take back the blocks that loads still write to, and store KV again.
+
+        No reset is under way when a step begins or its output comes. So both call this where a reset has not ended,
+        as one does not whose end failed: else its blocks would be given to two requests.
+        """
         self._abandoned.count_taken()
+        self._closed = False
 
     def paused(self) -> None:
         """vLLM admits nothing new from now on, and waits until the engine is idle."""
