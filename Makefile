@@ -78,10 +78,10 @@ test: env
 	$(MAKE) clients
 	$(PYTEST) $(IN_LANES) -m "not ($(FAST)) or hypothesis"
 
-# These start sixty engines one after the other.
+# These start sixty engines one after the other, and then draw requests for SLOSERVE_DIFFERENTIAL_S seconds (1800).
 whole: env
 	SLOSERVE_TESTS=whole $(PYTEST) tests/equality/layouts tests/sim/model/test_agreement.py tests/vllm/test_profile.py \
-		tests/vllm/test_hammer.py
+		tests/vllm/test_hammer.py tests/vllm_plugin/engine/test_contained_callees.py tests/equality/test_differential.py
 
 # npm writes the file in node_modules when it is done.
 clients:

@@ -8,7 +8,7 @@ the caller to compare with stock's.
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from sloserve.core.clock import ManualClock
 from tests.equality.engine import MAX_NUM_SEQS, Engine
@@ -47,6 +47,20 @@ class Served:
     margins: dict[str, list[float]] = field(default_factory=dict)
     cuts: int = 0
     logprobs: dict[str, list[dict[int, float]]] = field(default_factory=dict)
+
+
+class Beside(Protocol):
+    """What happens to an engine while it serves, apart from the jobs."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is to come."""
+
+    def before_step(self, number: int) -> None:
+        """Do what is due before the step of this number."""
+
+    def takes(self, output: Any) -> bool:
+        """Return whether a ``RequestOutput`` is of a request that is none of the jobs."""
 
 
 class _Observer:
@@ -106,7 +120,9 @@ class _Observer:
             for out in batch.outputs:
                 assert not self.ends[out.request_id], f"{out.request_id}: output after its end"
                 self.tokens.setdefault(out.request_id, []).extend(out.new_token_ids)
-                self.ends[out.request_id] += out.finish_reason is not None
+                request = self._scheduler.requests.get(out.request_id)
+                is_session = request is not None and request.resumable  # which ends with each answer, and goes on
+                self.ends[out.request_id] += out.finish_reason is not None and not is_session
         return outputs
 
     def preempt_request(self, *args: Any, **kwargs: Any) -> None:
@@ -123,9 +139,15 @@ def serve(
     order: int = 1,
     margins: bool = False,
     token_s: float = 0.0,
+    beside: Beside | None = None,
 ) -> Served:
-    """Runs ``jobs`` to their end. order: -1 sends those of the same step in reverse. margins: collects them. token_s:
-    what each token makes a step longer.
+    """Serve ``jobs`` to their end.
+
+    Args:
+        order: -1 sends those of the same step in reverse.
+        margins: whether to collect them.
+        token_s: what each token makes a step longer.
+        beside: what else happens to the engine meanwhile.
     """
     from sloserve.vllm_plugin.engine import compat
 
@@ -136,7 +158,7 @@ def serve(
     assert free_at_start == compat.total_blocks(scheduler) - 1
     pending = sorted(jobs[::order], key=lambda job: job.at_step)
     live: dict[str, tuple[Job, str]] = {}
-    while pending or llm.has_unfinished_requests() or not engine.idle():
+    while pending or llm.has_unfinished_requests() or not engine.idle() or (beside is not None and not beside.is_over):
         assert served.steps < MAX_STEPS, f"no end in sight: {sorted(live)} unfinished"
         while pending and (pending[0].at_step <= served.steps or not live):
             job = pending.pop(0)
@@ -144,7 +166,11 @@ def serve(
             if job.abort_in == "new":
                 _abort(engine, job, served, live, "new")
         computed_tokens = served.computed_tokens
+        if beside is not None:
+            beside.before_step(served.steps)
         for output in llm.step():
+            if beside is not None and beside.takes(output):
+                continue
             assert output.finished and output.request_id not in served.outputs
             del live[output.request_id]
             assert all(sample.finish_reason in ("stop", "length") for sample in output.outputs), output
@@ -155,7 +181,9 @@ def serve(
             if margins:
                 served.margins[output.request_id] = _margins(output)
         for job, request_id in list(live.values()):
-            if job.abort_in is not None and job.abort_in in (seen := _states(scheduler, request_id, observer.paused)):
+            if job.abort_at is not None and served.steps >= max(job.abort_at, job.at_step):
+                _abort(engine, job, served, live, ",".join(sorted(_states(scheduler, request_id, observer.paused))))
+            elif job.abort_in is not None and job.abort_in in (seen := _states(scheduler, request_id, observer.paused)):
                 _abort(engine, job, served, live, ",".join(sorted(seen)))
         served.steps += 1
         clock.advance_to(clock.now_s() + STEP_S + token_s * (served.computed_tokens - computed_tokens))
@@ -169,7 +197,10 @@ def _check(served: Served, observer: _Observer, jobs: list[Job]) -> None:
     assert sorted([*served.outputs, *served.aborted]) == sorted(job.name for job in jobs), "a request was lost"
     assert all(count == 1 for request_id, count in observer.ends.items() if observer.tokens.get(request_id) and count)
     ended = Counter(tuple(observer.tokens[i]) for i, count in observer.ends.items() if count)
-    wanted = Counter(tuple(sample) for samples in served.outputs.values() for sample in samples)
+    # A stop string ends a reply behind the engine, which has computed more by then.
+    stopped = {job.name for job in jobs if "stop" in job.params}
+    outputs = [samples for name, samples in served.outputs.items() if name not in stopped]
+    wanted = Counter(tuple(sample) for samples in outputs for sample in samples)
     assert not wanted - ended, "tokens were lost, repeated or reordered on their way out"
 
 

@@ -15,7 +15,12 @@ RISING = "rising"
 
 @dataclass(frozen=True)
 class Job:
-    """One request. at_step: step before which it is sent. abort_in: state in which it is aborted when first seen."""
+    """One request.
+
+    at_step: step before which it is sent.
+    abort_in: state in which it is aborted when first seen.
+    abort_at: step after which it is aborted, if it has not ended.
+    """
 
     name: str
     prompt: Any
@@ -24,6 +29,7 @@ class Job:
     priority: int = 0
     adapter: int | None = None
     abort_in: str | None = None
+    abort_at: int | None = None
     slo: dict[str, Any] = field(default_factory=dict)
 
 
