@@ -52,7 +52,8 @@ class Fault(Exception):
 OWNERS = (
     "sloserve.engine.planner:Planner", "sloserve.engine.request_table:RequestTable", "sloserve.core.rows:Rows",
     "sloserve.engine.step_counts:StepCounts", "sloserve.engine.shadow:Shadow", "sloserve.scheduler.chaos:Chaos",
-    "sloserve.scheduler.edf:EDF", "sloserve.engine.guards:PlanBudget", "sloserve.engine.guards:Ageing",
+    "sloserve.scheduler.edf:EDF", "sloserve.scheduler.policy:Policy",
+    "sloserve.engine.guards:PlanBudget", "sloserve.engine.guards:Ageing",
     "sloserve.engine.guards", "sloserve.engine.held_plan:HeldPlan", "sloserve.engine.swap_store:SwapStore",
     "sloserve.engine.swap_control:SwapControl", "sloserve.engine.swap_rule:SwapRule",
     "sloserve.engine.link_clock:LinkClock", "sloserve.vllm_plugin.swap.swapping:Swapping",
