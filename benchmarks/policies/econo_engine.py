@@ -101,7 +101,7 @@ async def watched(url: str) -> AsyncIterator[list[Sample]]:
         async with httpx.AsyncClient() as client:
             while True:
                 found = dict(_METRIC.findall((await client.get(f"{url}/metrics")).text))
-                samples.append(Sample(SystemClock().now_s(), *(float(found[name]) for name in _SAMPLED)))
+                samples.append(Sample(SystemClock().monotonic_s(), *(float(found[name]) for name in _SAMPLED)))
                 await asyncio.sleep(SAMPLE_S)
 
     watcher = asyncio.create_task(watch())

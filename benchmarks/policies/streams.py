@@ -29,7 +29,9 @@ Table = dict[str, dict[str, list[float]]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedRun:
-    """One run. began_s: by the clock. texts: replies by request id. preemptions: that the engine counted during it."""
+    """One run. began_s: when it began, by the monotonic clock. texts: replies by request id. preemptions: as the
+    engine counted them during it.
+    """
 
     run: ReplayedRun
     began_s: float
@@ -110,7 +112,7 @@ async def serve(
             one.headers["x-request-id"] = one.request.request_id
         endpoint.client.event_hooks["response"] = [keep]
         before = await counter(endpoint.client, "vllm:num_preemptions_total")
-        began_s = clock.now_s()
+        began_s = clock.monotonic_s()
         run = await replay(endpoint.client, payloads, clock, settings)
         preemptions = await counter(endpoint.client, "vllm:num_preemptions_total") - before
     return ServedRun(run, began_s, {name: reply.text() for name, reply in kept.items()}, preemptions)

@@ -137,7 +137,7 @@ async def _try(
     endpoint: Endpoint, trial: WorkloadRequest, prompt: list[int] | str, settings: PayloadSettings, clock: Clock
 ) -> ObservedRequest:
     sent = payload(trial, prompt, settings)
-    tried = await exchange(endpoint.client, sent, clock, clock.now_s(), 0.0, TRIAL_TIMEOUT_S)
+    tried = await exchange(endpoint.client, sent, clock, clock.monotonic_s(), 0.0, TRIAL_TIMEOUT_S)
     if tried.outcome is not Outcome.COMPLETED:
         raise ConfigError(f"{endpoint.url}: a trial request was {tried.outcome}: {tried.error}")
     return tried

@@ -67,14 +67,14 @@ async def exchange(
 ) -> ObservedRequest:
     """Sends ``sent`` now and reads the reply to its end, for at most ``timeout_s``.
 
-    start_s: of the run, by ``clock``.
+    start_s: when the run began, by the monotonic time of ``clock``.
 
     Raises: ConfigError for an answer that says that the workload or a flag is wrong: 4xx but 408 and 429.
     """
     reader = StreamReader()
     outcome, error = Outcome.FAILED, None
     refused: _Refusal | None = None
-    sent_s = clock.now_s() - start_s
+    sent_s = clock.monotonic_s() - start_s
     try:
         async with (
             asyncio.timeout(timeout_s),
@@ -82,7 +82,7 @@ async def exchange(
         ):
             if response.status_code == httpx.codes.OK:
                 async for event in EventSource(response).aiter_sse():
-                    reader.feed(event.data, clock.now_s() - start_s)
+                    reader.feed(event.data, clock.monotonic_s() - start_s)
             else:
                 refused = await _refusal(response)
     except TimeoutError:
@@ -104,7 +104,7 @@ async def exchange(
         outcome=outcome,
         woke_s=woke_s,
         sent_s=sent_s,
-        ended_s=clock.now_s() - start_s,
+        ended_s=clock.monotonic_s() - start_s,
         chunk_times_s=np.array(reader.chunk_times_s),
         token_times_s=token_times_s,
         prompt_tokens=sent.request.prompt_tokens if reader.prompt_tokens is None else reader.prompt_tokens,

@@ -44,7 +44,7 @@ class BufferReport:
 class ReaderPace:
     """One reader's progress, piece by piece in order: ``arrive``, ``wait_s`` if need be, ``release``.
 
-    All times are seconds since the reply was sent for; where they run backwards, as a wall clock may, they stand still.
+    All times are seconds since the request was sent; a time before an earlier one counts as equal to it.
     ttft_s, tds: what the reader expects: seconds to the first token, tokens per second.
 
     Raises: ValueError for an expectation that is not positive or out of range.

@@ -35,7 +35,7 @@ class StreamReader:
 
     def feed(self, data: str, now_s: float) -> None:
         """Takes the data of one event that came at ``now_s``."""
-        if self.chunk_times_s:  # a wall clock may be set back
+        if self.chunk_times_s:  # a time before an earlier one counts as equal to it
             now_s = max(now_s, self.chunk_times_s[-1])
         if data == DONE:
             self.done = True

@@ -23,7 +23,7 @@ from typing import Generic, Self, TypeVar
 from sloserve.client.pacing import BufferReport, ReaderPace
 from sloserve.client.pieces import TextCounter
 from sloserve.client.read_ahead import Arrival, End, ReadAheadTask, ReadAheadThread
-from sloserve.core.clock import Clock, SystemClock
+from sloserve.core.clock import Clock, SteadyClock, SystemClock
 from sloserve.core.qoe import DEFAULT_TDS, DEFAULT_TTFT_S
 
 T = TypeVar("T")
@@ -39,8 +39,9 @@ class TokenBuffer(Generic[T]):
     Args:
         source: gives chunks or events of the SDK, dicts of the same form, or strings. tds: tokens per second at which
         the reader digests (:mod:`sloserve.core.speeds`). ttft_s: in which the reader expects the first token; for the
-        report alone. sent_s: when the request was sent, by ``clock``; by default now. sleep: waits that many seconds;
-        for an async source it returns an awaitable.
+        report alone. sent_s: when the request was sent, in epoch seconds of ``clock``; by default now. clock: tells the
+        time; setting the host's clock while the reply comes changes nothing. sleep: waits that many seconds; for an
+        async source it returns an awaitable.
 
     Raises: ValueError for an expectation out of range, or a request sent in the future. RuntimeError for an async
     source without a running event loop.
@@ -57,7 +58,7 @@ class TokenBuffer(Generic[T]):
         sleep: Callable[[float], Awaitable[None] | None] | None = None,
     ) -> None:
         self._pace = ReaderPace(ttft_s=ttft_s, tds=tds)
-        self._clock = SystemClock() if clock is None else clock
+        self._clock = SteadyClock(SystemClock() if clock is None else clock)
         now_s = self._clock.now_s()
         self._sent_s = now_s if sent_s is None else sent_s
         if self._sent_s > now_s:

@@ -62,10 +62,10 @@ async def replay(
     slots: AbstractAsyncContextManager[None] = nullcontext() if limit is None else asyncio.Semaphore(limit)
     loop_lag_s: list[float] = []
     failure: ConfigError | None = None
-    start_s = clock.now_s()
+    start_s = clock.monotonic_s()
 
     async def one(sent: Payload) -> ObservedRequest:
-        woke_s = clock.now_s() - start_s
+        woke_s = clock.monotonic_s() - start_s
         async with slots:
             ended = await exchange(client, sent, clock, start_s, woke_s, settings.timeout_s)
         if on_ended is not None:
@@ -79,7 +79,7 @@ async def replay(
             async with asyncio.TaskGroup() as group:
                 tasks = []
                 for sent in payloads:
-                    wait_s = start_s + sent.request.arrival_s - clock.now_s()
+                    wait_s = start_s + sent.request.arrival_s - clock.monotonic_s()
                     # Also when it is due already: otherwise the first of a burst would only begin after the last.
                     await asyncio.sleep(max(wait_s, 0.0))
                     tasks.append(group.create_task(one(sent)))
@@ -90,7 +90,7 @@ async def replay(
     exchanges = [task.result() for task in tasks]
     return ReplayedRun(
         exchanges,
-        duration_s=clock.now_s() - start_s,
+        duration_s=clock.monotonic_s() - start_s,
         send_lag_s=np.maximum([ended.woke_s - ended.request.arrival_s for ended in exchanges], 0.0),
         loop_lag_s=np.maximum(loop_lag_s, 0.0),
     )
@@ -98,9 +98,9 @@ async def replay(
 
 async def _watch_loop(clock: Clock, lags_s: list[float]) -> None:
     while True:
-        before_s = clock.now_s()
+        before_s = clock.monotonic_s()
         await asyncio.sleep(TICK_S)
-        lags_s.append(clock.now_s() - before_s - TICK_S)
+        lags_s.append(clock.monotonic_s() - before_s - TICK_S)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

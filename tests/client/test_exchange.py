@@ -25,7 +25,7 @@ def send(fake: FakeServer, request: WorkloadRequest, *, timeout_s: float = 10.0,
         clock = SystemClock()
         async with httpx.AsyncClient(base_url=fake.url, verify=False) as client:
             sent = payload(request, list(range(request.prompt_tokens)), PayloadSettings("fake", **settings))
-            return await exchange(client, sent, clock, clock.now_s(), 0.0, timeout_s)
+            return await exchange(client, sent, clock, clock.monotonic_s(), 0.0, timeout_s)
 
     return asyncio.run(run())
 

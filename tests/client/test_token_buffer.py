@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sloserve.client import BufferReport, TokenBuffer
 from sloserve.core.qoe import qoe
 from tests.client.timelines import CASE_BY_NAME, CASES, Timeline, as_text
-from tests.client.virtual_time import START_S, LoopClock, ThreadClocks, run
+from tests.client.virtual_time import START_S, LoopClock, SteppedClock, ThreadClocks, run
 
 LIMIT_S = 10.0
 """Real time after which what a thread was to do counts as not done."""
@@ -179,6 +179,19 @@ def test_latency_counts_from_when_the_request_was_sent() -> None:
     assert buffer.report().ttft_s == pytest.approx(2.5)
     with pytest.raises(ValueError, match="is after now"):
         TokenBuffer([], clock=clocks, sent_s=START_S + 1.0)
+
+
+@pytest.mark.parametrize("step_s", [5.0, -5.0])
+def test_setting_the_hosts_clock_changes_no_figure(step_s: float) -> None:
+    async def main() -> BufferReport:
+        clock = SteppedClock(0.4, step_s)
+        buffer = TokenBuffer(async_stream([(0.3, "a"), (0.5, "b"), (0.6, "c")]), clock=clock, tds=4.0)
+        assert [piece async for piece in buffer] == ["a", "b", "c"]
+        return buffer.report()
+
+    report = run(main())
+    assert report.arrivals_s == pytest.approx([0.3, 0.5, 0.6])
+    assert report.releases_s == pytest.approx([0.3, 0.55, 0.8])
 
 
 class Endless:

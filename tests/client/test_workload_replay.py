@@ -1,7 +1,8 @@
 """A workload goes out open-loop, on time, and at most so many at once."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import httpx
@@ -14,7 +15,9 @@ from sloserve.core.clock import SystemClock
 from sloserve.core.errors import ConfigError
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
-from tests.client.fake_server import FakeServer, reply
+from tests.client.fake_server import FakeServer, chunk, reply
+from tests.client.virtual_time import SteppedClock
+from tests.client.virtual_time import run as in_virtual_time
 
 MakeRequest = Callable[..., WorkloadRequest]
 
@@ -81,3 +84,28 @@ def test_the_first_wrong_request_stops_the_run(fake: FakeServer, make_request: M
     with pytest.raises(ConfigError, match="400: too long to request r1; the run is stopped"):
         run(fake, [make_request(f"r{i}", 0.05 * i) for i in range(1000)])
     assert len(fake.bodies) < 10
+
+
+@pytest.mark.parametrize("step_s", [5.0, -5.0])
+def test_setting_the_hosts_clock_changes_no_figure(make_request: MakeRequest, step_s: float) -> None:
+    class Answers(httpx.AsyncBaseTransport):
+        """Answers each request with two chunks, after 50 ms and 100 ms."""
+
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=self._body())
+
+        async def _body(self) -> AsyncIterator[bytes]:
+            for part in (chunk("a", 1), chunk("b", 2, "length")):
+                await asyncio.sleep(0.05)
+                yield f"data: {json.dumps(part)}\n\n".encode()
+
+    async def main() -> ReplayedRun:
+        async with httpx.AsyncClient(transport=Answers(), base_url="http://test") as client:
+            requests = [make_request(f"r{i}", 0.1 * i, output=2) for i in range(10)]
+            payloads = [payload(r, [20], PayloadSettings("fake")) for r in requests]
+            return await replay(client, payloads, SteppedClock(0.33, step_s), ReplaySettings())
+
+    found = in_virtual_time(main())
+    assert found.duration_s == pytest.approx(1.0) and found.send_lag_s.max() == pytest.approx(0.0, abs=1e-6)
+    latencies = [ended.latency(ended.request.arrival_s) for ended in found.exchanges]
+    assert [one and (one.ttft_s, one.e2e_s) for one in latencies] == [pytest.approx((0.05, 0.1))] * 10

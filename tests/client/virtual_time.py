@@ -55,6 +55,23 @@ class LoopClock:
     def now_s(self) -> float:
         return asyncio.get_running_loop().time()
 
+    def monotonic_s(self) -> float:
+        return self.now_s() - START_S
+
+
+class SteppedClock(LoopClock):
+    """The running virtual loop's time on a host whose wall clock is set by ``step_s`` after ``after_s`` seconds."""
+
+    def __init__(self, after_s: float, step_s: float) -> None:
+        self._after_s, self._step_s = after_s, step_s
+
+    def now_s(self) -> float:
+        now_s = super().now_s()
+        return now_s + (self._step_s if now_s >= START_S + self._after_s else 0.0)
+
+    def monotonic_s(self) -> float:
+        return super().now_s() - START_S
+
 
 class ThreadClocks:
     """For each thread a time of its own: what the one waits for need not be waited for by the other."""
@@ -64,6 +81,9 @@ class ThreadClocks:
 
     def now_s(self) -> float:
         return self._mine().now_s()
+
+    def monotonic_s(self) -> float:
+        return self._mine().monotonic_s()
 
     def sleep(self, duration_s: float) -> None:
         self._mine().advance_to(self.now_s() + duration_s)
