@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import httpx
 
+from sloserve.client.http_clients import async_http_client
 from sloserve.core.clock import SystemClock
 
 CLOCK = SystemClock()
@@ -66,7 +67,7 @@ async def started(folder: Path, options: list[str]) -> Demo:
         cwd=ROOT,
     )
     assert process.stdout is not None
-    demo = Demo(folder, process, httpx.AsyncClient(timeout=120.0), began_s)
+    demo = Demo(folder, process, async_http_client("http://127.0.0.1", timeout=120.0), began_s)
     async for raw in process.stdout:
         line = raw.decode().strip()
         demo.say(line.replace(str(folder), "DEMO"))

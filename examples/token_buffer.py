@@ -9,6 +9,7 @@ import argparse
 import openai
 
 from sloserve.client import TokenBuffer
+from sloserve.client.http_clients import http_client
 from sloserve.core.clock import SystemClock
 from sloserve.core.speeds import READING
 
@@ -25,7 +26,8 @@ def main() -> None:
 
     tds = READING.of(args.group)
     clock = SystemClock()
-    with openai.OpenAI(base_url=f"{args.url}/v1", api_key="none") as client:
+    http = http_client(args.url, timeout=600.0)  # the SDK's own would use a proxy for this machine, too
+    with openai.OpenAI(base_url=f"{args.url}/v1", api_key="none", http_client=http) as client:
         model = client.models.list().data[0].id
         sent_s = clock.now_s()
         stream = client.chat.completions.create(

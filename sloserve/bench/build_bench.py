@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from sloserve.bench.bench_options import BenchOptions
 from sloserve.bench.slo_encoding import STATING, SendSLO
 from sloserve.client.goodput_targets import Goodput, parse_goodput
+from sloserve.client.http_clients import host_of
 from sloserve.client.payload import Api, PayloadSettings
 from sloserve.client.prompts import Prompts, TokenPrompts
 from sloserve.client.shaping import cap_lengths, ramp_up
@@ -157,8 +158,10 @@ def _labelled(url: str, other: str | None) -> dict[str, str]:
     labelled: dict[str, str] = {}
     for text in (url,) if other is None else (url, other):
         name, equals, address = text.partition("=")
-        if not equals or "/" in name:
-            name, address = urlsplit(text).netloc or text, text
+        is_named = equals and "/" not in name
+        address = address if is_named else text
+        host_of(address)  # a mistake in it ends the command before a trace is read
+        name = name if is_named else urlsplit(address).netloc
         if name in labelled:
             raise ConfigError(f"--compare: both endpoints are called {name!r}; name them, as in --compare b={address}")
         labelled[name] = address

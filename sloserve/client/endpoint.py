@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 
 from sloserve.client.exchange import ObservedRequest, exchange
+from sloserve.client.http_clients import async_http_client, proxy_remark
 from sloserve.client.payload import PayloadSettings, payload
 from sloserve.client.prompts import Prompts, calibrated, sample_text
 from sloserve.client.workload_replay import ReplaySettings
@@ -45,15 +46,12 @@ async def open_endpoint(
     Raises: ConfigError for a server that is not reached, refuses the key or does not have the model.
     """
     base = url.rstrip("/").removesuffix("/v1")
-    if not base.startswith(("http://", "https://")):
-        raise ConfigError(f"--url: {url!r} is not an http:// or https:// address, as in http://127.0.0.1:8000")
     limits = httpx.Limits(
         max_connections=None, max_keepalive_connections=settings.max_concurrency, keepalive_expiry=KEEP_ALIVE_S
     )
     # Replies are bounded as a whole: a pause between two tokens is a finding, not an error.
     timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    async with httpx.AsyncClient(base_url=base, limits=limits, timeout=timeout, headers=headers) as client:
+    async with async_http_client(base, key=api_key, limits=limits, timeout=timeout) as client:
         models = await _models(client, base)
         names = [str(entry.get("id")) for entry in models]
         if model is None:
@@ -71,7 +69,8 @@ async def _models(client: httpx.AsyncClient, base: str) -> list[dict[str, Any]]:
     try:
         response = await client.get("/v1/models", timeout=CONNECT_TIMEOUT_S)
     except httpx.HTTPError as error:
-        raise ConfigError(f"cannot reach {base} ({type(error).__name__}: {error}); is the server up?") from None
+        why = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"cannot reach {base}{proxy_remark(base)} ({why}); is the server up?") from None
     if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         raise ConfigError(f"{base} refuses the key ({response.status_code}); give --api-key or set OPENAI_API_KEY")
     try:

@@ -7,6 +7,7 @@ from typing import Any, Final
 import httpx
 from httpx_sse import SSEError, connect_sse
 
+from sloserve.client.http_clients import http_client, proxy_remark
 from sloserve.core.errors import ConfigError
 
 PATH: Final = "/sloserve/events"
@@ -31,10 +32,10 @@ def watch(url: str, key: str, transport: httpx.BaseTransport | None = None) -> I
     key: of its admin routes. transport: in tests.
     Raises: ConfigError where the server refuses; LostServer where there is none, or it goes.
     """
-    headers, timeout = {"Authorization": f"Bearer {key}"}, httpx.Timeout(_LIMIT_S)
+    given = {} if transport is None else {"transport": transport}
     try:
         with (
-            httpx.Client(base_url=url, headers=headers, timeout=timeout, transport=transport) as http,
+            http_client(url, key=key, timeout=httpx.Timeout(_LIMIT_S), **given) as http,
             connect_sse(http, "GET", PATH) as source,
         ):
             _check(url, source.response)
@@ -46,10 +47,8 @@ def watch(url: str, key: str, transport: httpx.BaseTransport | None = None) -> I
                     view = applied(view, json.loads(event.data))
                 if view is not None:
                     yield view
-    except httpx.UnsupportedProtocol as error:
-        raise ConfigError(f"{url} is no address of a server: {error}") from error
     except (httpx.HTTPError, SSEError) as error:
-        raise LostServer(f"{url}: {error or type(error).__name__}") from error
+        raise LostServer(f"{url}{proxy_remark(url)}: {error or type(error).__name__}") from error
     raise LostServer(f"{url} ended the feed: it stops, or this client read too slowly")
 
 
@@ -61,7 +60,7 @@ def _check(url: str, response: httpx.Response) -> None:
     if response.status_code == httpx.codes.NOT_FOUND:
         raise ConfigError(f"{url} has no live feed; it must be started with SLOSERVE_ADMIN_KEY")
     response.read()
-    raise LostServer(f"{url} answers {response.status_code}: {_message(response)}")
+    raise LostServer(f"{url}{proxy_remark(url)} answers {response.status_code}: {_message(response)}")
 
 
 def _message(response: httpx.Response) -> str:

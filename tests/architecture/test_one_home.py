@@ -154,6 +154,14 @@ IDEAS = {
         example=r"events = part.count(b'\ndata:')",
         instead="wire.event_stream.EventCounter",
     ),
+    "HTTP clients for a server that the user names are made in one place": Idea(
+        kind=ast.Call,
+        word=r"httpx\.|urlopen",
+        pattern=r"^\w+\(httpx\.(?:Async)?Client\b|^httpx\.(?:(?:Async)?Client|get|post|put|delete|stream)\(|urlopen\(",
+        example="answer = httpx.get(f'{url}/health')",
+        instead="client.http_clients, which uses no proxy for this machine",
+        homes=frozenset({"sloserve/client/http_clients.py"}),
+    ),
     "what is left of a request's times is computed in one place": Idea(
         kind=ast.Call,
         word=r"(?:late|left|waited)_s",

@@ -1,0 +1,113 @@
+"""HTTP clients for a server that the user names; commands and examples make theirs here and nowhere else.
+
+A proxy of the environment (``HTTP_PROXY``, ``ALL_PROXY``) is never used for an address of this machine: it would see
+the key of a server that it cannot reach anyway. Cookies are not kept, so that each request is like the first.
+"""
+
+import ipaddress
+import os
+import socket
+import urllib.request
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import Any, Final
+
+import httpx
+
+from sloserve.core.errors import ConfigError, shown
+
+_PROXY_VARIABLES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+
+
+def http_client(url: str, *, key: str | None = None, **settings: Any) -> httpx.Client:
+    """Return a client whose requests go to the server at ``url``.
+
+    key: sent as a bearer token; ``None`` sends none. settings: further arguments of ``httpx.Client``.
+
+    Raises: ConfigError for an address, a key, a proxy or a certificate file that cannot be used.
+    """
+    made: httpx.Client = _made(httpx.Client, httpx.HTTPTransport, url, key, settings)
+    return made
+
+
+def async_http_client(url: str, *, key: str | None = None, **settings: Any) -> httpx.AsyncClient:
+    """Return the asynchronous form of :func:`http_client`."""
+    made: httpx.AsyncClient = _made(httpx.AsyncClient, httpx.AsyncHTTPTransport, url, key, settings)
+    return made
+
+
+def proxy_remark(url: str) -> str:
+    """Return the part of an error message that names the proxy through which ``url`` was asked; empty without one."""
+    host = host_of(url)
+    if _goes_direct(host) or not _proxy_variables():
+        return ""
+    return f" through the proxy that {_proxy_variables()} names (NO_PROXY={host} goes past it)"
+
+
+def host_of(url: str) -> str:
+    """Return the host in the address of a server. Raises: ConfigError for what is not such an address."""
+    try:
+        parsed = httpx.URL(url)
+    except (httpx.InvalidURL, ValueError) as error:
+        raise ConfigError(f"--url: {shown(url)} is not an http:// or https:// address: {error}") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ConfigError(f"--url: {shown(url)} is not an http:// or https:// address, as in http://127.0.0.1:8000")
+    return parsed.host
+
+
+def _made(client: Any, transport: Any, url: str, key: str | None, settings: dict[str, Any]) -> Any:
+    host = host_of(url)
+    given = {"base_url": url, "headers": _headers(key), "cookies": CookieJar(DefaultCookiePolicy(allowed_domains=()))}
+    try:
+        if "transport" not in settings and _goes_direct(host):
+            limits = {"limits": settings["limits"]} if "limits" in settings else {}
+            given["transport"] = transport(**limits)  # a client with a transport of its own uses no proxy
+        return client(**given, **settings)
+    except ImportError:  # httpx speaks to SOCKS proxies with another package, and raises this where it is missing
+        remedy = f"run: pip install 'httpx[socks]', or unset {_proxy_variables()}, or set NO_PROXY={host}"
+        raise ConfigError(
+            f"{_proxy_variables()} names a SOCKS proxy, for which a package is missing; {remedy}"
+        ) from None
+    except OSError as error:
+        remedy = "SSL_CERT_FILE and SSL_CERT_DIR must name certificates that can be read"
+        raise ConfigError(f"cannot make an HTTP client for {url}: {error}; {remedy}") from None
+    except (ValueError, httpx.InvalidURL) as error:
+        if not _proxy_variables():
+            raise ConfigError(f"cannot make an HTTP client for {url}: {error}") from None
+        remedy = f"unset {_proxy_variables()}, or set NO_PROXY={host}"
+        raise ConfigError(
+            f"{_proxy_variables()} names no proxy that can be used ({type(error).__name__}); {remedy}"
+        ) from None
+
+
+def _headers(key: str | None) -> dict[str, str]:
+    if not key:
+        return {}
+    if not key.isascii() or not key.isprintable():
+        raise ConfigError("the API key has characters that no HTTP header may carry, such as a line break; remove them")
+    return {"authorization": f"Bearer {key}"}
+
+
+def _goes_direct(host: str) -> bool:
+    """Whether ``host`` is this machine, or one that NO_PROXY names."""
+    return _is_loopback(host) or bool(urllib.request.proxy_bypass(host))
+
+
+def _is_loopback(host: str) -> bool:
+    name = host.lower().rstrip(".")
+    if name == "localhost" or name.endswith(".localhost"):  # RFC 6761, Sec. 6.3
+        return True
+    try:
+        address = ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        try:
+            address = ipaddress.ip_address(socket.inet_aton(name))  # short forms, such as 127.1
+        except OSError:
+            return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return any(one.is_loopback or one.is_unspecified for one in (address, mapped) if one is not None)
+
+
+def _proxy_variables() -> str:
+    """Return the names of the variables that name a proxy. Their values may hold a password."""
+    names = [name for name in _PROXY_VARIABLES if os.environ.get(name) or os.environ.get(name.lower())]
+    return " or ".join(names)

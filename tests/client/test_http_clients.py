@@ -1,0 +1,143 @@
+"""Which addresses are asked through a proxy of the environment, and how what cannot be used reads."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import httpx
+import pytest
+
+from sloserve.client.endpoint import open_endpoint
+from sloserve.client.http_clients import async_http_client, http_client, proxy_remark
+from sloserve.client.watching import LostServer, watch
+from sloserve.client.workload_replay import ReplaySettings
+from sloserve.core.errors import ConfigError
+
+LOOPBACK = (
+    "http://localhost:8000",
+    "https://LOCALHOST.:8000/v1",
+    "http://engine.localhost",
+    "http://127.0.0.1:8000",
+    "http://127.8.9.10",
+    "http://127.1:8000",
+    "http://0.0.0.0:8000",
+    "http://[::1]:8000",
+    "http://[::]:8000",
+    "http://[::ffff:127.0.0.1]:8000",
+)
+ELSEWHERE = ("http://example.com", "http://10.0.0.7:8000", "http://[::ffff:10.0.0.7]", "http://localhost.example.com")
+
+
+@pytest.fixture(autouse=True)
+def _no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def proxied(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Names a proxy in the environment; holds the lines of the requests that it got."""
+    got: list[str] = []
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            got.append(self.path)
+            self.send_response(502)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Proxy) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        for name in ("HTTP_PROXY", "http_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{server.server_port}")
+        yield got
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("url", LOOPBACK)
+def test_no_proxy_is_used_for_this_machine(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "http://proxy.example:3128")
+    with http_client(url) as client:
+        assert not client._mounts and proxy_remark(url) == ""
+    assert not async_http_client(url)._mounts
+
+
+@pytest.mark.parametrize("url", ELSEWHERE)
+def test_the_proxy_of_the_environment_is_used_for_other_machines(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert proxy_remark(url) == ""
+    monkeypatch.setenv("ALL_PROXY", "http://user:secret@proxy.example:3128")
+    with http_client(url) as client:
+        assert client._mounts
+    remark = proxy_remark(url)
+    assert "ALL_PROXY" in remark and "NO_PROXY=" in remark and "secret" not in remark
+    monkeypatch.setenv("NO_PROXY", httpx.URL(url).host)
+    assert proxy_remark(url) == ""
+
+
+def test_the_admin_key_of_a_local_server_reaches_no_proxy(proxied: list[str]) -> None:
+    with pytest.raises(LostServer, match="refused"):
+        next(watch("http://127.0.0.1:9", "secret"))
+    assert not proxied
+
+
+def test_an_error_through_a_proxy_names_it_and_the_remedy(proxied: list[str]) -> None:
+    with pytest.raises(LostServer, match=r"through the proxy that HTTP_PROXY names \(NO_PROXY=server.invalid .*502"):
+        next(watch("http://server.invalid", "key"))
+    assert proxied == ["http://server.invalid/sloserve/events"]
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://server.invalid"])
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:9", "gopher://127.0.0.1:9", "http://["])
+def test_a_proxy_that_cannot_be_used_is_one_line(url: str, proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", proxy)
+
+    async def opened() -> None:
+        async with open_endpoint(url, model=None, api_key=None, settings=ReplaySettings()):
+            raise AssertionError("nobody answers there")
+
+    for ask in (lambda: next(watch(url, "key")), lambda: asyncio.run(opened())):
+        with pytest.raises((ConfigError, LostServer)) as caught:
+            ask()
+        said = str(caught.value)
+        assert "\n" not in said
+        if url == "http://server.invalid":
+            assert "ALL_PROXY names" in said and "NO_PROXY=server.invalid" in said
+        else:
+            assert "ALL_PROXY" not in said, "it is not used for this machine"
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "unix:/run/x", "http://", "http://[::1", "http://a:b", "ftp://a"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="--url: .* is not an http:// or https:// address") as caught:
+        http_client(url)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_key_that_no_header_carries_is_refused_and_not_repeated() -> None:
+    for key in ("secret\n", "сecret"):
+        with pytest.raises(ConfigError, match="characters that no HTTP header may carry") as caught:
+            http_client("http://127.0.0.1:9", key=key)
+        assert "ecret" not in str(caught.value)
+
+
+def test_certificates_that_cannot_be_read_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/certificates.pem")
+    with pytest.raises(ConfigError, match="SSL_CERT_FILE and SSL_CERT_DIR must name"):
+        http_client("https://127.0.0.1:9")
+
+
+def test_cookies_are_not_kept() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert "cookie" not in request.headers
+        return httpx.Response(200, headers={"set-cookie": "engine=3; path=/"})
+
+    with http_client("http://test", transport=httpx.MockTransport(answer)) as client:
+        client.get("/")
+        client.get("/")
