@@ -3,7 +3,7 @@
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,14 @@ from sloserve.client.payload import payload
 from sloserve.client.shaping import check_context
 from sloserve.client.workload_replay import ReplayedRun, replay
 from sloserve.core.clock import Clock
+from sloserve.core.open_files import raise_open_files
 from sloserve.core.progress_bar import progress
 
 WARMUP_SEED = 2**31
 """Seed of the prompts of warm-up requests: no run has it, so that none finds its prompts in a prefix cache."""
 WARMUP_CONCURRENCY = 8
+OTHER_FILES = 512
+"""Open files that are not connections to an endpoint."""
 REFRESHES_PER_S = 2
 """Refreshes of the progress bar, which shares the client's processor."""
 
@@ -54,6 +57,7 @@ def bench(
     console = console or Console()
     todo = points(settings)
     total = len(settings.target.urls) * sum(len(p.requests) for p in todo)
+    _allow_connections(settings, todo)
     with (
         progress("requests", console, total, refresh_per_second=REFRESHES_PER_S) as bar,
         BenchReporter(settings, out_dir, console, token_log=token_log) as reporter,
@@ -65,6 +69,17 @@ def bench(
 
         asyncio.run(run())
         return reporter.finish()
+
+
+def _allow_connections(settings: Bench, todo: Sequence[LoadPoint]) -> None:
+    """Allow this process as many open files as requests may be under way, as far as its hard limit allows.
+
+    Where that is too few, the request that finds none left ends the run and says so.
+    """
+    most = max(len(point.requests) for point in todo)
+    at_once = min(most, settings.replay.max_concurrency or most)
+    with suppress(OSError, ValueError):
+        raise_open_files(at_once * len(settings.target.urls) + OTHER_FILES)
 
 
 async def measure(

@@ -1,8 +1,9 @@
 """How many files a process of a fleet may have open: each request that it passes on takes two, one for each side."""
 
 import logging
-import resource
 from typing import Final
+
+from sloserve.core.open_files import raise_open_files
 
 logger = logging.getLogger(__name__)
 
@@ -21,14 +22,10 @@ def allow_open_files(requests: int) -> None:
     Beyond it no client is answered, and instances seem to be gone.
     """
     needed = files_for(requests)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        allowed = raise_open_files(needed)
     except (OSError, ValueError) as error:
-        logger.warning("the limit of open files stays at %d: %s", soft, error)
+        logger.warning("the limit of open files cannot be raised to %d: %s", needed, error)
         return
     if allowed < needed:
         logger.warning(
