@@ -196,7 +196,7 @@ class BenchReporter:
         return said
 
     def _say(self, line: str) -> None:
-        self._console.print(line, soft_wrap=True, highlight=False)
+        self._console.print(line, soft_wrap=True, highlight=False, markup=False)  # servers' words are no markup
 
 
 def difference_table(comparisons: list[Comparison]) -> Table:

@@ -4,6 +4,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Final
 
 import typer
@@ -53,15 +54,17 @@ def status(
     from sloserve.client.watching import LostServer, watch
     from sloserve.report.live_screen import screen
 
+    console = Console(highlight=False)
     try:
-        view = _settled(watch(url, _admin_key()))
+        with _of_this_version(url):
+            view = _settled(watch(url, _admin_key()))
+            shown = None if as_json else screen(view, _MOST_ROWS, console.width)
     except LostServer as error:
         raise ConfigError(str(error)) from error
     if as_json:
         print(json.dumps(view))
     else:
-        console = Console(highlight=False)
-        console.print(screen(view, _MOST_ROWS, console.width))
+        console.print(shown)
 
 
 def _settled(views: Iterator[dict[str, Any]]) -> dict[str, Any]:
@@ -72,6 +75,18 @@ def _settled(views: Iterator[dict[str, Any]]) -> dict[str, Any]:
             break
         view = next(views)
     return view
+
+
+@contextmanager
+def _of_this_version(url: str) -> Iterator[None]:
+    """Raises: LostServer in place of any error that a view with other parts than ours causes when it is shown."""
+    from sloserve.client.watching import LostServer
+
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise LostServer(f"{url} sends a view that this version of sloserve cannot show ({why})") from error
 
 
 def _admin_key() -> str:
@@ -100,7 +115,8 @@ def _show(url: str) -> None:
                 try:
                     for view in watch(url, key):
                         rows = max(console.height - _OTHER_LINES, 3)
-                        live.update(screen(view, rows, console.width), refresh=True)
+                        with _of_this_version(url):
+                            live.update(screen(view, rows, console.width), refresh=True)
                 except LostServer as error:
                     said = Text.assemble(("lost: ", "bold red"), plain(error), f"; asks again every {_AGAIN_S:g} s")
                     live.update(said, refresh=True)

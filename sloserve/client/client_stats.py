@@ -63,13 +63,13 @@ def server_verdicts(ended: Sequence[ObservedRequest]) -> dict[str, Any] | None:
         ours = targets_met(exchange.request.slo.targets, latency)
         good += bool(ours) and all(ours.values())
         theirs = slo.get("met") or {}
-        if any(theirs[name] != met for name, met in ours.items() if name in theirs):
+        if any(theirs[name] != met for name, met in ours.items() if theirs.get(name) is not None):
             disagreements.append(exchange.request.request_id)
         achieved = slo.get("achieved") or {}
         if latency is not None:
             measured_ms = {"ttft_ms": latency.ttft_s, "tpot_ms": latency.tpot_s, "e2e_ms": latency.e2e_s}
             differences_ms += [
-                abs(1e3 * value - achieved[key]) for key, value in measured_ms.items() if key in achieved
+                abs(1e3 * value - achieved[key]) for key, value in measured_ms.items() if achieved.get(key) is not None
             ]
     return {
         "reports": len(told),

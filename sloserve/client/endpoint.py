@@ -1,5 +1,6 @@
 """The endpoint under test: its connections, its model, and what it understands; mistakes show here, before the run."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from sloserve.client.exchange import ObservedRequest, exchange
 from sloserve.client.http_clients import async_http_client, proxy_remark
 from sloserve.client.payload import PayloadSettings, payload
 from sloserve.client.prompts import Prompts, calibrated, sample_text
+from sloserve.client.replies import IDENTITY, UnreadableReply, async_body, json_value, printable
 from sloserve.client.workload_replay import ReplaySettings
 from sloserve.core.clock import Clock
 from sloserve.core.errors import ConfigError
@@ -18,6 +20,9 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 
 CONNECT_TIMEOUT_S = 10.0
+PAGE_TIMEOUT_S = 30.0
+"""For a whole page, however slowly its bytes come."""
+MOST_VERSION_CHARS = 80
 KEEP_ALIVE_S = 3.0
 """Idle connections are closed before the server does it (uvicorn: 5 s), which would fail the request then sent."""
 CALIBRATION_WORDS = (16, 128)
@@ -52,41 +57,64 @@ async def open_endpoint(
     # Replies are bounded as a whole: a pause between two tokens is a finding, not an error.
     timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
     async with async_http_client(base, key=api_key, limits=limits, timeout=timeout) as client:
-        models = await _models(client, base)
-        names = [str(entry.get("id")) for entry in models]
+        served = await _served(client, base)
         if model is None:
-            if not names:
+            if not served:
                 raise ConfigError(f"{base} names no model at /v1/models; give --model")
-            model = names[0]
-        elif names and model not in names:
-            raise ConfigError(f"--model: {base} does not serve {model!r}; it serves {', '.join(names)}")
-        context = next((entry.get("max_model_len") for entry in models if entry.get("id") == model), None)
-        yield Endpoint(base, client, model, context, await _version(client))
+            model = next(iter(served))
+        elif served and model not in served:
+            raise ConfigError(
+                f"--model: {base} does not serve {model!r}; it serves {', '.join(map(printable, served))}"
+            )
+        yield Endpoint(base, client, model, served.get(model), await _version(client))
 
 
-async def _models(client: httpx.AsyncClient, base: str) -> list[dict[str, Any]]:
-    """What ``/v1/models`` lists; nothing where the server has no such page."""
+async def _served(client: httpx.AsyncClient, base: str) -> dict[str, int | None]:
+    """Return the models that ``/v1/models`` lists, with the length of their context where it is stated.
+
+    Nothing where the server has no such page, or one of another form.
+    """
     try:
-        response = await client.get("/v1/models", timeout=CONNECT_TIMEOUT_S)
+        status, found = await _get(client, "/v1/models")
     except httpx.HTTPError as error:
-        why = f"{type(error).__name__}: {error}"
+        why = printable(f"{type(error).__name__}: {error}")
         raise ConfigError(f"cannot reach {base}{proxy_remark(base)} ({why}); is the server up?") from None
-    if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-        raise ConfigError(f"{base} refuses the key ({response.status_code}); give --api-key or set OPENAI_API_KEY")
-    try:
-        listed = response.json()["data"] if response.is_success else []
-    except (ValueError, KeyError, TypeError):
-        return []
-    return [entry for entry in listed if isinstance(entry, dict)]
+    if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        raise ConfigError(f"{base} refuses the key ({status}); give --api-key or set OPENAI_API_KEY")
+    listed = found.get("data") if isinstance(found, dict) else None
+    entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+    return {
+        name: _length(entry) for entry in entries if isinstance(name := entry.get("id"), str) and name.isprintable()
+    }
+
+
+def _length(entry: dict[str, Any]) -> int | None:
+    length = entry.get("max_model_len")
+    return length if type(length) is int and length > 0 else None
 
 
 async def _version(client: httpx.AsyncClient) -> str | None:
-    """What vLLM's ``/version`` says."""
+    """Return what vLLM's ``/version`` says; ``None`` for other servers."""
     try:
-        response = await client.get("/version", timeout=CONNECT_TIMEOUT_S)
-        return str(response.json()["version"]) if response.is_success else None
-    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        _, found = await _get(client, "/version")
+    except httpx.HTTPError:
         return None
+    version = found.get("version") if isinstance(found, dict) else None
+    return printable(version, MOST_VERSION_CHARS) if isinstance(version, str) else None
+
+
+async def _get(client: httpx.AsyncClient, path: str) -> tuple[int, Any]:
+    """Return the status of a page and its JSON value, ``None`` where it has none. Raises: httpx.HTTPError."""
+    try:
+        async with (
+            asyncio.timeout(PAGE_TIMEOUT_S),
+            client.stream("GET", path, timeout=CONNECT_TIMEOUT_S, headers=IDENTITY) as response,
+        ):
+            return response.status_code, json_value(await async_body(response)) if response.is_success else None
+    except UnreadableReply:
+        return response.status_code, None
+    except TimeoutError:
+        raise httpx.ReadTimeout(f"no whole answer to GET {path} within {PAGE_TIMEOUT_S:g} s") from None
 
 
 @dataclass(frozen=True, slots=True)

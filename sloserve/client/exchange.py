@@ -1,16 +1,24 @@
 """One request against the endpoint: sent once, its stream read, its end noted. Never retried."""
 
 import asyncio
-import json
+import errno
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import numpy as np
-from httpx_sse import EventSource
 
 from sloserve.client.payload import Payload
-from sloserve.client.stream import StreamReader, error_message
+from sloserve.client.replies import (
+    IDENTITY,
+    UnreadableReply,
+    async_body,
+    async_events,
+    printable,
+    refusal_text,
+)
+from sloserve.client.stream import StreamReader
 from sloserve.core.arrays import FloatArray
 from sloserve.core.clock import Clock
 from sloserve.core.errors import ConfigError
@@ -22,6 +30,20 @@ from sloserve.core.runlog import RequestLog
 TOO_MANY, UNAVAILABLE, TIMED_OUT = 429, 503, 408
 DROPPED_REASON = "x-slo-dropped-reason"
 OTHER_REASON = "no reason given"
+MOST_REASON_CHARS = 80
+_SECONDS = re.compile(r"[0-9]{1,9}")
+
+TOKENS_PER_ASKED, MORE_TOKENS = 16, 1024
+"""A reply is given up beyond this multiple of the tokens asked for, in tokens or chunks, and this many more."""
+
+_OWN_ERRORS = {
+    errno.EMFILE: "this client may open no more files; raise its hard limit (ulimit -Hn)",
+    errno.ENFILE: "this machine may open no more files; raise fs.file-max",
+    errno.EADDRNOTAVAIL: "this machine has no local port left; widen net.ipv4.ip_local_port_range",
+    errno.ENOBUFS: "this machine has no buffer left for a socket; free memory",
+    errno.ENOMEM: "this machine has no memory left for a socket; free memory",
+}
+"""Errors of a connection that say nothing of the server, and what to do."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,28 +89,35 @@ async def exchange(
 ) -> ObservedRequest:
     """Sends ``sent`` now and reads the reply to its end, for at most ``timeout_s``.
 
-    start_s: when the run began, by the monotonic time of ``clock``.
+    start_s: when the run began, by the monotonic time of ``clock``. Whatever the server answers, and however it ends
+    the connection, only this request fails.
 
-    Raises: ConfigError for an answer that says that the workload or a flag is wrong: 4xx but 408 and 429.
+    Raises: ConfigError for an answer that says that the workload or a flag is wrong (4xx but 408 and 429), and where
+    this machine lacks what a further connection needs.
     """
-    reader = StreamReader()
+    reader = StreamReader(TOKENS_PER_ASKED * sent.request.output_tokens + MORE_TOKENS)
     outcome, error = Outcome.FAILED, None
     refused: _Refusal | None = None
     sent_s = clock.monotonic_s() - start_s
     try:
         async with (
             asyncio.timeout(timeout_s),
-            client.stream("POST", sent.path, content=sent.content, headers=sent.headers) as response,
+            client.stream("POST", sent.path, content=sent.content, headers=IDENTITY | sent.headers) as response,
         ):
             if response.status_code == httpx.codes.OK:
-                async for event in EventSource(response).aiter_sse():
+                async for event in async_events(response):
                     reader.feed(event.data, clock.monotonic_s() - start_s)
+                    if reader.error is not None:
+                        break
             else:
                 refused = await _refusal(response)
     except TimeoutError:
         outcome, error = Outcome.ABORTED, f"not complete after {timeout_s:g} s"
-    except httpx.HTTPError as failure:
-        error = f"{type(failure).__name__}: {failure}" if str(failure) else type(failure).__name__
+    except UnreadableReply as failure:
+        error = str(failure)
+    except Exception as failure:  # one reply that a library cannot read must not cost the run
+        _check_own(failure)
+        error = printable(f"{type(failure).__name__}: {failure}" if str(failure) else type(failure).__name__)
     else:
         if refused is not None:
             outcome, error = refused.outcome(sent.request.request_id), refused.text
@@ -134,19 +163,36 @@ class _Refusal:
 
 
 async def _refusal(response: httpx.Response) -> _Refusal:
-    raw = await response.aread()
-    try:
-        said = error_message(json.loads(raw))
-    except ValueError:
-        said = raw.decode(errors="replace")[:300]
     return _Refusal(
         response.status_code,
-        f"{response.status_code}: {said}",
-        response.headers.get(DROPPED_REASON, OTHER_REASON),
+        f"{response.status_code}: {refusal_text(await async_body(response))}",
+        printable(response.headers.get(DROPPED_REASON, OTHER_REASON), MOST_REASON_CHARS),
         _seconds(response.headers.get("retry-after")),
     )
 
 
 def _seconds(text: str | None) -> float | None:
-    """Retry-After as whole seconds; the form with a date is not read."""
-    return float(text) if text is not None and text.isdigit() else None
+    """Return Retry-After as whole seconds; ``None`` for the form with a date, which is not read."""
+    return float(text) if text is not None and _SECONDS.fullmatch(text) else None
+
+
+def _check_own(error: BaseException) -> None:
+    """Raises: ConfigError if ``error`` comes from a lack of this machine, of which the server knows nothing."""
+    codes = {one.errno for one in _causes(error) if isinstance(one, OSError) and one.errno is not None}
+    if codes and codes <= _OWN_ERRORS.keys():  # without IPv6 an address of two families fails in two ways
+        remedy = "or send fewer requests at a time (--max-concurrency)"
+        raise ConfigError(f"{_OWN_ERRORS[min(codes)]}, {remedy}; the run is stopped") from None
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return ``error`` and all errors from which it arose."""
+    found: list[BaseException] = []
+    left = [error]
+    while left:
+        one = left.pop()
+        if any(one is known for known in found):
+            continue
+        found.append(one)
+        left += [cause for cause in (one.__cause__, one.__context__) if cause is not None]
+        left += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+    return found

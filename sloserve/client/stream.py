@@ -4,15 +4,51 @@ A chunk may carry several tokens. Where it says how many there are so far (``con
 for what it adds; else the total of the final usage is spread evenly over the chunks that carry text or a tool call.
 """
 
-import json
-from typing import Any
+from typing import Annotated, Any, Final
 
+import msgspec
 import numpy as np
 
 from sloserve.client.pieces import has_text
+from sloserve.client.replies import UnreadableReply, error_message, json_value, printable
 from sloserve.core.arrays import FloatArray
 
 DONE = "[DONE]"
+MOST_TOKENS: Final = 1_000_000
+"""Of a reply, and chunks of it: each is kept with its time."""
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Figure = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
+"""Sums of these over all requests of a run are finite."""
+
+
+class _Choice(msgspec.Struct):
+    text: Any = None
+    delta: dict[str, Any] | None = None
+    finish_reason: Any = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+    slo: Any = None
+
+
+class _Verdict(msgspec.Struct):
+    """The fields of a server's report that are compared and summed over a run."""
+
+    met: dict[str, bool | None] | None = None
+    achieved: dict[str, _Figure | None] | None = None
+    evictions: _Count | None = None
+    paused_steps: _Count | None = None
+    preempted_ms: _Figure | None = None
+    paused_ms: _Figure | None = None
 
 
 class StreamReader:
@@ -20,46 +56,59 @@ class StreamReader:
 
     chunk_times_s: of every chunk that carries a choice, in the caller's seconds: what ``vllm bench serve`` counts.
     done: the server said that the stream is complete, or gave a reason for its end. error: what the server said went
-    wrong. slo: how the request fared, as sloserve's server saw it.
+    wrong, or why a chunk cannot be read. slo: how the request fared, as sloserve's server saw it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
+        """most_tokens: a reply with more tokens, or more chunks, is an error, so that memory is bounded."""
         self.chunk_times_s: list[float] = []
         self.done = False
         self.error: str | None = None
         self.prompt_tokens: int | None = None
         self.output_tokens: int | None = None
         self.slo: dict[str, Any] | None = None
+        self._most_tokens = most_tokens
         self._counts: list[int | None] = []
         self._visible: list[bool] = []
 
     def feed(self, data: str, now_s: float) -> None:
         """Takes the data of one event that came at ``now_s``."""
-        if self.chunk_times_s:  # a time before an earlier one counts as equal to it
-            now_s = max(now_s, self.chunk_times_s[-1])
         if data == DONE:
             self.done = True
             return
         try:
-            chunk = json.loads(data)
-        except json.JSONDecodeError:
-            chunk = None
-        if not isinstance(chunk, dict):
-            self.error = self.error or f"a chunk that is no JSON object: {data[:80]!r}"
+            chunk: _Chunk = json_value(data, _Chunk)
+            if isinstance(chunk.slo, dict):
+                msgspec.convert(chunk.slo, _Verdict)
+        except (UnreadableReply, msgspec.ValidationError) as error:
+            why = f"of another form ({error})" if data.lstrip().startswith("{") else "no JSON object"
+            self._fail(f"a chunk that is {why}: {printable(data, 80)!r}")
             return
-        if chunk.get("error") is not None:
-            self.error = self.error or error_message(chunk)
+        if chunk.error is not None:
+            self._fail(error_message({"error": chunk.error}))
             return
-        usage = chunk.get("usage") or {}
-        if choices := chunk.get("choices"):
-            self.chunk_times_s.append(now_s)
-            self._counts.append(usage.get("completion_tokens"))
-            self._visible.append(has_text(choices[0]) or bool((choices[0].get("delta") or {}).get("tool_calls")))
-            self.done = self.done or choices[0].get("finish_reason") is not None
-        self.prompt_tokens = usage.get("prompt_tokens", self.prompt_tokens)
-        self.output_tokens = usage.get("completion_tokens", self.output_tokens)
-        if isinstance(chunk.get("slo"), dict):
-            self.slo = chunk["slo"]
+        self._take(chunk, now_s)
+
+    def _take(self, chunk: _Chunk, now_s: float) -> None:
+        usage = chunk.usage or _Usage()
+        tokens = usage.completion_tokens
+        if max(tokens or 0, len(self.chunk_times_s) + 1) > self._most_tokens:
+            self._fail(f"more than {self._most_tokens} tokens or chunks, which is far more than was asked for")
+            return
+        if chunk.choices:
+            first = chunk.choices[0]
+            # A time before an earlier one counts as equal to it.
+            self.chunk_times_s.append(max(now_s, self.chunk_times_s[-1]) if self.chunk_times_s else now_s)
+            self._counts.append(tokens)
+            self._visible.append(has_text(first) or bool((first.delta or {}).get("tool_calls")))
+            self.done = self.done or first.finish_reason is not None
+        self.prompt_tokens = self.prompt_tokens if usage.prompt_tokens is None else usage.prompt_tokens
+        self.output_tokens = self.output_tokens if tokens is None else tokens
+        if isinstance(chunk.slo, dict):
+            self.slo = chunk.slo
+
+    def _fail(self, why: str) -> None:
+        self.error = self.error or why
 
     def token_times_s(self) -> FloatArray:
         """When each token came, ``[tokens]``, in the caller's seconds."""
@@ -77,12 +126,3 @@ class StreamReader:
             # Rounded up, so that the first chunk has a token.
             so_far = -(-np.arange(1, times_s.size + 1) * total // times_s.size)
         return np.repeat(times_s, np.diff(so_far, prepend=0))
-
-
-def error_message(body: Any) -> str:
-    """What an error body says, in OpenAI's form or FastAPI's, in at most 300 characters."""
-    found = body
-    for key in ("error", "message", "detail"):
-        if isinstance(found, dict) and key in found:
-            found = found[key]
-    return (found if isinstance(found, str) else json.dumps(found))[:300]

@@ -1,17 +1,20 @@
 """The live feed of a server, read to its end: what it shows is kept up to date, one view after another."""
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import httpx
-from httpx_sse import SSEError, connect_sse
+from httpx_sse import SSEError
 
 from sloserve.client.http_clients import http_client, proxy_remark
+from sloserve.client.replies import IDENTITY, UnreadableReply, body, events, json_value, refusal_text
 from sloserve.core.errors import ConfigError
 
 PATH: Final = "/sloserve/events"
 ROWS: Final = "rows"
+_ASKED: Final = IDENTITY | {"accept": "text/event-stream", "cache-control": "no-store"}
+_MOST_ROWS: Final = 100_000
+"""A server sends a few hundred; what changes add to them must not fill this client's memory."""
 _LIMIT_S = 10.0
 """A frame comes twice a second: where none comes for so long, the server is lost."""
 
@@ -36,19 +39,26 @@ def watch(url: str, key: str, transport: httpx.BaseTransport | None = None) -> I
     try:
         with (
             http_client(url, key=key, timeout=httpx.Timeout(_LIMIT_S), **given) as http,
-            connect_sse(http, "GET", PATH) as source,
+            http.stream("GET", PATH, headers=_ASKED) as response,
         ):
-            _check(url, source.response)
+            _check(url, response)
             view: dict[str, Any] | None = None
-            for event in source.iter_sse():
+            for event in events(response):
+                part = json_value(event.data, dict[str, Any])
+                if not isinstance(part.get(ROWS, {}), dict):
+                    raise UnreadableReply(f"{ROWS} that are no object")
                 if event.event == "snapshot":
-                    view = json.loads(event.data)
+                    view = {ROWS: {}} | part
                 elif view is not None:
-                    view = applied(view, json.loads(event.data))
+                    view = applied(view, part)
                 if view is not None:
+                    if max(len(view), len(view[ROWS])) > _MOST_ROWS:
+                        raise UnreadableReply(f"more than {_MOST_ROWS} rows")
                     yield view
     except (httpx.HTTPError, SSEError) as error:
         raise LostServer(f"{url}{proxy_remark(url)}: {error or type(error).__name__}") from error
+    except UnreadableReply as error:
+        raise LostServer(f"{url} sends a feed that this version cannot read: {error}") from error
     raise LostServer(f"{url} ended the feed: it stops, or this client read too slowly")
 
 
@@ -59,12 +69,4 @@ def _check(url: str, response: httpx.Response) -> None:
         raise ConfigError(f"{url} refuses the key; SLOSERVE_ADMIN_KEY must be that of the server")
     if response.status_code == httpx.codes.NOT_FOUND:
         raise ConfigError(f"{url} has no live feed; it must be started with SLOSERVE_ADMIN_KEY")
-    response.read()
-    raise LostServer(f"{url}{proxy_remark(url)} answers {response.status_code}: {_message(response)}")
-
-
-def _message(response: httpx.Response) -> str:
-    try:
-        return str(response.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return response.text[:200]
+    raise LostServer(f"{url}{proxy_remark(url)} answers {response.status_code}: {refusal_text(body(response))}")

@@ -175,6 +175,21 @@ def test_an_endpoint_that_dies_is_reported_not_raised(run_bench: RunBench, fake:
 
 
 @pytest.mark.slow
+def test_what_a_hostile_server_says_costs_only_its_requests(run_bench: RunBench, fake: FakeServer) -> None:
+    hostile = ["[" * 9999, {"choices": [1]}, {"error": "[/red]\x1b[2J"}, {"error": "\\ud800"}, {"usage": [1]}]
+
+    def script(body: dict[str, Any], request: Any) -> Any:
+        bad = hostile[len(fake.bodies) % 6 - 1] if len(fake.bodies) % 6 else None
+        return reply(body) if bad is None or len(fake.bodies) == 1 else [bad]
+
+    fake.script = script
+    result, shown = run_bench()
+    (run,) = result["runs"]
+    assert (run["completed"], run["failed"]) == (2, 10)
+    assert "[/red] [2J" in shown and "\x1b" not in shown
+
+
+@pytest.mark.slow
 def test_two_endpoints_get_the_same_requests_in_turn(run_bench: RunBench, fake: FakeServer) -> None:
     order: list[str] = []
     with ExitStack() as stack:

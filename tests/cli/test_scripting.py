@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -12,6 +13,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from sloserve.cli import app
+from sloserve.core.errors import ConfigError
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +55,16 @@ def test_a_simulation_prints_its_result_and_shows_tables_beside_it(tmp_path: Pat
     done = ran("simulate", *flags, "--rps", "5", "--seeds", "1", "--out", str(tmp_path), "--json")
     assert json.loads(done.stdout) == json.loads((tmp_path / "result.json").read_text())
     assert "wrote" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("view", [{"rows": {}}, {"fleet": True, "rows": {"a": 5}}, {"engines": [1], "rows": {}}])
+def test_a_view_of_another_version_is_one_line(view: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLOSERVE_ADMIN_KEY", "key")
+    monkeypatch.setattr("sloserve.client.watching.watch", lambda *_: iter([view]))
+    with pytest.raises(ConfigError, match="http://x sends a view that this version of sloserve cannot show") as caught:
+        ran("status", "--url", "http://x")
+    assert "\n" not in str(caught.value)
 
 
 def completed(words: str) -> set[str]:

@@ -40,10 +40,14 @@ def reply(body: dict[str, Any], **more: Any) -> list[Any]:
 
 @dataclass
 class FakeServer:
-    """Answers by ``script``, and keeps what it was asked. models: of ``/v1/models``; ``None``: it has no such page."""
+    """Answers by ``script``, and keeps what it was asked.
+
+    models: of ``/v1/models``; ``None``: it has no such page. models_page: that page in their place.
+    """
 
     script: Script = lambda body, request: reply(body)
     models: list[dict[str, Any]] | None = field(default_factory=lambda: [{"id": "fake", "max_model_len": 4096}])
+    models_page: Any = None
     api_key: str | None = None
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -68,7 +72,7 @@ class FakeServer:
             return Response(status_code=404)
         if self.api_key is not None and request.headers.get("authorization") != f"Bearer {self.api_key}":
             return JSONResponse({"error": "Unauthorized"}, 401)
-        return JSONResponse({"data": self.models})
+        return JSONResponse({"data": self.models} if self.models_page is None else self.models_page)
 
     async def _generate(self, request: Request) -> Response:
         body = json.loads(await request.body())

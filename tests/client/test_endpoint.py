@@ -47,6 +47,19 @@ def test_a_server_without_a_list_of_models_is_asked_for_the_one_named(fake: Fake
         opened(fake.url)
 
 
+@pytest.mark.parametrize("models", [None, 5, {"id": "x"}, [None, 7, {}, {"id": 5}, {"id": "\ud800"}]])
+def test_a_list_of_models_of_another_form_is_none(fake: FakeServer, models: Any) -> None:
+    """Servers in Go write null for an empty list."""
+    fake.models_page = {"data": models}
+    assert opened(fake.url, "anything") == (fake.url, "anything", None)
+
+
+@pytest.mark.parametrize("length", ["4096", -1, 0, None, True, 10.5])
+def test_a_context_that_is_no_length_is_not_known(fake: FakeServer, length: Any) -> None:
+    fake.models = [{"id": "fake", "max_model_len": length}]
+    assert opened(fake.url) == (fake.url, "fake", None)
+
+
 def test_mistakes_are_one_line_each(fake: FakeServer) -> None:
     fake.api_key = "right"
     for url, model, key, message in (

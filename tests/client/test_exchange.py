@@ -1,6 +1,8 @@
 """One request against a real socket: every way in which it may end."""
 
 import asyncio
+import errno
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -135,3 +137,42 @@ def test_what_takes_too_long_is_given_up(fake: FakeServer, make_request: MakeReq
 def test_nobody_there_is_a_failure(make_request: MakeRequest) -> None:
     ended = send(FakeServer(url="http://127.0.0.1:9"), make_request())
     assert ended.outcome is Outcome.FAILED and str(ended.error).startswith("ConnectError")
+
+
+class Refusing(httpx.AsyncBaseTransport):
+    """Fails to connect, for the reasons that an address of several families has."""
+
+    def __init__(self, *codes: int) -> None:
+        self._errors = [OSError(code, os.strerror(code)) for code in codes]
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        causes = OSError("All connection attempts failed")
+        causes.__cause__ = ExceptionGroup("attempts", self._errors)
+        raise httpx.ConnectError("All connection attempts failed") from causes
+
+
+def refused_for(make_request: MakeRequest, *codes: int) -> ObservedRequest:
+    async def main() -> ObservedRequest:
+        sent, clock = payload(make_request(), [20], PayloadSettings("fake")), SystemClock()
+        async with httpx.AsyncClient(transport=Refusing(*codes), base_url="http://test") as client:
+            return await exchange(client, sent, clock, clock.monotonic_s(), 0.0, 60.0)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS])
+def test_what_this_machine_lacks_is_no_failure_of_the_server(make_request: MakeRequest, code: int) -> None:
+    with pytest.raises(ConfigError, match="fewer requests at a time .--max-concurrency.; the run is stopped"):
+        refused_for(make_request, code, code)
+
+
+def test_an_address_of_a_family_that_this_machine_lacks_is_not_blamed(make_request: MakeRequest) -> None:
+    ended = refused_for(make_request, errno.EADDRNOTAVAIL, errno.ECONNREFUSED)
+    assert (ended.outcome, ended.error) == (Outcome.FAILED, "ConnectError: All connection attempts failed")
+
+
+@pytest.mark.parametrize("wait", ["²", "٣", "9" * 400, "-1", "1.5", "NaN"])
+def test_another_retry_after_is_not_read(fake: FakeServer, make_request: MakeRequest, wait: str) -> None:
+    fake.script = lambda body, _: Response("busy", 429, {"retry-after": wait.encode().decode("latin-1")})
+    ended = send(fake, make_request())
+    assert (ended.outcome, ended.retry_after_s) == (Outcome.REJECTED, None)

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from sloserve.client.stream import DONE, StreamReader, error_message
+from sloserve.client.replies import error_message
+from sloserve.client.stream import DONE, StreamReader
 
 
 def chunk(text: str | None = "a", tokens: int | None = None, finish: str | None = None, **more: Any) -> str:
