@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.finished import Latency
+from sloserve.core.json_lines import lines_of
 from sloserve.core.outcome import Outcome
 from sloserve.core.served import ServedRequest
 from sloserve.core.slo import SLO, SLOClass, Targets
@@ -61,7 +62,7 @@ class Run:
 def read_runs(path: Path) -> list[Run]:
     """The runs of a file, of which guidellm's may have several. Raises: ConfigError for a file without runs."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     try:
@@ -85,7 +86,7 @@ def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError:
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
+        return [json.loads(line) for line in lines_of(text) if line.strip()]
 
 
 def _vllm(content: Mapping[str, Any]) -> Iterator[Run]:

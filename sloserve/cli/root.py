@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 import sloserve
 from sloserve.core.errors import ConfigError
 from sloserve.core.extras import explained
+from sloserve.core.json_lines import lines_of
 
 _UsageError: Any = typer.BadParameter.__mro__[1]
 """Its place differs between versions of typer, which brings its own click or takes that of the environment."""
@@ -68,7 +69,7 @@ def vllm_arguments(context: typer.Context, arguments: list[str] | None) -> list[
     """
     from sloserve.vllm_plugin.server.serve import VLLM_FLAGS
 
-    theirs = set(VLLM_FLAGS.read_text().split())
+    theirs = set(VLLM_FLAGS.read_text(encoding="utf-8").split())
     for argument in arguments or []:
         flag = argument.partition("=")[0]
         close = nearest(flag, our_flags(context)) if flag.startswith("--") else None
@@ -96,7 +97,7 @@ def main() -> None:
 
 
 def _exit(mistake: ConfigError) -> NoReturn:
-    for line in str(mistake).splitlines():
+    for line in lines_of(str(mistake)):
         print(f"sloserve: {line}", file=sys.stderr)
     sys.exit(2)
 

@@ -16,6 +16,7 @@ from sloserve.cli.option_groups import with_option_groups
 from sloserve.cli.output_flags import JsonFlag, columns, show_names
 from sloserve.cli.root import VLLMArguments, app, our_flags, vllm_arguments
 from sloserve.core.errors import ConfigError
+from sloserve.core.json_lines import lines_of
 from sloserve.core.json_log import logs_are_json, say, warn
 
 
@@ -159,7 +160,7 @@ def check_config(
     except ConfigError as error:
         if not as_json:
             raise
-        print(json.dumps({"errors": str(error).splitlines()}, indent=2))
+        print(json.dumps({"errors": lines_of(str(error))}, indent=2))
         raise typer.Exit(2) from None
     print(json.dumps(effective.as_json(), indent=2) if as_json else config.table(effective.rows()))
     if not as_json:

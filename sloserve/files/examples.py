@@ -5,6 +5,7 @@ from typing import Final
 
 import sloserve
 from sloserve.core.errors import ConfigError
+from sloserve.core.json_lines import lines_of
 
 _PACKAGE: Final = Path(sloserve.__file__).parent
 _PLACES: Final = (_PACKAGE / "configs", _PACKAGE.parent / "configs")
@@ -22,7 +23,7 @@ def examples() -> dict[str, Path]:
 
 def purpose(path: Path) -> str:
     """The first comment of an example; empty where it has none."""
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in lines_of(path.read_text(encoding="utf-8")):
         if line.startswith("# ") and not line.startswith(_SCHEMA_LINE):
             return line.removeprefix("# ")
         if not line.startswith("#"):

@@ -4,6 +4,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sloserve.core.json_lines import lines_of
+
 
 @dataclass(slots=True)
 class QuicTraffic:
@@ -43,6 +45,6 @@ def kernel_discards(inode: int) -> int:
     """Datagrams that the kernel discarded at a UDP socket, since the process was too busy to fetch them."""
     found = 0
     for table in (Path("/proc/net/udp"), Path("/proc/net/udp6")):
-        rows = table.read_text().splitlines()[1:] if table.exists() else []
+        rows = lines_of(table.read_text(encoding="utf-8"))[1:] if table.exists() else []
         found += sum(int(row.split()[12]) for row in rows if row.split()[9] == str(inode))
     return found

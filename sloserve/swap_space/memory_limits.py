@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.json_lines import lines_of
 
 GIB: Final = 2**30
 KEPT_FREE_BYTES: Final = 2 * GIB
@@ -107,6 +108,6 @@ def _may_lock(root: Path) -> bool:
 
 def _lines(file: Path) -> list[str]:
     try:
-        return file.read_text().splitlines()
+        return lines_of(file.read_text(encoding="utf-8", errors="surrogateescape"))
     except OSError:
         return []

@@ -154,6 +154,14 @@ IDEAS = {
         example=r"events = part.count(b'\ndata:')",
         instead="wire.event_stream.EventCounter",
     ),
+    "lines that others wrote are split at line feeds alone": Idea(
+        kind=ast.Call,
+        word=r"splitlines|iter_lines",
+        pattern=r"\.(?:splitlines|a?iter_lines)\(",
+        example="rows = [json.loads(line) for line in text.splitlines()]",
+        instead="core.json_lines.lines_of; client.replies for events of a stream",
+        homes=frozenset({"sloserve/wire/event_stream.py"}),  # of bytes, which end at CR and LF alone
+    ),
     "HTTP clients for a server that the user names are made in one place": Idea(
         kind=ast.Call,
         word=r"httpx\.|urlopen",

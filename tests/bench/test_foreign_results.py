@@ -114,3 +114,13 @@ def test_a_target_without_its_figure_is_refused(tmp_path: Path) -> None:
     assert [one.good for one in run.judged(Targets(e2e_s=1.0))] == [True, True]
     with pytest.raises(ConfigError, match="request 1 of aiperf has no ttft"):
         run.judged(Targets(ttft_s=1.0))
+
+
+def test_lines_end_with_line_feeds_alone_and_a_byte_order_mark_is_taken(tmp_path: Path) -> None:
+    """aiperf writes what a server said as it is, U+2028 and U+0085 too."""
+    path = tmp_path / "profile_export.jsonl"
+    records = [_aiperf(100.0, 10.0, 300.0, 3) | {"error": said} for said in ("a\u2028b\x85c\u2029d", None)]
+    text = "".join(json.dumps(record, ensure_ascii=False) + "\r\n" for record in records)
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    (run,) = read_runs(path)
+    assert [one.completed for one in run.requests] == [False, True]

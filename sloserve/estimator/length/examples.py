@@ -1,12 +1,13 @@
 """Requests with known output lengths, from which a length model is trained; read from JSON lines."""
 
 import gzip
+import io
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
@@ -105,7 +106,9 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with path.open("rb") as file:
             gzipped = file.read(2) == b"\x1f\x8b"
-        with gzip.open(path, "rt", encoding="utf-8") if gzipped else path.open(encoding="utf-8") as lines:
+        binary = gzip.open(path, "rb") if gzipped else path.open("rb")
+        # A line of JSON ends with a line feed and nothing else.
+        with io.TextIOWrapper(cast(BinaryIO, binary), encoding="utf-8-sig", newline="\n") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield _row(f"{path}:{number}", line)

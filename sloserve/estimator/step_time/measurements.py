@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.json_lines import lines_of
 from sloserve.estimator.step_time.fit import MeasuredStep
 from sloserve.estimator.step_time.latency import StepLoad
 
@@ -56,12 +57,9 @@ class Measurements:
     @classmethod
     def read(cls, path: Path) -> "Measurements":
         """Raises: ConfigError when there is no such file, or it is none of ours."""
-        lines = []
         try:
             text = path.read_text(encoding="utf-8")
-            for line in text.splitlines(keepends=True):
-                if line.endswith("\n"):
-                    lines.append(json.loads(line))
+            lines = [json.loads(line) for line in lines_of(text[: text.rfind("\n") + 1])]  # the last may be cut off
             made = cls(path, dict(lines[0]["subject"]))
             for line in lines[1:]:
                 if "start" in line:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+from sloserve.core.json_lines import lines_of
+
 MOST_BYTES: Final = 10_000_000
 KEPT: Final = 3
 """Older files of each engine, the newest with .1 behind its name."""
@@ -53,7 +55,7 @@ def last_lines(folder: Path, model: str, most: int) -> Iterator[str]:
     """The last lines of a model's engines, each with its instance in front; at most ``most`` of each file."""
     for path in logs_of(folder, model):
         instance = path.name.partition("@")[0].replace("%2F", "/")
-        for line in path.read_text(errors="replace").splitlines()[-most:]:
+        for line in lines_of(path.read_text(encoding="utf-8", errors="replace"))[-most:]:
             yield f"{instance}: {line}"
 
 

@@ -16,6 +16,7 @@ from typing import IO, BinaryIO, Final
 import msgspec
 
 from sloserve.core.errors import StoreError
+from sloserve.core.json_lines import as_line
 from sloserve.fleet.batch_api import ids
 from sloserve.fleet.batch_api.files import Files
 from sloserve.fleet.batch_api.folder import telling_full
@@ -326,7 +327,7 @@ def _succeeded(row: Row) -> bool:
 
 
 def result_line(row: Row) -> bytes:
-    """A line of a file of results, as OpenAI writes it."""
+    """Return a line of a file of results, as OpenAI writes it; one line to ``str.splitlines`` as well."""
     line: dict[str, object] = {"id": row.id, "custom_id": row.custom_id, "response": None, "error": None}
     if row.state in _WHY:
         code, message = _WHY[row.state]
@@ -337,15 +338,15 @@ def result_line(row: Row) -> bytes:
     else:
         body = row.body or b""
         response = {"status_code": row.status, "request_id": row.id}
-        if b"\n" not in body:
+        if b"\n" not in body and b"\r" not in body:
             try:
                 # As it stands: to read and write 16 MB of it anew would keep all else in this process waiting.
                 line["response"] = {**response, "body": msgspec.json.decode(body, type=msgspec.Raw)}
-                return msgspec.json.encode(line) + b"\n"
+                return as_line(msgspec.json.encode(line))
             except (msgspec.MsgspecError, UnicodeError, RecursionError):
                 pass
         line["response"] = {**response, "body": _json(body)}
-    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
+    return as_line(json.dumps(line, separators=(",", ":")).encode())
 
 
 def _json(body: bytes) -> object:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from sloserve.core.json_lines import lines_of
 from sloserve.fleet.launcher.plain import kill_group, start
 
 CONFIG_ERROR: Final = 2
@@ -49,4 +50,4 @@ class AgentChild:
 
     def end_of_log(self, lines: int = 5) -> str:
         """Its last lines."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        return "\n".join(lines_of(self.log.read_text(encoding="utf-8", errors="replace"))[-lines:])

@@ -16,6 +16,7 @@ from typing import Any, Final
 import yaml
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.json_lines import lines_of
 from sloserve.fleet.router.settings import parse_router
 
 SAMPLES: Final = re.compile(r"samples_(.+)_(\d{4}-\d\d-\d\dT[\d.:-]+)\.jsonl")
@@ -218,14 +219,14 @@ def _score(place: str, name: str, value: Any) -> float:
 def _rows(path: Path) -> Iterator[tuple[str, Row]]:
     """Each row with its place, for messages: of a list, or of one object a line."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     found: list[tuple[str, Any]] = []
     if text.lstrip().startswith("["):
         found = [(f"{path}, row {i + 1}", row) for i, row in enumerate(_parsed(str(path), text))]
     else:
-        lines = ((f"{path}, line {i + 1}", line) for i, line in enumerate(text.splitlines()) if line.strip())
+        lines = ((f"{path}, line {i + 1}", line) for i, line in enumerate(lines_of(text)) if line.strip())
         found = [(place, _parsed(place, line)) for place, line in lines]
     if not found:
         raise ConfigError(f"{path}: no graded answers in it")

@@ -16,6 +16,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from sloserve.core.errors import ConfigError, StoreAway, StoreFull
+from sloserve.core.json_lines import lines_of
 from sloserve.fleet.store.database import Params
 
 T = TypeVar("T")
@@ -318,4 +319,4 @@ def _without_password(address: str) -> str:
 
 
 def _line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    return lines_of(str(error))[0] if str(error) else type(error).__name__

@@ -15,6 +15,8 @@ from sloserve.fleet.store.database import Params
 
 _BUSY_S: Final = 10.0
 """How long a writer waits for the others of this host before it gives up. A write takes about a millisecond."""
+_OCTAL = re.compile(rb"\\([0-3][0-7]{2})")
+"""A byte of a path, such as that of a space, as /proc/mounts writes it."""
 _NETWORK: Final = frozenset(
     {"9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2"}
     | {"pvfs2", "smb3", "smbfs", "virtiofs"}
@@ -139,12 +141,12 @@ def _network_kind(path: Path, mounts: Path) -> str | None:
     """Kind of the network file system that ``path`` lies on, ``None`` if it is a local one (or nothing says)."""
     best, kind = -1, ""
     try:
-        lines = mounts.read_text().splitlines()
+        lines = mounts.read_bytes().split(b"\n")
     except OSError:
         return None
-    for line in lines:  # proc(5): ... mount point (fifth) ... - kind source options
-        fields, _, rest = line.partition(" - ")
-        point = fields.split(" ")[4].encode().decode("unicode_escape")
+    for line in filter(None, lines):  # proc(5): ... mount point (fifth) ... - kind source options
+        fields, _, rest = line.partition(b" - ")
+        point = os.fsdecode(_OCTAL.sub(lambda code: bytes([int(code[1], 8)]), fields.split(b" ")[4]))
         if path.is_relative_to(point) and len(point) >= best:
-            best, kind = len(point), rest.split(" ")[0]
+            best, kind = len(point), rest.split(b" ")[0].decode()
     return kind if kind in _NETWORK or kind.startswith("fuse.") else None

@@ -473,6 +473,8 @@ def test_a_file_expires_within_the_time_that_may_be_asked_for(ask: Answered, tex
     [
         (b'{"text": "\xc3\xa9", "n": 1.50}', {"text": "\u00e9", "n": 1.5}),
         (b'{"a":\n[1]}', {"a": [1]}),
+        (b'{"a":\r[1]}', {"a": [1]}),
+        ('{"a": "b\u2028c\u2029d\x85e"}'.encode(), {"a": "b\u2028c\u2029d\x85e"}),
         (b'{"a": "\\ud800"}', {"a": "\ud800"}),
         (b"half of {", "half of {"),
         (b"\xff", "\ufffd"),
@@ -480,9 +482,10 @@ def test_a_file_expires_within_the_time_that_may_be_asked_for(ask: Answered, tex
     ],
 )
 def test_what_an_engine_answered_stands_on_one_line(body: bytes, read: object) -> None:
-    line = result_line(Row(1, "r", "c", 1, RequestState.DONE, 200, body))
-    assert line.count(b"\n") == 1
+    line = result_line(Row(1, "r", "c\u2028", 1, RequestState.DONE, 200, body))
+    assert line.endswith(b"\n") and len(line.decode().splitlines()) == 1
     assert json.loads(line)["response"] == {"status_code": 200, "request_id": "r", "body": read}
+    assert json.loads(line)["custom_id"] == "c\u2028"
 
 
 @pytest.mark.slow

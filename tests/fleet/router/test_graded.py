@@ -65,6 +65,15 @@ def test_counts_and_single_scores_add_up(tmp_path: Path) -> None:
     assert row["model"] == "b" and row["accuracy"] == 0.25 and row["quality"] == pytest.approx(0.25 / (31 / 41))
 
 
+def test_lines_end_with_line_feeds_alone_and_a_byte_order_mark_is_taken(tmp_path: Path) -> None:
+    """The harness writes prompts as they are, U+2028 and U+0085 too."""
+    graded = [{"model": "m", "task": "t", "score": 1, "doc": text} for text in ("a\u2028b", "a\x85b", "a\u2029b")]
+    path = tmp_path / "graded.jsonl"
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in graded)
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert table(path) == table(rows(tmp_path / "plain.jsonl", *graded))
+
+
 def test_a_filter_is_chosen_where_there_are_several(tmp_path: Path) -> None:
     path = samples(tmp_path, "m", "gsm8k", [1.0], filter="strict")
     path.write_text(path.read_text() + "\n" + json.dumps({"doc_id": 0, "acc": 0.0, "filter": "loose"}))

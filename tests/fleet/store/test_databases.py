@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import sqlite3
 from pathlib import Path
 
@@ -35,6 +36,17 @@ def test_a_network_file_system_is_refused(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "overlay", "tmpfs"])
 def test_a_local_one_is_not(tmp_path: Path, kind: str) -> None:
     SqliteDatabase(tmp_path / "store.sqlite", mounts=mounts(tmp_path, kind)).close()
+
+
+@pytest.mark.parametrize("name", ["a b", "\u00e9", "\u2028", "\udcff"])
+def test_a_mount_point_may_have_any_name(tmp_path: Path, name: str) -> None:
+    point = tmp_path / name
+    point.mkdir()
+    written = re.sub(rb"[ \t\n\\]", lambda byte: b"\\%03o" % ord(byte[0]), os.fsencode(point))
+    file = tmp_path / "mountinfo"
+    file.write_bytes(b"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n90 22 0:44 / %b rw - nfs4 server:/share rw\n" % written)
+    with pytest.raises(ConfigError, match="nfs4"):
+        SqliteDatabase(point / "store.sqlite", mounts=file)
 
 
 def test_an_address_that_is_none_says_what_is_one(tmp_path: Path) -> None:
