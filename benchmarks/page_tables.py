@@ -14,7 +14,9 @@ from typing import Any, Final
 from benchmarks.paper_tables import filled, typeset
 from benchmarks.publish import RESULTS, markdown
 
-TABLES: Final[dict[str, dict[str, Any]]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+TABLES: Final[dict[str, dict[str, Any]]] = tomllib.loads(
+    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+)
 """By page, then by name."""
 _AT: Final = re.compile(r"@(?!\w)")
 """But not before a word: so policies name options of their engines."""
@@ -35,4 +37,4 @@ def page_table(name: str) -> str:
 
 def _tables(path: Path) -> list[str]:
     """The Markdown tables of a file, with signs as pages have them."""
-    return [typeset(found[0]) for found in _MARKDOWN.finditer(path.read_text())]
+    return [typeset(found[0]) for found in _MARKDOWN.finditer(path.read_text(encoding="utf-8"))]

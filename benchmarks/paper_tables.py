@@ -45,7 +45,7 @@ from sloserve.report.load_capacity import Bound, LoadCapacity, load_capacity
 from sloserve.report.runs_csv import RUNS_CSV, read_runs
 from sloserve.report.statistics import mean_interval
 
-PAPERS: dict[str, dict[str, Any]] = tomllib.loads((RESULTS.parent / "paper_figures.toml").read_text())
+PAPERS: dict[str, dict[str, Any]] = tomllib.loads((RESULTS.parent / "paper_figures.toml").read_text(encoding="utf-8"))
 PAGES = {"andes": "andes", "econo": "econo", "qlm": "qlm", "sa": "sa", "qos": "quic"}
 """The page of docs/benchmarks that has each paper's table."""
 HEAD = ("figure or claim", "the paper's", "command", "ours", "stock's", "differs because")
@@ -195,7 +195,10 @@ def _text(name: str, *path: str) -> str:
 
 
 def _told(folder: str, name: str, column: str = "1", line: str = "1") -> str:
-    cells = [_CELLS.split(text.strip("| ")) for text in (RESULTS / folder / "table.txt").read_text().splitlines()]
+    cells = [
+        _CELLS.split(text.strip("| "))
+        for text in (RESULTS / folder / "table.txt").read_text(encoding="utf-8").splitlines()
+    ]
     found = [row for row in cells if _same(row[0], name)][int(line) - 1][int(column)]
     return typeset(found)
 
@@ -256,8 +259,8 @@ def _capacities(key: str, folder: str) -> list[LoadCapacity]:
 @cache
 def _result(name: str) -> Any:
     if name.endswith(".json"):
-        return json.loads((RESULTS / name).read_text())
-    with (RESULTS / name / RUNS_CSV).open() as file:
+        return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+    with (RESULTS / name / RUNS_CSV).open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 

@@ -32,7 +32,7 @@ def provenance() -> dict[str, object]:
 def write_result(path: Path, figures: Mapping[str, Any]) -> None:
     """Writes ``figures`` and their provenance as JSON; figures that bring their own provenance keep it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**provenance(), **figures}, indent=1) + "\n")
+    path.write_text(json.dumps({**provenance(), **figures}, indent=1) + "\n", encoding="utf-8")
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
@@ -86,14 +86,16 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows that :func:`write_rows` wrote, as text; none where there is no such file."""
     if not path.exists():
         return []
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
 def _commit() -> str | None:
     command = ["git", "rev-parse", "--short", "HEAD"]
     try:
-        return subprocess.check_output(command, text=True, cwd=Path(__file__).parent, stderr=subprocess.DEVNULL).strip()
+        return subprocess.check_output(
+            command, text=True, cwd=Path(__file__).parent, stderr=subprocess.DEVNULL, encoding="utf-8"
+        ).strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 
@@ -102,5 +104,9 @@ def _cpu() -> str | None:
     path = Path("/proc/cpuinfo")
     if not path.exists():
         return platform.processor() or None
-    names = [line.partition(":")[2].strip() for line in path.read_text().splitlines() if line.startswith("model name")]
+    names = [
+        line.partition(":")[2].strip()
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.startswith("model name")
+    ]
     return names[0] if names else None

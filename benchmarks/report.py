@@ -48,7 +48,9 @@ _LINK = re.compile(r"\[([^]]+)\]\([^)]*\)")
 
 def state() -> str:
     """The commit, and whether the files differ from it."""
-    changed = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=False).stdout
+    changed = subprocess.run(
+        ["git", "status", "--porcelain"], capture_output=True, text=True, check=False, encoding="utf-8"
+    ).stdout
     return f"{provenance()['commit']}{' with changes' if changed else ''}"
 
 
@@ -58,22 +60,24 @@ def ran(row: ReportRow, folder: Path, now: str) -> Ran:
     A run that was stopped finds what it left, for modules that go on themselves; one of another commit finds nothing.
     """
     said = folder / RAN
-    before = json.loads(said.read_text()) if said.exists() else {}
+    before = json.loads(said.read_text(encoding="utf-8")) if said.exists() else {}
     if before.get("command") == list(row.command) and before.get("state") == now and not before.get("status"):
         return dict(before)
     asked = {"command": list(row.command), "state": now}
     if before and {name: before.get(name) for name in asked} != asked:
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    said.write_text(json.dumps({**asked, "status": UNFINISHED}) + "\n")
+    said.write_text(json.dumps({**asked, "status": UNFINISHED}) + "\n", encoding="utf-8")
     began = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", *row.command]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, encoding="utf-8"
+    )
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    (folder / OUTPUT).write_text(done.stdout)
+    (folder / OUTPUT).write_text(done.stdout, encoding="utf-8")
     cpu_s = used.ru_utime + used.ru_stime - began.ru_utime - began.ru_stime
     found = {**asked, "status": done.returncode, "cpu_s": round(cpu_s, 1)}
-    said.write_text(json.dumps(found) + "\n")
+    said.write_text(json.dumps(found) + "\n", encoding="utf-8")
     return found
 
 
@@ -92,13 +96,15 @@ def table(folder: Path) -> str:
     """What the row came to, as text: its own table, that of its JSON, or what it printed."""
     own = folder / "table.txt"
     if own.exists():
-        return own.read_text()
+        return own.read_text(encoding="utf-8")
     for path in folder.glob("*.json"):
-        found = [flat(row) for row in json.loads(path.read_text()).get("rows", ()) if isinstance(row, dict)]
+        found = [
+            flat(row) for row in json.loads(path.read_text(encoding="utf-8")).get("rows", ()) if isinstance(row, dict)
+        ]
         if found:
             names = list(dict.fromkeys(name for row in found for name in row))
             return aligned([names, *([row.get(name, "") for name in names] for row in found)])
-    printed = (folder / OUTPUT).read_text() if (folder / OUTPUT).exists() else ""
+    printed = (folder / OUTPUT).read_text(encoding="utf-8") if (folder / OUTPUT).exists() else ""
     return "\n".join(line for line in printed.splitlines() if not line.startswith("wrote "))
 
 
@@ -161,11 +167,11 @@ def main() -> None:
     chosen, now = [row for row in every if row.name in only], state()
     parts: list[tuple[ReportRow, Ran | None]] = []
     given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "index.html").write_text(page(parts, given.out, now, published_size(every)))
+    (given.out / "index.html").write_text(page(parts, given.out, now, published_size(every)), encoding="utf-8")
     with progress("rows", Console(stderr=True)) as bar:
         for i, row in enumerate(chosen):
             parts.append((row, None if row.left_out else ran(row, given.out / row.name, now)))
-            (given.out / "index.html").write_text(page(parts, given.out, now, published_size(every)))
+            (given.out / "index.html").write_text(page(parts, given.out, now, published_size(every)), encoding="utf-8")
             bar.update(i + 1, len(chosen))
     failed = [row.name for row, of in parts if of and of["status"]]
     print(f"wrote {given.out / 'index.html'}" + (f"; failed: {', '.join(failed)}" if failed else ""))

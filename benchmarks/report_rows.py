@@ -23,7 +23,7 @@ from sloserve.workloads.readers.found import find_trace
 
 SEEDS, REQUESTS, FLEET_SECONDS = 1, 100, 15
 """Of the small size."""
-MODULES: list[dict[str, Any]] = tomllib.loads((RESULTS.parent / "report.toml").read_text())["rows"]
+MODULES: list[dict[str, Any]] = tomllib.loads((RESULTS.parent / "report.toml").read_text(encoding="utf-8"))["rows"]
 _MINUTES = re.compile(r"([\d.]+) minutes? of CPU time")
 
 
@@ -98,13 +98,13 @@ def _module(row: dict[str, Any], out: Path, full: bool) -> ReportRow:
 def measured_min(folder: str) -> float | None:
     """CPU minutes that the published results in this folder took, if its ``command.txt`` says it in its first line."""
     path = RESULTS / folder / COMMAND
-    found = _MINUTES.search(path.read_text().partition("\n")[0]) if path.exists() else None
+    found = _MINUTES.search(path.read_text(encoding="utf-8").partition("\n")[0]) if path.exists() else None
     return float(found[1]) if found else None
 
 
 def _first_line(module: str) -> str:
     path = RESULTS.parents[1].joinpath(*module.split(".")).with_suffix(".py")
-    return path.read_text().removeprefix('"""').partition("\n")[0]
+    return path.read_text(encoding="utf-8").removeprefix('"""').partition("\n")[0]
 
 
 def published_size(every: Sequence[ReportRow]) -> str:

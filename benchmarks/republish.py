@@ -54,7 +54,7 @@ class Published:
 def published(results: Path) -> Iterator[Published]:
     """All folders that can be made anew, in the order of their names."""
     for path in sorted(results.glob(f"*/{COMMAND}")):
-        head, *lines = path.read_text().splitlines()
+        head, *lines = path.read_text(encoding="utf-8").splitlines()
         commands = [line for line in lines if not line.startswith("#")]
         found = _COMMIT.match(head)
         if found is None or len(commands) != 1 or lines[0] != commands[0]:
@@ -76,18 +76,18 @@ def make_anew(one: Published, commit: str, vllm: str) -> str:
             _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         if status or not (out / "runs.csv").exists():
-            return f"{one.folder.name} FAILED with {process.returncode}: {log.read_text()[-2000:]}"
+            return f"{one.folder.name} FAILED with {process.returncode}: {log.read_text(encoding='utf-8')[-2000:]}"
         minutes = (used.ru_utime + used.ru_stime) / 60
         for path in out.iterdir():
             if path.name in ("runs.csv", "table.txt") or (one.folder / path.name).exists():
                 shutil.copy(path, one.folder / path.name)
         if not (out / "table.txt").exists():
-            (one.folder / "table.txt").write_text(printed_table(log.read_text()))
+            (one.folder / "table.txt").write_text(printed_table(log.read_text(encoding="utf-8")), encoding="utf-8")
         head = (
             f"# Commit {commit}, engine model of vLLM {vllm}, ageing and planning as shipped; "
             f"{minutes:.1f} minutes of CPU time"
         )
-        (one.folder / COMMAND).write_text("\n".join((head, one.command, *one.remarks)) + "\n")
+        (one.folder / COMMAND).write_text("\n".join((head, one.command, *one.remarks)) + "\n", encoding="utf-8")
         return f"{one.folder.name}: {minutes:.1f} minutes of CPU time"
 
 

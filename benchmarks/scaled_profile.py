@@ -29,5 +29,5 @@ def scaled_profile(name: str, factor: float, folder: Path, prefill: float | None
         return found
 
     path = folder / f"{name}-{of_prefill:g}-{factor:g}.yaml"
-    path.write_text(yaml.safe_dump(plain | {"name": path.stem, "latency": scaled(plain["latency"])}))
+    path.write_text(yaml.safe_dump(plain | {"name": path.stem, "latency": scaled(plain["latency"])}), encoding="utf-8")
     return path

@@ -58,12 +58,12 @@ def running(
     """As :func:`served`, with the server's process. poll_s: seconds between two looks at whether it is ready."""
     url = f"http{'s' * ('--ssl-certfile' in command)}://127.0.0.1:{port}"
     env = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"} | variables
-    with log.open("w") as out:
+    with log.open("w", encoding="utf-8") as out:
         process = subprocess.Popen([*command, "--port", str(port)], stdout=out, stderr=subprocess.STDOUT, env=env)
         try:
             for _ in range(round(START_LIMIT_S / poll_s)):
                 if process.poll() is not None:
-                    raise SystemExit(f"the server did not start:\n{log.read_text()[-2000:]}")
+                    raise SystemExit(f"the server did not start:\n{log.read_text(encoding='utf-8')[-2000:]}")
                 if _is_up(url):
                     break
                 time.sleep(poll_s)

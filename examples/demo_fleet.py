@@ -19,6 +19,7 @@ from urllib.parse import quote
 import httpx
 
 from sloserve.client.http_clients import async_http_client
+from sloserve.client.replies import async_events
 from sloserve.core.clock import SystemClock
 
 CLOCK = SystemClock()
@@ -74,7 +75,9 @@ async def started(folder: Path, options: list[str]) -> Demo:
         if "ready: " in line:
             demo.client.base_url = httpx.URL(line.partition("ready: ")[2].partition("/v1 ")[0])
             return demo
-    raise SystemExit(f"the fleet ended with {await process.wait()}: {(folder / 'fleet.log').read_text()[-2000:]}")
+    raise SystemExit(
+        f"the fleet ended with {await process.wait()}: {(folder / 'fleet.log').read_text(encoding='utf-8')[-2000:]}"
+    )
 
 
 async def stream(demo: Demo, model: str, number: int, tokens: int = 24) -> None:
@@ -104,9 +107,9 @@ async def stream(demo: Demo, model: str, number: int, tokens: int = 24) -> None:
 
 
 async def _events(answer: httpx.Response) -> AsyncIterator[dict]:
-    async for line in answer.aiter_lines():
-        if line.startswith("data: ") and line != "data: [DONE]":
-            event = json.loads(line[6:])
+    async for sent in async_events(answer):
+        if sent.data != "[DONE]":
+            event = json.loads(sent.data)
             if "error" in event or any((c.get("delta") or {}).get("content") for c in event.get("choices", ())):
                 yield event
 
@@ -192,7 +195,11 @@ async def main(options: list[str]) -> int:
             f"{counts['failed']} failed"
         )
         ids = await _output_ids(demo, state)
-        swaps = (folder / "fleet-tiny.state" / "logs" / "agent-local.log").read_text().count(" serves, by method ")
+        swaps = (
+            (folder / "fleet-tiny.state" / "logs" / "agent-local.log")
+            .read_text(encoding="utf-8")
+            .count(" serves, by method ")
+        )
         demo.process.send_signal(signal.SIGINT)
         status = await demo.process.wait()
         left = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if str(folder) in _logs_to(pid)]

@@ -80,7 +80,9 @@ Sources = Mapping[Key, Given]
 def presets() -> dict[str, str]:
     """What is shipped, by name: the line that says what for."""
     files = {p.name.removesuffix(".yaml"): p for p in _PRESETS.iterdir() if p.name.endswith(".yaml")}
-    return {name: files[name].read_text().partition("\n")[0].removeprefix("# ") for name in sorted(files)}
+    return {
+        name: files[name].read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") for name in sorted(files)
+    }
 
 
 def _preset(name: str) -> Sources:

@@ -301,7 +301,7 @@ def main() -> None:
     reached = Reached.by_llama()
     print(reached)
     for shape in SHAPES:
-        (out / f"{shape.name}.yaml").write_text(profile(shape, reached))
+        (out / f"{shape.name}.yaml").write_text(profile(shape, reached), encoding="utf-8")
 
 
 if __name__ == "__main__":

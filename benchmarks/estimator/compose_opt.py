@@ -56,7 +56,7 @@ SHAPES = (
 
 
 def rows(name: str) -> list[dict[str, str]]:
-    with gzip.open(Path(os.environ["SLOSERVE_DATA"]) / name, "rt") as file:
+    with gzip.open(Path(os.environ["SLOSERVE_DATA"]) / name, "rt", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
@@ -221,7 +221,7 @@ def main() -> None:
         print("assumed:", text)
     kernels = Kernels()
     for shape in SHAPES:
-        (out / f"a100-opt-{shape.name}.yaml").write_text(profile(kernels, shape))
+        (out / f"a100-opt-{shape.name}.yaml").write_text(profile(kernels, shape), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -161,7 +161,7 @@ def derive(setup: Setup) -> Hinge:
 
 
 def distserve_fit(model: str, gpus: int) -> DistServe:
-    with gzip.open(Path(os.environ["SLOSERVE_DATA"]) / FITS, "rt") as file:
+    with gzip.open(Path(os.environ["SLOSERVE_DATA"]) / FITS, "rt", encoding="utf-8") as file:
         fit = json.load(file)["vllm"][model][str(gpus)]
     small, large = (
         DecodeLine(base_ms=base, context_token_ms=context, seq_ms=seq)
@@ -302,7 +302,7 @@ def main() -> None:
     for row in rows:
         print(json.dumps(row))
     for name, text in texts(rows).items():
-        (out / f"{name}.yaml").write_text(text)
+        (out / f"{name}.yaml").write_text(text, encoding="utf-8")
     write_result(RESULTS / "derived_profiles.json", {"reference": REFERENCE, "rows": rows})
 
 

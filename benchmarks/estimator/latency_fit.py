@@ -57,7 +57,7 @@ def tiny_steps(quick: bool) -> list[MeasuredStep]:
 def composed_steps(path: Path) -> dict[str, list[MeasuredStep]]:
     """Sums of kernel times by device, model and tensor parallel size; decode contexts there are equal in a step."""
     found: dict[str, list[MeasuredStep]] = defaultdict(list)
-    with gzip.open(path, "rt") as file:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             load = StepLoad(
                 prefill_tokens=int(row["prefill_tokens"]),

@@ -171,7 +171,7 @@ def on_trace(path: Path) -> dict[str, object]:
 
 
 def text_examples(path: Path) -> Examples:
-    with gzip.open(path, "rt") as file:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
     return make_examples(
         np.array([count_tokens(row["output"]) for row in rows]),

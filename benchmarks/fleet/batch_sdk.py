@@ -80,7 +80,7 @@ def _by_its_own_word(batch: Batch) -> dict[str, int]:
 
 def peak_mb(pid: int) -> float:
     """Of a process, resident, since its start."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(encoding="utf-8"))
     assert found is not None
     return round(int(found[1]) / 1e3, 1)
 
@@ -88,7 +88,7 @@ def peak_mb(pid: int) -> float:
 def measured(count: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="batch-sdk-") as folder:
         fleet = FleetProcesses(Path(folder), {"STAND_IN_STEP_S": "0"})
-        fleet.file.write_text(FILE)
+        fleet.file.write_text(FILE, encoding="utf-8")
         port = free_port()
         try:
             fleet.start("agent", "--engine-module", "tests.fleet.stand_in.server")

@@ -79,7 +79,7 @@ class FailingFleet(FleetProcesses):
     def __init__(self, folder: Path, real: bool, port: int) -> None:
         super().__init__(folder, {"STAND_IN_STEP_S": str(STEP_S)})
         text = FILE.replace("MODEL", "builtin:tiny").replace("PROFILE", str(ROOT / "configs" / "cpu-tiny.yaml"))
-        self.file.write_text(text)
+        self.file.write_text(text, encoding="utf-8")
         lease = ("--lease-s", str(LEASE_S))
         engines = () if real else ("--engine-module", "tests.fleet.stand_in.server")
         self._arguments = {
@@ -282,13 +282,13 @@ def _spread(seconds: list[float | None]) -> str:
 def keep(results: list[Repetition], engines: str) -> None:
     """Rows of these runs take the place of those of the same kinds; each says where and when it was measured."""
     path = RESULTS / "fleet_failures.json"
-    known = json.loads(path.read_text()) if path.exists() else {}
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     rows = known.setdefault(engines, {})
     for kind in dict.fromkeys(one.kind for one in results):
         of_kind = [one for one in results if one.kind == kind]
         run = {"day": time.strftime("%Y-%m-%d"), "leases_s": LEASE_S, **provenance()}
         rows[kind] = {**run, "table": table(of_kind).splitlines()}
-    path.write_text(json.dumps(known, indent=2) + "\n")
+    path.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
 
 
 async def main() -> None:

@@ -191,7 +191,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="instead of fleet_planner.json")
     given = parser.parse_args()
     path = given.out or RESULTS / "fleet_planner.json"
-    result = json.loads(path.read_text()) if path.exists() else {}
+    result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     parts = {
         "exact": lambda: exact_rows(given.quick, given.limit_s),
         "slack": lambda: exact_rows(given.quick, given.limit_s, SLACK_LOADS),
@@ -206,7 +206,7 @@ def main() -> None:
             print(json.dumps(row), flush=True)
         if given.out or not given.quick:
             result[part] = {**provenance(), "limit_s": given.limit_s, "batch": BATCH, "rows": rows}
-            path.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
+            path.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

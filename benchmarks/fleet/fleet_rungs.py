@@ -59,11 +59,11 @@ def write_adapter(folder: Path, hidden: int, layers: int) -> None:
     folder.mkdir()
     save_file(weights, folder / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 8, "target_modules": ["q_proj"], "bias": "none"}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
+    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
 def stat(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
 
 
 def group(leader: int) -> list[int]:
@@ -82,7 +82,9 @@ def cpu_s(pids: list[int]) -> float:
 
 
 def held_bytes(pids: list[int]) -> int:
-    lines = [line for pid in pids for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()]
+    lines = [
+        line for pid in pids for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
+    ]
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 

@@ -124,7 +124,7 @@ class Proxy:
         if self.pid is None:
             return 0.0
         tasks = Path(f"/proc/{self.pid}/task").glob("*/schedstat")
-        return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+        return sum(int(task.read_text(encoding="utf-8").split()[0]) for task in tasks) / 1e9
 
     async def measure(self) -> None:
         whole = {**BODY, "stream": False}
@@ -212,7 +212,7 @@ def main() -> None:
                     asyncio.run(measure(found))
                 else:
                     config = Path(folder) / "haproxy.cfg"
-                    config.write_text(HAPROXY.format(port=haproxy_port, uds=uds))
+                    config.write_text(HAPROXY.format(port=haproxy_port, uds=uds), encoding="utf-8")
                     with started("haproxy", "-db", "-f", str(config), ready=haproxy_port) as pid:
                         found["haproxy"] = Proxy(f"http://127.0.0.1:{haproxy_port}", pid)
                         asyncio.run(measure(found))

@@ -75,12 +75,12 @@ class PacedFleet(FleetProcesses):
         super().__init__(folder, {**PACED_ENVIRONMENT, **own}, real_time)
         self.sockets.mkdir()
         self._nodes = nodes
-        self.file.write_text(text)
+        self.file.write_text(text, encoding="utf-8")
 
     async def __aenter__(self) -> "PacedFleet":
         key, digest = new_key()
         tenant = {"keys": [digest], "quota": {"requests": 8192}}
-        (self.folder / "keys.yaml").write_text(json.dumps({"tenants": {"benchmark": tenant}}))
+        (self.folder / "keys.yaml").write_text(json.dumps({"tenants": {"benchmark": tenant}}), encoding="utf-8")
         self.http = aiohttp.ClientSession(
             f"http://127.0.0.1:{self.port}",
             headers={"authorization": f"Bearer {key}"},

@@ -188,7 +188,7 @@ def _lines(fleet: PacedFleet, batches: Iterable[str]) -> tuple[list[float | None
 
 
 def _swaps(fleet: PacedFleet) -> int:
-    logs = [log.read_text() for log in fleet.folder.glob("agent*.log")]
+    logs = [log.read_text(encoding="utf-8") for log in fleet.folder.glob("agent*.log")]
     return sum(" by method " in line for log in logs for line in log.splitlines())
 
 
@@ -205,7 +205,7 @@ async def _to_begin(fleet: PacedFleet, cell: Cell, text: str) -> None:
         store.members.lead("benchmark", 0.1)
     finally:
         store.close()
-    fleet.file.write_text(text)
+    fleet.file.write_text(text, encoding="utf-8")
     fleet.start("planner")
     await asyncio.sleep(4.0)
 
@@ -304,7 +304,7 @@ def conversations(fleet: Fleet, seed: int) -> list[WorkloadRequest]:
 
 
 async def rounds_real(fleet: PacedFleet, name: str, seed: int) -> Row:
-    fleet.file.write_text(rounds_file(ROUTING[name]))
+    fleet.file.write_text(rounds_file(ROUTING[name]), encoding="utf-8")
     fleet.start_gateway()
     await fleet.until_served("chat")
     async with asyncio.timeout(60.0):

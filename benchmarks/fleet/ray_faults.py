@@ -45,7 +45,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def main() -> None:
     parser_for(__doc__).parse_args()
-    found = [json.loads(line) for line in ROWS.read_text().splitlines()]
+    found = [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines()]
     rows = list({row["fault"]: row for row in found}.values())  # the last of one that was tried again
     print("\n".join(table(rows)))
     figures = {"ray": ray.__version__, "load": os.getloadavg()[0], "table": table(rows), "rows": rows}

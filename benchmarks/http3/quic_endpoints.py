@@ -36,7 +36,7 @@ CONGESTIONS = ("constant", "cubic")
 TCP_CONGESTIONS = [
     name
     for name in ("bbr", "cubic")
-    if name in Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+    if name in Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text(encoding="utf-8").split()
 ]
 """Those that this kernel has; where bbr is asked for and missing, cubic stands in, and in the row."""
 FIRST_PORT = 7000

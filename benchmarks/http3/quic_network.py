@@ -123,7 +123,7 @@ class Ends:
         return dict(json.loads(self.client.stdout.readline()))
 
     def server_cpu_s(self) -> float:
-        fields = Path(f"/proc/{self.server.pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{self.server.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def stop(self) -> None:

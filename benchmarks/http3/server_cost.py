@@ -40,13 +40,16 @@ def processes(pid: int) -> Iterator[int]:
     """The process and all that it has started."""
     yield pid
     for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
+        for child in (task / "children").read_text(encoding="utf-8").split():
             yield from processes(int(child))
 
 
 def cpu_s(pid: int) -> tuple[float, float]:
     """CPU time that the API process has taken so far, and that of all the server's processes."""
-    times = [Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[11:13] for one in processes(pid)]
+    times = [
+        Path(f"/proc/{one}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[11:13]
+        for one in processes(pid)
+    ]
     each_s = [sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK") for ticks in times]
     return each_s[0], sum(each_s)
 

@@ -114,7 +114,7 @@ COLUMNS = ("cell", "half", "seed", "rps", "policy", *FIGURES)
 
 
 def read_cells() -> dict[int, AutoCell]:
-    with LIST.open() as file:
+    with LIST.open(encoding="utf-8") as file:
         return {int(row["cell"]): AutoCell(*(row[name] for name in AutoCell._fields)) for row in csv.DictReader(file)}
 
 
@@ -124,7 +124,7 @@ def experiment(cell: AutoCell, half: str, seed: int, folder: Path, **flags: Any)
     targets = TARGETS[cell.targets]
     if isinstance(targets, dict):
         path = folder / f"{cell.targets}.yaml"
-        path.write_text(yaml.safe_dump({"classes": targets}))
+        path.write_text(yaml.safe_dump({"classes": targets}), encoding="utf-8")
         flags["slo"] = str(path)
     elif targets is not None:
         flags["slo"] = targets
@@ -221,7 +221,7 @@ def main() -> None:
     parser.add_argument("--raw", type=Path, default=Path("raw.csv"), help="runs, read and added to")
     args = parser.parse_args()
     if args.list:
-        with LIST.open("w", newline="") as file:
+        with LIST.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerows([("cell", *AutoCell._fields), *((i, *cell) for i, cell in enumerate(design()))])
         return

@@ -44,7 +44,7 @@ PARTS: Final = 10
 
 def experiment(folder: Path, targets: dict[str, Any], **flags: Any) -> Experiment:
     path = folder / "slo.yaml"
-    path.write_text(yaml.safe_dump({"classes": targets}))
+    path.write_text(yaml.safe_dump({"classes": targets}), encoding="utf-8")
     return build_experiment(SimulateOptions(**FLAGS | {"slo": str(path)} | flags))
 
 

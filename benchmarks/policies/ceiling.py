@@ -82,7 +82,7 @@ class CeilingCell(NamedTuple):
 
 
 def read_cells() -> dict[str, CeilingCell]:
-    with LIST.open() as file:
+    with LIST.open(encoding="utf-8") as file:
         return {row.pop("cell"): CeilingCell(**row) for row in csv.DictReader(file)}
 
 
@@ -246,7 +246,7 @@ def main() -> None:
     args = parser.parse_args()
     cells = read_cells()
     names = args.cells.split(",") if args.cells else list(cells)
-    found = json.loads(RESULT.read_text())["cells"] if args.cells and RESULT.exists() else {}
+    found = json.loads(RESULT.read_text(encoding="utf-8"))["cells"] if args.cells and RESULT.exists() else {}
     with TemporaryDirectory() as folder, progress("searching, runs", Console(), len(names) * args.runs) as bar:
         for at, name in enumerate(names):
             found[name] = measured(cells[name], args.runs, args.seed, Path(folder), bar.advance)

@@ -114,7 +114,7 @@ def labels_of(cell: AutoCell) -> dict[str, str]:
 
 def kept_rows(result: Path, again: Sequence[str]) -> dict[tuple[str, ...], dict[str, Any]]:
     """Rows of the result by cell and policy, without the policies that run again."""
-    rows = json.loads(result.read_text())["rows"] if result.exists() else []
+    rows = json.loads(result.read_text(encoding="utf-8"))["rows"] if result.exists() else []
     names = (*labels_of(CELLS[0]), "policy")
     return {tuple(row[name] for name in names): row for row in rows if row["policy"] not in again}
 

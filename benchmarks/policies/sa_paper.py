@@ -286,7 +286,9 @@ def main() -> None:
     write_rows(out / "runs.csv", map(short, runs))
     result = {**provenance(), "seeds": len(SEEDS), **models}
     rounded = json.loads(json.dumps(result), parse_float=lambda text: float(f"{float(text):.5g}"))
-    (out / "result.json").write_text(json.dumps(rounded, separators=(",", ":"), sort_keys=True) + "\n")
+    (out / "result.json").write_text(
+        json.dumps(rounded, separators=(",", ":"), sort_keys=True) + "\n", encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from sloserve.client.payload import Payload, PayloadSettings, SLOFields, payload
 from sloserve.client.prompts import TokenPrompts
 from sloserve.client.workload_replay import ReplayedRun, ReplaySettings, replay
 from sloserve.core.clock import SystemClock
+from sloserve.core.json_lines import lines_of
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RunLog
@@ -78,7 +79,7 @@ class Kept(httpx.AsyncByteStream):
         await self._stream.aclose()
 
     def text(self) -> str:
-        lines = b"".join(self.parts).decode().splitlines()
+        lines = lines_of(b"".join(self.parts).decode())
         chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
         return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
 

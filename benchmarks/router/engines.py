@@ -100,7 +100,7 @@ def fleet(folder: Path, policy: str) -> str:
 
 def train(folder: Path, out: Path) -> None:
     """A policy for this system; its processor time is printed."""
-    (folder / "router.yaml").write_text(json.dumps(router(folder, "greedy")))
+    (folder / "router.yaml").write_text(json.dumps(router(folder, "greedy")), encoding="utf-8")
     command = [sys.executable, "-m", "sloserve.cli", "train-router", str(folder / "router.yaml"), "--out", str(out)]
     subprocess.run([*command, "--steps", str(STEPS)], check=True)
 
@@ -199,7 +199,7 @@ async def compare(folder: Path, seed: int, port: int, *, real_time: bool) -> lis
 
     def start_gateway(policy: str) -> None:
         processes.stop("gateway")
-        processes.file.write_text(fleet(folder, policy))
+        processes.file.write_text(fleet(folder, policy), encoding="utf-8")
         processes.start("gateway", "--port", str(port))
 
     timeout = aiohttp.ClientTimeout(total=len(RATES) * PHASE_S + DRAIN_S)

@@ -162,8 +162,8 @@ def kept(path: Path, make: Callable[[], Iterable[dict[str, Any]]]) -> list[dict[
     """What is in the file at ``path``, made and written if there is none."""
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(list(make())))
-    return list(json.loads(path.read_text()))
+        path.write_text(json.dumps(list(make())), encoding="utf-8")
+    return list(json.loads(path.read_text(encoding="utf-8")))
 
 
 def judge(name: str, folder: Path) -> Iterator[dict[str, Any]]:

@@ -55,7 +55,7 @@ def write_trace(path: Path, requests: int, rps: float, start_s: float) -> None:
     )
     keys = ("timestamp", "input_length", "output_length")
     lines = (json.dumps(dict(zip(keys, row, strict=True)) | {"hash_ids": [i]}) for i, row in enumerate(rows))
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def our_command(url: str, trace: Path, requests: int, out: Path) -> list[str]:
@@ -85,7 +85,9 @@ def their_command(url: str, trace: Path, requests: int, out: Path) -> list[str]:
 def side_by_side(url: str, traces: dict[str, Path], requests: int, out: Path) -> dict[str, dict[str, float]]:
     """What both wrote of one run, by tool."""
     theirs = their_command(url, traces[VLLM], requests, out)
-    with subprocess.Popen(theirs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        theirs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8"
+    ) as process:
         assert process.stdout is not None
         said = []
         for line in process.stdout:
@@ -95,14 +97,17 @@ def side_by_side(url: str, traces: dict[str, Path], requests: int, out: Path) ->
         else:
             raise SystemExit(f"{VLLM} failed:\n{''.join(said)[-2000:]}")
         done = subprocess.run(
-            our_command(url, traces[OURS], requests, out), capture_output=True, text=True, check=False
+            our_command(url, traces[OURS], requests, out), capture_output=True, text=True, check=False, encoding="utf-8"
         )
         if done.returncode:
             process.kill()
             raise SystemExit(f"{OURS} failed:\n{done.stderr[-2000:]}")
         process.stdout.read()
     (flat,) = out.glob("vllm-ours-*.json")
-    found = {OURS: json.loads(flat.read_text()), VLLM: json.loads((out / "vllm-theirs.json").read_text())}
+    found = {
+        OURS: json.loads(flat.read_text(encoding="utf-8")),
+        VLLM: json.loads((out / "vllm-theirs.json").read_text(encoding="utf-8")),
+    }
     for record in found.values():
         record["good"] = round(record["request_goodput"] * record["duration"])
     return found

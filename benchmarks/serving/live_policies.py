@@ -284,7 +284,7 @@ def live(given: argparse.Namespace, flags: list[str]) -> None:
     about |= {key: value for key, value in vars(given).items() if key not in ("out", "predict", "quick")}
 
     steps = held_steps(core, HELD_STREAMS if not given.quick else (4,), facts["max_num_seqs"])
-    (given.out / "steps.json").write_text(json.dumps(about | {"held": steps}, indent=1) + "\n")
+    (given.out / "steps.json").write_text(json.dumps(about | {"held": steps}, indent=1) + "\n", encoding="utf-8")
     print(f"held steps, {left_s():.0f} s left", flush=True)
     rows, longest_s = [], 0.0
     for policy, point in order(experiment.policies, points):
@@ -300,7 +300,7 @@ def live(given: argparse.Namespace, flags: list[str]) -> None:
         shown = "  ".join(f"{key} {record[key]:.4g}" for key in FIGURES if record[key] is not None)
         print(f"{policy} seed {point.seed}: {shown}, {left_s():.0f} s left", flush=True)
         rows.append(_raw(log, policy, point))
-        with gzip.open(given.out / "runs.json.gz", "wt") as file:
+        with gzip.open(given.out / "runs.json.gz", "wt", encoding="utf-8") as file:
             json.dump(about | {"runs": rows}, file)
     engine.shutdown()
 
@@ -337,7 +337,7 @@ def _raw(log: RunLog, policy: str, point: Point) -> dict[str, Any]:
 
 def predict(out: Path, known: Sequence[str]) -> dict[str, Any]:
     """The runs of ``out`` in figures, beside what the simulator says of the same requests with each known profile."""
-    with gzip.open(out / "runs.json.gz", "rt") as file:
+    with gzip.open(out / "runs.json.gz", "rt", encoding="utf-8") as file:
         found = json.load(file)
     given = argparse.Namespace(
         **{key: found[key] for key in ("kv_blocks", "workload", "policies", "seeds", "requests")}
@@ -362,7 +362,7 @@ def predict(out: Path, known: Sequence[str]) -> dict[str, Any]:
         rows.append({"by": "live", "rps": run["rps"], **_figures(log, run)})
         rows += [{"by": name, "rps": run["rps"], **of[run["policy"], run["seed"]]} for name, of in predicted.items()]
     about = {key: found[key] for key in found if key != "runs"}
-    held = json.loads((out / "steps.json").read_text())["held"]
+    held = json.loads((out / "steps.json").read_text(encoding="utf-8"))["held"]
     errors = {name: step_errors(profile, out) for name, profile in profiles.items() if name != MEASURED}
     return about | {"runs": rows, "held": held, "step_errors": errors}
 
@@ -370,7 +370,7 @@ def predict(out: Path, known: Sequence[str]) -> dict[str, Any]:
 def step_errors(profile: Profile, out: Path) -> dict[str, dict[str, float]]:
     """How far the profile is from steps that were measured: those that only decode, and prompts that begin alone."""
     kinds: dict[str, list[float]] = {"decode": [], "prompts": [], "prompts of 512 tokens or more": []}
-    with (out / "profile.jsonl").open() as file:
+    with (out / "profile.jsonl").open(encoding="utf-8") as file:
         for scenario in map(json.loads, file):
             by_step: dict[str, list[tuple[StepLoad, float]]] = {}
             for name, load, duration_s in scenario.get("steps", ()):

@@ -278,9 +278,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(table(server, servers[server]), flush=True)
     if given.name:
         settings = {key: getattr(given, key) for key in ("factor", "seconds", "burners", "polite", "patience", "seed")}
-        kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        kept = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
         kept[given.name] = provenance() | {"settings": settings, "servers": servers}
-        RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+        RESULTS.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

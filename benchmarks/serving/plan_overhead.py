@@ -181,7 +181,9 @@ def main() -> None:
     text = yaml.safe_dump(planning_table(quick), sort_keys=False, width=120)
     print(text)
     if not quick:
-        TABLE.write_text(f"# Thread CPU time of planning, µs. What it covers: planning_cost.py.\n{text}")
+        TABLE.write_text(
+            f"# Thread CPU time of planning, µs. What it covers: planning_cost.py.\n{text}", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -174,6 +174,7 @@ def main() -> None:
                 check=True,
                 stdout=subprocess.PIPE,
                 text=True,
+                encoding="utf-8",
             )
             found.append(json.loads(done.stdout.splitlines()[-1]))
     rows = rows_of(ours)

@@ -86,7 +86,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     if args.rows:
         found = {name: found[name] for name in args.rows.split(",")}
-        rows = [row for row in json.loads(path.read_text())["runs"] if row["workload"] not in found]
+        rows = [row for row in json.loads(path.read_text(encoding="utf-8"))["runs"] if row["workload"] not in found]
     missing, commit = [], provenance()["commit"]
     for name, experiment in found.items():
         if experiment is None:

@@ -50,14 +50,14 @@ class Pages:
     def gather(self) -> None:
         """Writes all pages that stand in the repository, and the files that they lead to."""
         for source, place in self._places.items():
-            parts = _FENCE.split(source.read_text())
+            parts = _FENCE.split(source.read_text(encoding="utf-8"))
             text = "".join(part if at % 2 else self._linked(part, source, place) for at, part in enumerate(parts))
             self.write(place, text)
 
     def write(self, place: str, text: str) -> None:
         path = self._folder / place
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
 
     def _linked(self, text: str, source: Path, place: str) -> str:
         def moved(match: re.Match[str]) -> str:
@@ -115,7 +115,7 @@ def files() -> str:
     made = ["# Files", "The examples of `configs/`, whole. Their comments explain the keys."]
     for path in sorted(path for kind in EXAMPLES for path in (ROOT / "configs").glob(kind)):
         language = "yaml" if path.suffix == ".yaml" else "bash"
-        made += [f"## {path.name}", f"```{language}\n{path.read_text().rstrip()}\n```"]
+        made += [f"## {path.name}", f"```{language}\n{path.read_text(encoding='utf-8').rstrip()}\n```"]
     return "\n\n".join(made) + "\n"
 
 
@@ -162,12 +162,12 @@ def main() -> None:
         pages.write(f"reference/{name}.md", made())
     shutil.copytree(SITE / "assets", folder / "pages" / "assets")
     there = {str(path.relative_to(folder / "pages")) for path in (folder / "pages").rglob("*.md")}
-    lines = (SITE / "zensical.toml").read_text().splitlines(keepends=True)
+    lines = (SITE / "zensical.toml").read_text(encoding="utf-8").splitlines(keepends=True)
     listed = {name: line for line in lines for name in re.findall(r'= "([^"]+\.md)"', line)}
     if there - set(listed):
         raise SystemExit(f"docs/site/zensical.toml does not list {', '.join(sorted(there - set(listed)))}")
     left_out = {line for name, line in listed.items() if name not in there}
-    (folder / "zensical.toml").write_text("".join(line for line in lines if line not in left_out))
+    (folder / "zensical.toml").write_text("".join(line for line in lines if line not in left_out), encoding="utf-8")
     zensical = Path(sys.executable).parent / "zensical"
     sys.exit(subprocess.run([zensical, "build", "--strict"], cwd=folder, check=False).returncode)
 

@@ -48,4 +48,4 @@ class OutputFlags:
         from sloserve.report.logs import RESULT_JSON
 
         if self.as_json:
-            print((self.out / RESULT_JSON).read_text())
+            print((self.out / RESULT_JSON).read_text(encoding="utf-8"))

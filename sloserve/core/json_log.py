@@ -55,7 +55,7 @@ def use_json_logs() -> None:
     if other not in (None, "", str(CONFIG)):
         raise ConfigError(f"--log-format json and {_VLLM_CONFIG}={other} contradict each other; leave one of them out")
     os.environ |= {VARIABLE: "json", _VLLM_CONFIG: str(CONFIG)}
-    logging.config.dictConfig(json.loads(CONFIG.read_text()))
+    logging.config.dictConfig(json.loads(CONFIG.read_text(encoding="utf-8")))
 
 
 def logs_are_json() -> bool:

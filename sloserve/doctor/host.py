@@ -121,7 +121,11 @@ def clock_finding(state: int, most_error_s: float) -> Finding:
 def clock_source(root: Path = Path("/")) -> Iterator[Finding]:
     """What the kernel reads the time from: each token of each stream asks for it."""
     try:
-        source = (root / "sys/devices/system/clocksource/clocksource0/current_clocksource").read_text().strip()
+        source = (
+            (root / "sys/devices/system/clocksource/clocksource0/current_clocksource")
+            .read_text(encoding="utf-8")
+            .strip()
+        )
     except OSError:
         yield absent("clock source", "not told by the kernel")
         return

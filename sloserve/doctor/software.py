@@ -89,7 +89,7 @@ def torch_cuda() -> str | None:
     if spec is None or spec.origin is None:
         return None
     try:
-        found = _CUDA_OF_TORCH.search(Path(spec.origin).with_name("version.py").read_text())
+        found = _CUDA_OF_TORCH.search(Path(spec.origin).with_name("version.py").read_text(encoding="utf-8"))
     except OSError:
         return None
     return found[1] if found else None

@@ -148,7 +148,7 @@ def _started(pid: int) -> int | None:
             pass
         return 0
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     # proc(5): the name, in brackets, may hold anything; the third field is the state, the 22nd the start.

@@ -158,9 +158,13 @@ def cpus_beside(pci_id: str, root: Path = Path("/")) -> frozenset[int]:
     """
     device = root / "sys/bus/pci/devices" / pci_id.lower()
     try:
-        if int((device / "numa_node").read_text()) < 0:
+        if int((device / "numa_node").read_text(encoding="utf-8")) < 0:
             return frozenset()
-        ranges = [part.split("-") for part in (device / "local_cpulist").read_text().strip().split(",") if part]
+        ranges = [
+            part.split("-")
+            for part in (device / "local_cpulist").read_text(encoding="utf-8").strip().split(",")
+            if part
+        ]
         return frozenset(cpu for ends in ranges for cpu in range(int(ends[0]), int(ends[-1]) + 1))
     except (OSError, ValueError):
         return frozenset()

@@ -49,7 +49,7 @@ class LengthModel:
             "buckets": self.features.buckets,
             "forest": self.forest.as_json(),
         }
-        path.write_text(json.dumps(fields, separators=(",", ":")) + "\n")
+        path.write_text(json.dumps(fields, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
 def load_length_model(path: Path) -> LengthModel:

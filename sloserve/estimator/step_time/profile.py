@@ -241,7 +241,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
             f"unknown profile {name!r}; shipped: {', '.join(profile_names())}; or give a YAML file's path{hint}"
         )
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise ConfigError(f"profile {name}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     return read_yaml_model(Profile, name, text)

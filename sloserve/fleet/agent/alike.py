@@ -66,7 +66,7 @@ def fingerprint(folder: Path) -> str | None:
 def _fingerprint(folder: Path, stamps: tuple[tuple[str, int, int], ...]) -> str | None:
     """stamps: of its files, so that it is made anew when one of them changes."""
     try:
-        config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         parts = [json.dumps({k: v for k, v in config.items() if k not in _IGNORED}, sort_keys=True).encode()]
         for name in _FILES:
             path = folder / name

@@ -100,7 +100,7 @@ class Costs:
 
     def _read(self) -> None:
         try:
-            found: Any = json.loads(self._path.read_text())[self._device]
+            found: Any = json.loads(self._path.read_text(encoding="utf-8"))[self._device]
             self._last = {str(model): str(step) for model, step in found["last"].items()}
             self._steps = {
                 str(model): {str(step): (float(mean), int(count)) for step, (mean, count) in steps.items()}
@@ -114,7 +114,9 @@ class Costs:
     def _write(self) -> None:
         scratch = self._path.with_suffix(".new")
         try:
-            scratch.write_text(json.dumps({self._device: {"steps": self._steps, "last": self._last}}, indent=1))
+            scratch.write_text(
+                json.dumps({self._device: {"steps": self._steps, "last": self._last}}, indent=1), encoding="utf-8"
+            )
             os.replace(scratch, self._path)
         except OSError as error:  # it is measured again after a restart
             logger.warning("costs of switches cannot be written to %s: %s", self._path, error)

@@ -94,7 +94,7 @@ class Folder:
             scratch = self._path / f"{self.MARK}.{secrets.token_hex(4)}"
             try:
                 with telling_full("the folder of files"):
-                    with scratch.open("x") as file:
+                    with scratch.open("x", encoding="utf-8") as file:
                         file.write(new)
                         file.flush()
                         os.fsync(file.fileno())
@@ -110,7 +110,7 @@ class Folder:
             finally:
                 scratch.unlink(missing_ok=True)
         try:
-            return mark.read_text().strip()
+            return mark.read_text(encoding="utf-8").strip()
         except FileNotFoundError:
             return None
 

@@ -276,7 +276,7 @@ class AgentActor:
         folder = _state_home() / "sloserve" / "nodes" / host
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, text in files.items():
-            (folder / name).write_text(text)
+            (folder / name).write_text(text, encoding="utf-8")
         arguments = [part.replace(FOLDER, str(folder)) for part in command]
         self._child = AgentChild(arguments, folder / "agent.log", environment)
         self._loop = asyncio.new_event_loop()

@@ -34,7 +34,7 @@ def shipped(fleet: Fleet) -> dict[str, str]:
 def _profile(source: str, files: dict[str, str]) -> str:
     if source in profile_names():
         return source
-    text = Path(source).read_text()
+    text = Path(source).read_text(encoding="utf-8-sig")
     name = next((one for one, other in files.items() if other == text), f"shipped-profile-{len(files)}.yaml")
     files[name] = text
     return name

@@ -279,6 +279,6 @@ def _settings_file(fleet: Fleet, model: FleetModel, host: Host, place: Place) ->
     folder.mkdir(exist_ok=True)
     path = folder / f"{model.name.replace('/', '%2F')}@{host.device}.yaml"
     scratch = path.with_suffix(f".{os.getpid()}")
-    scratch.write_text(json.dumps(section, indent=1))  # YAML, too
+    scratch.write_text(json.dumps(section, indent=1), encoding="utf-8")  # YAML, too
     scratch.replace(path)
     return path

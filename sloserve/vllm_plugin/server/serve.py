@@ -221,7 +221,7 @@ def check_flags(vllm_args: Sequence[str], our_flags: Sequence[str]) -> None:
     """
     if installed_vllm() not in TESTED_VLLM:
         return
-    known = VLLM_FLAGS.read_text().split()
+    known = VLLM_FLAGS.read_text(encoding="utf-8").split()
     for argument in vllm_args:
         if argument == "--":
             return

@@ -45,7 +45,7 @@ def _base_config(settings: EngineSettings) -> VllmConfig:
         "max_position_embeddings": settings.max_model_len,
     }
     with tempfile.TemporaryDirectory(prefix="sloserve-virtual-") as folder:
-        Path(folder, "config.json").write_text(json.dumps(model))
+        Path(folder, "config.json").write_text(json.dumps(model), encoding="utf-8")
         config = VllmConfig(
             model_config=ModelConfig(
                 model=folder, skip_tokenizer_init=True, dtype="float16", max_model_len=settings.max_model_len
