@@ -2,8 +2,9 @@
 
 import asyncio
 import errno
+import json
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
@@ -17,6 +18,8 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from tests.client.fake_server import FakeServer, chunk, final
+from tests.client.virtual_time import LoopClock
+from tests.client.virtual_time import run as in_virtual_time
 
 MakeRequest = Callable[..., WorkloadRequest]
 GAP_S = 0.03
@@ -128,10 +131,23 @@ def test_an_answer_that_is_no_stream_is_a_failure(fake: FakeServer, make_request
     assert ended.outcome is Outcome.FAILED and "text/event-stream" in str(ended.error)
 
 
-def test_what_takes_too_long_is_given_up(fake: FakeServer, make_request: MakeRequest) -> None:
-    fake.script = lambda body, _: [chunk("a", 1), 5.0, chunk("b", 2, "length"), "[DONE]"]
-    ended = send(fake, make_request(), timeout_s=0.1)
+def test_what_takes_too_long_is_given_up(make_request: MakeRequest) -> None:
+    class Slow(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=self._body())
+
+        async def _body(self) -> AsyncIterator[bytes]:
+            yield f"data: {json.dumps(chunk('a', 1))}\n\n".encode()
+            await asyncio.sleep(5.0)
+
+    async def main() -> ObservedRequest:
+        sent, clock = payload(make_request(), [20], PayloadSettings("fake")), LoopClock()
+        async with httpx.AsyncClient(transport=Slow(), base_url="http://test") as client:
+            return await exchange(client, sent, clock, clock.monotonic_s(), 0.0, 0.1)
+
+    ended = in_virtual_time(main())
     assert (ended.outcome, ended.error, ended.token_times_s.size) == (Outcome.ABORTED, "not complete after 0.1 s", 1)
+    assert ended.ended_s == pytest.approx(0.1)
 
 
 def test_nobody_there_is_a_failure(make_request: MakeRequest) -> None:

@@ -280,6 +280,7 @@ def test_no_feed_raises_another_error(noise: bytes, told: list[tuple[str, str]],
     assert len(str(caught.value)) < 500
 
 
+@pytest.mark.slow
 def test_a_feed_does_not_fill_the_memory_of_who_watches() -> None:
     def rows() -> Iterator[bytes]:
         yield b'event: snapshot\ndata: {"rows": {}}\n\n'
