@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 TEXT_KEYS = ("content", "reasoning_content", "reasoning", "refusal")
+MOST_PIECE_TOKENS = 10_000
+"""Of one piece. Beyond it a server's count is wrong, and would keep the reader waiting for hours."""
 _TEXT_EVENTS = frozenset(
     {
         "content.delta",  # of the SDK's chat.completions.stream()
@@ -25,22 +27,25 @@ class TextCounter:
     """Counts a stream's tokens, piece by piece; each choice of several has its count, and one reader reads them all."""
 
     def __init__(self) -> None:
-        self._counted: dict[Any, int] = {}
+        self._counted: dict[int | None, int] = {}
 
     def text_tokens(self, piece: object) -> int:
         """Tokens that ``piece`` brings; 0 for one without text, at least 1 for one with."""
         if isinstance(piece, str):
             return int(piece != "")
         choices = _field(piece, "choices")
-        if not choices:
-            return int(_field(piece, "type") in _TEXT_EVENTS and bool(_field(piece, "delta")))
+        if not isinstance(choices, list) or not choices:
+            kind = _field(piece, "type")
+            return int(isinstance(kind, str) and kind in _TEXT_EVENTS and bool(_field(piece, "delta")))
         if len(choices) > 1:  # whose tokens the usage counts is not said
             return sum(has_text(choice) for choice in choices)
-        return self._of_choice(choices[0], _field(_field(piece, "usage"), "completion_tokens"))
+        so_far = _field(_field(piece, "usage"), "completion_tokens")
+        return self._of_choice(choices[0], so_far if type(so_far) is int else None)
 
     def _of_choice(self, choice: object, so_far: int | None) -> int:
         """so_far: tokens of the choice up to here, ``None`` if the server does not say."""
         index = _field(choice, "index")
+        index = index if isinstance(index, int) else None
         counted = self._counted.get(index, 0)
         if not has_text(choice):
             if so_far is not None and _field(_field(choice, "delta"), "tool_calls"):
@@ -48,7 +53,7 @@ class TextCounter:
             return 0
         tokens = 1 if so_far is None else max(1, so_far - counted)
         self._counted[index] = counted + tokens
-        return tokens
+        return min(tokens, MOST_PIECE_TOKENS)
 
 
 def has_text(choice: object) -> bool:

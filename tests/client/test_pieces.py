@@ -4,8 +4,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from sloserve.client.pieces import TextCounter
+from sloserve.client.pieces import MOST_PIECE_TOKENS, TextCounter
 
 
 def chat(index: int = 0, so_far: int | None = None, **delta: Any) -> dict[str, Any]:
@@ -62,3 +64,32 @@ def test_completions_strings_and_events() -> None:
         SimpleNamespace(type="chunk", chunk=object()),
         None,
     ) == [0, 1, 0, 1, 0, 0]
+
+
+odd = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+odd_choices = st.lists(
+    st.fixed_dictionaries({}, optional={"index": odd, "text": odd, "delta": odd | st.just({"content": "a"})}) | odd,
+    max_size=3,
+)
+odd_pieces = odd | st.fixed_dictionaries(
+    {},
+    optional={
+        "choices": odd_choices | odd,
+        "usage": st.fixed_dictionaries({"completion_tokens": odd}) | odd,
+        "type": odd | st.just("response.refusal.delta"),
+        "delta": odd,
+    },
+)
+
+
+@given(st.lists(odd_pieces, max_size=6))
+def test_no_piece_of_a_hostile_server_raises_or_counts_beyond_measure(pieces: list[Any]) -> None:
+    assert all(0 <= tokens <= MOST_PIECE_TOKENS for tokens in counted(*pieces))
+
+
+def test_a_count_beyond_measure_does_not_keep_its_reader_waiting() -> None:
+    assert counted(chat(content="a", so_far=10**9), chat(content="b", so_far=10**9 + 1)) == [MOST_PIECE_TOKENS, 1]
