@@ -60,16 +60,16 @@ def json_value(text: str | bytes, kind: Any = Any) -> Any:
     """Return the JSON value of ``text``, of the type ``kind``. Raises: UnreadableReply.
 
     NaN and infinity, which JSON does not have but some servers write, count as null. A lone half of a UTF-16 pair, as
-    of a character that was cut in two, is kept.
+    of a character that was cut in two, is kept. Where ``kind`` has a whole number, 4.0 and "4" are 4.
     """
     try:
-        return msgspec.json.decode(text, type=kind)
+        return msgspec.json.decode(text, type=kind, strict=False)
     except (msgspec.ValidationError, RecursionError) as error:
         raise UnreadableReply(printable(str(error))) from None
     except ValueError:
         pass
     try:
-        return msgspec.convert(json.loads(text, parse_constant=lambda _: None), kind)
+        return msgspec.convert(json.loads(text, parse_constant=lambda _: None), kind, strict=False)
     except (ValueError, RecursionError) as error:
         raise UnreadableReply(printable(str(error))) from None
 

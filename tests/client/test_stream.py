@@ -94,3 +94,15 @@ def test_error_bodies_of_openai_and_fastapi() -> None:
     assert error_message({"detail": "nope"}) == "nope"
     assert error_message({"detail": [{"loc": 1}]}) == '[{"loc": 1}]'
     assert len(error_message({"message": "x" * 1000})) == 300
+
+
+@pytest.mark.parametrize("counted", ["4", "4.0", '"4"'])
+def test_a_whole_number_may_be_written_as_a_float_or_a_string(counted: str) -> None:
+    reader = read(chunk(), chunk(finish="length"), f'{{"choices": [], "usage": {{"completion_tokens": {counted}}}}}')
+    assert (reader.error, reader.output_tokens, reader.token_times_s().tolist()) == (None, 4, [1, 1, 2, 2])
+
+
+@pytest.mark.parametrize("counted", ["4.5", "-1", "true", '"x"', "1e400", "[4]"])
+def test_what_is_no_count_is_an_error(counted: str) -> None:
+    reader = read(chunk(), f'{{"choices": [], "usage": {{"completion_tokens": {counted}}}}}')
+    assert reader.error is not None and reader.error.startswith("a chunk that is of another form")
