@@ -55,6 +55,8 @@ def bench(
     Raises: ConfigError for an endpoint that cannot be used, and requests that it refuses.
     """
     console = console or Console()
+    if settings.workload.trace is not None:
+        console.print(settings.workload.description, soft_wrap=True, highlight=False)
     todo = points(settings)
     total = len(settings.target.urls) * sum(len(p.requests) for p in todo)
     _allow_connections(settings, todo)

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from sloserve.core.errors import ConfigError
-from sloserve.core.request import PREFIX_BLOCK_TOKENS, WorkloadRequest
+from sloserve.core.request import WorkloadRequest
 
 FIRST_TOKEN = 16
 """Below lie special tokens (padding, begin and end of text) in many vocabularies."""
@@ -54,7 +54,7 @@ class TokenPrompts:
         tokens: list[int] = []
         for block in request.prefix_ids:
             if block not in self._blocks:
-                self._blocks[block] = self._draw(_stream(_PREFIX_STREAM, block), PREFIX_BLOCK_TOKENS)
+                self._blocks[block] = self._draw(_stream(_PREFIX_STREAM, block), request.prefix_block_tokens)
             tokens += self._blocks[block]
         missing = request.prompt_tokens - len(tokens)
         if missing > 0:
@@ -78,7 +78,7 @@ class TextPrompts:
 
     def make(self, request: WorkloadRequest, seed: int) -> str:
         total = max(1, round((request.prompt_tokens - self.overhead_tokens) / self.tokens_per_word))
-        block_words = max(1, round(PREFIX_BLOCK_TOKENS / self.tokens_per_word))
+        block_words = max(1, round(request.prefix_block_tokens / self.tokens_per_word))
         words: list[str] = []
         for block in request.prefix_ids:
             words += _words(_stream(_PREFIX_STREAM, block), block_words)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sloserve.core.slo import SLO
 
 PREFIX_BLOCK_TOKENS = 512
-"""Tokens that one id of ``prefix_ids`` stands for (Mooncake's trace format)."""
+"""Tokens that one id of ``prefix_ids`` stands for unless the request says otherwise (Mooncake's trace format)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,8 @@ class WorkloadRequest:
     label.
     max_tokens: the client's cap on output; ``None``: whatever the context length leaves. priority: lower is earlier
     (vLLM).
-    prefix_ids: ids of the prompt's 512-token blocks; two prompts share KV as far as their leading ids agree; empty:
-    shares nothing. model: that it asks for; empty where there is one.
+    prefix_ids: ids of the prompt's blocks of ``prefix_block_tokens`` tokens; two prompts share KV as far as their
+    leading ids agree; empty: shares nothing. model: that it asks for; empty where there is one.
     """
 
     request_id: str
@@ -33,3 +33,4 @@ class WorkloadRequest:
     priority: int = 0
     prefix_ids: tuple[int, ...] = ()
     model: str = ""
+    prefix_block_tokens: int = PREFIX_BLOCK_TOKENS

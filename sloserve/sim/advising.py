@@ -94,6 +94,8 @@ def advise(
     confirm: whether vLLM's scheduler runs what is advised, and what it is better than, once.
     """
     console = console or Console()
+    if experiment.workload.trace is not None:
+        _say(console, [experiment.workload.description])
     early, late = (replace(experiment, window=half, engine_kind=MODEL) for half in experiment.window.halves())
     found = search(space, experiment.engine, _shown("searching", early, console, jobs))
     _say(console, tried_lines(found))

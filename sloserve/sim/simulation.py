@@ -46,6 +46,8 @@ def simulate(
 
     console = console or Console()
     console.width = max(console.width, MIN_TABLE_WIDTH)
+    if experiment.workload.trace is not None:
+        console.print(experiment.workload.description, soft_wrap=True, highlight=False)
     tuned: list[Tuned] = []
     if axes:
         with progress("tuning, requests", console) as bar:

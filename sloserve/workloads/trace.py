@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.errors import ConfigError
+from sloserve.core.request import PREFIX_BLOCK_TOKENS
 from sloserve.workloads.seeding import stream
 
 
@@ -20,8 +21,9 @@ class Trace:
     """Requests in the order of arrival; build one with :func:`make_trace`, which sorts and rebases.
 
     source: the file or the generator it came from. arrival_s: ``[requests]``, from 0. prompt_tokens, output_tokens:
-    ``[requests]``, at least 1. task: the source's own label of each. prefix_ids: ids of each prompt's 512-token blocks,
-    as in :class:`~sloserve.core.request.WorkloadRequest`; ``None`` where the source has none.
+    ``[requests]``, at least 1. task: the source's own label of each. prefix_ids: ids of each prompt's blocks of
+    ``block_tokens`` tokens, as in :class:`~sloserve.core.request.WorkloadRequest`; ``None`` where the source has none.
+    reading: how a file was read, its format and units; empty for a trace that was generated.
     """
 
     name: str
@@ -31,6 +33,8 @@ class Trace:
     output_tokens: IntArray
     task: list[str]
     prefix_ids: list[tuple[int, ...]] | None = None
+    block_tokens: int = PREFIX_BLOCK_TOKENS
+    reading: str = ""
 
     def __len__(self) -> int:
         return self.arrival_s.size
@@ -44,6 +48,12 @@ class Trace:
     def rate_per_s(self) -> float | None:
         """Mean arrivals per second, or ``None`` when all arrive at once."""
         return (len(self) - 1) / self.span_s if self.span_s > 0.0 else None
+
+    @property
+    def summary(self) -> str:
+        """How the file was read, the seconds that it spans, and its rate."""
+        rate = "all at once" if self.rate_per_s is None else f"{self.rate_per_s:.3g} requests/s"
+        return f"{self.reading}; {self.span_s:,.0f} s, {rate}"
 
     def _span(self, start: int, stop: int) -> "Trace":
         return replace(

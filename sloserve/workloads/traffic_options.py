@@ -17,9 +17,23 @@ class TrafficOptions:
     trace: Annotated[
         Path | None,
         typer.Option(
-            help="A trace to replay: CSV, Azure's CSV, Mooncake's JSONL or BurstGPT's CSV; or, with --rps, lengths: "
-            "ShareGPT's JSON or JSONL with prompt and output_tokens. Optionally gzipped; a path, or the name of a "
-            "file in the folder SLOSERVE_DATA."
+            help="A trace to replay: CSV, Azure's CSV, Mooncake's JSONL (Dynamo's and AIPerf's too), Qwen-Bailian's "
+            "JSONL or BurstGPT's CSV; or, with --rps, lengths: ShareGPT's JSON or JSONL, or JSONL with prompt and "
+            "output_tokens. Optionally gzipped; a path, or the name of a file in the folder SLOSERVE_DATA."
+        ),
+    ] = None
+    trace_format: Annotated[
+        str | None,
+        typer.Option(
+            help="Format of --trace: csv, azure, mooncake (timestamps in milliseconds), bailian (in seconds), "
+            "burstgpt, sharegpt or custom. Default: told by the file's content."
+        ),
+    ] = None
+    trace_block_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Prompt tokens that one of the hash_ids in --trace stands for. Default: 512 (bailian: 16), or what "
+            "the lengths of the file's prompts show."
         ),
     ] = None
     tokenizer: Annotated[

@@ -108,6 +108,7 @@ def to_requests(trace: Trace, slos: SLOAssignment, seed: int) -> list[WorkloadRe
             task=task,
             priority=slo.slo_class.rank,
             prefix_ids=prefix,
+            prefix_block_tokens=trace.block_tokens,
         )
         for i, ((arrival_s, prompt, output, task), slo, prefix) in enumerate(zip(rows, assigned, prefixes, strict=True))
     ]
@@ -117,6 +118,8 @@ def trace_workload(trace: Trace, slos: SLOAssignment = DEFAULT_ASSIGNMENT) -> Wo
     """A workload that replays windows of ``trace``, half of it interactive and half batch unless ``slos`` says else."""
     # The file's name without its folder: what is reported must not depend on where the trace lies.
     description = f"{len(trace)} requests of {Path(trace.source).name}"
+    if trace.reading:
+        description += f" ({trace.summary})"
     return Workload(trace.name, description, lambda n, seed: trace.window(seed, n), None, slos, trace)
 
 
@@ -263,7 +266,17 @@ def asked_workload(options: TrafficOptions) -> Workload:
     if options.trace is None:
         if options.tokenizer is not None:
             raise ConfigError("--tokenizer counts the texts of a --trace; --workload has none")
+        if options.trace_format is not None or options.trace_block_tokens is not None:
+            raise ConfigError("--trace-format and --trace-block-tokens say how a --trace is read; --workload has none")
         return workload(str(options.workload))
     has_rate = options.rps is not None or getattr(options, "load", None) is not None
     count = token_counter(options.tokenizer)
-    return trace_workload(read_trace(options.trace, count=count, draw_arrivals=has_rate))
+    return trace_workload(
+        read_trace(
+            options.trace,
+            options.trace_format,
+            count=count,
+            draw_arrivals=has_rate,
+            prefix_block_tokens=options.trace_block_tokens,
+        )
+    )

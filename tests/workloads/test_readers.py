@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from sloserve.core.errors import ConfigError
 from sloserve.workloads.readers import read_trace, table
+from sloserve.workloads.slo_assignment import DEFAULT_ASSIGNMENT
 from sloserve.workloads.trace import Trace, make_trace
+from sloserve.workloads.workload_registry import to_requests, trace_workload
 
 CSV = "arrival_s,prompt_tokens,output_tokens,task\n0.5,374,44,conv\n4.0,396,109,code\n"
 AZURE = (
@@ -79,6 +81,137 @@ def test_mooncake_without_hash_ids(tmp_path: Path) -> None:
     assert read_trace(write(tmp_path / "t.jsonl", json.dumps(row))).prefix_ids is None
 
 
+MILLISECONDS = {"timestamp": 0, "input_length": 5, "output_length": 2}
+
+
+def lines(*rows: dict[str, object]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "arrival_s,prompt_tokens,output_tokens\n0,4,5\n1,0,5\n2,6,0\n3,7,8\n",
+        AZURE.splitlines()[0]
+        + "\n"
+        + "".join(f"2023-11-16 18:15:4{i}.0,{p},{o}\n" for i, p, o in ((0, 4, 5), (1, 0, 5), (2, 6, 0), (3, 7, 8))),
+        lines(*({"timestamp": 1000 * i, "input_length": p, "output_length": o, "hash_ids": [i] * bool(p)}
+                for i, p, o in ((0, 4, 5), (1, 0, 5), (2, 6, 0), (3, 7, 8)))),
+        lines(*({"chat_id": i, "timestamp": i, "input_length": p, "output_length": o}
+                for i, p, o in ((0, 4, 5), (1, 0, 5), (2, 6, 0), (3, 7, 8)))),
+        "Timestamp,Request tokens,Response tokens\n0,4,5\n1,0,5\n2,6,0\n3,7,8\n",
+    ],
+    ids=["csv", "azure", "mooncake", "bailian", "burstgpt"],
+)  # fmt: skip
+def test_rows_of_zero_tokens_are_left_out_with_one_warning(
+    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path / "t", text)
+    assert columns(read_trace(path)) == ([0.0, 3.0], [4, 7], [5, 8])
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path}: left out 2 of 4 requests, which have a prompt or a reply of 0 tokens"
+    ]
+
+
+def test_a_trace_of_nothing_but_zero_tokens_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", "arrival_s,prompt_tokens,output_tokens\n0,4,0\n")
+    with pytest.raises(ConfigError, match="all 1 requests have a prompt or a reply of 0 tokens"):
+        read_trace(path)
+
+
+BAILIAN = lines(
+    *(
+        {"chat_id": i, "parent_chat_id": -1, "timestamp": t, "input_length": p, "output_length": 9, "type": "text",
+         "turn": 1, "hash_ids": list(range(-(-p // 16)))}
+        for i, (t, p) in enumerate(((61.114, 14), (61.614, 521), (3600.0, 1600)))
+    )
+)  # fmt: skip
+
+
+def test_bailian_has_seconds_and_blocks_of_16_tokens(tmp_path: Path) -> None:
+    trace = read_trace(write(tmp_path / "qwen_traceA_blksz_16.jsonl", BAILIAN))
+    assert columns(trace)[0] == [0.0, 0.5, 3538.886]
+    assert (trace.block_tokens, trace.task) == (16, ["text"] * 3)
+    assert trace.summary == "format bailian, times in seconds, prefix blocks of 16 tokens; 3,539 s, 0.000565 requests/s"
+    assert [r.prefix_block_tokens for r in to_requests(trace, DEFAULT_ASSIGNMENT, 0)] == [16] * 3
+
+
+def test_every_summary_states_format_unit_span_and_rate(tmp_path: Path) -> None:
+    for text, expected in (
+        (CSV, "format csv, times in seconds; 4 s, 0.286 requests/s"),
+        (AZURE, "format azure, times in UTC dates; 4 s, 0.232 requests/s"),
+        (MOONCAKE, "format mooncake, times in milliseconds, prefix blocks of 512 tokens; 2 s, 0.667 requests/s"),
+        (CSV.splitlines()[0] + "\n1,1,1,a\n", "format csv, times in seconds; 0 s, all at once"),
+    ):
+        trace = read_trace(write(tmp_path / "t", text))
+        assert trace.summary == expected
+        assert trace_workload(trace).description == f"{len(trace)} requests of t ({expected})"
+
+
+def test_ambiguous_units_are_refused_with_the_flag_to_give(tmp_path: Path) -> None:
+    fractions = lines(MILLISECONDS, MILLISECONDS | {"timestamp": 61.114})
+    fast = lines(*(MILLISECONDS | {"timestamp": second} for second in range(0, 60, 2) for _ in range(5)))
+    for text, expected in ((fractions, "the values have fractions"), (fast, "150 requests would arrive at 2569 per s")):
+        path = write(tmp_path / "t.jsonl", text)
+        with pytest.raises(ConfigError, match=expected) as caught:
+            read_trace(path)
+        assert "--trace-format mooncake" in str(caught.value) and "--trace-format bailian" in str(caught.value)
+        milliseconds, seconds = read_trace(path, "mooncake"), read_trace(path, "bailian")
+        assert seconds.span_s == pytest.approx(1000 * milliseconds.span_s)
+
+
+def test_dynamo_and_aiperf_state_delays_aliases_and_texts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text = lines(
+        {"session_id": "a", "created_time": 10.5, "input_tokens": 7, "output_tokens": 3, "hash_ids": None},
+        {"session_id": "a", "delay": 2000, "timestamp": None, "input_length": 9, "output_length": 3},
+        {"session_id": "a", "delay_ms": 500, "text_input": "x" * 40, "output_length": 3},
+        {"timestamp": 3010.5, "texts": ["x" * 20, "x" * 19], "output_length": 3},
+        {"timestamp": 4010.5, "messages": [{"role": "user", "content": [{"type": "text", "text": "xx"}]}],
+         "output_length": 3},
+    )  # fmt: skip
+    trace = read_trace(write(tmp_path / "schedule.jsonl", text))
+    assert columns(trace) == ([0.0, 2.0, 2.5, 3.0, 4.0], [7, 9, 10, 10, 1], [3] * 5)
+    assert "2 requests state a delay after the previous reply of their session" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"delay": 5, "input_length": 1, "output_length": 1}, "column 'timestamp' is missing"),
+        ({"timestamp": 1, "output_length": 1}, "column 'input_length' is missing"),
+        ({"timestamp": 1, "text_input": "a"}, "column 'output_length' is missing"),
+        ({"timestamp": 1, "text_input": 5, "output_length": 1}, "column 'text_input': 5 is not text"),
+        ({"timestamp": 1, "messages": [[[[[["a"]]]]]], "output_length": 1}, "column 'messages': .* is not text"),
+    ],
+)
+def test_an_incomplete_schedule_is_refused(row: dict[str, object], expected: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f":1: {expected}"):
+        read_trace(write(tmp_path / "t.jsonl", lines(row)))
+
+
+def test_the_size_of_blocks_is_told_by_the_number_of_ids(tmp_path: Path) -> None:
+    def trace(size: int, *prompts: int) -> Path:
+        rows = ({"timestamp": 1, "input_length": p, "output_length": 1, "hash_ids": [5] * -(-p // size)}
+                for p in prompts)  # fmt: skip
+        return write(tmp_path / "t.jsonl", lines(*rows))
+
+    assert read_trace(trace(512, 100, 1700)).block_tokens == 512
+    assert read_trace(trace(64, 100, 1700)).block_tokens == 64
+    assert read_trace(trace(1024, 100, 1700)).block_tokens == 1024
+    with pytest.raises(
+        ConfigError, match="blocks of 1024, 2048, 4096, 8192 tokens; say which with --trace-block-tokens"
+    ):
+        read_trace(trace(2048, 2000))
+    assert read_trace(trace(2048, 2000), prefix_block_tokens=2048).block_tokens == 2048
+    with pytest.raises(ConfigError, match="t.jsonl:1: column 'hash_ids': '10 ids' is not possible for 100 prompt"):
+        read_trace(trace(10, 100), prefix_block_tokens=16)
+
+
+def test_ids_of_64_bits_are_numbered_anew(tmp_path: Path) -> None:
+    rows = (MILLISECONDS | {"input_length": 1000, "hash_ids": ids} for ids in ([2**64 - 1, 7], [2**64 - 1, 8]))
+    assert read_trace(write(tmp_path / "t.jsonl", lines(*rows))).prefix_ids == [(0, 1), (0, 2)]
+
+
 def test_unsorted_rows_are_sorted_and_ties_keep_their_order(tmp_path: Path) -> None:
     text = "arrival_s,prompt_tokens,output_tokens,task\n9,1,1,d\n7,2,1,b\n5,3,1,a\n7,4,1,c\n"
     trace = read_trace(write(tmp_path / "t.csv", text))
@@ -103,7 +236,7 @@ def test_rows_across_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     [
         ("0,abc,5,t", "prompt_tokens", "'abc'"),
         ("0,-3,5,t", "prompt_tokens", "'-3'"),
-        ("0,3,0,t", "output_tokens", "'0'"),
+        ("0,3,-1,t", "output_tokens", "'-1'"),
         ("0,3,nan,t", "output_tokens", "'nan'"),
         ("0,3,,t", "output_tokens", "''"),
         ("0,3.5,4,t", "prompt_tokens", "'3.5'"),
@@ -136,7 +269,8 @@ def test_malformed_azure_timestamp(tmp_path: Path, stamp: str) -> None:
         ({"timestamp": -1}, "column 'timestamp': -1 is not a number of milliseconds"),
         ({"timestamp": float("nan")}, "column 'timestamp': nan is not"),
         ({"timestamp": True}, "column 'timestamp': True is not"),
-        ({"input_length": 0}, "column 'input_length': 0 is not a whole number of tokens from 1"),
+        ({"input_length": -1}, "column 'input_length': -1 is not a whole number of tokens from 0"),
+        ({"session_id": [1]}, "column 'session_id': [1] is not text or a whole number"),
         ({"input_length": "12"}, "column 'input_length': '12' is not"),
         ({"output_length": 2.5}, "column 'output_length': 2.5 is not"),
         ({"output_length": None}, "column 'output_length': None is not"),

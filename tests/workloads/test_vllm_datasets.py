@@ -52,13 +52,21 @@ def test_burstgpt_has_arrivals_of_its_own_and_leaves_out_what_failed(
     assert trace.arrival_s.tolist() == [0.0, 113.0]
     assert (trace.prompt_tokens.tolist(), trace.output_tokens.tolist()) == ([472, 417], [18, 276])
     assert trace.task == ["conversation", "api"]
-    assert "1 of 3 requests got no reply" in caplog.text
+    assert "left out 1 of 3 requests" in caplog.text
 
 
 def test_a_conversation_without_a_reply_is_left_out_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     entries = [*json.loads(SHAREGPT), {"conversations": TURNS[:1]}, {"conversations": []}]
     assert read_trace(write(tmp_path / "s.json", json.dumps(entries)), draw_arrivals=True).prompt_tokens.size == 2
-    assert "2 of 4 conversations have no reply" in caplog.text
+    assert "left out 2 of 4 requests" in caplog.text
+
+
+def test_sharegpt_is_read_as_json_lines_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    entries = [*json.loads(SHAREGPT), {"conversations": TURNS[:1]}]
+    path = write(tmp_path / "sharegpt.jsonl", "\n".join(map(json.dumps, entries)))
+    trace = read_trace(path, draw_arrivals=True)
+    assert (trace.prompt_tokens.tolist(), trace.output_tokens.tolist()) == ([10, 3], [3, 10])
+    assert "left out 1 of 3 requests" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -73,8 +81,10 @@ def test_a_conversation_without_a_reply_is_left_out_and_said(tmp_path: Path, cap
         (CUSTOM + '{"prompt": 5, "output_tokens": 1}', ":3: column 'prompt': 5 is not text"),
         (CUSTOM + '{"prompt": "", "output_tokens": true}', ":3: column 'output_tokens': True is not a whole number"),
         (CUSTOM + "[1]", ":3: is not a JSON object with prompt, output_tokens"),
-        (CUSTOM + "{", ":3: is not JSON"),
+        (CUSTOM + "{", ":3:2: is not JSON"),
         (BURSTGPT + "1,M,-1,5,4,API log\n", ":5: column 'Request tokens': '-1' is not a whole number of tokens from 0"),
+        (CUSTOM + '{"prompt": "", "output_tokens": -1}', ":3: column 'output_tokens': -1 is not a whole number"),
+        ('{"conversations": []}\n{"id": 1}', ":2 has no list of conversations"),
         ("Request tokens,Response tokens\n1,1\n", ":1: column 'Timestamp' is missing"),
     ],
 )

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sloserve.core.request import WorkloadRequest
+from sloserve.core.request import PREFIX_BLOCK_TOKENS, WorkloadRequest
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.fleet.fleet import Fleet
 from sloserve.virtual.engine_settings import EngineSettings
@@ -24,7 +24,7 @@ class WaitingRequest:
 
     prompt_tokens: with what other engines generated. due_s: the deadline that comes next
     (:meth:`~sloserve.core.slo.Targets.next_s`), inf where nothing is promised. kept_on: the instance that keeps the KV
-    of its first ``kept_tokens`` tokens in host memory, if one does. prefix_ids: as of
+    of its first ``kept_tokens`` tokens in host memory, if one does. prefix_ids, prefix_block_tokens: as of
     :class:`~sloserve.core.request.WorkloadRequest`. slo_class: name of its class. most_tokens: limit of its reply that
     it states.
     """
@@ -40,6 +40,7 @@ class WaitingRequest:
     kept_on: str | None = None
     kept_tokens: int = 0
     prefix_ids: tuple[int, ...] = ()
+    prefix_block_tokens: int = PREFIX_BLOCK_TOKENS
     slo_class: str = ""
     most_tokens: int | None = None
 
@@ -67,6 +68,7 @@ def waiting_request(
         kept_on=kept_on,
         kept_tokens=kept_tokens,
         prefix_ids=request.prefix_ids,
+        prefix_block_tokens=request.prefix_block_tokens,
         slo_class=request.slo.slo_class.name,
         most_tokens=request.output_tokens if oracle else request.max_tokens,
     )

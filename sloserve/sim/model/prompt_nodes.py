@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable
 
-from sloserve.core.request import PREFIX_BLOCK_TOKENS
+from sloserve.core.request import WorkloadRequest
 from sloserve.sim.model.model_requests import ModelRequests
 
 _OUTPUT = -1
@@ -28,7 +28,7 @@ class PromptNodes:
             return (index, i)
         nodes = self._nodes_of.setdefault(index, [])
         while len(nodes) <= i:
-            key = (nodes[-1] if nodes else None, *self._content(item.prompt_tokens, item.prefix_ids, len(nodes)))
+            key = (nodes[-1] if nodes else None, *self._content(item, len(nodes)))
             nodes.append(self._nodes.setdefault(key, len(self._nodes)))
         return nodes[i]
 
@@ -36,17 +36,18 @@ class PromptNodes:
         """The request will not come back."""
         self._nodes_of.pop(index, None)
 
-    def _content(self, prompt_tokens: int, prefix_ids: tuple[int, ...], i: int) -> tuple[int, ...]:
-        """The tokens of a block: each run of equal ones as one, with its length."""
+    def _content(self, item: WorkloadRequest, i: int) -> tuple[int, ...]:
+        """Return the tokens of block ``i``: each run of equal ones as one, with its length."""
+        prompt_tokens, prefix_ids, chunk_tokens = item.prompt_tokens, item.prefix_ids, item.prefix_block_tokens
         at, end = i * self._block_size, (i + 1) * self._block_size
         runs: list[int] = []
         while at < end:
-            chunk = min(at // PREFIX_BLOCK_TOKENS, len(prefix_ids) - 1)
+            chunk = min(at // chunk_tokens, len(prefix_ids) - 1)
             token, until = _OUTPUT, end
             if at < prompt_tokens:
                 token = prefix_ids[chunk]
                 is_last = chunk == len(prefix_ids) - 1
-                until = min(end, prompt_tokens, end if is_last else (chunk + 1) * PREFIX_BLOCK_TOKENS)
+                until = min(end, prompt_tokens, end if is_last else (chunk + 1) * chunk_tokens)
             if runs and runs[-2] == token:
                 runs[-1] += until - at
             else:

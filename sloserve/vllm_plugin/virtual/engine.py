@@ -22,7 +22,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from sloserve.admission.admission import Admission
 from sloserve.core.outcome import Outcome
-from sloserve.core.request import PREFIX_BLOCK_TOKENS, WorkloadRequest
+from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog
 from sloserve.engine.swap_store import SwapStore
 from sloserve.estimator.planning_cost import NO_PLANNING_COST, PlanningCosts
@@ -309,7 +309,7 @@ def _prompt(item: WorkloadRequest) -> list[int]:
     tokens: list[int] = []
     for block in item.prefix_ids:
         # The scheduler only hashes tokens; the block's id, offset past the special ones, is a token as good as any.
-        tokens.extend([VOCABULARY + block] * PREFIX_BLOCK_TOKENS)
+        tokens.extend([VOCABULARY + block] * item.prefix_block_tokens)
     tokens.extend([VOCABULARY + item.prefix_ids[-1]] * (item.prompt_tokens - len(tokens)))
     return tokens[: item.prompt_tokens]
 

@@ -1,33 +1,37 @@
 """Readers of trace files: a file in, a :class:`~sloserve.workloads.trace.Trace` out, or one clear message.
 
-    format     told by                                   columns
-    csv        a header with prompt_tokens               arrival_s, prompt_tokens, output_tokens[, task][, hash_ids]
-    azure      a header with TIMESTAMP                   TIMESTAMP, ContextTokens, GeneratedTokens
-    mooncake   a first line that is a JSON object        timestamp (ms), input_length, output_length[, hash_ids]
-    burstgpt   a header with Request tokens              Timestamp, Request tokens, Response tokens[, Log Type]
-    sharegpt   a JSON list                               conversations: value of the first turn, of the second
-    custom     a first line, an object with a prompt     prompt, output_tokens
+    format     told by                                    columns
+    csv        a header with prompt_tokens                arrival_s, prompt_tokens, output_tokens[, task][, hash_ids]
+    azure      a header with TIMESTAMP                    TIMESTAMP, ContextTokens, GeneratedTokens
+    mooncake   JSON lines                                 timestamp (ms), input_length, output_length[, hash_ids]
+    bailian    JSON lines with chat_id                    timestamp (s), input_length, output_length[, hash_ids]
+    burstgpt   a header with Request tokens               Timestamp, Request tokens, Response tokens[, Log Type]
+    sharegpt   a JSON list, or lines with conversations   conversations: value of the first turn, of the second
+    custom     JSON lines with a prompt                   prompt, output_tokens
 
-The last two hold texts, whose tokens are counted, and no arrivals: these are then drawn, Poisson, one a second.
-Files may be gzipped, whatever their name. Rows need not be sorted by arrival. Every fault is a ConfigError that names
-file, line, column, value and what is allowed; nothing is skipped silently.
+``mooncake`` is Dynamo's and AIPerf's format too, with more keys (:mod:`~sloserve.workloads.readers.timed_json`). The
+last two hold texts, whose tokens are counted, and no arrivals: these are then drawn, Poisson, one a second. Files may
+be gzipped, whatever their name. Rows need not be sorted by arrival. A row with a prompt or a reply of 0 tokens is left
+out, in every format, with one warning that counts them. Every other fault is a ConfigError that names file, line,
+column, value and what is allowed.
 """
 
-import re
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from sloserve.core.errors import ConfigError
-from sloserve.workloads.readers import azure, mooncake, project_csv, vllm_datasets
+from sloserve.workloads.readers import azure, project_csv, timed_json, vllm_datasets
 from sloserve.workloads.readers.found import find_trace
-from sloserve.workloads.readers.source import RawRows, open_trace
+from sloserve.workloads.readers.prefix_blocks import block_tokens, small_ids
+from sloserve.workloads.readers.source import RawRows, open_trace, stem
 from sloserve.workloads.readers.token_counter import TokenCounter, estimated
 from sloserve.workloads.trace import Trace, make_trace
-
-_PROMPT = re.compile(r'"prompt"\s*:')
 
 
 class TraceFormat(StrEnum):
@@ -36,18 +40,20 @@ class TraceFormat(StrEnum):
     CSV = "csv"
     AZURE = "azure"
     MOONCAKE = "mooncake"
+    BAILIAN = "bailian"
     BURSTGPT = "burstgpt"
     SHAREGPT = "sharegpt"
     CUSTOM = "custom"
 
 
-_READERS: dict[TraceFormat, Callable[[Path, TokenCounter], RawRows]] = {
-    TraceFormat.CSV: lambda path, _: project_csv.read(path),
-    TraceFormat.AZURE: lambda path, _: azure.read(path),
-    TraceFormat.MOONCAKE: lambda path, _: mooncake.read(path),
-    TraceFormat.BURSTGPT: lambda path, _: vllm_datasets.read_burstgpt(path),
-    TraceFormat.SHAREGPT: vllm_datasets.read_sharegpt,
-    TraceFormat.CUSTOM: vllm_datasets.read_custom,
+_READERS: dict[TraceFormat, Callable[[Path, TokenCounter, bool], RawRows]] = {
+    TraceFormat.CSV: lambda path, _, __: project_csv.read(path),
+    TraceFormat.AZURE: lambda path, _, __: azure.read(path),
+    TraceFormat.MOONCAKE: partial(timed_json.read, timed_json.MOONCAKE),
+    TraceFormat.BAILIAN: partial(timed_json.read, timed_json.BAILIAN),
+    TraceFormat.BURSTGPT: lambda path, _, __: vllm_datasets.read_burstgpt(path),
+    TraceFormat.SHAREGPT: lambda path, count, _: vllm_datasets.read_sharegpt(path, count),
+    TraceFormat.CUSTOM: lambda path, count, _: vllm_datasets.read_custom(path, count),
 }
 _ARRIVALS_SEED = 0
 
@@ -58,25 +64,35 @@ def read_trace(
     *,
     count: TokenCounter = estimated,
     draw_arrivals: bool = False,
+    prefix_block_tokens: int | None = None,
 ) -> Trace:
-    """The trace in the file at ``path``, in ``trace_format`` or, by default, in the format its first line shows.
+    """Return the trace in the file at ``path``.
 
-    Where there is no such file, one of that name in the folder of traces is read, see :func:`find_trace`. count: of
-    the tokens of texts. draw_arrivals: at one request a second, the same in each run, for a file without arrivals.
+    Where there is no such file, one of that name in the folder of traces is read, see :func:`find_trace`.
 
-    Raises: ConfigError for a file that cannot be read, an unknown format, a malformed row, a trace without rows or
-    arrivals.
+    trace_format: one of :class:`TraceFormat`; ``None``: the one that the first line shows. count: counts the tokens of
+    texts. draw_arrivals: for a file without arrivals, draw them at one request a second, the same in each run.
+    prefix_block_tokens: tokens that one of ``hash_ids`` stands for; ``None``: as the format and the lengths show.
+
+    Raises: ConfigError for a file that cannot be read, an unknown or ambiguous format, a malformed row, a trace without
+    rows or arrivals.
     """
     path = find_trace(path)
-    rows = _READERS[_format_of(path, trace_format)](path, count)
-    arrival_s = rows.arrival_s
+    if prefix_block_tokens is not None and prefix_block_tokens < 1:
+        raise ConfigError(f"--trace-block-tokens: {prefix_block_tokens} is not a whole number of tokens from 1")
+    found = _format_of(path, trace_format)
+    rows = _READERS[found](path, count, trace_format is not None).served(path)
+    block = block_tokens(path, rows, prefix_block_tokens)
+    arrival_s, unit = rows.arrival_s, f"times in {rows.unit}"
     if arrival_s is None and draw_arrivals:
         arrival_s = np.cumsum(np.random.default_rng(_ARRIVALS_SEED).exponential(size=len(rows.task)))
+        unit = "arrivals drawn"
     if arrival_s is None:
         raise ConfigError(f"{path}: states no arrivals (column 'arrival_s'); give --rps, at which they are then drawn")
-    return make_trace(
-        _stem(path), str(path), arrival_s, rows.prompt_tokens, rows.output_tokens, rows.task, rows.prefix_ids
-    )
+    ids = None if rows.prefix_ids is None else small_ids(rows.prefix_ids)
+    blocks = "" if ids is None else f", prefix blocks of {block} tokens"
+    trace = make_trace(stem(path), str(path), arrival_s, rows.prompt_tokens, rows.output_tokens, rows.task, ids)
+    return replace(trace, block_tokens=block, reading=f"format {found}, {unit}{blocks}")
 
 
 def _format_of(path: Path, trace_format: str | None) -> TraceFormat:
@@ -85,14 +101,14 @@ def _format_of(path: Path, trace_format: str | None) -> TraceFormat:
             raise ConfigError(f"unknown trace format {trace_format!r}; known: {', '.join(TraceFormat)}")
         return TraceFormat(trace_format)
     with open_trace(path) as lines:
-        first = next((line for line in lines if line.strip()), "")
-    header = {cell.strip().strip('"') for cell in first.split(",")}
+        first = next((line for line in lines if line.strip()), "").strip()
     if not first:
         raise ConfigError(f"{path}: is empty; a trace has at least a header and one row")
-    if first.lstrip().startswith("["):
+    if first.startswith("["):
         return TraceFormat.SHAREGPT
-    if first.lstrip().startswith("{"):
-        return TraceFormat.CUSTOM if _PROMPT.search(first) else TraceFormat.MOONCAKE
+    if first.startswith("{"):
+        return _format_of_row(first)
+    header = {cell.strip().strip('"') for cell in first.split(",")}
     if vllm_datasets.REQUEST_TOKENS in header:
         return TraceFormat.BURSTGPT
     if azure.TIMESTAMP in header:
@@ -100,11 +116,22 @@ def _format_of(path: Path, trace_format: str | None) -> TraceFormat:
     if header & {"prompt_tokens", "output_tokens", "arrival_s"}:
         return TraceFormat.CSV
     raise ConfigError(
-        f"{path}:1: {first.strip()[:80]!r} is no known trace header; known: a CSV header with "
+        f"{path}:1: {first[:80]!r} is no known trace header; known: a CSV header with "
         f"{', '.join(project_csv.REQUIRED)}; one with {', '.join(azure.REQUIRED)}; JSON lines with "
-        f"{', '.join(mooncake.REQUIRED)}; those that docs/simulate.md lists"
+        f"{', '.join((timed_json.TIMESTAMP[0], timed_json.INPUT[0], timed_json.OUTPUT[0]))}; those that "
+        "docs/simulate.md lists"
     )
 
 
-def _stem(path: Path) -> str:
-    return path.name.removesuffix(".gz").removesuffix(".csv").removesuffix(".jsonl").removesuffix(".json")
+def _format_of_row(first: str) -> TraceFormat:
+    """Return the format of a file of JSON lines by the keys of its first row."""
+    try:
+        row = json.loads(first)
+    except (ValueError, RecursionError):
+        row = {}  # the reader says what is wrong with it
+    keys = set(row)
+    if "conversations" in keys:
+        return TraceFormat.SHAREGPT
+    if vllm_datasets.PROMPT in keys:
+        return TraceFormat.CUSTOM
+    return TraceFormat.BAILIAN if keys & timed_json.BAILIAN_KEYS else TraceFormat.MOONCAKE

@@ -58,4 +58,5 @@ def read(path: Path) -> RawRows:
         prompt_tokens=np.concatenate(prompts),
         output_tokens=np.concatenate(outputs),
         task=[named[1] if named else "azure"] * epoch_ns.size,
+        unit="UTC dates",
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from sloserve.workloads.readers import table
-from sloserve.workloads.readers.source import RawRows, check_prefix_ids
+from sloserve.workloads.readers.source import RawRows
 
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
 COLUMNS = (
@@ -28,6 +28,7 @@ def read(path: Path) -> RawRows:
     arrivals, prompts, outputs = [np.empty(0)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     tasks: list[str] = []
     prefix_ids: list[tuple[int, ...]] | None = None
+    all_lines: list[int] = []
     has_arrivals = True
     for lines, chunk in table.read_chunks(path, COLUMNS):
         has_arrivals = "arrival_s" in chunk
@@ -37,14 +38,14 @@ def read(path: Path) -> RawRows:
         outputs.append(np.asarray(chunk["output_tokens"], np.int64))
         tasks.extend(chunk.get("task", [""] * len(lines)))
         if "hash_ids" in chunk:
-            for line, row_ids, prompt in zip(lines, chunk["hash_ids"], prompts[-1].tolist(), strict=True):
-                check_prefix_ids(path, line, "hash_ids", row_ids, prompt)
             prefix_ids = prefix_ids or []
             prefix_ids.extend(chunk["hash_ids"])
+            all_lines.extend(lines)
     return RawRows(
         arrival_s=np.concatenate(arrivals) if has_arrivals else None,
         prompt_tokens=np.concatenate(prompts),
         output_tokens=np.concatenate(outputs),
         task=tasks,
         prefix_ids=prefix_ids,
+        lines=all_lines if prefix_ids is not None else None,
     )

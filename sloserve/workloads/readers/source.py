@@ -2,13 +2,16 @@
 
 import gzip
 import io
+import logging
 import reprlib
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
+
+import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.errors import ConfigError
@@ -20,7 +23,10 @@ MAX_TOKENS = 10_000_000
 MAX_ARRIVAL_S = 10 * 365 * 86_400.0
 """Latest arrival a row may state, seconds: ten years. Epoch times in place of durations lie beyond it."""
 
-TOKENS_ALLOWED = f"a whole number of tokens from 1 to {MAX_TOKENS}"
+TOKENS_ALLOWED = f"a whole number of tokens from 0 to {MAX_TOKENS}"
+"""Rows with 0 tokens are read, and left out by one rule for all formats (:meth:`RawRows.served`)."""
+
+logger = logging.getLogger(__name__)
 
 GZIP_MAGIC = b"\x1f\x8b"
 
@@ -32,7 +38,9 @@ _SHORT.maxstring = _SHORT.maxother = 80
 class RawRows:
     """The rows of a file in its own order, checked; all columns ``[rows]``.
 
-    arrival_s: ``None`` for a file of lengths only. prefix_ids: ``None`` for a file without them.
+    arrival_s: ``None`` for a file of lengths only. prompt_tokens, output_tokens: may be 0. prefix_ids: ``None`` for a
+    file without them. lines: number of the line of each row; ``None`` where no later check names a line.
+    unit: of the arrivals as the file states them. block_tokens: that one of ``prefix_ids`` stands for in this format.
     """
 
     arrival_s: FloatArray | None
@@ -40,6 +48,33 @@ class RawRows:
     output_tokens: IntArray
     task: list[str]
     prefix_ids: list[tuple[int, ...]] | None = None
+    lines: list[int] | None = None
+    unit: str = "seconds"
+    block_tokens: int = PREFIX_BLOCK_TOKENS
+
+    def served(self, path: Path) -> "RawRows":
+        """Return the rows whose prompt and reply have at least one token; the others are counted in one warning.
+
+        Raises: ConfigError where that leaves no row.
+        """
+        kept = np.flatnonzero((self.prompt_tokens > 0) & (self.output_tokens > 0))
+        rows, left_out = self.prompt_tokens.size, self.prompt_tokens.size - kept.size
+        if not left_out:
+            return self
+        if not kept.size:
+            raise ConfigError(f"{path}: all {rows} requests have a prompt or a reply of 0 tokens; at least 1 is needed")
+        logger.warning(
+            "%s: left out %d of %d requests, which have a prompt or a reply of 0 tokens", path, left_out, rows
+        )
+        return replace(
+            self,
+            arrival_s=None if self.arrival_s is None else self.arrival_s[kept],
+            prompt_tokens=self.prompt_tokens[kept],
+            output_tokens=self.output_tokens[kept],
+            task=[self.task[i] for i in kept],
+            prefix_ids=None if self.prefix_ids is None else [self.prefix_ids[i] for i in kept],
+            lines=None if self.lines is None else [self.lines[i] for i in kept],
+        )
 
 
 @contextmanager
@@ -70,14 +105,6 @@ def bad_cell(path: Path, line: int, column: str, value: object, allowed: str) ->
     return ConfigError(f"{path}:{line}: column {column!r}: {_SHORT.repr(value)} is not {allowed}")
 
 
-def check_prefix_ids(path: Path, line: int, column: str, ids: tuple[int, ...], prompt_tokens: int) -> None:
-    """Raises ConfigError for a prompt with more ids than 512-token blocks: its ids stand for blocks of another size."""
-    blocks = -(-prompt_tokens // PREFIX_BLOCK_TOKENS)
-    if len(ids) > blocks:
-        raise bad_cell(
-            path,
-            line,
-            column,
-            f"{len(ids)} ids",
-            f"possible for {prompt_tokens} prompt tokens, which fill {blocks} blocks of {PREFIX_BLOCK_TOKENS}",
-        )
+def stem(path: Path) -> str:
+    """Return the file's name without the endings of traces."""
+    return path.name.removesuffix(".gz").removesuffix(".csv").removesuffix(".jsonl").removesuffix(".json")

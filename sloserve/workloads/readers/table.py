@@ -8,7 +8,6 @@ cell that is not.
 import csv
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -38,16 +37,16 @@ class Column:
     optional: bool = False
 
 
-def _whole_tokens(text: str, least: int) -> int:
+def _whole_tokens(text: str) -> int:
     number = float(text)
-    if not (least <= number <= MAX_TOKENS and number == int(number)):
+    if not (0 <= number <= MAX_TOKENS and number == int(number)):
         raise ValueError(text)
     return int(number)
 
 
-def _all_whole_tokens(cells: Sequence[str], least: int) -> NDArray[np.int64]:
+def _all_whole_tokens(cells: Sequence[str]) -> NDArray[np.int64]:
     values = np.array(cells).astype(np.int64)
-    if values.min() < least or values.max() > MAX_TOKENS:
+    if values.min() < 0 or values.max() > MAX_TOKENS:
         raise ValueError("out of range")
     return values
 
@@ -73,10 +72,9 @@ def _ids(text: str) -> tuple[int, ...]:
     return ids
 
 
-def tokens(name: str, least: int = 1) -> Column:
-    """A column of token counts."""
-    parse, parse_all = partial(_whole_tokens, least=least), partial(_all_whole_tokens, least=least)
-    return Column(name, parse, parse_all, TOKENS_ALLOWED.replace("from 1", f"from {least}"))
+def tokens(name: str) -> Column:
+    """Return a column of token counts."""
+    return Column(name, _whole_tokens, _all_whole_tokens, TOKENS_ALLOWED)
 
 
 def seconds(name: str) -> Column:

@@ -6,7 +6,7 @@ tokens, every request counts; and of BurstGPT all models do, not GPT-4 alone.
 """
 
 import json
-import logging
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,9 @@ import numpy as np
 
 from sloserve.core.errors import ConfigError
 from sloserve.workloads.readers import table
-from sloserve.workloads.readers.source import MAX_TOKENS, TOKENS_ALLOWED, RawRows, bad_cell, open_trace
+from sloserve.workloads.readers.source import RawRows, bad_cell, open_trace
+from sloserve.workloads.readers.timed_json import json_rows, missing, whole_tokens
 from sloserve.workloads.readers.token_counter import TokenCounter
-
-logger = logging.getLogger(__name__)
 
 PROMPT, OUTPUT_TOKENS = "prompt", "output_tokens"
 REQUEST_TOKENS = "Request tokens"
@@ -26,49 +25,43 @@ _LOG_TYPE = "Log Type"
 
 
 def read_sharegpt(path: Path, count: TokenCounter) -> RawRows:
-    """The conversations of the file that have a reply. Raises: ConfigError for a malformed file."""
-    with open_trace(path) as source:
-        try:
-            entries = json.load(source)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise ConfigError(f"{path}: is not JSON: {error}") from None
-    if not isinstance(entries, list):
-        raise ConfigError(f"{path}: is not a JSON list of conversations")
-    pairs = [pair for i, entry in enumerate(entries) if (pair := _first_turns(path, i, entry)) is not None]
-    if len(pairs) < len(entries):
-        logger.warning("%s: %d of %d conversations have no reply", path, len(entries) - len(pairs), len(entries))
-    prompts, replies = (count([pair[side] for pair in pairs]) for side in (0, 1))
+    """Return the conversations of the file, a JSON list or one object a line; one without a reply has 0 tokens.
+
+    Raises: ConfigError for a malformed file.
+    """
+    pairs = [_first_turns(where, entry) for where, entry in _conversations(path)]
+    sides = ([pair[side] for pair in pairs] for side in (0, 1))
+    prompts, replies = (_counted(texts, count) for texts in sides)
     return _lengths("sharegpt", prompts, replies)
 
 
 def read_custom(path: Path, count: TokenCounter) -> RawRows:
-    """One object a line with ``prompt`` and ``output_tokens``. Raises: ConfigError for a malformed file."""
+    """Return one row for each line's object with ``prompt`` and ``output_tokens``.
+
+    Raises: ConfigError for a malformed file.
+    """
     prompts: list[str] = []
     outputs: list[int] = []
-    with open_trace(path) as source:
-        for line, text in enumerate(source, start=1):
-            if not text.strip():
-                continue
-            row = _row(path, line, text)
-            if not isinstance(row[PROMPT], str):
-                raise bad_cell(path, line, PROMPT, row[PROMPT], "text")
-            tokens = row[OUTPUT_TOKENS]
-            if isinstance(tokens, bool) or not isinstance(tokens, int) or not 1 <= tokens <= MAX_TOKENS:
-                raise bad_cell(path, line, OUTPUT_TOKENS, tokens, TOKENS_ALLOWED)
-            prompts.append(row[PROMPT])
-            outputs.append(tokens)
+    for line, row in json_rows(path, (PROMPT, OUTPUT_TOKENS)):
+        for key in (PROMPT, OUTPUT_TOKENS):
+            if key not in row:
+                raise missing(path, line, key, row)
+        if not isinstance(row[PROMPT], str):
+            raise bad_cell(path, line, PROMPT, row[PROMPT], "text")
+        prompts.append(row[PROMPT])
+        outputs.append(whole_tokens(path, line, OUTPUT_TOKENS, row[OUTPUT_TOKENS]))
     return _lengths("custom", count(prompts), outputs)
 
 
 def read_burstgpt(path: Path) -> RawRows:
-    """The requests of the trace that got a reply; the task is the log they are of, ``conversation`` or ``api``.
+    """Return the requests of the trace; the task is the log that has them, ``conversation`` or ``api``.
 
     Raises: ConfigError for a malformed file.
     """
     columns = (
         table.seconds("Timestamp"),
-        table.tokens(REQUEST_TOKENS, least=0),
-        table.tokens(_RESPONSE_TOKENS, least=0),
+        table.tokens(REQUEST_TOKENS),
+        table.tokens(_RESPONSE_TOKENS),
         table.text(_LOG_TYPE),
     )
     arrivals, prompts, outputs = [np.empty(0)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
@@ -80,42 +73,49 @@ def read_burstgpt(path: Path) -> RawRows:
         prompts.append(np.asarray(chunk[REQUEST_TOKENS], np.int64))
         outputs.append(np.asarray(chunk[_RESPONSE_TOKENS], np.int64))
         tasks += [name.partition(" ")[0].lower() for name in chunk.get(_LOG_TYPE, ["burstgpt"] * len(lines))]
-    prompt, output = np.concatenate(prompts), np.concatenate(outputs)
-    served = np.flatnonzero((prompt > 0) & (output > 0))
-    if served.size < prompt.size:
-        logger.warning("%s: %d of %d requests got no reply", path, prompt.size - served.size, prompt.size)
     return RawRows(
-        arrival_s=np.concatenate(arrivals)[served],
-        prompt_tokens=prompt[served],
-        output_tokens=output[served],
-        task=[tasks[i] for i in served],
+        arrival_s=np.concatenate(arrivals),
+        prompt_tokens=np.concatenate(prompts),
+        output_tokens=np.concatenate(outputs),
+        task=tasks,
     )
 
 
-def _first_turns(path: Path, index: int, entry: Any) -> tuple[str, str] | None:
+def _conversations(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield each conversation of the file and where it is."""
+    with open_trace(path) as source:
+        if next((line for line in source if line.strip()), "").lstrip().startswith("{"):
+            yield from ((f"{path}:{line}", row) for line, row in json_rows(path, ("conversations",)))
+            return
+    with open_trace(path) as source:
+        try:
+            entries = json.load(source)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ConfigError(f"{path}: is not JSON: {error}") from None
+    if not isinstance(entries, list):
+        raise ConfigError(f"{path}: is not a JSON list of conversations")
+    yield from ((f"{path}: entry {i}", entry) for i, entry in enumerate(entries))
+
+
+def _first_turns(where: str, entry: Any) -> tuple[str | None, str | None]:
+    """Return the prompt and the reply of a conversation; None for one that it does not have."""
     turns = entry.get("conversations") if isinstance(entry, dict) else None
     if not isinstance(turns, list):
-        raise ConfigError(f"{path}: entry {index} has no list of conversations, as ShareGPT's have")
-    values: list[str] = []
+        raise ConfigError(f"{where} has no list of conversations, as ShareGPT's have")
+    values: list[str | None] = []
     for turn in turns[:2]:
         value = turn.get("value") if isinstance(turn, dict) else None
         if not isinstance(value, str):
-            raise ConfigError(f"{path}: entry {index}: a turn has no text under 'value'")
+            raise ConfigError(f"{where}: a turn has no text under 'value'")
         values.append(value)
-    return (values[0], values[1]) if len(values) == 2 else None
+    prompt, reply, *_ = [*values, None, None]
+    return prompt, reply
 
 
-def _row(path: Path, line: int, text: str) -> dict[str, Any]:
-    try:
-        row = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}:{line}: is not JSON: {error}") from None
-    if not isinstance(row, dict):
-        raise ConfigError(f"{path}:{line}: is not a JSON object with {PROMPT}, {OUTPUT_TOKENS}")
-    for key in (PROMPT, OUTPUT_TOKENS):
-        if key not in row:
-            raise ConfigError(f"{path}:{line}: column {key!r} is missing; the row has: {', '.join(row) or 'nothing'}")
-    return row
+def _counted(texts: Sequence[str | None], count: TokenCounter) -> list[int]:
+    """Return the tokens of each text, 0 where there is none."""
+    counts = iter(count([text for text in texts if text is not None]))
+    return [0 if text is None else next(counts) for text in texts]
 
 
 def _lengths(task: str, prompts: list[int], outputs: list[int]) -> RawRows:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from sloserve.core.request import PREFIX_BLOCK_TOKENS
 from sloserve.core.slo import ClassTable
 from sloserve.fleet.contract.door import Refusal
 from sloserve.fleet.contract.plan_in_force import Plan
@@ -134,7 +133,7 @@ class SimulatedGateway:
 
 
 def _beginnings(request: WaitingRequest) -> tuple[Beginning, ...]:
-    ends = (min(PREFIX_BLOCK_TOKENS * (i + 1), request.prompt_tokens) for i in range(len(request.prefix_ids)))
+    ends = (min(request.prefix_block_tokens * (i + 1), request.prompt_tokens) for i in range(len(request.prefix_ids)))
     return chained(
         request.model, ((id_.to_bytes(8, "little"), end) for id_, end in zip(request.prefix_ids, ends, strict=True))
     )
