@@ -14,7 +14,7 @@ from sloserve.core.slo import DEFAULT_CLASSES, MAX_TARGET_S, MAX_TDS, ClassTable
 from sloserve.estimator.length.at_admission import LengthAtAdmission
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.files.json_schema import Written
-from sloserve.files.model import Allowed, Problem, check_model, dotted, unknown
+from sloserve.files.model import NOT_TINY, Allowed, Problem, check_model, dotted, unknown
 from sloserve.scheduler.registry import GENERAL, make_policy, parse_policy
 from sloserve.wire.headers import TENANTS, HeaderRules, is_ours
 from sloserve.wire.optional_http3 import Http3Settings
@@ -29,10 +29,10 @@ _HEADER_NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,64}")
 ADMIN_KEY = "SLOSERVE_ADMIN_KEY"
 """Environment variable with the key of the admin routes: never a setting, so that no configuration shows it."""
 
-Seconds = Annotated[float, Field(strict=True, gt=0.0, le=MAX_TARGET_S)]
+Seconds = Annotated[float, Field(strict=True, gt=0.0, le=MAX_TARGET_S), NOT_TINY]
 SECONDS = Allowed(f"a number of seconds above 0, up to {MAX_TARGET_S:.0f}")
 Target = Annotated[
-    Annotated[float, Field(strict=True, gt=0.0, le=MAX_TARGET_S * 1e3)] | None,
+    Annotated[float, Field(strict=True, gt=0.0, le=MAX_TARGET_S * 1e3), NOT_TINY] | None,
     Allowed(f"a number of milliseconds above 0, up to {MAX_TARGET_S * 1e3:.0f}"),
 ]
 Count = Annotated[int, Field(strict=True, ge=0), Allowed("a whole number >= 0")]
@@ -79,7 +79,7 @@ class ClassSettings(_Settings):
     tpot_ms: Target = None
     e2e_ms: Target = None
     tds: Annotated[
-        Annotated[float, Field(strict=True, gt=0.0, le=MAX_TDS)] | None,
+        Annotated[float, Field(strict=True, gt=0.0, le=MAX_TDS), NOT_TINY] | None,
         Allowed(f"a number of tokens per second above 0, up to {MAX_TDS:.0f}"),
     ] = None
 

@@ -151,6 +151,14 @@ def test_policies_that_cannot_be_made(section: dict[str, Any], told: list[tuple[
             "sloserve.classes.a.ttft_ms: 0 is not a number of milliseconds above 0, up to 604800000",
         ),
         (
+            {"classes": {"a": {"rank": 1, "tpot_ms": 5e-324}}},
+            "sloserve.classes.a.tpot_ms: 5e-324 is not a number of milliseconds above 0, up to 604800000",
+        ),
+        (
+            {"classes": {"a": {"rank": 1, "tds": 5e-324}}},
+            "sloserve.classes.a.tds: 5e-324 is not a number of tokens per second above 0, up to 10000",
+        ),
+        (
             {"classes": {"a": {"rank": 1, "ttft_s": 5}}},
             "sloserve.classes.a.ttft_s: is unknown; known here: rank, aged_after_s, ttft_ms, tpot_ms, e2e_ms, tds; "
             "did you mean 'ttft_ms'?",

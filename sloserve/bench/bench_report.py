@@ -2,7 +2,6 @@
 writes it.
 """
 
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +18,7 @@ from sloserve.client.endpoint import Agreed, Endpoint
 from sloserve.client.payload import Api
 from sloserve.client.vllm_record import vllm_record
 from sloserve.client.workload_replay import ReplayedRun
+from sloserve.core import json_text
 from sloserve.core.runlog import RunLog, StepLog
 from sloserve.report.compare import Comparison, compare
 from sloserve.report.logs import RESULT_JSON, LogWriter, Verdicts, write_result
@@ -161,7 +161,7 @@ class BenchReporter:
             "max_concurrency": self._bench.replay.max_concurrency,
         } | vllm_record(run, point.judged, from_due=False)
         name = "".join(c if c.isalnum() or c in ".-" else "-" for c in f"vllm-{label}-{point.rps:.4g}rps-{point.seed}")
-        text = json.dumps(record, indent=1, allow_nan=False)
+        text = json_text.dumps(record, indent=1)
         (self._out_dir / f"{name}.json").write_text(text + "\n", encoding="utf-8")
 
     def _title(self) -> str:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from sloserve.core.errors import ConfigError
+from sloserve.core import json_text
+from sloserve.core.errors import ConfigError, shown
 from sloserve.core.finished import Latency
 from sloserve.core.json_lines import lines_of
 from sloserve.core.outcome import Outcome
@@ -32,6 +33,9 @@ class Measured:
     tpot_s: float | None = None
     e2e_s: float | None = None
 
+    def __post_init__(self) -> None:
+        _check_figures(self.ttft_s, self.tpot_s, self.e2e_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -40,6 +44,9 @@ class Run:
     tool: str
     requests: list[Measured]
     duration_s: float | None
+
+    def __post_init__(self) -> None:
+        _check_figures(self.duration_s)
 
     def judged(self, targets: Targets) -> list[ServedRequest]:
         """The requests with ``targets``. Raises: ConfigError for a target whose figure a completed request lacks."""
@@ -84,9 +91,9 @@ def read_runs(path: Path) -> list[Run]:
 def _parsed(text: str) -> Any:
     """A JSON value, or the list of those on the lines of ``text``. Raises: ValueError."""
     try:
-        return json.loads(text)
+        return json_text.loads_figures(text)
     except json.JSONDecodeError:
-        return [json.loads(line) for line in lines_of(text) if line.strip()]
+        return [json_text.loads_figures(line) for line in lines_of(text) if line.strip()]
 
 
 def _vllm(content: Mapping[str, Any]) -> Iterator[Run]:
@@ -127,6 +134,13 @@ def _aiperf(content: list[Mapping[str, Any]]) -> Iterator[Run]:
         ttft_s, e2e_s = _of_unit(metrics.get("time_to_first_token")), _of_unit(metrics["request_latency"])
         found.append(Measured(True, ttft_s, tpot_s, e2e_s))
     yield Run("aiperf", found, None)
+
+
+def _check_figures(*values: object) -> None:
+    """Raise TypeError for a value that is neither a number nor None."""
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            raise TypeError(f"{shown(value)} is not a number")
 
 
 def _seconds(value_ms: float | None) -> float | None:

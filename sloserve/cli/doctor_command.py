@@ -1,6 +1,5 @@
 """``sloserve doctor``."""
 
-import json
 from dataclasses import asdict
 from typing import Annotated
 
@@ -8,6 +7,7 @@ import typer
 
 from sloserve.cli.output_flags import JsonFlag
 from sloserve.cli.root import app
+from sloserve.core import json_text
 
 
 @app.command()
@@ -28,7 +28,7 @@ def doctor(
 
     findings = list(examine(host, port or [8000]))
     if as_json:
-        print(json.dumps([asdict(one) for one in findings], indent=2))
+        print(json_text.dumps([asdict(one) for one in findings], indent=2))
     else:
         width = max(len(one.check) for one in findings)
         for one in findings:

@@ -1,6 +1,5 @@
 """``sloserve judge``."""
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,6 +8,7 @@ import typer
 
 from sloserve.cli.output_flags import JsonFlag
 from sloserve.cli.root import app
+from sloserve.core import json_text
 from sloserve.core.errors import ConfigError
 
 
@@ -60,7 +60,7 @@ def judge(
         verdicts = [_verdict(run, targets) for run in read_runs(file) if run.requests]
     except ConfigError as error:
         raise ConfigError(str(error) if str(file) in str(error) else f"{file}: {error}") from None
-    print(json.dumps([asdict(one) for one in verdicts], indent=2) if as_json else "\n".join(map(str, verdicts)))
+    print(json_text.dumps([asdict(one) for one in verdicts], indent=2) if as_json else "\n".join(map(str, verdicts)))
     if any(100.0 * one.attainment < at_least for one in verdicts):
         raise typer.Exit(1)
 

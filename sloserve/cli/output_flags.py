@@ -1,12 +1,13 @@
 """How commands give results: for scripts as JSON, for people in columns, and where an experiment leaves its files."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from sloserve.core import json_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +25,7 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 def show_names(found: Mapping[str, str], as_json: bool) -> None:
     """Prints names and what each is."""
-    print(json.dumps(found, indent=2) if as_json else columns(list(found.items())))
+    print(json_text.dumps(found, indent=2) if as_json else columns(list(found.items())))
 
 
 @dataclass(frozen=True, kw_only=True)

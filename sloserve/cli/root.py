@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 import sloserve
+from sloserve.cli.flag_numbers import read_strictly
 from sloserve.core.errors import ConfigError
 from sloserve.core.extras import explained
 from sloserve.core.json_lines import lines_of
@@ -18,7 +19,13 @@ _UsageError: Any = typer.BadParameter.__mro__[1]
 
 
 class OneLine(TyperGroup):
-    """Commands whose wrong flags and arguments are told in one line, as all other mistakes are."""
+    """Commands whose wrong flags and arguments are told in one line, as all other mistakes are; numbers in flags are
+    read by our rule.
+    """
+
+    def get_command(self, *args: Any, **named: Any) -> Any:
+        command = super().get_command(*args, **named)
+        return None if command is None else read_strictly(command)
 
     def make_context(self, *args: Any, **named: Any) -> Any:
         try:

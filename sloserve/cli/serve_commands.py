@@ -1,6 +1,5 @@
 """``sloserve serve``, and what an operator asks before it: ``check-config``, ``policies``."""
 
-import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from sloserve.cli.log_flag import LogFlag, LogFormat, begin_logging
 from sloserve.cli.option_groups import with_option_groups
 from sloserve.cli.output_flags import JsonFlag, columns, show_names
 from sloserve.cli.root import VLLMArguments, app, our_flags, vllm_arguments
+from sloserve.core import json_text
 from sloserve.core.errors import ConfigError
 from sloserve.core.json_lines import lines_of
 from sloserve.core.json_log import logs_are_json, say, warn
@@ -160,9 +160,9 @@ def check_config(
     except ConfigError as error:
         if not as_json:
             raise
-        print(json.dumps({"errors": lines_of(str(error))}, indent=2))
+        print(json_text.dumps({"errors": lines_of(str(error))}, indent=2))
         raise typer.Exit(2) from None
-    print(json.dumps(effective.as_json(), indent=2) if as_json else config.table(effective.rows()))
+    print(json_text.dumps(effective.as_json(), indent=2) if as_json else config.table(effective.rows()))
     if not as_json:
         _print_warnings(effective.warnings())
 
@@ -207,7 +207,9 @@ def policies(
 
     if name is None and as_json:
         listed = {kind: policy_names(for_experiments=kind == "experiments") for kind in ("servers", "experiments")}
-        print(json.dumps({kind: {one: _summary(one) for one in names} for kind, names in listed.items()}, indent=2))
+        print(
+            json_text.dumps({kind: {one: _summary(one) for one in names} for kind, names in listed.items()}, indent=2)
+        )
         return
     if name is None:
         print(columns([(one, _summary(one)) for one in policy_names(for_experiments=False)]))
@@ -216,7 +218,7 @@ def policies(
         return
     found = describe_policy(name)
     if as_json:
-        print(json.dumps({"name": name, **asdict(found)}, indent=2))
+        print(json_text.dumps({"name": name, **asdict(found)}, indent=2))
         return
     print(f"{name}: {found.summary}")
     print(f"\nOptions, as in {name}:{found.options[0].name}={_text(found.options[0].default)}, with their defaults:\n")

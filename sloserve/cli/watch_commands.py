@@ -1,6 +1,5 @@
 """``sloserve top``, ``sloserve status``, and the same for a fleet: the live feed in a terminal."""
 
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ import typer
 
 from sloserve.cli.fleet_commands import fleet_app
 from sloserve.cli.root import app
+from sloserve.core import json_text
 from sloserve.core.errors import ConfigError
 
 _AGAIN_S: Final = 2.0
@@ -62,7 +62,7 @@ def status(
     except LostServer as error:
         raise ConfigError(str(error)) from error
     if as_json:
-        print(json.dumps(view))
+        print(json_text.dumps(view))
     else:
         console.print(shown)
 

@@ -1,9 +1,8 @@
 """``sloserve workloads``: what can be simulated."""
 
-import json
-
 from sloserve.cli.output_flags import JsonFlag, columns
 from sloserve.cli.root import app
+from sloserve.core import json_text
 
 
 @app.command()
@@ -21,6 +20,6 @@ def workloads(as_json: JsonFlag = False) -> None:
         "profile": dict.fromkeys(profile_names(), ""),
     }
     if as_json:
-        print(json.dumps({kind.replace(" ", "_"): names for kind, names in found.items()}, indent=2))
+        print(json_text.dumps({kind.replace(" ", "_"): names for kind, names in found.items()}, indent=2))
         return
     print(columns([(kind, name, text) for kind, names in found.items() for name, text in names.items()]))

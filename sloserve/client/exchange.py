@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ from sloserve.client.replies import (
     refusal_text,
 )
 from sloserve.client.stream import StreamReader
+from sloserve.core import numbers
 from sloserve.core.arrays import FloatArray
 from sloserve.core.clock import Clock
 from sloserve.core.errors import ConfigError
@@ -31,7 +31,7 @@ TOO_MANY, UNAVAILABLE, TIMED_OUT = 429, 503, 408
 DROPPED_REASON = "x-slo-dropped-reason"
 OTHER_REASON = "no reason given"
 MOST_REASON_CHARS = 80
-_SECONDS = re.compile(r"[0-9]{1,9}")
+MOST_SECONDS_CHARS = 9
 
 TOKENS_PER_ASKED, MORE_TOKENS = 16, 1024
 """A reply is given up beyond this multiple of the tokens asked for, in tokens or chunks, and this many more."""
@@ -173,7 +173,7 @@ async def _refusal(response: httpx.Response) -> _Refusal:
 
 def _seconds(text: str | None) -> float | None:
     """Return Retry-After as whole seconds; ``None`` for the form with a date, which is not read."""
-    return float(text) if text is not None and _SECONDS.fullmatch(text) else None
+    return float(text) if text is not None and numbers.is_whole(text) and len(text) <= MOST_SECONDS_CHARS else None
 
 
 def _check_own(error: BaseException) -> None:

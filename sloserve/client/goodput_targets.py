@@ -7,6 +7,7 @@ as a request's SLO stays the workload's.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from sloserve.core import numbers
 from sloserve.core.errors import ConfigError
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import SLO, Targets
@@ -71,7 +72,7 @@ def _targets(flag: str, pairs: Sequence[str], text: str) -> Targets:
         if KEYS[key] in found:
             raise ConfigError(f"{flag}: {key} is given twice in {text!r}")
         try:
-            found[KEYS[key]] = float(value) / 1e3
+            found[KEYS[key]] = numbers.number(value) / 1e3
         except ValueError:
             raise ConfigError(f"{flag}: {key}: {value!r} is not a number of milliseconds") from None
     if not found:

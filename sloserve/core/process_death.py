@@ -10,6 +10,8 @@ import signal
 import sys
 from typing import Final
 
+from sloserve.core import numbers
+
 PARENT: Final = "SLOSERVE_DIES_WITH"
 """In the environment: the process id of the parent that a process dies with. Unset: it dies with none."""
 
@@ -32,5 +34,5 @@ def die_with(parent: int) -> None:
 def die_with_named_parent() -> None:
     """As the environment says, if it says so. A second call in the same process changes nothing."""
     named = os.environ.get(PARENT, "")
-    if named.isdigit() and int(named) != os.getpid():
+    if numbers.is_whole(named) and int(named) != os.getpid():
         die_with(int(named))

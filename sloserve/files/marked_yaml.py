@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from sloserve.core import numbers
 from sloserve.core.errors import ConfigError, shown
 
 Path = tuple[str | int, ...]
@@ -98,10 +99,15 @@ class Node:
         if isinstance(self.value, bool) or not isinstance(self.value, int | float | str):
             raise self.not_allowed(allowed)
         try:
-            number = float(self.value)
+            number = numbers.number(self.value) if isinstance(self.value, str) else float(self.value)
         except (ValueError, OverflowError):
             raise self.not_allowed(allowed) from None
-        if not math.isfinite(number) or number > high or number < low or (above and number == low):
+        if (
+            not math.isfinite(number)
+            or number > high
+            or number < low
+            or (above and (number == low or numbers.is_tiny(number)))
+        ):
             raise self.not_allowed(allowed)
         return number
 

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, get_args
 
-from pydantic import BaseModel, GetJsonSchemaHandler, ValidationError
+from pydantic import AfterValidator, BaseModel, GetJsonSchemaHandler, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 
+from sloserve.core import numbers
 from sloserve.core.errors import ConfigError, shown
 from sloserve.files.marked_yaml import Node, Path, parse_yaml
 
@@ -23,6 +24,16 @@ class Allowed:
 
     def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         return {**handler(core_schema), "description": self.text}
+
+
+def _not_tiny(value: float) -> float:
+    if numbers.is_tiny(value):
+        raise ValueError
+    return value
+
+
+NOT_TINY = AfterValidator(_not_tiny)
+"""In the ``Annotated`` of a field above 0: refuses what would be 0 once its unit is converted, such as 5e-324 ms."""
 
 
 class Problem(NamedTuple):

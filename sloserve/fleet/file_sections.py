@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sloserve.files.model import Allowed
+from sloserve.files.model import NOT_TINY, Allowed
 from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.wire.optional_http3 import Http3Settings
 
@@ -34,7 +34,7 @@ class EngineFlags(Section):
 class ModelEntry(Section):
     profile: Annotated[str | dict[str, str], Allowed("the name or file of a profile, or a mapping of device to one")]
     share: Annotated[
-        Annotated[float, Field(strict=True, gt=0.0, le=1e6)] | None, Allowed("a number above 0, up to 1e6")
+        Annotated[float, Field(strict=True, gt=0.0, le=1e6), NOT_TINY] | None, Allowed("a number above 0, up to 1e6")
     ] = None
     tail: Annotated[bool, Allowed("true or false")] = False
     active_on: Annotated[list[str], Allowed("a list of instances, as [node-a/0]")] = []
@@ -79,7 +79,8 @@ class HostTemplate(DeviceHost):
     least: Annotated[int, Field(strict=True, ge=0, le=MAX_DEVICES), Allowed("a whole number >= 0")] = 0
     most: Annotated[Devices | None, Allowed(f"a whole number from 1 to {MAX_DEVICES}")] = None
     bundle: Annotated[
-        dict[str, Annotated[float, Field(gt=0.0)]] | None, Allowed("a mapping of Ray's resources to numbers above 0")
+        dict[str, Annotated[float, Field(gt=0.0)]] | None,
+        Allowed("a mapping of Ray's resources to numbers above 0"),
     ] = None
     devices: Annotated[Devices | None, Allowed(f"a whole number from 1 to {MAX_DEVICES}")] = None
 

@@ -4,12 +4,12 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sloserve.files.model import Allowed
+from sloserve.files.model import NOT_TINY, Allowed
 
 _COUNT: Final = Allowed("a whole number >= 1")
 _SECONDS: Final = Allowed("a number of seconds above 0, up to 86400")
 Count = Annotated[int, Field(strict=True, ge=1)]
-Seconds = Annotated[float, Field(strict=True, gt=0.0, le=86_400.0)]
+Seconds = Annotated[float, Field(strict=True, gt=0.0, le=86_400.0), NOT_TINY]
 
 
 class GatewaySettings(BaseModel):

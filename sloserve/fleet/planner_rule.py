@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from sloserve.core import numbers
 from sloserve.core.errors import ConfigError
 from sloserve.files.model import unknown
 from sloserve.virtual_queues.contract import GroupSums
@@ -38,7 +39,7 @@ class Rule:
         if option and (name, key) != (COLLATE, _MAX_WAIT):
             raise ConfigError(f"option {key!r} is unknown; only {COLLATE} has one, {_MAX_WAIT}")
         try:
-            bound_s = float(value) if option else max_wait_s
+            bound_s = numbers.number(value) if option else max_wait_s
         except ValueError:
             bound_s = -1.0
         if not 0.0 <= bound_s < math.inf:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
+from sloserve.core import numbers
 from sloserve.core.errors import ConfigError
 from sloserve.scheduler.policy import Policy
 
@@ -137,7 +138,11 @@ def _convert(where: str, value: Any, kinds: tuple[Any, ...], allow_files: bool) 
         if kind is Path and not allow_files:
             break
         try:
-            converted = kind(value)
+            converted = _read(kind, value)
+        except numbers.NotANumber as error:
+            if len(kinds) == 1:
+                raise ConfigError(f"{where}: {error}") from None
+            continue
         except (TypeError, ValueError, OverflowError) as error:
             reason = f"; {error}"
             continue
@@ -148,3 +153,12 @@ def _convert(where: str, value: Any, kinds: tuple[Any, ...], allow_files: bool) 
         raise ConfigError(f"{where}: {value!r} would name a file, which only the server's configuration may do{reason}")
     names = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
     raise ConfigError(f"{where}: {value!r} is not a valid {names}")
+
+
+def _read(kind: Any, value: Any) -> Any:
+    """Return ``value`` as ``kind``. Raises: TypeError, ValueError, OverflowError."""
+    if kind not in (int, float):
+        return kind(value)
+    if isinstance(value, str):
+        return numbers.whole(value) if kind is int else numbers.number(value)
+    return numbers.bounded(kind(value), value)

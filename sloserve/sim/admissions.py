@@ -6,9 +6,9 @@ policy runs under each of them; see :mod:`sloserve.sim.run_name`.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from sloserve.admission.admission import Admission
+from sloserve.core import numbers
 from sloserve.core.errors import ConfigError
 from sloserve.files.model import check_model
 from sloserve.scheduler.registry import parse_policy
@@ -51,10 +51,8 @@ def make_front(admission: str, class_names: Sequence[str]) -> Admission:
     return parse_admission(admission)[0].make(class_names, lambda place: True)
 
 
-def _number(text: str, name: str, value: Any) -> float | int:
-    for kind in (int, float):
-        try:
-            return kind(value)
-        except ValueError:
-            continue
-    raise ConfigError(f"admission {text!r}: {name}: {value!r} is not a number")
+def _number(text: str, name: str, value: str) -> float | int:
+    try:
+        return numbers.whole(value) if numbers.is_whole(value) else numbers.number(value)
+    except ValueError as error:
+        raise ConfigError(f"admission {text!r}: {name}: {error}") from None

@@ -2,6 +2,7 @@
 
 from typing import cast
 
+from sloserve.core import numbers as numbers_of_text
 from sloserve.core.errors import ConfigError
 from sloserve.estimator.step_time.profile import Profile, load_profile
 from sloserve.sim.experiment import DEFAULT_LOADS, SHIPPED, Experiment
@@ -89,6 +90,6 @@ def numbers(flag: str, text: str | None) -> tuple[float, ...] | None:
     if text is None:
         return None
     try:
-        return tuple(float(x) for x in text.split(","))
-    except ValueError:
-        raise ConfigError(f"{flag}: {text!r} is not a comma-separated list of numbers") from None
+        return tuple(numbers_of_text.number(x) for x in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f"{flag}: {text!r} is not a comma-separated list of numbers: {error}") from None

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sloserve.core import numbers
 from sloserve.core.errors import ConfigError
 from sloserve.files.model import unknown
 from sloserve.scheduler.registry import parse_policy, policy_text
@@ -72,18 +73,22 @@ def check_option(where: str, name: str, value: str) -> int:
     """The value of an engine flag of vLLM. Raises: ConfigError for one that is unknown or not a whole number >= 1."""
     if name not in ENGINE_OPTIONS:
         raise ConfigError(f"{where}: engine option {name!r} {unknown(name, ENGINE_OPTIONS + SWAP_OPTIONS)}")
-    if not value.isdecimal() or int(value) < 1:
+    try:
+        found = numbers.whole(value)
+    except ValueError:
+        found = 0
+    if found < 1:
         raise ConfigError(f"{where}: {name}: {value!r} is not a whole number >= 1")
-    return int(value)
+    return found
 
 
 def _swap_option(where: str, name: str, value: str) -> float | str:
     if name == "swapping":
         return value
     try:
-        return int(value) if value.isdecimal() else float(value)
-    except ValueError:
-        raise ConfigError(f"{where}: {name}: {value!r} is not a number") from None
+        return numbers.whole(value) if numbers.is_whole(value) else numbers.number(value)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {name}: {error}") from None
 
 
 def run_names(policies: Sequence[str], admissions: Sequence[str]) -> tuple[str, ...]:

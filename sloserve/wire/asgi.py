@@ -1,11 +1,11 @@
 """What all HTTP servers of ours do alike, in plain ASGI: refusals in OpenAI's format, request ids."""
 
-import json
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from http import HTTPStatus
 from typing import Any
 
+from sloserve.core import json_text
 from sloserve.core.errors import InvalidRequest, SloServeError
 from sloserve.core.slo import SLO
 from sloserve.wire import errors
@@ -54,7 +54,7 @@ async def refuse_error(
 
 async def answer_json(send: Send, status: HTTPStatus, value: Any, headers: Iterable[tuple[str, str]] = ()) -> None:
     """Answers a request with ``value`` as JSON."""
-    await answer(send, status, json.dumps(value).encode(), "application/json", headers)
+    await answer(send, status, json_text.dumps(value).encode(), "application/json", headers)
 
 
 async def answer(

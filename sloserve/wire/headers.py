@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from sloserve.core import numbers
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.predicted import Predicted, worst
 from sloserve.core.slo import DUE_NOW_S, MAX_TARGET_S
@@ -227,7 +228,7 @@ def remaining(headers: Iterable[tuple[bytes, bytes]], late_s: float) -> Iterator
 def _is_past(text: str) -> bool:
     """Whether the time that is left, as a gateway counts it, is none: llm-d's batch gateway sends 0 and less."""
     try:
-        return "_" not in text and -math.inf < float(text) <= 0.0
+        return numbers.number(text) <= 0.0
     except ValueError:
         return False
 
@@ -245,7 +246,7 @@ def _time_s(name: str, raw: bytes) -> float:
 def _seconds(text: str) -> float:
     """Returns the seconds of a text that states milliseconds; nan where it is no number."""
     try:
-        return float(text) / 1e3 if "_" not in text else math.nan
+        return numbers.number(text) / 1e3
     except ValueError:
         return math.nan
 

@@ -13,12 +13,14 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import BaseModel, ConfigDict, Field
 
 from sloserve.core.extras import not_installed
-from sloserve.files.model import Allowed
+from sloserve.files.model import NOT_TINY, Allowed
 from sloserve.wire.asgi import Message, Scope, Send
 from sloserve.wire.resolve import Classify
 
 Positive = Annotated[int, Field(strict=True, ge=1), Allowed("a whole number >= 1")]
-Seconds = Annotated[float, Field(strict=True, gt=0.0, le=3600.0), Allowed("a number of seconds above 0, up to 3600")]
+Seconds = Annotated[
+    float, Field(strict=True, gt=0.0, le=3600.0), NOT_TINY, Allowed("a number of seconds above 0, up to 3600")
+]
 
 
 class Http3Settings(BaseModel):

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sloserve.core import numbers
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.slo import MAX_TARGET_S, MAX_TDS, SLO, ClassTable, Targets
 
@@ -24,8 +25,6 @@ KEYS = (*TARGET_KEYS, "slo_class", "slo_output_tokens")
 MAX_OUTPUT_TOKENS = 2**31
 LENGTH_KEY = "sloserve_length"
 """From our front end to our scheduler, never from a client: see :func:`with_length`."""
-_LEAST = 1e-300
-"""Smaller numbers would be 0 in seconds, or have no reciprocal."""
 
 
 def parse_slo(extra_args: Mapping[str, Any] | None, classes: ClassTable) -> SLO:
@@ -52,7 +51,7 @@ def stated_targets(args: Mapping[str, Any]) -> Targets:
     for key, (name, factor, limit, unit) in TARGET_KEYS.items():
         if key in args:
             allowed = f"a number of {unit} above 0 and up to {limit:.0f}"
-            targets[name] = _number(key, args[key], _LEAST, limit, allowed) * factor
+            targets[name] = _number(key, args[key], numbers.LEAST, limit, allowed) * factor
     return Targets(**targets)
 
 
@@ -88,16 +87,16 @@ def predicted_length(extra_args: Mapping[str, Any] | None, count: int) -> tuple[
 
 def _number(key: str, value: Any, least: float, limit: float, allowed: str) -> float:
     try:
-        # Only Python reads an underscore within digits, other scripts' digits, and line ends, which no header carries.
-        odd = isinstance(value, bool) or (
-            isinstance(value, str) and ("_" in value or not value.isascii() or not value.isprintable())
-        )
-        number = math.nan if odd else float(value)
+        number = math.nan if isinstance(value, bool) else _read(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not least <= number <= limit:
         raise InvalidRequest(key, value, allowed)
     return number
+
+
+def _read(value: Any) -> float:
+    return numbers.number(value) if isinstance(value, str) else float(value)
 
 
 def to_xargs(slo: SLO, output_tokens: int | None = None) -> dict[str, str | float]:

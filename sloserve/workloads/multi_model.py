@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sloserve.core import numbers
 from sloserve.core.errors import ConfigError
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import ClassTable, Targets
@@ -72,7 +73,7 @@ class FleetWorkload:
             least = 1.0 if key == "rounds" else 0.0
             limit = 20.0 if key in ("cv", "rounds") else 1.0
             try:
-                options[key] = float(value)
+                options[key] = numbers.number(value)
             except ValueError:
                 options[key] = -1.0
             if not least <= options[key] <= limit or (key == "cv" and not options[key]):

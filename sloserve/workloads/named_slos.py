@@ -2,6 +2,7 @@
 
 import math
 
+from sloserve.core import numbers
 from sloserve.core.errors import ConfigError
 from sloserve.core.qoe import DEFAULT_TTFT_S
 from sloserve.core.slo import SLOClass, Targets
@@ -45,7 +46,7 @@ def _scaled(text: str, options: str) -> SLOAssignment:
     for pair in options.split(":"):
         key, _, value = pair.partition("=")
         try:
-            found[key] = float(value)
+            found[key] = numbers.number(value)
         except ValueError:
             found[key] = math.nan
         if key not in ("scale", "prompt_ms", "token_ms") or not 0.0 <= found[key] < math.inf:

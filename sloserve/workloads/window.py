@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from sloserve.core import numbers
 from sloserve.core.errors import ConfigError
 
 _SEEDS = 2**20
@@ -40,7 +41,7 @@ WHOLE = Window(0.0, 1.0)
 def parse_window(text: str) -> Window:
     """The window ``start:end``. Raises: ConfigError."""
     try:
-        start, end = map(float, text.split(":"))
+        start, end = map(numbers.number, text.split(":"))
     except ValueError:
         raise ConfigError(f"--window: {text!r} is not of the form start:end, such as 0:0.5") from None
     return Window(start, end)

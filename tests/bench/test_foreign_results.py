@@ -96,6 +96,8 @@ def test_the_command_prints_the_verdict_and_fails_below_what_is_asked(tmp_path: 
         (json.dumps({"duration": 1.0, "mean_ttft_ms": 3.0}), "--save-detailed"),
         (json.dumps(VLLM | {"errors": [""]}), "is not as its tool writes it"),
         (json.dumps({"benchmarks": []}), "has no single request"),
+        (json.dumps(VLLM | {"ttfts": ["0.1", 1, 1, 1]}), "is not as its tool writes it"),
+        (json.dumps(VLLM | {"duration": "2"}), "'2' is not a number"),
         (json.dumps([{"metrics": {"request_latency": {"value": 1, "unit": "years"}}}]), "years"),
     ],
 )
@@ -124,3 +126,21 @@ def test_lines_end_with_line_feeds_alone_and_a_byte_order_mark_is_taken(tmp_path
     path.write_bytes(b"\xef\xbb\xbf" + text.encode())
     (run,) = read_runs(path)
     assert [one.completed for one in run.requests] == [False, True]
+
+
+def test_a_figure_that_is_no_number_is_missing_and_the_verdict_is_json(tmp_path: Path) -> None:
+    path = tmp_path / "result"
+    path.write_text(json.dumps(GUIDELLM).replace('"duration": 2.0', '"duration": NaN'))
+    asked = CliRunner().invoke(app, ["judge", str(path), "--goodput", "ttft:500", "--json"])
+    (told,) = json.loads(asked.stdout, parse_constant=pytest.fail)
+    assert (told["attainment"], told["goodput_per_s"]) == (0.5, None)
+    path.write_text(json.dumps(GUIDELLM).replace('"duration": 2.0', '"duration": 5e-324'))
+    asked = CliRunner().invoke(app, ["judge", str(path), "--goodput", "ttft:500", "--json"])
+    assert json.loads(asked.stdout, parse_constant=pytest.fail)[0]["goodput_per_s"] is None
+    for odd in ("NaN", "Infinity", "9" * 400):
+        path.write_text(
+            json.dumps(GUIDELLM).replace('"time_to_first_token_ms": 100.0', f'"time_to_first_token_ms": {odd}')
+        )
+        (run,) = read_runs(path)
+        with pytest.raises(ConfigError, match="request 1 of guidellm has no ttft"):
+            run.judged(Targets(ttft_s=1.0))

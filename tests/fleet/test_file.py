@@ -110,6 +110,10 @@ FAULTS = {
         "settings.policy: unknown policy 'edg'",
         "settings.classes.a.e2e_ms: 0 is not a number of milliseconds above 0",
     ],
+    "models: {a: {profile: h100-llama3-8b}}\nhosts: {n: {device: h100, devices: 1}}\n"
+    "settings: {classes: {a: {rank: 0, ttft_ms: 5.0e-324}}}": [
+        "settings.classes.a.ttft_ms: 5e-324 is not a number of milliseconds above 0",
+    ],
 }
 
 

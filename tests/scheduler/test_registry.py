@@ -81,12 +81,20 @@ def test_an_unknown_policy_is_answered_with_those_there_are_and_a_guess() -> Non
             "policy 'priority' has no option 'margin'; it has: max_preemptions, preempt, step_budget",
         ),
         ("fcfs", {"x": 1}, "policy 'fcfs' has no option 'x'; it has: step_budget"),
-        ("edf", {"max_preemptions": "many"}, "policy 'edf', option 'max_preemptions': 'many' is not a valid int"),
+        (
+            "edf",
+            {"max_preemptions": "many"},
+            "policy 'edf', option 'max_preemptions': 'many' is not a whole number in",
+        ),
         ("edf", {"max_preemptions": 2.7}, "policy 'edf', option 'max_preemptions': 2.7 is not a valid int"),
         ("edf", {"max_preemptions": True}, "policy 'edf', option 'max_preemptions': True is not a valid int"),
         ("edf", {"max_preemptions": float("inf")}, "policy 'edf', option 'max_preemptions': inf is not a valid int"),
         ("edf", {"preempt_margin_s": [1]}, "policy 'edf', option 'preempt_margin_s': [1] is not a valid float"),
-        ("edf", {"preempt_margin_s": "nan"}, "policy 'edf', option 'preempt_margin_s': 'nan' is not a valid float"),
+        (
+            "edf",
+            {"preempt_margin_s": "nan"},
+            "policy 'edf', option 'preempt_margin_s': 'nan' is not a number in ASCII digits, such as 0.5 or 1e3",
+        ),
         ("edf", {"preempt": "maybe"}, "policy 'edf', option 'preempt': 'maybe' is not true or false"),
         ("edf", {"preempt": 2}, "policy 'edf', option 'preempt': 2 is not true or false"),
         ("edf", {"preempt": None}, "policy 'edf', option 'preempt': None is not true or false"),
@@ -101,7 +109,7 @@ def test_an_unknown_policy_is_answered_with_those_there_are_and_a_guess() -> Non
         (
             "econo-paper",
             {"sync_tokens": "none"},
-            "policy 'econo-paper', option 'sync_tokens': 'none' is not a valid int",
+            "policy 'econo-paper', option 'sync_tokens': 'none' is not a whole number in ASCII digits",
         ),
         ("econo-paper", {"padding": True}, "policy 'econo-paper', option 'padding': True is not a valid float or str"),
         ("sjf", {"prompt_weight": 2}, "policy 'sjf': prompt_weight: 2.0 is not within 0..1"),
@@ -134,3 +142,12 @@ def test_an_option_names_a_file_only_where_files_are_allowed(tmp_path: Path, mon
     with pytest.raises(ConfigError, match="option 'model': 'm.json' would name a file"):
         make_policy("third", {"model": "m.json"}, allow_files=False)
     assert make_policy("third", {"model": "m.json"}).settings.model == Path("m.json")
+
+
+@pytest.mark.parametrize("digits", ["1_000", "\u0661\u0662", "1" * 30, "-" + "1" * 30, "5e-324", 10**30, -(10**30)])
+@pytest.mark.parametrize("option", ["max_preemptions", "preempt_margin_s"])
+def test_numbers_of_options_are_ascii_digits_within_bounds(option: str, digits: str | int) -> None:
+    with pytest.raises(ConfigError, match=f"^policy 'edf', option '{option}': {re.escape(repr(digits))} is ") as caught:
+        make_policy("edf", {option: digits})
+    told = ("in ASCII digits", "is not within -9007199254740992..9007199254740992", "is too near to 0 (below 1e-300)")
+    assert any(one in str(caught.value) for one in told)

@@ -58,7 +58,7 @@ def test_a_run_s_engine() -> None:
         ("stock@max_num_seqs=0", "max_num_seqs: '0' is not a whole number >= 1"),
         ("edf@swap_space_gib=much", "swap_space_gib: 'much' is not a number"),
         ("edf@swap_space_gib=-1", "swap_space_gib: -1.0 is not a number of GiB >= 0"),
-        ("edf@swap_space_gib=inf", "swap_space_gib: inf is not a number of GiB >= 0"),
+        ("edf@swap_space_gib=inf", "swap_space_gib: 'inf' is not a number in ASCII digits"),
         ("edf@link_gb_per_s=0", "link_gb_per_s: 0 is not a number of GB/s above 0"),
         ("edf@swapping=never", "swapping: 'never' is not one of cost, always"),
         ("stock@swap_space_gib=4", "stock never swaps; fcfs is its order with swapping"),

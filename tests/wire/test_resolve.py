@@ -58,6 +58,8 @@ def test_targets_merge_key_by_key_and_the_callers_xargs_stay_as_they_are() -> No
     [
         ({"headers": {"slo_ttft_ms": "-1"}}, "x-slo_ttft_ms: '-1' is not a number of milliseconds"),
         ({"headers": {"slo_ttft_ms": "1_000"}}, "x-slo_ttft_ms: '1_000' is not"),
+        ({"headers": {"slo_ttft_ms": "\u0661"}}, "x-slo_ttft_ms: '\u0661' is not"),
+        ({"headers": {"slo_output_tokens": "1" * 30}}, "x-slo_output_tokens: '" + "1" * 30 + "' is not"),
         ({"body": {"slo_tds": "fast"}}, "slo.slo_tds: 'fast' is not a number of tokens per second"),
         ({"xargs": {"slo_class": "gold"}}, "vllm_xargs.slo_class: 'gold' is not one of priority, interactive"),
         ({"xargs": {"slo_tfft_ms": 1}}, "vllm_xargs.slo_tfft_ms: 1 is not a known SLO key"),

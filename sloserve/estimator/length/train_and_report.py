@@ -1,6 +1,5 @@
 """What ``sloserve train-length`` does: reads examples, judges models on held-out ones, trains and saves one."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from sloserve.core import json_text
 from sloserve.core.errors import ConfigError
 from sloserve.core.progress_bar import progress
 from sloserve.estimator.length.accuracy import Accuracy
@@ -62,7 +62,7 @@ def train_and_report(
     console.print(f"{out}: {model.forest.feature.size} nodes, {out.stat().st_size / 1024:.0f} KiB", soft_wrap=True)
     if as_json:
         splits = [{name: asdict(accuracy) for name, accuracy in result.items()} for result in results]
-        print(json.dumps({"file": str(out), "splits": splits}, indent=2))
+        print(json_text.dumps({"file": str(out), "splits": splits}, indent=2))
 
 
 def _table(results: list[dict[str, Accuracy]]) -> Table:

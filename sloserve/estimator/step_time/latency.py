@@ -21,11 +21,12 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from sloserve.estimator.step_time.inverse import ROUNDING, most_tokens, quadratic_root
+from sloserve.files.model import NOT_TINY
 
 _MS_PER_S = 1000.0
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-Positive = Annotated[float, Field(gt=0.0)]
+Positive = Annotated[float, Field(gt=0.0), NOT_TINY]
 NotNegative = Annotated[float, Field(ge=0.0)]
 
 

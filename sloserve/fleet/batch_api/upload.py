@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 
+from sloserve.core import numbers
 from sloserve.core.errors import BodyTooLarge
 from sloserve.fleet.batch_api.folder import telling_full
 from sloserve.wire.opening import SILENT_S, BodyLimits, BoundedBody
@@ -29,7 +30,7 @@ class RouteError(Exception):
 def least_file_bytes(request: Request) -> int:
     """Returns the least bytes of the file in an upload, by the length that it declares; 0 where it declares none."""
     declared = request.headers.get("content-length", "0")
-    return max(int(declared[:20]) - _FORM_BYTES, 0) if declared.isdigit() else 0
+    return max(int(declared[:20]) - _FORM_BYTES, 0) if numbers.is_whole(declared) else 0
 
 
 class UploadForm:

@@ -22,6 +22,7 @@ from ray.autoscaler.sdk import request_resources
 from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from sloserve.core import numbers
 from sloserve.core.errors import ConfigError
 from sloserve.fleet.pool.agent_child import CONFIG_ERROR, AgentChild
 from sloserve.fleet.pool.pool import Gone, Offer
@@ -325,7 +326,7 @@ def _connect(address: str) -> None:
 
     def connect() -> None:
         try:
-            if host and port.isdecimal():  # where nothing listens, Ray itself tries for minutes
+            if host and numbers.is_whole(port):  # where nothing listens, Ray itself tries for minutes
                 socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
             ray.init(address, namespace=_NAMESPACE, log_to_driver=False, configure_logging=False)
         except (RayError, RuntimeError, OSError, OverflowError, ValueError) as error:

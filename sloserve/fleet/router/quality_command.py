@@ -1,10 +1,10 @@
 """What ``sloserve router-quality`` does: reads graded answers, writes the router's table, says what it cannot tell."""
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from sloserve.core import json_text
 from sloserve.core.errors import ConfigError
 from sloserve.fleet.router.graded import quality_of
 
@@ -39,6 +39,6 @@ def quality_and_report(
             raise ConfigError(f"--out {out}: {error.strerror}") from None
         print(f"wrote {out}", file=sys.stderr)
     if as_json:
-        print(json.dumps(table.as_rows(), indent=2))
+        print(json_text.dumps(table.as_rows(), indent=2))
     elif out is None:
         print(made, end="")

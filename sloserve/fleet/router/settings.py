@@ -24,7 +24,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import Profile, load_profile
 from sloserve.files.marked_yaml import Node, load_yaml, parse_yaml
-from sloserve.files.model import Allowed, Problem, at_place, check_model, unknown
+from sloserve.files.model import NOT_TINY, Allowed, Problem, at_place, check_model, unknown
 from sloserve.fleet.router.arrivals import Phases
 from sloserve.fleet.router.environment import Speed, System
 from sloserve.fleet.router.quality import QualityTable
@@ -38,8 +38,8 @@ _USUAL_BATCH = 64
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Share = Annotated[float, Field(strict=True, ge=0.0, le=1.0), Allowed("a number from 0 to 1")]
-Weight = Annotated[float, Field(strict=True, gt=0.0, le=100.0), Allowed("a number above 0, up to 100")]
-Ms = Annotated[float, Field(strict=True, gt=0.0, le=1e7), Allowed("a number of milliseconds above 0")]
+Weight = Annotated[float, Field(strict=True, gt=0.0, le=100.0), NOT_TINY, Allowed("a number above 0, up to 100")]
+Ms = Annotated[float, Field(strict=True, gt=0.0, le=1e7), NOT_TINY, Allowed("a number of milliseconds above 0")]
 
 
 class _Section(BaseModel):

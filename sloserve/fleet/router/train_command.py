@@ -10,6 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from sloserve.core import json_text
 from sloserve.core.arrays import FloatArray
 from sloserve.core.errors import ConfigError
 from sloserve.core.progress_bar import progress
@@ -75,7 +76,7 @@ def train_and_report(
         draw(system, judged, plots)
         console.print(f"wrote {plots / 'rates.png'}, {plots / 'changing.png'}", soft_wrap=True)
     if as_json:
-        print(json.dumps(_as_json(judged), indent=2))
+        print(json_text.dumps(_as_json(judged), indent=2))
 
 
 def _train(system: System, phases: Phases, out: Path, settings: TrainingSettings) -> None:

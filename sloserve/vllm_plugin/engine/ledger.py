@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from vllm.v1.request import Request
 
+from sloserve.core import numbers
 from sloserve.core.arrays import FloatArray
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.served import Interruptions
@@ -183,7 +184,7 @@ class EngineStats:
             self._page.note_interruptions(request_id, met)
             # One of several replies to a request: its own id is that of the request behind its number.
             index, _, parent = request_id.partition("_")
-            if index.isdigit() and parent:
+            if numbers.is_whole(index) and parent:
                 self._page.note_interruptions(parent, met)
 
     def status(self) -> dict[str, Any]:

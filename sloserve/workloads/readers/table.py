@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sloserve.core import numbers
 from sloserve.core.errors import ConfigError
 from sloserve.workloads.readers.source import MAX_ARRIVAL_S, MAX_TOKENS, TOKENS_ALLOWED, bad_cell, open_trace
 
@@ -37,36 +38,44 @@ class Column:
     optional: bool = False
 
 
+def _plain(cells: Sequence[str]) -> Sequence[str]:
+    """Return the cells. Raises: ValueError where numpy or Python would read what is no number in ASCII digits."""
+    joined = "".join(cells)
+    if "_" in joined or not joined.isascii():
+        raise ValueError("not in ASCII digits")
+    return cells
+
+
 def _whole_tokens(text: str) -> int:
-    number = float(text)
+    number = numbers.number(text)
     if not (0 <= number <= MAX_TOKENS and number == int(number)):
         raise ValueError(text)
     return int(number)
 
 
 def _all_whole_tokens(cells: Sequence[str]) -> NDArray[np.int64]:
-    values = np.array(cells).astype(np.int64)
+    values = np.array(_plain(cells)).astype(np.int64)
     if values.min() < 0 or values.max() > MAX_TOKENS:
         raise ValueError("out of range")
     return values
 
 
 def _seconds(text: str) -> float:
-    number = float(text)
+    number = numbers.number(text)
     if not 0.0 <= number <= MAX_ARRIVAL_S:
         raise ValueError(text)
     return number
 
 
 def _all_seconds(cells: Sequence[str]) -> NDArray[np.float64]:
-    values = np.array(cells).astype(np.float64)
+    values = np.array(_plain(cells)).astype(np.float64)
     if not (values.min() >= 0.0 and values.max() <= MAX_ARRIVAL_S):
         raise ValueError("out of range")
     return values
 
 
 def _ids(text: str) -> tuple[int, ...]:
-    ids = tuple(map(int, text.split()))
+    ids = tuple(map(int, _plain([text])[0].split()))
     if ids and min(ids) < 0:
         raise ValueError(text)
     return ids

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from sloserve.core import numbers
 from sloserve.core.errors import ConfigError
 from sloserve.files.model import unknown
 from sloserve.fleet.planner_rule import COLLATE, EDF, ON_DEMAND, QLM, SA
@@ -26,7 +27,7 @@ STOCK = "stock"
 def _number(text: str) -> float:
     """Raises: ValueError that says what is wrong."""
     try:
-        value = float(text)
+        value = numbers.number(text)
     except ValueError:
         value = -1.0
     if not 0.0 <= value < float("inf"):
