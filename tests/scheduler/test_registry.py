@@ -84,7 +84,7 @@ def test_an_unknown_policy_is_answered_with_those_there_are_and_a_guess() -> Non
         (
             "edf",
             {"max_preemptions": "many"},
-            "policy 'edf', option 'max_preemptions': 'many' is not a whole number in",
+            "policy 'edf', option 'max_preemptions': 'many' is not a whole number in ASCII digits",
         ),
         ("edf", {"max_preemptions": 2.7}, "policy 'edf', option 'max_preemptions': 2.7 is not a valid int"),
         ("edf", {"max_preemptions": True}, "policy 'edf', option 'max_preemptions': True is not a valid int"),
