@@ -11,12 +11,22 @@ def figure(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """In the unit that suits it, empty for none."""
+    """Return a duration in the unit that suits it, empty for none. A negative one, which clocks that differ make, is 0.
+
+    ``duration`` and ``due`` of clients/page/src/dom.ts say the same; a test compares them.
+    """
     if seconds is None or not math.isfinite(seconds):
         return ""
-    sign, size = ("-" if seconds < 0 else ""), abs(seconds)
+    size = max(seconds, 0.0)
     if size < 10:
-        return f"{sign}{size:.1f} s"
+        return f"{size:.1f} s"
     if size < 120:
-        return f"{sign}{size:.0f} s"
-    return f"{sign}{size / 60:.0f} min" if size < 7200 else f"{sign}{size / 3600:.1f} h"
+        return f"{size:.0f} s"
+    return f"{size / 60:.0f} min" if size < 7200 else f"{size / 3600:.1f} h"
+
+
+def due(left_s: float | None) -> str:
+    """Return how long it is until a deadline, or how late it is if the deadline has passed; empty for none."""
+    if left_s is None or left_s >= 0.0:
+        return duration(left_s)
+    return f"{duration(-left_s)} late"

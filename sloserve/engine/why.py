@@ -14,6 +14,11 @@ from sloserve.core.in_words import figure
 from sloserve.scheduler.policy import EngineFacts
 
 _NAN = float("nan")
+_SHOWN_S: Final = 0.05
+"""Seconds; less is shown as 0.0."""
+
+PHASE_IN_WORDS: Final = ("waiting", "in prefill", "decoding", "paused", "preempted", "swapped out")
+"""By :class:`Phase`, as a sentence says it after "of them"."""
 
 
 class Phase(IntEnum):
@@ -48,11 +53,19 @@ class Why(IntEnum):
     PAUSE = 7
     """The plan passes it over, and it keeps its KV: by how many tokens it is ahead of the pace that it asks for."""
     PLAN = 8
-    """The plan took its KV for another: that one's number, and by how many seconds that one's deadline comes first."""
+    """The plan took its KV for another request with an earlier deadline: that request's number, and by how many seconds
+    its deadline comes first.
+    """
     KV_SHORT = 9
     """vLLM took its KV, since running requests needed the blocks."""
     UNSEEN = 10
     """It was preempted before there was a watcher."""
+    PLAN_LATER = 11
+    """As PLAN, but the other request's deadline comes later: its number, and by how many seconds."""
+    PLAN_OTHER = 12
+    """As PLAN, but the deadlines are the same, or one of the two requests has none: the other one's number."""
+    PLAN_ALONE = 13
+    """The plan took its KV, and no request waits for it."""
 
 
 SAYS: Final[Mapping[Why, str]] = {
@@ -67,6 +80,9 @@ SAYS: Final[Mapping[Why, str]] = {
     Why.PLAN: "preempted for request {figure}, which is due {of} s earlier",
     Why.KV_SHORT: "preempted, since running requests needed its KV blocks",
     Why.UNSEEN: "preempted before anyone watched",
+    Why.PLAN_LATER: "preempted for request {figure}, although that is due {of} s later",
+    Why.PLAN_OTHER: "preempted for request {figure}",
+    Why.PLAN_ALONE: "preempted by the plan",
 }
 """What people are told, with the two figures in their places."""
 
@@ -83,6 +99,17 @@ class Cause:
     why: Why = Why.NOTHING
     figure: float = _NAN
     of: float = _NAN
+
+
+def preempted_for(number: float, due_later_s: float) -> Cause:
+    """Return the cause of a preemption by the plan, so that its sentence says which request is due first.
+
+    number: of the request that gets the KV. due_later_s: by how many seconds the next deadline of the preempted request
+    comes after that request's; negative where it comes before, nan where one of them has none.
+    """
+    if not abs(due_later_s) >= _SHOWN_S:
+        return Cause(Why.PLAN_OTHER, number)
+    return Cause(Why.PLAN if due_later_s > 0.0 else Why.PLAN_LATER, number, abs(due_later_s))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sloserve.core.attainment_window import SHOWN_SPANS_S, shown
 from sloserve.core.clock import Clock
 from sloserve.core.latency_window import quantiles_s
-from sloserve.engine.why import SAYS, Cause, Phase, Why, sentence
+from sloserve.engine.why import PHASE_IN_WORDS, SAYS, Cause, Phase, Why, sentence
 from sloserve.metrics.engine_page import PageSnapshot, find_pages
 from sloserve.metrics.live_page import MOST_ROWS, NEAR, ROW, Frame, LiveReader, find_live_pages
 from sloserve.metrics.process_page import LATENCIES, Board
@@ -26,6 +26,12 @@ COLUMNS: Final = tuple(name for name in ROW if name != "number")
 """Of a row; its key is the rank and the number."""
 _DUE, _PHASE, _CLASS, _WHY = (ROW.index(name) for name in ("due_s", "phase", "class_id", "why"))
 _NUMBER = ROW.index("number")
+
+GOOD_SHARE: Final = 0.9
+"""A class that met less than this share of its targets in the last minute is shown as one that does badly."""
+BAD, LATE, FINE = "bad", "late", "fine"
+"""How a class does, by its own requests alone: it meets less than :data:`GOOD_SHARE`, or nothing of it ended and some
+are late; it meets that share and some are late now; none is late."""
 
 
 class LiveView:
@@ -49,6 +55,7 @@ class LiveView:
         """As of now; asks the engines for frames by the way. Raises: OSError where pages cannot be looked for."""
         now_s = self._clock.monotonic_s()
         frames = self._frames(now_s)
+        at_s = self._clock.now_s()
         figures = [page.snapshot() for page in find_pages(self._folder)]
         pairs = [(page, frames.get(page.pid)) for page in figures if page.alive]
         self._planned = {page.pid: _Planned.of(page, self._planned.get(page.pid)) for page, _ in pairs}
@@ -58,7 +65,7 @@ class LiveView:
             if frame is not None:
                 rows |= _rows(page.rank, frame, each)
         return {
-            "at_s": round(self._clock.now_s(), 3),
+            "at_s": round(at_s, 3),
             "model": self._model(),
             "classes": list(self._classes),
             "columns": list(COLUMNS),
@@ -67,10 +74,9 @@ class LiveView:
             "says": [SAYS[why] for why in Why],
             "near": NEAR.tolist(),
             "spans_s": list(SHOWN_SPANS_S),
-            "headlines": self._headlines([frame for _, frame in pairs if frame is not None]),
             "engines": [self._engine(page, frame, each) for page, frame in pairs],
-            "by_class": self._by_class(pairs, now_s),
             "rows": rows,
+            **self._classes_now([frame for _, frame in pairs if frame is not None], at_s, now_s),
         }
 
     def _frames(self, now_s: float) -> dict[int, Frame | None]:
@@ -97,33 +103,62 @@ class LiveView:
             "kv": None if frame is None else _kv(frame),
         }
 
-    def _headlines(self, frames: Sequence[Frame]) -> list[str]:
-        """Of each class with late requests what most of those do, and why the one that is late for the longest does."""
-        found = []
-        for i, name in enumerate(self._classes):
-            mostly = _mostly(frames, i)
-            if mostly is not None:
-                phase, count, cause = mostly
-                late = _sum(frame.late[i] for frame in frames)
-                why = f": {sentence(SAYS[cause.why], cause.figure, cause.of)}" if cause.why else ""
-                found.append(f"{name}: {late:,} late, {count} of them {phase.name.lower()}{why}")
-        return found
+    def _classes_now(self, frames: Sequence[Frame], at_s: float, now_s: float) -> dict[str, Any]:
+        """How the classes do, ``by_class``, and sentences about the ones with late requests, ``headlines``: the class
+        that meets the smallest share of its targets first. alarms: of each sentence whether its class does badly.
 
-    def _by_class(self, pairs: Sequence[tuple[PageSnapshot, Frame | None]], now_s: float) -> dict[str, dict[str, Any]]:
-        boards, frames = list(self._boards()), [frame for _, frame in pairs if frame is not None]
+        at_s: epoch seconds; now_s: by the monotonic clock.
+        """
+        by_class = self._by_class(frames, at_s, now_s)
+        told = [(i, name, by_class[name]) for i, name in enumerate(self._classes) if by_class[name]["late"]]
+        told.sort(key=lambda one: _share_met(one[2]["attained"]))
         return {
-            name: {
+            "by_class": by_class,
+            "headlines": [_headline(frames, i, name, one["late"], at_s) for i, name, one in told],
+            "alarms": [one["state"] == BAD for _, _, one in told],
+        }
+
+    def _by_class(self, frames: Sequence[Frame], at_s: float, now_s: float) -> dict[str, dict[str, Any]]:
+        boards = list(self._boards())
+        found = {}
+        for i, name in enumerate(self._classes):
+            late = _sum(frame.late[i] + _is_newly_late(frame, i, at_s).sum() for frame in frames)
+            attained = shown((board.ended[i] for board in boards), now_s)
+            found[name] = {
                 **{phase.name.lower(): _sum(frame.counts[i, phase] for frame in frames) for phase in Phase},
-                "late": _sum(frame.late[i] for frame in frames),
+                "late": late,
                 "next_due_s": _known(np.nanmin([math.inf, *(frame.next_due_s[i] for frame in frames)])),
                 "latency_s": {
                     figure: quantiles_s((board.latency[i, at] for board in boards), now_s)
                     for at, figure in enumerate(LATENCIES)
                 },
-                "attained": shown((board.ended[i] for board in boards), now_s),
+                "attained": attained,
+                "state": _state(late, _share_met(attained)),
             }
-            for i, name in enumerate(self._classes)
-        }
+        return found
+
+
+def _state(late: int, share_met: float) -> str:
+    """share_met: -1 where no request with targets ended in the last minute."""
+    if 0.0 <= share_met < GOOD_SHARE or (late and share_met < 0.0):
+        return BAD
+    return LATE if late else FINE
+
+
+def _share_met(attained: Sequence[Any]) -> float:
+    """Return the share of targets met in the shortest span, or -1 where nothing ended in it."""
+    share = attained[0][0]
+    return -1.0 if share is None else float(share)
+
+
+def _headline(frames: Sequence[Frame], class_id: int, name: str, late: int, at_s: float) -> str:
+    """Return what most of the late requests of a class do, and what holds up the one that is late for the longest."""
+    mostly = _mostly(frames, class_id, at_s)
+    if mostly is None:  # none of them is drawn
+        return f"{name}: {late:,} late"
+    phase, count, cause = mostly
+    why = f": {sentence(SAYS[cause.why], cause.figure, cause.of)}" if cause.why else ""
+    return f"{name}: {late:,} late, {count} of them {PHASE_IN_WORDS[phase]}{why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +185,13 @@ def _rows(rank: int, frame: Frame, most: int) -> dict[str, list[Any]]:
     return {f"{rank}-{int(row[_NUMBER])}": [_known(row[i]) for i in columns] for row in rows.tolist()}
 
 
-def _mostly(frames: Sequence[Frame], class_id: int) -> tuple[Phase, int, Cause] | None:
+def _mostly(frames: Sequence[Frame], class_id: int, at_s: float) -> tuple[Phase, int, Cause] | None:
     """Which phase most of the drawn late requests of a class are in, how many those are, and what holds up the one that
     is late for the longest; ``None`` where none is late.
 
     A request in the queue that has no cause of its own waits for the first of it.
     """
-    late = [(row, frame) for frame in frames for row in frame.rows[_is_late(frame, class_id)]]
+    late = [(row, frame) for frame in frames for row in frame.rows[_is_late(frame, class_id, at_s)]]
     if not late:
         return None
     ((phase, count),) = Counter(int(row[_PHASE]) for row, _ in late).most_common(1)
@@ -165,9 +200,15 @@ def _mostly(frames: Sequence[Frame], class_id: int) -> tuple[Phase, int, Cause] 
     return Phase(phase), count, frame.head if phase == Phase.WAITING and own.why is Why.NOTHING else own
 
 
-def _is_late(frame: Frame, class_id: int) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = (frame.rows[:, _CLASS] == class_id) & (frame.rows[:, _DUE] < frame.at_s)
+def _is_late(frame: Frame, class_id: int, at_s: float) -> NDArray[np.bool_]:
+    """Return which drawn requests of a class are late at ``at_s``, or were when the frame was made."""
+    found: NDArray[np.bool_] = (frame.rows[:, _CLASS] == class_id) & (frame.rows[:, _DUE] < max(at_s, frame.at_s))
     return found
+
+
+def _is_newly_late(frame: Frame, class_id: int, at_s: float) -> NDArray[np.bool_]:
+    """Return which drawn requests of a class became late since the frame was made, which its own count leaves out."""
+    return _is_late(frame, class_id, at_s) & (frame.rows[:, _DUE] >= frame.at_s)
 
 
 def _known(value: float) -> float | int | None:

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sloserve.core.in_words import duration
+from sloserve.core.in_words import due, duration
 from sloserve.engine.why import sentence
 
 View = Mapping[str, Any]
@@ -21,6 +21,8 @@ _PHASES: Final = ("waiting", "prefill", "decode", "paused", "preempted")
 _LATENCIES: Final = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "e2e"}
 _HELD: Final = frozenset({"waiting", "paused", "preempted", "swapped"})
 _LATE, _HELD_UP, _DIM = "bold red", "yellow", "dim"
+_LOOKS: Final = {"bad": _LATE, "late": _HELD_UP, "fine": ""}
+"""Of a class, by how its own requests do."""
 _MOST_CHARS: Final = 60
 _MOST_SAID: Final = 300
 """Of a sentence."""
@@ -83,8 +85,10 @@ def _engines(view: View) -> Iterable[RenderableType]:
 
 
 def _headlines(view: View) -> Iterable[Text]:
-    """What is late or lost, and why."""
-    return (plain(said, _LATE, _MOST_SAID) for said in view["headlines"])
+    """What is late or lost, and why; in red only what does badly by itself."""
+    alarms = view.get("alarms") or [True] * len(view["headlines"])
+    looks = (_LATE if alarm else _HELD_UP for alarm in alarms)
+    return (plain(said, look, _MOST_SAID) for said, look in zip(view["headlines"], looks, strict=True))
 
 
 def _kv(kv: Mapping[str, Any], near: Sequence[int]) -> Text:
@@ -105,15 +109,25 @@ def _by_class(view: View, most_chars: int) -> RenderableType:
 def _how_they_fare(view: View, most_chars: int) -> Table:
     table = _classes("late", "next due", "met 1m", "10m", *(f"{figure} p50,99" for figure in _LATENCIES.values()))
     for name, one in view["by_class"].items():
-        late, due_s = one["late"], one["next_due_s"]
+        due_s, look = one["next_due_s"], _LOOKS[one["state"]]
+        left_s = None if due_s is None else due_s - view["at_s"]
         table.add_row(
-            plain(name, most_chars=most_chars),
-            Text(str(late), _LATE if late else _DIM),
-            _due(None if due_s is None else due_s - view["at_s"]),
+            plain(name, look, most_chars),
+            Text(str(one["late"]), look if one["late"] else _DIM),
+            _next_due(left_s, one["late"], most_chars == _CLASS_CHARS),
             *_shares(one["attained"]),
             *(took(one["latency_s"][figure]) for figure in _LATENCIES),
         )
     return table
+
+
+def _next_due(left_s: float | None, late: int, is_narrow: bool) -> str:
+    """Return how long it is until the first deadline of a class. Where no request of it is late, the next deadline is
+    never in the past: its request has just been served, or is about to be counted as late.
+    """
+    if left_s is None or not late:
+        return due(None if left_s is None else max(left_s, 0.0))
+    return "passed" if is_narrow and left_s < 0.0 else due(left_s)
 
 
 def _shares(attained: Sequence[Any]) -> Iterable[str]:
@@ -150,7 +164,7 @@ def _two_digits(value: float) -> str:
 
 
 def _due(left_s: float | None) -> Text:
-    return Text(duration(left_s), _LATE if left_s is not None and left_s < 0 else "")
+    return Text(due(left_s), _LATE if left_s is not None and left_s < 0 else "")
 
 
 def _requests(view: View, most: int, is_narrow: bool) -> RenderableType:

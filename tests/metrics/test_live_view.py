@@ -1,6 +1,7 @@
 """The view of a server: all its ranks, each class's phases and attainment, and rows that JSON can hold."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,39 @@ def test_a_late_class_says_what_most_of_its_late_requests_do_and_why(server: Ser
     server.live[0].write(made)
     (headline,) = server.view.read()["headlines"]
     assert headline.endswith(f"4 of them waiting: {SAYS[Why.BLOCKED]}")
+
+
+def test_a_request_that_became_late_since_the_frame_counts_as_late(server: Server) -> None:
+    server.view.read()
+    server.live[0].write(frame(7))  # deadlines of the first class 1, 3 and 5 s after the frame; one of them is late
+    server.clock.set_wall(1e9 + 3.5)
+    view = server.view.read()
+    assert view["by_class"]["urgent"]["late"] == 3
+    assert view["headlines"] == ["urgent: 3 late, 2 of them waiting: it needs 12 KV blocks, and 4 are free"]
+
+
+def test_a_class_is_judged_by_its_own_requests_and_the_worst_comes_first(server: Server) -> None:
+    server.view.read()
+    made = frame(7)
+    made.rows[4:, ROW.index("class_id")] = 1
+    made.rows[:, ROW.index("due_s")] = 1e9 - 1.0
+    made.late[:] = 4, 3
+    server.live[0].write(made)
+    assert [one["state"] for one in server.view.read()["by_class"].values()] == ["bad", "bad"]  # nothing has ended
+    windows = [AttainmentWindow(server.board.ended[i]) for i in range(2)]
+    for number in range(50):
+        windows[0].record({"ttft": number != 7}, False, 580.0)
+        windows[1].record({"ttft": number % 2 == 0}, False, 580.0)
+    server.clock.advance_to(server.clock.now_s() + 600.0)
+    server.view.read()
+    server.live[0].write(replace(made, at_monotonic_s=600.5))
+    view = server.view.read()
+    assert {name: one["state"] for name, one in view["by_class"].items()} == {CLASSES[0]: "late", CLASSES[1]: "bad"}
+    assert [line.partition(":")[0] for line in view["headlines"]] == [CLASSES[1], CLASSES[0]]
+    assert view["alarms"] == [True, False]
+    server.live[0].write(replace(made, at_monotonic_s=601.0, late=np.zeros(2), rows=made.rows[:0]))
+    calm = server.view.read()
+    assert [one["state"] for one in calm["by_class"].values()] == ["fine", "bad"] and calm["headlines"] == []
 
 
 def test_attainment_is_of_one_and_of_ten_minutes(server: Server) -> None:

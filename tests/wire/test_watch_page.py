@@ -61,9 +61,10 @@ class PlayedServer:
             "preempted": 10,
             "late": 4,
             "next_due_s": now_s - 3.5,
+            "state": "bad",
         }
         one["latency_s"] = {"ttft": [0.213, 1.74], "tpot": [0.0061, 0.042], "e2e": [8.4, 31.9]}
-        calm = {**one, "late": 0, "next_due_s": now_s + 20.0}
+        calm = {**one, "late": 0, "next_due_s": now_s + 20.0, "state": "fine"}
         wave = (self.frames % 40) / 40
         shadow = {"plans": 9, "errors": 0, "agreement": 0.7, "gain": 0.1}
         return {
@@ -77,6 +78,7 @@ class PlayedServer:
             "near": [0, 32, 64],
             "spans_s": [60.0, 600.0],
             "headlines": ["interactive: 4 late, 3 of them waiting: it needs 12 KV blocks, and 4 are free"],
+            "alarms": [True],
             "engines": [
                 {"rank": 0, "policy": self.policy, "shadow_policy": self.shadow_policy or None, "plans_off": None,
                  "shadow": shadow if self.shadow_policy else None, "steps": self.frames, "plan_s": 0.0011, "live": LIVE,
@@ -314,7 +316,7 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert set(coming) == {"other", "bare"} and coming.count("other") > 5, "it is hatched while the model comes"
     assert "bad" in lost and not {"chat", "other"} & set(lost)
     assert found["fleetHeap"][1] < found["fleetHeap"][0] * 1.1
-    assert "60 % of 50" in found["fleet"] and "-1.5 s" in found["fleet"] and found["fleetCanTry"]
+    assert "60 % of 50" in found["fleet"] and "1.5 s late" in found["fleet"] and found["fleetCanTry"]
     # A policy is tried as shadow, its verdict is read, and then it decides.
     assert " 10.0 points more" in found["verdict"]
     assert "as edf in 70.0 %" in found["verdict"] and found["changeIs"] == ["Change to auto", "Change to sjf", True]

@@ -53,10 +53,28 @@ export function lines(into: HTMLElement, cells: Cell[]): void {
   );
 }
 
+/** A duration in the unit that suits it. A negative one, which clocks that differ make, is 0. */
 export function duration(s: number | null): string {
   if (s === null) return "";
-  const size = Math.abs(s);
-  if (size < 10) return `${s.toFixed(1)} s`;
-  if (size < 120) return `${s.toFixed(0)} s`;
-  return size < 7200 ? `${(s / 60).toFixed(0)} min` : `${(s / 3600).toFixed(1)} h`;
+  const size = Math.max(s, 0);
+  if (size < 10) return `${size.toFixed(1)} s`;
+  if (size < 120) return `${size.toFixed(0)} s`;
+  return size < 7200 ? `${(size / 60).toFixed(0)} min` : `${(size / 3600).toFixed(1)} h`;
+}
+
+/** How long it is until a deadline, or how late it is if the deadline has passed. */
+export function due(left_s: number | null): string {
+  return left_s === null || left_s >= 0 ? duration(left_s) : `${duration(-left_s)} late`;
+}
+
+/** A figure with at most one decimal; `some` for what is not known. */
+export function figure(value: number | null): string {
+  if (value === null) return "some";
+  const digits = Number.isInteger(value) ? 0 : 1;
+  return value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+}
+
+/** One of the server's sentences with its two figures filled in. */
+export function sentence(says: string, first: number | null, of: number | null): string {
+  return says.replace("{figure}", () => figure(first)).replace("{of}", () => figure(of));
 }

@@ -1,5 +1,5 @@
 /** One lane a live request: what it did within the last minute, and its deadline. A chosen one says why it waits. */
-import { byId, duration } from "./dom";
+import { byId, due, duration, sentence } from "./dom";
 import type { View } from "./feed";
 import { COLOURS, Courses, framed, hatched, seen, written } from "./strips";
 
@@ -47,9 +47,7 @@ export function requests(view: View): Request[] {
 
 /** A cause as the server says it, with its figures. */
 export function said(view: View, why: number, figure: number | null, of: number | null): string {
-  const number = (value: number | null) => (value === null ? "some" : String(Math.round(value * 10) / 10));
-  const text = (view.says as string[])[why] ?? "";
-  return text.replace("{figure}", () => number(figure)).replace("{of}", () => number(of));
+  return sentence((view.says as string[])[why] ?? "", figure, of);
 }
 
 export class Lanes {
@@ -106,9 +104,9 @@ export class Lanes {
   }
 
   private story(view: View, one: Request): string {
-    const due = one.due_s === null ? "" : one.due_s < view.at_s
-      ? `, ${duration(view.at_s - one.due_s)} late` : `, due in ${duration(one.due_s - view.at_s)}`;
-    const head = `Request ${one.key} (${one.name}): ${one.phase} for ${duration(view.at_s - one.since_s)}${due}; ` +
+    const left = one.due_s === null ? null : one.due_s - view.at_s;
+    const when = left === null ? "" : `, ${left < 0 ? "" : "due in "}${due(left)}`;
+    const head = `Request ${one.key} (${one.name}): ${one.phase} for ${duration(view.at_s - one.since_s)}${when}; ` +
       `${one.prompt} prompt tokens, ${one.output} output. `;
     if (one.why > 0) return head + capital(said(view, one.why, one.figure, one.of)) + ".";
     if (one.ahead < 0) return head;

@@ -1,6 +1,6 @@
 /** What a server or a fleet does now, from its live feed. */
 import { Chart, clock } from "./charts";
-import { byId, type Cell, duration, lines, table } from "./dom";
+import { byId, type Cell, due, duration, lines, table } from "./dom";
 import { Refused, type View, watch } from "./feed";
 import { Instances } from "./instances";
 import { Lanes, said } from "./lanes";
@@ -10,6 +10,8 @@ import { COLOURS } from "./strips";
 
 const AGAIN_MS = 2000;
 const PHASES = ["waiting", "prefill", "decode", "paused", "preempted"];
+/** Of a class, by how its own requests do. */
+const LOOKS: Record<State, string | undefined> = { bad: "bad", late: "held", fine: undefined };
 const LATENCIES = { ttft: "TTFT", tpot: "TPOT", e2e: "e2e" };
 
 interface Engine {
@@ -24,7 +26,8 @@ interface Engine {
   held_up: [number, number | null, number | null];
   kv: { used: number; total: number; foreseen: { mean: number[]; sigma: number[] } | null } | null;
 }
-type ByClass = Record<string, Record<string, number> & { next_due_s: number | null; attained: [number | null, number][]; latency_s: Record<string, [number, number] | null> }>;
+type State = "bad" | "late" | "fine";
+type ByClass = Record<string, Record<string, number> & { state: State; next_due_s: number | null; attained: [number | null, number][]; latency_s: Record<string, [number, number] | null> }>;
 
 let lanes: Lanes | undefined;
 let instances: Instances | undefined;
@@ -47,12 +50,15 @@ function showServer(view: View): void {
   lines(byId("engines"), engines.flatMap((engine) => told(view, engine)));
   table(byId("classes"), 1, ["class", "late", "next due", "met, 1 min", "met, 10 min", ...Object.values(LATENCIES).map((name) => `${name} p50, 99`), ...PHASES], classes.map((name, i) => {
     const one = byClass[name]!;
-    const due = one.next_due_s === null ? null : one.next_due_s - view.at_s;
-    const met = shares(one.attained);
-    const late: Cell = { text: String(one.late), look: one.late! > 0 ? "bad" : "dim" };
+    const left = one.next_due_s === null ? null : one.next_due_s - view.at_s;
+    // Where none is late, the next deadline is at hand: its request has just been served, or will be counted.
+    const next = due(left === null || one.late! > 0 ? left : Math.max(left, 0));
+    const [minute = "", ...longer] = shares(one.attained);
+    const late: Cell = { text: String(one.late), look: one.late! > 0 ? LOOKS[one.state] : "dim" };
+    const met: (string | Cell)[] = [{ text: minute, look: one.state === "bad" ? "bad" : undefined }, ...longer];
     const of = (phase: string) => one[phase]! + (phase === "preempted" ? one["swapped"]! : 0);
     const counts = PHASES.map((phase): Cell => ({ text: String(of(phase)), look: of(phase) === 0 ? "dim" : undefined }));
-    return [{ text: name, look: `k${i % COLOURS.length}` }, late, { text: duration(due), look: due !== null && due < 0 ? "bad" : undefined }, ...met, ...Object.keys(LATENCIES).map((figure) => took(one.latency_s[figure])), ...counts];
+    return [{ text: name, look: `k${i % COLOURS.length}` }, late, next, ...met, ...Object.keys(LATENCIES).map((figure) => took(one.latency_s[figure])), ...counts];
   }));
   attainment ??= new Chart("attainment", classes.map((label, i) => ({ label, stroke: COLOURS[i % COLOURS.length]!, width: 2 })));
   attainment.add(view.at_s, classes.map((name) => {
@@ -75,9 +81,10 @@ function showServer(view: View): void {
   playground.show([String(view.model)], classes);
 }
 
-/** What is late or lost, and why: the server's own sentences. */
-function showHeadlines(said: string[]): void {
-  lines(byId("headlines"), said.length > 0 ? said.map((text) => ({ text, look: "alarm" })) : [{ text: "Nothing is late.", look: "calm" }]);
+/** What is late or lost, and why: the server's own sentences, as an alarm only where it does badly by itself. */
+function showHeadlines(said: string[], alarms: boolean[] | undefined): void {
+  const look = (i: number) => (alarms?.[i] ?? true ? "alarm" : "warning");
+  lines(byId("headlines"), said.length > 0 ? said.map((text, i) => ({ text, look: look(i) })) : [{ text: "Nothing is late.", look: "calm" }]);
 }
 
 /** Shares of the requests that met all targets, and of how many. */
@@ -146,7 +153,7 @@ function showFleet(view: View): void {
   table(byId("groups"), 3, ["model", "class", "state", "held", "oldest", "first due in", "requests/s"],
     (view.groups as Group[]).map((one) => [one.model, one.class, models[one.model]?.state ?? "", { text: String(one.held), look: one.held > 0 ? "held" : "dim" },
       one.held > 0 ? duration(one.oldest_s) : "",
-      { text: duration(one.first_due_in_s), look: (one.first_due_in_s ?? 0) < 0 ? "bad" : undefined }, one.rate_per_s.toFixed(1)]));
+      { text: due(one.first_due_in_s), look: (one.first_due_in_s ?? 0) < 0 ? "bad" : undefined }, one.rate_per_s.toFixed(1)]));
   table(byId("switches"), 3, ["instance", "left", "came", "took", "ago"], (view.switches as Switch[]).slice(-8).reverse().map((one) =>
     [one.instance, one.leaving ?? "", one.coming ?? "", duration(one.seconds), duration(view.at_s - one.at_s)]));
   playground ??= new Playground();
@@ -159,7 +166,7 @@ async function keepWatching(key: string): Promise<void> {
       await watch(key, (view) => {
         say(`Live, as of ${clock(view.at_s)}.`);
         byId("login").hidden = true;
-        showHeadlines(view.headlines as string[]);
+        showHeadlines(view.headlines as string[], view.alarms as boolean[] | undefined);
         if (view.fleet === true) showFleet(view);
         else showServer(view);
       });

@@ -13,7 +13,7 @@ from vllm.v1.request import Request, RequestStatus
 from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.planner import Planner
-from sloserve.engine.why import Cause, Phase, StepDone, Why
+from sloserve.engine.why import Cause, Phase, StepDone, Why, preempted_for
 from sloserve.kernels.requests import counts_of, slots_found
 from sloserve.lso.forecast import OCCUPANCY_COLUMNS, occupancy
 from sloserve.metrics.live_page import FRAME_EVERY_S, MOST_ROWS, NEAR, ROW, Frame, LiveWriter
@@ -119,10 +119,10 @@ class Watched:
 
     def _for(self, victim: Request, rival: Request | None) -> Cause:
         if rival is None:
-            return Cause(Why.PLAN)
+            return Cause(Why.PLAN_ALONE)
         slot = self._numbers.of(rival, self._stats)  # before ``values`` is read: it may make a larger one
         number = self._numbers.values[slot, 0]
-        return Cause(Why.PLAN, float(number), due_later_s(victim, rival, self._stats.slo_of))
+        return preempted_for(float(number), due_later_s(victim, rival, self._stats.slo_of))
 
     def close(self) -> None:
         self._page.close()
