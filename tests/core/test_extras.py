@@ -1,5 +1,6 @@
 """What is not installed is one line with the extra that brings it, and the base installs none of it."""
 
+import json
 import re
 import subprocess
 import sys
@@ -8,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sloserve.core.extras import EXTRA, explained
+import sloserve
+from sloserve.core import extras
+from sloserve.core.extras import EXTRA, explained, install_command
 
 PROJECT = tomllib.loads(Path("pyproject.toml").read_text())["project"]
 PACKAGE = {"python_multipart": "python-multipart", "psycopg_pool": "psycopg"}
@@ -43,11 +46,17 @@ def test_each_module_is_of_its_extra_and_not_of_the_base() -> None:
         (["check-config", "--policy", "edf"], None),
         (["policies"], None),
         (["presets"], None),
-        (["fleet", "configs/fleet-tiny.yaml"], r"needs \w+, which is not installed: pip install 'sloserve\[fleet\]'"),
-        (["edge", "--upstream", "https://a:1"], r"needs \w+, which is not installed: pip install 'sloserve\[http3\]'"),
-        (["simulate", "--engine", "model"], r"needs \w+, which is not installed: pip install 'sloserve\[sim\]'"),
-        (["serve", "builtin:tiny", "--port", "0"], r"serving needs scipy, .*'sloserve\[sim\]'"),
-        (["workloads"], r"needs \w+, which is not installed: pip install 'sloserve\[sim\]'"),
+        (
+            ["fleet", "configs/fleet-tiny.yaml"],
+            r"needs \w+, which is not installed: .*'\.\[fleet\]', in .*",
+        ),
+        (
+            ["edge", "--upstream", "https://a:1"],
+            r"needs \w+, which is not installed: .*'\.\[http3\]', in .*",
+        ),
+        (["simulate", "--engine", "model"], r"needs \w+, which is not installed: pip install -e '\.\[sim\]', in .*"),
+        (["serve", "builtin:tiny", "--port", "0"], r"serving needs scipy, .*'\.\[sim\]', in .*"),
+        (["workloads"], r"needs \w+, which is not installed: pip install -e '\.\[sim\]', in .*"),
     ],
 )
 def test_the_base_alone_serves_or_says_what_is_missing(arguments: list[str], said: str | None) -> None:
@@ -57,3 +66,36 @@ def test_the_base_alone_serves_or_says_what_is_missing(arguments: list[str], sai
         assert ended.returncode == 0, ended.stderr
         return
     assert ended.returncode == 2 and re.fullmatch(f"sloserve: .*{said}\n", ended.stderr), ended.stderr
+
+
+def test_the_hint_in_a_checkout_installs_the_checkout() -> None:
+    assert install_command("ray") == f"pip install -e '.[ray]', in {Path.cwd()}"
+    assert install_command() == f"pip install -e '.', in {Path.cwd()}"
+
+
+class _Installed:
+    def __init__(self, url: str | None) -> None:
+        self._url = url
+
+    def read_text(self, name: str) -> str | None:
+        assert name == "direct_url.json"
+        return None if self._url is None else json.dumps({"url": self._url, "archive_info": {}})
+
+
+def test_the_hint_of_an_installed_wheel_names_the_file_that_it_came_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = tmp_path / "my wheels" / "sloserve-0.1.0-cp311-cp311-linux_x86_64.whl"
+    wheel.parent.mkdir()
+    wheel.touch()
+    monkeypatch.setattr(sloserve, "__file__", str(tmp_path / "site-packages" / "sloserve" / "__init__.py"))
+
+    def hint(url: str | None) -> str:
+        monkeypatch.setattr(extras, "distribution", lambda name: _Installed(url))
+        return install_command("ray")
+
+    assert hint(wheel.as_uri()) == f"pip install '{wheel}[ray]'"
+    assert hint(wheel.parent.as_uri()) == f"pip install '.[ray]', in {wheel.parent}"
+    unknown = f"pip install './sloserve-{sloserve.__version__}-....whl[ray]', the wheel file that you installed"
+    for gone in (None, (tmp_path / "gone.whl").as_uri(), "https://host/sloserve.whl"):
+        assert hint(gone) == unknown

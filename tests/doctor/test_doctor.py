@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sloserve.cli import app
+from sloserve.core.extras import install_command
 from sloserve.doctor import cuda, driver, host, software
 from sloserve.doctor.driver import Driver, DriverError, Gpu
 from sloserve.doctor.examine import attempted
@@ -125,11 +126,9 @@ def test_a_cpu_engine_needs_lscpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_not_installed_is_absent_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(software, "find_spec", lambda name: None if name in ("vllm", "aioquic") else name)
-    assert only(software.vllm()).remedy == "pip install 'sloserve[gpu]', or 'sloserve[cpu]'"
+    assert only(software.vllm()).remedy.startswith("pip install -e '.[gpu]', in ")
     by_extra = {one.check: one for one in software.extras()}
-    assert by_extra["extra http3"] == Finding(
-        "extra http3", State.ABSENT, "lacks aioquic", "pip install 'sloserve[http3]'"
-    )
+    assert by_extra["extra http3"] == Finding("extra http3", State.ABSENT, "lacks aioquic", install_command("http3"))
     assert by_extra["extra fleet"].state is State.OK
 
 

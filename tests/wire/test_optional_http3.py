@@ -19,7 +19,10 @@ WITHOUT = """if True:
     sys.meta_path.insert(0, TakenOut())
     {code}
 """
-GONE = "HTTP/3 (--http3, sloserve edge) needs sloserve.http3, which is not installed: pip install 'sloserve[http3]'"
+GONE = (
+    "HTTP/3 (--http3, sloserve edge) needs sloserve.http3, which is not installed: "
+    f"pip install -e '.[http3]', in {ROOT}"
+)
 
 
 def without(code: str, *args: str) -> subprocess.CompletedProcess[str]:

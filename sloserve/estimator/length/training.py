@@ -13,6 +13,7 @@ import numpy as np
 
 from sloserve.core.arrays import FloatArray
 from sloserve.core.errors import ConfigError
+from sloserve.core.extras import install_command
 from sloserve.estimator.length.accuracy import Accuracy, Predictions, accuracy
 from sloserve.estimator.length.empirical import EmpiricalLength
 from sloserve.estimator.length.examples import Examples
@@ -86,7 +87,7 @@ def _boost(
     try:
         import lightgbm
     except ImportError as error:
-        raise ConfigError(f"training needs LightGBM ({error}); pip install 'sloserve[train]'") from None
+        raise ConfigError(f"training needs LightGBM ({error}); {install_command('train')}") from None
     parameters = {
         "objective": "quantile",
         "alpha": level,

@@ -13,6 +13,7 @@ from rich.table import Table
 from sloserve.core import json_text
 from sloserve.core.arrays import FloatArray
 from sloserve.core.errors import ConfigError
+from sloserve.core.extras import install_command
 from sloserve.core.progress_bar import progress
 from sloserve.fleet.router.arrivals import Phases
 from sloserve.fleet.router.environment import System
@@ -83,7 +84,7 @@ def _train(system: System, phases: Phases, out: Path, settings: TrainingSettings
     try:
         from sloserve.fleet.router.train import Trainer
     except ImportError as error:
-        raise ConfigError(f"training needs torch ({error}); it comes with vLLM: pip install 'sloserve[cpu]'") from None
+        raise ConfigError(f"training needs torch ({error}); it comes with vLLM: {install_command('cpu')}") from None
     trainer = Trainer(system, phases, settings)
     steps = settings.steps
     about = {"seed": str(settings.seed), "steps": str(steps), "system": json.dumps(describe(system))}

@@ -35,7 +35,7 @@ def test_a_file_without_a_cluster_and_an_environment_without_ray_are_said(
         ray_pool(_fleet(tmp_path, FILE.replace("ray: auto, ", "")), place, [])
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "sloserve.fleet.pool.ray", raising=False)
-    with pytest.raises(ConfigError, match=r"pool.ray needs ray, which is not installed: pip install 'sloserve\[ray\]'"):
+    with pytest.raises(ConfigError, match=r"pool.ray needs ray, which is not installed: pip install -e '\.\[ray\]'"):
         ray_pool(_fleet(tmp_path), place, [])
 
 
