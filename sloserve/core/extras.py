@@ -1,7 +1,7 @@
 """Packages that sloserve does not install by itself: which extra brings each, and the command that installs it.
 
 No hint installs ``sloserve`` by its bare name. Nothing of that name is published by this project, so pip would find
-nothing, or what somebody else published under it.
+nothing, or what another party published under it.
 """
 
 import json
