@@ -1,5 +1,7 @@
 """Prompts: exact in tokens, a function of seed and request, shared as far as the workload shares them."""
 
+from dataclasses import replace
+
 import pytest
 
 from sloserve.client.prompts import FIRST_TOKEN, TextPrompts, TokenPrompts, calibrated, sample_text
@@ -37,6 +39,15 @@ def test_requests_share_nothing_but_leading_prefix_ids() -> None:
     assert shared(one, prompts.make(request("b", 1500, (11, 12, 99)), 1)) in range(1024, 1030)
     assert shared(one, prompts.make(request("c", 1500, (12, 12, 13)), 0)) < 5
     assert shared(prompts.make(request("d", 100), 0), prompts.make(request("e", 100), 0)) < 5
+
+
+def test_prefix_ids_stand_for_blocks_of_the_size_that_the_request_states() -> None:
+    prompts = TokenPrompts(256)
+    one, other = (
+        prompts.make(replace(request(name, 60, ids), prefix_block_tokens=16), 0)
+        for name, ids in (("a", (21, 22)), ("b", (21, 23)))
+    )
+    assert shared(one, other) in range(16, 20)
 
 
 def test_text_prompts_follow_what_was_counted() -> None:

@@ -12,7 +12,7 @@ from vllm.v1.request import Request
 
 from sloserve.engine.planner import Planner
 from sloserve.engine.stages import Stage
-from sloserve.engine.why import Cause, Why
+from sloserve.engine.why import Cause, Why, preempted_for
 from sloserve.scheduler.policy import Plan
 from sloserve.vllm_plugin.engine.held import due_later_s, head_held_up, not_planned, rival_of, step_done
 from sloserve.vllm_plugin.engine.ledger import EngineStats
@@ -37,9 +37,9 @@ class Traced:
         """The plan is about to preempt ``victims``."""
         rival = rival_of(plan, planner)
         self._planned = {
-            victim.request_id: Cause(Why.PLAN)
+            victim.request_id: Cause(Why.PLAN_ALONE)
             if rival is None
-            else Cause(Why.PLAN, of=due_later_s(victim, rival, self._stats.slo_of))
+            else preempted_for(math.nan, due_later_s(victim, rival, self._stats.slo_of))
             for victim in victims
         }
 

@@ -108,7 +108,8 @@ def small_cases(draw: st.DrawFn, layouts: bool = False) -> Case:
             draw(st.sampled_from([1, 2, 16, 33, 60])),
             DEFAULT_CLASSES.slo(draw(st.sampled_from(DEFAULT_CLASSES.names)), Targets(e2e_s=0.5)),
             max_tokens=draw(st.sampled_from([None, None, 1, 16, 33])),
-            prefix_ids=draw(st.sampled_from([(), (1,), (1,), (2,)])),
+            prefix_ids=draw(st.sampled_from([(), (1,), (1,), (2,), (1, 2), (1, 3)])),
+            prefix_block_tokens=draw(st.sampled_from([16, 24, 512])),
         )
         for i, arrival_s in enumerate(arrivals)
     ]

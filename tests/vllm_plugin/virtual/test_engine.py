@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from functools import partial
 from typing import Any
 
@@ -175,6 +175,10 @@ def test_prompts_that_share_blocks_share_their_kv(build: Build, request_of: Requ
         ]
     )
     assert [s for s in steps if s] == [1100, 1100 - 1024, 1100, 1100, 1100]
+    steps.clear()
+    short = [request_of(f"s{i}", float(i), 100, 1, max_tokens=1, prefix_ids=(6, 7, 7 + i)) for i in range(2)]
+    engine.run([replace(request, prefix_block_tokens=16) for request in short])
+    assert sum(steps) == 100 + 100 - 32
 
 
 def mixed_workload(n: int = 40) -> list[WorkloadRequest]:
