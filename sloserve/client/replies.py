@@ -12,6 +12,8 @@ import httpx
 import msgspec
 from httpx_sse import EventSource, ServerSentEvent
 
+from sloserve.core import json_text
+
 MOST_EVENT_BYTES: Final = 4 << 20
 """Of one event of a stream, and of what may come between two events."""
 MOST_BODY_BYTES: Final = 16 << 20
@@ -69,7 +71,7 @@ def json_value(text: str | bytes, kind: Any = Any) -> Any:
     except ValueError:
         pass
     try:
-        return msgspec.convert(json.loads(text, parse_constant=lambda _: None), kind, strict=False)
+        return msgspec.convert(json_text.loads_figures(text), kind, strict=False)
     except (ValueError, RecursionError) as error:
         raise UnreadableReply(printable(str(error))) from None
 

@@ -26,7 +26,7 @@ def without_nan(value: Any) -> Any:
     return [without_nan(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def loads_figures(text: str) -> Any:
+def loads_figures(text: str | bytes) -> Any:
     """Return the value of a file of figures that another program wrote, with None for NaN and the infinities.
 
     Raises: json.JSONDecodeError for text that is not JSON.
