@@ -6,21 +6,23 @@ overtake starts more slowly, which is observed, not assumed. The service is a li
 requests that found no other waiting. e2e = TTFT + output tokens, as stated, as the length model predicts or as the
 class's replies are long, within ``max_tokens`` * time per token of the class. What these estimates leave out (the order
 within a class, what arrives later, the spread of lengths) is in the calibration of each class: quantiles of actual over
-predicted.
+predicted. No quantile of e2e lies below that of TTFT.
+
+All that is learnt of single requests is a median or a quantile, so that one outlier (the first request after a start,
+a stall of the machine, one reply of great length) moves no forecast beyond what ordinary requests say.
 
 Events are calls with ``now_s``; no clock, no policy, no page. O(1) per event but for the windows of lengths and scores,
 which are bounded. Deterministic. A request that is refused teaches nothing, so quantiles are of those admitted.
 """
 
 import heapq
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
 import numpy as np
 
 from sloserve.admission.best_observed import Floors
-from sloserve.core.arrays import FloatArray
 from sloserve.core.finished import Latency
 from sloserve.core.predicted import MEDIAN, P90, Predicted, Quantiles
 from sloserve.core.slo import SLO
@@ -28,12 +30,9 @@ from sloserve.estimator.conformal import ConformalQuantiles, Promise
 from sloserve.estimator.length.at_admission import expected_tokens
 from sloserve.estimator.length.empirical import EmpiricalLength
 from sloserve.estimator.length.remaining import KnownRequests
-from sloserve.estimator.step_time.running_fit import RunningLine, RunningMean
+from sloserve.estimator.step_time.running_fit import RunningLine, RunningMedian
 
 _MAX_TOKENS = 2**31
-_LIMITS = np.unique(np.geomspace(1, 2**20, 146).astype(np.int64))
-"""Where the mean length is computed. Limits are as many as prompts, since vLLM allows what these leave of the model's
-length. Between two of them it is a line, off by 3 % at most."""
 MAX_STALE = 64
 
 
@@ -114,7 +113,7 @@ class Predictor:
         e2e = None
         if tpot_s is not None:
             decode_s = (self._output_tokens(of_class, new) - 1.0) * tpot_s
-            e2e = _figure(of_class.e2e_of(new), passed_s + service_s + decode_s, wait_s)
+            e2e = _figure(of_class.e2e_of(new), passed_s + service_s + decode_s, wait_s, ttft.promise.quantiles)
         return Forecast(ttft, e2e, ahead, alone)
 
     def admitted(self, new: ArrivingRequest, forecast: Forecast) -> None:
@@ -168,11 +167,11 @@ class Predictor:
             return float(min(new.output_tokens, limit))
         if new.length_quantiles is not None:
             return expected_tokens(new.length_quantiles, limit)
-        if of_class.mean_lengths is None:
-            none = np.zeros(_LIMITS.size, np.int64)
-            asked = KnownRequests(class_id=none + of_class.id, output_tokens=none, max_tokens=_LIMITS)
-            of_class.mean_lengths = self._lengths.rest(asked).mean()
-        return float(np.interp(limit, _LIMITS, of_class.mean_lengths))
+        if of_class.length is None:
+            none = np.zeros(1, np.int64)
+            asked = KnownRequests(class_id=none + of_class.id, output_tokens=none, max_tokens=none + _MAX_TOKENS)
+            of_class.length = float(self._lengths.rest(asked).quantile(MEDIAN)[0])
+        return min(of_class.length, float(limit))
 
 
 class _LengthKnown(Enum):
@@ -184,25 +183,25 @@ class _LengthKnown(Enum):
 class _OfClass:
     """What is known of one class. e2e: by where the length is known from, since a stated one is far surer.
 
-    mean_lengths: at each of ``_LIMITS``, as of up to ``MAX_STALE`` replies ago, because they cost 300 us;
-    ``None`` once they are to be computed anew.
+    length: the median length of its replies in tokens, as of up to ``MAX_STALE`` replies ago, since it costs 100 us;
+    ``None`` once it is to be computed anew.
     """
 
     def __init__(self, class_id: int, levels: tuple[float, ...]) -> None:
         self.id = class_id
-        self.tpot = RunningMean()
-        self.mean_lengths: FloatArray | None = None
+        self.tpot = RunningMedian()
+        self.length: float | None = None
         self._seen = self._seen_since = 0
         self.ttft = ConformalQuantiles(levels)
         self._e2e = {known: ConformalQuantiles(levels) for known in _LengthKnown}
 
     def saw_length(self, *, changed: bool) -> None:
-        """Forgets the means once enough replies more have come to change them."""
+        """Forget the median once enough further replies have come to change it."""
         self._seen += 1
         self._seen_since += 1
         if changed or self._seen_since >= min(1 + self._seen // 16, MAX_STALE):
             self._seen_since = 0
-            self.mean_lengths = None
+            self.length = None
 
     def e2e_of(self, new: ArrivingRequest) -> ConformalQuantiles:
         if new.output_tokens is not None:
@@ -210,8 +209,10 @@ class _OfClass:
         return self._e2e[_LengthKnown.OF_CLASS if new.length_quantiles is None else _LengthKnown.PREDICTED]
 
 
-def _figure(calibration: ConformalQuantiles, unqueued_s: float, wait_s: float) -> Figure:
-    return Figure(calibration.promise(unqueued_s + wait_s), unqueued_s)
+def _figure(
+    calibration: ConformalQuantiles, unqueued_s: float, wait_s: float, at_least: Mapping[float, float] | None = None
+) -> Figure:
+    return Figure(calibration.promise(unqueued_s + wait_s, at_least), unqueued_s)
 
 
 def _told(figure: Figure | None) -> Quantiles | None:

@@ -8,8 +8,9 @@ was made. Outcomes may come late and in any order; long ones come last, so a pro
 when it does (:meth:`ConformalQuantiles.ran_out`), not when the outcome is known.
 
 Source: Gibbs and Candes, "Adaptive conformal inference under distribution shift" (NeurIPS 2021), eq. 2. Differs: one
-sided, over a window of scores that are ratios, and a level that has run past the window's largest score goes on above
-it, where theirs promises infinity.
+sided, over a window of scores that are ratios; a level that has run past the window's largest score goes on above it,
+where theirs promises infinity; and the largest score counts as the second largest does, so that one outlier, however
+far off, moves no quantile beyond the other scores. A second one is news, and is believed.
 
 Memory is bounded by the window; an outcome costs two binary searches in it. Deterministic, no clock.
 """
@@ -69,13 +70,18 @@ class ConformalQuantiles:
         self._sorted: list[float] = []
         self._judged: dict[float, deque[bool]] = {level: deque(maxlen=window) for level in self._at}
 
-    def promise(self, predicted: float) -> Promise:
-        """What the actual value stays at or below with the probability of each level. predicted: above 0."""
+    def promise(self, predicted: float, at_least: Mapping[float, float] | None = None) -> Promise:
+        """Return what the actual value stays at or below with the probability of each level.
+
+        predicted: above 0. at_least: by level, the quantiles of an amount that is a part of this one, so that these may
+        not lie below them; ``None`` for no such bound.
+        """
         if len(self._sorted) < MIN_SCORES:
             return Promise(predicted, None)
         found, least = {}, 0.0
         for level, at in self._at.items():
-            least = found[level] = max(self._factor(at) * predicted, least)
+            bound = 0.0 if at_least is None else at_least[level]
+            least = found[level] = max(self._factor(at) * predicted, least, bound)
         return Promise(predicted, found)
 
     def ran_out(self, promise: Promise, level: float) -> None:
@@ -110,10 +116,14 @@ class ConformalQuantiles:
         self._at[level] = min(max(at, 0.0), _MAX_LEVEL)
 
     def _factor(self, at: float) -> float:
-        """The score of rank ``at`` * (n + 1), between two of them the mixture; past a level of 1, more than all."""
+        """The score of rank ``at`` * (n + 1), between two of them the mixture; past a level of 1, more than all.
+
+        The largest of the n scores is taken to be as large as the second largest.
+        """
         scores = self._sorted
+        most = len(scores) - 2
         rank = at * (len(scores) + 1) - 1.0
-        if rank >= len(scores) - 1:
-            return scores[-1] * math.pow(_BEYOND, max(at - 1.0, 0.0))
+        if rank >= most:
+            return scores[most] * math.pow(_BEYOND, max(at - 1.0, 0.0))
         low = max(int(rank), 0)
         return scores[low] + max(rank - low, 0.0) * (scores[low + 1] - scores[low])

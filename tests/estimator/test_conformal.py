@@ -132,6 +132,48 @@ def test_quantiles_ascend_and_are_finite_and_memory_is_bounded(
     assert sorted(calibration._latest) == calibration._sorted
 
 
+@given(
+    ordinary=st.lists(st.floats(0.5, 2.0), min_size=MIN_SCORES, max_size=2 * WINDOW),
+    outlier=st.floats(2.0, 1e9),
+    after=st.lists(st.floats(0.5, 2.0), max_size=2 * WINDOW),
+)
+def test_one_outlier_moves_no_quantile_beyond_the_other_scores(
+    ordinary: list[float], outlier: float, after: list[float]
+) -> None:
+    calibration, calm = ConformalQuantiles(LEVELS), ConformalQuantiles(LEVELS)
+    for score in (*ordinary, outlier, *after):
+        calibration.observe(calibration.promise(1.0), score)
+        calm.observe(calm.promise(1.0), min(score, 2.0))
+    found, without = calibration.promise(1.0).quantiles, calm.promise(1.0).quantiles
+    assert found is not None and found == without
+
+
+def test_a_second_outlier_is_news() -> None:
+    calibration = ConformalQuantiles(LEVELS)
+    for score in [1.0] * WINDOW + [50.0] * 20:
+        calibration.observe(calibration.promise(1.0), score)
+    found = calibration.promise(1.0).quantiles
+    assert found is not None and found[0.5] == 1.0 and found[0.9] == 50.0
+
+
+@given(
+    scores=st.lists(st.tuples(st.floats(1e-3, 1e3), st.floats(0.0, 1e3)), min_size=MIN_SCORES, max_size=40),
+    predicted=st.tuples(st.floats(1e-3, 1e3), st.floats(0.0, 1e3)),
+)
+def test_a_whole_is_never_promised_before_its_part(
+    scores: list[tuple[float, float]], predicted: tuple[float, float]
+) -> None:
+    """Whatever came of either before: of parts the first numbers, and what came after them the second ones."""
+    part, whole = ConformalQuantiles(LEVELS), ConformalQuantiles(LEVELS)
+    for first, rest in scores:
+        part.observe(part.promise(1.0), first)
+        whole.observe(whole.promise(1.0), first + rest)
+    of_part = part.promise(predicted[0]).quantiles
+    assert of_part is not None
+    of_whole = whole.promise(sum(predicted), of_part).quantiles
+    assert of_whole is not None and all(of_part[level] <= of_whole[level] for level in LEVELS)
+
+
 def test_a_level_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="levels"):
         ConformalQuantiles((0.5, 1.0))
