@@ -11,6 +11,9 @@ come again, where coming again helps. In order:
 - a class at its cap is full, where places count that are kept for those who were sent away before and told to come
   about now (:mod:`sloserve.admission.promises`): who has waited comes before who has not.
 
+A list of prompts is several requests that begin at once (:class:`Together`): all of them are admitted or none. Where no
+other request of the class waits, and no place is kept, a list is let in however long it is, as one request is.
+
 Where several processes admit requests to one engine, a cap is that of all together: a place is booked first and counted
 then, and given back where the class is full. So they never pass a cap together; two that ask for the last place in the
 same instant may both be refused. Predictions are each process' own, of its own requests, which have the rate of its own
@@ -22,6 +25,7 @@ argument, in seconds of a clock that is never set. Not for several threads.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sloserve.admission.prediction import ArrivingRequest, Figure, Forecast, Predictor
@@ -73,18 +77,49 @@ class Admission:
         ahead, interval_s = self._backlog.waiting(name), self._backlog.interval_s(name)
         return self._predictor.forecast(new, ahead, interval_s, now_s, alone=self._backlog.is_empty)
 
-    def admit(self, new: ArrivingRequest, forecast: Forecast, request: Any, now_s: float) -> "Ticket":
-        """Books a request as waiting.
+    def admit(
+        self,
+        new: ArrivingRequest,
+        forecast: Forecast,
+        request: Any,
+        now_s: float,
+        together: "Together | None" = None,
+    ) -> "Ticket":
+        """Book a request as waiting.
 
-        request: what ``still_waiting`` finds again in ``place.request``.
+        request: what ``still_waiting`` finds again in ``place.request``. together: the requests that begin with it, of
+        which the earlier ones have been admitted; ``None`` for one that comes alone. If this one is refused, its caller
+        ends those.
 
         Raises: SLOUnattainable, QueueFull.
         """
+        name, together = new.slo.slo_class.name, together or Together()
+        if not together.tickets:
+            together.found_none_waiting = self._is_idle(name, now_s)
+        if together.is_decided:
+            place = self._backlog.enter(name, request, now_s)
+        else:
+            place = self._checked_place(new, forecast, request, now_s, together)
+        self._predictor.admitted(new, forecast)
+        ticket = Ticket(new, forecast, place, self._predictor)
+        together.add(ticket)
+        return ticket
+
+    def _is_idle(self, name: str, now_s: float) -> bool:
+        """Whether no request of the class waits anywhere, and no place is kept for any."""
+        cap = 0 if self._caps is None else self._caps[name]
+        return not self._backlog.waiting_anywhere(name) and not self._backlog.kept(name, None, cap, now_s)
+
+    def _checked_place(
+        self, new: ArrivingRequest, forecast: Forecast, request: Any, now_s: float, together: "Together"
+    ) -> WaitingPlace:
+        """Return the place of a request that is let in. Raises: SLOUnattainable, QueueFull."""
         name = new.slo.slo_class.name
+        waits_for_others = forecast.ahead > 0 and not (together.tickets and together.found_none_waiting)
         if self._min_chance is not None and new.slo.targets:
             try:
                 self._refuse_impossible(new, now_s)
-                if forecast.ahead:
+                if waits_for_others:
                     self._refuse_unlikely(new, forecast, self._min_chance, now_s)
             except SLOUnattainable:  # whatever its chance, who came for a place does not need it now
                 if new.key is not None and self._backlog.has_promised(name):
@@ -92,10 +127,30 @@ class Admission:
                 raise
         place = self._backlog.enter(name, request, now_s)
         cap = None if self._caps is None else self._caps[name]
-        if cap is not None:
+        if cap is not None and not together.tickets:
             self._take_place(new, place, cap, now_s)
-        self._predictor.admitted(new, forecast)
-        return Ticket(new, forecast, place, self._predictor)
+        elif cap is not None and not together.found_none_waiting:
+            self._take_place_of_list(name, place, cap, now_s, len(together.tickets) + 1)
+        return place
+
+    def _take_place_of_list(self, name: str, place: WaitingPlace, cap: int, now_s: float, size: int) -> None:
+        """Raise QueueFull where there is no place for the last of the first ``size`` prompts of a list.
+
+        No place is promised to a list: the places of all its prompts would have to be kept until it comes again.
+        """
+        waiting, kept = self._backlog.waiting_anywhere(name), self._backlog.kept(name, None, cap, now_s)
+        if waiting <= cap - kept:
+            return
+        place.left(now_s)
+        retry_after_s = self._backlog.promise_place(name, now_s)
+        others = f", and {kept} places are kept for requests that were refused before" if kept else ""
+        raise QueueFull(
+            f"queue full: {waiting - size} of {cap} requests of class {name!r} wait{others}; there is no room for a "
+            f"list of {size} prompts or more: retry in {retry_after_s} s or send a shorter list (a list of more than "
+            f"{cap} is served when no other request of its class waits)",
+            retry_after_s,
+            name,
+        )
 
     def _take_place(self, new: ArrivingRequest, place: WaitingPlace, cap: int, now_s: float) -> None:
         """Raises: QueueFull where there is none for it, of those that are not kept for others."""
@@ -209,7 +264,7 @@ class Ticket:
     Every event counts once, so that ``ended`` may be called at the end of every request.
     """
 
-    __slots__ = ("new", "forecast", "place", "_predictor", "_judged")
+    __slots__ = ("new", "forecast", "place", "_predictor", "_judged", "_is_typical")
 
     def __init__(self, new: ArrivingRequest, forecast: Forecast, place: WaitingPlace, predictor: Predictor) -> None:
         self.new = new
@@ -217,11 +272,33 @@ class Ticket:
         self.place = place
         self._predictor = predictor
         self._judged = False
+        self._is_typical = True
 
     def started(self, now_s: float) -> None:
         """Its first token leaves now."""
         self.place.started(now_s)
         self._judge(max(now_s - self.new.arrival_s, 0.0), now_s)
+
+    def is_not_alone(self) -> None:
+        """Note that others began with it, so that its TTFT is not that of an idle engine."""
+        self.forecast = replace(self.forecast, alone=False)
+
+    def holds(self) -> None:
+        """Note that it is complete, unless it goes on: its e2e latency has stopped growing."""
+        if self.forecast.e2e is not None:
+            self.forecast.e2e.promise.over = True
+
+    def goes_on(self, ttft_s: float | None, now_s: float) -> None:
+        """Note that the request makes a further call of the engine.
+
+        Its TTFT counts, if its first token is out after ``ttft_s``. How long it takes, and how many tokens it has, says
+        nothing of requests of one call, which alone are predicted.
+        """
+        self._is_typical = False
+        if ttft_s is not None:
+            self.place.started(now_s)
+            self._judge(ttft_s, now_s)
+        self._predictor.gave_up(self.forecast)
 
     def ended(self, latency: Latency | None, output_tokens: int, now_s: float) -> None:
         """It is over. latency: ``None`` unless it was completed with at least one token."""
@@ -230,13 +307,34 @@ class Ticket:
             self._predictor.gave_up(self.forecast)
             return
         self.place.started(now_s)
-        self._judge(latency.ttft_s, now_s)
-        self._predictor.completed(self.new, self.forecast, latency, output_tokens, now_s)
+        if self._is_typical:
+            self._judge(latency.ttft_s, now_s)
+            self._predictor.completed(self.new, self.forecast, latency, output_tokens, now_s)
 
     def _judge(self, ttft_s: float, now_s: float) -> None:
         if not self._judged:
             self._judged = True
             self._predictor.started(self.new, self.forecast, ttft_s, now_s)
+
+
+@dataclass(slots=True)
+class Together:
+    """The requests of one HTTP request that begin at once, as a list of prompts does: all are admitted or none.
+
+    tickets: of those admitted so far. found_none_waiting: whether no other request of the class waited when the first
+    of them came, and no place was kept for one. is_decided: whether the HTTP request is being served, so that what it
+    still asks for is let in.
+    """
+
+    tickets: list[Ticket] = field(default_factory=list)
+    found_none_waiting: bool = False
+    is_decided: bool = False
+
+    def add(self, ticket: Ticket) -> None:
+        """Add one that was admitted."""
+        if len(self.tickets) == 1:
+            self.tickets[0].is_not_alone()
+        self.tickets.append(ticket)
 
 
 def _ms(seconds: float) -> str:

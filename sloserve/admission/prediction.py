@@ -154,6 +154,7 @@ class Predictor:
         cut = new.max_tokens is not None and output_tokens >= new.max_tokens
         of_class.saw_length(changed=self._lengths.observe(of_class.id, output_tokens, cut=cut))
         if forecast.e2e is not None:
+            forecast.e2e.promise.over = False  # it was held while it might have gone on
             of_class.e2e_of(new).observe(forecast.e2e.promise, latency.e2e_s)
 
     def _run_out(self, now_s: float) -> None:

@@ -59,7 +59,7 @@ async def refused_for_stopping(engine: Any, send: Send, http: HTTPContext | None
     try:
         check_open(engine)
     except ShuttingDown as error:
-        if http is None or not (http.calls or http.served):
+        if http is None or not (http.requests or http.served):
             count_stopped(engine)
         await refuse_error(send, error)
         return True

@@ -70,7 +70,7 @@ class SLOMiddleware:
         if request is None:
             return
         scope, send = request.scope, request.send
-        http = HTTPContext(self._clock.monotonic_s(), on_slo=functools.partial(tell_slo, scope))
+        http = HTTPContext(self._clock.monotonic_s(), says_end=True, on_slo=functools.partial(tell_slo, scope))
         if scope["method"] == "POST":
             if await refused_for_stopping(engine, send):
                 return
@@ -90,6 +90,7 @@ class SLOMiddleware:
                 raise
         finally:
             context.current.reset(token)
+            http.answer_ends(begun=passing.is_answering)
         if passing.too_large is not None:
             tell_operator(f"clients send more than the {limits.most_bytes} bytes of max_body_bytes, and get 413")
             await passing.refuse(passing.too_large)
@@ -128,6 +129,11 @@ class PassingRequest:
         self._answering = False
         self._content_type = b""
         self._reporter: Reporter | None = None
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether an answer has begun."""
+        return self._answering
 
     @property
     def awaits_body(self) -> bool:
@@ -184,6 +190,8 @@ class PassingRequest:
                 self._reporter = Reporter.of(message, self.http)
                 if self._reporter is not None:
                     return unsent()  # a body that grows needs another length: the reporter sends the head as well
+        elif message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.http.answer_ends(begun=True)  # before its client can ask what was counted
         if self._reporter is None:
             return self._send(message)
         changed = self._reporter.pass_on(message)

@@ -3,7 +3,7 @@
 Where the answer carries ``usage`` (the body of a reply in one piece; of a stream the last usage chunk of chat and
 completions, ``message_delta`` of Anthropic's messages, ``response.completed`` of the responses API), ``slo`` stands
 beside it. A stream that sends no usage gets a chunk without choices before ``[DONE]``, shaped like a usage chunk.
-One object where the request was one call of the engine, a list where it was several.
+One object, or a list of them where several prompts were sent as a list.
 
 ``service_tier`` stands in the answers of OpenAI's APIs, and in each chunk of a stream, where the request named one.
 """
@@ -85,7 +85,7 @@ class Reporter:
             reply = json.loads(body)
         except ValueError:
             return body
-        if not isinstance(reply, dict) or not self._http.served:
+        if not isinstance(reply, dict) or not self._http.outcomes:
             return body
         if self._http.wants_report:
             reply[KEY] = self._outcome()
@@ -140,7 +140,7 @@ class Reporter:
 
     def _complete(self, chunk: dict[str, Any]) -> bool:
         """Puts the outcome where ``chunk`` is the one that says what the whole reply used."""
-        if not self._http.served:
+        if not self._http.outcomes:
             return False
         if chunk.get("type") == "response.completed" and isinstance(chunk.get("response"), dict):
             chunk["response"][KEY] = self._outcome()
@@ -152,12 +152,12 @@ class Reporter:
         return True
 
     def _before_done(self, event: bytes) -> bytes:
-        if not self._http.served:
+        if not self._http.outcomes:
             return event
         self._told = True
         chunk = {**self._envelope, "choices": [], KEY: self._outcome()}
         return _DATA + json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n" + event
 
     def _outcome(self) -> Any:
-        told = [outcome(served) for served in self._http.served]
+        told = [outcome(served) for served in self._http.outcomes]
         return told[0] if len(told) == 1 else told

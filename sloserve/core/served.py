@@ -20,6 +20,14 @@ class Interruptions:
     paused_s: float = 0.0
     preempted_s: float = 0.0
 
+    def __add__(self, other: "Interruptions") -> "Interruptions":
+        """Return what kept two calls of the engine for one request from running."""
+        return Interruptions(
+            self.paused_steps + other.paused_steps,
+            self.paused_s + other.paused_s,
+            self.preempted_s + other.preempted_s,
+        )
+
 
 @dataclass(frozen=True)
 class ServedRequest(FinishedRequest):

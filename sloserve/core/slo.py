@@ -72,6 +72,18 @@ class Targets:
         binding = (self.e2e_s,) if begun else (self.ttft_s, self.e2e_s)
         return min((limit_s for limit_s in binding if limit_s is not None), default=None)
 
+    def left(self, elapsed_s: float, *, begun: bool) -> "Targets":
+        """Return what is left of these targets ``elapsed_s`` after the arrival of a request.
+
+        begun: whether its first token is out, so that nothing is left of TTFT. A duration that has passed is due now.
+        Targets of its pace stay.
+        """
+
+        def rest(limit_s: float | None) -> float | None:
+            return None if limit_s is None else max(limit_s - elapsed_s, DUE_NOW_S)
+
+        return Targets(None if begun else rest(self.ttft_s), self.tpot_s, rest(self.e2e_s), self.tds)
+
     def over(self, default: "Targets") -> "Targets":
         """These targets, with what they leave open taken from ``default``."""
         return Targets(*(getattr(self if getattr(self, name) is not None else default, name) for name in _TARGETS))

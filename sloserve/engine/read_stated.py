@@ -7,7 +7,7 @@ from typing import Any, Final
 from sloserve.core.rows import LENGTH_QUANTILES
 from sloserve.core.slo import SLO, ClassTable
 from sloserve.core.stated import StatedSLO
-from sloserve.wire.xargs import KEYS, PREFIX, parse_slo, predicted_length, stated_output_tokens
+from sloserve.wire.xargs import KEYS, PREFIX, parse_slo, predicted_length, progress, stated_output_tokens
 
 KEPT: Final = 1024
 """Combinations of what requests state that are read once: a deployment has few."""
@@ -25,7 +25,10 @@ class StatedReader:
         self._known = lru_cache(KEPT, typed=True)(self._parse)
 
     def read(self, extra_args: Mapping[str, Any] | None) -> StatedSLO:
-        """What ``extra_args`` state. Raises: InvalidRequest, as :func:`~sloserve.wire.xargs.parse_slo` does."""
+        """Return what ``extra_args`` state; of a request's further call of the engine, what is left of its targets.
+
+        Raises: InvalidRequest, as :func:`~sloserve.wire.xargs.parse_slo` does.
+        """
         args: Mapping[str, Any] = extra_args or {}
         unknown = [key for key in args if key not in _KEYS and isinstance(key, str) and key.startswith(PREFIX)]
         slo = None
@@ -36,6 +39,10 @@ class StatedReader:
                 pass
         if slo is None:
             slo = parse_slo(args, self._classes)
+        so_far = progress(args)
+        if so_far is not None:
+            elapsed_s, begun = so_far
+            slo = SLO(slo.slo_class, slo.targets.left(elapsed_s, begun=begun))
         length = predicted_length(args, len(LENGTH_QUANTILES))
         return StatedSLO(slo, self._ids[slo.slo_class.name], stated_output_tokens(args), length)
 

@@ -14,7 +14,7 @@ import msgspec
 
 from sloserve.core.errors import InvalidRequest
 from sloserve.wire.headers import Field
-from sloserve.wire.xargs import MAX_OUTPUT_TOKENS
+from sloserve.wire.xargs import MAX_OUTPUT_TOKENS, stating_keys
 
 NESTED = {
     "ttft_ms": "slo_ttft_ms",
@@ -37,6 +37,7 @@ class Body(msgspec.Struct):
     slo: Any = None
     service_tier: Any = None
     nvext: Any = None
+    vllm_xargs: Any = None
 
 
 Read = TypeVar("Read", bound=Body)
@@ -44,11 +45,16 @@ Read = TypeVar("Read", bound=Body)
 
 @dataclass(slots=True)
 class BodyFields:
-    """What the body of one request states. fields: by key of ``vllm_xargs``. tier: its ``service_tier``."""
+    """What the body of one request states.
+
+    fields: by key of ``vllm_xargs``. tier: its ``service_tier``. xargs: those of its ``vllm_xargs`` that state an SLO,
+    since vLLM passes none on for a beam search.
+    """
 
     fields: dict[str, Field] = field(default_factory=dict)
     tier: str | None = None
     report: bool = False
+    xargs: dict[str, Any] = field(default_factory=dict)
 
 
 def read_body(body: bytes, content_type: bytes = b"application/json") -> BodyFields:
@@ -75,6 +81,8 @@ def fields_of(read: Body) -> BodyFields:
     length = _expected_length(read.nvext)
     if length is not None:
         found.fields["slo_output_tokens"] = Field("nvext.agent_hints.osl", length)
+    if isinstance(read.vllm_xargs, dict):
+        found.xargs = stating_keys(read.vllm_xargs)
     if read.slo is None:
         return found
     if not isinstance(read.slo, dict):

@@ -1,7 +1,8 @@
 """What belongs to one HTTP request between the middleware that reads it and the engine client that serves it.
 
-A handler may call the engine several times for one HTTP request (several prompts, rounds of tool calls), in tasks of
-its own; all see the same context, because tasks inherit context variables.
+A handler may call the engine several times for one HTTP request, in tasks of its own; all see the same context, because
+tasks inherit context variables. A list of prompts is several requests; the steps of a beam search and the turns of a
+request with tools are calls of one.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,25 +22,33 @@ RETRY_UNSEEN_S = 5
 """What a client is told whose request was given up before anything was known of the queue that it would wait in."""
 
 
-class Call(Protocol):
-    """One call of the engine, as far as the HTTP side may end it."""
+class AdmittedRequest(Protocol):
+    """One request that the engine client serves, as far as the HTTP side has to do with it."""
+
+    @property
+    def standing(self) -> ServedRequest | None:
+        """How it fared if no further call of the engine follows; ``None`` while a call runs, or once it has ended."""
 
     def is_waiting(self) -> bool:
         """Whether it has no token yet."""
 
     def expire(self) -> int:
-        """Books it as given up; in how many whole seconds its like should find a place."""
+        """Book it as given up; return in how many whole seconds a request of its class should find a place."""
+
+    def answer_ends(self, *, begun: bool) -> None:
+        """Note that no further call of the engine follows. begun: whether any of the answer was sent."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class HTTPContext:
     """One HTTP request.
 
     arrival_s: when its head arrived, by ``Clock.monotonic_s``. error: why what it states cannot be read; raised where
-    an SLO is asked for, since most routes have no use for one. served: the engine's requests that ended, in that order.
-    rejection: why it was refused or given up, if it was. predicted: of the engine's requests, at their admission. tier:
-    the ``service_tier`` to answer with. calls: of the engine, those that were admitted. on_slo: is told its SLO once
-    all of it is read.
+    an SLO is asked for, since most routes have no use for one. served: how its requests fared that ended, in that
+    order. rejection: why it was refused or given up, if it was. predicted: of its requests, at their admission. tier:
+    the ``service_tier`` to answer with. requests: those that were admitted. says_end: whether :meth:`answer_ends` is
+    called in the end, so that requests can wait for further calls until then. on_slo: is told its SLO once all of it is
+    read.
     """
 
     arrival_s: float
@@ -50,7 +59,8 @@ class HTTPContext:
     rejection: Rejected | Evicted | None = None
     predicted: list[Predicted] = field(default_factory=list)
     tier: str | None = None
-    calls: list[Call] = field(default_factory=list)
+    requests: list[AdmittedRequest] = field(default_factory=list)
+    says_end: bool = False
     on_slo: Callable[[SLO], None] = lambda slo: None
 
     def read_headers(self, headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DEFAULT_RULES) -> None:
@@ -71,13 +81,25 @@ class HTTPContext:
         self.on_slo(resolved.slo)
 
     @property
+    def outcomes(self) -> list[ServedRequest]:
+        """How its requests fared, of those that have ended or will have if no further call of the engine follows."""
+        return [*self.served, *(one for request in self.requests if (one := request.standing) is not None)]
+
+    @property
     def is_waiting(self) -> bool:
-        """Whether none of its calls of the engine has got a token yet."""
-        return all(call.is_waiting() for call in self.calls)
+        """Whether none of its requests has got a token yet."""
+        return all(request.is_waiting() for request in self.requests)
+
+    def answer_ends(self, *, begun: bool) -> None:
+        """Note that its answer has ended; a second call changes nothing. begun: whether any of it was sent."""
+        if self.says_end:
+            self.says_end = False
+            for request in self.requests:
+                request.answer_ends(begun=begun)
 
     def expire(self) -> DeadlinePassed:
-        """Books all its calls as given up, since the time that the client gave them is over; the error to answer."""
-        retry_after_s = max((call.expire() for call in self.calls), default=RETRY_UNSEEN_S)
+        """Book all its requests as given up, since the time that the client gave them is over; the error to answer."""
+        retry_after_s = max((request.expire() for request in self.requests), default=RETRY_UNSEEN_S)
         ms = 1e3 * (self.headers.ttl_s or 0.0)
         message = f"no token within the {ms:g} ms of {TTL}; retry in {retry_after_s} s or allow for more"
         return DeadlinePassed(message, retry_after_s)

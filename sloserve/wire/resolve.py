@@ -78,7 +78,7 @@ def resolve(
     Raises: InvalidRequest that names the field as the client wrote it.
     """
     stated: dict[str, Field] = {}
-    for key, value in (xargs or {}).items():
+    for key, value in (body.xargs | dict(xargs or {})).items():
         if _is_ours(key):
             stated[key] = Field(f"{XARGS}.{key}", value)
     stated |= body.fields

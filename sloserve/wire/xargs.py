@@ -25,6 +25,8 @@ KEYS = (*TARGET_KEYS, "slo_class", "slo_output_tokens")
 MAX_OUTPUT_TOKENS = 2**31
 LENGTH_KEY = "sloserve_length"
 """From our front end to our scheduler, never from a client: see :func:`with_length`."""
+PROGRESS_KEY = "sloserve_progress"
+"""From our front end to our scheduler, never from a client: see :func:`of_further_call`."""
 
 
 def parse_slo(extra_args: Mapping[str, Any] | None, classes: ClassTable) -> SLO:
@@ -65,14 +67,41 @@ def stated_output_tokens(extra_args: Mapping[str, Any] | None) -> int | None:
 
 
 def with_length(extra_args: Mapping[str, Any] | None, quantiles: Sequence[float] | None) -> dict[str, Any] | None:
-    """``extra_args`` with the front end's prediction of the reply's length, and none that a client put there.
+    """``extra_args`` with the front end's prediction of the reply's length, and nothing internal that a client sent.
 
     quantiles: output tokens, ascending; ``None`` where nothing was predicted.
     """
-    args = {key: value for key, value in (extra_args or {}).items() if key != LENGTH_KEY}
+    args = {key: value for key, value in (extra_args or {}).items() if key not in (LENGTH_KEY, PROGRESS_KEY)}
     if quantiles is not None:
         args[LENGTH_KEY] = list(quantiles)
     return args or None
+
+
+def stating_keys(extra_args: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return those of ``extra_args`` that state an SLO."""
+    return {key: value for key, value in (extra_args or {}).items() if isinstance(key, str) and key.startswith(PREFIX)}
+
+
+def of_further_call(
+    extra_args: Mapping[str, Any] | None, stated: Mapping[str, Any], elapsed_s: float, *, begun: bool
+) -> dict[str, Any]:
+    """Return ``extra_args`` for a further call of the engine by a request that has made one before.
+
+    stated: the keys that state the request's SLO. elapsed_s: from the request's arrival to the call. begun: whether its
+    first token is out.
+    """
+    others = {key: value for key, value in (with_length(extra_args, None) or {}).items() if key not in stated}
+    return others | dict(stated) | {PROGRESS_KEY: [float(elapsed_s), float(begun)]}
+
+
+def progress(extra_args: Mapping[str, Any] | None) -> tuple[float, bool] | None:
+    """Return ``elapsed_s`` and ``begun`` of :func:`of_further_call`; ``None`` for a request's first call."""
+    value = (extra_args or {}).get(PROGRESS_KEY)
+    if not isinstance(value, list) or len(value) != 2:
+        return None
+    if not all(isinstance(one, float) and math.isfinite(one) for one in value):
+        return None
+    return max(value[0], 0.0), bool(value[1])
 
 
 def predicted_length(extra_args: Mapping[str, Any] | None, count: int) -> tuple[float, ...] | None:

@@ -158,7 +158,7 @@ def test_a_request_that_the_engine_accepted_is_not_counted_as_refused(app: Starl
     async def failing(request: Request) -> JSONResponse:
         http = context.current.get()
         assert http is not None
-        http.calls.append(SimpleNamespace())  # type: ignore[arg-type]
+        http.requests.append(SimpleNamespace(standing=None, answer_ends=lambda begun: None))  # type: ignore[arg-type]
         app.state.engine_client.sloserve_front_end.drain.stopping = True
         return JSONResponse({}, 500)
 

@@ -348,3 +348,72 @@ def test_an_answer_is_the_same_however_its_stream_is_cut(wants_report: bool) -> 
     cut = answer([whole[i : i + 7] for i in range(0, len(whole), 7)])
     assert cut == answer([*sent, "data: [DONE]\n\n"]) == answer([whole])
     assert cut.count('data: {"service_tier":"flex","id"') == 8 and cut.count('"slo"') == wants_report
+
+
+class Standing:
+    """A request of the engine that is complete unless it makes a further call."""
+
+    standing = SERVED
+
+    def __init__(self) -> None:
+        self.ends: list[bool] = []
+
+    def is_waiting(self) -> bool:
+        return False
+
+    def expire(self) -> int:
+        return 1
+
+    def answer_ends(self, *, begun: bool) -> None:
+        self.ends.append(begun)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_is_over_once_before_its_answer_is_and_reported_as_it_stands(stream: bool) -> None:
+    request = Standing()
+
+    async def parts() -> AsyncIterator[str]:
+        yield 'data: {"id":"1","choices":[],"usage":{"total_tokens":3}}\n\n'
+        assert request.ends == []
+        yield "data: [DONE]\n\n"
+
+    async def handler(_: Request) -> Response:
+        http = context.current.get()
+        assert http is not None
+        http.requests.append(request)
+        return StreamingResponse(parts(), media_type="text/event-stream") if stream else JSONResponse({"id": "1"})
+
+    text = call(handler, headers={"x-slo-report": "1"}).text
+    assert request.ends == [True]
+    answer = text.splitlines()[0].removeprefix("data: ")
+    assert json.loads(answer)["slo"] == TOLD
+
+
+def test_a_request_is_over_where_its_handler_fails_before_any_answer() -> None:
+    request = Standing()
+
+    async def handler(_: Request) -> Response:
+        http = context.current.get()
+        assert http is not None
+        http.requests.append(request)
+        raise asyncio.CancelledError
+
+    async def go() -> None:
+        sent: list[Any] = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await handler(Request(scope))
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "path": "/v1/x", "headers": [], "method": "GET", "http_version": "3"}
+        with pytest.raises(asyncio.CancelledError):
+            await SLOMiddleware(app)(scope, receive, send)
+        assert sent == []
+
+    asyncio.run(go())
+    assert request.ends == [False]

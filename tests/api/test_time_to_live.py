@@ -20,11 +20,16 @@ from tests.client.virtual_time import VirtualLoop
 
 
 class Call:
-    """A call of the engine."""
+    """A request of one call of the engine."""
+
+    standing = None
 
     def __init__(self) -> None:
         self.waiting = True
         self.expired = 0
+
+    def answer_ends(self, *, begun: bool) -> None:
+        pass
 
     def is_waiting(self) -> bool:
         return self.waiting
@@ -56,7 +61,7 @@ class App:
                 yield self._preamble
                 http = context.current.get()
                 assert http is not None
-                http.calls.append(self.call)
+                http.requests.append(self.call)
             await asyncio.sleep(self._first_s if self._starts_s is None else self._starts_s)
             self.call.waiting = False
             await asyncio.sleep(self._first_s - (self._starts_s or self._first_s))
@@ -71,7 +76,7 @@ class App:
         http = context.current.get()
         assert http is not None
         if self._preamble is None:
-            http.calls.append(self.call)
+            http.requests.append(self.call)
         if self._stream:
             return StreamingResponse(self.tokens(), media_type="text/event-stream")
         return await whole_or_nothing(request, self.tokens())

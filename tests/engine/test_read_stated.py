@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from sloserve.core.errors import InvalidRequest
-from sloserve.core.slo import DEFAULT_CLASSES
+from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.engine.read_stated import StatedReader
-from sloserve.wire.xargs import LENGTH_KEY, parse_slo
+from sloserve.wire.xargs import LENGTH_KEY, of_further_call, parse_slo
 
 GOOD: list[dict[str, Any] | None] = [
     None,
@@ -46,3 +46,12 @@ def test_what_is_refused_is_refused_again(args: dict[str, Any]) -> None:
     for _ in range(2):
         with pytest.raises(InvalidRequest):
             reader.read(args)
+
+
+def test_a_further_call_has_what_is_left_of_the_targets() -> None:
+    reader = StatedReader(DEFAULT_CLASSES)
+    stated = {"slo_class": "batch", "slo_ttft_ms": 500, "slo_e2e_ms": 2000}
+    for elapsed_s in (0.5, 0.75):
+        found = reader.read(of_further_call(None, stated, elapsed_s, begun=True))
+        assert found.slo == DEFAULT_CLASSES.slo("batch", Targets(e2e_s=2.0 - elapsed_s))
+    assert reader.read(stated).slo.targets == Targets(ttft_s=0.5, e2e_s=2.0)

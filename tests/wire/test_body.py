@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 
 from sloserve.core.errors import InvalidRequest
+from sloserve.core.slo import DEFAULT_CLASSES
 from sloserve.wire.body import NESTED, Body, BodyFields, parse, read_body
-from sloserve.wire.headers import Field
+from sloserve.wire.headers import Field, HeaderFields
+from sloserve.wire.resolve import Rules, resolve
 from tests.wire.odd_bodies import bodies
 
 
@@ -27,6 +29,17 @@ def test_nested_slo_and_tier() -> None:
         "slo_class": Field("slo.class", "batch"),
     }
     assert (found.tier, found.report) == ("flex", True)
+
+
+def test_an_slo_in_vllm_xargs_is_found_where_vllm_passes_none_on() -> None:
+    """As it does for a beam search."""
+    found = read_body(b'{"use_beam_search": true, "vllm_xargs": {"slo_ttft_ms": 5, "other": 1}}')
+    assert found.xargs == {"slo_ttft_ms": 5}
+    assert read_body(b'{"vllm_xargs": [1]}').xargs == {}
+    resolved = resolve(Rules(DEFAULT_CLASSES), None, HeaderFields(), found)
+    assert resolved.slo.targets.ttft_s == 0.005 and resolved.xargs == {"slo_ttft_ms": 5}
+    own = resolve(Rules(DEFAULT_CLASSES), {"slo_ttft_ms": 7}, HeaderFields(), found)
+    assert own.slo.targets.ttft_s == 0.007
 
 
 @pytest.mark.parametrize("body", [b"", b"[1]", b'"slo"', b"5", b"NaN", b'{"slo\\u0000": {"tds": 1}}'])
@@ -64,8 +77,8 @@ def test_the_slo_is_the_one_that_the_server_finds(body: bytes) -> None:
     except (ValueError, RecursionError):
         return  # the server answers with 400
     served = values if isinstance(values, dict) else {}
-    slo, tier, nvext = (served.get(name) for name in ("slo", "service_tier", "nvext"))
-    assert repr(parse(body, Body)) == repr(Body(slo, tier, nvext))
+    slo, tier, nvext, xargs = (served.get(name) for name in ("slo", "service_tier", "nvext", "vllm_xargs"))
+    assert repr(parse(body, Body)) == repr(Body(slo, tier, nvext, xargs))
     try:
         found = read_body(body)
     except InvalidRequest:

@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.slo import DEFAULT_CLASSES, MAX_TARGET_S, MAX_TDS, SLO, ClassTable, SLOClass, Targets
-from sloserve.wire.xargs import LENGTH_KEY, parse_slo, predicted_length, stated_output_tokens, to_xargs, with_length
+from sloserve.wire.xargs import (
+    LENGTH_KEY,
+    PROGRESS_KEY,
+    of_further_call,
+    parse_slo,
+    predicted_length,
+    progress,
+    stated_output_tokens,
+    to_xargs,
+    with_length,
+)
 
 CLASSES = ClassTable(
     {"chat": SLOClass("chat", 0, Targets(ttft_s=1.0, tds=5.0)), "batch": SLOClass("batch", 1, Targets(e2e_s=600.0))},
@@ -167,3 +177,14 @@ def test_a_length_travels_from_the_front_end_and_from_nobody_else() -> None:
     assert with_length({LENGTH_KEY: [9.0]}, None) is None
     for wrong in ("12", [1, 2], [-1.0, 2.0], [float("nan"), 2.0], [1.0, 1e300], None):
         assert predicted_length({LENGTH_KEY: wrong}, 2) is None
+
+
+def test_what_a_further_call_is_told_comes_from_the_front_end_and_from_nobody_else() -> None:
+    first = {"slo_e2e_ms": 900, "other": 1, LENGTH_KEY: [1.0], PROGRESS_KEY: [9.0, 1.0]}
+    sent = of_further_call(first, {"slo_e2e_ms": 900}, 0.25, begun=True)
+    assert sent == {"slo_e2e_ms": 900, "other": 1, PROGRESS_KEY: [0.25, 1.0]}
+    assert of_further_call(sent, {"slo_e2e_ms": 900}, 0.5, begun=True) == sent | {PROGRESS_KEY: [0.5, 1.0]}
+    assert progress(sent) == (0.25, True) and progress(first | {PROGRESS_KEY: [-1.0, 0.0]}) == (0.0, False)
+    assert with_length({PROGRESS_KEY: [9.0, 1.0]}, None) is None
+    for wrong in ("12", [1, 2], [1.0], [float("nan"), 1.0], [float("inf"), 1.0], None):
+        assert progress({PROGRESS_KEY: wrong}) is None

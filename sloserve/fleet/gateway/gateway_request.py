@@ -42,7 +42,6 @@ class _Read(Body):
     max_tokens: Any = None
     max_completion_tokens: Any = None
     priority: Any = None
-    vllm_xargs: Any = None
     messages: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
 

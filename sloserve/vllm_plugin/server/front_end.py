@@ -1,5 +1,8 @@
 """The requests of one engine client in an API process, from their acceptance to their end.
 
+A request may make several calls of the engine (:mod:`.observe`). It is admitted with the first; the later ones are let
+in, and get what is left of its targets.
+
 Of several API processes each has a front end, and what they must know of each other stands on their boards.
 
 All times here are of the host's monotonic clock, from the arrival of a request's head on, so that setting the host's
@@ -13,7 +16,6 @@ import logging
 import weakref
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 from sloserve.admission.prediction import ArrivingRequest
@@ -31,31 +33,24 @@ from sloserve.vllm_plugin.server import engine_control
 from sloserve.vllm_plugin.server.core_check import CoreCheck
 from sloserve.vllm_plugin.server.draining import Drain
 from sloserve.vllm_plugin.server.engine_pages import EnginePages
-from sloserve.vllm_plugin.server.observe import Observed, entering
+from sloserve.vllm_plugin.server.observe import EngineCall, Observed, entering
 from sloserve.vllm_plugin.server.stated import StatedSLOs, key_of, prompt_text, prompt_tokens, tell_operator
 from sloserve.vllm_plugin.server.tracing import Tracing
+from sloserve.vllm_plugin.server.whose_call import (
+    AcceptedRequest,
+    accepted_for,
+    goes_on,
+    made_call,
+    together_with,
+)
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
-from sloserve.wire.xargs import stated_output_tokens, with_length
+from sloserve.wire.xargs import of_further_call, stated_output_tokens, stating_keys, with_length
 
 logger = logging.getLogger(__name__)
 
 ATTRIBUTE = "sloserve_front_end"
 """Where an engine client, vLLM's ``AsyncLLM``, has its front end."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A request as its HTTP side sees it, see :class:`sloserve.wire.context.Call`."""
-
-    front_end: "FrontEnd"
-    observed: Observed
-
-    def is_waiting(self) -> bool:
-        return self.front_end.is_waiting(self.observed)
-
-    def expire(self) -> int:
-        return self.front_end.expire(self.observed)
 
 
 class FrontEnd:
@@ -80,14 +75,20 @@ class FrontEnd:
         # An engine that was killed leaves its page behind; vLLM ends this process soon after.
         atexit.register(remove_pages)
 
-    def accept(self, prompt: Any, sampling_params: Any, priority: int = 0) -> Observed:
-        """Reads the SLO of a request, writes it where the engine finds it, predicts, and books the request's place.
+    def accept(self, prompt: Any, sampling_params: Any, priority: int = 0) -> EngineCall:
+        """Read the SLO of a request, write it where the engine finds it, predict, and book the request's place.
+
+        A further call of a request that was accepted before is let in, with what is left of its targets.
 
         priority: vLLM's number, whichever way the request stated it.
         Raises: vLLM's errors, which its server answers with 400 for an SLO that cannot be read, 429 for a full
         queue or targets that cannot be met, and 503 while it is stopping.
         """
         http = context.current.get()
+        accepted = accepted_for(http)
+        request = goes_on(http, accepted[0].observed if len(accepted) == 1 else None)
+        if request is not None:
+            return self._further_call(http, request, sampling_params, priority)
         slo = self._stated.read(http, sampling_params, priority)
         observed = Observed(
             slo,
@@ -99,38 +100,57 @@ class FrontEnd:
             started=self._started,
             ended=functools.partial(self._ended, http),
         )
+        observed.stated = stating_keys(sampling_params.extra_args)
         length = self._predict_length(observed, prompt, sampling_params)
-        self._admit(http, observed, prompt, sampling_params, length)
+        call = observed.call()
+        self._admit(http, call, prompt, sampling_params, length)
         if http is not None:
-            http.calls.append(_Call(self, observed))
+            observed.is_answered = not http.says_end
+            http.requests.append(AcceptedRequest(self, observed))
+        made_call(http, observed)
         self.drain.in_flight += 1
-        return observed
+        return call
 
-    def arrival_time(self, observed: Observed, prompt: Any) -> float | None:
-        """When vLLM shall take a request to have arrived; ``None`` where it says so itself.
+    def _further_call(
+        self, http: HTTPContext | None, request: Observed, sampling_params: Any, priority: int
+    ) -> EngineCall:
+        stated = stating_keys(sampling_params.extra_args)
+        if stated and stated != request.stated:  # the first call had no parameters of the client
+            request.slo = self._stated.read(http, sampling_params, priority)
+            request.stated = stating_keys(sampling_params.extra_args)
+        now_s = self._clock.monotonic_s()
+        sampling_params.extra_args = of_further_call(
+            sampling_params.extra_args, request.stated, request.age_s(), begun=request.begun
+        )
+        if request.ticket is not None:
+            request.ticket.goes_on(request.ttft_s, now_s)
+        return request.call(arrival_s=now_s)
+
+    def arrival_time(self, call: EngineCall, prompt: Any) -> float | None:
+        """When vLLM shall take a call to have arrived; ``None`` where it says so itself.
 
         As it does of a session, whose ``prompt`` are inputs that come one by one: each has an arrival of its own.
         """
-        return None if isinstance(prompt, AsyncGenerator) else self._epoch_s(observed.arrival_s)
+        return None if isinstance(prompt, AsyncGenerator) else self._epoch_s(call.arrival_s)
 
     def _epoch_s(self, at_s: float) -> float:
         """A time of ours by the host's clock as it stands now."""
         return self._clock.now_s() - (self._clock.monotonic_s() - at_s)
 
-    def check_open(self, observed: Observed | None) -> None:
-        """Checks that a request may enter the engine; observed: ``None`` where it did not come through :meth:`accept`.
+    def check_open(self, call: EngineCall | None) -> None:
+        """Check that a request may enter the engine; call: ``None`` where it did not come through :meth:`accept`.
 
         Raises: vLLM's error for 503 where the server is stopping.
         """
         try:
-            if observed is None:
+            if call is None:
                 self.drain.check_open()
             else:
                 self.drain.check_running()
         except ShuttingDown as error:
             from sloserve.vllm_plugin.server.stopped import stopped
 
-            if observed is None:
+            if call is None:
                 self.count_stopped()
             http = context.current.get()
             if http is not None:
@@ -145,9 +165,9 @@ class FrontEnd:
 
         def add_request(request: Any, *args: Any, **kwargs: Any) -> Any:
             added = stock(request, *args, **kwargs)
-            observed, state = entering.get(), self._states.get(request.request_id)
-            if observed is not None and state is not None and state.stats is not None:
-                observed.figures[request.request_id] = state.stats
+            call, state = entering.get(), self._states.get(request.request_id)
+            if call is not None and state is not None and state.stats is not None:
+                call.figures[request.request_id] = state.stats
                 if self._tracing is not None:
                     self._tracing.entered(state)
             return added
@@ -158,13 +178,11 @@ class FrontEnd:
         """Counts a request that is refused while stopping and whose SLO is not known; its class counts as ``none``."""
         self._metrics.rejected(None, collectors.SHUTTING_DOWN)
 
-    def watch(self, observed: Observed, replies: Any, output_kind: Any) -> Any:
+    def watch(self, call: EngineCall, replies: Any, output_kind: Any) -> Any:
         """``replies``, observed on their way."""
-        watched = observed.watch(
-            replies, streamed=_is_streamed(output_kind), cumulative=output_kind.name == "CUMULATIVE"
-        )
+        watched = call.watch(replies, streamed=_is_streamed(output_kind), cumulative=output_kind.name == "CUMULATIVE")
         # A handler may fail between this call and the first reading; what was never begun is never closed either.
-        weakref.finalize(watched, observed.abandoned).atexit = False
+        weakref.finalize(watched, call.abandoned).atexit = False
         return watched
 
     def _predict_length(self, observed: Observed, prompt: Any, sampling_params: Any) -> list[float] | None:
@@ -184,12 +202,14 @@ class FrontEnd:
     def _admit(
         self,
         http: HTTPContext | None,
-        observed: Observed,
+        call: EngineCall,
         prompt: Any,
         sampling_params: Any,
         length: list[float] | None,
     ) -> None:
-        now_s = self._clock.monotonic_s()
+        observed, now_s = call.request, self._clock.monotonic_s()
+        accepted = accepted_for(http)
+        observed.together = together_with(accepted[-1].observed if accepted else None)
         new = ArrivingRequest(
             observed.slo,
             observed.arrival_s,
@@ -206,24 +226,31 @@ class FrontEnd:
         if http is not None and observed.predicted is not None:
             http.predicted.append(observed.predicted)
         try:
-            self.drain.check_open()
-            observed.ticket = self._admission.admit(new, forecast, observed, now_s)
+            if not observed.together.is_decided:
+                self.drain.check_open()
+            observed.ticket = self._admission.admit(new, forecast, call, now_s, observed.together)
         except (Rejected, ShuttingDown) as error:
             from vllm.exceptions import GracefulHTTPError
 
-            rejected = ServedRequest(observed.slo, Outcome.REJECTED, observed.tenant, predicted=observed.predicted)
-            self._metrics.record(rejected)
-            reason = collectors.SHUTTING_DOWN if isinstance(error, ShuttingDown) else errors.reason(error)
-            self._metrics.rejected(observed.slo.slo_class.name, reason)
-            if isinstance(error, QueueFull):
-                tell_operator(
-                    f"clients of class {error.slo_class!r} get 429, since as many wait as admission.max_waiting allows"
-                )
-            if http is not None:
-                http.rejection = error.to_keep()
+            self._refuse(http, [*(one.observed for one in accepted), observed], error)
             raise GracefulHTTPError(str(error), errors.status(error)) from error
 
         self._keep_swept()
+
+    def _refuse(self, http: HTTPContext | None, requests: list[Observed], error: Rejected | ShuttingDown) -> None:
+        """Book the requests of one HTTP request as refused together; the last of them had not been accepted yet."""
+        self.drain.in_flight += 1  # as of any request, until its end, which follows
+        reason = collectors.SHUTTING_DOWN if isinstance(error, ShuttingDown) else errors.reason(error)
+        for one in requests:
+            one.end(Outcome.REJECTED)
+            self._metrics.rejected(one.slo.slo_class.name, reason)
+        if isinstance(error, QueueFull):
+            tell_operator(
+                f"clients of class {error.slo_class!r} get 429, since as many wait as admission.max_waiting allows"
+            )
+        if http is not None:
+            http.requests.clear()
+            http.rejection = error.to_keep()
 
     def _keep_swept(self) -> None:
         """While requests wait here that other processes count, looks every so often whether they do still."""
@@ -275,7 +302,7 @@ class FrontEnd:
         self.drain.in_flight -= 1
         if observed.ticket is not None:
             observed.ticket.ended(served.latency, served.output_tokens, self._clock.monotonic_s())
-            observed.ticket = None  # whose place refers to it
+        observed.ticket = observed.together = None  # whose places refer to it
         self._metrics.record(served)
         if http is not None:
             http.served.append(served)

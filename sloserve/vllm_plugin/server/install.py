@@ -53,24 +53,24 @@ def install() -> None:
         front_end = front_end_of(self)
         if front_end is None or not hasattr(sampling_params, "output_kind"):
             return stock_generate(self, prompt, sampling_params, *args, **kwargs)
-        observed = front_end.accept(prompt, sampling_params, kwargs.get("priority", 0))
+        call = front_end.accept(prompt, sampling_params, kwargs.get("priority", 0))
         replies = stock_generate(self, prompt, sampling_params, *args, **kwargs)
-        return front_end.watch(observed, replies, sampling_params.output_kind)
+        return front_end.watch(call, replies, sampling_params.output_kind)
 
     @functools.wraps(stock_add)
     async def add_request(self: Any, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
-        front_end, observed = front_end_of(self), entering.get()
+        front_end, call = front_end_of(self), entering.get()
         if front_end is not None:
-            front_end.check_open(observed)
-        if front_end is None or observed is None:
+            front_end.check_open(call)
+        if front_end is None or call is None:
             return await stock_add(self, request_id, prompt, *args, **kwargs)
         # The engine's deadlines count from our front end.
-        kwargs.setdefault("arrival_time", front_end.arrival_time(observed, prompt))
+        kwargs.setdefault("arrival_time", front_end.arrival_time(call, prompt))
         try:
             collector = await stock_add(self, request_id, prompt, *args, **kwargs)
         finally:
             entering.set(None)
-        observed.engine_request_id = collector.request_id
+        call.engine_request_id = collector.request_id
         return collector
 
     @functools.wraps(stock_check_health)

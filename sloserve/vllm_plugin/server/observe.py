@@ -1,4 +1,10 @@
-"""Watches one request's replies pass through the API process, and says at the end how it fared.
+"""Watches the replies to one request pass through the API process, and says at the end how it fared.
+
+A request is the unit of SLOs, admission, counts and reports; a call of the engine is the unit in which it is computed.
+Most requests are one call. A beam search makes one for each beam and token, a request with built-in tools one for each
+turn, and the language of a recording is found in a call before the others. Such a request is judged as one: TTFT at the
+first token of its first call, e2e at the last token of its last. The time in which none of its calls is in the engine
+(its tools run) counts for e2e alone.
 
 Times are those at which a reply leaves for the client, counted from the arrival at our front end. Replies that are not
 streamed leave in one piece: their TTFT and TPOT are the engine's, back from that moment, since those are what the
@@ -7,24 +13,22 @@ scheduler can do something about, and no user reads them as they come, so they h
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextvars import ContextVar
 from typing import Any
 
-import numpy as np
-
-from sloserve.admission.admission import Ticket
+from sloserve.admission.admission import Ticket, Together
 from sloserve.core.clock import Clock
 from sloserve.core.errors import Evicted
-from sloserve.core.finished import Latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import Predicted
-from sloserve.core.qoe import expectation, qoe
+from sloserve.core.qoe import expectation
 from sloserve.core.served import Interruptions, ServedRequest
 from sloserve.core.slo import SLO
+from sloserve.vllm_plugin.server.call_figures import CallFigures, RequestFigures, Span, spans_in_engine
 
-entering: ContextVar["Observed | None"] = ContextVar("sloserve_entering", default=None)
-"""The request that is entering the engine: set between ``AsyncLLM.generate`` and the end of its ``add_request``, which
+entering: ContextVar["EngineCall | None"] = ContextVar("sloserve_entering", default=None)
+"""The call that is entering the engine: set between ``AsyncLLM.generate`` and the end of its ``add_request``, which
 begins in the same instant.
 """
 
@@ -33,14 +37,17 @@ _ABORTED = frozenset({"abort"})
 
 
 class Observed:
-    """One call of the engine: its SLO, when its tokens left, how it ended.
+    """One request: its SLO, what its calls of the engine came to, and how it ended.
 
     With n > 1 there is one outcome for all n replies, streamed or not: the first token of the first, the slowest pace,
     the last token of the last, the least well read, and the preemptions of all.
 
-    engine_request_id: its name in the engine, once it is there. figures: vLLM's (``RequestStateStats``) of each of its
-    n replies, by that one's own name in the engine; empty under ``--disable-log-stats``. ticket: of its admission.
-    predicted: what was predicted then. expired: whether it was given up, its time to live being over.
+    It ends with the first call that does not complete. Where all its calls are complete another may still follow, until
+    its HTTP answer has ended: until then what they came to stands for now only (``standing``).
+
+    ticket: of its admission. together: the requests that are admitted with it or not at all. predicted: what was
+    predicted at its admission. stated: the keys of ``vllm_xargs`` that state its SLO. expired: whether it was given up,
+    its time to live being over. is_answered: whether its HTTP answer has ended, or there is none to wait for.
 
     Args:
         interruptions: looks up what the engine's request of a given id met.
@@ -63,22 +70,142 @@ class Observed:
         self.slo = slo
         self.tenant = tenant
         self.arrival_s = arrival_s
-        self.engine_request_id: str | None = None
-        self.figures: dict[str, Any] = {}
         self.ticket: Ticket | None = None
+        self.together: Together | None = None
         self.predicted: Predicted | None = None
+        self.stated: dict[str, Any] = {}
         self.expired = False
-        self._clock = clock
-        self._interruptions = interruptions
-        self._broken_off = broken_off
+        self.is_answered = True
+        self.standing: ServedRequest | None = None
+        self.clock = clock
+        self.interruptions = interruptions
+        self.broken_off = broken_off
         self._started = started
         self._ended: Callable[[Observed, ServedRequest], None] | None = ended
+        self._seen = False
+        self._open = 0
+        self._figures = RequestFigures()
+
+    def call(self, *, arrival_s: float | None = None) -> "EngineCall":
+        """Return a call of the engine that is to serve it.
+
+        arrival_s: of a further call, when it was made; ``None`` for the first, which arrived with the request.
+        """
+        self.standing = None
+        self._open += 1
+        return EngineCall(self, self.arrival_s if arrival_s is None else arrival_s, is_first=arrival_s is None)
+
+    def age_s(self) -> float:
+        """Return the time since its arrival."""
+        return self.clock.monotonic_s() - self.arrival_s
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds to the first token of the calls that have ended; ``None`` while there is none."""
+        return self._figures.first_s
+
+    @property
+    def begun(self) -> bool:
+        """Whether its first token is known to be out."""
+        return self._seen or self.ttft_s is not None
+
+    @property
+    def is_read(self) -> bool:
+        """Whether any of its calls has entered the engine."""
+        return self._figures.rounds > 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its outcome stands."""
+        return self._ended is None
+
+    def sees_token(self) -> None:
+        """Note that a token leaves."""
+        if not self._seen:
+            self._seen = True
+            self._started(self)
+
+    def call_begins(self) -> None:
+        """Note that a call of it enters the engine."""
+        self._figures.begins(self.age_s())
+
+    def call_ends(self, outcome: Outcome, figures: CallFigures | None) -> None:
+        """Take in a call that has ended. figures: ``None`` where it never entered the engine."""
+        self._open -= 1
+        if self.has_ended:
+            return
+        if figures is not None:
+            self._figures.ends(figures, self.age_s())
+        if outcome is not Outcome.COMPLETED:
+            self.end(outcome)
+        elif not self._open:
+            self.standing = self._served(outcome)
+            if self.is_answered:
+                self.end(outcome)
+            elif self.ticket is not None:
+                self.ticket.holds()
+
+    def answer_ends(self, *, begun: bool) -> None:
+        """Note that its HTTP answer has ended, so that no further call follows. begun: whether any of it was sent."""
+        self.is_answered = True
+        if self.standing is not None:
+            self.end(Outcome.COMPLETED if begun else Outcome.ABORTED)
+
+    def end(self, outcome: Outcome) -> None:
+        """End it with this outcome, unless it has ended."""
+        ended, self._ended = self._ended, None  # with what it refers to, its HTTP request, which refers to this one
+        if ended is None:
+            return
+        if self.expired and outcome is Outcome.ABORTED:
+            outcome = Outcome.EVICTED
+        served, self.standing = self.standing, None
+        if served is None or served.outcome is not outcome:
+            served = self._served(outcome)
+        ended(self, served)
+
+    def _served(self, outcome: Outcome) -> ServedRequest:
+        found, latency, quality = self._figures, None, None
+        if outcome is Outcome.COMPLETED:
+            latency, quality = found.latency(), found.qoe(self.slo)
+        elif expectation(self.slo.targets) is not None:
+            quality = 0.0
+        return ServedRequest(
+            slo=self.slo,
+            tenant=self.tenant,
+            outcome=outcome,
+            latency=latency,
+            qoe=quality,
+            prompt_tokens=found.prompt_tokens,
+            output_tokens=found.output_tokens,
+            waited_s=found.waited_s,
+            preemptions=found.preemptions,
+            interruptions=found.interruptions,
+            predicted=self.predicted,
+        )
+
+
+class EngineCall:
+    """One call of the engine for a request: when its tokens left, and how it ended.
+
+    arrival_s: when it was made. is_first: whether it is the request's first. engine_request_id: its name in the engine,
+    once it is there. figures: vLLM's (``RequestStateStats``) of each of its n replies, by that one's own name in the
+    engine; empty under ``--disable-log-stats``.
+    """
+
+    def __init__(self, request: Observed, arrival_s: float, *, is_first: bool) -> None:
+        self.request = request
+        self.arrival_s = arrival_s
+        self.is_first = is_first
+        self.engine_request_id: str | None = None
+        self.figures: dict[str, Any] = {}
         self._token_times_s: dict[int, array[float]] = {}
-        self._begun = False
+        self._begun = self._over = False
 
     async def watch(self, replies: AsyncIterator[Any], *, streamed: bool, cumulative: bool) -> AsyncIterator[Any]:
-        """Passes ``replies`` on, untouched. The outcome stands before the last of them is passed on."""
+        """Pass ``replies`` on, untouched. The outcome of the call stands before the last of them is passed on."""
         last = None
+        self._begun = True
+        self.request.call_begins()
         entering.set(self)
         try:
             async for last in replies:
@@ -89,16 +216,17 @@ class Observed:
                     self._finish(last, streamed)
                 yield last
         except BaseException as error:  # also the consumer's leaving
-            self._end(_outcome_of(error), last)
+            self._end(_outcome_of(error), last, streamed)
             raise
-        self._end(Outcome.ABORTED, last)
+        self._end(Outcome.ABORTED, last, streamed)
 
     def abandoned(self) -> None:
         """The replies will not be read any more; does nothing once the outcome stands."""
-        self._end(Outcome.ABORTED, None)
+        self._end(Outcome.ABORTED, None, streamed=True)
 
     def _passes(self, reply: Any, cumulative: bool) -> None:
-        now_s = self._clock.monotonic_s()
+        now_s = self.request.age_s()
+        seen = False
         for one in reply.outputs:
             times_s = self._token_times_s.get(one.index)
             if times_s is None:
@@ -108,84 +236,59 @@ class Observed:
                 times_s.append(now_s)
             elif new > 1:
                 times_s.extend((now_s,) * new)
-        if not self._begun and any(self._token_times_s.values()):
-            self._begun = True
-            self._started(self)
+            seen = seen or new > 0
+        if seen:
+            self.request.sees_token()
 
     def _check_whole(self, reply: Any) -> None:
         if any(one.finish_reason in _ABORTED for one in reply.outputs):
-            error = self._broken_off()
+            error = self.request.broken_off()
             if error is not None:
                 raise error
 
     def _finish(self, reply: Any, streamed: bool) -> None:
         reasons = {one.finish_reason for one in reply.outputs}
         if reasons & _FAILED:
-            self._end(Outcome.FAILED, reply)
+            self._end(Outcome.FAILED, reply, streamed)
         elif reasons & _ABORTED:
-            self._end(Outcome.ABORTED, reply)
-        elif streamed:
-            self._end(Outcome.COMPLETED, reply, *self._streamed())
+            self._end(Outcome.ABORTED, reply, streamed)
         else:
-            self._end(Outcome.COMPLETED, reply, self._whole(reply))
+            self._end(Outcome.COMPLETED, reply, streamed)
 
-    def _streamed(self) -> tuple[Latency | None, float | None]:
-        timelines = [times_s for times_s in self._token_times_s.values() if times_s]
-        if not timelines:
-            return None, None
-        arrival_s = self.arrival_s
-        latency = _latency(
-            [(t[0] - arrival_s, t[-1] - t[0], len(t)) for t in timelines], max(t[-1] for t in timelines) - arrival_s
-        )
-        expected = expectation(self.slo.targets)
-        if expected is None:
-            return latency, None
-        ttft_s, tds = expected
-        return latency, min(qoe(np.array(t) - arrival_s, ttft_s=ttft_s, tds=tds) for t in timelines)
-
-    def _whole(self, reply: Any) -> Latency | None:
-        if not any(one.token_ids for one in reply.outputs):
-            return None
-        e2e_s = self.age_s()
-        # Without vLLM's figures all came with the whole.
-        return latency_in_engine(self.figures.values(), e2e_s) or _latency([(e2e_s, 0.0, 1)], e2e_s)
-
-    def age_s(self) -> float:
-        """Time since its arrival."""
-        return self._clock.monotonic_s() - self.arrival_s
-
-    @property
-    def begun(self) -> bool:
-        """Whether a token was seen to leave."""
-        return self._begun
-
-    def _end(self, outcome: Outcome, reply: Any, latency: Latency | None = None, quality: float | None = None) -> None:
-        ended, self._ended = self._ended, None  # with what it refers to, its HTTP request, which refers to this one
-        if ended is None:
+    def _end(self, outcome: Outcome, reply: Any, streamed: bool) -> None:
+        if self._over:
             return
-        if self.expired and outcome is Outcome.ABORTED:
-            outcome = Outcome.EVICTED
-        if outcome is not Outcome.COMPLETED and expectation(self.slo.targets) is not None:
-            quality = 0.0
-        served = ServedRequest(
-            slo=self.slo,
-            tenant=self.tenant,
-            outcome=outcome,
-            latency=latency,
-            qoe=quality,
+        self._over = True
+        figures = self._figures(outcome, reply, streamed) if self._begun and not self.request.has_ended else None
+        self.request.call_ends(outcome, figures)
+
+    def _figures(self, outcome: Outcome, reply: Any, streamed: bool) -> CallFigures:
+        spans: list[Span] = []
+        last_s = 0.0
+        if streamed:
+            timelines = [times_s for times_s in self._token_times_s.values() if times_s]
+            spans = [(times_s[0], times_s[-1] - times_s[0], len(times_s)) for times_s in timelines]
+            last_s = max((times_s[-1] for times_s in timelines), default=0.0)
+        elif outcome is Outcome.COMPLETED and any(one.token_ids for one in reply.outputs):
+            last_s = self.request.age_s()
+            # Without vLLM's figures all came with the whole.
+            spans = spans_in_engine(self.figures.values(), last_s) or [(last_s, 0.0, 1)]
+        interruptions = Interruptions()
+        if self.engine_request_id is not None:
+            interruptions = self.request.interruptions(self.engine_request_id)
+        return CallFigures(
+            spans=spans,
+            last_s=last_s,
+            times_s=self._token_times_s if streamed else None,
             prompt_tokens=len(getattr(reply, "prompt_token_ids", None) or ()),
             output_tokens=self._output_tokens(reply),
             waited_s=self._waited_s(),
             preemptions=sum(one.num_preemptions for one in self.figures.values()),
-            interruptions=(
-                Interruptions() if self.engine_request_id is None else self._interruptions(self.engine_request_id)
-            ),
-            predicted=self.predicted,
+            interruptions=interruptions,
         )
-        ended(self, served)
 
     def _waited_s(self) -> float | None:
-        """Time in the engine's queue before the first step that served the request; vLLM's own figures."""
+        """Return the time in the engine's queue before the first step that served the call; vLLM's own figures."""
         served = [one for one in self.figures.values() if one.scheduled_ts and one.queued_ts]
         if not served:
             return None
@@ -195,35 +298,6 @@ class Observed:
         if self._token_times_s:
             return sum(len(times_s) for times_s in self._token_times_s.values())
         return sum(len(one.token_ids) for one in getattr(reply, "outputs", ()))
-
-
-def latency_in_engine(figures: Iterable[Any], e2e_s: float) -> Latency | None:
-    """The latency of replies whose last token has just come; ``None`` where none has any.
-
-    figures: vLLM's (``RequestStateStats``) of each. e2e_s: time since the request's arrival.
-    """
-    told = [one for one in figures if one.first_token_ts]
-    if not told:
-        return None
-    # The engine's clock starts elsewhere; its last token is the one that has just come.
-    ended_ts = max(one.last_token_ts for one in told)
-    spans = (
-        (max(e2e_s - (ended_ts - one.first_token_ts), 0.0), one.last_token_ts - one.first_token_ts, one) for one in told
-    )
-    return _latency([(first_s, decode_s, one.num_generation_tokens) for first_s, decode_s, one in spans], e2e_s)
-
-
-def _latency(replies: Sequence[tuple[float, float, int]], e2e_s: float) -> Latency:
-    """Returns the latency of a request, all of its replies together.
-
-    replies: (first_s, decode_s, tokens) of each: seconds from the request's arrival to its first token, and from that
-    to its last.
-    """
-    return Latency(
-        ttft_s=min(float(first_s) for first_s, _, _ in replies),
-        tpot_s=max(float(decode_s) / max(tokens - 1, 1) for _, decode_s, tokens in replies),
-        e2e_s=e2e_s,
-    )
 
 
 def _outcome_of(error: BaseException) -> Outcome:

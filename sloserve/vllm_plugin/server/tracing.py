@@ -17,7 +17,8 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.served import ServedRequest
 from sloserve.core.slo import SLO
 from sloserve.engine.containment import Containment
-from sloserve.vllm_plugin.server.observe import Observed, entering, latency_in_engine
+from sloserve.vllm_plugin.server.call_figures import latency_of, spans_in_engine
+from sloserve.vllm_plugin.server.observe import EngineCall, Observed, entering
 from sloserve.wire.trace_way import HEADER, Way
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ class Tracing:
     """The traces of one engine client's requests."""
 
     def __init__(self, output_processor: Any) -> None:
-        self._observed: WeakKeyDictionary[Any, Observed] = WeakKeyDictionary()
+        self._calls: WeakKeyDictionary[Any, EngineCall] = WeakKeyDictionary()
         self._containment = Containment(Counter(), "sloserve failed to add its facts to a trace")
         self._stock = output_processor.do_tracing
         output_processor.do_tracing = self._do_tracing
@@ -53,9 +54,9 @@ class Tracing:
 
     def entered(self, state: Any) -> None:
         """A request entered the engine. state: vLLM's, of one reply."""
-        observed = entering.get()
-        if observed is not None:
-            self._observed[state] = observed
+        call = entering.get()
+        if call is not None:
+            self._calls[state] = call
 
     def _do_tracing(self, output: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
         token = _ending.set(self._containment(None, self._facts, output, state))
@@ -69,11 +70,15 @@ class Tracing:
         way = Way.read(headers)
         if headers and HEADER in headers:  # what vLLM reads is as it was sent
             output.trace_headers = {name: value for name, value in headers.items() if name != HEADER} or None
-        observed = self._observed.get(state)
-        if observed is None:
+        call = self._calls.get(state)
+        if call is None:
             return None
-        latency = latency_in_engine([state.stats], observed.age_s())
-        attributes = slo_attributes(observed, latency) | _way_attributes(way, state.stats.num_preemptions)
+        e2e_s = call.request.age_s()
+        # A further call of a request has no verdict: the request is judged as a whole, and has no span of its own.
+        spans = spans_in_engine([state.stats], e2e_s) if call.is_first else []
+        attributes = slo_attributes(call.request, latency_of(spans, e2e_s) if spans else None) | _way_attributes(
+            way, state.stats.num_preemptions
+        )
 
         def put(span: Any) -> None:
             self._containment(None, _put, span, attributes, way)
@@ -82,7 +87,7 @@ class Tracing:
 
 
 def slo_attributes(observed: Observed, latency: Latency | None) -> dict[str, Any]:
-    """Class, targets, what was predicted, and the verdict. latency: ``None`` where no token came."""
+    """Class, targets, what was predicted, and the verdict. latency: ``None`` where it is not to be judged."""
     found: dict[str, Any] = _targets(observed.slo)
     predicted = observed.predicted
     for name, quantiles in () if predicted is None else (("ttft", predicted.ttft), ("e2e", predicted.e2e)):

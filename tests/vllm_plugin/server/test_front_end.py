@@ -15,16 +15,13 @@ import numpy as np
 import pytest
 
 from sloserve.api.middleware import SLOMiddleware
-from sloserve.core.clock import ManualClock
 from sloserve.core.errors import ShuttingDown
-from sloserve.core.served import ServedRequest
 from sloserve.estimator.length.at_admission import LEVELS
 from sloserve.estimator.length.examples import make_examples
 from sloserve.estimator.length.training import LengthTrainingSettings, train
 from sloserve.metrics import page_folder
 from sloserve.metrics.collectors import REASONS
 from sloserve.settings import plugin_settings
-from sloserve.vllm_plugin.server.front_end import FrontEnd
 from sloserve.vllm_plugin.server.observe import entering
 from sloserve.vllm_plugin.server.stated import key_of, prompt_tokens, tell_operator
 from sloserve.wire import context, errors
@@ -32,106 +29,7 @@ from sloserve.wire.context import HTTPContext
 from sloserve.wire.resolve import resolve_headers
 from sloserve.wire.xargs import LENGTH_KEY, predicted_length
 from tests.http3.serving import ask, connected, listening, read, whole
-
-T0 = 1_000_000.0
-
-
-class Refused(Exception):
-    """Stands in for vLLM's GracefulHTTPError."""
-
-    def __init__(self, message: str, status: int = 400, parameter: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class Malformed(Exception):
-    """Stands in for vLLM's VLLMValidationError."""
-
-    def __init__(self, message: str, parameter: str) -> None:
-        super().__init__(message)
-        self.parameter = parameter
-
-
-class Metrics:
-    def __init__(self) -> None:
-        self.served: list[ServedRequest] = []
-        self.reasons: list[str | None] = []
-        self.ignored_names: tuple[str, ...] = ()
-
-    def ignored(self, names: tuple[str, ...]) -> None:
-        self.ignored_names += names
-
-    def record(self, served: ServedRequest) -> None:
-        self.served.append(served)
-
-    def rejected(self, slo_class: str | None, reason: str | None) -> None:
-        self.reasons.append(reason)
-
-
-@pytest.fixture
-def metrics(monkeypatch: pytest.MonkeyPatch) -> Metrics:
-    found = Metrics()
-    monkeypatch.setattr("sloserve.metrics.collectors.install", lambda *_: found)
-    monkeypatch.setattr("sloserve.vllm_plugin.server.front_end.remove_pages", lambda: None)
-    exceptions = SimpleNamespace(GracefulHTTPError=Refused, VLLMValidationError=Malformed)
-    monkeypatch.setitem(__import__("sys").modules, "vllm.exceptions", exceptions)
-    return found
-
-
-class Server:
-    """A front end whose engine answers after ``prompt tokens * 1 ms``, then a token every 10 ms."""
-
-    def __init__(self, rank: int = 0, processes: int = 1, **section: Any) -> None:
-        config = SimpleNamespace(additional_config={"sloserve": section})
-        self.output_processor = SimpleNamespace(request_states={}, add_request=self.add_state)
-        engine = SimpleNamespace(vllm_config=config, output_processor=self.output_processor)
-        self.clock = ManualClock(T0)
-        self.extra_args: dict[str, Any] | None = None
-        self.sent: dict[str, Any] | None = None
-        self.states = engine.output_processor.request_states
-        self.front_end = FrontEnd(engine, self.clock, rank, processes)
-
-    def add_state(self, request: Any, log_stats: bool) -> None:
-        """As vLLM's: makes the figures of a reply, where there are to be any."""
-        state = SimpleNamespace(stats=SimpleNamespace(num_preemptions=0) if log_stats else None)
-        self.states[request.request_id] = state
-
-    def http(self, *headers: tuple[str, str]) -> HTTPContext:
-        http = HTTPContext(self.clock.monotonic_s())
-        http.read_headers([(name.encode(), value.encode()) for name, value in headers])
-        return http
-
-    def accept(self, http: HTTPContext | None, prompt: Any, output_kind: str = "DELTA", priority: int = 0) -> Any:
-        token = context.current.set(http)
-        try:
-            kind = SimpleNamespace(name=output_kind)
-            params = SimpleNamespace(extra_args=self.extra_args, max_tokens=None, n=1, output_kind=kind)
-            observed = self.front_end.accept(prompt, params, priority)
-            self.sent = params.extra_args
-            return observed
-        finally:
-            context.current.reset(token)
-
-    def serve(
-        self, http: HTTPContext | None = None, prompt: int = 100, tokens: int = 20, clock_set_by_s: float = 0.0
-    ) -> None:
-        """clock_set_by_s: of the host's clock, before the first token."""
-        observed = self.accept(http, {"prompt_token_ids": [0] * prompt})
-
-        async def replies() -> AsyncIterator[Any]:
-            self.clock.set_wall(self.clock.now_s() + clock_set_by_s)
-            for i in range(tokens):
-                self.clock.advance_to(self.clock.now_s() + (prompt * 1e-3 if i == 0 else 0.01))
-                ended = i == tokens - 1
-                one = SimpleNamespace(index=0, token_ids=[0], finish_reason="stop" if ended else None)
-                yield SimpleNamespace(outputs=[one], finished=ended, metrics=None, prompt_token_ids=[0] * prompt)
-
-        async def read() -> None:
-            kind = SimpleNamespace(name="DELTA")
-            async for _ in self.front_end.watch(observed, replies(), kind):
-                pass
-
-        asyncio.run(read())
+from tests.vllm_plugin.server.fake_engine import T0, Malformed, Metrics, Refused, Server
 
 
 def test_what_is_predicted_is_told_and_counted(metrics: Metrics) -> None:
@@ -289,7 +187,7 @@ def test_a_refused_request_leaves_no_garbage(metrics: Metrics, body: bytes, head
         assert gc.collect() == 0 and metrics.reasons[0] == metrics.reasons[1]
     finally:
         gc.enable()
-    assert first.ticket is not None
+    assert first.request.ticket is not None
 
 
 def test_a_request_that_is_sent_again_is_known_by_what_it_asks_for() -> None:
@@ -329,11 +227,11 @@ def test_a_place_is_kept_for_a_request_that_was_refused(metrics: Metrics) -> Non
     server = Server(admission={"mode": "cap", "max_waiting": 2})
     waiting = [server.accept(None, "text") for _ in range(2)]
     server.clock.advance_to(server.clock.now_s() + 1.0)
-    waiting[0].ticket.started(server.clock.monotonic_s())
+    waiting[0].request.ticket.started(server.clock.monotonic_s())
     server.accept(None, "text")
     with pytest.raises(Refused, match="retry in 1 s"):
         server.accept(None, "again")
-    waiting[1].ticket.started(server.clock.monotonic_s())
+    waiting[1].request.ticket.started(server.clock.monotonic_s())
     server.clock.advance_to(server.clock.now_s() + 1.0)
     with pytest.raises(Refused, match="1 of 2 .* wait, and 1 places are kept"):
         server.accept(None, "new")
@@ -516,7 +414,9 @@ def test_what_train_length_learned_reaches_the_engine_and_a_clients_own_quantile
         assert server.sent is not None
         quantiles = predicted_length(server.sent, LEVELS.size)
         assert quantiles is not None and list(quantiles) == sorted(quantiles)
-        assert list(observed.ticket.new.length_quantiles) == list(quantiles)  # admission predicts latency with them
+        assert list(observed.request.ticket.new.length_quantiles) == list(
+            quantiles
+        )  # admission predicts latency with them
         medians.append(quantiles[2])
     assert 1.5 * medians[0] < medians[1]
     untrained = Server()

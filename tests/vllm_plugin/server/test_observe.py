@@ -52,7 +52,7 @@ class Call:
             broken_off=lambda: self.broken_off,
             started=lambda _: self.starts.append(self.clock.monotonic_s()),
             ended=lambda _, served: self.ended.append(served),
-        )
+        ).call()
 
     async def replies(self, timeline: list[tuple[float, Any]]) -> AsyncIterator[Any]:
         assert entering.get() is self.observed

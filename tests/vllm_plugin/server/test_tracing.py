@@ -10,7 +10,7 @@ from sloserve.core.clock import ManualClock
 from sloserve.core.predicted import Predicted, Quantiles
 from sloserve.core.served import Interruptions
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
-from sloserve.vllm_plugin.server.observe import Observed, entering
+from sloserve.vllm_plugin.server.observe import EngineCall, Observed, entering
 from sloserve.vllm_plugin.server.tracing import Tracing
 from sloserve.wire.trace_way import HEADER, Way, WayEvent
 
@@ -51,14 +51,14 @@ def processor() -> Any:
     return OutputProcessor(None, log_stats=True, tracing_enabled=True)
 
 
-def observed(clock: ManualClock, **targets: float) -> Observed:
+def observed(clock: ManualClock, **targets: float) -> EngineCall:
     slo = DEFAULT_CLASSES.slo("interactive", Targets(**targets))
     found = Observed(
         slo, "a-tenant", clock.monotonic_s(), clock, interruptions=lambda _: Interruptions(),
         broken_off=lambda: None, started=lambda _: None, ended=lambda *_: None,
     )  # fmt: skip
     found.predicted = Predicted(Quantiles(0.1, 0.4), None)
-    return found
+    return found.call()
 
 
 def state_of(**stats: Any) -> State:
@@ -71,7 +71,7 @@ def state_of(**stats: Any) -> State:
     return found
 
 
-def entered(tracing: Tracing, one: Observed, state: State) -> None:
+def entered(tracing: Tracing, one: EngineCall, state: State) -> None:
     token = entering.set(one)
     try:
         tracing.entered(state)
