@@ -22,6 +22,7 @@ from sloserve.api.admin import PREFIX, AdminApp, engine_of
 from sloserve.api.lifecycle import LINGER_S, READY_PATH, readiness, refused_for_stopping, started, unless_overtaken
 from sloserve.api.report import Reporter
 from sloserve.api.time_to_live import TimeToLive
+from sloserve.api.websockets import refused_websocket
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import BodyTooLarge, SloServeError
 from sloserve.settings import ADMIN_KEY, plugin_settings
@@ -50,6 +51,10 @@ class SLOMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, self._watching_start(scope, send))
+            return
+        if scope["type"] == "websocket" and await refused_websocket(
+            engine := engine_of(scope), self._rules_of(engine)[1], scope, receive, send
+        ):
             return
         if scope["type"] != "http":
             await self._app(scope, receive, send)

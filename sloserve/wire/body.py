@@ -25,6 +25,8 @@ NESTED = {
     "output_tokens": "slo_output_tokens",
 }
 REPORT = "report"
+LENGTH_HINT = "nvext.agent_hints.osl"
+"""Where Dynamo's clients say how long a reply is expected to be: a hint, which states no SLO."""
 
 _FORM = b"multipart/form-data"
 _FORM_FIELD = re.compile(rb'name="?slo["\[;\s]')
@@ -80,7 +82,7 @@ def fields_of(read: Body) -> BodyFields:
         found.tier = read.service_tier
     length = _expected_length(read.nvext)
     if length is not None:
-        found.fields["slo_output_tokens"] = Field("nvext.agent_hints.osl", length)
+        found.fields["slo_output_tokens"] = Field(LENGTH_HINT, length)
     if isinstance(read.vllm_xargs, dict):
         found.xargs = stating_keys(read.vllm_xargs)
     if read.slo is None:

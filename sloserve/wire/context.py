@@ -14,12 +14,22 @@ from sloserve.core.errors import DeadlinePassed, Evicted, InvalidRequest, Reject
 from sloserve.core.predicted import Predicted
 from sloserve.core.served import ServedRequest
 from sloserve.core.slo import SLO
-from sloserve.wire.body import BodyFields, read_body
-from sloserve.wire.headers import DEFAULT_RULES, TTL, HeaderFields, HeaderRules, read_headers
-from sloserve.wire.resolve import Resolved
+from sloserve.wire.body import LENGTH_HINT, BodyFields, read_body
+from sloserve.wire.headers import DEFAULT_RULES, REPORT, TTL, Field, HeaderFields, HeaderRules, read_headers
+from sloserve.wire.resolve import XARGS, Resolved
 
 RETRY_UNSEEN_S = 5
 """What a client is told whose request was given up before anything was known of the queue that it would wait in."""
+
+
+def check_no_slo(headers: HeaderFields, body: BodyFields) -> None:
+    """Check that a request states no SLO, for a route that cannot keep one. Raises: InvalidRequest for the first."""
+    stated = [*headers.fields.values(), *body.fields.values()]
+    stated += [Field(f"{XARGS}.{key}", value) for key, value in body.xargs.items()]
+    stated += [Field(name, True) for name, asked in ((REPORT, headers.report), ("slo.report", body.report)) if asked]
+    for item in stated:
+        if item.name != LENGTH_HINT:
+            raise InvalidRequest(item.name, item.value, "allowed here: this route keeps no SLO; send it without one")
 
 
 class AdmittedRequest(Protocol):
@@ -103,6 +113,12 @@ class HTTPContext:
         ms = 1e3 * (self.headers.ttl_s or 0.0)
         message = f"no token within the {ms:g} ms of {TTL}; retry in {retry_after_s} s or allow for more"
         return DeadlinePassed(message, retry_after_s)
+
+    def check_no_slo(self) -> None:
+        """Check a request of a route that keeps no SLO. Raises: InvalidRequest where it states one, or misspells it."""
+        if self.error is not None:
+            raise self.error
+        check_no_slo(self.headers, self.body)
 
     @property
     def wants_report(self) -> bool:

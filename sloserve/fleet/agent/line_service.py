@@ -15,7 +15,7 @@ from sloserve.fleet.agent.claims import ClaimedLine, HeldClaim, InstanceWork
 from sloserve.fleet.agent.line_claims import RETRY_S
 from sloserve.fleet.agent.line_reply import BrokenReply, LineReply, TooLong, was_aborted
 from sloserve.fleet.contract.door import Answer, Door, LineSize, Refusal, Refused
-from sloserve.fleet.sizes import BYTES_PER_TOKEN
+from sloserve.fleet.sizes import BYTES_PER_TOKEN, GENERATING
 from sloserve.fleet.store.group_commit import GroupCommit
 from sloserve.fleet.store.records import RequestState, Result
 from sloserve.fleet.store.requests import Requests
@@ -108,7 +108,7 @@ async def attempted(door: Door, line: ClaimedLine, clock: Clock) -> Result:
 
 
 async def _asked(door: Door, line: ClaimedLine, reply: LineReply, left_s: float) -> tuple[int, bytes]:
-    headers, body = _headers(line, left_s), reply.body()
+    headers, body = _headers(line, reply.path, left_s), reply.body()
     size = LineSize(len(body) / BYTES_PER_TOKEN, reply.max_tokens, reply.is_streamed)
     try:
         answer = await door.send("POST", reply.path, headers, body, model=line.model, line=size)
@@ -132,9 +132,12 @@ def result_of(line: ClaimedLine, state: RequestState, status: int, body: bytes) 
     return Result(line.claimed.id, line.claimed.attempt, state, status, body)
 
 
-def _headers(line: ClaimedLine, left_s: float) -> Mapping[str, str]:
+def _headers(line: ClaimedLine, route: str, left_s: float) -> Mapping[str, str]:
     claimed = line.claimed
-    headers = {"content-type": "application/json", "x-request-id": claimed.id, "x-slo-class": claimed.slo_class}
+    headers = {"content-type": "application/json", "x-request-id": claimed.id}
+    if route not in GENERATING:  # where engines refuse an SLO
+        return headers
+    headers["x-slo-class"] = claimed.slo_class
     if left_s != math.inf:
         headers["x-slo-e2e-ms"] = str(left_ms(left_s))
     return headers

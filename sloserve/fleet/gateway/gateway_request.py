@@ -11,7 +11,7 @@ from sloserve.core.errors import InvalidRequest
 from sloserve.core.slo import SLO
 from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.gateway.prefixes import part
-from sloserve.fleet.sizes import BYTES_PER_TOKEN, output_limit, replies
+from sloserve.fleet.sizes import BYTES_PER_TOKEN, GENERATING, output_limit, replies
 from sloserve.settings import PluginSettings
 from sloserve.wire.body import Body, fields_of, parse
 from sloserve.wire.headers import (
@@ -94,9 +94,13 @@ class GatewayRequest:
         return self.max_tokens if self.output_tokens is None else self.output_tokens
 
     def headers_after(self, late_s: float) -> list[tuple[str, str]]:
-        """What goes to the engine, for which the request arrives ``late_s`` late: its times are what is left."""
-        stated = dict(self.xargs or {})
-        if late_s > 0.0:
+        """What goes to the engine, for which the request arrives ``late_s`` late: its times are what is left.
+
+        On a route that generates nothing the gateway alone keeps the SLO; an engine would refuse it there.
+        """
+        generates = self.route in GENERATING
+        stated = dict(self.xargs or {}) if generates else {}
+        if late_s > 0.0 and generates:
             for key, name in COUNTING_DOWN.items():
                 if (target_s := getattr(self.slo.targets, name)) is not None:
                     stated[key] = left_ms(target_s, late_s)
@@ -153,7 +157,7 @@ class GatewayRequestReader:
         passed |= {REQUEST_ID: request_id, _TENANT: tenant.name}
         if priority is not None:
             passed[PRIORITY] = str(priority)
-        if fields.report:
+        if fields.report and route in GENERATING:
             passed[REPORT] = "1"
         messages, prompt = part(read.messages), part(read.prompt)
         size = len(messages) or len(prompt) or len(body)

@@ -126,6 +126,15 @@ class FrontEnd:
             request.ticket.goes_on(request.ttft_s, now_s)
         return request.call(arrival_s=now_s)
 
+    def check_no_slo(self) -> None:
+        """Check a call that pools instead of generating, and keeps no SLO.
+
+        Raises: vLLM's error for 400 where its HTTP request states an SLO, or misspells it.
+        """
+        http = context.current.get()
+        if http is not None:
+            self._stated.check_none(http)
+
     def arrival_time(self, call: EngineCall, prompt: Any) -> float | None:
         """When vLLM shall take a call to have arrived; ``None`` where it says so itself.
 
@@ -177,6 +186,10 @@ class FrontEnd:
     def count_stopped(self) -> None:
         """Counts a request that is refused while stopping and whose SLO is not known; its class counts as ``none``."""
         self._metrics.rejected(None, collectors.SHUTTING_DOWN)
+
+    def count_invalid(self) -> None:
+        """Count a request that was refused for what it states, before it came here."""
+        self._metrics.rejected(None, collectors.INVALID_REQUEST)
 
     def watch(self, call: EngineCall, replies: Any, output_kind: Any) -> Any:
         """``replies``, observed on their way."""

@@ -3,7 +3,8 @@ be refused, and how each request fared is counted and told.
 
 All of it happens around ``AsyncLLM.generate``, which every route that generates comes through (chat, completions,
 responses, Anthropic's messages), and when it is called rather than when the stream is first read, so that a refusal can
-still be an HTTP status. :func:`install` is registered as a ``vllm.general_plugins`` entry point, hence works under
+still be an HTTP status. Routes that pool come through ``AsyncLLM.encode``, and keep no SLO: one that is stated is
+refused there. :func:`install` is registered as a ``vllm.general_plugins`` entry point, hence works under
 plain ``vllm serve`` and in each of several API processes, and leaves engines alone that do not run our scheduler.
 Headers, nested bodies and reports need ``sloserve.api.middleware`` besides, which ``sloserve serve`` adds.
 """
@@ -36,7 +37,7 @@ def install() -> None:
     reloading.install()
     seeded_prompts.install(runs_our_scheduler)
     stock_init, stock_generate, stock_add = AsyncLLM.__init__, AsyncLLM.generate, AsyncLLM.add_request
-    stock_shutdown, stock_check_health = AsyncLLM.shutdown, AsyncLLM.check_health
+    stock_encode, stock_shutdown, stock_check_health = AsyncLLM.encode, AsyncLLM.shutdown, AsyncLLM.check_health
 
     @functools.wraps(stock_init)
     def init(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
@@ -56,6 +57,13 @@ def install() -> None:
         call = front_end.accept(prompt, sampling_params, kwargs.get("priority", 0))
         replies = stock_generate(self, prompt, sampling_params, *args, **kwargs)
         return front_end.watch(call, replies, sampling_params.output_kind)
+
+    @functools.wraps(stock_encode)
+    def encode(self: Any, *args: Any, **kwargs: Any) -> Any:
+        front_end = front_end_of(self)
+        if front_end is not None:
+            front_end.check_no_slo()
+        return stock_encode(self, *args, **kwargs)
 
     @functools.wraps(stock_add)
     async def add_request(self: Any, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
@@ -88,7 +96,7 @@ def install() -> None:
             sweep_pages()  # an engine that took too long to stop was killed
 
     AsyncLLM.__init__, AsyncLLM.generate, AsyncLLM.add_request = init, generate, add_request
-    AsyncLLM.shutdown, AsyncLLM.check_health = shutdown, check_health
+    AsyncLLM.encode, AsyncLLM.shutdown, AsyncLLM.check_health = encode, shutdown, check_health
     for name in CONTROL:
         setattr(AsyncLLM, name, _controlling(getattr(AsyncLLM, name)))
 

@@ -2,7 +2,8 @@
 
 import functools
 import logging
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from sloserve.core.errors import InvalidRequest
@@ -37,7 +38,7 @@ class StatedSLOs:
         http: ``None`` for a request that did not come through our middleware. priority: vLLM's number.
         Raises: vLLM's error for 400 where an SLO cannot be read.
         """
-        try:
+        with self._refusing():
             if http is not None and http.error is not None:
                 raise http.error
             headers, body = (HeaderFields(), BodyFields()) if http is None else (http.headers, http.body)
@@ -46,15 +47,31 @@ class StatedSLOs:
                 self._metrics.ignored(headers.ignored)
             if priority != 0:
                 self._check_priority(priority)
+        sampling_params.extra_args = resolved.xargs
+        if http is not None:
+            http.resolved(resolved)
+        return resolved.slo
+
+    def check_none(self, http: HTTPContext) -> None:
+        """Check a request of a route that keeps no SLO.
+
+        Raises: vLLM's error for 400 where it states one, or misspells it.
+        """
+        with self._refusing():
+            http.check_no_slo()
+            if http.headers.ignored:
+                self._metrics.ignored(http.headers.ignored)
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Count what cannot be served as it is stated, and raise it as vLLM's error for 400."""
+        try:
+            yield
         except InvalidRequest as error:
             from vllm.exceptions import VLLMValidationError
 
             self._metrics.rejected(None, collectors.INVALID_REQUEST)
             raise VLLMValidationError(str(error), parameter=error.param) from error.to_keep()
-        sampling_params.extra_args = resolved.xargs
-        if http is not None:
-            http.resolved(resolved)
-        return resolved.slo
 
     def _check_priority(self, priority: int) -> None:
         """Raises: InvalidRequest for a priority that the policy at work would ignore, or that is no 64-bit number."""

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -578,3 +579,11 @@ def test_a_store_that_fails_for_long_is_logged_once(
             assert said == ["a/0 pulls no lines, since the store fails: away"]
 
     run(scenario())
+
+
+@pytest.mark.parametrize(("route", "states"), [(COMPLETIONS, True), (CHAT, True), ("/v1/embeddings", False)])
+def test_an_engine_is_told_no_slo_on_a_route_where_it_would_refuse_one(route: str, states: bool) -> None:
+    line: Any = SimpleNamespace(claimed=SimpleNamespace(id="x", slo_class="batch"))
+    headers = line_service._headers(line, route, 5.0)
+    assert ("x-slo-class" in headers, "x-slo-e2e-ms" in headers) == (states, states)
+    assert headers["x-request-id"] == "x"

@@ -235,6 +235,19 @@ def test_a_body_is_restated_without_reading_what_engines_may_refuse() -> None:
     assert odd.body == b'{"model": "chat", "temperature": NaN}'
 
 
+@pytest.mark.parametrize("route", ["/v1/embeddings", "/tokenize"])
+def test_an_engine_is_told_no_slo_on_a_route_where_it_would_refuse_one(route: str) -> None:
+    """The gateway itself goes by it."""
+    headers = [(b"x-slo-e2e-ms", b"9000"), (b"x-slo-class", b"batch"), (b"x-slo-report", b"1")]
+    ttl = (b"x-request-ttl-ms", b"500")
+    reader = GatewayRequestReader(PluginSettings())
+    request = reader.read([*headers, ttl], b'{"model":"m"}', Tenant("a"), "id", route)
+    assert request.slo.targets.e2e_s == 9.0 and request.slo_class == "batch"
+    assert [name for name, _ in request.headers_after(0.1)] == ["x-request-id", "x-tenant-id", "x-request-ttl-ms"]
+    generates = reader.read([*headers, ttl], b'{"model":"m"}', Tenant("a"), "id", ROUTE)
+    assert {name.decode() for name, _ in headers} <= {name for name, _ in generates.headers_after(0.1)}
+
+
 def test_a_server_that_sends_answers_by_their_slo_is_told_what_the_body_states() -> None:
     """Before a model is looked for: here there is none, and the answer is an error."""
 

@@ -366,6 +366,41 @@ def test_headers_that_were_passed_over_are_counted(metrics: Metrics) -> None:
     assert http.headers.ignored == ("x-slo-deadline",) == metrics.ignored_names
 
 
+@pytest.mark.parametrize(
+    ("headers", "body", "says"),
+    [
+        ([("x-slo-e2e-ms", "500")], b"{}", "x-slo-e2e-ms: '500' is not allowed here: this route keeps no SLO"),
+        ([("x-slo-class", "batch")], b"{}", "x-slo-class: 'batch' is not allowed here"),
+        ([("x-slo-report", "1")], b"{}", "x-slo-report: True is not allowed here"),
+        ([("x-slo-tfft-ms", "500")], b"{}", "did you mean x-slo-ttft-ms"),
+        ([], b'{"slo": {"ttft_ms": 5}}', "slo.ttft_ms: 5 is not allowed here"),
+        ([], b'{"slo": {"report": true}}', "slo.report: True is not allowed here"),
+        ([], b'{"slo": 5}', "slo: 5 is not an object"),
+        ([], b'{"vllm_xargs": {"slo_tds": 5}}', "vllm_xargs.slo_tds: 5 is not allowed here"),
+        ([("x-tenant-id", "acme"), ("x-slo-report", "0")], b"{}", None),
+        ([("x-slo-task", "law"), ("x-request-ttl-ms", "900")], b'{"slo": {}, "service_tier": "flex"}', None),
+        ([], b'{"nvext": {"agent_hints": {"osl": 5}}, "input": "a"}', None),
+    ],
+)
+def test_a_route_that_keeps_no_slo_refuses_one_and_passes_all_else(
+    metrics: Metrics, headers: list[tuple[str, str]], body: bytes, says: str | None
+) -> None:
+    server = Server()
+    http = server.http(*headers)
+    http.read_body(body)
+    token = context.current.set(http)
+    try:
+        if says is None:
+            server.front_end.check_no_slo()
+        else:
+            with pytest.raises(Malformed, match=says):
+                server.front_end.check_no_slo()
+    finally:
+        context.current.reset(token)
+    assert metrics.reasons == ([] if says is None else ["invalid-request"]) and metrics.served == []
+    server.front_end.check_no_slo()  # plain vLLM has no middleware
+
+
 def test_what_is_due_already_is_not_refused_for_that(metrics: Metrics) -> None:
     server = Server(admission={"mode": "predict"})
     for _ in range(20):
