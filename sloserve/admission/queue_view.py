@@ -37,6 +37,9 @@ thousands of times per second. A place is thus found free at most this late."""
 MEMORY_S = 30.0
 """Time constant of the observed rate, in seconds during which a request waited: as far back as it predicts ahead."""
 
+FAR, ENOUGH_STARTS = 4.0, 8.0
+"""A gap between two starts counts at most as ``FAR`` times the others, once as many as ``ENOUGH_STARTS`` were seen."""
+
 MEMORY_STARTS = 16.0
 """Promises go by the rate of about so many of the latest starts: an engine that was idle takes many requests at once,
 and one whose machine is busy slows down, and neither is to be believed for longer than it takes to see. (Predictions
@@ -185,12 +188,12 @@ class WaitingPlace:
 @dataclass(slots=True)
 class _DrainRate:
     """Requests started per second of time during which a request waited, older time weighing exponentially less, and
-    so do older starts where only about ``memory_starts`` are to count.
+    so do older starts, of which about ``memory_starts`` count.
 
     Idle time does not count: a queue that is empty because no request came says nothing about how fast it would drain.
     """
 
-    memory_starts: float = math.inf
+    memory_starts: float
     starts: float = 0.0
     waited_s: float = 0.0
     stalled_s: float = 0.0
@@ -219,6 +222,44 @@ class _DrainRate:
 
 
 @dataclass(slots=True)
+class _SteadyRate:
+    """The rate by which latencies are predicted: as :class:`_DrainRate`, but one long gap does not move it.
+
+    A gap is the time from one start to the next during which a request waits. Once enough starts were seen, a gap
+    counts at most ``FAR`` times the gap within which a moment of waiting falls on average (sum of squares over sum; of
+    requests that start together all but one gap are 0, which leaves that average alone). An engine that has become
+    slower is believed within a few starts, since each raises the average; and at once while the gap lasts.
+    """
+
+    starts: float = 0.0
+    waited_s: float = 0.0
+    squares: float = 0.0
+    stalled_s: float = 0.0
+
+    def pass_time(self, elapsed_s: float) -> None:
+        self.stalled_s += elapsed_s
+
+    def start(self) -> None:
+        gap_s = self.stalled_s
+        if self.starts >= ENOUGH_STARTS and self.waited_s > 0.0:
+            gap_s = min(gap_s, FAR * self.squares / self.waited_s)
+        keep = math.exp(-gap_s / MEMORY_S)
+        self.starts = self.starts * keep + 1.0
+        self.waited_s = self.waited_s * keep + MEMORY_S * (1.0 - keep)
+        self.squares = self.squares * keep + gap_s * gap_s
+        self.stalled_s = 0.0
+
+    @property
+    def interval_s(self) -> float | None:
+        """Expected seconds from one start to the next, not much less than the time since the last start; ``None``
+        where none was observed.
+        """
+        if not self.waited_s:
+            return None
+        return max(self.waited_s / self.starts, self.stalled_s / 3.0)
+
+
+@dataclass(slots=True)
 class _ClassQueue:
     """One class: its places in order of entering, its rate, and what was promised to those sent away.
 
@@ -228,7 +269,7 @@ class _ClassQueue:
     class_id: int
     elsewhere: Elsewhere
     waiting: dict[WaitingPlace, None] = field(default_factory=dict)
-    rate: _DrainRate = field(default_factory=_DrainRate)
+    rate: _SteadyRate = field(default_factory=_SteadyRate)
     rate_lately: _DrainRate = field(default_factory=lambda: _DrainRate(MEMORY_STARTS))
     promises: Promises = field(default_factory=Promises)
     promised_until_s: float = -math.inf
@@ -236,7 +277,7 @@ class _ClassQueue:
     swept_s: float | None = None
 
     @property
-    def rates(self) -> tuple[_DrainRate, _DrainRate]:
+    def rates(self) -> tuple[_SteadyRate, _DrainRate]:
         return self.rate, self.rate_lately
 
     def add(self, place: WaitingPlace) -> None:

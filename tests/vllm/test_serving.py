@@ -103,6 +103,22 @@ def test_several_prompts_have_an_outcome_each_and_several_replies_one(http: http
     assert n2.json()["slo"]["output_tokens"] == 8
 
 
+def test_a_beam_search_is_one_request_and_a_list_above_its_cap_is_served(server: Server, http: httpx.Client) -> None:
+    """It was refused in the midst of its own work; the list could never be let in."""
+
+    def counted() -> float:
+        return sum(n for (name, _), n in samples(server, "sloserve:requests_total").items() if name == "background")
+
+    body = {"model": MODEL, "slo": {"class": "background", "report": True}, "ignore_eos": True}
+    beams = {"use_beam_search": True, "n": 3, "temperature": 0, "max_tokens": 12, "vllm_xargs": {"slo_e2e_ms": 60_000}}
+    before = counted()
+    one = http.post("/v1/completions", json={**body, **beams, "prompt": "One"}).json()["slo"]
+    assert (one["outcome"], one["output_tokens"], one["good"]) == ("completed", 1 + 3 * 11, True)
+    assert one["achieved"]["ttft_ms"] < one["achieved"]["e2e_ms"] and counted() == before + 1
+    five = http.post("/v1/completions", json={**body, "max_tokens": 2, "prompt": ["Hi"] * 5}).json()["slo"]
+    assert [one["outcome"] for one in five] == ["completed"] * 5 and counted() == before + 6
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_of_several_replies_the_first_token_of_the_first_counts(http: httpx.Client, stream: bool) -> None:
     """Half of them wait until the others have ended."""

@@ -24,6 +24,8 @@ def test_a_line_is_found_and_followed() -> None:
     assert line.at(5.0) is None
     line.add(10.0, 4.0)
     assert line.at(1000.0) == line.at(None) == 4.0  # one sample has no slope
+    line.add(20.0, 8.0)
+    assert line.at(20.0) == line.at(1000.0) == 6.0  # nor do two, of which either may be an outlier
     for slope, start in ((0.01, 2.0), (0.05, 0.0)):
         for i in range(400):
             line.add(50.0 + 37.0 * (i % 11), start + slope * (50.0 + 37.0 * (i % 11)))
