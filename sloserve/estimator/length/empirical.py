@@ -22,7 +22,13 @@ from typing import Final
 import numpy as np
 
 from sloserve.estimator.length.kaplan_meier import CurveOfEach, SurvivalCurve, log_rank, survival_curve
-from sloserve.estimator.length.remaining import PRIOR_MEAN_TOKENS, PRIOR_WEIGHT, Estimator, KnownRequests
+from sloserve.estimator.length.remaining import (
+    PRIOR_MEAN_TOKENS,
+    PRIOR_WEIGHT,
+    Estimator,
+    KnownRequests,
+    tells_nothing,
+)
 
 RECENT: Final = 32
 """Ended requests of a class that tell whether its lengths have changed."""
@@ -95,6 +101,8 @@ class EmpiricalLength(Estimator):
             raise ValueError(
                 f"output_tokens: {output_tokens} is no length; a request that ended with no token tells none"
             )
+        if tells_nothing(output_tokens, cut=cut):
+            return False
         ended = self._ended.setdefault(class_id, _Window())
         ended.add(output_tokens, cut, self._window)
         self._curves.pop(class_id, None)

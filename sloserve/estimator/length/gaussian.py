@@ -14,7 +14,13 @@ import numpy as np
 from scipy import special
 
 from sloserve.core.arrays import FloatArray, IntArray
-from sloserve.estimator.length.remaining import PRIOR_MEAN_TOKENS, PRIOR_WEIGHT, Estimator, KnownRequests
+from sloserve.estimator.length.remaining import (
+    PRIOR_MEAN_TOKENS,
+    PRIOR_WEIGHT,
+    Estimator,
+    KnownRequests,
+    tells_nothing,
+)
 
 _SQRT2 = np.sqrt(2.0)
 
@@ -92,6 +98,8 @@ class GaussianLength(Estimator):
         """
         if output_tokens < 1:
             raise ValueError(f"output_tokens: {output_tokens} is no length; the least is 1")
+        if tells_nothing(output_tokens, cut=cut):
+            return False
         count, mean, variance = self._moments.get(class_id, (0.0, 0.0, 0.0))
         count = min(count + 1.0, float(self._memory))
         step = (output_tokens - mean) / count

@@ -105,6 +105,14 @@ def rest_of(form: LengthForm, requests: KnownRequests) -> Rest:
     return Rest(form, requests.output_tokens, left)
 
 
+def tells_nothing(output_tokens: int, *, cut: bool) -> bool:
+    """Return whether a reply that ended tells nothing of lengths: it was cut at its first token, and each has one.
+
+    Such are the calls of a beam search, of which there are hundreds: they must not crowd out what is known of replies.
+    """
+    return cut and output_tokens <= 1
+
+
 class LengthEstimator(Protocol):
     """How many tokens are still to come, and how sure is that?"""
 

@@ -1,11 +1,14 @@
 """EmpiricalLength against a reference written one request at a time, and the promises policies rely on."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloserve.estimator.length.empirical import EmpiricalLength
+from sloserve.estimator.length.gaussian import GaussianLength
 from sloserve.estimator.length.remaining import KnownRequests, Rest
 
 NO_CAP = 1 << 40
@@ -140,6 +143,21 @@ def test_quantiles_are_those_of_the_class_and_of_its_survivors() -> None:
     assert float(rest(predictor, 3, 0).quantile(0.9)[0]) == pytest.approx(900, abs=12)
     assert float(rest(predictor, 3, 500).quantile(0.5)[0]) == pytest.approx(250, abs=6)
     assert float(rest(predictor, 3, 500).survival(250)[0]) == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize("kind", [EmpiricalLength, GaussianLength])
+def test_calls_of_one_token_do_not_crowd_out_what_is_known(kind: Any) -> None:
+    """Those of a beam search, of which one request makes hundreds: each is cut at its first token."""
+    known, crowded = kind(), kind()
+    for estimator in (known, crowded):
+        for length in (40, 50, 60) * 10:
+            estimator.observe(0, length)
+    for _ in range(1000):
+        assert crowded.observe(0, 1, cut=True) is False
+    assert remaining(crowded, 0, 0) == remaining(known, 0, 0)
+    for _ in range(1000):
+        crowded.observe(0, 1)  # by itself: replies that are as short
+    assert remaining(crowded, 0, 0) < 5.0
 
 
 def test_a_request_that_was_cut_is_known_only_to_be_longer() -> None:
