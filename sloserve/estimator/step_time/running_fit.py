@@ -3,8 +3,8 @@
 The mean follows every sample in constant time. The median and the line are robust: as long as more than half of the
 samples are ordinary, the others cannot move them beyond the ordinary ones.
 
-Memory is constant. An event costs at most a look at the last 32 samples, or for the line at their pairs, about 50 us,
-which is paid when the line is asked for after a new sample.
+Memory is constant. An event costs at most a look at the last 32 samples, or for the line at their pairs: about 100 us,
+which is paid for one in ``EVERY`` samples once the line has seen some, so that it may be as old as that.
 """
 
 from bisect import bisect_left, insort
@@ -15,6 +15,9 @@ import numpy as np
 
 COUNT = 32
 """Samples that count: exactly so many for the median and the line, by their weight for the mean."""
+
+EVERY = 5
+"""New samples after which a line is fitted anew; after each while it has seen less than twice as many."""
 
 KEEP = 1.0 - 1.0 / COUNT
 """Weight of what was known before each new sample."""
@@ -74,18 +77,21 @@ class RunningLine:
 
     _latest: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=COUNT))
     _fitted: tuple[float, float, float] | None = None
-    """The line's start and slope, and the median of y; ``None`` where samples came since."""
+    """The line's start and slope, and the median of y; ``None`` where it is to be fitted anew."""
+    _since: int = 0
 
     def add(self, x: float, y: float) -> None:
         self._latest.append((x, y))
-        self._fitted = None
+        self._since += 1
+        if self._since >= EVERY or len(self._latest) < 2 * EVERY:
+            self._fitted = None
 
     def at(self, x: float | None) -> float | None:
         """The line at ``x``, its median for ``None``; ``None`` before the first sample."""
         if not self._latest:
             return None
         if self._fitted is None:
-            self._fitted = self._fit()
+            self._fitted, self._since = self._fit(), 0
         start, slope, middle = self._fitted
         return max(middle if x is None else start + slope * x, LEAST)
 

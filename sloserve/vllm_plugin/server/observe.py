@@ -199,7 +199,7 @@ class EngineCall:
         self.engine_request_id: str | None = None
         self.figures: dict[str, Any] = {}
         self._token_times_s: dict[int, array[float]] = {}
-        self._begun = self._over = False
+        self._begun = self._seen = self._over = False
 
     async def watch(self, replies: AsyncIterator[Any], *, streamed: bool, cumulative: bool) -> AsyncIterator[Any]:
         """Pass ``replies`` on, untouched. The outcome of the call stands before the last of them is passed on."""
@@ -225,8 +225,8 @@ class EngineCall:
         self._end(Outcome.ABORTED, None, streamed=True)
 
     def _passes(self, reply: Any, cumulative: bool) -> None:
-        now_s = self.request.age_s()
-        seen = False
+        request = self.request
+        now_s = request.clock.monotonic_s() - request.arrival_s
         for one in reply.outputs:
             times_s = self._token_times_s.get(one.index)
             if times_s is None:
@@ -236,9 +236,9 @@ class EngineCall:
                 times_s.append(now_s)
             elif new > 1:
                 times_s.extend((now_s,) * new)
-            seen = seen or new > 0
-        if seen:
-            self.request.sees_token()
+        if not self._seen and any(self._token_times_s.values()):
+            self._seen = True
+            request.sees_token()
 
     def _check_whole(self, reply: Any) -> None:
         if any(one.finish_reason in _ABORTED for one in reply.outputs):
