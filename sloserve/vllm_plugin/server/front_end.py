@@ -23,26 +23,20 @@ from sloserve.admission.queue_view import SWEEP_INTERVAL_S, WaitingPlace
 from sloserve.core.clock import Clock
 from sloserve.core.errors import DeadlinePassed, QueueFull, Rejected, ShuttingDown
 from sloserve.core.outcome import Outcome
+from sloserve.core.predicted import Predicted
 from sloserve.core.served import ServedRequest
 from sloserve.metrics import collectors
 from sloserve.metrics.engine_page import remove_pages
 from sloserve.metrics.live_view import LiveView
 from sloserve.metrics.process_page import Board, Boards
 from sloserve.settings import PluginSettings, plugin_settings
-from sloserve.vllm_plugin.server import engine_control
+from sloserve.vllm_plugin.server import engine_control, whose_call
 from sloserve.vllm_plugin.server.core_check import CoreCheck
 from sloserve.vllm_plugin.server.draining import Drain
 from sloserve.vllm_plugin.server.engine_pages import EnginePages
 from sloserve.vllm_plugin.server.observe import EngineCall, Observed, entering
 from sloserve.vllm_plugin.server.stated import StatedSLOs, key_of, prompt_text, prompt_tokens, tell_operator
 from sloserve.vllm_plugin.server.tracing import Tracing
-from sloserve.vllm_plugin.server.whose_call import (
-    AcceptedRequest,
-    accepted_for,
-    goes_on,
-    made_call,
-    together_with,
-)
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.xargs import of_further_call, stated_output_tokens, stating_keys, with_length
@@ -85,8 +79,8 @@ class FrontEnd:
         queue or targets that cannot be met, and 503 while it is stopping.
         """
         http = context.current.get()
-        accepted = accepted_for(http)
-        request = goes_on(http, accepted[0].observed if len(accepted) == 1 else None)
+        accepted = whose_call.accepted_for(http)
+        request = whose_call.goes_on(http, accepted[0].observed if len(accepted) == 1 else None)
         if request is not None:
             return self._further_call(http, request, sampling_params, priority)
         slo = self._stated.read(http, sampling_params, priority)
@@ -106,14 +100,18 @@ class FrontEnd:
         self._admit(http, call, prompt, sampling_params, length)
         if http is not None:
             observed.is_answered = not http.says_end
-            http.requests.append(AcceptedRequest(self, observed))
-        made_call(http, observed)
+            http.requests.append(whose_call.AcceptedRequest(self, observed))
+        whose_call.made_call(http, observed)
         self.drain.in_flight += 1
         return call
 
     def _further_call(
         self, http: HTTPContext | None, request: Observed, sampling_params: Any, priority: int
     ) -> EngineCall:
+        told = request.predicted
+        if http is not None and told is not None and told.e2e is not None:  # it was that of a single call
+            request.predicted = Predicted(told.ttft, None)
+            http.predicted[:] = [request.predicted if one is told else one for one in http.predicted]
         stated = stating_keys(sampling_params.extra_args)
         if stated and stated != request.stated:  # the first call had no parameters of the client
             request.slo = self._stated.read(http, sampling_params, priority)
@@ -221,8 +219,8 @@ class FrontEnd:
         length: list[float] | None,
     ) -> None:
         observed, now_s = call.request, self._clock.monotonic_s()
-        accepted = accepted_for(http)
-        observed.together = together_with(accepted[-1].observed if accepted else None)
+        accepted = whose_call.accepted_for(http)
+        observed.together = whose_call.together_with(accepted[-1].observed if accepted else None)
         new = ArrivingRequest(
             observed.slo,
             observed.arrival_s,

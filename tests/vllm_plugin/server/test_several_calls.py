@@ -79,6 +79,11 @@ def test_what_it_takes_teaches_nothing_of_other_requests(metrics: Metrics) -> No
     for _ in range(5):
         plain.serve(plain.http())
         beams.handle(beams.http(), beam_search(beams, 64))
+    http = beams.http()
+    beams.handle(http, beam_search(beams, 3))
+    (of_search,) = http.predicted
+    assert of_search.ttft is not None and of_search.e2e is None, "its e2e latency was predicted as that of one call"
+    assert metrics.served[-1].predicted == of_search
     without, after = told(plain), told(beams)
     assert after.ttft.p90_s == pytest.approx(without.ttft.p90_s, rel=0.01)
     assert after.e2e.median_s == pytest.approx(without.e2e.median_s, rel=0.01)
