@@ -5,6 +5,7 @@ every request has ended and the model runner was told so: what is left is weight
 """
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.engine_process import restored_process
 from tests.gpu import ON_A_GPU
 
 BLOCK_TOKENS = 32
@@ -229,19 +231,15 @@ def started(config: EngineConfig, **engine_args: Any) -> Iterator[Engine]:
     import torch
 
     # The sampler's top-k would be compiled, anew for each size of batch: minutes, where eager code takes milliseconds.
-    with pytest.MonkeyPatch.context() as patch, torch.compiler.set_stance("force_eager"):
-        for name, value in {
+    with restored_process(), pytest.MonkeyPatch.context() as patch, torch.compiler.set_stance("force_eager"):
+        os.environ |= {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "HF_HUB_OFFLINE": "1",
             "VLLM_LOGGING_LEVEL": "ERROR",
-        }.items():
-            patch.setenv(name, value)
-        # One thread: the model is tiny, and threads that wait for each other are slow beside other work. vLLM replaces
-        # the function by one that does nothing; leaving the block puts it back.
-        threads = torch.get_num_threads()
-        patch.setattr(torch, "set_num_threads", set_threads := torch.set_num_threads)
-        set_threads(1)
+        }
+        # One thread: the model is tiny, and threads that wait for each other are slow beside other work.
+        torch.set_num_threads(1)
         if config.async_scheduling and not ON_A_GPU:
             _run_two_deep(patch)
         engine = Engine(config, **engine_args)
@@ -251,7 +249,6 @@ def started(config: EngineConfig, **engine_args: Any) -> Iterator[Engine]:
             yield engine
         finally:
             engine.shutdown()
-            set_threads(threads)
 
 
 def _run_two_deep(patch: pytest.MonkeyPatch) -> None:

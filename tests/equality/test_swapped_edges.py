@@ -73,10 +73,20 @@ def serve_case(arguments: dict[str, Any], params: dict[str, Any], folder: Path) 
     return expected
 
 
+def check_fp8() -> None:
+    """Skip the test where vLLM's fp8 KV cache does not work, or where its replies cannot be compared."""
+    import torch
+
+    if ON_A_GPU:
+        pytest.skip("On a GPU, bfloat16 rounds differently when KV is computed again.")
+    if not (torch.cpu._is_avx512_supported() or torch.cpu._is_amx_tile_supported()):
+        pytest.skip("vLLM's fp8 KV cache needs a CPU with AVX-512 or AMX.")
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_with(case: str, tmp_path: Path) -> None:
-    if ON_A_GPU and case == "fp8":
-        pytest.skip("in bfloat16 computing again rounds otherwise there")
+    if case == "fp8":
+        check_fp8()
     served = serve_case(*CASES[case], tmp_path)
     assert case != "seeded" or len({tuple(one) for both in served.outputs.values() for one in both}) == 24
 

@@ -1,9 +1,12 @@
 """``sloserve profile`` on real engines of tiny models: a profile that loads, of the steps that were asked for."""
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.engine_process import restored_process
 from tests.equality.engine import ENGINE_WARNINGS
 from tests.equality.layouts.models import ModelFolders
 from tests.whole import WHOLE
@@ -12,24 +15,21 @@ pytestmark = [pytest.mark.vllm, *(pytest.mark.filterwarnings(w) for w in ENGINE_
 
 
 @pytest.fixture(autouse=True)
-def _one_thread(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """The engine in this process, on one thread, as the command sets it in the environment: too late here."""
+def _one_thread() -> Iterator[None]:
+    """Run the engine in this process on one thread, which the command sets in the environment: too late here."""
     import torch
 
-    for name, value in {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    }.items():
-        monkeypatch.setenv(name, value)
-    # vLLM replaces the function: put back after.
-    threads = torch.get_num_threads()
-    monkeypatch.setattr(torch, "set_num_threads", set_threads := torch.set_num_threads)
-    request.addfinalizer(lambda: set_threads(threads))
-    set_threads(1)
+    with restored_process():
+        os.environ |= {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "OMP_NUM_THREADS": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        }
+        torch.set_num_threads(1)
+        yield
 
 
 def test_profile_of_the_tiny_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """Steps that an engine computes while its host launches the next one are told the times that they took."""
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from sloserve.estimator.step_time.grid import Scenario, Wave
 from sloserve.estimator.step_time.measurements import TimedStep
 from sloserve.estimator.step_time.profile import load_profile
+from tests.engine_process import restored_process
 from tests.equality.engine import ENGINE_WARNINGS
 from tests.vllm_plugin.launched_worker import LAUNCH_S, TIME
 
@@ -25,12 +27,12 @@ def engine() -> Iterator[Any]:
     from sloserve.vllm_plugin.profile_engine import ProfileEngine
     from sloserve.vllm_plugin.server import serve
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    with restored_process():
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         engine = ProfileEngine(serve.prepare(FLAGS, {}), now_s=TIME.monotonic_s)
-    assert engine.core.batch_queue_size == 2  # as on a GPU
-    yield engine
-    engine.shutdown()
+        assert engine.core.batch_queue_size == 2  # as on a GPU
+        yield engine
+        engine.shutdown()
 
 
 def true_s(step: TimedStep) -> float:
