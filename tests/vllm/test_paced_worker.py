@@ -1,10 +1,12 @@
 """A worker that waits instead of computing: every request gets its tokens, and what it cannot do is refused."""
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.engine_process import restored_process
 from tests.equality.engine import ENGINE_WARNINGS
 
 pytestmark = [pytest.mark.vllm, *map(pytest.mark.filterwarnings, ENGINE_WARNINGS)]
@@ -12,32 +14,39 @@ pytestmark = [pytest.mark.vllm, *map(pytest.mark.filterwarnings, ENGINE_WARNINGS
 PACED = "sloserve.vllm_plugin.paced_worker.PacedWorker"
 
 
-def start(monkeypatch: pytest.MonkeyPatch, **given: Any) -> Any:
+def start() -> Any:
+    """Return an engine whose policy plans before every step, however long planning takes on this machine."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    from sloserve.estimator.planning_cost import constant_cost
+    from sloserve.vllm_plugin import SLOScheduler
     from sloserve.vllm_plugin.server.tiny_model import resolve_model
 
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    class EveryStepPlanned(SLOScheduler):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, planning_costs=constant_cost(0.0), **kwargs)
+
     arguments = {
         "model": resolve_model("builtin:tiny"),
         "worker_cls": PACED,
-        "scheduler_cls": "sloserve.vllm_plugin.SLOScheduler",
+        "scheduler_cls": EveryStepPlanned,
         "additional_config": {"sloserve": {"profile": "h200-llama3-8b", "policy": "chaos"}},
         "enforce_eager": True,
         "disable_log_stats": True,
         "max_num_seqs": 4,
         "max_num_batched_tokens": 256,
-        **given,
     }
     return LLMEngine.from_engine_args(EngineArgs(**arguments))
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    engine = start(monkeypatch)
-    yield engine
-    engine.engine_core.shutdown()
+def engine() -> Iterator[Any]:
+    with restored_process():
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        engine = start()
+        yield engine
+        engine.engine_core.shutdown()
 
 
 def test_each_request_gets_its_tokens_whatever_is_preempted(engine: Any) -> None:
