@@ -7,6 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 OTHERS = {
     "architecture": "what holds for all of the code",
+    "avx2": "a CPU without AVX-512 for all other tests",
     "benchmarks": "mirrors benchmarks/",
     "csrc": "the C++ of csrc/, through its Python names and without",
     "deploy": "what deploy/ holds, by the tools that read it",
