@@ -1,4 +1,4 @@
-"""What all tests share: where the data lies, which machine this is, how long Hypothesis may search."""
+"""What all tests share: what of the shell they see, where data lies, which machine this is, Hypothesis' limits."""
 
 import functools
 import gc
@@ -14,6 +14,10 @@ from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
 from tests.gpu import ON_A_GPU
+from tests.shell import leave_out_settings
+
+# Before anything of vLLM or of ours is imported, which reads some of them then.
+leave_out_settings()
 
 # Derandomised: a red run is red again. No deadline: no test depends on the speed of the machine.
 settings.register_profile("sloserve", deadline=None, derandomize=True, max_examples=45)

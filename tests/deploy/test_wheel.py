@@ -25,6 +25,7 @@ import pytest
 
 from tests.fleet.stand_in.engine import reply
 from tests.ports import free_port
+from tests.shell import with_proxies
 
 pytestmark = pytest.mark.slow
 
@@ -49,6 +50,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
     build = subprocess.run(
         [sys.executable, "-m", "uv", "build", "--quiet", "--out-dir", str(folder), str(ROOT)],
+        env=with_proxies(),
         capture_output=True,
         text=True,
     )
@@ -74,7 +76,8 @@ def bare(request: pytest.FixtureRequest, built: Path, tmp_path_factory: pytest.T
     subprocess.run([*uv, "venv", "--quiet", "--python", request.param, str(folder)], check=True)
     programs = folder / "bin"
     wanted = ["--refresh-package", "sloserve", f"{_wheel(built, request.param)}[sim,fleet]"]
-    subprocess.run([*uv, "pip", "install", "--quiet", "--python", str(programs / "python"), *wanted], check=True)
+    install = [*uv, "pip", "install", "--quiet", "--python", str(programs / "python"), *wanted]
+    subprocess.run(install, env=with_proxies(), check=True)
     return programs
 
 
@@ -92,7 +95,7 @@ def with_engine(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(
         [sys.executable, "-m", "uv", "venv", "--quiet", "--python", sys.executable, ".venv"], cwd=folder, check=True
     )
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment = with_proxies() | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     environment["VIRTUAL_ENV"] = str(folder / ".venv")
     subprocess.run(["bash", "-ec", commands], cwd=folder, env=environment, check=True)
     return folder / ".venv" / "bin"
@@ -216,6 +219,6 @@ def test_the_base_is_small(built: Path, tmp_path: Path) -> None:
     uv = [sys.executable, "-m", "uv"]
     target = tmp_path / "base"
     wanted = ["--target", str(target), str(_wheel(built, sys.executable))]
-    subprocess.run([*uv, "pip", "install", "--quiet", *wanted], check=True)
+    subprocess.run([*uv, "pip", "install", "--quiet", *wanted], env=with_proxies(), check=True)
     size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     assert size / 2**20 <= MOST_MIB

@@ -15,6 +15,7 @@ from sloserve.http3 import probes, self_check
 from sloserve.http3.bounded_h3 import BoundedH3
 from sloserve.http3.scheduled_connection import ScheduledConnection
 from sloserve.http3.stream_order import StreamOrder
+from tests.shell import with_proxies
 
 
 def overrides(ours: type, theirs: type) -> list[tuple[type, str]]:
@@ -78,7 +79,7 @@ def test_the_newest_aioquic(tmp_path: Path) -> None:
     """A canary: of a release that the extra does not allow yet it says whether it may, of others that they work."""
     quiet = ["--quiet", "--disable-pip-version-check"]
     fetch = [sys.executable, "-m", "pip", "install", *quiet, "--no-deps", "--target", str(tmp_path), "aioquic"]
-    if subprocess.run(fetch, capture_output=True, timeout=120).returncode:
+    if subprocess.run(fetch, env=with_proxies(), capture_output=True, timeout=120).returncode:
         pytest.skip("NOT TESTED: the newest aioquic cannot be had")
     code = """if True:
         import importlib.metadata, json

@@ -13,6 +13,8 @@ import tempfile
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+from tests.shell import with_proxies
+
 _TIMEOUT_S = 300
 _SCHEDULER_TESTS = Path("tests", "v1", "core")
 
@@ -57,7 +59,7 @@ def _unpack(version: str, folder: Path) -> str:
     command = [*_pip(), "download", f"vllm=={version}", "--no-deps", "--no-binary", "vllm", "--no-build-isolation"]
     command += ["--no-clean", "--retries", "2", "--dest", str(folder / "dest")]
     # Should its setup.py run after all, "empty" keeps it from looking for a compiler and a device.
-    env = os.environ | {"TMPDIR": str(folder), "VLLM_TARGET_DEVICE": "empty"}
+    env = with_proxies() | {"TMPDIR": str(folder), "VLLM_TARGET_DEVICE": "empty"}
     try:
         done = subprocess.run(
             command, env=env, cwd=folder, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False

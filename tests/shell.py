@@ -1,0 +1,31 @@
+"""What the shell's environment would change in the tests, which a run of the tests leaves out."""
+
+import os
+import re
+from typing import Final
+
+_LEFT_OUT: Final = re.compile(
+    # Settings of vLLM and Hugging Face's libraries, keys and addresses of client libraries.
+    r"(VLLM|HF|HUGGINGFACE|TRANSFORMERS|OPENAI)_\w+"
+    # Settings of servers and fleets of ours. Those that choose which tests run, and on what, stay.
+    r"|SLOSERVE_(ADMIN_KEY|ATTACH\w+|DIES_WITH|FLEET_\w+|KV_EXPORT|LOG_FORMAT)"
+    # How commands format what they print.
+    r"|FORCE_COLOR|NO_COLOR|PY_COLORS|CLICOLOR\w*|COLUMNS|LINES|GITHUB_ACTIONS"
+)
+_PROXY: Final = re.compile(r"(HTTPS?|ALL|NO)_PROXY", re.IGNORECASE)
+
+_proxies: Final[dict[str, str]] = {}
+
+
+def leave_out_settings() -> None:
+    """Remove from this process's environment what a test has to set itself, proxies included."""
+    for name in list(os.environ):
+        if _PROXY.fullmatch(name):
+            _proxies[name] = os.environ.pop(name)
+        elif _LEFT_OUT.fullmatch(name):
+            del os.environ[name]
+
+
+def with_proxies() -> dict[str, str]:
+    """Return this process's environment with the shell's proxies, for programs that load packages from an index."""
+    return os.environ | _proxies
