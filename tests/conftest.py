@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
 from tests.gpu import ON_A_GPU
+from tests.orphans import watch_this_process
 from tests.shell import leave_out_settings
 
 # Before anything of vLLM or of ours is imported, which reads some of them then.
@@ -46,9 +47,12 @@ _DATA = Path(os.environ.get("SLOSERVE_DATA") or Path(__file__).parents[2] / "sha
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """What a fast run leaves out: a thread for each test's time limit, where a signal does, which costs two seconds of
-    CPU in all; and constants of all modules to draw its three examples from, which it takes long to read.
+    """Have the process watched, and leave out of a fast run what it has no use for.
+
+    That is a thread for each test's time limit, where a signal does, which costs two seconds of CPU in all. And it is
+    constants of all modules to draw its three examples from, which it takes long to read.
     """
+    watch_this_process()
     if config.getoption("--hypothesis-profile") == "fast":
         config.option.timeout_method = config.option.timeout_method or "signal"
         providers._get_local_constants = lambda: providers._local_constants

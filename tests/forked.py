@@ -23,6 +23,7 @@ import prometheus_client.values
 import setproctitle
 
 from sloserve.vllm_plugin.server.serve import TINY_ENVIRONMENT
+from tests.orphans import kill_with_children
 
 # What a server and an engine of builtin:tiny import.
 _PRELOADED = [
@@ -110,7 +111,8 @@ class Command:
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        self._process.kill()
+        """Kill it and all that it started: an engine does not end at once when its server is killed."""
+        kill_with_children(self.pid)
 
 
 def _sloserve(arguments: Sequence[str], output: Connection) -> None:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from sloserve.cli import app
 from sloserve.core.errors import ConfigError
+from tests.orphans import kill_with_children
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -101,8 +102,8 @@ def test_a_fleet_logs_json_alone(tmp_path: Path) -> None:
         lines += [json.loads(line) for line in fleet.stdout]
         assert fleet.wait(60) == 0
     finally:
-        fleet.terminate()
-        fleet.wait(60)
+        kill_with_children(fleet.pid)
+        fleet.wait()
         fleet.stdout.close()
     assert {one["level"] for one in lines} == {"INFO"} and all(one["timestamp"] for one in lines)
     agents = [log for log in (tmp_path / "fleet.state").rglob("*.log") if "agent" in log.name]
@@ -126,8 +127,8 @@ def test_a_server_logs_json_alone_engine_included() -> None:
         lines += [json.loads(line) for line in server.stdout]
         assert server.wait(120) == 0
     finally:
-        server.terminate()
-        server.wait(120)
+        kill_with_children(server.pid)
+        server.wait()
         server.stdout.close()
     settings = next(one["settings"] for one in lines if "settings" in one)
     assert settings["policy"] == {"value": "edf", "origin": "--policy"}

@@ -24,6 +24,7 @@ import httpx
 import pytest
 
 from tests.fleet.stand_in.engine import reply
+from tests.orphans import kill_with_children
 from tests.ports import free_port
 from tests.shell import with_proxies
 
@@ -129,7 +130,7 @@ def serving(bare: Path, folder: Path, *arguments: str, others: Path | None = Non
         said.append(process.stdout.read())
         assert process.wait(60) == 0, "".join(said)
     finally:
-        process.kill()
+        kill_with_children(process.pid)
         process.wait()
         process.stdout.close()
 

@@ -14,6 +14,7 @@ import pytest
 
 from sloserve.fleet.certificates import Certificates
 from sloserve.fleet.store.store import open_store
+from tests.orphans import kill_with_children
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[3]
@@ -83,7 +84,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., _Started]]:
     yield begin
     for one in started:
         one.process.send_signal(signal.SIGCONT)
-        one.process.kill()
+        kill_with_children(one.process.pid)
         one.process.wait()
 
 

@@ -1,0 +1,52 @@
+"""What a test starts does not outlive the test process, however that one ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import psutil
+import pytest
+
+from tests import orphans
+
+CHILD = "import time; time.sleep(600)"
+PARENT = f"""
+import subprocess, sys
+command = [sys.executable, "-c", {CHILD!r}]
+started = [subprocess.Popen(command), subprocess.Popen(command, start_new_session=True)]
+shell = subprocess.Popen(["bash", "-c", '"$@" & wait', "bash", *command])
+print("started", flush=True)
+shell.wait()
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_test_process_leaves_nothing_behind() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE)
+    assert parent.stdout is not None and parent.stdout.readline() == b"started\n"
+    below: list[psutil.Process] = []
+    while len(below) < 4:  # the shell's child may not have started yet
+        below = psutil.Process(parent.pid).children(recursive=True)
+    looked, killed = threading.Event(), list[str]()
+    watcher = threading.Thread(
+        target=lambda: killed.extend(orphans.end_what_outlives(parent.pid, looked.set, grace_s=0.0))
+    )
+    watcher.start()
+    looked.wait()
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    watcher.join()
+    parent.stdout.close()
+    assert psutil.wait_procs(below, timeout=60)[1] == []
+    assert sum(CHILD in command for command in killed) == 4  # the shell's own command names it too
+
+
+def test_this_process_is_watched() -> None:
+    watchers = [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"][1:] == _command()]
+    assert len(watchers) == 1
+
+
+def _command() -> list[str]:
+    return [orphans.__file__, str(os.getpid())]

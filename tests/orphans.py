@@ -1,0 +1,76 @@
+"""End the processes that tests leave behind: ``python tests/orphans.py PID`` watches a test process until it dies.
+
+A test ends what it starts, unless its process is killed or is ended by a time limit. Servers and fleets would then run
+on, and slow down all tests that follow.
+"""
+
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+PERIOD_S: Final = 1.0
+"""How often the watcher looks for new processes."""
+GRACE_S: Final = 5.0
+"""How long processes may take to end by themselves after the test process has ended."""
+
+
+def watch_this_process() -> None:
+    """Start a process of its own, out of reach of Ctrl-C, that watches this one."""
+    subprocess.Popen(
+        [sys.executable, str(Path(__file__).resolve()), str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    ).returncode = 0  # it outlives this process, so that Popen need not warn of that
+
+
+def end_what_outlives(pid: int, looked: Callable[[], None] = lambda: None, grace_s: float = GRACE_S) -> list[str]:
+    """Wait for the end of process ``pid``, kill what it started and what these started, and return their commands.
+
+    Args:
+        looked: is called after each look for new processes.
+        grace_s: seconds that they have to end by themselves.
+    """
+    watched, itself = psutil.Process(pid), psutil.Process()
+    end, started = os.pidfd_open(pid), set[psutil.Process]()
+    try:
+        while True:
+            with suppress(psutil.Error):
+                started |= set(watched.children(recursive=True)) - {itself}
+            started = {one for one in started if one.is_running()}
+            looked()
+            if select.select([end], [], [], PERIOD_S)[0]:
+                break
+    finally:
+        os.close(end)
+    for one in list(started):  # what each has started since
+        with suppress(psutil.Error):
+            started |= set(one.children(recursive=True)) - {itself}
+    _, left = psutil.wait_procs(started, timeout=grace_s)
+    killed = []
+    for one in left:
+        with suppress(psutil.Error):
+            killed.append(" ".join(one.cmdline()) or one.name())
+            one.kill()
+    return killed
+
+
+def kill_with_children(pid: int) -> None:
+    """Kill a process, if it still runs, and all that it started; for the end of a test that may have failed."""
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for one in (process, *process.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+
+
+if __name__ == "__main__":
+    for command in end_what_outlives(int(sys.argv[1])):
+        print(f"killed what the tests left running: {command[:200]}", file=sys.stderr)
