@@ -23,7 +23,7 @@ from sloserve.fleet.store.records import NewRequest, RequestState
 from sloserve.fleet.store.requests import MOST_LOST, Requests
 from sloserve.fleet.store.store import Store, open_store
 from tests.fleet.agent.fake_door import FakeDoor
-from tests.fleet.stand_in.engine import HANG, POISON, reply
+from tests.fleet.stand_in.engine import HANG, POISON, StandIn, reply
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -60,6 +60,18 @@ class Host:
     async def until_ended(self, n: int) -> dict[str, Any]:
         await self.until(lambda: len(self.results()) >= n)
         return self.results()
+
+
+def stop_after(engine: StandIn, tokens: int) -> None:
+    """Let an engine compute this many tokens, whatever time it takes, and none after them."""
+    step = engine._step
+
+    async def step_or_wait() -> None:
+        if engine.computed == tokens:
+            await asyncio.Event().wait()
+        await step()
+
+    engine._step = step_or_wait  # type: ignore[method-assign]
 
 
 def _text(body: bytes | None) -> Any:
@@ -145,7 +157,8 @@ def test_a_line_that_leaves_goes_on_from_its_tokens(tmp_path: Path, route: str) 
     """Its reply and its usage are those of one that was never interrupted."""
 
     async def scenario() -> None:
-        door = FakeDoor("a/0", "m", "other", step_s=0.02)
+        door = FakeDoor("a/0", "m", "other")
+        stop_after(door.engine, tokens=5)
         async with host(tmp_path, door) as a:
             prompt: Any = {"prompt": "tell me "} if route == COMPLETIONS else {"messages": [_user("tell me")]}
             whole = "tell me " if route == COMPLETIONS else "user: tell me\nassistant: "
@@ -153,11 +166,9 @@ def test_a_line_that_leaves_goes_on_from_its_tokens(tmp_path: Path, route: str) 
             body = json.loads(line.body)
             a.store.requests.accept([_with(line, {k: v for k, v in body.items() if v is not None})])
             a.pulling.follow("a/0", [Pull(1, "m")])
-            await a.until(lambda: any(one.started for one in door.engine.running))
-            await asyncio.sleep(0.1)
+            await a.until(lambda: door.engine.computed == 5)
             assert await door.switch("other")
             assert [s.requests for s in a.store.requests.sums()] == [1]
-            door.step_s = 0.0
             assert await door.switch("m")
             results = await a.until_ended(1)
             assert results == {"x": reply("m", whole, 20)}

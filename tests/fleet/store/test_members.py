@@ -1,6 +1,7 @@
 """Leader, plan, agents, batches and files: one suite for every database."""
 
 import threading
+import time
 
 import pytest
 
@@ -127,12 +128,14 @@ def test_a_plan_of_a_past_term_or_an_older_version_is_not_put_in_force(opened: O
 
 
 def test_agents_are_as_old_as_their_last_sign_of_life(opened: OpenStore, store: Store) -> None:
+    began_s = time.perf_counter()
     opened.members.beat("b", {"models": []})
     store.pass_s(7.0)
     opened.members.beat("a", {"models": ["m"]})
     a, b = opened.members.agents()
+    took_s = time.perf_counter() - began_s  # which a server's clock adds, however busy the machine is
     assert (a.id, b.id) == ("a", "b") and a.state == {"models": ["m"]}
-    assert a.age_s < 1.0 and 7.0 <= b.age_s < 9.0
+    assert -0.01 <= a.age_s <= took_s + 0.01 and 6.99 <= b.age_s <= 7.01 + took_s
     opened.members.leave("b")
     assert [agent.id for agent in opened.members.agents()] == ["a"]
 
