@@ -17,8 +17,8 @@ import psutil
 
 PERIOD_S: Final = 1.0
 """How often the watcher looks for new processes."""
-GRACE_S: Final = 5.0
-"""How long processes may take to end by themselves after the test process has ended."""
+GRACE_S: Final = 20.0
+"""How long processes may take to end by themselves after the test process has ended, on a busy machine too."""
 
 
 def watch_this_process() -> None:
