@@ -40,6 +40,17 @@ class Idea:
 
 
 IDEAS = {
+    "a test's engine runs in the test's process only where all that it leaves there is undone": Idea(
+        kind=ast.Call,
+        word=r"LLMEngine|EngineCore|ProfileEngine",
+        pattern=r"^(?:LLMEngine\.from_engine_args|EngineCore|ProfileEngine)\(",
+        example="engine = LLMEngine.from_engine_args(EngineArgs(model=model))",
+        instead="tests.equality.engine.started, or tests.engine_process.restored_process around it",
+        homes=frozenset(
+            {"tests/equality/engine.py", "tests/vllm/test_paced_worker.py", "tests/vllm_plugin/test_profile_engine.py"}
+        ),
+        under=("tests/",),
+    ),
     "a request's SLO is parsed once in the front end and once in the engine": Idea(
         kind=ast.Call,
         word="parse_slo",
@@ -244,7 +255,8 @@ def spellings(idea: Idea, source: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def sources() -> dict[str, str]:
-    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "sloserve").rglob("*.py")}
+    paths = [path for folder in ("sloserve", "tests") for path in (ROOT / folder).rglob("*.py")]
+    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in paths}
 
 
 @pytest.mark.parametrize("name", IDEAS)
