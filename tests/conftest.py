@@ -27,13 +27,6 @@ settings.register_profile("sloserve", deadline=None, derandomize=True, max_examp
 settings.register_profile("fast", settings.get_profile("sloserve"), derandomize=False, database=None, max_examples=3)
 settings.load_profile("sloserve")
 
-# Servers of tests are on this machine, whatever proxy the shell names; what is fetched from elsewhere goes through it.
-# httpx loads a SOCKS proxy, which ALL_PROXY usually names, even where it is not to be used.
-for _name in ("NO_PROXY", "no_proxy"):
-    os.environ[_name] = ",".join(filter(None, [os.environ.get(_name), "localhost", "127.0.0.1", "::1"]))
-for _name in ("ALL_PROXY", "all_proxy"):
-    os.environ.pop(_name, None)
-
 # What the request table follows is read as well, here and in every engine that a test starts.
 os.environ.setdefault("SLOSERVE_CHECK_COUNTS", "1")
 
