@@ -1,21 +1,33 @@
-"""Processes that die with the process that started them, however that one ends. Linux alone has this.
+"""Processes that end with the process that started them, however that one ends.
 
-An engine is several processes: an API server, its core, workers. Each is told by its parent, in the environment, whose
-child it is to be; a parent that has died before the child could ask is found out by that.
+There are two ways. :func:`die_with` has the kernel kill a process as soon as its parent ends; Linux alone has this, and
+the parent must have started the process in a thread that lives as long as itself. :func:`end_with_starter` watches the
+parent from a thread, which works for whatever ``multiprocessing`` started, and lets the process end in order.
+
+An engine of a fleet is several processes: an API server, its core, workers. Each is told by its parent, in the
+environment, whose child it is to be; a parent that has died before the child could ask is found out by that.
 """
 
 import ctypes
+import multiprocessing
 import os
+import select
 import signal
 import sys
-from typing import Final
+import threading
+import time
+from typing import Any, Final
 
 from sloserve.core import numbers
 
 PARENT: Final = "SLOSERVE_DIES_WITH"
 """In the environment: the process id of the parent that a process dies with. Unset: it dies with none."""
 
+END_S: Final = 5.0
+"""Seconds that a process has to end in order after its starter has gone; then it is killed."""
+
 _PR_SET_PDEATHSIG: Final = 1
+_watching = False
 
 
 def die_with(parent: int) -> None:
@@ -36,3 +48,50 @@ def die_with_named_parent() -> None:
     named = os.environ.get(PARENT, "")
     if numbers.is_whole(named) and int(named) != os.getpid():
         die_with(int(named))
+
+
+def end_with_starter(end_s: float = END_S, *, ask: bool = True) -> None:
+    """End this process when the process that started it through ``multiprocessing`` is gone, or is gone already.
+
+    Nothing happens in a process that was started in another way, and a second call changes nothing.
+
+    Args:
+        end_s: seconds that the process has to end in order; then it gets SIGKILL.
+        ask: whether to send SIGTERM first. A forked process may share the pipe by which an event loop of another one
+            learns of signals, which would then take the signal for its own.
+    """
+    global _watching
+    starter = multiprocessing.parent_process()
+    if starter is None or _watching:
+        return
+    _watching = True
+    threading.Thread(target=_end_after, args=(starter, end_s, ask), daemon=True, name="SloserveStarterWatch").start()
+
+
+def _end_after(starter: Any, end_s: float, ask: bool) -> None:
+    _wait_for_end(starter)
+    if ask:
+        os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(end_s)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _wait_for_end(starter: Any) -> None:
+    """Return once the process ``starter`` has ended, whoever else holds the pipe by which multiprocessing sees that."""
+    try:
+        descriptor = os.pidfd_open(starter.pid)
+    except ProcessLookupError:
+        return
+    except (AttributeError, OSError):  # macOS, an old kernel, or a container that forbids the call
+        starter.join()
+        return
+    with os.fdopen(descriptor, "rb", buffering=0):
+        select.select([descriptor], [], [])
+
+
+def _forget_watch() -> None:
+    global _watching
+    _watching = False  # a fork has no thread but the one that forks
+
+
+os.register_at_fork(after_in_child=_forget_watch)

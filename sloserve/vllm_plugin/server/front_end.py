@@ -373,6 +373,12 @@ def check_open(engine: Any) -> None:
         front_end.drain.check_open()
 
 
+def has_failed(engine: Any) -> bool:
+    """Return whether the core behind this engine client has died although nobody asked the server to stop."""
+    front_end = front_end_of(engine)
+    return front_end is not None and engine.errored and not front_end.drain.begun
+
+
 async def core_hangs(engine: Any) -> bool:
     """Whether the core behind this engine client has not answered for too long; see :mod:`.core_check`."""
     front_end = front_end_of(engine)

@@ -17,9 +17,9 @@ from sloserve.core.clock import SystemClock
 from sloserve.metrics.engine_page import sweep_pages
 from sloserve.settings import KEY
 from sloserve.vllm_plugin import seeded_prompts
-from sloserve.vllm_plugin.server import engine_control, parking, reloading
+from sloserve.vllm_plugin.server import ending, engine_control, parking, reloading
 from sloserve.vllm_plugin.server.core_check import CONTROL
-from sloserve.vllm_plugin.server.front_end import ATTRIBUTE, FrontEnd, controlling, core_hangs, front_end_of
+from sloserve.vllm_plugin.server.front_end import ATTRIBUTE, FrontEnd, controlling, core_hangs, front_end_of, has_failed
 from sloserve.vllm_plugin.server.observe import entering
 
 
@@ -36,18 +36,22 @@ def install() -> None:
     parking.install()
     reloading.install()
     seeded_prompts.install(runs_our_scheduler)
+    ending.install(runs_our_scheduler)
     stock_init, stock_generate, stock_add = AsyncLLM.__init__, AsyncLLM.generate, AsyncLLM.add_request
     stock_encode, stock_shutdown, stock_check_health = AsyncLLM.encode, AsyncLLM.shutdown, AsyncLLM.check_health
 
     @functools.wraps(stock_init)
     def init(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        ours = runs_our_scheduler(vllm_config)
-        if ours:
-            compat.check_model(vllm_config)  # as the scheduler does, but before the model is loaded
-        stock_init(self, vllm_config, *args, **kwargs)
-        if ours:
-            rank, processes = kwargs.get("client_index", 0), kwargs.get("client_count", 1)
-            setattr(self, ATTRIBUTE, FrontEnd(self, SystemClock(), rank, processes))
+        if not runs_our_scheduler(vllm_config):
+            stock_init(self, vllm_config, *args, **kwargs)
+            return
+        compat.check_model(vllm_config)  # as the scheduler does, but before the model is loaded
+        ending.end_with_starter()
+        ending.fail_with_engine(has_failed)
+        with ending.stoppable_start():
+            stock_init(self, vllm_config, *args, **kwargs)
+        rank, processes = kwargs.get("client_index", 0), kwargs.get("client_count", 1)
+        setattr(self, ATTRIBUTE, FrontEnd(self, SystemClock(), rank, processes))
 
     @functools.wraps(stock_generate)
     def generate(self: Any, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
