@@ -121,5 +121,5 @@ def _is_cancelled() -> bool:
 
 
 def _stop(number: int, _frame: FrameType | None = None) -> None:
-    logger.info("%s while the engine starts: the server ends", signal.Signals(number).name)
+    logger.warning("%s while the engine starts: the server ends", signal.Signals(number).name)
     raise SystemExit(128 + number)

@@ -1,4 +1,6 @@
-"""Real servers whose processes are killed, as the kernel does when memory runs out: no process goes on alone."""
+"""Real servers whose processes are killed, as the kernel does when memory runs out, or told to end while they start: no
+process goes on alone.
+"""
 
 import os
 import signal
@@ -15,13 +17,18 @@ LIMIT_S = 60.0
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def starting() -> Iterator[Server]:
     running = Server("--max-num-seqs", "4")
-    running.wait_ready()
     yield running
     if running.process.poll() is None:
         running.process.kill()
     running.wait()
+
+
+@pytest.fixture
+def server(starting: Server) -> Server:
+    starting.wait_ready()
+    return starting
 
 
 def still_alive(processes: list[psutil.Process]) -> list[psutil.Process]:
@@ -44,3 +51,16 @@ def test_a_server_whose_core_was_killed_ends_with_a_status_that_says_so(server: 
     assert server.wait() == 1
     assert still_alive(started) == []
     assert server.has_said("the engine has failed")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_engine_starts_ends_the_server_in_one_line(starting: Server, number: signal.Signals) -> None:
+    assert starting.has_said("non-default args")  # vLLM's, before it makes the engine
+    while not starting.engine_pids():
+        assert starting.process.poll() is None
+    started = psutil.Process(starting.process.pid).children(recursive=True)
+    starting.process.send_signal(number)
+    assert starting.wait() == 128 + number
+    assert still_alive(started) == []
+    log = "".join(starting.log)
+    assert f"{number.name} while the engine starts: the server ends" in log and "Traceback" not in log
