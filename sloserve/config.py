@@ -163,6 +163,8 @@ def settle(sources: Sources, additional_config: Any = None) -> Effective:
 
     Raises: ConfigError that lists everything wrong, each with its place.
     """
+    if not isinstance(additional_config or {}, Mapping):
+        raise ConfigError(f"{ADDITIONAL}: {additional_config!r} is not a JSON object")
     section = (additional_config or {}).get(KEY, {})
     if not isinstance(section, Mapping):
         raise ConfigError(f"{ADDITIONAL}: {KEY}: {section!r} is not a mapping of settings")

@@ -163,8 +163,7 @@ def profile(
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     passed_on = vllm_arguments(context, arguments)
-    serve.check_model(passed_on)
-    serve.check_flags(passed_on, our_flags(context))
+    serve.check_arguments(passed_on, our_flags(context))
     args = serve.prepare(passed_on, our_flags(context))
 
     from sloserve.vllm_plugin.profile_engine import profile_model

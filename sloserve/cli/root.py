@@ -60,6 +60,11 @@ VLLMArguments = Annotated[
 ]
 
 
+SLO_PREFIX = "--slo-"
+TARGETS = ("ttft-ms", "tpot-ms", "e2e-ms", "tds")
+OUR_PREFIXES = (SLO_PREFIX, "--sloserve", "--admission", "--admin-", "--shadow", "--swap", "--http3", "--quic")
+"""How flags begin that vLLM has not; what vLLM's plugins add to its parser begins otherwise."""
+
 NEARLY = 0.85
 """How alike a flag that vLLM does not have must be to one of ours to be taken for it misspelt."""
 
@@ -70,18 +75,31 @@ def our_flags(context: typer.Context) -> list[str]:
 
 
 def vllm_arguments(context: typer.Context, arguments: list[str] | None) -> list[str]:
-    """What is passed on to vLLM, which knows all flags but takes seconds to say so.
+    """Return what is passed on to vLLM, which knows all flags but takes seconds to say so.
 
-    Raises: ConfigError for one that is nearly a flag of the command.
+    Raises: ConfigError for a flag that is nearly one of the command's, or begins as only ours do.
     """
-    from sloserve.vllm_plugin.server.serve import VLLM_FLAGS
+    from sloserve.vllm_plugin.server.early import known_flags, long_flag
 
-    theirs = set(VLLM_FLAGS.read_text(encoding="utf-8").split())
+    theirs, ours = set(known_flags()), our_flags(context)
     for argument in arguments or []:
-        flag = argument.partition("=")[0]
-        close = nearest(flag, our_flags(context)) if flag.startswith("--") else None
-        if close is not None and flag.replace("_", "-") not in theirs:
-            raise ConfigError(f"no such flag: {flag}; did you mean {close}?")
+        if argument == "--":
+            break
+        flag = long_flag(argument)
+        if flag is None or flag in theirs:
+            continue
+        written = argument.partition("=")[0]
+        close = nearest(flag, ours)
+        if close is not None:
+            raise ConfigError(f"no such flag: {written}; did you mean {close}?")
+        if flag.removeprefix(SLO_PREFIX) in TARGETS:
+            key, header = flag.removeprefix(SLO_PREFIX).replace("-", "_"), flag.removeprefix("--")
+            raise ConfigError(
+                f"no such flag: {written}; a class has its targets in --slo-config FILE, as classes.NAME.{key}, and a "
+                f"request in its header x-{header}"
+            )
+        if flag.startswith(OUR_PREFIXES):
+            raise ConfigError(f"no such flag: {written}; see sloserve {context.info_name} --help")
     return arguments or []
 
 

@@ -113,14 +113,18 @@ def serve(
 
     begin_logging(log_format)
     sources = config.read_sources(slo_config, settings.flags() | asdict(http3), settings.preset)
-    config.settle(sources)  # what is wrong already need not wait for vLLM, which takes a while to load
     swap_space.check_size(swap_space_gib)
     key = config.read_admin_key(admin_key, os.environ)
     passed_on = vllm_arguments(context, arguments)
     swap_space.check_rule(settings.swapping, swap_space_gib, passed_on)
-    serve.check_model(passed_on)
-    serve.check_flags(passed_on, our_flags(context))
-    listens_on = serve.listens_on(passed_on)
+    # What is wrong already need not wait for vLLM, which takes a while to load.
+    flags = serve.check_arguments(passed_on, our_flags(context))
+    effective = config.settle(sources, flags.additional_config)
+    if swap_space_gib:
+        swap_space.check_flags(flags)
+    if flags.is_whole:
+        http3_checks.check(flags, effective.settings.http3)
+    listens_on = serve.listens_on(flags)
     if listens_on is not None:
         check_port_free(*listens_on)
     args = serve.prepare(passed_on, our_flags(context))

@@ -77,6 +77,33 @@ WRONG = {
         "--ssl-certfile and --ssl-keyfile belong together; give both or none",
     ),
     "no file of fleet run": (["fleet", "run"], "see sloserve fleet run --help"),
+    "no such built-in model": (
+        ["serve", "builtin:tinny"],
+        "there is no such built-in model; the only one is builtin:tiny",
+    ),
+    "a target as a flag": (
+        ["serve", "m", "--slo-ttft-ms", "500"],
+        "a class has its targets in --slo-config FILE, as classes.NAME.ttft_ms",
+    ),
+    "a flag that only we could have": (["serve", "m", "--slo-x"], "no such flag: --slo-x; see sloserve serve --help"),
+    "settings that are not JSON": (
+        ["serve", "m", "--additional-config", '{"sloserve": {"policy": "edf"'],
+        "is not JSON (Expecting ',' delimiter",
+    ),
+    "a setting mistyped for vLLM": (
+        ["serve", "m", "--additional-config", '{"sloserve": {"polcy": "edf"}}'],
+        "sloserve.polcy: is unknown; known here: policy, ",
+    ),
+    "vLLM's own order": (["serve", "m", "--scheduling-policy", "priority"], "use --policy priority"),
+    "another scheduler": (["profile", "m", "--scheduler-cls", "x.Y"], "sloserve serve sets the scheduler"),
+    "swapping in a pipeline": (
+        ["serve", "m", "--swap-space-gib", "0.1", "-pp", "2"],
+        "leave out --pipeline-parallel-size 2 or --swap-space-gib",
+    ),
+    "HTTP/3 without a certificate": (
+        ["serve", "m", "--http3"],
+        "--http3 needs a certificate: --ssl-certfile and --ssl-keyfile, or --http3-self-signed",
+    ),
     "no admin key": (
         ["top"],
         "SLOSERVE_ADMIN_KEY is not set; it must be the admin key that the server was started with",

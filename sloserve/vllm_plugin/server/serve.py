@@ -20,17 +20,13 @@ from sloserve.core.extras import not_installed
 from sloserve.core.json_log import warn
 from sloserve.settings import ADMIN_KEY, KEY
 from sloserve.vllm_plugin.server import tiny_model
+from sloserve.vllm_plugin.server.early import DEFAULT_HOST, known_flags, long_flag, read_flags
 from sloserve.vllm_plugin.versions import TESTED_VLLM, installed_vllm, require_vllm
 from sloserve.wire.listening import check_port_free
 
 SCHEDULER_CLS = "sloserve.vllm_plugin.SLOScheduler"
 MIDDLEWARE = "sloserve.api.middleware.SLOMiddleware"
 """Named, not imported: vLLM imports it, outside all of its own layers."""
-
-DEFAULT_HOST = "127.0.0.1"
-
-VLLM_FLAGS = Path(__file__).with_name("vllm_flags.txt")
-"""Long flags of ``vllm serve`` in all tested versions, one a line; a test holds it against the installed one's."""
 
 RUST_FRONT_END = "VLLM_USE_RUST_FRONTEND"
 
@@ -173,18 +169,32 @@ def _parsers(our_flags: Sequence[str]) -> tuple[argparse.ArgumentParser, argpars
         """vLLM's parser, which answers a mistake with one line rather than with 200 lines of usage."""
 
         def error(self, message: str) -> NoReturn:
-            raise ConfigError(message + _did_you_mean(message, known_flags))
+            raise ConfigError(message + _did_you_mean(message, every_flag))
 
     parser = Parser(prog="sloserve")
     serve_parser = ServeSubcommand().subparser_init(parser.add_subparsers(dest="subparser"))
-    known_flags = [*our_flags, *(flag for action in serve_parser._actions for flag in action.option_strings)]
+    every_flag = [*our_flags, *(flag for action in serve_parser._actions for flag in action.option_strings)]
     return parser, serve_parser
 
 
-def check_model(vllm_args: Sequence[str]) -> None:
-    """What is wrong with the model at first sight, read without vLLM, which takes ten seconds to load.
+def check_arguments(vllm_args: Sequence[str], our_flags: Sequence[str]) -> argparse.Namespace:
+    """Check what can be known of vLLM's arguments without vLLM, which takes ten seconds to load.
 
-    Raises: ConfigError where there is none, or where it is a path and nothing is there.
+    Returns the flags that further checks need, see :func:`~sloserve.vllm_plugin.server.early.read_flags`.
+
+    Raises: ConfigError for a missing model, a mistyped flag, and flags that are not ours to share.
+    """
+    check_model(vllm_args)
+    check_flags(vllm_args, our_flags)
+    flags = read_flags(vllm_args)
+    check_scheduler_flags(flags)
+    return flags
+
+
+def check_model(vllm_args: Sequence[str]) -> None:
+    """Check the model at first sight.
+
+    Raises: ConfigError where there is none, where it is a path and nothing is there, and for an unknown built-in one.
     """
     named = {arg.partition("=")[0] for arg in vllm_args}
     if named & {"--model", "--config", "--help", "-h"}:
@@ -192,41 +202,31 @@ def check_model(vllm_args: Sequence[str]) -> None:
     model = next((arg for arg in vllm_args if not arg.startswith("-")), None)
     if model is None:
         raise ConfigError(NO_MODEL)
-    if model == vllm_args[0] and model.startswith(("/", "./", "../", "~")) and not Path(model).expanduser().exists():
+    if model != vllm_args[0]:
+        return  # it may be the value of a flag
+    tiny_model.check_name(model)
+    if model.startswith(("/", "./", "../", "~")) and not Path(model).expanduser().exists():
         raise ConfigError(f"model {model}: there is no such folder or file; give one, or a name on the model hub")
 
 
-def listens_on(vllm_args: Sequence[str]) -> tuple[str, int] | None:
-    """Host and port as these flags say, read without vLLM; ``None`` where it listens on none, or a file may say more.
-
-    Raises: ConfigError for a port that is no number.
-    """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--host", default=DEFAULT_HOST)
-    parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--uds")
-    parser.add_argument("--config")
-    parser.add_argument("--headless", action="store_true")
-    try:
-        args, _ = parser.parse_known_args(list(vllm_args))
-    except argparse.ArgumentError as error:
-        raise ConfigError(str(error)) from None
-    return None if args.uds or args.headless or args.config else (args.host, args.port)
+def listens_on(flags: argparse.Namespace) -> tuple[str, int] | None:
+    """Host and port as these flags say; ``None`` where it listens on none, or a file may say more."""
+    return None if flags.uds or flags.headless or flags.config else (flags.host, flags.port)
 
 
 def check_flags(vllm_args: Sequence[str], our_flags: Sequence[str]) -> None:
-    """Finds flags that are mistyped, without vLLM: near one of vLLM's or of ours, and none of them.
+    """Find flags that are mistyped, without vLLM: near one of vLLM's or of ours, and none of them.
 
     Other unknown ones are left to vLLM, to whose parser plugins may add. Raises: ConfigError for the first.
     """
     if installed_vllm() not in TESTED_VLLM:
         return
-    known = VLLM_FLAGS.read_text(encoding="utf-8").split()
+    known = known_flags()
     for argument in vllm_args:
         if argument == "--":
             return
-        name = re.split(r"[=.]", argument, maxsplit=1)[0].replace("_", "-")
-        if not name.startswith("--") or any(flag.startswith(name) for flag in known):  # argparse knows beginnings, too
+        name = long_flag(argument)
+        if name is None or any(flag.startswith(name) for flag in known):  # argparse knows beginnings, too
             continue
         close = difflib.get_close_matches(name, [*known, *our_flags], n=1, cutoff=0.75)
         if close:

@@ -10,7 +10,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-NAME = "builtin:tiny"
+from sloserve.core.errors import ConfigError
+
+BUILT_IN = "builtin:"
+NAME = f"{BUILT_IN}tiny"
 CONTEXT_TOKENS = 4096
 
 _FORMAT = 1
@@ -27,8 +30,18 @@ _CHAT_TEMPLATE = (
 )
 
 
+def check_name(name: str) -> None:
+    """Raises: ConfigError for the name of a built-in model that does not exist."""
+    if name.startswith(BUILT_IN) and name != NAME:
+        raise ConfigError(f"model {name}: there is no such built-in model; the only one is {NAME}")
+
+
 def resolve_model(name: str) -> str:
-    """The name vLLM can load: a folder for ``builtin:tiny``, made if need be; any other name unchanged."""
+    """The name vLLM can load: a folder for ``builtin:tiny``, made if need be; any other name unchanged.
+
+    Raises: ConfigError for another built-in model.
+    """
+    check_name(name)
     return str(tiny_model_path()) if name == NAME else name
 
 

@@ -19,6 +19,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.scheduler.registry import policy_names
 from sloserve.settings import ADMIN_KEY
 from sloserve.vllm_plugin.server import serve
+from sloserve.vllm_plugin.server.early import known_flags, read_flags
 from sloserve.wire.listening import check_port_free
 from tests.ports import free_port
 
@@ -91,7 +92,7 @@ def test_no_flag_of_vllm_is_taken_for_one_of_ours() -> None:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = ServeSubcommand().subparser_init(FlexibleArgumentParser().add_subparsers())
-    listed = set(serve.VLLM_FLAGS.read_text().split())
+    listed = set(known_flags())
     theirs = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
     assert set(theirs) <= listed
     for command in ("serve", "profile"):
@@ -125,7 +126,7 @@ def test_a_taken_port_is_refused_before_vllm_is_imported(
     ],
 )
 def test_where_it_will_listen_is_read_without_vllm(flags: list[str], found: tuple[str, int] | None) -> None:
-    assert serve.listens_on(flags) == found
+    assert serve.listens_on(read_flags(flags)) == found
 
 
 @pytest.mark.parametrize(
@@ -329,7 +330,7 @@ def test_a_mistyped_flag_of_vllm_is_found_without_vllm(
 
 def test_a_port_that_is_no_number_is_one_message() -> None:
     with pytest.raises(ConfigError, match="argument --port: invalid int value: 'x'"):
-        serve.listens_on(["m", "--port", "x"])
+        read_flags(["m", "--port", "x"])
 
 
 def test_a_port_out_of_range_is_one_message() -> None:
