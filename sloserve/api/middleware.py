@@ -3,7 +3,7 @@
 It changes no request: the body is looked at as it passes, and the SLO travels in a context variable to the wrapper
 around ``AsyncLLM.generate`` (:mod:`sloserve.vllm_plugin.server.install`), which also answers for what cannot be read,
 in the error format of the route at hand. vLLM puts it outside its own authentication; it reads nothing before the
-server does.
+server does. vLLM's CORS middleware is put outside of it in turn.
 
 ``sloserve serve`` adds it; under plain vLLM it is ``--middleware sloserve.api.middleware.SLOMiddleware``.
 """
@@ -18,6 +18,7 @@ from typing import Any
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sloserve.api import cors
 from sloserve.api.admin import PREFIX, AdminApp, engine_of
 from sloserve.api.lifecycle import LINGER_S, READY_PATH, readiness, refused_for_stopping, started, unless_overtaken
 from sloserve.api.report import Reporter
@@ -28,7 +29,7 @@ from sloserve.core.errors import BodyTooLarge, SloServeError
 from sloserve.settings import ADMIN_KEY, plugin_settings
 from sloserve.vllm_plugin.server.stated import tell_operator
 from sloserve.wire import context, errors
-from sloserve.wire.asgi import first, refuse_error, tell_slo, unsent
+from sloserve.wire.asgi import first, refuse_error, route_path, tell_slo, unsent
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.headers import TTL, HeaderRules, predictions
 from sloserve.wire.opening import BodyLimits, BoundedBody, open_request
@@ -40,7 +41,8 @@ class SLOMiddleware:
     """Serves ``app`` with SLOs read from requests and outcomes told in answers."""
 
     def __init__(self, app: ASGIApp, clock: Clock | None = None) -> None:
-        self._app = app
+        self._app, found = cors.taken_out(app)
+        self._answering: ASGIApp = self._answer if found is None else cors.put_around(found, self._answer)
         self._clock = clock or SystemClock()
         self._rules: tuple[BodyLimits, HeaderRules] | None = None
         self._starting: asyncio.Task[None] | None = None
@@ -60,12 +62,16 @@ class SLOMiddleware:
             await self._app(scope, receive, send)
             return
         send = self._http3.advertising(scope, send)
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if path == READY_PATH:
-            await (await readiness(engine_of(scope)))(scope, receive, send)
-            return
+        path = route_path(scope)
         if self._admin is not None and path.startswith(PREFIX):
-            await self._admin(scope, receive, send)
+            await self._admin(scope, receive, send)  # for no page of another origin
+            return
+        await self._answering(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request that pages of other origins may send."""
+        if route_path(scope) == READY_PATH:
+            await (await readiness(engine_of(scope)))(scope, receive, send)
             return
         if await sent_signpost(scope, send, "a server", watched=self._admin is not None):
             return

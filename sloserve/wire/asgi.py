@@ -67,6 +67,12 @@ async def answer(
     await send({"type": "http.response.body", "body": body})
 
 
+def route_path(scope: Scope) -> str:
+    """Return the path below the prefix under which the server stands (``root_path``), as Starlette's router does."""
+    path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
+    return path.removeprefix(root) if path == root or path.startswith(f"{root}/") else path
+
+
 def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
     """A header's value, empty where it is missing; of one given twice the first, which is what vLLM's server reads."""
     for found, value in headers:

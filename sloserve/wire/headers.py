@@ -69,6 +69,9 @@ PREDICTED_E2E = "x-slo-predicted-e2e-ms"
 ANSWERS = frozenset({DROPPED_REASON, PREDICTED_TTFT, PREDICTED_E2E})
 """Names of ours that stand in answers; a proxy that copies them into a request is not told off."""
 
+EXPOSED = (REQUEST_ID, RETRY_AFTER, *sorted(ANSWERS))
+"""Headers of an answer that a page of another origin may read, where the server lets it read answers at all."""
+
 DUE_NOW = f"{DUE_NOW_S * 1e3:g}"
 """What a TTFT of 0 or less is read as, in ms."""
 

@@ -11,7 +11,7 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Final
 
-from sloserve.wire.asgi import Scope, Send, answer
+from sloserve.wire.asgi import Scope, Send, answer, route_path
 
 _TYPES: Final = MappingProxyType(
     {
@@ -49,7 +49,7 @@ async def sent_signpost(scope: Scope, send: Send, what: str, *, watched: bool) -
     what: that serves, as people call it. watched: whether it has the page.
     """
     root = scope.get("root_path", "")
-    if scope["method"] != "GET" or scope["path"].removeprefix(root) != "/":
+    if scope["method"] != "GET" or route_path(scope) != "/":
         return False
     page = f"what it does now: {root}/sloserve/ (asks for the admin key)" if watched else _NO_PAGE
     text = f"{what} of sloserve\n\n{page}\nthe API: {root}/v1/models\n"

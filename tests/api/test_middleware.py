@@ -8,9 +8,11 @@ from typing import Any
 import httpx
 import pytest
 from starlette.applications import Starlette
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.testclient import TestClient
 
 from sloserve.api.middleware import SLOMiddleware
 from sloserve.core.clock import ManualClock
@@ -48,6 +50,8 @@ TOLD = {
 
 
 class Engine:
+    errored = False
+
     class vllm_config:
         additional_config = {"sloserve": {"max_body_bytes": 1000}}
 
@@ -417,3 +421,76 @@ def test_a_request_is_over_where_its_handler_fails_before_any_answer() -> None:
 
     asyncio.run(go())
     assert request.ends == [False]
+
+
+def stack(origins: list[str], *, between: bool, root_path: str = "") -> Any:
+    """An app with middleware as vLLM's: CORS innermost, another one around it where ``between``, ours outermost."""
+
+    class Between:
+        def __init__(self, app: Any) -> None:
+            self.app = app
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            await self.app(scope, receive, send)
+
+    async def answer(request: Request) -> Response:
+        await request.body()
+        return JSONResponse({})
+
+    class Rooted(Starlette):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            await super().__call__({**scope, "root_path": root_path}, receive, send)  # as FastAPI does
+
+    app = Rooted(routes=[Route("/v1/completions", answer, methods=["POST"])])
+    app.state.engine_client = Engine
+    app.add_middleware(CORSMiddleware, allow_origins=origins, expose_headers=["x-theirs"])
+    if between:
+        app.add_middleware(Between)
+    app.add_middleware(SLOMiddleware)
+    return app
+
+
+REQUESTS: dict[str, tuple[str, str, dict[str, Any], int]] = {
+    "served": ("POST", "/v1/completions", {"json": {}}, 200),
+    "too large": ("POST", "/v1/completions", {"content": b" " * 1001}, 413),
+    "bad id": ("POST", "/v1/completions", {"json": {}, "headers": {"x-request-id": "x" * 300}}, 400),
+    "ready": ("GET", "/ready", {}, 200),
+    "not found": ("GET", "/no", {}, 404),
+}
+
+
+@pytest.mark.parametrize("between", [False, True])
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_every_answer_may_be_read_by_a_page_of_an_allowed_origin(request_: str, between: bool) -> None:
+    method, path, more, status = REQUESTS[request_]
+    headers, more = more.get("headers", {}), {name: value for name, value in more.items() if name != "headers"}
+    app = stack(["https://chat.example"], between=between)
+
+    async def ask(origin: str) -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            return await client.request(method, path, headers={**headers, "origin": origin}, **more)
+
+    answer = asyncio.run(ask("https://chat.example"))
+    assert answer.status_code == status
+    assert answer.headers.get_list("access-control-allow-origin") == ["https://chat.example"]
+    exposed = answer.headers["access-control-expose-headers"].split(", ")
+    assert {"x-theirs", "retry-after", "x-request-id", "x-slo-dropped-reason"} <= set(exposed)
+    assert "access-control-allow-origin" not in asyncio.run(ask("https://other.example")).headers
+
+
+def test_a_page_of_another_origin_may_not_read_admin_routes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ADMIN_KEY, "secret")
+    with TestClient(stack(["*"], between=True)) as client:
+        answer = client.get("/sloserve/status", headers={"origin": "https://chat.example"})
+    assert answer.status_code == 401 and "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize("root_path", ["", "/slo", "/re", "/v1", "/api/"])
+def test_a_root_path_that_is_the_begin_of_a_path_of_ours_hides_none(
+    root_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ADMIN_KEY, "secret")
+    with TestClient(stack([], between=False, root_path=root_path)) as client:
+        root = root_path.rstrip("/")
+        assert [client.get(f"{at}/ready").status_code for at in ("", root)] == [200, 200]
+        assert [client.get(f"{at}/sloserve/status").status_code for at in ("", root)] == [401, 401]

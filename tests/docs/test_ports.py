@@ -13,6 +13,7 @@ from sloserve.cli import app
 from sloserve.cli.edge_command import edge
 from sloserve.fleet.file_sections import GatewaySection
 from sloserve.fleet.store import postgres
+from sloserve.vllm_plugin.server.early import read_flags
 from tests.docs.pages import ROOT
 
 SERVERS = ("vllm_plugin/server/serve.py", "config.py")
@@ -39,13 +40,9 @@ def test_the_edge_listens_where_the_page_says() -> None:
 
 
 def test_the_server_listens_where_the_page_says() -> None:
-    source = (ROOT / "sloserve" / "vllm_plugin" / "server" / "serve.py").read_text()
-    (host,), (port,) = (
-        re.findall(r'^DEFAULT_HOST = "(.+)"', source, re.M),
-        re.findall(r'"--port", type=int, default=(\d+)', source),
-    )
+    flags = read_flags(["m"])
     for process in ("`sloserve serve`", "`sloserve serve --http3`"):
-        assert listed(process)[1] == f"{host}:{port}"
+        assert listed(process)[1] == f"{flags.host}:{flags.port}"
 
 
 def test_a_store_on_another_host_is_verified_on_the_port_that_the_page_says() -> None:
