@@ -2,10 +2,9 @@
 
 from typing import Final
 
-from pydantic import TypeAdapter, ValidationError
-
 from sloserve.core.errors import InvalidRequest
 from sloserve.estimator.length.remaining import PRIOR_MEAN_TOKENS
+from sloserve.wire.lenient import number
 
 BYTES_PER_TOKEN: Final = 4
 """Usual length of a token of a prompt in English."""
@@ -18,20 +17,10 @@ MOST_REPLIES: Final = 16_384
 GENERATING: Final = ("/v1/chat/completions", "/v1/completions")
 """Routes on which ``n`` is the number of replies; on others it means nothing, and vLLM does not read it."""
 
-_INT: Final = TypeAdapter(int)
-"""A number as vLLM's pydantic reads it, which takes ``"2"``, ``2.0`` and ``true`` for numbers too."""
-
-
-def _number(value: object) -> int | None:
-    try:
-        return _INT.validate_python(value)
-    except ValidationError:
-        return None
-
 
 def whole(value: object) -> int | None:
     """A count that a body states, as vLLM reads it; ``None`` for what is none."""
-    count = _number(value)
+    count = number(value)
     return count if count is not None and 0 < count < 2**31 else None
 
 
@@ -39,7 +28,7 @@ def replies(n: object, route: str) -> int:
     """How many replies a body asks for. Raises: InvalidRequest for what no engine serves, before it counts anywhere."""
     if n is None or route not in GENERATING:
         return 1
-    count = _number(n)
+    count = number(n)
     if count is None or not 1 <= count <= MOST_REPLIES:
         raise InvalidRequest("n", n, f"a whole number of 1 to {MOST_REPLIES}")
     return count

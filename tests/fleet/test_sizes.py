@@ -1,22 +1,33 @@
-"""Numbers in bodies, which gateway and batches read as the engine does that gets them."""
+"""Values in bodies, which gateway, agents and batches read as the engine does that gets them."""
 
+import json
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
 from sloserve.core.errors import InvalidRequest
-from sloserve.fleet.batch_api.lines import ENDPOINTS
+from sloserve.fleet.agent.engine_requests import stream_of
+from sloserve.fleet.agent.line_reply import _is_continuable
+from sloserve.fleet.batch_api.lines import ENDPOINTS, _line, _Wrong
+from sloserve.fleet.gateway.gateway_request import GatewayRequestReader
+from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.sizes import GENERATING, MOST_REPLIES, output_limit, replies
+from sloserve.settings import PluginSettings
 
 CHAT = GENERATING[0]
 VALUES = (None, 1, 2, 2.0, "2", " 2 ", "2.0", True, 2.5, "x", "", [], {}, False, 0, -1, float("nan"), float("inf"))
 
 
 class Stated(BaseModel):
-    """``n`` as in vLLM's ``ChatCompletionRequest``."""
+    """Fields as in vLLM's ``ChatCompletionRequest``."""
 
     n: int | None = 1
+    stream: bool | None = False
+    priority: int = 0
+
+
+SWITCHES = (True, False, None, 1, 0, 1.0, 0.0, 2, "1", "0", "true", "TRUE", "on", "t", "y", "yes", "false", "off", "f")
 
 
 @pytest.mark.parametrize("n", [*VALUES, MOST_REPLIES, MOST_REPLIES + 1, "9" * 5000, 10**400], ids=lambda n: repr(n)[:9])
@@ -41,3 +52,50 @@ def test_n_means_nothing_to_what_generates_nothing() -> None:
 @pytest.mark.parametrize(("stated", "tokens"), [("100", 100), (100.0, 100), (True, 1), (2**31, None), ("x", None)])
 def test_a_limit_is_read_as_leniently(stated: Any, tokens: int | None) -> None:
     assert output_limit(stated) == output_limit(None, stated) == tokens
+
+
+def read_by_vllm(**stated: Any) -> Any:
+    """Return the fields as vLLM reads them; ``None`` where it refuses the request."""
+    try:
+        return Stated(**stated)
+    except ValidationError:
+        return None
+
+
+def at_gateway(**stated: Any) -> Any:
+    body = json.dumps({"model": "m", "prompt": "a", **stated}).encode()
+    return GatewayRequestReader(PluginSettings()).read([], body, Tenant("a"), "id", CHAT)
+
+
+@pytest.mark.parametrize("stream", [*SWITCHES, "", "x", [], {}, -1], ids=repr)
+def test_a_stream_is_what_vllm_takes_for_one(stream: Any) -> None:
+    read = read_by_vllm(stream=stream)
+    streams = read is not None and bool(read.stream)
+    assert at_gateway(stream=stream).streamed is streams
+    for more in ({}, {"temperature": float("nan")}):  # Python's JSON, which vLLM reads
+        body = json.dumps({"stream": stream, **more}).encode()
+        assert stream_of("m", body, 0.0).streams is streams
+    line = {"custom_id": "a", "method": "POST", "url": CHAT, "body": {"model": "m", "messages": [], "stream": stream}}
+    if read is None or read.stream:
+        with pytest.raises(_Wrong, match="results of a batch come in a file"):
+            _line(1, json.dumps(line).encode(), CHAT, {"m"})
+    else:
+        assert _line(1, json.dumps(line).encode(), CHAT, {"m"}).model == "m"
+
+
+@pytest.mark.parametrize("priority", [0, 3, "3", " 3 ", 3.0, True, None, 2.5, "x", [], -1])
+def test_a_priority_is_what_vllm_takes_it_for(priority: Any) -> None:
+    read = read_by_vllm(priority=priority) if priority is not None else Stated()
+    if read is None:
+        with pytest.raises(InvalidRequest, match="^priority: .* is not a whole number"):
+            at_gateway(priority=priority)
+    else:
+        headers = dict(at_gateway(priority=priority).headers)
+        assert headers.get("x-vllm-priority") == (None if priority is None else str(read.priority))
+
+
+@pytest.mark.parametrize(
+    ("n", "goes_on"), [(1, True), ("1", True), (1.0, True), (None, True), (2, False), ("x", False)]
+)
+def test_one_reply_goes_on_however_it_is_asked_for(n: Any, goes_on: bool) -> None:
+    assert _is_continuable(CHAT, {"model": "m", "messages": [], "n": n}) is goes_on

@@ -4,24 +4,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-import msgspec
-
+from sloserve.core.errors import InvalidRequest
 from sloserve.fleet.contract.door import LineSize, Refusal
 from sloserve.fleet.sizes import BYTES_PER_TOKEN, USUAL_OUTPUT_TOKENS, output_limit, whole
 from sloserve.fleet.streamed import Streamed, TokensAnEvent
 from sloserve.virtual_queues.contract import RunningSums
+from sloserve.wire.body import Body, parse
+from sloserve.wire.lenient import flag
 
 _LEARNING: Final = 0.05
 
 
-class _StatedLimits(msgspec.Struct):
+class _StatedLimits(Body):
     max_tokens: Any = None
     max_completion_tokens: Any = None
-    stream: Any = False
-    n: Any = 1
-
-
-_DECODER: Final = msgspec.json.Decoder(_StatedLimits)
+    stream: Any = None
+    n: Any = None
 
 
 class BegunAnswer(Protocol):
@@ -82,11 +80,11 @@ class InFlightRequest:
 def stream_of(model: str, body: bytes, now_s: float) -> InFlightRequest:
     """Returns a client's request with this body; a body that cannot be read is the engine's to refuse."""
     try:
-        stated = _DECODER.decode(body)
-    except (msgspec.DecodeError, RecursionError):
+        stated = parse(body, _StatedLimits)
+    except InvalidRequest:
         stated = _StatedLimits()
     limit = output_limit(stated.max_tokens, stated.max_completion_tokens) if whole(stated.n) in (None, 1) else None
-    return InFlightRequest(model, False, len(body) / BYTES_PER_TOKEN, limit, stated.stream is True, now_s)
+    return InFlightRequest(model, False, len(body) / BYTES_PER_TOKEN, limit, flag(stated.stream) is True, now_s)
 
 
 def line_of(model: str, size: LineSize, now_s: float) -> InFlightRequest:

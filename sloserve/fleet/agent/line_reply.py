@@ -251,7 +251,9 @@ def was_aborted(body: bytes) -> bool:
 
 
 def _is_continuable(route: str, body: dict[str, Any]) -> bool:
-    if route not in (CHAT, COMPLETIONS) or not body.keys() <= _CONTINUED or body.get("n") not in (None, 1):
+    if route not in (CHAT, COMPLETIONS) or not body.keys() <= _CONTINUED:
+        return False
+    if body.get("n") is not None and whole(body["n"]) != 1:
         return False
     prompt = body.get("prompt")
     return (

@@ -8,6 +8,7 @@ from typing import Any, BinaryIO, Final
 from sloserve.core.errors import InvalidRequest, shown
 from sloserve.fleet.sizes import BYTES_PER_TOKEN, line_output_tokens, output_limit, replies
 from sloserve.wire import strict_json
+from sloserve.wire.lenient import flag, number
 from sloserve.wire.xargs import PREFIX
 
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
@@ -117,7 +118,7 @@ def _line(number: int, raw: bytes, endpoint: str, models: Collection[str]) -> Ba
     body = values.get("body")
     if not isinstance(body, dict):
         raise _Wrong("invalid_body", "there is no JSON object in it", "body")
-    if body.get("stream"):
+    if body.get("stream") is not None and flag(body["stream"]) is not False:
         raise _Wrong("stream_not_allowed", "results of a batch come in a file, not in a stream", "body.stream")
     _check_slo(body)
     model = body.get("model")
@@ -144,6 +145,8 @@ def _check_slo(body: dict[str, Any]) -> None:
     body.pop("service_tier", None)
     xargs = body.get("vllm_xargs")
     stated = [key for key in ("slo", "priority") if body.get(key)]
+    if number(body.get("priority")) == 0:
+        stated = [key for key in stated if key != "priority"]  # vLLM's default, however it is spelt
     stated += [f"vllm_xargs.{key}" for key in xargs if key.startswith(PREFIX)] if isinstance(xargs, dict) else []
     if stated:
         text = f"{stated[0]} is not for lines of a batch, whose deadline is its completion_window; leave it out"

@@ -25,6 +25,7 @@ from sloserve.wire.headers import (
     read_headers,
     stating,
 )
+from sloserve.wire.lenient import flag, number
 from sloserve.wire.resolve import XARGS, Resolved, Rules, resolve
 from sloserve.wire.xargs import stated_output_tokens
 
@@ -173,7 +174,7 @@ class GatewayRequestReader:
             ttl_s=fields.ttl_s,
             ignored=fields.ignored,
             replies=replies(read.n, route),
-            streamed=read.stream is True,
+            streamed=flag(read.stream) is True,
             prompt_tokens=max(size // BYTES_PER_TOKEN, 1),
             max_tokens=output_limit(read.max_tokens, read.max_completion_tokens),
             output_tokens=stated_output_tokens(resolved.xargs),
@@ -224,16 +225,13 @@ def _changed(body: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
 def _priority(headers: Iterable[tuple[bytes, bytes]], in_body: object) -> int | None:
     """vLLM's number as vLLM reads it: of its header where that is one, else of the body.
 
-    Raises: InvalidRequest for one in the body that vLLM would have to turn into a number first.
+    Raises: InvalidRequest for one in the body that vLLM refuses.
     """
-    if in_body is not None and _int(in_body) is None:
+    stated = number(in_body)
+    if in_body is not None and stated is None:
         raise InvalidRequest("priority", in_body, "a whole number")
     text = next((value for name, value in headers if name == PRIORITY.encode()), None)
     try:
-        return int(text) if text is not None else _int(in_body)
+        return int(text) if text is not None else stated
     except ValueError:
-        return _int(in_body)
-
-
-def _int(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+        return stated
