@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import ray
@@ -24,6 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sloserve.core import numbers
 from sloserve.core.errors import ConfigError
+from sloserve.core.user_folders import user_folder
 from sloserve.fleet.pool.agent_child import CONFIG_ERROR, AgentChild
 from sloserve.fleet.pool.pool import Gone, Offer
 
@@ -274,7 +274,7 @@ class AgentActor:
         self, host: str, files: Mapping[str, str], command: Sequence[str], environment: Mapping[str, str]
     ) -> None:
         """host: names the folder of its state on this node, where ``files`` are laid."""
-        folder = _state_home() / "sloserve" / "nodes" / host
+        folder = user_folder("XDG_STATE_HOME", ".local/state") / "nodes" / host
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
@@ -313,10 +313,6 @@ class AgentActor:
 
 FOLDER: Final = "{folder}"
 """In an agent's command: the folder of its state on its node."""
-
-
-def _state_home() -> Path:
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
 
 
 def _connect(address: str) -> None:

@@ -8,7 +8,6 @@ import re
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import psycopg
@@ -17,6 +16,7 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 
 from sloserve.core.errors import ConfigError, StoreAway, StoreFull
 from sloserve.core.json_lines import lines_of
+from sloserve.core.user_folders import home
 from sloserve.fleet.store.database import Params
 
 T = TypeVar("T")
@@ -279,7 +279,9 @@ def _verified(stated: Mapping[str, Any]) -> dict[str, str]:
     hosts = str(stated.get("host") or stated.get("hostaddr") or os.environ.get("PGHOST") or "").split(",")
     if "sslmode" in stated or "service" in stated or "PGSSLMODE" in os.environ or all(map(_is_here, hosts)):
         return {}
-    has_root = "sslrootcert" in stated or "PGSSLROOTCERT" in os.environ or (Path.home() / _ROOT).exists()
+    at_home = home()
+    has_root = "sslrootcert" in stated or "PGSSLROOTCERT" in os.environ
+    has_root = has_root or (at_home is not None and (at_home / _ROOT).exists())
     return {"sslmode": "verify-full"} | ({} if has_root else {"sslrootcert": "system"})
 
 

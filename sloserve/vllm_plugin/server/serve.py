@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, NoReturn
 
 from sloserve.core.addresses import is_exposed
@@ -205,7 +204,7 @@ def check_model(vllm_args: Sequence[str]) -> None:
     if model != vllm_args[0]:
         return  # it may be the value of a flag
     tiny_model.check_name(model)
-    if model.startswith(("/", "./", "../", "~")) and not Path(model).expanduser().exists():
+    if model.startswith(("/", "./", "../", "~")) and not os.path.exists(os.path.expanduser(model)):
         raise ConfigError(f"model {model}: there is no such folder or file; give one, or a name on the model hub")
 
 

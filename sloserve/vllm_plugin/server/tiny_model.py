@@ -4,13 +4,13 @@ A Llama of two layers over single bytes, with seeded random weights: it says not
 the whole prompt, which is what tests of a scheduler compare. Written once into the user's cache folder (1.5 MB).
 """
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.user_folders import user_folder
 
 BUILT_IN = "builtin:"
 NAME = f"{BUILT_IN}tiny"
@@ -47,9 +47,8 @@ def resolve_model(name: str) -> str:
 
 def tiny_model_path() -> Path:
     """The folder of the tiny model, made on first use; several processes may ask at once."""
-    path = _cache_folder() / f"tiny-v{_FORMAT}"
+    path = user_folder("XDG_CACHE_HOME", ".cache") / f"tiny-v{_FORMAT}"
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f"{path.name}.", dir=path.parent))
         try:
             _write_model(scratch)
@@ -58,10 +57,6 @@ def tiny_model_path() -> Path:
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     return path
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sloserve"
 
 
 def _rename_unless_there(scratch: Path, path: Path) -> None:

@@ -197,3 +197,8 @@ def test_a_server_without_tls_on_another_host_is_refused_with_the_remedy(postgre
     with pytest.raises(ConfigError, match="cannot be reached: .*SSL.*sslmode=require or disable"):
         PostgresDatabase(named)
     PostgresDatabase(f"{named}&sslmode=disable").close()
+
+
+def test_a_user_without_a_home_verifies_servers_by_the_systems_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sloserve.fleet.store.postgres.home", lambda: None)
+    assert _verified({"host": "db.example"}) == {"sslmode": "verify-full", "sslrootcert": "system"}

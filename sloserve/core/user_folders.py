@@ -1,0 +1,64 @@
+"""Folders of the user who runs a process, who may have no home: a container runs as any user, known to it or not.
+
+Then ``Path.home()`` raises, or is ``/``, which only root may write.
+"""
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from sloserve.core.errors import ConfigError
+
+
+def home() -> Path | None:
+    """Return the user's home folder; None for a user who has none."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return None
+
+
+def user_folder(variable: str, below_home: str) -> Path:
+    """Return a folder named ``sloserve`` for data of one kind, made if need be.
+
+    It stands below the folder that the environment's ``variable`` names, else below the home folder, else below the
+    temporary folder, where only this user may write it.
+
+    Args:
+        variable: of the XDG base directories, as XDG_CACHE_HOME.
+        below_home: where that is by default, as ``.cache``.
+
+    Raises:
+        ConfigError: where none of them can be had.
+    """
+    named = os.environ.get(variable)
+    at_home = home()
+    if named or at_home is not None:
+        folder = (Path(named) if named else Path(str(at_home)) / below_home) / "sloserve"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            return folder
+        except OSError as error:
+            if named:
+                raise ConfigError(
+                    f"{variable} {named}: cannot be written: {error.strerror}; name a folder that can"
+                ) from None
+    return _temporary(variable)
+
+
+def _temporary(variable: str) -> Path:
+    folder = Path(tempfile.gettempdir()) / f"sloserve-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise ConfigError(
+            f"no home folder, and {folder} cannot be made: {error.strerror}; set {variable} to a folder that can be "
+            "written"
+        ) from None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise ConfigError(
+            f"no home folder, and {folder} may be written by others; set {variable} to a folder of this user"
+        )
+    return folder

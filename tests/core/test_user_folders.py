@@ -1,0 +1,91 @@
+"""Folders of a user who has a home, none, or one that may not be written."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from sloserve.core import user_folders
+from sloserve.core.errors import ConfigError
+from sloserve.core.user_folders import home, user_folder
+
+VARIABLE = "XDG_CACHE_HOME"
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The temporary folder, where the environment names no other."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    return tmp_path / f"sloserve-{os.getuid()}"
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user without HOME, and without an entry in the password file."""
+
+    def unknown(cls: type[Path]) -> NoReturn:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", classmethod(unknown))
+
+
+def test_the_variable_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "named"))
+    assert user_folder(VARIABLE, ".cache") == tmp_path / "named" / "sloserve"
+    assert (tmp_path / "named" / "sloserve").is_dir()
+
+
+def test_then_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert user_folder(VARIABLE, ".cache") == tmp_path / ".cache" / "sloserve"
+
+
+@pytest.mark.usefixtures("homeless")
+def test_without_a_home_it_is_a_private_one(temporary: Path) -> None:
+    assert home() is None
+    assert user_folder(VARIABLE, ".cache") == temporary == user_folder(VARIABLE, ".cache")
+    assert temporary.stat().st_mode & 0o777 == 0o700
+
+
+def test_so_it_is_with_a_home_that_cannot_be_written(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")  # below it no folder can be made, not even by root
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    assert user_folder(VARIABLE, ".cache") == temporary
+
+
+def test_a_folder_that_was_named_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "file"))
+    with pytest.raises(
+        ConfigError, match=r"^XDG_CACHE_HOME .*/file: cannot be written: Not a directory; name a folder"
+    ):
+        user_folder(VARIABLE, ".cache")
+
+
+@pytest.mark.usefixtures("homeless")
+@pytest.mark.parametrize("kind", ["open", "link", "file"])
+def test_a_temporary_folder_that_others_may_write_is_refused(temporary: Path, kind: str, tmp_path: Path) -> None:
+    if kind == "open":
+        temporary.mkdir()
+        temporary.chmod(0o777)
+    elif kind == "link":
+        (tmp_path / "theirs").mkdir()
+        temporary.symlink_to(tmp_path / "theirs")
+    else:
+        temporary.write_text("")
+    with pytest.raises(ConfigError, match="; set XDG_CACHE_HOME to a folder"):
+        user_folder(VARIABLE, ".cache")
+
+
+@pytest.mark.usefixtures("homeless")
+def test_a_temporary_folder_of_another_user_is_refused(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = os.getuid() + 1
+    temporary.with_name(f"sloserve-{other}").mkdir(mode=0o700)
+    monkeypatch.setattr(user_folders.os, "getuid", lambda: other)
+    with pytest.raises(ConfigError, match="may be written by others"):
+        user_folder(VARIABLE, ".cache")
