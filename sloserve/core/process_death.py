@@ -77,7 +77,7 @@ def _end_after(starter: Any, end_s: float, ask: bool) -> None:
 
 
 def _wait_for_end(starter: Any) -> None:
-    """Return once the process ``starter`` has ended, whoever else holds the pipe by which multiprocessing sees that."""
+    """Return once the process ``starter`` has ended, even if siblings hold the pipe that would tell it."""
     try:
         descriptor = os.pidfd_open(starter.pid)
     except ProcessLookupError:

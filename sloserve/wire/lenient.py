@@ -1,6 +1,6 @@
 """Values of a body as vLLM's pydantic models read them: ``"2"`` is a number, and ``1`` and ``"true"`` are true.
 
-Whoever reads a field of vLLM's besides vLLM reads it here, so that both see the same request. Fields of our own are
+Code that reads a field of vLLM's besides vLLM reads it here, so that both see the same request. Fields of our own are
 read strictly, and names (``service_tier``, ``tool_choice``) are strings to vLLM as well.
 """
 

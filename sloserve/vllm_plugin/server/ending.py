@@ -3,7 +3,7 @@
 vLLM stops its processes in order when it is asked to while it serves. In three cases it does not, and here it does:
 
 * The process that started them is killed, as the kernel does when memory runs out. Cores and workers would go on,
-  with their memory, and serve nobody; each ends when its starter is gone. Only processes that vLLM started are
+  with their memory, and serve no client; each ends when its starter is gone. Only processes that vLLM started are
   watched, known by the names that it gives them: an engine inside its caller's process belongs to the caller.
 * The core dies. The server would end with status 0, as if it had been told to; it ends with status 1.
 * A signal comes while the engine starts. vLLM would lose SIGTERM, and heed SIGINT only once the engine runs.

@@ -374,7 +374,7 @@ def check_open(engine: Any) -> None:
 
 
 def has_failed(engine: Any) -> bool:
-    """Return whether the core behind this engine client has died although nobody asked the server to stop."""
+    """Return whether the core behind this engine client has died and the server was not asked to stop."""
     front_end = front_end_of(engine)
     return front_end is not None and engine.errored and not front_end.drain.begun
 
