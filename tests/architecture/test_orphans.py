@@ -44,7 +44,7 @@ def test_a_killed_test_process_leaves_nothing_behind() -> None:
 
 
 def test_this_process_is_watched() -> None:
-    watchers = [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"][1:] == _command()]
+    watchers = [one for one in psutil.process_iter(["cmdline"]) if (one.info["cmdline"] or [])[1:] == _command()]
     assert len(watchers) == 1
 
 
