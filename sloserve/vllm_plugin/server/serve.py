@@ -5,7 +5,9 @@ checked without loading a model is checked first, and fails with one message.
 """
 
 import argparse
+import atexit
 import difflib
+import gc
 import logging
 import os
 import re
@@ -90,6 +92,8 @@ def run(args: argparse.Namespace, section: Mapping[str, Any], admin_key: str | N
             has_key = any(args.api_key or [os.environ.get("VLLM_API_KEY")])
             warn(exposure(args.host, args.port, has_key))
         check_port_free(args.host, args.port)
+    # vLLM freezes what it has loaded, which then is never collected: Triton complains of it, in 29 lines, at the end.
+    atexit.register(gc.unfreeze)
     command.cmd(args)
 
 

@@ -1,6 +1,7 @@
 """``sloserve serve``: mistakes are answered before a model is loaded."""
 
 import argparse
+import gc
 import importlib
 import os
 import re
@@ -407,3 +408,13 @@ def test_vllm_gets_everything_and_an_open_door_is_pointed_out(
     assert os.environ[ADMIN_KEY] == "secret" and "secret" not in repr(vars(passed))
     warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("sloserve: warning: ")]
     assert len(warnings) == len(warned) and all(word in line for word, line in zip(warned, warnings, strict=True))
+
+
+def test_what_vllm_froze_is_collected_at_the_end_so_that_no_library_complains(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.entrypoints.cli.serve import ServeSubcommand
+
+    at_exit: list[object] = []
+    monkeypatch.setattr(ServeSubcommand, "cmd", staticmethod(lambda args: None))
+    monkeypatch.setattr(serve.atexit, "register", at_exit.append)
+    serve.run(serve.prepare(["builtin:tiny", "--port", str(free_port())]), {"policy": "edf"})
+    assert at_exit == [gc.unfreeze]
