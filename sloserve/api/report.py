@@ -16,6 +16,7 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import Message
 
+from sloserve.core import json_text
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.outcome import outcome
 
@@ -91,7 +92,7 @@ class Reporter:
             reply[KEY] = self._outcome()
         if self._http.tier is not None and reply.get("object") in _TIERED:
             reply["service_tier"] = self._http.tier
-        return json.dumps(reply, ensure_ascii=False, separators=(",", ":")).encode()
+        return json_text.compact(reply)
 
     def _events(self, chunk: bytes, *, last: bool) -> bytes:
         """``chunk`` of the stream with its complete events; an event that a chunk breaks off is kept for the next."""
@@ -129,7 +130,7 @@ class Reporter:
             if isinstance(chunk, dict):
                 self._envelope = self._envelope or {k: chunk[k] for k in _ENVELOPE if k in chunk}
                 if self._complete(chunk):
-                    return head + _DATA + json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode()
+                    return head + _DATA + json_text.compact(chunk)
         return event
 
     def _tiered(self, data: bytes) -> bytes:
@@ -156,7 +157,7 @@ class Reporter:
             return event
         self._told = True
         chunk = {**self._envelope, "choices": [], KEY: self._outcome()}
-        return _DATA + json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n" + event
+        return _DATA + json_text.compact(chunk) + b"\n\n" + event
 
     def _outcome(self) -> Any:
         told = [outcome(served) for served in self._http.outcomes]
