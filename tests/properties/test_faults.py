@@ -73,7 +73,7 @@ class Tracer:
             by_vllm |= caller.f_code.co_name == "schedule" or caller.f_code.co_filename.endswith("async_scheduler.py")
             caller = caller.f_back
         if by_vllm:
-            self.outside.add(frame.f_code.co_qualname.removeprefix("SLOScheduler."))
+            self.outside.add(frame.f_code.co_qualname.removeprefix("ContainedScheduler."))
         return None
 
     def _line(self, frame: FrameType, event: str, arg: Any) -> Any:

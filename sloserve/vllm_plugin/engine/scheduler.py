@@ -3,11 +3,11 @@
 Wires only. Each ``schedule()``: ask the planner for a plan, narrow vLLM's limits to it, let vLLM schedule, book what
 came of it. Whatever the policy does, outputs stay vLLM's and no request is lost: see ``guards`` and ``apply``.
 
-Of the methods that vLLM calls only the constructor raises anything of ours. Each other one consists of vLLM's own
-method and of calls through a :class:`~sloserve.engine.containment.Containment`; what vLLM raises passes. After an
-exception in planning the planner's rows may be wrong, so the planner is dropped and vLLM schedules by itself; some time
-later planning begins anew, with rows made from vLLM's own requests. What was learned of requests that ended is kept,
-unless planning fails again: then that may be at fault.
+Of the methods that vLLM calls only the constructor raises anything of ours; the others are those of
+:class:`~sloserve.vllm_plugin.engine.contained_scheduler.ContainedScheduler`. After an exception in planning the
+planner's rows may be wrong, so the planner is dropped and vLLM schedules by itself; some time later planning begins
+anew, with rows made from vLLM's own requests. What was learned of requests that ended is kept, unless planning fails
+again: then that may be at fault.
 """
 
 import logging
@@ -19,7 +19,6 @@ from typing import Any, Self
 
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from sloserve.core.clock import Clock, SteadyClock, SystemClock
@@ -38,8 +37,9 @@ from sloserve.scheduler.policy import Plan, Policy
 from sloserve.scheduler.registry import make_policy, parse_policy, policy_text
 from sloserve.settings import plugin_settings
 from sloserve.vllm_plugin.engine import compat, private_names
-from sloserve.vllm_plugin.engine.apply import StockLimits, let_in_loaded, preempt
+from sloserve.vllm_plugin.engine.apply import StockLimits, let_in_loaded
 from sloserve.vllm_plugin.engine.asynchronous import asynchronous
+from sloserve.vllm_plugin.engine.contained_scheduler import ContainedScheduler
 from sloserve.vllm_plugin.engine.ledger import EngineStats
 from sloserve.vllm_plugin.engine.step_load import step_load
 from sloserve.vllm_plugin.engine.traced import Traced
@@ -76,7 +76,7 @@ class _Round:
     step: Step | None = None
 
 
-class SLOScheduler(Scheduler):
+class SLOScheduler(ContainedScheduler):
     """Drop-in for vLLM's ``--scheduler-cls``; configured by ``--additional-config '{"sloserve": {"policy": "edf"}}'``.
 
     With no configuration the policy is fcfs, which is vLLM's own behaviour. Where the engine schedules asynchronously
@@ -92,9 +92,7 @@ class SLOScheduler(Scheduler):
         priority`` with a policy that orders the queues.
     """
 
-    # Until the constructor knows better: vLLM's own tests build schedulers without calling it.
-    _counts = False
-    _booking = _planning = Containment(Counter(), "sloserve failed; vLLM schedules by itself")
+    # Until the constructor knows better, see ContainedScheduler.
     _planner: Planner | None = None
     _swapping: Swapping | None = None
     _watched: Watched | None = None
@@ -300,70 +298,7 @@ class SLOScheduler(Scheduler):
     def _say_policies(self) -> None:
         self._ledger.say_policies(self._policy_text, self._shadow_text, self._plans_off)
 
-    # What vLLM calls. Each of these methods consists of one call of vLLM's own and of contained calls of ours, so that
-    # vLLM's method runs whatever of ours raises. What escapes the inner containments drops the planner, since its rows
-    # may have missed something.
-
-    def shutdown(self) -> None:
-        self._booking(None, self._close_pages)
-        super().shutdown()
-
-    def add_request(self, request: Request) -> None:
-        is_new = self._booking(False, self._before_adding, request)
-        super().add_request(request)
-        if is_new:
-            self._planning(None, self._added, request)
-
-    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        is_swapped = self._booking(False, self._before_preempting, request)
-        super()._preempt_request(request, *args, **kwargs)
-        self._planning(None, self._preempted, request, is_swapped)
-
-    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        self._planning(None, self._ended, request)
-        return super()._free_request(request, *args, **kwargs)
-
-    def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:
-        # vLLM asks once the device has its step, so what watchers and traces are told is made meanwhile.
-        self._booking(None, self._launched)
-        return super().get_grammar_bitmask(scheduler_output)
-
-    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
-        self._booking(None, self._before_output, model_runner_output)
-        outputs = super().update_from_output(scheduler_output, model_runner_output)
-        self._planning(None, self._after_output, outputs, scheduler_output, model_runner_output)
-        return outputs
-
-    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-        self._booking(None, self._reset_begins)
-        try:
-            return bool(super().reset_prefix_cache(*args, **kwargs))
-        finally:
-            self._booking(None, self._reset_ends)
-
-    def set_pause_state(self, pause_state: PauseState) -> None:
-        super().set_pause_state(pause_state)
-        self._booking(None, self._pause_changed, pause_state)
-
-    def _inflight_prefill_reserved_blocks(self) -> int:
-        """Return the blocks that vLLM leaves free when it begins to load KV for a request."""
-        return int(super()._inflight_prefill_reserved_blocks()) + self._booking(0, self._growth_blocks)
-
-    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        if not self._counts:
-            return super().schedule(*args, **kwargs)
-        victims: list[Request] = self._planning([], self._before_step, args, kwargs)
-        if victims:
-            preempt(self, victims)
-        self._planning(None, self._narrow_step)
-        try:
-            output = super().schedule(*args, **kwargs)
-        finally:
-            self._booking(None, self._limits.restore)
-        self._planning(None, self._after_step, output)
-        return output
-
-    # What we do in these calls.
+    # What we do in vLLM's calls, see ContainedScheduler.
 
     def _close_pages(self) -> None:
         if self._counts:
@@ -373,10 +308,7 @@ class SLOScheduler(Scheduler):
         self._watched, self._later = None, ()
 
     def _before_adding(self, request: Request) -> bool:
-        """Move the request's time of arrival to our clock. Return whether the request is new to vLLM.
-
-        The next input of a session is not new; vLLM takes its time of arrival over.
-        """
+        """Move the request's time of arrival to our clock, also of a session's next input, which is not new."""
         if not self._counts:
             return False
         request.arrival_time = self._booking(request.arrival_time, self._clock.of_host, request.arrival_time)
@@ -390,7 +322,6 @@ class SLOScheduler(Scheduler):
             self._planner.arrived(request, stated, self._clock.now_s())
 
     def _before_preempting(self, request: Request) -> bool:
-        """Have the KV of a request that vLLM is about to preempt stored, where that pays. Return whether it is."""
         if self._swapping is None or not self._booking(False, self._swapping.preempting, request):
             return False
         self._booking(None, self._ledger.swapped, request.request_id)
@@ -466,10 +397,6 @@ class SLOScheduler(Scheduler):
     # The same for one step: what is decided before it, narrowed for it, and noted after it.
 
     def _before_step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Request]:
-        """Decide what the next step does. Return the running requests to preempt before it.
-
-        args, kwargs: of vLLM's ``schedule()``.
-        """
         self._round = None
         self.slo_paused, self.slo_planning_s = [], 0.0
         self._limits.restore()  # a restore that failed after the last step
@@ -511,7 +438,6 @@ class SLOScheduler(Scheduler):
             self.slo_paused = self._planner.apply_plan(at.step, self._limits, at.monotonic_s)
 
     def _after_step(self, output: SchedulerOutput) -> None:
-        """Note what vLLM has scheduled."""
         at, swapping = self._round, self._swapping
         if swapping is not None:
             self._booking(None, swapping.scheduled, output)

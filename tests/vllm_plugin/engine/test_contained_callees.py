@@ -84,18 +84,30 @@ def functions(owner: Any) -> list[str]:
 
 def is_called_by_others(owner: Any, name: str) -> bool:
     """Return whether vLLM or the server calls this method of one of the two classes that stand before vLLM."""
+    is_vllms = any(name in vars(base) for base in getattr(owner, "__mro__", ()) if base.__module__.startswith("vllm."))
     if owner.__name__ == "SLOScheduler":
-        return not name.startswith("_") or any(name in vars(base) for base in owner.__mro__[1:])
-    return owner.__name__ == "SwapConnector" and (
-        name in ("attach", "use") or any(name in vars(base) for base in owner.__mro__[1:])
-    )
+        return is_vllms or not name.startswith("_")
+    return owner.__name__ == "SwapConnector" and (is_vllms or name in ("attach", "use"))
+
+
+def test_no_method_that_vllm_calls_stands_outside_of_the_contained_scheduler() -> None:
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+
+    from sloserve.vllm_plugin import SLOScheduler
+
+    overridden = {
+        name for name in vars(SLOScheduler) if hasattr(AsyncScheduler, name) and callable(vars(SLOScheduler)[name])
+    }
+    assert overridden - {"__new__", "__init__"} == set()
 
 
 def is_called_by_the_scheduler() -> bool:
     """Return whether SLOScheduler or SwapConnector is being called; the virtual engine uses some of ours itself."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        if frame.f_code.co_filename.endswith(("vllm_plugin/engine/scheduler.py", "vllm_plugin/swap/connector.py")):
+        if frame.f_code.co_filename.endswith(
+            ("vllm_plugin/engine/contained_scheduler.py", "vllm_plugin/swap/connector.py")
+        ):
             return True
         frame = frame.f_back
     return False

@@ -1,0 +1,151 @@
+"""vLLM's scheduler with room for calls of ours before and after its own methods, none of which reaches vLLM's loop.
+
+vLLM's engine stops at any exception in its loop. So the methods that vLLM calls stand here alone, and each consists of
+one call of vLLM's own and of calls through a :class:`~sloserve.engine.containment.Containment`: vLLM's method runs
+whatever of ours raises, and what vLLM raises passes. A class derived from this one overrides the hooks, and no method
+that vLLM calls.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
+
+from sloserve.engine.containment import Containment
+from sloserve.vllm_plugin.engine.apply import StockLimits, preempt
+
+
+class ContainedScheduler(Scheduler):
+    """vLLM's scheduler, whose methods call the hooks below.
+
+    The constructor of a derived class sets the attributes before it sets ``_counts``, from which on steps have hooks:
+    vLLM's own tests build schedulers without calling a constructor.
+    """
+
+    _counts = False
+    _booking = _planning = Containment(Counter(), "sloserve failed; vLLM schedules by itself")
+    """Of what only counts; and of what planning rests on, after whose exceptions planning has to begin anew."""
+    _limits: StockLimits
+
+    # What vLLM calls.
+
+    def shutdown(self) -> None:
+        self._booking(None, self._close_pages)
+        super().shutdown()
+
+    def add_request(self, request: Request) -> None:
+        is_new = self._booking(False, self._before_adding, request)
+        super().add_request(request)
+        if is_new:
+            self._planning(None, self._added, request)
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        is_swapped = self._booking(False, self._before_preempting, request)
+        super()._preempt_request(request, *args, **kwargs)
+        self._planning(None, self._preempted, request, is_swapped)
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        self._planning(None, self._ended, request)
+        return super()._free_request(request, *args, **kwargs)
+
+    def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:
+        # vLLM asks once the device has its step, so what watchers and traces are told is made meanwhile.
+        self._booking(None, self._launched)
+        return super().get_grammar_bitmask(scheduler_output)
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
+        self._booking(None, self._before_output, model_runner_output)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        self._planning(None, self._after_output, outputs, scheduler_output, model_runner_output)
+        return outputs
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        self._booking(None, self._reset_begins)
+        try:
+            return bool(super().reset_prefix_cache(*args, **kwargs))
+        finally:
+            self._booking(None, self._reset_ends)
+
+    def set_pause_state(self, pause_state: PauseState) -> None:
+        super().set_pause_state(pause_state)
+        self._booking(None, self._pause_changed, pause_state)
+
+    def _inflight_prefill_reserved_blocks(self) -> int:
+        """Return the blocks that vLLM leaves free when it begins to load KV for a request."""
+        return int(super()._inflight_prefill_reserved_blocks()) + self._booking(0, self._growth_blocks)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        if not self._counts:
+            return super().schedule(*args, **kwargs)
+        victims: list[Request] = self._planning([], self._before_step, args, kwargs)
+        if victims:
+            preempt(self, victims)
+        self._planning(None, self._narrow_step)
+        try:
+            output = super().schedule(*args, **kwargs)
+        finally:
+            self._booking(None, self._limits.restore)
+        self._planning(None, self._after_step, output)
+        return output
+
+    # What derived classes do in these calls. What escapes a hook that follows vLLM's own method counts as an exception
+    # in planning, since its rows may have missed something.
+
+    def _close_pages(self) -> None:
+        """The engine shuts down."""
+
+    def _before_adding(self, request: Request) -> bool:
+        """Prepare a request that vLLM is about to add. Return whether it is new to vLLM."""
+        return False
+
+    def _added(self, request: Request) -> None:
+        """Note a new request that vLLM has taken in."""
+
+    def _before_preempting(self, request: Request) -> bool:
+        """Have the KV of a request that vLLM is about to preempt stored, where that pays. Return whether it is."""
+        return False
+
+    def _preempted(self, request: Request, is_swapped: bool) -> None:
+        """Note that a request was preempted. is_swapped: whether its KV is stored."""
+
+    def _ended(self, request: Request) -> None:
+        """Note that a request ends, in whatever way, before vLLM frees it."""
+
+    def _launched(self) -> None:
+        """Note that the device has its step."""
+
+    def _before_output(self, model_runner_output: Any) -> None:
+        """Read the results of a step, a ``ModelRunnerOutput``, before vLLM does."""
+
+    def _after_output(self, outputs: Any, scheduler_output: SchedulerOutput, model_runner_output: Any) -> None:
+        """Note what vLLM has made of the results of a step."""
+
+    def _reset_begins(self) -> None:
+        """vLLM is about to reset its KV cache."""
+
+    def _reset_ends(self) -> None:
+        """vLLM has reset its KV cache, or has failed to."""
+
+    def _pause_changed(self, pause_state: PauseState) -> None:
+        """vLLM pauses, or goes on."""
+
+    def _growth_blocks(self) -> int:
+        """Return the blocks to leave free, beside vLLM's own reserve, when a load of KV begins."""
+        return 0
+
+    def _before_step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Request]:
+        """Decide what the next step does. Return the running requests to preempt before it.
+
+        args, kwargs: of vLLM's ``schedule()``.
+        """
+        return []
+
+    def _narrow_step(self) -> None:
+        """Order vLLM's queues and narrow its limits for the step, in ``_limits``; they hold again after it."""
+
+    def _after_step(self, output: SchedulerOutput) -> None:
+        """Note what vLLM has scheduled."""
