@@ -32,7 +32,7 @@ def _is_text(call: ast.Call) -> bool:
     name = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
     owner = ast.unparse(called.value) if isinstance(called, ast.Attribute) else None
     if name in ("read_text", "write_text", "TextIOWrapper"):
-        return True
+        return not (owner or "").startswith("distribution(")  # whose files are UTF-8, and which takes no encoding
     if any(k.arg in ("text", "universal_newlines") and ast.unparse(k.value) == "True" for k in call.keywords):
         return name in ("run", "Popen", "check_output", "check_call", "call")
     if name not in MODE_AT or (name == "open" and owner in OTHER_OPEN):
@@ -63,6 +63,7 @@ def test_every_text_file_has_a_named_encoding() -> None:
     [
         ("path.read_text()", True),
         ("path.read_text(errors='replace')", True),
+        ("distribution('numpy').read_text('RECORD')", False),
         ("path.write_text(text, encoding='utf-8')", False),
         ("open(path)", True),
         ("open(path, 'rb')", False),

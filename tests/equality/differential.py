@@ -50,6 +50,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "penalties": {"presence_penalty": 0.7, "frequency_penalty": 0.3, "repetition_penalty": 1.2},
     "bias": {"logit_bias": {65: 4.0, 66: -3.0}, "bad_words": ["zz"]},
 }
+READS_OUTPUT = ("penalties", "bias")
+"""Kinds for which vLLM's model runner has to know the tokens that were computed so far."""
 POLICIES = tuple(
     dict.fromkeys(str(subject.section.get("policy", "fcfs")) for subject in SUBJECTS if not subject.name[:5] == "chaos")
 ) + ("chaos:preempt=0.2:pause=0.3:limit=0.2", "chaos:preempt=0.4:pause=0.5:limit=0:illegal=0")
@@ -91,6 +93,10 @@ def draw_jobs(rng: np.random.Generator, world: World, count: int) -> list[Job]:
         kinds = [kind for kind in kinds if "temperature" not in KINDS[kind]]
     if world.config.lora:
         kinds = ["text", "ended", "seed", "stop", "logprobs"]
+    if world.config.async_scheduling:
+        # vLLM miscounts the tokens of a request with min_tokens where one of the others joins it (docs/upstream.md).
+        counting = [kind for kind in kinds if "min_tokens" in KINDS[kind]]
+        kinds = [kind for kind in kinds if kind not in (counting if rng.random() < 0.5 else READS_OUTPUT)]
     jobs, at_step = [], 0
     for number in range(count):
         kind = str(rng.choice(kinds))
