@@ -95,8 +95,8 @@ def draw_jobs(rng: np.random.Generator, world: World, count: int) -> list[Job]:
         kinds = ["text", "ended", "seed", "stop", "logprobs"]
     if world.config.async_scheduling:
         # vLLM miscounts the tokens of a request with min_tokens where one of the others joins it (docs/upstream.md).
-        counting = [kind for kind in kinds if "min_tokens" in KINDS[kind]]
-        kinds = [kind for kind in kinds if kind not in (counting if rng.random() < 0.5 else READS_OUTPUT)]
+        left_out = READS_OUTPUT if rng.random() < 0.5 else [kind for kind in kinds if "min_tokens" in KINDS[kind]]
+        kinds = [kind for kind in kinds if kind not in left_out]
     jobs, at_step = [], 0
     for number in range(count):
         kind = str(rng.choice(kinds))
