@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from sloserve.core.clock import ManualClock
-from tests.equality.engine import MAX_MODEL_LEN, Engine, EngineConfig
+from tests.equality.engine import BLOCK_TOKENS, MAX_MODEL_LEN, MAX_NUM_SEQS, Engine, EngineConfig
 from tests.equality.harness import Served, serve
 from tests.equality.lora import ADAPTERS
 from tests.equality.subjects import SUBJECTS
@@ -26,6 +26,8 @@ from tests.equality.workloads import CLASSES, SHARED, Job
 TIE = 1e-4
 """Another batch moves logits by about 1e-5: a token that leads by less than this could flip."""
 LOGPROB_TOLERANCE = 1e-3
+ROOMY_BLOCKS = MAX_NUM_SEQS * MAX_MODEL_LEN // BLOCK_TOKENS + 33
+"""Of a KV cache that has room for all running requests and for sessions between two inputs."""
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
 AGAIN = "to be or not to be, "
 SCHEMA = {
@@ -64,13 +66,17 @@ class World:
 
     config: EngineConfig
     drafts: bool = False
+    has_room: bool = False
+    """Whether the KV cache has room for all requests at once. vLLM loses sessions that it has to preempt, so that
+    sessions are drawn in such an engine alone (docs/upstream.md)."""
 
     @property
     def arguments(self) -> dict[str, Any]:
-        return {"speculative_config": DRAFTS} if self.drafts else {}
+        room = {"num_gpu_blocks_override": ROOMY_BLOCKS} if self.has_room else {}
+        return room | ({"speculative_config": DRAFTS} if self.drafts else {})
 
     def __str__(self) -> str:
-        return f"{self.config}{'-drafts' if self.drafts else ''}"
+        return f"{self.config}{'-drafts' if self.drafts else ''}{'-room' if self.has_room else ''}"
 
 
 def draw_world(rng: np.random.Generator, drafts: bool | None = None) -> World:
@@ -83,7 +89,7 @@ def draw_world(rng: np.random.Generator, drafts: bool | None = None) -> World:
         lora=bool(rng.random() < 0.2) and not drafts,
         host_blocks=int(rng.choice([0, 0, 6, 24, 96])),
     )
-    return World(config, drafts)
+    return World(config, drafts, has_room=bool(rng.random() < 0.4))
 
 
 def draw_jobs(rng: np.random.Generator, world: World, count: int) -> list[Job]:
@@ -207,7 +213,7 @@ class Happenings:
 
 def draw_inputs(rng: np.random.Generator, world: World) -> dict[str, list[list[int]]]:
     """Draw the inputs of some sessions; none beside adapters, which each request of such an engine has."""
-    count = 0 if world.config.lora or rng.random() < 0.6 else int(rng.integers(1, 3))
+    count = 0 if world.config.lora or not world.has_room else int(rng.integers(0, 3))
     return {
         f"session-{number}": [
             rng.integers(32, 120, size=int(rng.integers(1, 40))).tolist() for _ in range(int(rng.integers(1, 4)))
@@ -261,7 +267,8 @@ def run_case(engine: Engine, world: World, seed: int, folder: Path, tally: Tally
     case = f"case {seed} on {world} under {section}"
     clock = ManualClock()
     engine.use_sloserve(section, clock=clock)
-    ours = Happenings(engine, clock, inputs, begins_at, *draw_changes(rng))
+    policies, resets = draw_changes(rng)
+    ours = Happenings(engine, clock, inputs, begins_at, policies, frozenset() if inputs else resets)
     served = serve(engine, jobs, clock, folder, token_s=float(rng.choice([0.0, 0.01])), beside=ours)
     counters = Counter(engine.scheduler.slo_counters)
     assert counters["internal_errors"] == 0, f"{case}: an internal error"
