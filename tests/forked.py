@@ -112,7 +112,7 @@ class Command:
 
     def kill(self) -> None:
         """Kill it and all that it started: an engine does not end at once when its server is killed."""
-        kill_with_children(self.pid)
+        kill_with_children(self)
 
 
 def _sloserve(arguments: Sequence[str], output: Connection) -> None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import psutil
 
@@ -19,6 +19,15 @@ PERIOD_S: Final = 1.0
 """How often the watcher looks for new processes."""
 GRACE_S: Final = 20.0
 """How long processes may take to end by themselves after the test process has ended, on a busy machine too."""
+
+
+class Started(Protocol):
+    """A process that a test has started, as :class:`subprocess.Popen` has it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
 
 
 def watch_this_process() -> None:
@@ -62,10 +71,12 @@ def end_what_outlives(pid: int, looked: Callable[[], None] = lambda: None, grace
     return killed
 
 
-def kill_with_children(pid: int) -> None:
+def kill_with_children(started: "Started") -> None:
     """Kill a process, if it still runs, and all that it started; for the end of a test that may have failed."""
+    if started.poll() is not None:  # its number may be that of a stranger by now
+        return
     with suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
+        process = psutil.Process(started.pid)
         for one in (process, *process.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
                 one.kill()

@@ -60,6 +60,7 @@ def write_trace(path: Path, requests: int, rps: float, start_s: float) -> None:
 
 def our_command(url: str, trace: Path, requests: int, out: Path) -> list[str]:
     command = [sys.executable, "-m", "sloserve.cli", "bench", "--url", f"ours={url}", "--trace", str(trace)]
+    command += ["--trace-format", "mooncake"]  # fractions of a millisecond could be seconds, too
     return [*command, "--max-requests", str(requests), "--send-slo", "none", "--out", str(out), "--goodput", *GOODPUT]
 
 

@@ -1,7 +1,7 @@
 """Numbers in flags are read as everywhere else, see :mod:`sloserve.core.numbers`: Typer itself reads ``1_000``."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import typer
 
@@ -25,16 +25,25 @@ def _kind(parameter: Any) -> str:
     """Return the name of the type of a parameter's values, with a Typer that has its own types or click's."""
     described = getattr(parameter, "type_descriptor", None)
     if described is not None:
-        return str(getattr(described.annotation, "__name__", ""))
+        one = next(iter(get_args(described.annotation)), described.annotation)  # of a flag that may come several times
+        return str(getattr(one, "__name__", ""))
     return str(getattr(parameter.type, "name", "")).partition(" ")[0]  # as in "integer range"
 
 
+def _read(value: Any, reader: Callable[[str], float]) -> Any:
+    """Return the numbers in a value as it was given, or in a list of them, of a flag that may come several times."""
+    if isinstance(value, list | tuple):
+        return type(value)(_read(one, reader) for one in value)
+    return reader(value) if isinstance(value, str) else value
+
+
 def _strict(parameter: Any, reader: Callable[[str], float]) -> Callable[[Any, Any], Any]:
+    """Return the parameter's ``process_value``, which reads text by ``reader`` first."""
     process = parameter.process_value
 
     def process_value(context: Any, value: Any) -> Any:
         try:
-            found = reader(value) if isinstance(value, str) else value
+            found = _read(value, reader)
         except ValueError as error:
             raise typer.BadParameter(str(error), ctx=context, param=parameter) from None
         return process(context, found)

@@ -19,6 +19,7 @@ from sloserve.core.errors import ConfigError
         ["bench", "--max-requests"],
         ["judge", "f", "--at-least"],
         ["fleet", "--port"],
+        ["doctor", "--port"],
     ],
 )
 def test_a_flag_reads_numbers_as_a_policy_option_does(command: list[str], value: str) -> None:

@@ -102,7 +102,7 @@ def test_a_fleet_logs_json_alone(tmp_path: Path) -> None:
         lines += [json.loads(line) for line in fleet.stdout]
         assert fleet.wait(60) == 0
     finally:
-        kill_with_children(fleet.pid)
+        kill_with_children(fleet)
         fleet.wait()
         fleet.stdout.close()
     assert {one["level"] for one in lines} == {"INFO"} and all(one["timestamp"] for one in lines)
@@ -127,7 +127,7 @@ def test_a_server_logs_json_alone_engine_included() -> None:
         lines += [json.loads(line) for line in server.stdout]
         assert server.wait(120) == 0
     finally:
-        kill_with_children(server.pid)
+        kill_with_children(server)
         server.wait()
         server.stdout.close()
     settings = next(one["settings"] for one in lines if "settings" in one)

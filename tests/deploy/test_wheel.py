@@ -130,7 +130,7 @@ def serving(bare: Path, folder: Path, *arguments: str, others: Path | None = Non
         said.append(process.stdout.read())
         assert process.wait(60) == 0, "".join(said)
     finally:
-        kill_with_children(process.pid)
+        kill_with_children(process)
         process.wait()
         process.stdout.close()
 

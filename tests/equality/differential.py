@@ -239,12 +239,14 @@ class Tally:
     cases: int = 0
     replies: int = 0
     ties: int = 0
+    logprobs: int = 0
     counters: Counter[str] = field(default_factory=Counter)
 
     def __str__(self) -> str:
         shown = ("plans", "evictions", "paused_steps", "limited_steps", "swap_stores", "swap_loads", "policy_changes")
         counts = ", ".join(f"{self.counters[name]} {name.replace('_', ' ')}" for name in shown)
-        return f"{self.cases} cases, {self.replies} replies compared, {self.ties} ties; {counts}"
+        compared = f"{self.replies} replies and {self.logprobs} log probabilities compared, {self.ties} ties"
+        return f"{self.cases} cases, {compared}; {counts}"
 
 
 def run_case(engine: Engine, world: World, seed: int, folder: Path, tally: Tally) -> None:
@@ -285,7 +287,7 @@ def run_case(engine: Engine, world: World, seed: int, folder: Path, tally: Tally
     for name in served.outputs.keys() & expected.outputs.keys() - drawn:
         tally.replies += len(served.outputs[name])
         if served.outputs[name] == expected.outputs[name]:
-            _compare_logprobs(name, served, expected, case)
+            _compare_logprobs(name, served, expected, case, tally)
         elif _is_tie(name, served, expected):
             tally.ties += 1
         else:
@@ -313,11 +315,11 @@ def _move_by_themselves(engine: Engine, jobs: list[Job], expected: Served, folde
     return {name for name, reply in again.outputs.items() if reply != expected.outputs.get(name, reply)}
 
 
-def _compare_logprobs(name: str, served: Served, expected: Served, case: str) -> None:
+def _compare_logprobs(name: str, served: Served, expected: Served, case: str, tally: Tally) -> None:
     """Compare the log probabilities of the tokens that both runs report."""
-    ours, stocks = served.logprobs.get(name), expected.logprobs.get(name)
-    if not ours or not stocks or len(ours) != len(stocks):
-        return  # stock's run has margins, for which it reports log probabilities that ours was not asked for
-    for place, (one, other) in enumerate(zip(ours, stocks, strict=True)):
+    # Those of the prompt come first. Stock's run reports those of each token besides, for its margins.
+    ours, stocks = served.logprobs.get(name, []), expected.logprobs.get(name, [])
+    for place, (one, other) in enumerate(zip(ours, stocks, strict=False)):
         for token in one.keys() & other.keys():
             assert abs(one[token] - other[token]) < LOGPROB_TOLERANCE, f"{case}: {name}, place {place}, token {token}"
+            tally.logprobs += 1

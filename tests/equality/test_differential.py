@@ -3,6 +3,7 @@
 ``SLOSERVE_DIFFERENTIAL_S`` says how long it goes on, in seconds; ``SLOSERVE_DIFFERENTIAL_SEED`` where it begins.
 """
 
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -24,10 +25,12 @@ CASES_OF_A_WORLD = 40
 CLOCK = SystemClock()
 
 
-def serve_world(world: World, seeds: range, tally: Tally) -> None:
-    """Serve the cases of these seeds on one engine."""
+def serve_world(world: World, seeds: range, tally: Tally, ends_s: float = math.inf) -> None:
+    """Serve the cases of these seeds on one engine, and begin none after ``ends_s`` of the clock."""
     with tempfile.TemporaryDirectory() as folder, started(world.config, **world.arguments) as engine:
         for seed in seeds:
+            if CLOCK.monotonic_s() >= ends_s:
+                return
             run_case(engine, world, seed, Path(folder), tally)
 
 
@@ -60,7 +63,8 @@ def test_half_an_hour_of_cases(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
                 run_forked(serve_a_drafting_world)
                 continue
             world = draw_world(rng, drafts=False)
-            serve_world(world, range(seed, seed + CASES_OF_A_WORLD), tally)
+            serve_world(world, range(seed, seed + CASES_OF_A_WORLD), tally, ends_s)
             print(f"{world}: {tally}", flush=True)
-    assert tally.cases > 0
-    assert all(tally.counters[name] for name in ("evictions", "paused_steps", "swap_loads", "policy_changes"))
+    assert tally.ties <= tally.replies / 100
+    if SECONDS >= 1200.0:  # a few engines alone may have no swap space
+        assert all(tally.counters[name] for name in ("evictions", "paused_steps", "swap_loads", "policy_changes"))

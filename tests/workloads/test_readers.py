@@ -160,6 +160,11 @@ def test_ambiguous_units_are_refused_with_the_flag_to_give(tmp_path: Path) -> No
         assert seconds.span_s == pytest.approx(1000 * milliseconds.span_s)
 
 
+def test_the_rate_of_a_few_rows_says_nothing_of_their_unit(tmp_path: Path) -> None:
+    text = lines(*(MILLISECONDS | {"timestamp": at} for at in (0, 0, 0, 1)))
+    assert read_trace(write(tmp_path / "t.jsonl", text)).span_s == pytest.approx(0.001)
+
+
 def test_dynamo_and_aiperf_state_delays_aliases_and_texts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     text = lines(
         {"session_id": "a", "created_time": 10.5, "input_tokens": 7, "output_tokens": 3, "hash_ids": None},
@@ -197,11 +202,11 @@ def test_the_size_of_blocks_is_told_by_the_number_of_ids(tmp_path: Path) -> None
 
     assert read_trace(trace(512, 100, 1700)).block_tokens == 512
     assert read_trace(trace(64, 100, 1700)).block_tokens == 64
-    assert read_trace(trace(1024, 100, 1700)).block_tokens == 1024
-    with pytest.raises(
-        ConfigError, match="blocks of 1024, 2048, 4096, 8192 tokens; say which with --trace-block-tokens"
-    ):
-        read_trace(trace(2048, 2000))
+    # Fewer ids than blocks may stand for the part that prompts share.
+    assert read_trace(trace(1024, 100, 1700)).block_tokens == 512
+    assert read_trace(trace(2048, 700, 1100, 9000)).block_tokens == 512
+    with pytest.raises(ConfigError, match="blocks of 64, 128 tokens; say which with --trace-block-tokens"):
+        read_trace(trace(128, 160))
     assert read_trace(trace(2048, 2000), prefix_block_tokens=2048).block_tokens == 2048
     with pytest.raises(ConfigError, match="t.jsonl:1: column 'hash_ids': '10 ids' is not possible for 100 prompt"):
         read_trace(trace(10, 100), prefix_block_tokens=16)

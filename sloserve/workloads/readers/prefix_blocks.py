@@ -20,6 +20,9 @@ _MOST_ID: Final = 2**31 - 1
 def block_tokens(path: Path, rows: RawRows, given: int | None) -> int:
     """Return the tokens of a block: ``given``, or the format's own size, or the one other size that all rows fit.
 
+    Fewer ids than blocks are no contradiction: they may stand for the shared part of a prompt alone. Only a row with
+    more ids than its prompt has blocks says that the size is another one.
+
     Raises: ConfigError for rows that fit no size, or several; it names the flag to give.
     """
     if rows.prefix_ids is None:
@@ -28,7 +31,7 @@ def block_tokens(path: Path, rows: RawRows, given: int | None) -> int:
     has_ids = ids > 0
     ids, prompts = ids[has_ids], rows.prompt_tokens[has_ids]
     size = given or rows.block_tokens
-    if given is None and not _fills(ids, prompts, size).all():
+    if given is None and (ids > -(-prompts // size)).any():
         fitting = [other for other in SIZES if _fills(ids, prompts, other).all()]
         if len(fitting) > 1:
             raise ConfigError(

@@ -44,6 +44,8 @@ BAILIAN_KEYS = frozenset({"chat_id", "parent_chat_id"})
 _MILLISECOND_KEYS = frozenset({*DELAY, *TEXT_KEYS, "session_id"})
 """Keys that only formats with milliseconds have."""
 
+ROWS_OF_A_RATE: Final = 100
+"""Rows from which on their rate says something of their unit."""
 MAX_RATE_PER_S: Final = 1000.0
 """Requests per second above which timestamps that are taken for milliseconds are more likely to be seconds. Public
 traces have 1 to 30 requests per second."""
@@ -198,6 +200,8 @@ class _Rows:
                 f"{self.path}: the unit of 'timestamp' is ambiguous: the values have fractions and the rows have no "
                 f"key that tells the format; {remedy}"
             )
+        if len(self.arrivals_s) < ROWS_OF_A_RATE:
+            return  # the begin of a burst has any rate
         span_s = max(self.arrivals_s) - min(self.arrivals_s)
         if span_s > 0.0 and (len(self.arrivals_s) - 1) / span_s > MAX_RATE_PER_S:
             rate = (len(self.arrivals_s) - 1) / span_s

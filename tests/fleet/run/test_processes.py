@@ -84,7 +84,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., _Started]]:
     yield begin
     for one in started:
         one.process.send_signal(signal.SIGCONT)
-        kill_with_children(one.process.pid)
+        kill_with_children(one.process)
         one.process.wait()
 
 
