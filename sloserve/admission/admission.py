@@ -136,7 +136,8 @@ class Admission:
     def _take_place_of_list(self, name: str, place: WaitingPlace, cap: int, now_s: float, size: int) -> None:
         """Raise QueueFull where there is no place for the last of the first ``size`` prompts of a list.
 
-        No place is promised to a list: the places of all its prompts would have to be kept until it comes again.
+        No place is promised to these prompts: the places of all would have to be kept until the list comes again. Its
+        first prompt, which is not known to begin a list, may have a promise as any request has.
         """
         waiting, kept = self._backlog.waiting_anywhere(name), self._backlog.kept(name, None, cap, now_s)
         if waiting <= cap - kept:

@@ -86,7 +86,11 @@ def _wait_for_end(starter: Any) -> None:
         starter.join()
         return
     with os.fdopen(descriptor, "rb", buffering=0):
-        select.select([descriptor], [], [])
+        if not starter.is_alive():  # its number may be that of another process by now
+            return
+        ends = select.poll()  # select takes no descriptor above 1,023
+        ends.register(descriptor, select.POLLIN)
+        ends.poll()
 
 
 def _forget_watch() -> None:

@@ -3,6 +3,7 @@
 Then ``Path.home()`` raises, or is ``/``, which only root may write.
 """
 
+import errno
 import os
 import stat
 import tempfile
@@ -38,6 +39,8 @@ def user_folder(variable: str, below_home: str) -> Path:
         folder = (Path(named) if named else Path(str(at_home)) / below_home) / "sloserve"
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK | os.X_OK):  # as where root made it
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             return folder
         except OSError as error:
             if named:

@@ -25,7 +25,7 @@ MAX_RETRY_AFTER_S = 30
 
 
 class Drain:
-    """How one engine client in this process stops. in_flight: calls that were accepted and are not over."""
+    """How one engine client in this process stops. in_flight: requests that were accepted and are not over."""
 
     def __init__(self) -> None:
         self.in_flight = 0

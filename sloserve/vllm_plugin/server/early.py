@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from sloserve.core.errors import ConfigError
 
@@ -62,7 +62,12 @@ def known_flags() -> list[str]:
 
 
 def long_flag(argument: str) -> str | None:
-    """Return the flag that an argument gives, as vLLM reads it: ``--max_num.x=1`` as ``--max-num``; None for none."""
+    """Return the flag that an argument gives, as vLLM reads it: ``--max_num.x=1`` as ``--max-num``; None for none.
+
+    An argument with a space in its name is a value, whatever it begins with.
+    """
+    if " " in argument.partition("=")[0]:
+        return None
     name = re.split(r"[=.]", argument, maxsplit=1)[0].replace("_", "-")
     return name if name.startswith("--") and name != "--" else None
 
@@ -74,20 +79,17 @@ def read_flags(vllm_args: Sequence[str]) -> argparse.Namespace:
 
     Raises: ConfigError for a malformed number, and for a value that is not JSON where JSON is needed.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser = _Parser(add_help=False, allow_abbrev=False)
     for name in _TEXTS:
-        parser.add_argument(name)
+        parser.add_argument(name, type=_optional)
     for names in (("--port",), ("--ssl-cert-reqs",), *_NUMBERS):
         parser.add_argument(*names, type=int)
     for names in _SWITCHES:
         parser.add_argument(*names, action="store_true")
-    parser.add_argument("--host")
+    parser.add_argument("--host", type=_optional)
     parser.add_argument("--scheduling-policy")
     parser.set_defaults(**_DEFAULTS)
-    try:
-        args, _ = parser.parse_known_args([_dashed(argument) for argument in vllm_args])
-    except argparse.ArgumentError as error:
-        raise ConfigError(str(error)) from None
+    args, _ = parser.parse_known_args([_dashed(argument) for argument in vllm_args])
     known = set(known_flags())
     args.is_whole = args.config is None and all(
         flag in known for flag in map(long_flag, vllm_args) if flag is not None and "." not in flag
@@ -95,6 +97,18 @@ def read_flags(vllm_args: Sequence[str]) -> argparse.Namespace:
     args.additional_config = _additional_config(args.additional_config, vllm_args)
     args.kv_transfer_config = _kv_transfer_config(args.kv_transfer_config)
     return args
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are ours, the ambiguous beginning of a short flag among them."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def _optional(text: str) -> str | None:
+    """Return the value of a flag that may have none, which vLLM reads from an empty value and from ``None``."""
+    return None if text in ("", "None") else text
 
 
 def _dashed(argument: str) -> str:
@@ -111,12 +125,14 @@ def _additional_config(text: str | None, vllm_args: Sequence[str]) -> Any:
         config = {} if text is None else json.loads(text)
     except ValueError as error:
         raise ConfigError(f"{ADDITIONAL}: {text!r} is not JSON ({error})") from None
+    if config is None:
+        config = {}
     if not isinstance(config, dict):
         raise ConfigError(f"{ADDITIONAL}: {text!r} is not a JSON object")
     for at, argument in enumerate(vllm_args):
         name, equals, value = argument.partition("=")
         flag, _, keys = name.partition(".")
-        if keys and long_flag(flag) == ADDITIONAL:
+        if keys and not keys.endswith("+") and long_flag(flag) == ADDITIONAL:  # vLLM alone reads KEY+ as a list
             _put(config, keys.split("."), value if equals else "".join(vllm_args[at + 1 : at + 2]))
     return config
 

@@ -25,11 +25,12 @@ from sloserve.core import process_death
 
 logger = logging.getLogger(__name__)
 
-STARTED_BY_VLLM: Final = ("EngineCore", "VllmWorker-", "ApiServer_")
-"""How the names of the processes begin that vLLM starts through multiprocessing."""
+STARTED_BY_VLLM: Final = ("EngineCore", "VllmWorker-", "ApiServer_", "APIServer_DPRank_")
+"""How the names of the processes begin that vLLM starts through multiprocessing. Its coordinator of data parallelism,
+``VLLM_DP_Coordinator``, runs no code of ours, and is not among them."""
 
 _ENTRY: Final = "vllm.entrypoints.launchers.api_server.entry"
-"""vLLM's module that runs its HTTP server, and imports it for nothing else."""
+"""vLLM's module that runs its HTTP server. Some of its other commands load it too, and are stopped alike."""
 
 
 def install(ours: Callable[[Any], bool]) -> None:

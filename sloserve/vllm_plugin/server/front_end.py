@@ -114,7 +114,11 @@ class FrontEnd:
             http.predicted[:] = [request.predicted if one is told else one for one in http.predicted]
         stated = stating_keys(sampling_params.extra_args)
         if stated and stated != request.stated:  # the first call had no parameters of the client
-            request.slo = self._stated.read(http, sampling_params, priority)
+            try:
+                request.slo = self._stated.read(http, sampling_params, priority)
+            except Exception:
+                request.end(Outcome.REJECTED)  # it is counted for what it states, not for what its first call came to
+                raise
             request.stated = stating_keys(sampling_params.extra_args)
         now_s = self._clock.monotonic_s()
         sampling_params.extra_args = of_further_call(

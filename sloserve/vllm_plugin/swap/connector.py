@@ -4,8 +4,9 @@ Scheduler's half: wires vLLM's calls to a :class:`~sloserve.engine.swap_store.Sw
 next step. Worker's half: hands them to a :class:`~sloserve.vllm_plugin.swap.worker.SwapWorker`. It needs
 ``SLOScheduler``, which says when a request is about to be preempted; with another scheduler it keeps nothing.
 
-vLLM catches nothing that a connector raises. So only the constructor raises anything of ours, and each other method
-that vLLM calls consists of contained calls: KV whose swap fails is computed again.
+vLLM catches nothing that a connector raises. So only the constructor and :meth:`SwapConnector.register_kv_caches`, at
+the start, raise anything of ours, and each other method that vLLM calls consists of contained calls: KV whose swap
+fails is computed again. (Stores are contained one by one, since the worker has to know which of them failed.)
 """
 
 import logging
@@ -227,10 +228,10 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
 
     def shutdown(self) -> None:
         if self._worker is not None:
-            self._worker.drain(DRAIN_S)
-            self._worker.close()
+            self.contained(False, self._worker.drain, DRAIN_S)
+            self.contained(None, self._worker.close)
         if self._pool is not None:
-            self._pool.close()
+            self.contained(None, self._pool.close)
         self._worker = self._pool = None
 
     def wait_for_layer_load(self, layer_name: str) -> None:

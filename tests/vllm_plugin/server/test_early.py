@@ -68,3 +68,20 @@ def test_the_flag_of_an_argument(argument: str, flag: str | None) -> None:
 def test_vllm_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     read_flags(["m", "-O3", "--json-arg.key", "-1"])
+
+
+@pytest.mark.parametrize("empty", ["", "None"])
+def test_a_flag_without_a_value_is_read_as_vllm_reads_it(empty: str) -> None:
+    given = [
+        one for flag in ("--additional-config", "--scheduler-cls", "--ssl-certfile", "--host") for one in (flag, empty)
+    ]
+    found = read_flags(["m", *given])
+    assert (found.additional_config, found.scheduler_cls, found.ssl_certfile, found.host) == ({}, None, None, None)
+    assert read_flags(["m", "--additional-config", "null"]).additional_config == {}
+
+
+def test_what_vllm_alone_can_read_is_left_to_it() -> None:
+    assert read_flags(["m", "--additional-config.a+", "1", "--additional-config.b", "2"]).additional_config == {"b": 2}
+    assert long_flag("--port abc") is None
+    with pytest.raises(ConfigError, match="ambiguous"):
+        read_flags(["m", "-d", "2"])
