@@ -57,10 +57,10 @@ async def open_endpoint(
     # Replies are bounded as a whole: a pause between two tokens is a finding, not an error.
     timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
     async with async_http_client(base, key=api_key, limits=limits, timeout=timeout) as client:
-        served = await _served(client, base)
+        served, why_none = await _served(client, base)
         if model is None:
             if not served:
-                raise ConfigError(f"{base} names no model at /v1/models; give --model")
+                raise ConfigError(f"{base} names no model at /v1/models{why_none}; give --model")
             model = next(iter(served))
         elif served and model not in served:
             raise ConfigError(
@@ -69,13 +69,16 @@ async def open_endpoint(
         yield Endpoint(base, client, model, served.get(model), await _version(client))
 
 
-async def _served(client: httpx.AsyncClient, base: str) -> dict[str, int | None]:
-    """Return the models that ``/v1/models`` lists, with the length of their context where it is stated.
+async def _served(client: httpx.AsyncClient, base: str) -> tuple[dict[str, int | None], str]:
+    """Return the models that ``/v1/models`` lists, and why its answer cannot be read, in brackets; else no text.
 
-    Nothing where the server has no such page, or one of another form.
+    Each model has the length of its context, in tokens, where it is stated. There are none where the server has no such
+    page, or one of another form.
     """
     try:
         status, found = await _get(client, "/v1/models")
+    except UnreadableReply as error:
+        return {}, f" ({error})"
     except httpx.HTTPError as error:
         why = printable(f"{type(error).__name__}: {error}")
         raise ConfigError(f"cannot reach {base}{proxy_remark(base)} ({why}); is the server up?") from None
@@ -83,9 +86,8 @@ async def _served(client: httpx.AsyncClient, base: str) -> dict[str, int | None]
         raise ConfigError(f"{base} refuses the key ({status}); give --api-key or set OPENAI_API_KEY")
     listed = found.get("data") if isinstance(found, dict) else None
     entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
-    return {
-        name: _length(entry) for entry in entries if isinstance(name := entry.get("id"), str) and name.isprintable()
-    }
+    names = {name: entry for entry in entries if isinstance(name := entry.get("id"), str) and name.isprintable()}
+    return {name: _length(entry) for name, entry in names.items()}, ""
 
 
 def _length(entry: dict[str, Any]) -> int | None:
@@ -97,22 +99,23 @@ async def _version(client: httpx.AsyncClient) -> str | None:
     """Return what vLLM's ``/version`` says; ``None`` for other servers."""
     try:
         _, found = await _get(client, "/version")
-    except httpx.HTTPError:
+    except (httpx.HTTPError, UnreadableReply):
         return None
     version = found.get("version") if isinstance(found, dict) else None
     return printable(version, MOST_VERSION_CHARS) if isinstance(version, str) else None
 
 
 async def _get(client: httpx.AsyncClient, path: str) -> tuple[int, Any]:
-    """Return the status of a page and its JSON value, ``None`` where it has none. Raises: httpx.HTTPError."""
+    """Return the status of a page and its JSON value, ``None`` for a page that is not served.
+
+    Raises: httpx.HTTPError where no answer comes; UnreadableReply for a page that is compressed, too long or not JSON.
+    """
     try:
         async with (
             asyncio.timeout(PAGE_TIMEOUT_S),
             client.stream("GET", path, timeout=CONNECT_TIMEOUT_S, headers=IDENTITY) as response,
         ):
             return response.status_code, json_value(await async_body(response)) if response.is_success else None
-    except UnreadableReply:
-        return response.status_code, None
     except TimeoutError:
         raise httpx.ReadTimeout(f"no whole answer to GET {path} within {PAGE_TIMEOUT_S:g} s") from None
 

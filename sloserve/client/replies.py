@@ -22,6 +22,8 @@ MOST_ERROR_CHARS: Final = 300
 
 IDENTITY: Final = {"accept-encoding": "identity"}
 """Asks for an answer without compression: compressed tokens come late, and a few bytes may unfold to gigabytes."""
+COMPRESSIONS: Final = frozenset({"gzip", "deflate", "br", "zstd"})
+"""Values of Content-Encoding that httpx decompresses. It passes on the bytes of every other coding as they are."""
 
 
 class UnreadableReply(Exception):
@@ -129,10 +131,10 @@ class _Bounded(httpx.SyncByteStream, httpx.AsyncByteStream):
 
 
 def _bounded(response: httpx.Response, most_bytes: int = MOST_EVENT_BYTES) -> _Bounded:
-    encoding = response.headers.get("content-encoding", "identity")
-    if encoding.strip().lower() not in ("", "identity"):
-        said = printable(encoding, 40)
-        raise UnreadableReply(f"an answer with content-encoding {said!r}, though identity was asked for")
+    codings = response.headers.get_list("content-encoding", split_commas=True)
+    if any(coding.strip().lower() in COMPRESSIONS for coding in codings):
+        said = printable(", ".join(codings), 40)
+        raise UnreadableReply(f"a compressed answer (content-encoding {said!r}), though identity was asked for")
     response.encoding = "utf-8"  # whatever its header says: JSON and event streams have no other
     response.stream = stream = _Bounded(response.stream, most_bytes)
     return stream

@@ -42,7 +42,8 @@ def reply(body: dict[str, Any], **more: Any) -> list[Any]:
 class FakeServer:
     """Answers by ``script``, and keeps what it was asked.
 
-    models: of ``/v1/models``; ``None``: it has no such page. models_page: that page in their place.
+    models: of ``/v1/models``; ``None``: it has no such page. models_page: that page in their place, or the
+    whole response to it.
     """
 
     script: Script = lambda body, request: reply(body)
@@ -72,6 +73,8 @@ class FakeServer:
             return Response(status_code=404)
         if self.api_key is not None and request.headers.get("authorization") != f"Bearer {self.api_key}":
             return JSONResponse({"error": "Unauthorized"}, 401)
+        if isinstance(self.models_page, Response):
+            return self.models_page
         return JSONResponse({"data": self.models} if self.models_page is None else self.models_page)
 
     async def _generate(self, request: Request) -> Response:

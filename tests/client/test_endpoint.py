@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from sloserve.client.endpoint import Agreed, agree, open_endpoint
 from sloserve.client.payload import Api, PayloadSettings
@@ -52,6 +52,24 @@ def test_a_list_of_models_of_another_form_is_none(fake: FakeServer, models: Any)
     """Servers in Go write null for an empty list."""
     fake.models_page = {"data": models}
     assert opened(fake.url, "anything") == (fake.url, "anything", None)
+
+
+@pytest.mark.parametrize(
+    ("page", "why"),
+    [
+        (
+            Response(b"\x1f\x8b", headers={"content-encoding": "gzip"}),
+            r"a compressed answer \(content-encoding 'gzip'\)",
+        ),
+        (Response(b"<html>"), "not JSON|malformed|Expecting value"),
+    ],
+)
+def test_a_list_of_models_that_cannot_be_read_is_named_as_such(fake: FakeServer, page: Response, why: str) -> None:
+    fake.models_page = page
+    assert opened(fake.url, "anything") == (fake.url, "anything", None)
+    with pytest.raises(ConfigError, match=rf"names no model at /v1/models \(.*({why}).*\); give --model") as caught:
+        opened(fake.url)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("length", ["4096", -1, 0, None, True, 10.5])

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from httpx._decoders import SUPPORTED_DECODERS
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +19,7 @@ from sloserve.client.client_stats import findings
 from sloserve.client.endpoint import open_endpoint
 from sloserve.client.exchange import MORE_TOKENS, TOKENS_PER_ASKED, ObservedRequest, exchange
 from sloserve.client.payload import Payload
-from sloserve.client.replies import MOST_BODY_BYTES, MOST_EVENT_BYTES
+from sloserve.client.replies import COMPRESSIONS, MOST_BODY_BYTES, MOST_EVENT_BYTES
 from sloserve.client.stream import StreamReader
 from sloserve.client.vllm_record import vllm_record
 from sloserve.client.watching import LostServer, watch
@@ -34,6 +35,7 @@ REQUEST = WorkloadRequest("r0", 0.0, 10, ASKED, SLO(SLOClass("interactive", 1), 
 SENT = Payload(REQUEST, "/v1/completions", {}, b"{}")
 MOST_TOKENS = TOKENS_PER_ASKED * ASKED + MORE_TOKENS
 EVENT_STREAM = [(b"content-type", b"text/event-stream")]
+WHOLE = b'data: {"choices":[{"text":"a","finish_reason":"length"}]}\n\ndata: [DONE]\n\n'
 UNFORESEEN = re.compile(r"(?!HTTP|Remote|Local|Read|Write|Connect|SSE|Decoding|Protocol)[A-Z]\w*(?:Error|Exception)\b")
 """How an error reads that nothing but the last resort has caught."""
 REPORT = ("met", "achieved", "evictions", "paused_steps", "preempted_ms", "paused_ms", "ttft", "ttft_ms", "e2e_ms")
@@ -247,7 +249,21 @@ def test_numbers_that_json_does_not_have_count_as_not_told() -> None:
 
 def test_a_compressed_answer_is_not_unfolded() -> None:
     ended = asked(Server(lambda: [b"\x1f\x8b"], headers=[*EVENT_STREAM, (b"content-encoding", b"gzip")]))
-    assert ended.error == "an answer with content-encoding 'gzip', though identity was asked for"
+    assert ended.error == "a compressed answer (content-encoding 'gzip'), though identity was asked for"
+
+
+@pytest.mark.parametrize("codings", [["GZIP"], ["deflate"], ["br"], ["zstd"], ["identity, gzip"], ["none", "gzip"]])
+def test_each_coding_that_httpx_decompresses_is_refused(codings: list[str]) -> None:
+    more = [(b"content-encoding", coding.encode()) for coding in codings]
+    ended = asked(Server(lambda: [WHOLE], headers=[*EVENT_STREAM, *more]))
+    assert ended.error is not None and ended.error.startswith("a compressed answer")
+    assert set(SUPPORTED_DECODERS) - {"identity"} <= COMPRESSIONS
+
+
+@pytest.mark.parametrize("coding", ["", "none", "aws-chunked", "Identity", "identity, identity", "x-unknown"])
+def test_a_coding_that_httpx_passes_on_is_read(coding: str) -> None:
+    ended = asked(Server(lambda: [WHOLE], headers=[*EVENT_STREAM, (b"content-encoding", coding.encode())]))
+    assert (ended.outcome, ended.error) == (Outcome.COMPLETED, None)
 
 
 @given(st.one_of(st.fixed_dictionaries({"data": values, "version": values}), values), st.sampled_from([200, 404, 500]))
