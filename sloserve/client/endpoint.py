@@ -81,7 +81,7 @@ async def _served(client: httpx.AsyncClient, base: str) -> tuple[dict[str, int |
         return {}, f" ({error})"
     except httpx.HTTPError as error:
         why = printable(f"{type(error).__name__}: {error}")
-        raise ConfigError(f"cannot reach {base}{proxy_remark(base)} ({why}); is the server up?") from None
+        raise ConfigError(f"cannot reach {base}{proxy_remark(client)} ({why}); is the server up?") from None
     if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         raise ConfigError(f"{base} refuses the key ({status}); give --api-key or set OPENAI_API_KEY")
     listed = found.get("data") if isinstance(found, dict) else None

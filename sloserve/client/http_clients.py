@@ -5,7 +5,6 @@ the key of a server that it cannot reach anyway. Cookies are not kept, so that e
 """
 
 import ipaddress
-import os
 import socket
 import urllib.request
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -15,7 +14,8 @@ import httpx
 
 from sloserve.core.errors import ConfigError, shown
 
-_PROXY_VARIABLES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+_PROXY_SCHEMES: Final = ("http", "https", "all")
+"""What httpx reads of the environment: ``HTTP_PROXY``, ``HTTPS_PROXY`` and ``ALL_PROXY``."""
 
 
 def http_client(url: str, *, key: str | None = None, **settings: Any) -> httpx.Client:
@@ -35,12 +35,15 @@ def async_http_client(url: str, *, key: str | None = None, **settings: Any) -> h
     return made
 
 
-def proxy_remark(url: str) -> str:
-    """Return the part of an error message that names the proxy through which ``url`` was asked; empty without one."""
-    host = host_of(url)
-    if _goes_direct(host) or not _proxy_variables():
+def proxy_remark(client: httpx.Client | httpx.AsyncClient) -> str:
+    """Return the part of an error message that names the proxy through which ``client`` asks; empty without one."""
+    url = client.base_url
+    # Only httpx knows its choice: it reads NO_PROXY in its own way, and has no public name for what it chose.
+    if client._transport_for_url(url) is client._transport:
         return ""
-    return f" through the proxy that {_proxy_variables()} names (NO_PROXY={host} goes past it)"
+    # httpx prefers the variable of the scheme.
+    used = next((scheme for scheme in _schemes_with_proxy() if scheme in (url.scheme, "all")), "all")
+    return f" through the proxy that {_variable(used)} names (NO_PROXY={url.host} goes past it)"
 
 
 def host_of(url: str) -> str:
@@ -63,20 +66,26 @@ def _made(client: Any, transport: Any, url: str, key: str | None, settings: dict
             given["transport"] = transport(**limits)  # a client with a transport of its own uses no proxy
         return client(**given, **settings)
     except ImportError:  # httpx speaks to SOCKS proxies with another package, and raises this where it is missing
-        remedy = f"run: pip install 'httpx[socks]', or unset {_proxy_variables()}, or set NO_PROXY={host}"
-        raise ConfigError(
-            f"{_proxy_variables()} names a SOCKS proxy, for which a package is missing; {remedy}"
-        ) from None
+        names = " or ".join(map(_variable, _schemes_with_proxy()))
+        remedy = f"run: pip install 'httpx[socks]', or unset {names}, or set NO_PROXY={host}"
+        raise ConfigError(f"{names} names a SOCKS proxy, for which a package is missing; {remedy}") from None
     except OSError as error:
         remedy = "SSL_CERT_FILE and SSL_CERT_DIR must name certificates that can be read"
         raise ConfigError(f"cannot make an HTTP client for {url}: {error}; {remedy}") from None
     except (ValueError, httpx.InvalidURL) as error:
-        if not _proxy_variables():
-            raise ConfigError(f"cannot make an HTTP client for {url}: {error}") from None
-        remedy = f"unset {_proxy_variables()}, or set NO_PROXY={host}"
-        raise ConfigError(
-            f"{_proxy_variables()} names no proxy that can be used ({type(error).__name__}); {remedy}"
-        ) from None
+        raise _unusable_environment(url, host, error) from None
+
+
+def _unusable_environment(url: str, host: str, error: Exception) -> ConfigError:
+    """Return the error for a client that httpx cannot make. Values are not repeated: they may hold a password."""
+    proxies = _schemes_with_proxy()
+    wrong = [f"{_variable(scheme)} names no proxy that can be used" for scheme in proxies]
+    if urllib.request.getproxies().get("no"):
+        wrong.append("NO_PROXY has an entry that cannot be read (write an IPv6 address without brackets)")
+    if not wrong:
+        return ConfigError(f"cannot make an HTTP client for {url}: {error}")
+    remedy = "".join(f"unset {_variable(scheme)}, or " for scheme in proxies) + f"set NO_PROXY={host}"
+    return ConfigError(f"{', or '.join(wrong)} ({type(error).__name__}); {remedy}")
 
 
 def _headers(key: str | None) -> dict[str, str]:
@@ -107,7 +116,14 @@ def _is_loopback(host: str) -> bool:
     return any(one.is_loopback or one.is_unspecified for one in (address, mapped) if one is not None)
 
 
-def _proxy_variables() -> str:
-    """Return the names of the variables that name a proxy. Their values may hold a password."""
-    names = [name for name in _PROXY_VARIABLES if os.environ.get(name) or os.environ.get(name.lower())]
-    return " or ".join(names)
+def _schemes_with_proxy() -> list[str]:
+    """Return the schemes for which the environment names a proxy, of ``_PROXY_SCHEMES`` and in their order.
+
+    httpx asks the same function, for which a name in small letters counts before the one in capitals, even if empty.
+    """
+    found = urllib.request.getproxies()
+    return [scheme for scheme in _PROXY_SCHEMES if found.get(scheme)]
+
+
+def _variable(scheme: str) -> str:
+    return f"{scheme.upper()}_PROXY"

@@ -36,12 +36,10 @@ def watch(url: str, key: str, transport: httpx.BaseTransport | None = None) -> I
     Raises: ConfigError where the server refuses; LostServer where there is none, or it goes.
     """
     given = {} if transport is None else {"transport": transport}
+    http = http_client(url, key=key, timeout=httpx.Timeout(_LIMIT_S), **given)
     try:
-        with (
-            http_client(url, key=key, timeout=httpx.Timeout(_LIMIT_S), **given) as http,
-            http.stream("GET", PATH, headers=_ASKED) as response,
-        ):
-            _check(url, response)
+        with http, http.stream("GET", PATH, headers=_ASKED) as response:
+            _check(url, http, response)
             view: dict[str, Any] | None = None
             for event in events(response):
                 part = json_value(event.data, dict[str, Any])
@@ -56,17 +54,17 @@ def watch(url: str, key: str, transport: httpx.BaseTransport | None = None) -> I
                         raise UnreadableReply(f"more than {_MOST_ROWS} rows")
                     yield view
     except (httpx.HTTPError, SSEError) as error:
-        raise LostServer(f"{url}{proxy_remark(url)}: {error or type(error).__name__}") from error
+        raise LostServer(f"{url}{proxy_remark(http)}: {error or type(error).__name__}") from error
     except UnreadableReply as error:
         raise LostServer(f"{url} sends a feed that this version cannot read: {error}") from error
     raise LostServer(f"{url} ended the feed: it stops, or this client read too slowly")
 
 
-def _check(url: str, response: httpx.Response) -> None:
+def _check(url: str, http: httpx.Client, response: httpx.Response) -> None:
     if response.status_code == httpx.codes.OK:
         return
     if response.status_code == httpx.codes.UNAUTHORIZED:
         raise ConfigError(f"{url} refuses the key; SLOSERVE_ADMIN_KEY must be that of the server")
     if response.status_code == httpx.codes.NOT_FOUND:
         raise ConfigError(f"{url} has no live feed; it must be started with SLOSERVE_ADMIN_KEY")
-    raise LostServer(f"{url}{proxy_remark(url)} answers {response.status_code}: {refusal_text(body(response))}")
+    raise LostServer(f"{url}{proxy_remark(http)} answers {response.status_code}: {refusal_text(body(response))}")

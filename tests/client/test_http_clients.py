@@ -44,6 +44,11 @@ def _no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
+def remark(url: str) -> str:
+    with http_client(url) as client:
+        return proxy_remark(client)
+
+
 @pytest.fixture
 def proxied(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Names a proxy in the environment; holds the lines of the requests that it got."""
@@ -72,20 +77,60 @@ def proxied(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def test_no_proxy_is_used_for_this_machine(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALL_PROXY", "http://proxy.example:3128")
     with http_client(url) as client:
-        assert not client._mounts and proxy_remark(url) == ""
+        assert not client._mounts and proxy_remark(client) == ""
     assert not async_http_client(url)._mounts
 
 
 @pytest.mark.parametrize("url", ELSEWHERE)
 def test_the_proxy_of_the_environment_is_used_for_other_machines(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert proxy_remark(url) == ""
+    assert remark(url) == ""
     monkeypatch.setenv("ALL_PROXY", "http://user:secret@proxy.example:3128")
     with http_client(url) as client:
         assert client._mounts
-    remark = proxy_remark(url)
-    assert "ALL_PROXY" in remark and "NO_PROXY=" in remark and "secret" not in remark
+    said = remark(url)
+    assert "ALL_PROXY" in said and "NO_PROXY=" in said and "secret" not in said
     monkeypatch.setenv("NO_PROXY", httpx.URL(url).host)
-    assert proxy_remark(url) == ""
+    assert remark(url) == ""
+
+
+@pytest.mark.parametrize(
+    ("url", "environment", "named"),
+    [
+        ("https://server.invalid", {"HTTP_PROXY": "http://p"}, None),
+        ("http://server.invalid", {"HTTPS_PROXY": "http://p"}, None),
+        ("https://server.invalid", {"HTTP_PROXY": "http://p", "ALL_PROXY": "http://q"}, "ALL_PROXY"),
+        ("https://server.invalid", {"HTTPS_PROXY": "http://p", "ALL_PROXY": "http://q"}, "HTTPS_PROXY"),
+        ("http://server.invalid", {"https_proxy": "http://p", "http_proxy": "http://q"}, "HTTP_PROXY"),
+        ("http://server.invalid", {"HTTP_PROXY": "http://p", "http_proxy": ""}, None),
+        ("http://server.invalid:8000", {"ALL_PROXY": "http://p", "NO_PROXY": "server.invalid:8000"}, None),
+        ("http://server.invalid:9000", {"ALL_PROXY": "http://p", "NO_PROXY": "server.invalid:8000"}, "ALL_PROXY"),
+        ("http://server.invalid", {"ALL_PROXY": "http://p", "NO_PROXY": "https://server.invalid"}, "ALL_PROXY"),
+        ("https://server.invalid", {"ALL_PROXY": "http://p", "NO_PROXY": "*"}, None),
+    ],
+)
+def test_the_remark_names_the_variable_that_httpx_follows(
+    url: str, environment: dict[str, str], named: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    told = f" through the proxy that {named} names (NO_PROXY=server.invalid goes past it)"
+    assert remark(url) == proxy_remark(async_http_client(url)) == (told if named else "")
+
+
+@pytest.mark.parametrize("proxy", [None, "http://proxy.example:3128"])
+def test_an_entry_of_no_proxy_that_httpx_cannot_read_is_named(
+    proxy: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "[::1]")
+    if proxy is not None:
+        monkeypatch.setenv("HTTP_PROXY", proxy)
+    with pytest.raises(
+        ConfigError, match=r"NO_PROXY has an entry that cannot be read .*set NO_PROXY=10\.0\.0\.7$"
+    ) as caught:
+        http_client("http://10.0.0.7:8000")
+    assert "\n" not in str(caught.value) and ("HTTP_PROXY" in str(caught.value)) == (proxy is not None)
+    monkeypatch.setenv("NO_PROXY", "10.0.0.7")
+    assert remark("http://10.0.0.7:8000") == "", "the remedy helps"
 
 
 def test_the_admin_key_of_a_local_server_reaches_no_proxy(proxied: list[str]) -> None:
