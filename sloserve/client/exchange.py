@@ -33,8 +33,12 @@ OTHER_REASON = "no reason given"
 MOST_REASON_CHARS = 80
 MOST_SECONDS_CHARS = 9
 
-TOKENS_PER_ASKED, MORE_TOKENS = 16, 1024
-"""A reply is given up beyond this multiple of the tokens asked for, in tokens or chunks, and this many more."""
+TOKENS_PER_ASKED, MORE_TOKENS = 16, 65_536
+"""A reply is given up beyond this multiple of the tokens asked for, in tokens or chunks, and this many more.
+
+The fixed part is as long as a whole reply of servers that ignore the limit of tokens, as some do with a model that
+reasons: such a request completes.
+"""
 
 _OWN_ERRORS = {
     errno.EMFILE: "this client may open no more files; raise its hard limit (ulimit -Hn)",

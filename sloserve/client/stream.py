@@ -93,7 +93,9 @@ class StreamReader:
         usage = chunk.usage or _Usage()
         tokens = usage.completion_tokens
         if max(tokens or 0, len(self.chunk_times_s) + 1) > self._most_tokens:
-            self._fail(f"more than {self._most_tokens} tokens or chunks, which is far more than was asked for")
+            limit = f"more than {self._most_tokens} tokens or chunks, which is far more than was asked for"
+            remedy = "have the server keep to max_tokens (max_completion_tokens of a chat), or limit its replies there"
+            self._fail(f"{limit}; {remedy}")
             return
         if chunk.choices:
             first = chunk.choices[0]

@@ -232,6 +232,21 @@ def test_a_count_beyond_what_was_asked_for_costs_no_memory(tokens: int) -> None:
     assert ended.outcome is Outcome.FAILED and ended.token_times_s.size < 10
 
 
+@pytest.mark.slow
+def test_a_server_that_ignores_the_limit_of_tokens_completes_a_long_reply() -> None:
+    tokens = b'data: {"choices":[{"text":"a"}]}\n\n' * 32_768
+    ended = asked(Server(lambda: [tokens, WHOLE]))
+    assert (ended.outcome, ended.output_tokens) == (Outcome.COMPLETED, 32_769)
+
+
+def test_a_reply_without_bound_is_told_with_its_remedy() -> None:
+    reader = StreamReader(most_tokens=2)
+    for _ in range(3):
+        reader.feed('{"choices":[{"text":"a"}]}', 0.0)
+    assert reader.error is not None and reader.error.startswith("more than 2 tokens or chunks, which is far more")
+    assert reader.error.endswith("or limit its replies there") and len(reader.chunk_times_s) == 2
+
+
 @pytest.mark.parametrize("text", ["a\u2028b\u2029c\x85d", "\ud83d", "\ufeff"])
 def test_odd_characters_in_a_token_do_not_cut_its_event(text: str) -> None:
     chunk = {"choices": [{"text": text, "finish_reason": "length"}], "usage": {"completion_tokens": 1}}
