@@ -51,12 +51,24 @@ class _Verdict(msgspec.Struct):
     paused_ms: _Figure | None = None
 
 
+def _is_verdict(slo: Any) -> bool:
+    """Return whether ``slo`` can be compared and summed. Other servers may use this name for objects of their own."""
+    if not isinstance(slo, dict):  # of nearly every chunk, and an exception costs more
+        return False
+    try:
+        msgspec.convert(slo, _Verdict)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
 class StreamReader:
     """Takes the data of each event as it comes.
 
     chunk_times_s: of every chunk that carries a choice, in the caller's seconds: what ``vllm bench serve`` counts.
     done: the server said that the stream is complete, or gave a reason for its end. error: what the server said went
-    wrong, or why a chunk cannot be read. slo: how the request fared, as sloserve's server saw it.
+    wrong, or why a chunk cannot be read. slo: how the request fared, as sloserve's server saw it; ``None`` where the
+    server says nothing, or something that is not such a report.
     """
 
     def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
@@ -78,9 +90,7 @@ class StreamReader:
             return
         try:
             chunk: _Chunk = json_value(data, _Chunk)
-            if isinstance(chunk.slo, dict):
-                msgspec.convert(chunk.slo, _Verdict)
-        except (UnreadableReply, msgspec.ValidationError) as error:
+        except UnreadableReply as error:
             why = f"of another form ({error})" if data.lstrip().startswith("{") else "no JSON object"
             self._fail(f"a chunk that is {why}: {printable(data, 80)!r}")
             return
@@ -106,7 +116,7 @@ class StreamReader:
             self.done = self.done or first.finish_reason is not None
         self.prompt_tokens = self.prompt_tokens if usage.prompt_tokens is None else usage.prompt_tokens
         self.output_tokens = self.output_tokens if tokens is None else tokens
-        if isinstance(chunk.slo, dict):
+        if _is_verdict(chunk.slo):
             self.slo = chunk.slo
 
     def _fail(self, why: str) -> None:

@@ -89,6 +89,26 @@ def test_the_servers_verdict_is_found_in_the_last_chunk() -> None:
     assert read(chunk(), usage(1)).slo is None
 
 
+@pytest.mark.parametrize(
+    "slo",
+    [
+        {"achieved": {"unit": "ms"}},
+        {"met": {"ttft": "yes"}},
+        {"met": []},
+        {"evictions": -1},
+        {"paused_ms": 1e300},
+        ["met"],
+        "gold",
+        True,
+        7,
+    ],
+)
+def test_an_object_of_this_name_that_is_no_verdict_is_ignored(slo: Any) -> None:
+    reader = read(chunk(slo=slo), chunk(finish="length"), usage(2, slo=slo))
+    assert (reader.error, reader.slo, reader.done, reader.output_tokens) == (None, None, True, 2)
+    assert read(usage(1, slo={"good": True}), usage(2, slo=slo)).slo == {"good": True}
+
+
 def test_error_bodies_of_openai_and_fastapi() -> None:
     assert error_message({"error": {"message": "no"}}) == "no"
     assert error_message({"detail": "nope"}) == "nope"
