@@ -98,15 +98,24 @@ def _parsed(text: str) -> Any:
 
 def _vllm(content: Mapping[str, Any]) -> Iterator[Run]:
     columns = [content[name] for name in ("ttfts", "itls", "output_lens", "errors")]
-    ends = content.get("latencies") or [ttft + sum(itl) for ttft, itl in zip(columns[0], columns[1], strict=True)]
+    ends = content.get("latencies")
     found = []
-    for ttft_s, _, tokens, error, e2e_s in zip(*columns, ends, strict=True):
+    for ttft_s, itl_s, tokens, error, end_s in zip(*columns, ends or [None] * len(columns[0]), strict=True):
         if error or not tokens:
             found.append(Measured(False))
             continue
-        tpot_s = (e2e_s - ttft_s) / (tokens - 1) if tokens > 1 else 0.0
+        e2e_s = end_s if ends else _sum([ttft_s, *itl_s])
+        tpot_s = 0.0 if tokens == 1 else None
+        if tokens > 1 and e2e_s is not None and ttft_s is not None:
+            tpot_s = (e2e_s - ttft_s) / (tokens - 1)
         found.append(Measured(True, ttft_s, tpot_s, e2e_s))
     yield Run("vllm bench serve", found, content.get("duration"))
+
+
+def _sum(parts_s: list[float | None]) -> float | None:
+    """Return the sum, in seconds, or None where a part is not known."""
+    known_s = [part_s for part_s in parts_s if part_s is not None]
+    return sum(known_s) if len(known_s) == len(parts_s) else None
 
 
 def _guidellm(content: Mapping[str, Any]) -> Iterator[Run]:
@@ -151,8 +160,11 @@ _UNITS: Final = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
 
 
 def _of_unit(metric: Mapping[str, Any] | None) -> float | None:
-    """Raises: KeyError for an unknown unit."""
-    return None if metric is None else metric["value"] * _UNITS[metric["unit"]]
+    """Return the value in seconds, or None where it is not known. Raises: KeyError for an unknown unit."""
+    if metric is None:
+        return None
+    value, seconds = metric["value"], _UNITS[metric["unit"]]
+    return None if value is None else value * seconds
 
 
 _READERS: Final[tuple[tuple[Callable[[Any], bool], Callable[[Any], Iterator[Run]]], ...]] = (
