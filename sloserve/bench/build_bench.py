@@ -156,11 +156,13 @@ def _check_ranges(options: BenchOptions) -> None:
 def _labelled(url: str, other: str | None) -> dict[str, str]:
     """Endpoints by the name under which they are reported: ``name=URL``, or else host and port."""
     labelled: dict[str, str] = {}
-    for text in (url,) if other is None else (url, other):
+    for flag, text in (("--url", url), ("--compare", other)):
+        if text is None:
+            continue
         name, equals, address = text.partition("=")
         is_named = equals and "/" not in name
         address = address if is_named else text
-        host_of(address)  # a mistake in it ends the command before a trace is read
+        host_of(address, flag)  # a mistake in it ends the command before a trace is read
         name = name if is_named else urlsplit(address).netloc
         if name in labelled:
             raise ConfigError(f"--compare: both endpoints are called {name!r}; name them, as in --compare b={address}")

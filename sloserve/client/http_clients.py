@@ -46,14 +46,19 @@ def proxy_remark(client: httpx.Client | httpx.AsyncClient) -> str:
     return f" through the proxy that {_variable(used)} names (NO_PROXY={url.host} goes past it)"
 
 
-def host_of(url: str) -> str:
-    """Return the host in the address of a server. Raises: ConfigError for what is not such an address."""
+def host_of(url: str, flag: str = "--url") -> str:
+    """Return the host in the address of a server.
+
+    flag: the flag of the command that gave ``url``, for the error.
+
+    Raises: ConfigError for what is not such an address.
+    """
     try:
         parsed = httpx.URL(url)
     except (httpx.InvalidURL, ValueError) as error:
-        raise ConfigError(f"--url: {shown(url)} is not an http:// or https:// address: {error}") from None
+        raise ConfigError(f"{flag}: {shown(url)} is not an http:// or https:// address: {error}") from None
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ConfigError(f"--url: {shown(url)} is not an http:// or https:// address, as in http://127.0.0.1:8000")
+        raise ConfigError(f"{flag}: {shown(url)} is not an http:// or https:// address, as in http://127.0.0.1:8000")
     return parsed.host
 
 

@@ -309,6 +309,9 @@ def test_a_trace_longer_than_the_context_is_refused_before_the_run(run_bench: Ru
         ({"send_slo": "body"}, "--send-slo: 'body' is not one of xargs, headers, none"),
         ({"slo": "readers"}, "readers: "),
         ({"goodput": ["ttfb:5"]}, "--goodput: 'ttfb' is not a known key"),
+        ({"url": "a=ftp://x"}, "--url: 'ftp://x' is not an http:// or https:// address"),
+        ({"compare": "b=ftp://x"}, "--compare: 'ftp://x' is not an http:// or https:// address"),
+        ({"compare": "http://[::1"}, "--compare: 'http://[::1' is not an http:// or https:// address: "),
         ({"url": "http://h:1", "compare": "http://h:1"}, "--compare: both endpoints are called 'h:1'"),
     ],
 )
