@@ -95,8 +95,8 @@ def draw_world(rng: np.random.Generator, drafts: bool | None = None) -> World:
 def draw_jobs(rng: np.random.Generator, world: World, count: int) -> list[Job]:
     """Draw requests that arrive in bursts and by themselves, and of which some are aborted."""
     kinds = list(KINDS)
-    if world.drafts:  # stock's CPU engine does not survive draws beside drafts
-        kinds = [kind for kind in kinds if "temperature" not in KINDS[kind]]
+    if world.drafts:  # stock's CPU engine does not survive draws beside drafts, and vLLM refuses a bias
+        kinds = [kind for kind in kinds if not KINDS[kind].keys() & {"temperature", "logit_bias"}]
     if world.config.lora:
         kinds = ["text", "ended", "seed", "stop", "logprobs"]
     if world.config.async_scheduling:

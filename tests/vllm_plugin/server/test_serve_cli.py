@@ -410,6 +410,8 @@ def test_vllm_gets_everything_and_an_open_door_is_pointed_out(
     assert len(warnings) == len(warned) and all(word in line for word, line in zip(warned, warnings, strict=True))
 
 
+@pytest.mark.slow
+@pytest.mark.vllm
 def test_what_vllm_froze_is_collected_at_the_end_so_that_no_library_complains(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.entrypoints.cli.serve import ServeSubcommand
 
