@@ -1,4 +1,4 @@
-"""Keeps exceptions of our own code away from vLLM, whose engine stops at any exception in its loop."""
+"""Keep exceptions of our own code away from vLLM, whose engine stops at any exception in its loop."""
 
 import logging
 from collections.abc import Callable, MutableMapping

@@ -96,7 +96,7 @@ class ContainedScheduler(Scheduler):
     # in planning, since its rows may have missed something.
 
     def _close_pages(self) -> None:
-        """The engine shuts down."""
+        """Close the pages that other processes read, before the engine shuts down."""
 
     def _before_adding(self, request: Request) -> bool:
         """Prepare a request that vLLM is about to add. Return whether it is new to vLLM."""
@@ -125,13 +125,13 @@ class ContainedScheduler(Scheduler):
         """Note what vLLM has made of the results of a step."""
 
     def _reset_begins(self) -> None:
-        """vLLM is about to reset its KV cache."""
+        """Prepare for a reset of vLLM's KV cache."""
 
     def _reset_ends(self) -> None:
-        """vLLM has reset its KV cache, or has failed to."""
+        """Note that the reset of vLLM's KV cache is over, whether it succeeded or not."""
 
     def _pause_changed(self, pause_state: PauseState) -> None:
-        """vLLM pauses, or goes on."""
+        """Note that vLLM pauses, or goes on."""
 
     def _growth_blocks(self) -> int:
         """Return the blocks to leave free, beside vLLM's own reserve, when a load of KV begins."""

@@ -106,7 +106,10 @@ def is_called_by_the_scheduler() -> bool:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_filename.endswith(
-            ("vllm_plugin/engine/contained_scheduler.py", "vllm_plugin/swap/connector.py")
+            tuple(
+                f"vllm_plugin/{name}.py"
+                for name in ("engine/contained_scheduler", "engine/scheduler", "swap/connector")
+            )
         ):
             return True
         frame = frame.f_back
