@@ -46,7 +46,7 @@ class StepClock:
 
     @property
     def decodes(self) -> StepLoad:
-        """Those of the step scheduled last."""
+        """Return the decodes of the step that was scheduled last."""
         self._catch_up()
         return self._decodes
 
@@ -80,7 +80,7 @@ class StepClock:
         if self._timer.in_flight >= _MOST_IN_FLIGHT:
             self._timer.forget()
             self._predicted_s.clear()
-        self._decodes = StepLoad(decode_seqs=load.decode_seqs, decode_context_tokens=load.decode_context_tokens)
+        self._decodes = load.decodes
         predicted_s = self._latency.step_s(load)
         self._timer.scheduled(load, now_s)
         self._predicted_s.append(predicted_s)

@@ -82,3 +82,5 @@ class EngineFigures(SwapFigures):
     step_factor_constant: float
     step_factor_prefill: float
     step_factor_decode: float
+    step_factor_draft: float
+    step_drafts: float

@@ -8,6 +8,10 @@ Guarantees: a step without tokens costs 0; any other step costs a positive, fini
 a form is built, so that ``step_s`` does arithmetic only. A form need not be monotone: hinge's decode-only set is a fit
 of its own. Its inverse, ``prefill_within``, is monotone: it uses each form's monotone bound.
 
+Draft tokens of speculative decoding pass through the model beside the token of their sequence. They read no weights
+and no context that the decode does not read anyway, so each costs at most its matrix products. Drafting them costs time
+of its own, which depends on the draft model: no form knows it; a recalibrated or learnt latency does.
+
 Steps that mix prefill and decode. DistServe and the simulated-annealing paper measured the two apart, on engines that
 did not mix them. Here such a step costs prefill + decode - the smaller of the two constants: the constant stands for
 reading the weights and launching the kernels, which a fused step does once. The result is never below either part.
@@ -34,10 +38,16 @@ NotNegative = Annotated[float, Field(ge=0.0)]
 class StepLoad:
     """What one engine step computes.
 
-    prefill_tokens: prompt tokens computed, summed over num_prefills chunks. decode_seqs: sequences that get one token
-    each. decode_context_tokens: tokens those attend to, summed. prefill_attention_tokens2: sum over the chunks of
-    ``chunk * (chunk + 2 * prefix)``, twice the pairs attended; equals the sum of squared lengths where no chunk has a
-    prefix.
+    Args:
+        prefill_tokens: prompt tokens computed, summed over num_prefills chunks.
+        num_prefills: chunks of prompts.
+        decode_seqs: sequences that decode, each one token and its draft tokens.
+        decode_context_tokens: tokens that those attend to, summed.
+        prefill_attention_tokens2: the sum over the chunks of ``chunk * (chunk + 2 * prefix)``, twice the pairs that
+            are attended; equal to the sum of squared lengths where no chunk has a prefix.
+        draft_tokens: draft tokens that are verified beside the decodes, summed. ``None`` leaves them open:
+            :class:`~sloserve.estimator.step_time.online.OnlineLatency` then takes as many as the engine's decodes have
+            had of late, and a profile takes none.
     """
 
     prefill_tokens: int = 0
@@ -45,10 +55,16 @@ class StepLoad:
     decode_seqs: int = 0
     decode_context_tokens: int = 0
     prefill_attention_tokens2: int = 0
+    draft_tokens: int | None = None
 
     @classmethod
-    def of(cls, prefills: Iterable[tuple[int, int]] = (), decode_contexts: Iterable[int] = ()) -> "StepLoad":
-        """The load of a step with these ``(chunk, prefix)`` prefills and decode context lengths, all in tokens."""
+    def of(
+        cls,
+        prefills: Iterable[tuple[int, int]] = (),
+        decode_contexts: Iterable[int] = (),
+        draft_tokens: int | None = None,
+    ) -> "StepLoad":
+        """Return the load of a step with these ``(chunk, prefix)`` prefills and decode context lengths, in tokens."""
         chunks = list(prefills)
         contexts = list(decode_contexts)
         return cls(
@@ -57,12 +73,18 @@ class StepLoad:
             decode_seqs=len(contexts),
             decode_context_tokens=sum(contexts),
             prefill_attention_tokens2=sum(chunk * (chunk + 2 * prefix) for chunk, prefix in chunks),
+            draft_tokens=draft_tokens,
         )
 
     @property
     def tokens(self) -> int:
         """Tokens that pass through the model."""
-        return self.prefill_tokens + self.decode_seqs
+        return self.prefill_tokens + self.decode_seqs + (self.draft_tokens or 0)
+
+    @property
+    def decodes(self) -> "StepLoad":
+        """The load of the decodes alone."""
+        return StepLoad(0, 0, self.decode_seqs, self.decode_context_tokens, 0, self.draft_tokens)
 
 
 class StepLatency(Protocol):
@@ -118,8 +140,8 @@ class Hinge:
     no prefixes, and their attention coefficient also absorbs curvature of the matrix products, which long prefixes do
     not bring: hence a coefficient of its own, the attention kernel's. prefill_ms is what each prompt in the step costs
     by itself, its row in the batch and its own attention; sums of kernel times have none. seq_ms may be negative (a
-    decode token's own cost is in token_ms already); the
-    set is valid as a whole only.
+    decode token's own cost is in token_ms already); the set is valid as a whole only. Draft tokens count among the
+    tokens; without prefill each of them that is beyond ``free_tokens`` costs ``token``.
     """
 
     form: Literal["hinge"] = "hinge"
@@ -139,7 +161,7 @@ class Hinge:
 
     def step_s(self, load: StepLoad) -> float:
         if load.prefill_tokens == 0:
-            return self.decode.ms(load) / _MS_PER_S if load.decode_seqs else 0.0
+            return self.decode_bound_s(load)
         fresh = min(load.prefill_attention_tokens2, load.prefill_tokens**2)
         ms = (
             self.base_ms
@@ -153,7 +175,13 @@ class Hinge:
         return ms / _MS_PER_S
 
     def decode_bound_s(self, load: StepLoad) -> float:
-        return self.decode.ms(load) / _MS_PER_S if load.decode_seqs else 0.0
+        if not load.decode_seqs:
+            return 0.0
+        beyond = 0
+        if load.draft_tokens:
+            free = max(self.free_tokens - load.decode_seqs, 0)
+            beyond = max(load.draft_tokens - free, 0)
+        return (self.decode.ms(load) + self.token_ms * beyond) / _MS_PER_S
 
     def decode_floor_s(self, load: StepLoad) -> float:
         context_ms = min(self.context_token_ms, self.decode.context_token_ms) * max(load.decode_context_tokens - 1, 0)
@@ -168,6 +196,7 @@ class Hinge:
         if self.decode_bound_s(base) * _MS_PER_S > limit_ms:
             return 0
         seqs, before, attention = base.decode_seqs, base.prefill_tokens, base.prefill_attention_tokens2
+        drafts = base.draft_tokens or 0
         rises, falls = max(self.seq_ms, 0.0), min(self.seq_ms, 0.0)
         both = self.prefix_attention_token2_ms
         fresh_extra = max(self.attention_token2_ms - both, 0.0)
@@ -180,11 +209,11 @@ class Hinge:
 
         def bound_ms(chunk: int) -> float:
             tokens, pairs = before + chunk, attention + chunk * (chunk + 2 * prefix_tokens)
-            free = max(self.free_tokens - tokens, 0)
+            free = max(self.free_tokens - tokens - drafts, 0)
             decodes_ms = (self.token_ms + falls) * max(seqs - free, 0) + falls * min(seqs, free)
             return (
                 fixed_ms
-                + self.token_ms * max(tokens - self.free_tokens, 0)
+                + self.token_ms * max(tokens + drafts - self.free_tokens, 0)
                 + max(decodes_ms, 0.0)
                 + both * pairs
                 + fresh_extra * min(pairs, tokens * tokens)
@@ -195,7 +224,7 @@ class Hinge:
             return 0
         # From its own time at no chunk on, the bound is a square in the chunk once the free tokens are used up.
         linear = 2.0 * (both * prefix_tokens + fresh_extra * before)
-        left = max(self.free_tokens - before - seqs, 0)
+        left = max(self.free_tokens - before - drafts - seqs, 0)
         square = both + fresh_extra
         guess = min(
             quadratic_root(spare_ms, linear, square),
@@ -209,7 +238,8 @@ class DistServe:
     """DistServe's profiler: prefill linear in tokens and squared lengths, decode linear with two sets by batch size.
 
     Source: DistServe (OSDI 2024), simdistserve/estimators/time_estimator.py. Differs: squared lengths are generalised
-    to chunks with a prefix; mixed steps follow the module's rule.
+    to chunks with a prefix; a draft token costs as much as one more sequence without context, which is at least its
+    matrix products; mixed steps follow the module's rule.
     """
 
     form: Literal["distserve"] = "distserve"
@@ -224,7 +254,7 @@ class DistServe:
         ms = 0.0
         line = self.decode_small if load.decode_seqs < self.small_batch_below else self.decode_large
         if load.decode_seqs:
-            ms += line.ms(load)
+            ms += line.ms(load) + line.seq_ms * (load.draft_tokens or 0)
         if load.prefill_tokens:
             ms += self.prefill_base_ms + self.prefill_token_ms * load.prefill_tokens
             ms += self.prefill_attention_token2_ms * load.prefill_attention_tokens2
@@ -246,14 +276,18 @@ class DistServe:
         less than the largest small one with the same context.
         """
         small, context = min(load.decode_seqs, self.small_batch_below - 1), load.decode_context_tokens
-        most_ms = least_base_ms
+        most_ms, drafts = least_base_ms, load.draft_tokens or 0
         if small:
             line = self.decode_small
-            most_ms = max(line.base_ms, least_base_ms) + line.context_token_ms * context + line.seq_ms * small
+            most_ms = (
+                max(line.base_ms, least_base_ms) + line.context_token_ms * context + line.seq_ms * (small + drafts)
+            )
         if load.decode_seqs > small:
             line = self.decode_large
             large_ms = (
-                max(line.base_ms, least_base_ms) + line.context_token_ms * context + line.seq_ms * load.decode_seqs
+                max(line.base_ms, least_base_ms)
+                + line.context_token_ms * context
+                + line.seq_ms * (load.decode_seqs + drafts)
             )
             most_ms = max(most_ms, large_ms)
         return most_ms
@@ -295,8 +329,8 @@ class Bilinear:
 
     Source: SLO-aware scheduling by simulated annealing, Eq. 14 (prefill of a batch) and 15 (one decode step of a
     batch). Its Eq. 16 sums Eq. 15 over the output's tokens, so Eq. 15 is one step. Differs: lengths within a batch
-    may be unequal (mean); a chunk of a longer prompt counts by its own tokens, as the form has no attention term;
-    mixed steps follow the module's rule.
+    may be unequal (mean); a chunk of a longer prompt counts by its own tokens, as the form has no attention term; a
+    draft token costs as much as one more request without context; mixed steps follow the module's rule.
     """
 
     form: Literal["bilinear"] = "bilinear"
@@ -306,7 +340,7 @@ class Bilinear:
     def step_s(self, load: StepLoad) -> float:
         ms = 0.0
         if load.decode_seqs:
-            ms += self.decode.ms(load.decode_seqs, load.decode_context_tokens)
+            ms += self._decodes_ms(load)
         if load.prefill_tokens:
             ms += self.prefill.ms(max(load.num_prefills, 1), load.prefill_tokens)
         if load.decode_seqs and load.prefill_tokens:
@@ -315,7 +349,11 @@ class Bilinear:
 
     def decode_bound_s(self, load: StepLoad) -> float:
         """Differs from the protocol: a decode of less than the mean context may lower it, as it does the form."""
-        return self.decode.ms(load.decode_seqs, load.decode_context_tokens) / _MS_PER_S if load.decode_seqs else 0.0
+        return self._decodes_ms(load) / _MS_PER_S if load.decode_seqs else 0.0
+
+    def _decodes_ms(self, load: StepLoad) -> float:
+        drafts_ms = self.decode.beta_ms * (load.draft_tokens or 0)
+        return self.decode.ms(load.decode_seqs, load.decode_context_tokens) + drafts_ms
 
     def decode_floor_s(self, load: StepLoad) -> float:
         """As decode_bound_s, less the smallest step."""
@@ -330,7 +368,7 @@ class Bilinear:
         limit_ms = seconds * _MS_PER_S * ROUNDING
         fit, decodes_ms = self.prefill, 0.0
         if base.decode_seqs:
-            decodes_ms = self.decode.ms(base.decode_seqs, base.decode_context_tokens) - self.decode.delta_ms
+            decodes_ms = self._decodes_ms(base) - self.decode.delta_ms
         fixed_ms = max(fit.delta_ms, self.decode.delta_ms if base.decode_seqs else 0.0) + max(decodes_ms, 0.0)
         fixed_ms += fit.beta_ms * (base.num_prefills + 1)
         token_ms = fit.alpha_ms + fit.gamma_ms

@@ -1,9 +1,9 @@
 """Step times of an engine without a profile, learnt from its own steps.
 
 A step's time is a sum of non-negative terms: a constant, decodes, their context, a constant for any prompt, prompt
-tokens, tokens beyond those that the reading of the weights hides, and attention of the prompts. So it never falls with
-anything in the step, and its inverse needs no bound. Coefficients are fitted by recursive least squares with
-forgetting, of relative errors.
+tokens, tokens beyond those that the reading of the weights hides, attention of the prompts, and what drafts add. So it
+never falls with anything in the step, where each decode has as many drafts, and its inverse needs no bound.
+Coefficients are fitted by recursive least squares with forgetting, of relative errors.
 
 Guarantees, whatever is observed: coefficients are finite and never negative; a step takes constant memory, and some ten
 microseconds; equal observations give an equal fit.
@@ -29,9 +29,16 @@ from sloserve.kernels.fit import fit_nonnegative
 FREE_TOKENS = 160
 """Tokens that cost little beyond the reading of the weights; GPUs lie between 100 and 300."""
 
-_PRIOR_S = (0.02, 1e-4, 3e-7, 2e-3, 2e-5, 4e-5, 2e-9)
-"""In the order of the module's first sentence: seconds a step, decode, token, step, token, token, squared token."""
-_CONSTANT, _SEQ, _CONTEXT, _PROMPTS, _PREFILL, _BEYOND, _ATTENTION = _PRIOR_S
+DRAFT_KNEES = (64, 256, 400)
+"""Decoded positions from which on each may cost more, in steps with drafts. With drafts, decodes alone pass the point
+up to which the reading of the weights hides what they compute, and engines differ in where it is.
+"""
+
+_PRIOR_S = (0.02, 1e-4, 3e-7, 2e-3, 2e-5, 4e-5, 2e-9, 2e-5, 1e-3, *([1e-5] * len(DRAFT_KNEES)))
+"""Seconds for each step, decode, token of context, step with a prompt, prompt token, token beyond ``FREE_TOKENS``,
+squared token, draft token, round of drafting, and decoded position beyond each of ``DRAFT_KNEES``."""
+_CONSTANT, _SEQ, _CONTEXT, _PROMPTS, _PREFILL, _BEYOND, _ATTENTION, *_DRAFTED = _PRIOR_S
+_UNDRAFTED = (0.0,) * len(_DRAFTED)
 _PRIOR_STEPS = 0.02
 _WINDOW_STEPS = 256.0
 _KEEP = 1.0 - 1.0 / _WINDOW_STEPS
@@ -74,9 +81,11 @@ class Learned:
 
     def prefill_within(self, seconds: float, base: StepLoad, prefix_tokens: int) -> int:
         """Most tokens of one more chunk in a step of ``seconds``; see StepLatency."""
-        constant, seq, context, prompts, prefill, beyond, attention = self.coefficients_s
+        constant, seq, context, prompts, prefill, beyond, attention, *_ = self.coefficients_s
         tokens, limit_s = base.tokens, seconds * ROUNDING
         fixed_s = constant + prompts + seq * base.decode_seqs + context * base.decode_context_tokens
+        if base.draft_tokens:
+            fixed_s += sum(map(operator.mul, self._theta.tolist()[-len(_DRAFTED) :], _drafted_s(base)))
 
         def bound_s(chunk: int) -> float:
             return (
@@ -148,7 +157,7 @@ class Learned:
 
 
 def _parts_s(load: StepLoad) -> Sequence[float]:
-    """What the prior says of each term, ``[7]``."""
+    """Return what the prior says of each term, ``[7 + len(_DRAFTED)]``."""
     return (
         _CONSTANT,
         _SEQ * load.decode_seqs,
@@ -157,4 +166,20 @@ def _parts_s(load: StepLoad) -> Sequence[float]:
         _PREFILL * load.prefill_tokens,
         _BEYOND * max(load.tokens - FREE_TOKENS, 0),
         _ATTENTION * load.prefill_attention_tokens2,
+        *(_drafted_s(load) if load.draft_tokens else _UNDRAFTED),
+    )
+
+
+def _drafted_s(load: StepLoad) -> Sequence[float]:
+    """Return what the prior says of the terms of drafts, ``[len(_DRAFTED)]``.
+
+    Drafting runs in rounds: each adds a token to the drafts of every decode.
+    """
+    drafts = load.draft_tokens or 0
+    positions = load.decode_seqs + drafts
+    draft, rounds, *beyond = _DRAFTED
+    return (
+        draft * drafts,
+        rounds * drafts / max(load.decode_seqs, 1),
+        *(prior * max(positions - knee, 0) for prior, knee in zip(beyond, DRAFT_KNEES, strict=True)),
     )

@@ -83,7 +83,7 @@ class Measurements:
     def add(self, scenario: str, repetition: int, steps: list[TimedStep]) -> None:
         """Writes one repetition down."""
         self._steps[scenario, repetition] = steps
-        rows = [[s.kind, astuple(s.load), s.duration_s] for s in steps]
+        rows = [[s.kind, _row(s.load), s.duration_s] for s in steps]
         self._append({"scenario": scenario, "repetition": repetition, "steps": rows})
 
     def add_start(self, figures: Mapping[str, float]) -> None:
@@ -104,7 +104,7 @@ class Measurements:
                 alike[scenario, step.kind].append(step)
         return [
             MeasuredStep(
-                StepLoad(*(round(median(column)) for column in zip(*(astuple(s.load) for s in found), strict=True))),
+                StepLoad(*(round(median(column)) for column in zip(*(_row(s.load) for s in found), strict=True))),
                 median(s.duration_s for s in found),
             )
             for _, found in sorted(alike.items())
@@ -113,3 +113,8 @@ class Measurements:
     def _append(self, line: Mapping[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+
+def _row(load: StepLoad) -> tuple[int, ...]:
+    """Return the figures of a load in the order of its fields."""
+    return tuple(figure or 0 for figure in astuple(load))

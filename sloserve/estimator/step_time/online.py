@@ -8,7 +8,7 @@ as seen.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sloserve.estimator.step_time.inverse import MOST_TOKENS, quadratic_root
@@ -19,6 +19,8 @@ from sloserve.estimator.step_time.recalibrate import Recalibrated
 
 _PROBE = 2.0
 _SHARE_STEPS = 256.0
+_DRAFT_STEPS = 32.0
+"""Steps with decodes over which the number of drafts of a decode is averaged."""
 
 
 @dataclass(slots=True)
@@ -79,6 +81,8 @@ class OnlineLatency:
         self.coverage = Coverage() if profile is None else Coverage.of(profile)
         self.covered = 0.0
         """Share of the last few hundred steps that were no larger than those before them."""
+        self.drafts = 0.0
+        """Draft tokens that a decode of late has had in a step, on average."""
 
     @property
     def observed(self) -> int:
@@ -91,38 +95,57 @@ class OnlineLatency:
         return self.fit.relative_error
 
     def step_s(self, load: StepLoad) -> float:
-        """Seconds that the engine is expected to take for the step; 0 for a step without tokens."""
-        return self.fit.step_s(load)
+        """Return the seconds that the engine is expected to take for the step; 0 for a step without tokens."""
+        return self.fit.step_s(self._drafted(load))
 
     def prefill_within(self, seconds: float, base: StepLoad, prefix_tokens: int) -> int:
         """Most tokens of one more chunk in a step of ``seconds``; see StepLatency.
 
         Less than the expected time allows, by the usual error, and the more so beyond what was seen.
         """
+        base = self._drafted(base)
         margin = self.relative_error * self.coverage.excess(base)
         tokens = self.fit.prefill_within(seconds / (1.0 + margin), base, prefix_tokens)
         return max(min(tokens, self.coverage.most_prefill(base, prefix_tokens)), 0) if tokens else 0
 
     def observe(self, load: StepLoad, duration_s: float) -> None:
-        """A step of ``load`` took ``duration_s``."""
+        """Record that a step of ``load`` took ``duration_s``."""
+        if load.decode_seqs and (load.draft_tokens or self.drafts):
+            drafts = (load.draft_tokens or 0) / load.decode_seqs
+            # The first drafts count at once: until then the engine had none, and none of its steps says how many.
+            self.drafts += (drafts - self.drafts) / (_DRAFT_STEPS if self.drafts else 1.0)
         self.covered += (self.coverage.covers(load) - self.covered) / min(self.observed + 1.0, _SHARE_STEPS)
         self.fit.observe(load, duration_s)
         self.coverage.add(load)
 
+    def _drafted(self, load: StepLoad) -> StepLoad:
+        """Return the load with the usual number of drafts, where the question leaves that open."""
+        if load.draft_tokens is not None or not self.drafts or not load.decode_seqs:
+            return load
+        return replace(load, draft_tokens=round(self.drafts * load.decode_seqs))
+
     def figures(self) -> Mapping[str, float]:
         """How far it can be trusted, by names of the page's figures. Factors are a profile's; 0 where there is none."""
-        constant, prefill, decode = self.fit.factors if isinstance(self.fit, Recalibrated) else (0.0, 0.0, 0.0)
+        fit = self.fit
+        constant, prefill, decode, draft = fit.factors if isinstance(fit, Recalibrated) else (0.0, 0.0, 0.0, 0.0)
         return {
             "step_error": self.relative_error,
             "step_coverage": self.covered,
             "step_factor_constant": constant,
             "step_factor_prefill": prefill,
             "step_factor_decode": decode,
+            "step_factor_draft": draft,
+            "step_drafts": self.drafts,
         }
 
     def state(self) -> Mapping[str, Any]:
         """All that it has learnt, as plain values: with the profile, what a replay begins with."""
-        return {"fit": self.fit.state(), "coverage": asdict(self.coverage), "covered": self.covered}
+        return {
+            "fit": self.fit.state(),
+            "coverage": asdict(self.coverage),
+            "covered": self.covered,
+            "drafts": self.drafts,
+        }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], profile: Profile | None = None) -> "OnlineLatency":
@@ -132,4 +155,5 @@ class OnlineLatency:
             Learned.from_state(state["fit"]) if profile is None else Recalibrated.from_state(state["fit"], profile)
         )
         made.coverage, made.covered = Coverage(**state["coverage"]), state["covered"]
+        made.drafts = state["drafts"]
         return made

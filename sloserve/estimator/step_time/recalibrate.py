@@ -1,9 +1,9 @@
 """A profile corrected by the steps of the engine in use: recursive least squares with forgetting, safe from outliers.
 
 A profile was measured elsewhere, or before; the engine in use may be slower by a factor, or in one kind of step. So the
-profile's time of a step is split in three parts, what every step costs, what prefill adds and what decoding adds, and
-each part gets a factor: predicted = sum of factor * part. Factors start at 1 and are fitted to the ratio of measured
-to profiled time, the last ``WINDOW_STEPS`` steps counting most.
+profile's time of a step is split in four parts: what every step costs, what prefill adds, what decoding adds, and what
+draft tokens add. Each part gets a factor: predicted = sum of factor * part. Factors start at 1 and are fitted to the
+ratio of measured to profiled time, the last ``WINDOW_STEPS`` steps counting most.
 
 Guarantees, whatever is observed:
 
@@ -38,11 +38,12 @@ _CLIP = 2.5
 _ERROR_START, _ERROR_MIN, _ERROR_MAX = 0.1, 0.01, 1.0
 _ERROR_STEPS = 32.0
 
-# Plain floats: this runs at every step, and for three of them numpy takes several times as long.
-_Parts = tuple[float, float, float]
-"""One figure for each part of a step's time: constant, prefill, decode."""
-_Symmetric = tuple[float, float, float, float, float, float]
-"""A symmetric 3 x 3 matrix, its upper triangle row by row."""
+# Plain floats: this runs at every step, and for four of them numpy takes several times as long.
+_Parts = tuple[float, float, float, float]
+"""One figure for each part of a step's time: constant, prefill, decode, drafts."""
+_Symmetric = tuple[float, float, float, float, float, float, float, float, float, float]
+"""A symmetric 4 x 4 matrix, its upper triangle row by row."""
+_NO_INFORMATION: _Symmetric = (_PRIOR_STEPS, 0.0, 0.0, 0.0, _PRIOR_STEPS, 0.0, 0.0, _PRIOR_STEPS, 0.0, _PRIOR_STEPS)
 
 
 class Recalibrated:
@@ -55,15 +56,15 @@ class Recalibrated:
     def __init__(self, profile: FittedLatency) -> None:
         self._profile = profile
         self._constant_s = profile.step_s(_SMALLEST)
-        self._factors: _Parts = (1.0, 1.0, 1.0)
-        self._information: _Symmetric = (_PRIOR_STEPS, 0.0, 0.0, _PRIOR_STEPS, 0.0, _PRIOR_STEPS)
+        self._factors: _Parts = (1.0, 1.0, 1.0, 1.0)
+        self._information = _NO_INFORMATION
         self._error2 = _ERROR_START**2
         self.observed = 0
         """Steps observed so far."""
 
     @property
-    def factors(self) -> tuple[float, float, float]:
-        """What the constant part, the prefill part and the decode part of the profile are multiplied by."""
+    def factors(self) -> _Parts:
+        """Return the factors of the profile's constant part, prefill part, decode part and draft part."""
         return self._factors
 
     @property
@@ -80,12 +81,14 @@ class Recalibrated:
 
         The bound: of decodes, which may be corrected otherwise than prefill, only what they surely cost is cheaper.
         """
-        constant, prefill, decode = self.factors
+        constant, prefill, decode, draft = self.factors
         if decode < prefill:
             decodes_s = self._profile.decode_floor_s(base)
         else:
-            decodes_s = max(self._profile.decode_bound_s(base) - self._constant_s, 0.0)
+            decodes_s = max(self._profile.decode_bound_s(_undrafted(base)) - self._constant_s, 0.0)
         spare_s = seconds * ROUNDING - constant * self._constant_s - (decode - prefill) * decodes_s
+        if base.draft_tokens:
+            spare_s -= (draft - prefill) * self._drafts_s(base)
         return self._profile.prefill_within(self._constant_s + spare_s / prefill, base, prefix_tokens)
 
     def observe(self, load: StepLoad, duration_s: float) -> None:
@@ -93,48 +96,58 @@ class Recalibrated:
         if not (load.tokens and 0.0 < duration_s < math.inf):
             return
         parts_s = self._parts_s(load)
-        profiled_s = parts_s[0] + parts_s[1] + parts_s[2]
-        x, y, z = parts_s[0] / profiled_s, parts_s[1] / profiled_s, parts_s[2] / profiled_s
-        error = duration_s / profiled_s - _dot((x, y, z), self._factors)
+        profiled_s = parts_s[0] + parts_s[1] + parts_s[2] + parts_s[3]
+        shares = x, y, z, w = (
+            parts_s[0] / profiled_s,
+            parts_s[1] / profiled_s,
+            parts_s[2] / profiled_s,
+            parts_s[3] / profiled_s,
+        )
+        error = duration_s / profiled_s - _dot(shares, self._factors)
         clip = _CLIP * self.relative_error
         clipped = min(max(error, -clip), clip)
         self._error2 += (clipped * clipped - self._error2) / _ERROR_STEPS
         self._error2 = min(max(self._error2, _ERROR_MIN**2), _ERROR_MAX**2)
         keep, leak = _KEEP, (1.0 - _KEEP) * _PRIOR_STEPS
-        xx, xy, xz, yy, yz, zz = self._information
+        xx, xy, xz, xw, yy, yz, yw, zz, zw, ww = self._information
         self._information = (
             keep * xx + x * x + leak,
             keep * xy + x * y,
             keep * xz + x * z,
+            keep * xw + x * w,
             keep * yy + y * y + leak,
             keep * yz + y * z,
+            keep * yw + y * w,
             keep * zz + z * z + leak,
+            keep * zw + z * w,
+            keep * ww + w * w + leak,
         )
-        constant, prefill, decode = self._factors
-        move = _solved(self._information, (x, y, z))
+        constant, prefill, decode, draft = self._factors
+        move = _solved(self._information, shares)
         self._factors = (
             self._moved(constant, move[0] * clipped),
             self._moved(prefill, move[1] * clipped),
             self._moved(decode, move[2] * clipped),
+            self._moved(draft, move[3] * clipped),
         )
         self.observed += 1
 
     def state(self) -> Mapping[str, Any]:
         """All that it has learnt, as plain values."""
-        xx, xy, xz, yy, yz, zz = self._information
+        xx, xy, xz, xw, yy, yz, yw, zz, zw, ww = self._information
         return {
             "factors": list(self._factors),
-            "information": [[xx, xy, xz], [xy, yy, yz], [xz, yz, zz]],
+            "information": [[xx, xy, xz, xw], [xy, yy, yz, yw], [xz, yz, zz, zw], [xw, yw, zw, ww]],
             "error2": self._error2,
             "observed": self.observed,
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], profile: FittedLatency) -> "Recalibrated":
-        """The one whose :meth:`state` this is, of the same profile. Raises: KeyError for one that is not complete."""
+        """Return the one whose :meth:`state` this is, of the same profile. Raises: KeyError if it is not complete."""
         made = cls(profile)
-        (xx, xy, xz), (_, yy, yz), (_, _, zz) = state["information"]
-        made._factors, made._information = tuple(state["factors"]), (xx, xy, xz, yy, yz, zz)
+        (xx, xy, xz, xw), (_, yy, yz, yw), (_, _, zz, zw), (_, _, _, ww) = state["information"]
+        made._factors, made._information = tuple(state["factors"]), (xx, xy, xz, xw, yy, yz, yw, zz, zw, ww)
         made._error2, made.observed = state["error2"], state["observed"]
         return made
 
@@ -145,30 +158,45 @@ class Recalibrated:
         return min(max(factor + min(max(move, -furthest), furthest), least), most)
 
     def _parts_s(self, load: StepLoad) -> _Parts:
-        """The profile's time of the step: constant, prefill, decode; none negative."""
+        """Return the profile's time of the step: constant, prefill, decode, drafts; none is negative."""
         total_s = self._profile.step_s(load)
         constant_s = min(self._constant_s, total_s)
+        drafts_s = min(self._drafts_s(load), total_s - constant_s) if load.draft_tokens else 0.0
         if not load.prefill_tokens:
-            return constant_s, 0.0, total_s - constant_s
+            return constant_s, 0.0, total_s - constant_s - drafts_s, drafts_s
         decode_s = 0.0
         if load.decode_seqs:
-            alone = StepLoad(decode_seqs=load.decode_seqs, decode_context_tokens=load.decode_context_tokens)
-            decode_s = min(max(self._profile.step_s(alone) - constant_s, 0.0), total_s - constant_s)
-        return constant_s, max(total_s - constant_s - decode_s, 0.0), decode_s
+            alone_s = self._profile.step_s(_undrafted(load))
+            decode_s = min(max(alone_s - constant_s, 0.0), total_s - constant_s - drafts_s)
+        return constant_s, max(total_s - constant_s - decode_s - drafts_s, 0.0), decode_s, drafts_s
+
+    def _drafts_s(self, load: StepLoad) -> float:
+        """Return what the load's drafts add to its decodes, in seconds by the profile."""
+        return max(self._profile.decode_bound_s(load) - self._profile.decode_bound_s(_undrafted(load)), 0.0)
+
+
+def _undrafted(load: StepLoad) -> StepLoad:
+    """Return the load of the decodes alone, each of one token."""
+    return StepLoad(decode_seqs=load.decode_seqs, decode_context_tokens=load.decode_context_tokens)
 
 
 def _dot(a: _Parts, b: _Parts) -> float:
-    return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
+    return a[0] * b[0] + a[1] * b[1] + a[2] * b[2] + a[3] * b[3]
 
 
 def _solved(matrix: _Symmetric, right: _Parts) -> _Parts:
-    """The solution of ``matrix @ x = right`` by elimination, which is stable for a positive definite matrix."""
-    xx, xy, xz, yy, yz, zz = matrix
-    a, b, c = right
-    of_y, of_z = xy / xx, xz / xx
-    yy, yz, zz = yy - of_y * xy, yz - of_y * xz, zz - of_z * xz
-    b, c = b - of_y * a, c - of_z * a
-    of_z = yz / yy
-    z = (c - of_z * b) / (zz - of_z * yz)
-    y = (b - yz * z) / yy
-    return (a - xy * y - xz * z) / xx, y, z
+    """Return the solution of ``matrix @ x = right`` by elimination, which is stable for a positive definite matrix."""
+    xx, xy, xz, xw, yy, yz, yw, zz, zw, ww = matrix
+    a, b, c, d = right
+    of_y, of_z, of_w = xy / xx, xz / xx, xw / xx
+    yy, yz, yw = yy - of_y * xy, yz - of_y * xz, yw - of_y * xw
+    zz, zw, ww = zz - of_z * xz, zw - of_z * xw, ww - of_w * xw
+    b, c, d = b - of_y * a, c - of_z * a, d - of_w * a
+    of_z, of_w = yz / yy, yw / yy
+    zz, zw, ww = zz - of_z * yz, zw - of_z * yw, ww - of_w * yw
+    c, d = c - of_z * b, d - of_w * b
+    of_w = zw / zz
+    w = (d - of_w * c) / (ww - of_w * zw)
+    z = (c - zw * w) / zz
+    y = (b - yz * z - yw * w) / yy
+    return (a - xy * y - xz * z - xw * w) / xx, y, z, w

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -70,7 +71,8 @@ def test_prefill_alone_may_be_slower() -> None:
         return PROFILE.step_s(decode) + 3.0 * max(PROFILE.step_s(load) - PROFILE.step_s(decode), 0.0)
 
     model = feed(Recalibrated(PROFILE), 1500, slow_prefill)
-    constant, prefill, decode = model.factors
+    constant, prefill, decode, draft = model.factors
+    assert draft == 1.0
     assert prefill == pytest.approx(3.0, rel=0.1)
     assert decode == pytest.approx(1.0, abs=0.15) and constant == pytest.approx(1.0, abs=0.15)
 
@@ -129,7 +131,7 @@ def test_what_is_no_time_is_ignored(duration_s: float) -> None:
     model = Recalibrated(PROFILE)
     model.observe(StepLoad.of(decode_contexts=[10]), duration_s)
     model.observe(StepLoad(), 1.0)
-    assert model.factors == (1.0, 1.0, 1.0) and model.observed == 0
+    assert model.factors == (1.0, 1.0, 1.0, 1.0) and model.observed == 0
     assert model.step_s(StepLoad()) == 0.0
 
 
@@ -137,14 +139,18 @@ def test_it_is_the_least_squares_solution_and_its_state_says_so() -> None:
     """Against numpy, from the state before each step: with small errors nothing is clipped."""
     model, rng = Recalibrated(PROFILE), np.random.default_rng(5)
     for _ in range(200):
+        drafts_each = int(rng.integers(0, 8))
         load, before = traffic(rng), model.state()
-        decodes = StepLoad(decode_seqs=load.decode_seqs, decode_context_tokens=load.decode_context_tokens)
+        load = replace(load, draft_tokens=drafts_each * load.decode_seqs)
+        undrafted = replace(load.decodes, draft_tokens=0)
         constant_s = PROFILE.step_s(StepLoad(decode_seqs=1, decode_context_tokens=1))
-        decode_s = PROFILE.step_s(decodes) - constant_s
-        parts_s = np.array([constant_s, PROFILE.step_s(load) - constant_s - decode_s, decode_s])
+        decode_s = PROFILE.step_s(undrafted) - constant_s
+        drafts_s = PROFILE.step_s(load.decodes) - PROFILE.step_s(undrafted)
+        rest_s = PROFILE.step_s(load) - constant_s - decode_s - drafts_s
+        parts_s = np.array([constant_s, rest_s, decode_s, drafts_s])
         share, ratio = parts_s / parts_s.sum(), 1.0 + float(rng.uniform(-0.01, 0.01))
         model.observe(load, ratio * PROFILE.step_s(load))
-        information = 63 / 64 * np.array(before["information"]) + np.outer(share, share) + np.eye(3) / 64
+        information = 63 / 64 * np.array(before["information"]) + np.outer(share, share) + np.eye(4) / 64
         move = np.linalg.solve(information, share) * (ratio - share @ before["factors"])
         assert np.allclose(model.state()["information"], information, rtol=1e-12)
         assert np.allclose(model.factors, before["factors"] + move, rtol=1e-12)

@@ -106,8 +106,10 @@ def test_the_clock_of_steps_is_told_when_each_has_been_launched() -> None:
     assert len(told) > 20 and told[::2] == ["scheduled"] * (len(told) // 2) and set(told[1::2]) == {"launched"}
 
 
-def output_of(new: dict[str, tuple[int, int]], cached: dict[str, tuple[int, int]]) -> SimpleNamespace:
-    """A SchedulerOutput of (tokens, computed tokens) by request."""
+def output_of(
+    new: dict[str, tuple[int, int]], cached: dict[str, tuple[int, int]], drafts: dict[str, int] | None = None
+) -> SimpleNamespace:
+    """Return a SchedulerOutput of (tokens, computed tokens) by request, and of draft tokens by request."""
     scheduled = {name: tokens for name, (tokens, _) in (cached | new).items()}
     return SimpleNamespace(
         scheduled_new_reqs=[SimpleNamespace(req_id=name, num_computed_tokens=at) for name, (_, at) in new.items()],
@@ -116,21 +118,30 @@ def output_of(new: dict[str, tuple[int, int]], cached: dict[str, tuple[int, int]
         ),
         num_scheduled_tokens=scheduled,
         total_num_scheduled_tokens=sum(scheduled.values()),
+        scheduled_spec_decode_tokens={name: [-1] * count for name, count in (drafts or {}).items()},
     )
 
 
 @pytest.mark.parametrize(
-    ("new", "cached", "load"),
+    ("new", "cached", "drafts", "load"),
     [
-        ({}, {}, StepLoad()),
-        ({}, {"a": (1, 20), "b": (1, 30)}, StepLoad.of((), [21, 31])),
-        ({"c": (16, 0)}, {"a": (1, 20), "b": (1, 30)}, StepLoad.of([(16, 0)], [21, 31])),
-        ({"c": (1, 15)}, {"a": (1, 20)}, StepLoad.of([(1, 15)], [21])),
-        ({"c": (16, 32)}, {"a": (1, 20), "b": (9, 64)}, StepLoad.of([(16, 32), (9, 64)], [21])),
-        ({}, {"a": (7, 20), "b": (9, 64)}, StepLoad.of([(7, 20), (9, 64)])),
+        ({}, {}, {}, StepLoad.of(draft_tokens=0)),
+        ({}, {"a": (1, 20), "b": (1, 30)}, {}, StepLoad.of((), [21, 31], 0)),
+        ({"c": (16, 0)}, {"a": (1, 20), "b": (1, 30)}, {}, StepLoad.of([(16, 0)], [21, 31], 0)),
+        ({"c": (1, 15)}, {"a": (1, 20)}, {}, StepLoad.of([(1, 15)], [21], 0)),
+        ({"c": (16, 32)}, {"a": (1, 20), "b": (9, 64)}, {}, StepLoad.of([(16, 32), (9, 64)], [21], 0)),
+        ({}, {"a": (7, 20), "b": (9, 64)}, {}, StepLoad.of([(7, 20), (9, 64)], (), 0)),
+        ({}, {"a": (4, 20), "b": (3, 30)}, {"a": 3, "b": 2}, StepLoad.of((), [21, 31], 5)),
+        ({}, {"a": (1, 20), "b": (4, 30)}, {"b": 3}, StepLoad.of((), [21, 31], 3)),
+        (
+            {"c": (16, 32)},
+            {"a": (4, 20), "b": (9, 64), "d": (1, 7)},
+            {"a": 3},
+            StepLoad.of([(16, 32), (9, 64)], [21, 8], 3),
+        ),
     ],
 )
 def test_the_load_of_a_step(
-    new: dict[str, tuple[int, int]], cached: dict[str, tuple[int, int]], load: StepLoad
+    new: dict[str, tuple[int, int]], cached: dict[str, tuple[int, int]], drafts: dict[str, int], load: StepLoad
 ) -> None:
-    assert step_load(output_of(new, cached)) == load
+    assert step_load(output_of(new, cached, drafts)) == load
