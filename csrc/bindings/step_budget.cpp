@@ -38,13 +38,15 @@ void bind_step_budget(nb::module_& m) {
       .def(
           "__init__",
           [](Decoding* self, const Promised& stated, const Made& tokens, const Column<std::int64_t>& slots,
-             const Column<double>& left, double starts_s, double alone_s, double headroom, double spend_tokens) {
+             const Column<double>& left, const Column<double>& per_step, double starts_s, double alone_s, double headroom, double spend_tokens) {
             const Slots of = slots_of(slots, capacity_of(stated, tokens));
             check_size("left", left.shape(0), of.size, "requests");
-            new (self) Decoding(promises_of(stated, tokens), of, left.data(), {starts_s, alone_s, headroom, spend_tokens});
+            check_size("per_step", per_step.shape(0), of.size, "requests");
+            new (self) Decoding(promises_of(stated, tokens), of, left.data(), per_step.data(),
+                                {starts_s, alone_s, headroom, spend_tokens});
           },
-          "stated"_a.noconvert(), "tokens"_a.noconvert(), "slots"_a.noconvert(), "left"_a.noconvert(), "starts_s"_a,
-          "alone_s"_a, "headroom"_a, "spend_tokens"_a)
+          "stated"_a.noconvert(), "tokens"_a.noconvert(), "slots"_a.noconvert(), "left"_a.noconvert(),
+          "per_step"_a.noconvert(), "starts_s"_a, "alone_s"_a, "headroom"_a, "spend_tokens"_a)
       .def("__len__", [](const Decoding& self) { return self.bearable().size(); })
       .def(
           "bearable_s", [](const Decoding& self, std::size_t place) { return at_place(self.bearable(), place); }, "place"_a)

@@ -110,19 +110,22 @@ void bind_worth(nb::module_& m) {
   m.def(
       "worth",
       [](const ChancesOf& runs, const KvLayout& layout, const Columns<double, 6>& stated, const Columns<std::int64_t, 4>& counts, std::size_t queued,
-         const Column<double>& left, const Column<std::int64_t>& prefill, const Column<double>& again_s,
+         const Column<double>& left, const Column<double>& per_step, const Column<std::int64_t>& prefill,
+         const Column<double>& again_s,
          const Column<double>& weights, double now_s, const Column<double>& engine) {
         const std::size_t n = runs.chances.size();
         check_size("stated, counts", capacity_of(stated, counts), runs.capacity, "slots of the chances");
         check_size("left", left.shape(0), n, "requests");
+        check_size("per_step", per_step.shape(0), n, "requests");
         check_size("prefill", prefill.shape(0), n, "requests");
         check_within("queued", static_cast<std::int64_t>(queued), 0, static_cast<std::int64_t>(n));
         check_size("again_s", again_s.shape(0), n - queued, "requests that run");
         check_size("engine", engine.shape(0), sizeof(WorthEngine) / sizeof(double), "facts");
         const WorthColumns columns{stated[0].data(), stated[1].data(), stated[2].data(), stated[3].data(), stated[4].data(),
                                    stated[5].data(), counts[0].data(), counts[1].data(), counts[2].data(), counts[3].data()};
-        const WorthRequests requests{{runs.slots.data(), n}, queued,           left.data(),      prefill.data(),
-                                     again_s.data(),         weights.data(), weights.shape(0), now_s};
+        const WorthRequests requests{{runs.slots.data(), n}, queued,         left.data(),    per_step.data(),
+                                     prefill.data(),         again_s.data(), weights.data(), weights.shape(0),
+                                     now_s};
         WorthEngine facts;
         static_assert(std::is_trivially_copyable_v<WorthEngine>);
         std::memcpy(&facts, engine.data(), sizeof facts);
@@ -130,7 +133,7 @@ void bind_worth(nb::module_& m) {
         const double wait_s = worth(columns, requests, runs.checked(), layout, facts, gain.data(), cost.data());
         return std::tuple(to_numpy(std::move(gain)), to_numpy(std::move(cost)), wait_s);
       },
-      "runs"_a, "layout"_a, "stated"_a.noconvert(), "counts"_a.noconvert(), "queued"_a, "left"_a.noconvert(), "prefill"_a.noconvert(),
+      "runs"_a, "layout"_a, "stated"_a.noconvert(), "counts"_a.noconvert(), "queued"_a, "left"_a.noconvert(), "per_step"_a.noconvert(), "prefill"_a.noconvert(),
       "again_s"_a.noconvert(), "weights"_a.noconvert(), "now_s"_a, "engine"_a.noconvert());
 }
 

@@ -64,6 +64,9 @@ COLUMNS: dict[str, tuple[type, float]] = {
     "kv_blocks": (np.int64, 0),
     "swapped_tokens": (np.int64, 0),  # of a preempted request: tokens whose KV the host pool keeps
     "num_preemptions": (np.int64, 0),
+    # With speculative decoding: steps in which the request decoded since its row was made, and what they brought.
+    "decode_steps": (np.int64, 0),
+    "decoded_tokens": (np.int64, 0),
     "first_token_s": (np.float64, np.nan),
     "preemptable": (np.bool_, True),  # False: the guards forbid preempting it
     "pausable": (np.bool_, True),
@@ -129,6 +132,8 @@ class Rows:
     kv_blocks: IntArray
     swapped_tokens: IntArray
     num_preemptions: IntArray
+    decode_steps: IntArray
+    decoded_tokens: IntArray
     first_token_s: FloatArray
     preemptable: BoolArray
     pausable: BoolArray

@@ -16,6 +16,7 @@ from sloserve.engine.held_plan import MAX_UNEVENTFUL_S, HeldPlan
 from sloserve.engine.port import EnginePort, EngineRequest
 from sloserve.engine.request_table import RequestTable
 from sloserve.engine.shadow import Shadow
+from sloserve.estimator.drafting import Drafting
 from sloserve.estimator.planning_cost import PlanningCost
 from sloserve.kernels.requests import slots_found
 from sloserve.lso.decode_first import service_order
@@ -89,6 +90,7 @@ class Planner:
         self.aged = NO_SLOTS
         self._order_planned = NO_SLOTS  # of the waiting requests, in the last plan
         self._has_news = True  # since the last plan
+        self._drafting = Drafting(len(settings.classes.names), port.num_drafts) if port.num_drafts else None
         self._wants_progress = policy.wants_progress or (shadow is not None and shadow.policy.wants_progress)
         self._counters = counters
         self._on_plan = on_plan
@@ -114,6 +116,8 @@ class Planner:
         if before is not None and before.policy is self.policy:
             self.budget, self.ageing, self.held, self.aged = before.budget, before.ageing, before.held, before.aged
             self._step_budget = before._step_budget
+        if before is not None and before._drafting is not None:
+            self._drafting = before._drafting
         rows = self.table.rows
         for slot in sorted(self.table.slot_of.values(), key=lambda slot: int(rows.seq[slot])):
             if before is None or before.policy is not self.policy:
@@ -132,6 +136,8 @@ class Planner:
         self.policy.learn_from(dropped.policy)
         if self.shadow is not None and dropped.shadow is not None:
             self.shadow.policy.learn_from(dropped.shadow.policy)
+        if dropped._drafting is not None:
+            self._drafting = dropped._drafting
         if self._step_budget is not None and dropped._step_budget is not None:
             self._step_budget.learn_from(dropped._step_budget)
 
@@ -181,6 +187,8 @@ class Planner:
         """
         if step is not None:
             self.table.produced(step, results)
+        if self._drafting is not None and step is not None:
+            self._note_drafts(self._drafting, outputs, step)
         self.table.note_first_tokens(now_s)
         if not self._wants_progress:
             return
@@ -190,6 +198,17 @@ class Planner:
                 self._tell_policy("progressed", slots, tokens, now_s)
             if self.shadow is not None and self.shadow.policy.wants_progress:
                 self.shadow.tell("progressed", self.table.rows, slots, tokens, now_s)
+
+    def _note_drafts(self, drafting: Drafting, outputs: Any, step: Any) -> None:
+        """Learn what the step brought its decodes."""
+        slots, tokens = self.table.decoded(outputs)
+        rows, drafts_in = self.table.rows, self.port.drafts_in(step)
+        drafts = [drafts_in.get(self.table.request_at[slot].request_id, 0) for slot in slots.tolist()]
+        classes = rows.class_id[slots] if "class_id" in rows.kept else np.zeros(slots.size, np.int64)
+        drafting.observe(classes, np.array(drafts, np.int64), tokens)
+        if "decode_steps" in rows.kept:
+            rows.decode_steps[slots] += 1
+            rows.decoded_tokens[slots] += tokens
 
     def admitted(self, output: Any, monotonic_s: float) -> None:
         """Records the requests that a step admitted, and what it computes."""
@@ -379,7 +398,8 @@ class Planner:
 
     def _facts(self) -> EngineFacts:
         table = self.table
-        return self.port.facts(table.num_running, table.others(self.port.requests))
+        facts = self.port.facts(table.num_running, table.others(self.port.requests))
+        return facts if self._drafting is None else replace(facts, drafts=self._drafting.facts)
 
     def _facts_for_plan(self) -> EngineFacts:
         self.table.look_up(self._order_planned)

@@ -83,6 +83,13 @@ class RequestReader(Protocol):
     def tokens_sampled(self, results: Any) -> tuple[list[list[int]], dict[str, int]] | None:
         """New tokens of each request of a step, and whose they are: places by id. ``None`` as above."""
 
+    @property
+    def num_drafts(self) -> int:
+        """Draft tokens that a decode has in a step at most; 0 where the engine drafts none."""
+
+    def drafts_in(self, step: Any) -> Mapping[str, int]:
+        """Draft tokens that a scheduled step verifies of each request that has some, by id."""
+
     def admitted_ids(self, output: Any) -> Sequence[str]:
         """Ids of the requests that a scheduled step admitted, in order of admission."""
 

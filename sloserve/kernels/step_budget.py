@@ -30,6 +30,7 @@ def decoding(
     counted: Counted,
     slots: NDArray[np.int64],
     left: NDArray[np.float64],
+    per_step: NDArray[np.float64],
     *,
     starts_s: float,
     alone_s: float,
@@ -45,12 +46,13 @@ def decoding(
 
     Args:
         left: ``[len(slots)]``, tokens to come, those in flight included.
+        per_step: ``[len(slots)]``, tokens that a step is expected to bring, at least 1.
         starts_s: when the step can begin, on the clock of ``arrival_s``.
         alone_s: of a step without prompts.
         headroom: share of the time that a request can bear which is planned for.
         spend_tokens: over which a lead on the pace is spent; a lag is made up over all tokens to come.
     """
-    return Decoding(stated, counted, slots, left, starts_s, alone_s, headroom, spend_tokens)
+    return Decoding(stated, counted, slots, left, per_step, starts_s, alone_s, headroom, spend_tokens)
 
 
 def step_prompts(

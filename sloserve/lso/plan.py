@@ -12,6 +12,7 @@ import numpy as np
 
 from sloserve.core.arrays import IntArray
 from sloserve.core.rows import Rows, State
+from sloserve.estimator.drafting import DraftFacts
 from sloserve.estimator.step_time.latency import StepLatency
 from sloserve.estimator.step_time.online import OnlineLatency
 from sloserve.kernels.kv_layout import KVLayout
@@ -70,7 +71,7 @@ class EngineFacts:
         max_num_seqs: requests that may run at once, at least 1.
         token_budget: tokens that one step may compute.
         free_slots: how many more requests could be admitted now.
-        decode_tokens: tokens that a decode takes of the step, its draft tokens included.
+        decode_tokens: tokens that a decode takes of the step at most, its draft tokens included.
         chunked_prefill: whether a prompt may be computed over several steps.
         chunk_tokens: most prompt tokens of one request in a step, above 0; ``None``: as many as the step has.
         defers_prompts: whether the next step computes no prompt, whatever is planned.
@@ -79,6 +80,7 @@ class EngineFacts:
         watermark_blocks: free blocks that no admission may take while others run.
         freeing_blocks: blocks of requests that run no more, which are free once the steps in flight are over.
         swap: host pool and link for the KV of preempted requests; ``None``: what is preempted is computed again.
+        drafts: what draft tokens bring; ``None`` where the engine drafts none, and a step brings a decode one token.
     """
 
     free_blocks: int
@@ -96,6 +98,7 @@ class EngineFacts:
     watermark_blocks: int = 0
     freeing_blocks: int = 0
     swap: SwapFacts | None = None
+    drafts: DraftFacts | None = None
 
     @property
     def admission_blocks(self) -> int:

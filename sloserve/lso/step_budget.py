@@ -22,6 +22,7 @@ from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.kernels.requests import places_stated, split_running
 from sloserve.kernels.step_budget import Decoding, StepPrompts, any_promised, decoding, step_prompts
 from sloserve.lso.decode_first import PREFILL_COLUMNS, progress_columns
+from sloserve.lso.drafted import DRAFT_COLUMNS, tokens_per_step
 from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
 from sloserve.lso.pace import PACE_COLUMNS, pace_s
 from sloserve.lso.plan import EngineFacts
@@ -135,6 +136,7 @@ class StepBudget:
     NEEDS: Final = (
         PACE_COLUMNS
         | LENGTH_COLUMNS
+        | DRAFT_COLUMNS
         | PREFILL_COLUMNS
         | {"arrival_s", "ttft_s", "tds", "e2e_s", "first_token_s", "in_flight_tokens", "item_tokens"}
     )
@@ -232,11 +234,13 @@ class StepBudget:
         full_s = latency.step_s(full)
         bears = None
         if is_promised:
+            per_step = tokens_per_step(rows, decodes, engine)
             bears = decoding(
                 stated,
                 counted,
                 decodes,
-                self._to_come(rows, decodes, starts_s, alone_s),
+                self._to_come(rows, decodes, starts_s, alone_s / per_step),
+                per_step,
                 starts_s=starts_s,
                 alone_s=alone_s,
                 headroom=HEADROOM,
@@ -247,7 +251,7 @@ class StepBudget:
             return None
         # Where none is to end by a time of its own, its length says nothing.
         left = self.lengths.left(rows, asked) if places_stated(rows.e2e_s, asked).size else np.zeros(asked.size)
-        found.promise(stated, counted, left, alone_s, starts_s)
+        found.promise(stated, counted, left / tokens_per_step(rows, asked, engine), alone_s, starts_s)
         chosen_s = full_s
         if is_binding and bears is not None:
             chosen_s = _worth_most(prompts, bears, full, full_s, self._arrival_rate(now_s))
@@ -262,8 +266,10 @@ class StepBudget:
         self._owed_tokens = max(self._owed_tokens - tokens, 0.0)
         return decodes.size * engine.decode_tokens + tokens
 
-    def _to_come(self, rows: Rows, decodes: IntArray, starts_s: float, alone_s: float) -> FloatArray:
-        """Tokens still to come of each of ``decodes``, ``[n]``, expected.
+    def _to_come(self, rows: Rows, decodes: IntArray, starts_s: float, token_s: FloatArray) -> FloatArray:
+        """Return the tokens still to come of each of ``decodes``, ``[n]``, expected.
+
+        token_s: ``[n]``, seconds that each takes for a token in steps without prompts.
 
         Where none has a pace to keep, a reply that has a time to end by counts as if it could be in time: if it is too
         long for that, nothing is lost by long steps. With all lengths, the long ones of which hardly any is that long
@@ -274,7 +280,7 @@ class StepBudget:
         if timed.size and np.isnan(pace_s(rows, decodes)).all():
             slots = decodes[timed]
             time_s = rows.arrival_s[slots] + rows.e2e_s[slots] - starts_s
-            left[timed] = self.lengths.left_within(rows, slots, time_s / alone_s)
+            left[timed] = self.lengths.left_within(rows, slots, time_s / token_s[timed])
         return left
 
     def _arrival_rate(self, now_s: float) -> float:

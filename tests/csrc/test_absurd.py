@@ -165,7 +165,16 @@ def gain_and_cost(draw: Draw) -> None:
     counted = tuple(draw.ints(draw.capacity) for _ in range(4))
     queued, engine = draw.int(0, draw.n), draw.floats(15, 0.01)
     again_s, weights = draw.floats(max(draw.n - queued, 0)), draw.floats(3)
-    of = (draw.stated(), counted, queued, draw.floats(draw.n, 1.0), draw.ints(draw.n), again_s, weights)
+    of = (
+        draw.stated(),
+        counted,
+        queued,
+        draw.floats(draw.n, 1.0),
+        draw.floats(draw.n),
+        draw.ints(draw.n),
+        again_s,
+        weights,
+    )
     gain, cost, _ = worth(chances, draw.layout(), *of, draw.float(), engine)
     assert gain.size == cost.size == draw.n
 
@@ -179,7 +188,7 @@ def decodes(draw: Draw) -> None:
         "headroom": draw.float(),
         "spend_tokens": 64.0,
     }
-    found = step_budget.decoding(stated, counted, slots, draw.floats(draw.n, 1.0, 99.0), **times)
+    found = step_budget.decoding(stated, counted, slots, draw.floats(draw.n, 1.0, 99.0), draw.floats(draw.n), **times)
     bearable = [found.bearable_s(place) for place in range(len(found))]
     assert bearable == sorted(bearable) and len(found) <= slots.size
     lost = found.lost(draw.float(), draw.float(0.1), draw.float(), draw.float())

@@ -56,25 +56,31 @@ def test_decodes_bear_what_numpy_says(running: list[dict[str, Any]], data: st.Da
     rows, slots = at.rows, np.array(data.draw(st.permutations(at.running.tolist())), np.int64)
     stated, counted, _ = columns(rows)
     left = np.array(data.draw(st.lists(st.floats(0.0, 300.0), min_size=slots.size, max_size=slots.size)))
+    per_step = np.array(data.draw(st.lists(st.sampled_from([1.0, 2.5, 4.0]), min_size=slots.size, max_size=slots.size)))
     found = decoding(
-        *(stated, counted, slots, left), starts_s=NOW_S, alone_s=ALONE_S, headroom=HEADROOM, spend_tokens=SPEND
+        *(stated, counted, slots, left, per_step),
+        starts_s=NOW_S,
+        alone_s=ALONE_S,
+        headroom=HEADROOM,
+        spend_tokens=SPEND,
     )
 
     pace, end_s = np.fmin(rows.tpot_s[slots], 1.0 / rows.tds[slots]), rows.arrival_s[slots] + rows.e2e_s[slots]
     assert any_promised(stated, counted, slots) == (not np.isnan(np.fmin(pace, end_s)).all())
-    in_flight = rows.in_flight_tokens[slots] > 0
+    in_flight = per_step * (rows.in_flight_tokens[slots] > 0)
     left = np.maximum(left - in_flight, 1.0)
     first_s = np.where(np.isnan(rows.first_token_s[slots]), NOW_S, rows.first_token_s[slots])
     lead_s = first_s + pace * (rows.output_tokens[slots] + in_flight - 1) - NOW_S
     by_pace = pace + lead_s / np.where(lead_s > 0.0, np.minimum(left, SPEND), left)
-    bearable = HEADROOM * np.fmin(by_pace, (end_s - NOW_S) / left)
+    token_s = HEADROOM * np.fmin(by_pace, (end_s - NOW_S) / left)
+    bearable = token_s * per_step
     order = np.argsort(bearable, kind="stable")
     order = order[bearable[order] >= ALONE_S]
     counts = ~(first_s[order] - rows.arrival_s[slots[order]] > rows.ttft_s[slots[order]])
     assert [found.bearable_s(i) for i in range(len(found))] == bearable[order].tolist()
     assert found.lost_already == np.count_nonzero(~counts)
 
-    reads, time_s, left = rows.tds[slots[order]] > 0.0, left[order] * bearable[order], left[order]
+    reads, time_s, left = rows.tds[slots[order]] > 0.0, (left * token_s)[order], (left / per_step)[order]
     for step_s in (0.0, 0.1, 1.0, *bearable[order]):
         rate, pending, arrival_rate = data.draw(st.tuples(st.floats(1.0, 1e4), st.integers(0, 9000), st.floats(0, 1e4)))
         with_prompts_s = np.minimum((pending + arrival_rate * time_s) / rate, time_s)
@@ -138,7 +144,10 @@ def test_a_slow_reader_feels_a_lag_that_is_made_up_later(target: dict[str, float
     at = make_snapshot([], [{"arrival_s": NOW_S, "output_tokens": 1, "first_token_s": NOW_S, **target}])
     stated, counted, _ = columns(at.rows)
     times = {"starts_s": NOW_S, "alone_s": ALONE_S, "headroom": 1.0, "spend_tokens": SPEND}
-    assert decoding(stated, counted, at.running, np.full(1, 100.0), **times).lost(3.0, 1000.0, 10.0, 0.0) == lost
+    assert (
+        decoding(stated, counted, at.running, np.full(1, 100.0), np.ones(1), **times).lost(3.0, 1000.0, 10.0, 0.0)
+        == lost
+    )
 
 
 def test_a_block_may_hold_one_token() -> None:
@@ -153,11 +162,11 @@ def test_what_does_not_fit_together_is_refused() -> None:
     stated, counted, progress = columns(at.rows)
     times = {"starts_s": NOW_S, "alone_s": ALONE_S, "headroom": HEADROOM, "spend_tokens": SPEND}
     with pytest.raises(ValueError, match="slot 64 of 64"):
-        decoding(stated, counted, np.array([64]), np.ones(1), **times)
+        decoding(stated, counted, np.array([64]), np.ones(1), np.ones(1), **times)
     with pytest.raises(ValueError, match="left: 1 elements for 2 requests"):
-        decoding(stated, counted, at.running, np.ones(1), **times)
+        decoding(stated, counted, at.running, np.ones(1), np.ones(1), **times)
     with pytest.raises(ValueError, match="several lengths"):
-        decoding((*stated[:5], np.ones(1)), counted, at.running, np.ones(2), **times)
+        decoding((*stated[:5], np.ones(1)), counted, at.running, np.ones(2), np.ones(2), **times)
     with pytest.raises(ValueError, match="slot -1 of 64"):
         step_prompts(progress, np.array([-1]), at.waiting, layout=KVLayout.full(16), free_blocks=9)
     prompts = step_prompts(progress, at.running, at.waiting, layout=KVLayout.full(16), free_blocks=9)
@@ -168,7 +177,7 @@ def test_what_does_not_fit_together_is_refused() -> None:
     with pytest.raises(ValueError, match="tokens: -1 is negative"):
         prompts.load(-1)
     with pytest.raises(ValueError, match="rate: 0.000000 is not above 0"):
-        decoding(stated, counted, at.running, np.ones(2), **times).lost(0.1, 0.0, 1.0, 1.0)
+        decoding(stated, counted, at.running, np.ones(2), np.ones(2), **times).lost(0.1, 0.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize("tokens", [-1, 2**32, 2**62])
@@ -179,7 +188,7 @@ def test_counts_that_no_request_has_are_refused(tokens: int) -> None:
     why = f"{tokens} is not within 0 to 4294967295"
     for name in ("output_tokens", "in_flight_tokens"):
         with _of(at.rows, name, tokens), pytest.raises(ValueError, match=f"{name} of slot 0: {why}"):
-            decoding(stated, counted, at.running, np.ones(1), **times)
+            decoding(stated, counted, at.running, np.ones(1), np.ones(1), **times)
     for name in ("prompt_tokens", "output_tokens", "computed_tokens", "swapped_tokens", "hit_tokens"):
         with _of(at.rows, name, tokens), pytest.raises(ValueError, match=f"{name} of slot 0: {why}"):
             step_prompts(progress, at.running, at.waiting, layout=KVLayout.full(16), free_blocks=9)

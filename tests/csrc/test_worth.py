@@ -73,7 +73,7 @@ def found_worth(
     return worth(
         as_known(runs, output, tokens[3]),
         TOKENS,
-        *(stated, tokens, queued, left.copy(), counts(prefill), again_s[queued:].copy()),
+        *(stated, tokens, queued, left.copy(), np.ones_like(left), counts(prefill), again_s[queued:].copy()),
         *(np.array([0.5]), 0.0, np.array(facts)),
     )
 
@@ -174,7 +174,7 @@ def test_survival_is_looked_up(requests: list[tuple[int, int, int]]) -> None:
 def test_what_does_not_fit_together_is_refused() -> None:
     column, real = np.zeros(1, np.int64), np.zeros(1)
     runs = as_known(np.ones((1, AHEAD.size)), column, column)
-    rest = (real, column, np.empty(0), np.ones(1), 0.0)
+    rest = (real, np.ones(1), column, np.empty(0), np.ones(1), 0.0)
     fits = (runs, TOKENS, (real,) * 6, (column,) * 4, 1, *rest, np.array(FACTS))
     worth(*fits)
     longer = (runs, TOKENS, (np.zeros(2),) * 6, *fits[3:])
@@ -182,7 +182,7 @@ def test_what_does_not_fit_together_is_refused() -> None:
         (longer, "columns of several lengths: 2 and 1"),
         ((*fits[:4], 2, *fits[5:]), "queued: 2 is not within 0 to 1"),
         ((*fits[:5], np.zeros(2), *fits[6:]), "left: 2 elements for 1 requests"),
-        ((*fits[:10], real), "engine: 1 elements for 15 facts"),
+        ((*fits[:11], real), "engine: 1 elements for 15 facts"),
     ):
         with pytest.raises(ValueError, match=why):
             worth(*wrong)

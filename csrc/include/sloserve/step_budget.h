@@ -37,9 +37,10 @@ struct DecodeRules {
 // they end.
 class Decoding {
  public:
-  // left: [slots]; tokens to come, those in flight included.
+  // left: [slots]; tokens to come, those in flight included. per_step: [slots]; tokens that a step is expected to bring.
   // Throws std::invalid_argument for tokens below 0 or above kMostCount.
-  Decoding(const PromiseColumns& columns, const Slots& slots, const double* left, const DecodeRules& rules)
+  Decoding(const PromiseColumns& columns, const Slots& slots, const double* left, const double* per_step,
+           const DecodeRules& rules)
       : alone_s_(rules.alone_s) {
     check_tokens({{"output_tokens", columns.output_tokens}, {"in_flight_tokens", columns.in_flight_tokens}}, slots);
     std::vector<detail::Sorted> order;
@@ -47,20 +48,22 @@ class Decoding {
     std::vector<double> unsorted;
     for (std::size_t i = 0; i < slots.size; ++i) {
       const std::size_t slot = slots[i];
-      const bool in_flight = columns.in_flight_tokens[slot] > 0;
-      const double to_come = std::max(left[i] - static_cast<double>(in_flight), 1.0);
+      const double step_tokens = std::fmax(per_step[i], 1.0);
+      const double in_flight = columns.in_flight_tokens[slot] > 0 ? step_tokens : 0.0;
+      const double to_come = std::max(left[i] - in_flight, 1.0);
       const double pace = token_pace_s(columns.tpot_s[slot], columns.tds[slot]);
       const double known_s = columns.first_token_s[slot], first_s = std::isnan(known_s) ? rules.starts_s : known_s;
-      const double before = static_cast<double>(columns.output_tokens[slot] + in_flight - 1);
+      const double before = static_cast<double>(columns.output_tokens[slot]) + in_flight - 1.0;
       // A lead over the pace is spent over the next tokens, a lag is made up over all that are still to come.
       const double lead_s = first_s + pace * before - rules.starts_s;
       const double by_pace = pace + lead_s / (lead_s > 0.0 ? std::min(to_come, rules.spend_tokens) : to_come);
-      const double bearable = rules.headroom * std::fmin(by_pace, (columns.end_s(slot) - rules.starts_s) / to_come);
+      const double token_s = rules.headroom * std::fmin(by_pace, (columns.end_s(slot) - rules.starts_s) / to_come);
+      const double bearable = token_s * step_tokens;
       if (!(bearable >= rules.alone_s)) continue;  // NaN too
       // A first token that came too late cannot be made good: the pace is kept where no other request pays for it.
       const bool counts = !(first_s - columns.arrival_s[slot] > columns.ttft_s[slot]);
       order.push_back({detail::sortable(bearable), static_cast<std::int64_t>(found.size())});
-      found.push_back({to_come, to_come * bearable, columns.tds[slot] > 0.0, counts});
+      found.push_back({to_come / step_tokens, to_come * token_s, columns.tds[slot] > 0.0, counts});
       unsorted.push_back(bearable);
       lost_already_ += !counts;
     }
@@ -99,7 +102,7 @@ class Decoding {
   }
 
  private:
-  // left: tokens to come. time_s: in which they must come. counts: whether it can still meet all its targets.
+  // left: steps until its tokens have come. time_s: in which they must come. counts: whether it can still meet all its targets.
   struct Decode {
     double left, time_s;
     bool reads, counts;

@@ -25,13 +25,14 @@ struct WorthColumns {
   const std::int64_t *class_rank, *prompt_tokens, *output_tokens, *max_tokens;
 };
 
-// Of n requests, of which the first `queued` wait. left: tokens to come, expected. prefill: tokens to compute before the next
+// Of n requests, of which the first `queued` wait. left: tokens to come, expected. per_step: [n]; of these a step brings, at
+// least 1. prefill: tokens to compute before the next
 // one. again_s: [n - queued]; of those that run, the delay until their KV is back. weights: [ranks]; of each class rank, the
 // last that of all beyond.
 struct WorthRequests {
   Slots slots;
   std::size_t queued;
-  const double* left;
+  const double *left, *per_step;
   const std::int64_t* prefill;
   const double* again_s;
   const double* weights;
@@ -71,7 +72,7 @@ inline double ends_within(double tokens, double most_left, const Chances& runs, 
 }
 
 struct WorthOf {
-  double slack_s, dry_s, lived_s, target_s, due_s, gen_s, most_left, good;
+  double slack_s, dry_s, lived_s, target_s, due_s, token_s, gen_s, most_left, good;
 };
 
 inline double ratio2(double span, double late) {
@@ -100,9 +101,9 @@ inline double worth(const WorthColumns& columns, const WorthRequests& of, const 
   std::vector<std::array<double, 3>> taken(n);
   for (std::size_t i = 0; i < n; ++i) {
     const std::size_t slot = of.slots[i];
-    const double left = of.left[i], seconds = left * engine.step_s;
+    const double left = of.left[i], steps = left / std::fmax(of.per_step[i], 1.0), seconds = steps * engine.step_s;
     const double context = static_cast<double>(columns.prompt_tokens[slot] + columns.output_tokens[slot]);
-    taken[i] = {static_cast<double>(of.prefill[i]) * engine.prompt_token_s + left * engine.token_s,
+    taken[i] = {static_cast<double>(of.prefill[i]) * engine.prompt_token_s + steps * engine.token_s,
                 layout.filled(context + left / 2.0) * seconds / engine.kv_blocks, seconds / engine.seats};
     for (std::size_t k = 0; k < 3; ++k) needed[k] += taken[i][k];
   }
@@ -128,7 +129,8 @@ inline double worth(const WorthColumns& columns, const WorthRequests& of, const 
     const double prefill_s = static_cast<double>(of.prefill[i]) * engine.prompt_token_s;
     const bool begun = !std::isnan(since_first), reads = !(std::isnan(ttft) && std::isnan(pace)), timed = !std::isnan(e2e);
     one.most_left = static_cast<double>(columns.max_tokens[slot] - columns.output_tokens[slot]);
-    one.gen_s = left * engine.step_s;
+    one.token_s = engine.step_s / std::fmax(of.per_step[i], 1.0);
+    one.gen_s = left * one.token_s;
     // Begun, its mean pace must be kept to the end.
     const double slack = begun ? pace * (done + left) - since_first - prefill_s - one.gen_s : ttft - age - prefill_s;
     one.slack_s = std::isnan(slack) ? kInf : slack;
@@ -141,7 +143,7 @@ inline double worth(const WorthColumns& columns, const WorthRequests& of, const 
     one.lived_s = age + prefill_s;
     one.due_s = e2e - one.lived_s;
     const bool promised = reads || timed;
-    const double chance = timed ? detail::ends_within(one.due_s / engine.step_s, one.most_left, runs, i) : 1.0;
+    const double chance = timed ? detail::ends_within(one.due_s / one.token_s, one.most_left, runs, i) : 1.0;
     one.good = promised && one.slack_s >= -engine.full_s ? chance : 0.0;
     num_promised += promised;
     num_late += promised && one.good <= 0.0;
@@ -159,12 +161,12 @@ inline double worth(const WorthColumns& columns, const WorthRequests& of, const 
     double in_time = 1.0, experience = 0.0, stretch = 0.0;
     const double ends_s = one.target_s + one.lived_s + one.gen_s;
     const bool timed = one.good > 0.0 && !std::isnan(one.due_s);
-    const double span = std::max(one.gen_s, engine.step_s);
+    const double span = std::max(one.gen_s, one.token_s);
     double later = 0.0;
     for (std::size_t k = 0; k < 3; ++k) {
       const double delay = again_s + wait_s * kWorthNodes[k];
       if (timed) {
-        const double tokens = (one.due_s - delay) / engine.step_s;
+        const double tokens = (one.due_s - delay) / one.token_s;
         later += kWorthNodeWeights[k] * detail::ends_within(tokens, one.most_left, runs, i);
       }
       if (one.dry_s < kInf) experience += kWorthNodeWeights[k] * detail::ratio2(span, std::max(delay - one.dry_s, 0.0));

@@ -1,7 +1,7 @@
 """A full engine at equilibrium: how often a request comes in, and how long steps take with so much in them."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,6 +27,33 @@ class EngineSize:
     def prompt_budget(self) -> float:
         """Prompt tokens a step may compute when all slots decode; at least half the budget."""
         return float(max(self.token_budget - min(self.max_num_seqs, self.token_budget // 2), 1))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLatency:
+    """An engine with drafts as one that brings a decode one token a step: ``per_step`` such steps are one of its own.
+
+    So formulas in which a reply of ``n`` tokens takes ``n`` steps hold for it. Its steps are as long as a token, and
+    have a token's share of the prompts; the engine's token budget is that of ``token_budget / per_step`` tokens.
+    """
+
+    latency: StepLatency
+    per_step: float
+
+    def step_s(self, load: StepLoad) -> float:
+        """Return the seconds that the engine takes for the time of a token."""
+        if self.per_step == 1.0:
+            return self.latency.step_s(load)
+        whole = replace(
+            load,
+            prefill_tokens=round(load.prefill_tokens * self.per_step),
+            prefill_attention_tokens2=round(load.prefill_attention_tokens2 * self.per_step),
+        )
+        return self.latency.step_s(whole) / self.per_step
+
+    def prefill_within(self, seconds: float, base: StepLoad, prefix_tokens: int) -> int:
+        """Return the most prompt tokens of the time of a token; see StepLatency."""
+        return int(self.latency.prefill_within(seconds * self.per_step, base, prefix_tokens) / self.per_step)
 
 
 def equilibrium_steps(

@@ -35,6 +35,7 @@ from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.running_fit import RunningMean
 from sloserve.kernels.digest import DigestCurves
 from sloserve.lso.decode_first import service_order, uncomputed_tokens
+from sloserve.lso.drafted import mean_tokens_per_step
 from sloserve.lso.ordering import by_class, first_places, without_targets, woven_places
 from sloserve.lso.preemption import freed_blocks
 from sloserve.lso.swapping import preemption_price
@@ -142,19 +143,19 @@ class Andes(PredictingPolicy):
         prefill_tokens = uncomputed_tokens(rows, waiting).sum()
         return bool(waiting.size > engine.free_slots or prefill_tokens > engine.token_budget)
 
-    def _step_s(self, engine: EngineFacts, batches: FloatArray, context_tokens: float) -> FloatArray:
-        """Seconds of a step of each of ``batches`` decoding requests, ``[num_batches]``, at this mean context."""
+    def _token_s(self, engine: EngineFacts, batches: FloatArray, context_tokens: float) -> FloatArray:
+        """Return the seconds of a token at each number of decodes in ``batches``, ``[num_batches]``."""
         loads = [StepLoad(decode_seqs=int(b), decode_context_tokens=int(b * context_tokens)) for b in batches.tolist()]
-        return np.array([engine.step_latency.step_s(load) for load in loads])
+        return np.array([engine.step_latency.step_s(load) for load in loads]) / mean_tokens_per_step(engine)
 
     def _foresee(self, engine: EngineFacts, all_: Outlook, batches: FloatArray) -> Foresight:
         """What serving gains at each of several batch sizes."""
         return all_.foresee(*self._times_s(engine, all_, batches), self._horizon_s())
 
     def _times_s(self, engine: EngineFacts, all_: Outlook, batches: FloatArray) -> tuple[FloatArray, float]:
-        """Returns the seconds of a step at each batch size, and of a prompt token at the rate of full steps."""
-        steps_s = self._step_s(engine, batches, float(all_.context_tokens.mean()))
-        return steps_s, float(steps_s.max()) / engine.token_budget
+        """Return the seconds of a token at each batch size, and of a prompt token at the rate of full steps."""
+        token_s = self._token_s(engine, batches, float(all_.context_tokens.mean()))
+        return token_s, float(token_s.max()) * mean_tokens_per_step(engine) / engine.token_budget
 
     def _horizon_s(self) -> float:
         return self.horizon_s or self._serving_s.value or FIRST_HORIZON_S

@@ -21,6 +21,7 @@ from sloserve.kernels.kv_layout import KVLayout
 from sloserve.kernels.requests import context_and_uncomputed
 from sloserve.kernels.survival import Chances
 from sloserve.lso.decode_first import progress_columns, service_order
+from sloserve.lso.drafted import tokens_per_step
 from sloserve.lso.forecast import AHEAD, how_many_fit_to_the_end
 from sloserve.lso.ordering import PREEMPTION_COLUMNS, by_class, ranked, without_targets, woven_places
 from sloserve.lso.preemption import Head, PreemptionCandidate, freed_blocks, select_victims
@@ -79,7 +80,8 @@ class Auto(PredictingPolicy):
         pace = pace_of(engine, snapshot.running.size, int(context[queued:].sum()))
         again_s = context[queued:] * pace.prompt_token_s * preemption_price(rows, snapshot.running, engine)
         charged = prefill if engine.swap is None else _as_if_dropped(rows, slots, queued, context, prefill)
-        gain, cost, _ = worth_of(rows, queued, engine, pace, left, runs, charged, again_s, now_s)
+        per_step = tokens_per_step(rows, slots, engine)
+        gain, cost, _ = worth_of(rows, queued, engine, pace, left, per_step, runs, charged, again_s, now_s)
         undecided = without_targets(rows, slots)
         found = ranked(snapshot, slots, -gain / cost, undecided)
         waiting, running = found.waiting, queued + found.running

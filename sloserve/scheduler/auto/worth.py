@@ -42,6 +42,7 @@ from sloserve.core.qoe import DEFAULT_TDS, DEFAULT_TTFT_S
 from sloserve.core.rows import Rows
 from sloserve.kernels.survival import Chances
 from sloserve.kernels.worth import worth
+from sloserve.lso.drafted import DRAFT_COLUMNS
 from sloserve.lso.lengths import LENGTH_COLUMNS
 from sloserve.lso.pace import PACE_COLUMNS
 from sloserve.scheduler.auto import constants
@@ -49,7 +50,10 @@ from sloserve.scheduler.auto.engine_pace import EnginePace
 from sloserve.scheduler.policy import EngineFacts
 
 WORTH_COLUMNS: Final = (
-    PACE_COLUMNS | LENGTH_COLUMNS | {"arrival_s", "class_rank", "e2e_s", "first_token_s", "prompt_tokens", "ttft_s"}
+    PACE_COLUMNS
+    | LENGTH_COLUMNS
+    | DRAFT_COLUMNS
+    | {"arrival_s", "class_rank", "e2e_s", "first_token_s", "prompt_tokens", "ttft_s"}
 )
 """Columns that :func:`worth_of` reads."""
 _MOST_RANKS: Final = 31
@@ -70,6 +74,7 @@ def worth_of(
     engine: EngineFacts,
     pace: EnginePace,
     left: FloatArray,
+    per_step: FloatArray,
     runs: Chances,
     prefill_tokens: IntArray,
     again_s: FloatArray,
@@ -80,6 +85,7 @@ def worth_of(
     Args:
         pace: of the engine.
         left: ``[n]``, tokens to come, expected.
+        per_step: ``[n]``, tokens that a step brings each, at least 1.
         runs: of these n, the chances that more tokens than AHEAD are still to come.
         prefill_tokens: ``[n]``, to compute before the next token.
         again_s: ``[n - queued]``, delay beside T of those that run, until they have their KV back.
@@ -101,6 +107,7 @@ def worth_of(
             (rows.class_rank, rows.prompt_tokens, rows.output_tokens, rows.max_tokens),
             queued,
             left,
+            per_step,
             prefill_tokens,
             again_s,
             _weights(chosen.class_weight),

@@ -25,7 +25,7 @@ class AndesOfBatches(Andes):
             return False
         fastest = float(reading_tds(rows, np.concatenate((snapshot.waiting, running))).max())
         context = float(rows.computed_tokens[running].mean())
-        return float(self._step_s(snapshot.engine, np.array([float(running.size)]), context)[0]) * fastest > 1.0
+        return float(self._token_s(snapshot.engine, np.array([float(running.size)]), context)[0]) * fastest > 1.0
 
     def _batch_sizes(self, engine: EngineFacts, all_: Outlook, blocks: IntArray) -> FloatArray:
         """Candidates, ascending whole numbers. blocks: that each request of ``all_`` needs, ``[len(all_)]``.
@@ -35,6 +35,6 @@ class AndesOfBatches(Andes):
         most = int(np.searchsorted(np.cumsum(np.sort(blocks)), engine.total_blocks, side="right"))
         most = max(min(most, engine.max_num_seqs), 1)
         sizes = np.arange(1, most + 1).astype(np.float64)
-        fast = self._step_s(engine, sizes, float(all_.context_tokens.mean())) * all_.tds.max() <= 1.0
+        fast = self._token_s(engine, sizes, float(all_.context_tokens.mean())) * all_.tds.max() <= 1.0
         least = max(int(fast.sum()), 1)
         return np.unique(np.geomspace(least, most, BATCH_SIZES).round()).astype(np.float64)

@@ -22,8 +22,9 @@ import numpy as np
 from sloserve.core.arrays import FloatArray, IntArray, grown
 from sloserve.core.rows import Rows
 from sloserve.estimator.completion.group_time import Serving
-from sloserve.estimator.completion.steady_state import EngineSize
+from sloserve.estimator.completion.steady_state import EngineSize, TokenLatency
 from sloserve.estimator.length.choice import check_lengths
+from sloserve.lso.drafted import mean_tokens_per_step
 from sloserve.lso.lengths import LENGTH_COLUMNS
 from sloserve.lso.ordering import PREEMPTION_COLUMNS, ClassRank, plan_by_key, preemption_in_seconds
 from sloserve.lso.pace import PACE_COLUMNS
@@ -186,7 +187,8 @@ class QLM(PredictingPolicy):
 
     def _planner_of(self, engine: EngineFacts) -> QLMPlanner:
         if self._planner is None or _size_of(self._planner[0]) != _size_of(engine):
-            serving = Serving(engine.step_latency, _size_of(engine))
+            latency = TokenLatency(engine.step_latency, mean_tokens_per_step(engine))
+            serving = Serving(latency, _size_of(engine))
             self._planner = engine, QLMPlanner({(_ENGINE, _ENGINE): serving}, _PLAN, seed=self.seed)
         return self._planner[1]
 
@@ -224,7 +226,9 @@ class QLM(PredictingPolicy):
 
 def _size_of(engine: EngineFacts) -> EngineSize:
     kv_tokens = int(engine.layout.capacity_tokens(engine.total_blocks, _CONTEXT_TOKENS))
-    return EngineSize(engine.max_num_seqs, engine.token_budget, kv_tokens)
+    # In the time of one token; a hundredth more or less of what drafts bring is no other engine.
+    token_budget = round(engine.token_budget / round(mean_tokens_per_step(engine), 1))
+    return EngineSize(engine.max_num_seqs, token_budget, kv_tokens)
 
 
 def _keys_of(order: list[GroupSums]) -> FloatArray:

@@ -24,11 +24,12 @@ from sloserve.estimator.step_time.online import OnlineLatency
 from sloserve.estimator.step_time.profile import ProfileName, load_profile
 from sloserve.kernels.anneal import BatchRequests, BatchTimes, Cooling, anneal
 from sloserve.lso.decode_first import PREFILL_COLUMNS, uncomputed_tokens
+from sloserve.lso.drafted import DRAFT_COLUMNS, tokens_per_step
 from sloserve.lso.lengths import LENGTH_COLUMNS
 from sloserve.lso.ordering import by_class, first_places, without_targets
 from sloserve.lso.pace import pace_s
 from sloserve.scheduler.options import check_within
-from sloserve.scheduler.policy import NO_SLOTS, Plan, Policy, PredictingPolicy, Snapshot
+from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, PredictingPolicy, Snapshot
 from sloserve.scheduler.sa.times import RemainingWork, Slots, bilinear_of, slot_times
 
 MOST_ANNEALED = 512
@@ -56,6 +57,7 @@ class SA(PredictingPolicy):
 
     needs = (
         LENGTH_COLUMNS
+        | DRAFT_COLUMNS
         | PREFILL_COLUMNS
         | {"arrival_s", "class_rank", "e2e_s", "first_token_s", "tds", "tpot_s", "ttft_s"}
     )
@@ -121,11 +123,11 @@ class SA(PredictingPolicy):
         rows, engine, running = snapshot.rows, snapshot.engine, snapshot.running
         rest = NO_SLOTS
         if waiting.size > MOST_ANNEALED:
-            work = self._work(rows, waiting)
+            work = self._work(rows, waiting, engine)
             order = np.lexsort((rows.seq[waiting], work.prefill_tokens + work.output_tokens))
             waiting, rest = waiting[np.sort(order[:MOST_ANNEALED])], waiting[order[MOST_ANNEALED:]]
         present = np.concatenate((running, waiting))
-        work = self._work(rows, present)
+        work = self._work(rows, present, engine)
         # Eq. 20, at full use of the memory: a batch holds as many as the KV cache does.
         room = int(engine.layout.capacity_tokens(engine.total_blocks, work.mean_kv_tokens) / work.mean_kv_tokens)
         max_batch = max(min(engine.max_num_seqs, room), running.size, 1)
@@ -151,11 +153,12 @@ class SA(PredictingPolicy):
         plan = anneal(queue, 1, cooling=cooling_for(present.size - fixed, 1, self.settings.effort), seed=self.seed)
         return present[fixed + plan.order], None
 
-    def _work(self, rows: Rows, slots: IntArray) -> RemainingWork:
+    def _work(self, rows: Rows, slots: IntArray, engine: EngineFacts) -> RemainingWork:
         done = rows.output_tokens[slots]
         left = self._lengths.left(rows, slots)
         context = rows.prompt_tokens[slots] + done
-        return RemainingWork(uncomputed_tokens(rows, slots), context, left)
+        per_step = tokens_per_step(rows, slots, engine)
+        return RemainingWork(uncomputed_tokens(rows, slots), context, left, per_step)
 
     def _requests(
         self, rows: Rows, slots: IntArray, work: RemainingWork, times: BatchTimes, now_s: float

@@ -43,13 +43,22 @@ def bilinear_of(latency: StepLatency) -> Bilinear:
 class RemainingWork:
     """What is left of requests, ``[n]`` each.
 
-    prefill_tokens: prompt, and output so far of preempted ones, still to be computed. context_tokens: of the next
-    output token. output_tokens: still to come, predicted.
+    Args:
+        prefill_tokens: of the prompt, and of the output so far of preempted ones, still to be computed.
+        context_tokens: of the next output token.
+        output_tokens: still to come, predicted.
+        per_step: tokens that a step brings each; 1 without drafts.
     """
 
     prefill_tokens: IntArray
     context_tokens: IntArray
     output_tokens: FloatArray
+    per_step: FloatArray | float = 1.0
+
+    @property
+    def decode_steps(self) -> FloatArray:
+        """Steps in which the output comes."""
+        return self.output_tokens / self.per_step
 
     @property
     def mean_kv_tokens(self) -> float:
@@ -59,9 +68,9 @@ class RemainingWork:
 
 def batch_times(fit: Bilinear, work: RemainingWork) -> BatchTimes:
     """Returns the times of requests that run in batches."""
-    prompt, output = work.prefill_tokens, work.output_tokens
-    # Eq. 16: the contexts of all decode steps, summed.
-    context = output * work.context_tokens + output * (output + 1.0) / 2.0
+    prompt, steps = work.prefill_tokens, work.decode_steps
+    # Eq. 16: the contexts of all decode steps, summed. Differs: with drafts a step brings more than one token.
+    context = steps * work.context_tokens + steps * (work.output_tokens + 1.0) / 2.0
     fresh = prompt > 0
 
     def lines(at: BatchFit, tokens: FloatArray | IntArray, steps: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -69,7 +78,7 @@ def batch_times(fit: Bilinear, work: RemainingWork) -> BatchTimes:
         slope = (at.alpha_ms * tokens + at.beta_ms * steps) / _MS_PER_S
         return base, slope
 
-    return BatchTimes(*lines(fit.prefill, prompt, fresh.astype(np.float64)), *lines(fit.decode, context, output))
+    return BatchTimes(*lines(fit.prefill, prompt, fresh.astype(np.float64)), *lines(fit.decode, context, steps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +107,10 @@ def slot_times(fit: Bilinear, work: RemainingWork, slots: Slots) -> BatchTimes:
     fused = np.maximum(alone - min(fit.prefill.delta_ms, fit.decode.delta_ms) / _MS_PER_S, 0.0)
     room = max(slots.token_budget - slots.running, 1)
     token_s = (fit.prefill.alpha_ms + fit.prefill.gamma_ms) / _MS_PER_S
-    full_step_s = float((decode / work.output_tokens).mean()) + token_s * room
+    full_step_s = float((decode / work.decode_steps).mean()) + token_s * room
     through = work.prefill_tokens / room * full_step_s
     slowed = decode * (1.0 + (slots.running - 1) * float(fused.mean()) / float(np.mean(decode)))
-    decoding = np.maximum(np.minimum(slowed, work.output_tokens * full_step_s), decode)
+    decoding = np.maximum(np.minimum(slowed, work.decode_steps * full_step_s), decode)
     prefill = np.maximum(through, alone)
     delay = fused + decode / slots.running if slots.bind else through
     nothing = np.zeros_like(prefill)

@@ -96,6 +96,13 @@ class ModelPort:
     def tokens_sampled(self, results: Any) -> None:
         return None
 
+    @property
+    def num_drafts(self) -> int:
+        return 0
+
+    def drafts_in(self, step: Batch) -> Mapping[str, int]:
+        return {}
+
     def admitted_ids(self, output: Batch) -> Sequence[str]:
         handles = self._counts.handles
         return [handles[index].request_id for index in output.admitted]

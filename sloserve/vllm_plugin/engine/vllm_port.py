@@ -85,6 +85,13 @@ class VllmReader:
     def tokens_sampled(self, results: Any) -> tuple[list[list[int]], dict[str, int]] | None:
         return None
 
+    @property
+    def num_drafts(self) -> int:
+        return 0  # without a scheduler none is told of steps
+
+    def drafts_in(self, step: Any) -> Mapping[str, int]:
+        return {request_id: len(tokens) for request_id, tokens in step.scheduled_spec_decode_tokens.items()}
+
     def admitted_ids(self, output: Any) -> Sequence[str]:
         return admitted_ids(output)
 
@@ -125,6 +132,10 @@ class VllmPort(VllmReader):
 
     def tokens_sampled(self, results: Any) -> tuple[list[list[int]], dict[str, int]] | None:
         return (results.sampled_token_ids, results.req_id_to_index) if self._counts_follow else None
+
+    @property
+    def num_drafts(self) -> int:
+        return int(self._scheduler.num_spec_tokens)
 
     @property
     def max_loras(self) -> int | None:
