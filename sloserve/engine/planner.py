@@ -18,8 +18,10 @@ from sloserve.engine.request_table import RequestTable
 from sloserve.engine.shadow import Shadow
 from sloserve.estimator.drafting import Drafting
 from sloserve.estimator.planning_cost import PlanningCost
-from sloserve.kernels.requests import slots_found
-from sloserve.lso.decode_first import service_order
+from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.kernels.requests import slots_found, split_running
+from sloserve.lso.decode_first import progress_columns, service_order, uncomputed_tokens
+from sloserve.lso.draft_lengths import draft_lengths
 from sloserve.lso.lengths import Lengths
 from sloserve.lso.step_budget import MOST_PROMPTS, StepBudget
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot, check_plan
@@ -34,7 +36,8 @@ class Step:
     engine: what the engine can do in it; ``None`` where that was not asked. is_read: whether the rows of the running
     requests are up to date, as they are where a snapshot was taken. others_s: seconds since the plan budget started
     that were spent on other work than the plan. plan_s: what a fresh plan costs in virtual time, ``None`` where it is
-    measured; planning_s: what all planning for the step does.
+    measured; planning_s: what all planning for the step does. drafts: slots of requests that decode, and the most draft
+    tokens that each verifies in the step; ``None`` for as many as the engine has.
     """
 
     plan: Plan
@@ -45,6 +48,7 @@ class Step:
     others_s: float = 0.0
     plan_s: float | None = None
     planning_s: float = 0.0
+    drafts: tuple[IntArray, IntArray] | None = None
 
 
 class Planner:
@@ -251,7 +255,9 @@ class Planner:
             running = self.table.num_running
             step_s = self._cost.step.seconds(running, len(self.table.slot_of) - running)
             step.planning_s += step_s
-        return step if self._step_budget is None else self._limited(step, self._step_budget, now_s)
+        if self._step_budget is not None:
+            step = self._limited(step, self._step_budget, now_s)
+        return step if self._drafting is None or self.policy.drafts == "all" else self._trimmed(step, now_s)
 
     def _planned(self, now_s: float, monotonic_s: float) -> Step:
         if not self.policy.needs:
@@ -320,6 +326,8 @@ class Planner:
         paused: list[EngineRequest] = []
         if step.plan is not Plan.IDENTITY or self.table.has_protected:
             paused = self.port.apply_plan(step.plan, self.table, limits)
+        if step.drafts is not None:
+            self._counters["drafts_left_out"] += self.port.trim_drafts(*step.drafts, self.table)
         if paused:
             self._counters["paused_steps"] += len(paused)
         if step.is_fresh:
@@ -364,6 +372,35 @@ class Planner:
         step.plan = Plan(
             running, plan.waiting, plan.preempt, plan.pause, plan.max_running, tokens, plan.prefill_chunk_tokens
         )
+        return step
+
+    def _trimmed(self, step: Step, now_s: float) -> Step:
+        """``step`` with the drafts that its decodes verify, see :mod:`sloserve.lso.draft_lengths`."""
+        plan, table = step.plan, self.table
+        engine = step.engine or self._facts()
+        served = table.rows.slots_in(State.RUNNING) if step.is_read else table.read_running()
+        if plan.preempt.size or plan.pause.size:
+            served = served[~_marks(table.rows, plan.preempt, plan.pause)[served]]
+        progress = progress_columns(table.rows)
+        decodes, in_progress, context_tokens = split_running(progress, served)
+        if not decodes.size:
+            return step
+        budget = engine.token_budget if plan.token_budget is None else int(plan.token_budget)
+        room = max(budget - decodes.size * engine.decode_tokens, 0)
+        prompts = room
+        if plan.token_budget is None:
+            prompts = min(int(uncomputed_tokens(table.rows, in_progress).sum()), room)
+        beside = StepLoad(prompts, int(prompts > 0), decodes.size, context_tokens + decodes.size, prompts**2)
+        lengths = self.lengths
+        left = np.ones(decodes.size) if lengths is None else lengths.left(table.rows, decodes)
+        by_slack = self.policy.drafts == "slack"
+        most = draft_lengths(table.rows, decodes, left, engine, beside, now_s, by_slack=by_slack)
+        if most is None:
+            return step
+        step.drafts = decodes, most
+        if plan.token_budget is not None:  # what drafts leave is not for prompts: the step's time is what counts
+            left_out = int((engine.decode_tokens - 1 - most).sum())
+            step.plan = replace(plan, token_budget=max(int(plan.token_budget) - left_out, 1))
         return step
 
     def _untracked_running(self) -> int:

@@ -135,6 +135,12 @@ class EnginePort(RequestReader, Protocol):
     def holding(self, request: Any) -> Holding:
         """KV blocks of a running request: its own, and those that it shares."""
 
+    def trim_drafts(self, slots: IntArray, lengths: IntArray, table: Any) -> int:
+        """Leave the running requests in ``slots`` of ``table`` at most as many drafts for the next step.
+
+        Returns: how many drafts were left out.
+        """
+
     def running_requests(self, slots: Any, table: Any) -> list[Any]:
         """The requests in ``slots`` of ``table``, all of which run. Raises: an error if one does not."""
 

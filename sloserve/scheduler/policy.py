@@ -63,6 +63,11 @@ class Policy(ABC):
         return self.needs | (StepBudget.NEEDS if self.settings.step_budget else frozenset())
 
     @property
+    def drafts(self) -> str:
+        """How many drafts decodes verify, one of :data:`~sloserve.lso.draft_lengths.LENGTH_OF_DRAFTS`."""
+        return "all"
+
+    @property
     def lengths(self) -> Lengths | None:
         """What it knows of the lengths of replies; ``None`` where it asks for none."""
         return None

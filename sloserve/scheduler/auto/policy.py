@@ -21,6 +21,7 @@ from sloserve.kernels.kv_layout import KVLayout
 from sloserve.kernels.requests import context_and_uncomputed
 from sloserve.kernels.survival import Chances
 from sloserve.lso.decode_first import progress_columns, service_order
+from sloserve.lso.draft_lengths import DRAFT_LENGTH_COLUMNS, LENGTH_OF_DRAFTS
 from sloserve.lso.drafted import tokens_per_step
 from sloserve.lso.forecast import AHEAD, how_many_fit_to_the_end
 from sloserve.lso.ordering import PREEMPTION_COLUMNS, by_class, ranked, without_targets, woven_places
@@ -60,11 +61,23 @@ class Auto(PredictingPolicy):
         """``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md"""
         length_error: float = 0.0
         """relative error of the oracle's lengths"""
+        drafts: str = "all"
+        """draft tokens that decodes verify: ``all`` that vLLM schedules, fewer by ``load`` or by ``slack``"""
 
         def __post_init__(self) -> None:
             check_lengths(self.length, self.length_error)
+            if self.drafts not in LENGTH_OF_DRAFTS:
+                raise ValueError(f"drafts: {self.drafts!r} is not one of {', '.join(LENGTH_OF_DRAFTS)}")
             check_within(self, 0.0, 0.5, "reserve")
             check_within(self, 0.0, math.inf, "sigmas", "hysteresis", "max_preemptions")
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return super().reads | (DRAFT_LENGTH_COLUMNS if self.drafts != "all" else frozenset())
+
+    @property
+    def drafts(self) -> str:
+        return str(self.settings.drafts)
 
     def is_idle(self, waiting: int, running: int, engine: EngineFacts) -> bool:
         return not waiting and engine.has_room_for(running)

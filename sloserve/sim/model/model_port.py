@@ -144,6 +144,9 @@ class ModelPort:
 
     # Plans.
 
+    def trim_drafts(self, slots: IntArray, lengths: IntArray, table: RequestTable) -> int:
+        return 0
+
     def running_requests(self, slots: IntArray, table: RequestTable) -> list[Any]:
         found = table.requests_in(slots)
         for request in found:

@@ -8,7 +8,7 @@ Every request is in one of the queues at all times, so that no exception loses o
 the first change: slots are resolved to requests and new queues are built, then each change is one assignment.
 """
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from vllm.v1.request import Request, RequestStatus
@@ -231,3 +231,18 @@ def _decodes_first(running: list[Request], table: RequestTable, num_protected: i
     tracked = [place for place, r in enumerate(others) if r.request_id in table.slot_of]
     at = next((place for place in tracked[num_protected:] if others[place].is_prefill_chunk), len(others))
     return others[:at] + prompts + others[at:]
+
+
+def trim_drafts(requests: Sequence[Request], lengths: Sequence[int]) -> int:
+    """Leave each request at most as many draft tokens for the next step; return how many were left out.
+
+    vLLM itself cuts drafts where a step has no room for all. A list is replaced and not changed, since the asynchronous
+    scheduler gives one to all requests.
+    """
+    left_out = 0
+    for request, length in zip(requests, lengths, strict=True):
+        drafts = request.spec_token_ids
+        if len(drafts) > length:
+            left_out += len(drafts) - length
+            request.spec_token_ids = drafts[:length]
+    return left_out

@@ -171,6 +171,9 @@ class VllmPort(VllmReader):
     def holding(self, request: Request) -> Holding:
         return compat.holding(self._scheduler, request)
 
+    def trim_drafts(self, slots: IntArray, lengths: IntArray, table: RequestTable) -> int:
+        return apply.trim_drafts(table.requests_in(slots), lengths.tolist())
+
     def running_requests(self, slots: IntArray, table: RequestTable) -> list[Request]:
         return apply.running_requests(self._scheduler, slots, table)
 

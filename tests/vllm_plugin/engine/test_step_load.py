@@ -139,6 +139,7 @@ def output_of(
             {"a": 3},
             StepLoad.of([(16, 32), (9, 64)], [21, 8], 3),
         ),
+        ({"c": (4, 15)}, {"a": (4, 20)}, {"a": 3, "c": 3}, StepLoad.of((), [16, 21], 6)),  # padded like a decode
     ],
 )
 def test_the_load_of_a_step(

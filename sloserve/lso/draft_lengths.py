@@ -1,0 +1,150 @@
+"""How many of its draft tokens each decode verifies in the next step.
+
+A draft that is rejected takes compute from all requests of the step, once the step has more positions than the reading
+of the weights hides. So its worth depends on the load, and on who would gain the token: a request whose pace is tight
+needs all its drafts, one that is far ahead of its reader needs none.
+
+Each draft has a chance to be accepted, that of its place and of its request. Two rules use it, for one step each:
+
+- *load*: drafts are ranked by their chances, and taken from the top as long as they raise the tokens of the step per
+  second. Targets do not count.
+- *slack*: as many as there are, unless the step then takes longer than some request can bear that could be kept. Then
+  drafts of requests that can do without are left out, those of the least chance first, until the step is as short as
+  these requests need it. A request can do without the drafts that its own targets do not need.
+
+No paper has it: SmartSpec and vLLM's ``num_speculative_tokens_per_batch_size`` choose one number of drafts for all
+requests, by the load.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.rows import Rows
+from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.lso.drafted import DRAFT_COLUMNS, tokens_per_step
+from sloserve.lso.pace import PACE_COLUMNS, pace_s
+from sloserve.lso.plan import EngineFacts
+
+LENGTH_OF_DRAFTS: Final = ("all", "load", "slack")
+"""Values of the option ``drafts``: as many as vLLM schedules, or fewer by load, or by load and slack."""
+DRAFT_LENGTH_COLUMNS: Final = (
+    PACE_COLUMNS | DRAFT_COLUMNS | {"arrival_s", "e2e_s", "first_token_s", "in_flight_tokens", "output_tokens"}
+)
+"""Columns that :func:`draft_lengths` reads."""
+NEARLY_FREE: Final = 1.01
+"""Where all drafts together make the step longer by less than this, none is left out."""
+HEADROOM: Final = 0.95
+"""Share of the time that a request can bear which is planned for, as for the step budget."""
+SPEND_TOKENS: Final = 64
+"""A lead over the pace is spent over so many tokens, as in the step budget."""
+_CUTS: Final = 12
+"""Numbers of drafts for which the step's time is asked: the best of them is within some percent of the best of all."""
+
+
+def draft_lengths(
+    rows: Rows,
+    decodes: IntArray,
+    left: FloatArray,
+    engine: EngineFacts,
+    beside: StepLoad,
+    now_s: float,
+    *,
+    by_slack: bool = True,
+) -> IntArray | None:
+    """Return the most drafts of each of ``decodes`` in the next step, ``[n]``; ``None`` for as many as there are.
+
+    Args:
+        rows: the request table, up to date for ``decodes``.
+        decodes: slots of the requests that decode in the step.
+        left: ``[n]``, tokens to come, expected.
+        engine: what the engine can do now.
+        beside: the step without drafts: the decodes, and the prompts that it computes.
+        now_s: epoch seconds.
+        by_slack: whether targets count.
+    """
+    drafts = engine.drafts
+    if drafts is None or not decodes.size:
+        return None
+    most = drafts.accepted.size
+    chances = _chances(rows, decodes, engine)
+
+    def step_s(count: int) -> float:
+        return engine.step_latency.step_s(replace(beside, draft_tokens=count))
+
+    if step_s(most * decodes.size) <= NEARLY_FREE * step_s(0):
+        return None
+    if by_slack:
+        token_s = HEADROOM * _bearable_token_s(rows, decodes, left, now_s + engine.busy_s)
+        lengths = _by_slack(chances, token_s, step_s)
+    else:
+        lengths = _by_load(chances, step_s)
+    return lengths if lengths is not None and (lengths < most).any() else None
+
+
+def _by_load(chances: FloatArray, step_s: Callable[[int], float]) -> IntArray:
+    """Return the drafts of each request, ``[n]``, that bring the most tokens per second."""
+    decodes = len(chances)
+    ranked = -np.sort(-chances.ravel())
+    gained = np.concatenate(([0.0], np.cumsum(ranked))) + decodes
+    cuts = np.unique(np.linspace(0, ranked.size, _CUTS).astype(np.int64))
+    cut = int(cuts[int(np.argmax([gained[cut] / step_s(int(cut)) for cut in cuts]))])
+    lengths: IntArray = (chances >= ranked[cut - 1]).sum(axis=1) if cut else np.zeros(decodes, np.int64)
+    return lengths
+
+
+def _by_slack(chances: FloatArray, token_s: FloatArray, step_s: Callable[[int], float]) -> IntArray | None:
+    """Return the drafts of each request, ``[n]``, with which the most keep their pace; ``None`` if all of them do.
+
+    token_s: ``[n]``, seconds that each can bear for a token.
+    """
+    decodes, most = chances.shape
+    all_s = step_s(chances.size)
+    gains = 1.0 + np.concatenate((np.zeros((decodes, 1)), np.cumsum(chances, axis=1)), axis=1)
+    bears_s = gains * token_s[:, None]
+    at_risk = bears_s[:, most] < all_s
+    needs = np.where(at_risk, most, (bears_s < all_s).sum(axis=1))
+    least = int(needs.sum())
+    saved_s = bears_s[at_risk & (bears_s[:, most] >= step_s(least)), most]
+    if not saved_s.size:
+        return None
+    # The drafts that can be left out, those of the least chance first.
+    spare = np.arange(1, most + 1) > needs[:, None]
+    order = np.sort(chances[spare])
+    left_out = bisect_left(range(order.size), True, key=lambda count: step_s(chances.size - count) <= saved_s.min())
+    if left_out >= order.size:
+        return needs
+    lengths: IntArray = most - (spare & (chances < order[left_out])).sum(axis=1)
+    return lengths
+
+
+def _chances(rows: Rows, decodes: IntArray, engine: EngineFacts) -> FloatArray:
+    """Return the chance that each draft brings a token, ``[n, num_drafts]``, never rising along a request's drafts."""
+    drafts = engine.drafts
+    assert drafts is not None
+    usual = np.cumprod(drafts.accepted)
+    own = (tokens_per_step(rows, decodes, engine) - 1.0) / max(drafts.tokens_per_step - 1.0, 1e-6)
+    # A request that accepts more does so at each place: the second draft comes after the first.
+    places = np.arange(1, usual.size + 1)
+    chances: FloatArray = np.minimum(usual * np.clip(own, 0.0, 4.0)[:, None] ** np.sqrt(places), 0.99**places)
+    return np.minimum.accumulate(chances, axis=1)
+
+
+def _bearable_token_s(rows: Rows, decodes: IntArray, left: FloatArray, starts_s: float) -> FloatArray:
+    """Return the seconds that each may take for a token from ``starts_s`` on, ``[n]``; inf without a target.
+
+    Zero or less where its target is lost.
+    """
+    pace = pace_s(rows, decodes)
+    first_s = np.where(np.isnan(rows.first_token_s[decodes]), starts_s, rows.first_token_s[decodes])
+    in_flight = rows.in_flight_tokens[decodes] > 0
+    to_come = np.maximum(left - in_flight, 1.0)
+    lead_s = first_s + pace * (rows.output_tokens[decodes] + in_flight - 1) - starts_s
+    by_pace = pace + lead_s / np.where(lead_s > 0.0, np.minimum(to_come, SPEND_TOKENS), to_come)
+    by_end = (rows.arrival_s[decodes] + rows.e2e_s[decodes] - starts_s) / to_come
+    bearable = np.fmin(by_pace, by_end)
+    return np.where(np.isnan(bearable), np.inf, bearable)
