@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Self, get_args
 
 import numpy as np
@@ -12,6 +12,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.kernels.kv_layout import STATE_WINDOW, KVGroups, KVLayout
 from sloserve.lso.blocks import blocks_of
+from sloserve.virtual.drafts import Drafts
 
 Swapping = Literal["cost", "always"]
 """What becomes of a preempted request's KV where there is swap space; as in the server's settings."""
@@ -33,6 +34,8 @@ class EngineSettings:
 
     swap_space_gib: host memory for the KV of preempted requests, 0 for none. link_gb_per_s: 1e9 bytes a second of the
     link to it, in each direction; ``None`` for the profile's. swapping: who is copied to it, not computed again.
+
+    drafts: draft tokens of a draft head (EAGLE, MTP), see :class:`~sloserve.virtual.drafts.Drafts`; ``None`` for none.
     """
 
     kv_blocks: int
@@ -47,6 +50,7 @@ class EngineSettings:
     link_gb_per_s: float | None = None
     swapping: Swapping = "cost"
     kv_groups: tuple[KVGroups, ...] = ()
+    drafts: Drafts | None = None
 
     def __post_init__(self) -> None:
         for name in ("kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
@@ -71,6 +75,7 @@ class EngineSettings:
                 f"swap_space_gib: {self.swap_space_gib} GiB for a model whose layers do not all keep the whole "
                 "context; KV is swapped under full attention alone. Give 0"
             )
+        self._check_drafts()
         if self.kv_groups:
             longest = blocks_of_longest(self.layout, self.max_model_len)
             if longest > self.kv_blocks:
@@ -84,6 +89,27 @@ class EngineSettings:
                 f"max_model_len: {self.max_model_len} tokens do not fit the KV cache of {self.kv_blocks} blocks of "
                 f"{self.block_size} tokens; give at most {self.kv_blocks * self.block_size}, or more kv_blocks"
             )
+
+    def _check_drafts(self) -> None:
+        """Raise ConfigError where drafts stand beside a feature with which they are not modelled."""
+        if self.drafts is None:
+            return
+        beside = None
+        if self.enable_prefix_caching:
+            beside = "a prefix cache (enable_prefix_caching)"
+        elif self.swap_space_gib:
+            beside = f"swap space (swap_space_gib: {self.swap_space_gib})"
+        elif not self.layout.is_full:
+            beside = "layers that do not all keep the whole context (kv_groups)"
+        if beside is not None:
+            raise ConfigError(
+                f"num_speculative_tokens: drafts are not modelled beside {beside}; leave out one of the two"
+            )
+
+    @property
+    def num_drafts(self) -> int:
+        """Draft tokens of a decode in a step; 0 without drafts."""
+        return 0 if self.drafts is None else self.drafts.num_tokens
 
     @classmethod
     def of_profile(cls, profile: Profile, **sizes: Any) -> Self:
@@ -111,7 +137,8 @@ class EngineSettings:
         Source: ``max_admission_blocks_per_request`` in vLLM's v1/kv_cache_interface.py.
         """
         groups = self.kv_groups or (KVGroups(1, self.block_size),)
-        return _admitting(groups, self.max_num_batched_tokens, self.max_model_len)
+        layout = _admitting(groups, self.max_num_batched_tokens, self.max_model_len)
+        return replace(layout, lookahead_tokens=self.num_drafts) if self.drafts is not None else layout
 
 
 def blocks_of_longest(layout: KVLayout, max_model_len: int) -> int:

@@ -37,6 +37,9 @@ as lost.
 """
 
 
+_SMALLEST_STEP = StepLoad(decode_seqs=1, decode_context_tokens=1)
+
+
 class Dispatched(Protocol):
     """A step on its way. num_tokens: that it computes. planning_s: that planning for it took of the engine's time.
     told: what it finds of copies between device and host.
@@ -62,6 +65,9 @@ class EventLoop(ABC):
         self._profile = profile
         self._front_end = front_end
         self._noise = noise
+        self._round_s = 0.0
+        if settings.drafts is not None:
+            self._round_s = settings.drafts.round_share * profile.step_s(_SMALLEST_STEP)
         self._clock = ManualClock()
         self._epoch_s = self._clock.now_s()
         self._now_s = 0.0
@@ -299,9 +305,14 @@ class EventLoop(ABC):
             kv_utilization=np.array(used, np.float64),
         )
 
-    def _duration_s(self, load: StepLoad) -> float:
-        """How long the step lasts that is dispatched next."""
+    def _duration_s(self, load: StepLoad, rounds: int = 0) -> float:
+        """Return how long the next step lasts, in seconds.
+
+        rounds: of drafting; as many as the most draft tokens that one of its requests has.
+        """
         duration_s = self._profile.step_s(load)
+        if rounds:
+            duration_s += rounds * self._round_s
         if not self._profile.within_grid(load):
             self._counters["extrapolated_steps"] += 1
         return duration_s if self._noise is None else duration_s * self._noise.factor(len(self._steps))

@@ -30,6 +30,7 @@ from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.settings import KEY, plugin_settings
+from sloserve.virtual.drafts import AcceptedRuns
 from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.virtual.event_loop import EventLoop
 from sloserve.virtual.virtual_front_end import VirtualFrontEnd
@@ -53,11 +54,12 @@ _LAST = [_EOS]
 @dataclass(slots=True)
 class _LiveRequest:
     """A request inside the engine. tokens_left counts down to the one that is EOS; prefilled: tokens whose KV existed
-    once.
+    once. accepted_runs: see :meth:`~sloserve.virtual.drafts.Drafts.accepted_runs`; ``None`` without drafts.
     """
 
     workload: WorkloadRequest
     tokens_left: int
+    accepted_runs: AcceptedRuns | None = None
     token_times_s: list[float] = field(default_factory=list)
     prefilled: int = 0
     recomputed: int = 0
@@ -179,7 +181,9 @@ class VirtualEngine(EventLoop):
                     block_hasher=self._hasher,
                 )
             )
-            self._live[item.request_id] = _LiveRequest(item, min(item.output_tokens, max_tokens))
+            tokens, drafts = min(item.output_tokens, max_tokens), self._settings.drafts
+            runs = None if drafts is None else drafts.accepted_runs(item.request_id, tokens)
+            self._live[item.request_id] = _LiveRequest(item, tokens, runs)
             self._stages.arrived(item.request_id, item.arrival_s)
 
     def _dispatch(self, now_s: float, worker_free_s: float) -> _VirtualBatch:
@@ -203,7 +207,8 @@ class VirtualEngine(EventLoop):
             self._counters["empty_steps"] += 1
             return _VirtualBatch(output, [], start_s + told.longer_s, planning_s, told)
         load, sampling = self._inspect(output)
-        duration_s = self._duration_s(load) + told.longer_s
+        rounds = max(map(len, output.scheduled_spec_decode_tokens.values()), default=0)
+        duration_s = self._duration_s(load, rounds) + told.longer_s
         end_s = start_s + duration_s
         running, waiting = scheduler.get_request_counts()
         self._steps.append((end_s, duration_s, output.total_num_scheduled_tokens, running, waiting, self.kv_used))
@@ -212,16 +217,20 @@ class VirtualEngine(EventLoop):
     def _inspect(self, output: Any) -> tuple[StepLoad, list[str]]:
         """The step's load, and the requests that get a token from it."""
         cached, scheduled = output.scheduled_cached_reqs, output.num_scheduled_tokens
+        drafted = output.scheduled_spec_decode_tokens
+        drafts = None if self._settings.drafts is None else sum(map(len, drafted.values()))
         if not output.scheduled_new_reqs and not cached.resumed_req_ids and not self._prefilling:
             context = sum(cached.num_computed_tokens) + len(cached.req_ids)
-            return StepLoad(decode_seqs=len(cached.req_ids), decode_context_tokens=context), cached.req_ids
+            load = StepLoad(decode_seqs=len(cached.req_ids), decode_context_tokens=context, draft_tokens=drafts)
+            return load, cached.req_ids
         prefills, contexts, sampling = [], [], []
         requests = self.scheduler.requests
         for request_id, computed in (
             *((new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs),
             *zip(cached.req_ids, cached.num_computed_tokens, strict=True),
         ):
-            tokens, request, live = scheduled[request_id], requests[request_id], self._live[request_id]
+            request, live = requests[request_id], self._live[request_id]
+            tokens = scheduled[request_id] - len(drafted.get(request_id, ()))
             if tokens == 1 and computed >= request.num_prompt_tokens:
                 contexts.append(computed + 1)
             else:
@@ -236,7 +245,7 @@ class VirtualEngine(EventLoop):
             else:
                 self._prefilling.discard(request_id)
                 sampling.append(request_id)
-        return StepLoad.of(prefills, contexts), sampling
+        return StepLoad.of(prefills, contexts, drafts), sampling
 
     def _apply(self, batch: _VirtualBatch, now_s: float) -> None:
         scheduler, live_of = self.scheduler, self._live
@@ -244,18 +253,23 @@ class VirtualEngine(EventLoop):
         index = {request_id: i for i, request_id in enumerate(ids)}
         tokens: list[list[int]] = [[]] * len(ids)
         ending = []
+        drafted = batch.output.scheduled_spec_decode_tokens
+        # A request that is admitted has no drafts yet: vLLM pads it with tokens that none accepts.
+        padded = set(admitted_ids(batch.output)) if drafted else ()
         for request_id in batch.sampling:
             live = live_of.get(request_id)
             if live is None:
                 continue  # ended while this step was in flight
             if not live.token_times_s:
                 self._front_end.started(request_id, self._clock.now_s())
-            live.token_times_s.append(now_s)
-            live.tokens_left -= 1
-            if live.tokens_left:
-                tokens[index[request_id]] = _FILLER
+            num_drafts = len(drafted.get(request_id, ()))
+            if num_drafts:
+                tokens[index[request_id]] = self._verified(live, num_drafts, request_id in padded, now_s)
             else:
-                tokens[index[request_id]] = _LAST
+                live.token_times_s.append(now_s)
+                live.tokens_left -= 1
+                tokens[index[request_id]] = _FILLER if live.tokens_left else _LAST
+            if not live.tokens_left:
                 ending.append(live)
         result = ModelRunnerOutput(req_ids=ids, req_id_to_index=index, sampled_token_ids=tokens)
         if batch.told is not NOTHING:
@@ -268,6 +282,23 @@ class VirtualEngine(EventLoop):
         for live, count in zip(ending, preemptions, strict=True):
             if live.workload.request_id not in scheduler.requests:
                 self._end(live, Outcome.COMPLETED, count)
+
+    def _verified(self, live: _LiveRequest, num_drafts: int, padded: bool, now_s: float) -> list[int]:
+        """Return what the worker makes of a request's drafts: those that are accepted, and one token more.
+
+        vLLM takes no token after the last of the reply.
+        """
+        assert live.accepted_runs is not None
+        accepted = 0 if padded else min(int(live.accepted_runs[len(live.token_times_s)]), num_drafts)
+        self._counters["draft_tokens"] += num_drafts
+        self._counters["accepted_draft_tokens"] += accepted
+        tokens = _FILLER * (accepted + 1)
+        taken = min(accepted + 1, live.tokens_left)
+        live.token_times_s.extend([now_s] * taken)
+        live.tokens_left -= taken
+        if not live.tokens_left:
+            tokens[taken - 1] = _EOS
+        return tokens
 
     def empty_prefix_cache(self) -> None:
         """Its model sleeps, and keeps its weights: KV in the swap space stays good, as over a park's own reset.

@@ -5,12 +5,21 @@ import json
 import math
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    KVTransferConfig,
+    ModelConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+    VllmConfig,
+)
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -25,6 +34,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from sloserve.kernels.kv_layout import STATE_WINDOW, KVGroups
 from sloserve.swap_space.regions import SPACE_KEY
+from sloserve.virtual.drafts import Drafts
 from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.server.swap_space import CONNECTOR, MODULE
 
@@ -75,12 +85,14 @@ def scheduler_arguments(
 
     block_bytes: of a KV block, to be swapped to the swap space of ``settings``; ``None`` for no swapping.
     """
-    config = copy.copy(_base_config(settings))
+    config = copy.copy(_base_config(replace(settings, drafts=None)))
     config.additional_config = dict(additional_config)
     # Limits are narrowed on this object for a step at a time: each scheduler gets its own.
     config.scheduler_config = copy.copy(config.scheduler_config)
     specs = [_spec_of(one, settings) for one in settings.kv_groups or (KVGroups(1, settings.block_size),)]
     sizes = [spec.block_size for spec in specs]
+    if settings.drafts is not None:
+        config.speculative_config = _speculative_config(settings.drafts)
     if any(one.states for one in settings.kv_groups):
         config.cache_config = copy.copy(config.cache_config)
         config.cache_config.mamba_cache_mode = "align"
@@ -111,6 +123,17 @@ def scheduler_arguments(
         "hash_block_size": math.gcd(*sizes),
         "log_stats": False,
     }
+
+
+def _speculative_config(drafts: Drafts) -> SpeculativeConfig:
+    """Return vLLM's configuration of an EAGLE head.
+
+    It is made without its checks, which load the configuration of a draft model: the scheduler reads none.
+    """
+    config = object.__new__(SpeculativeConfig)
+    config.method = "eagle"
+    config.num_speculative_tokens = drafts.num_tokens
+    return config
 
 
 def _spec_of(groups: KVGroups, settings: EngineSettings) -> KVCacheSpec:

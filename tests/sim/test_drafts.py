@@ -1,0 +1,73 @@
+"""Drafts in virtual time: which are accepted, and settings that are refused."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sloserve.core.errors import ConfigError
+from sloserve.virtual.drafts import Drafts
+from sloserve.virtual.engine_settings import EngineSettings
+
+ENGINE = EngineSettings(kv_blocks=1000, max_model_len=4096)
+
+
+def test_what_is_accepted_depends_on_request_and_position_alone() -> None:
+    """Also where a step verifies fewer drafts than the engine has, or the reply is cut short."""
+    runs = Drafts(5, 0.7).accepted_runs("r1", 400)
+    assert np.array_equal(runs, Drafts(5, 0.7).accepted_runs("r1", 400))
+    assert np.array_equal(np.minimum(runs, 3), Drafts(3, 0.7).accepted_runs("r1", 400))
+    assert np.array_equal(runs[:90], Drafts(5, 0.7).accepted_runs("r1", 400)[:90])
+    assert not np.array_equal(runs, Drafts(5, 0.7).accepted_runs("r2", 400))
+    assert not np.array_equal(runs, Drafts(5, 0.7, seed=1).accepted_runs("r1", 400))
+
+
+def test_a_run_is_one_longer_than_the_run_from_the_next_position_on() -> None:
+    runs = Drafts(4, 0.8).accepted_runs("r1", 2000).astype(int)
+    followed = runs[:-1] > 0
+    assert np.array_equal(runs[:-1][followed], np.minimum(runs[1:][followed] + 1, 4))
+    assert set(runs.tolist()) == {0, 1, 2, 3, 4}
+    assert runs[-1] <= 1  # no draft after the last token of the reply
+
+
+@pytest.mark.parametrize(("acceptance", "spread"), [(0.6, 0.1), (0.9, 0.05), (0.75, 0.0)])
+def test_means_and_spread_are_those_that_are_asked_for(acceptance: float, spread: float) -> None:
+    drafts = Drafts(1, acceptance, spread)
+    shares = np.array([drafts.accepted_runs(f"r{i}", 2000).mean() for i in range(1500)])
+    assert shares.mean() == pytest.approx(acceptance, abs=0.01)
+    assert shares.std() == pytest.approx((spread**2 + acceptance * (1 - acceptance) / 2000) ** 0.5, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_tokens": 0}, "num_speculative_tokens: 0 is not a whole number of 1 to 64"),
+        ({"acceptance": 1.1}, "draft_acceptance: 1.1 is not a probability"),
+        ({"spread": -0.1}, "draft_acceptance_spread: -0.1 is not a standard deviation"),
+        ({"acceptance": 0.9, "spread": 0.3}, "draft_acceptance_spread: 0.3 is too large for a mean acceptance of 0.9"),
+        ({"acceptance": 1.0, "spread": 0.1}, "give less than 0, or 0"),
+        ({"round_share": float("nan")}, "draft_round_share: nan is not a finite share"),
+        ({"seed": -1}, "drafts seed: -1"),
+    ],
+)
+def test_values_outside_their_range_are_refused(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Drafts(**{"num_tokens": 3, "acceptance": 0.7, **options})  # type: ignore[arg-type]
+
+
+def test_lookahead_slots_are_part_of_the_layout() -> None:
+    engine = replace(ENGINE, drafts=Drafts(3, 0.7))
+    assert (engine.layout.lookahead_tokens, ENGINE.layout.lookahead_tokens) == (3, 0)
+    assert engine.layout.held(np.array([14]), np.array([0])).tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"enable_prefix_caching": True}, "drafts are not modelled beside a prefix cache"),
+        ({"swap_space_gib": 1.0}, "drafts are not modelled beside swap space"),
+    ],
+)
+def test_what_is_not_modelled_with_drafts_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(ENGINE, drafts=Drafts(3, 0.7), **options)
