@@ -238,8 +238,8 @@ class DistServe:
     """DistServe's profiler: prefill linear in tokens and squared lengths, decode linear with two sets by batch size.
 
     Source: DistServe (OSDI 2024), simdistserve/estimators/time_estimator.py. Differs: squared lengths are generalised
-    to chunks with a prefix; a draft token costs as much as one more sequence without context, which is at least its
-    matrix products; mixed steps follow the module's rule.
+    to chunks with a prefix; a draft token counts as one more sequence without context, which is at least its matrix
+    products; mixed steps follow the module's rule.
     """
 
     form: Literal["distserve"] = "distserve"
@@ -252,9 +252,10 @@ class DistServe:
 
     def step_s(self, load: StepLoad) -> float:
         ms = 0.0
-        line = self.decode_small if load.decode_seqs < self.small_batch_below else self.decode_large
+        drafts = load.draft_tokens or 0
+        line = self.decode_small if load.decode_seqs + drafts < self.small_batch_below else self.decode_large
         if load.decode_seqs:
-            ms += line.ms(load) + line.seq_ms * (load.draft_tokens or 0)
+            ms += line.ms(load) + line.seq_ms * drafts
         if load.prefill_tokens:
             ms += self.prefill_base_ms + self.prefill_token_ms * load.prefill_tokens
             ms += self.prefill_attention_token2_ms * load.prefill_attention_tokens2
@@ -275,20 +276,15 @@ class DistServe:
         """Time of the decodes, of which the constant is at least ``least_base_ms``. The bound: a large batch costs no
         less than the largest small one with the same context.
         """
-        small, context = min(load.decode_seqs, self.small_batch_below - 1), load.decode_context_tokens
-        most_ms, drafts = least_base_ms, load.draft_tokens or 0
+        positions = load.decode_seqs + (load.draft_tokens or 0)
+        small, context = min(positions, self.small_batch_below - 1), load.decode_context_tokens
+        most_ms = least_base_ms
         if small:
             line = self.decode_small
-            most_ms = (
-                max(line.base_ms, least_base_ms) + line.context_token_ms * context + line.seq_ms * (small + drafts)
-            )
-        if load.decode_seqs > small:
+            most_ms = max(line.base_ms, least_base_ms) + line.context_token_ms * context + line.seq_ms * small
+        if positions > small:
             line = self.decode_large
-            large_ms = (
-                max(line.base_ms, least_base_ms)
-                + line.context_token_ms * context
-                + line.seq_ms * (load.decode_seqs + drafts)
-            )
+            large_ms = max(line.base_ms, least_base_ms) + line.context_token_ms * context + line.seq_ms * positions
             most_ms = max(most_ms, large_ms)
         return most_ms
 
