@@ -11,7 +11,6 @@ profile states. OPT-66B on four A100 is DistServe's fit itself. SLOSERVE_DATA na
 import gzip
 import json
 import os
-import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.arguments import parser_for
+from benchmarks.estimator.derived_text import derived_text, folded
 from benchmarks.estimator.latency_text import latency_text
 from benchmarks.publish import RESULTS, write_result
 from sloserve.estimator.step_time.latency import DecodeLine, DistServe, Hinge, StepLatency, StepLoad
@@ -28,6 +28,9 @@ REFERENCE = "a100-llama2-7b"
 GIB = 2**30
 ALL_REDUCES = 2
 FITS = "gpu_distserve_a100_fits.json.gz"
+METHOD = (
+    f"{REFERENCE}, which is composed of measured kernels, scaled by bytes, bandwidth and arithmetic of the data sheets"
+)
 
 
 @dataclass(frozen=True)
@@ -217,13 +220,10 @@ def checks() -> list[dict[str, Any]]:
     return rows
 
 
-def _folded(text: str, indent: str) -> str:
-    return textwrap.fill(" ".join(text.split()), 118, initial_indent=indent, subsequent_indent=indent)
-
-
 def profile(setup: Setup, latency: Hinge | DistServe, source: str, error: str, licence: str, overhead_ms: float) -> str:
     device, model, n = setup.device, setup.model, setup.gpus
     seqs = 192 if isinstance(latency, DistServe) else 256
+    derived = "" if isinstance(latency, DistServe) else derived_text(METHOD) + "\n"
     return f"""# {model.title} on {n} {device.title}, by benchmarks/estimator/derive_profiles.py. Ran in: {setup.paper}.
 name: {setup.name}
 hardware: {n}x {device.title}
@@ -231,13 +231,13 @@ model: {model.title}, {"fp16" if model.weight_bytes == 2 else "int8 weights"}
 tensor_parallel: {n}
 vllm_version: null
 source: >-
-{_folded(source, "  ")}
+{folded(source, "  ")}
 licence: "{licence}"
 error:
   mape_percent: null
   text: >-
-{_folded(error, "    ")}
-
+{folded(error, "    ")}
+{derived}
 # 2 * {model.layers} layers * {model.kv} * 2 bytes: keys and values, layers, width of the keys, fp16.
 kv_bytes_per_token: {model.kv_bytes_per_token}
 # 0.9 of each GPU's {device.memory_gib} GiB, as CUDA reports it, less {model.weight_bytes} bytes for each of

@@ -8,7 +8,7 @@ from sloserve.core import json_text
 @app.command()
 def workloads(as_json: JsonFlag = False) -> None:
     """List the named workloads, the named experiments and the shipped profiles."""
-    from sloserve.estimator.step_time.profile import profile_names
+    from sloserve.estimator.step_time.profile import load_profile, profile_names
     from sloserve.sim.experiments import EXPERIMENTS
     from sloserve.workloads.multi_model import KINDS
     from sloserve.workloads.workload_registry import WORKLOADS
@@ -17,7 +17,7 @@ def workloads(as_json: JsonFlag = False) -> None:
         "workload": {item.name: item.description for item in WORKLOADS.values()},
         "of a fleet": dict(KINDS),
         "experiment": {name: row.question for name, row in EXPERIMENTS.items()},
-        "profile": dict.fromkeys(profile_names(), ""),
+        "profile": {name: load_profile(name).marker for name in profile_names()},
     }
     if as_json:
         print(json_text.dumps({kind.replace(" ", "_"): names for kind, names in found.items()}, indent=2))

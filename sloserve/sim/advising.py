@@ -94,6 +94,8 @@ def advise(
     confirm: whether vLLM's scheduler runs what is advised, and what it is better than, once.
     """
     console = console or Console()
+    if experiment.profile.marker:
+        _say(console, [f"step times of profile {experiment.profile.title}"])
     if experiment.workload.trace is not None:
         _say(console, [experiment.workload.description])
     early, late = (replace(experiment, window=half, engine_kind=MODEL) for half in experiment.window.halves())
@@ -108,7 +110,7 @@ def advise(
         _say(console, judged_lines(judged))
     _say(console, tie_lines(advice))
     slos = experiment.slos or experiment.workload.slos
-    subject = f"{experiment.workload.name} on {experiment.profile.name}"
+    subject = f"{experiment.workload.name} on {experiment.profile.title}"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(settings_yaml(advice, slos.table, experiment.engine, subject), encoding="utf-8")
     flags = " ".join(vllm_flags(advice.name, experiment.engine))

@@ -36,6 +36,7 @@ def write_experiment(
         },
         settings={
             "engine": experiment.engine_kind,
+            **({"profile_marker": experiment.profile.marker} if experiment.profile.marker else {}),
             "kv_blocks": engine.kv_blocks,
             "block_size": engine.block_size,
             "max_num_seqs": engine.max_num_seqs,

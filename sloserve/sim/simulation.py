@@ -108,7 +108,7 @@ def _title(experiment: Experiment) -> str:
     engine = experiment.engine
     ageing = f"ageing {experiment.aged_share:g}" if experiment.aged_share else "ageing off"
     return (
-        f"{experiment.workload.name} on {experiment.profile.name}, {len(experiment.seeds)} seeds of "
+        f"{experiment.workload.name} on {experiment.profile.title}, {len(experiment.seeds)} seeds of "
         f"{experiment.max_requests} requests, {engine.kv_blocks} KV blocks of {engine.block_size}, "
         f"max_num_seqs {engine.max_num_seqs}, {ageing}, {_SCHEDULERS[experiment.engine_kind]}"
     )

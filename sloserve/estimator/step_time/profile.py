@@ -23,6 +23,9 @@ Count = Annotated[int, Field(ge=1)]
 NotBelowZero = Annotated[int, Field(ge=0)]
 Text = Annotated[str, Field(min_length=1)]
 
+_BALANCED = 0.05
+"""A mean ratio to published times that is nearer to 1 is said to be neither too short nor too long."""
+
 _SHIPPED = resources.files("sloserve.estimator") / "profiles"
 
 
@@ -111,6 +114,28 @@ class KVCache(_ProfileSection):
         return int(layout.capacity_tokens(self.blocks, self.context_tokens))
 
 
+class Published(_ProfileSection):
+    """How a derived profile compares with published times of a server with the same model on the same hardware."""
+
+    source: Text
+    """who published the times, and of which set-up"""
+    figures: Count
+    """number of published times"""
+    mape_percent: NotNegative
+    """mean absolute percentage error of the profile against them"""
+    ratio: Positive
+    """mean of the profile's times divided by the published ones"""
+
+
+class Derived(_ProfileSection):
+    """Marks a profile whose step times were derived: no step of this model on this hardware was measured for it."""
+
+    method: Text
+    """what the step times were derived from"""
+    published: Published | None
+    """comparison with published times; null where none were found"""
+
+
 class Profile(_ProfileSection):
     """One model on one machine. Everything in bytes or tokens is summed over the tensor-parallel ranks."""
 
@@ -130,6 +155,8 @@ class Profile(_ProfileSection):
     """licence of the data, and its authors"""
     error: Error
     """mape_percent and text: how far the latency form is from what it was fitted to"""
+    derived: Derived | None = None
+    """method and published: set where no step was measured; null where steps, or all of their kernels, were measured"""
     kv_bytes_per_token: Count
     """bytes of KV cache a token takes: 2 * layers * KV heads * head size * bytes a number; with kv_cache on average"""
     kv_capacity_tokens: Count
@@ -175,6 +202,23 @@ class Profile(_ProfileSection):
                 f"{self.kv_cache.blocks} blocks of kv_cache hold of requests of {self.kv_cache.context_tokens} tokens"
             )
         return self
+
+    @property
+    def marker(self) -> str:
+        """What a user must know who picks the profile: that it is derived, and its error; empty for any other."""
+        if self.derived is None:
+            return ""
+        found = self.derived.published
+        if found is None:
+            return "derived, not compared with any published time"
+        times = "1 published time" if found.figures == 1 else f"{found.figures} published times"
+        side = "" if abs(found.ratio - 1.0) < _BALANCED else " (too short)" if found.ratio < 1.0 else " (too long)"
+        return f"derived, {found.mape_percent:.0f} % off {times}{side}"
+
+    @property
+    def title(self) -> str:
+        """The name, and the marker where there is one."""
+        return f"{self.name} ({self.marker})" if self.marker else self.name
 
     @property
     def kv_blocks(self) -> int:

@@ -14,6 +14,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.progress_bar import progress
 from sloserve.core.spans import Phase, Span
 from sloserve.fleet.file import read_fleet
+from sloserve.fleet.fleet import Fleet
 from sloserve.report.compare import compare
 from sloserve.report.load_capacity import LoadCapacity, load_capacity
 from sloserve.report.logs import RESULT_JSON, LogWriter, write_result
@@ -66,7 +67,7 @@ def simulate_fleet(
 
     console = console or Console()
     console.width = max(console.width, MIN_TABLE_WIDTH)
-    for line in assumptions(experiment):
+    for line in assumptions(experiment.fleet):
         console.print(line, soft_wrap=True, highlight=False)
     runs: list[dict[str, Any]] = []
     samples: list[LatencySample] = []
@@ -115,10 +116,11 @@ def record(result: FleetResult) -> dict[str, Any]:
     }
 
 
-def assumptions(experiment: FleetExperiment) -> list[str]:
-    """What was not measured about the fleet's swaps, and what is taken instead."""
-    fleet = experiment.fleet
-    lines = list(dict.fromkeys(line for swap in fleet.swaps().values() for line in swap.assumed))
+def assumptions(fleet: Fleet) -> list[str]:
+    """Return what was not measured about the fleet: derived profiles, and its swaps with what is taken instead."""
+    profiles = {one.name: one for model in fleet.models.values() for one in model.profiles.values()}
+    lines = [f"step times of profile {one.title}" for _, one in sorted(profiles.items()) if one.marker]
+    lines += dict.fromkeys(line for swap in fleet.swaps().values() for line in swap.assumed)
     return lines if fleet.swap_cost == 1.0 else [*lines, f"all times of swaps are multiplied by {fleet.swap_cost:g}"]
 
 
@@ -181,7 +183,7 @@ def _write(
             "swap_cost": fleet.swap_cost,
             "engine_policy": experiment.default_policy,
             "baseline": experiment.runs[0],
-            "assumed": assumptions(experiment),
+            "assumed": assumptions(fleet),
             "load_in_time": [c.as_dict() for c in carried],
         },
     )

@@ -123,7 +123,10 @@ class SLOScheduler(ContainedScheduler):
         self.slo_paused: list[Request] = []
         """Requests that the plan of the last step paused, in the plan's order."""
         self._clock = SteadyClock(clock or SystemClock())
-        self.step_clock = StepClock(None if settings.profile is None else load_profile(settings.profile))
+        profile = None if settings.profile is None else load_profile(settings.profile)
+        if profile is not None and profile.marker:
+            logger.warning("step times start from profile %s; this engine's own steps correct them", profile.title)
+        self.step_clock = StepClock(profile)
         """How long this engine's steps take, and when those in flight will end."""
         self._step_times_again_s = 0.0
         self.slo_planning_s = 0.0

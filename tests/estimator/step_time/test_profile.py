@@ -12,7 +12,7 @@ import pytest
 
 from sloserve.core.errors import ConfigError
 from sloserve.estimator.step_time.latency import DistServe, Hinge, StepLoad
-from sloserve.estimator.step_time.profile import Profile, load_profile, profile_names
+from sloserve.estimator.step_time.profile import Derived, Profile, Published, load_profile, profile_names
 
 GIB = 2**30
 ROOT = Path(__file__).parents[3]
@@ -152,6 +152,65 @@ def test_blocks_follow_from_the_groups_of_layers_and_the_memory(name: str) -> No
         cache.block_bytes * cache.blocks, rel=1e-4
     )
     assert "no step was measured" in profile.error.text and profile.error.mape_percent is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_profile_foresees_less_time_for_more_work(name: str) -> None:
+    profile = load_profile(name)
+    grid = profile.grid
+    chunks = [2**i for i in range(grid.max_step_tokens.bit_length())]
+    prompts_s = [profile.step_s(StepLoad.of([(chunk, 0)])) for chunk in chunks]
+    assert prompts_s == sorted(prompts_s)
+    prefixes_s = [profile.step_s(StepLoad.of([(256, prefix)])) for prefix in (0, 128, 1024, 8192)]
+    assert prefixes_s == sorted(prefixes_s)
+    for context in (128, 1024, 8192):
+        decodes = [StepLoad.of([], [context] * seqs) for seqs in range(1, min(grid.max_decode_seqs, 256) + 1)]
+        bounds_s = [profile.decode_bound_s(load) for load in decodes]
+        assert bounds_s == sorted(bounds_s)
+        if profile.derived is not None:
+            assert [profile.step_s(load) for load in decodes] == pytest.approx(bounds_s)
+        within = [profile.prefill_within(0.2, load, 0) for load in decodes]
+        assert within == sorted(within, reverse=True)
+
+
+DERIVED = [name for name in NAMES if load_profile(name).derived is not None]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_profile_whose_steps_nobody_measured_says_so_by_its_marker(name: str) -> None:
+    profile = load_profile(name)
+    not_measured = "Not measured" in profile.source
+    assert (profile.derived is not None) == not_measured
+    assert profile.marker.startswith("derived, ") == not_measured
+    assert profile.title == (f"{name} ({profile.marker})" if not_measured else name)
+    if not_measured:
+        assert "no step was measured" in profile.error.text and profile.error.mape_percent is None
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_a_derived_profile_says_from_what_and_how_it_compares(name: str) -> None:
+    derived = load_profile(name).derived
+    assert derived is not None and derived.method
+    if derived.published is not None:
+        assert derived.published.source and derived.published.figures >= 1
+        # A mean ratio cannot be farther from 1 than the errors are on average.
+        assert abs(derived.published.ratio - 1.0) * 100.0 <= derived.published.mape_percent + 0.5
+
+
+@pytest.mark.parametrize(
+    ("figures", "mape", "ratio", "says"),
+    [
+        (15, 10.8, 1.10, "derived, 11 % off 15 published times (too long)"),
+        (1, 42.7, 0.57, "derived, 43 % off 1 published time (too short)"),
+        (15, 9.0, 1.02, "derived, 9 % off 15 published times"),
+    ],
+)
+def test_the_marker_states_the_error_and_its_side(figures: int, mape: float, ratio: float, says: str) -> None:
+    published = Published(source="somebody", figures=figures, mape_percent=mape, ratio=ratio)
+    profile = load_profile("h200-llama3-8b").model_copy(update={"derived": Derived(method="m", published=published)})
+    assert profile.marker == says
+    alone = profile.model_copy(update={"derived": Derived(method="m", published=None)})
+    assert alone.marker == "derived, not compared with any published time"
 
 
 def test_capacity_that_the_blocks_do_not_hold_is_refused(tmp_path: Path) -> None:
