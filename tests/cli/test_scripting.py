@@ -40,6 +40,8 @@ def test_workloads_and_keys_are_json_for_scripts() -> None:
     workloads = json.loads(ran("workloads", "--json").stdout)
     assert list(workloads) == ["workload", "of_a_fleet", "experiment", "profile"]
     assert "h100-llama3-8b" in workloads["profile"] and workloads["workload"]["voice"].startswith("spoken chats")
+    marked = workloads["profile"]["b200x8-deepseek-v4-pro"]
+    assert marked.startswith("derived, ") and "too short" in marked and workloads["profile"]["h100-llama3-8b"] == ""
     key = json.loads(ran("fleet", "key", "--json").stdout)
     assert key["key"].startswith("sloserve-") and key["hash"].startswith("sha256:")
 
@@ -48,6 +50,20 @@ def test_workloads_and_keys_are_json_for_scripts() -> None:
 @pytest.mark.parametrize("name", ["andes", "auto", "econo", "priority", "qlm", "sa", "sjf", "sarathi", "chaos"])
 def test_each_policy_can_be_described_in_json(name: str) -> None:
     assert json.loads(ran("policies", name, "--json").stdout)["name"] == name
+
+
+@pytest.mark.slow
+def test_who_simulates_on_a_derived_profile_sees_its_marker(tmp_path: Path) -> None:
+    flags = ["--workload", "sharegpt-poisson", "--engine", "model", "--policy", "edf", "--max-requests", "20"]
+    for profile, marker in (("b200-gpt-oss-120b", "derived, "), ("h100-llama3-8b", None)):
+        out = tmp_path / profile
+        done = ran("simulate", *flags, "--profile", profile, "--rps", "5", "--seeds", "1", "--out", str(out))
+        settings = json.loads((out / "result.json").read_text())["settings"]
+        if marker is None:
+            assert "derived" not in done.stdout and "profile_marker" not in settings
+        else:
+            assert f"{profile} ({marker}" in " ".join(done.stdout.split())
+            assert settings["profile_marker"].startswith(marker)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Advice: what is searched and in which order, that only what is better is advised, and the file that it writes."""
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -230,6 +231,20 @@ def short_replies(folder: Path) -> Path:
     trace = folder / "short.csv"
     trace.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens,task", *rows]) + "\n")
     return trace
+
+
+@pytest.mark.slow
+def test_advice_on_a_derived_profile_says_so_first_and_in_its_file(tmp_path: Path) -> None:
+    experiment = build_experiment(SimulateOptions(
+        trace=short_replies(tmp_path), rate_scale=1.0, seeds=3, max_requests=20, profile="h200-gpt-oss-120b",
+        policy="stock", slo="default", engine="model",
+    ))  # fmt: skip
+    space = space_for(experiment, 10, policies=["edf"], axes={"max_num_seqs": (64,)}, admissions=["none"])
+    console = Console(record=True, width=200, file=io.StringIO())
+    advise(experiment, space, tmp_path / "advice.yaml", confirm=False, console=console)
+    said = console.export_text()
+    assert "step times of profile h200-gpt-oss-120b (derived, " in said
+    assert "(derived, " in (tmp_path / "advice.yaml").read_text()
 
 
 @pytest.mark.slow

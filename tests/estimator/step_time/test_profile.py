@@ -38,13 +38,27 @@ NAMES = (
     "a40x4-opt-66b",
     "a800-qwen2.5-32b",
     "a800-qwen2.5-7b",
+    "b200-deepseek-v4-pro-dp8",
+    "b200-gpt-oss-120b",
+    "b200-llama3-70b-fp8",
+    "b200-llama3-8b",
+    "b200x4-deepseek-v4-flash",
+    "b200x4-qwen3-235b",
+    "b200x8-deepseek-v4-pro",
     "h100-gemma3-12b",
     "h100-gpt-oss-20b",
     "h100-granite4-small",
     "h100-llama2-7b",
     "h100-llama3-8b",
+    "h100x2-gpt-oss-120b",
     "h100x2-qwen3-next-80b",
+    "h100x4-llama3-70b-fp8",
+    "h200-gpt-oss-120b",
     "h200-llama3-8b",
+    "h200x2-llama3-70b-fp8",
+    "h200x4-deepseek-v4-flash",
+    "h200x4-qwen3-235b",
+    "h200x8-deepseek-v4-pro",
     "v100x2-qwen2.5-7b",
     "v100x4-qwen2.5-32b",
 )
@@ -61,6 +75,7 @@ SHAPES = {
     "h100-llama2-7b": (32, 32, 128, 6_738_415_616, 1, 79.1),
     "h100-llama3-8b": (32, 8, 128, 8_030_261_248, 1, 79.1),
     "h200-llama3-8b": (32, 8, 128, 8_030_261_248, 1, 139.8),
+    "b200-llama3-8b": (32, 8, 128, 8_030_261_248, 1, 178.4),
     "v100x2-qwen2.5-7b": (28, 4, 128, 7_615_616_512, 2, 31.7),
     "a10-mistral-7b": (32, 8, 128, 7_241_732_096, 1, 22.1),
     "a10x2-vicuna-13b": (40, 40, 128, 13_015_864_320, 2, 22.1),
@@ -82,6 +97,15 @@ HYBRIDS = {
     "h100-gpt-oss-20b": (12, 1, 2 * 8 * 64 * 2, 16, 13_761_300_984, 1),
     "h100-granite4-small": (4, 9, 2 * 8 * 128 * 2, 528, 2 * 32_207_337_984, 1),
     "h100x2-qwen3-next-80b": (12, 3, 2 * 2 * 256 * 2, 1056, 82_000_000_000, 2),
+}
+
+# Layers, KV heads, head size, bytes of a number; weights' bytes, GPUs, GiB a GPU.
+FLAT = {
+    "b200-llama3-70b-fp8": (80, 8, 128, 1, 72_655_052_800, 1, 178.4),
+    "b200x4-qwen3-235b": (94, 4, 128, 2, 236_338_294_272, 4, 178.4),
+    "h100x4-llama3-70b-fp8": (80, 8, 128, 1, 72_655_052_800, 4, 79.1),
+    "h200x2-llama3-70b-fp8": (80, 8, 128, 1, 72_655_052_800, 2, 139.8),
+    "h200x4-qwen3-235b": (94, 4, 128, 2, 236_338_294_272, 4, 139.8),
 }
 
 # device, vLLM version, model, tensor parallel in the grid of composed step times; MAPE % published with the hinge fit.
@@ -134,6 +158,16 @@ def test_kv_cache_follows_from_the_models_shape_and_the_memory(name: str) -> Non
     profile = load_profile(name)
     assert profile.kv_bytes_per_token == 2 * layers * kv_heads * head_size * 2
     free_bytes = gpus * (0.9 * memory_gib - 2.0) * GIB - 2 * weights
+    assert profile.kv_capacity_tokens == int(free_bytes // profile.kv_bytes_per_token)
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_kv_cache_of_a_derived_profile_follows_from_the_models_shape_and_the_memory(name: str) -> None:
+    layers, kv_heads, head_size, number_bytes, weights_bytes, gpus, memory_gib = FLAT[name]
+    profile = load_profile(name)
+    assert profile.kv_bytes_per_token == 2 * layers * kv_heads * head_size * number_bytes
+    assert profile.weights_bytes == weights_bytes
+    free_bytes = gpus * (0.9 * memory_gib - 2.0) * GIB - weights_bytes
     assert profile.kv_capacity_tokens == int(free_bytes // profile.kv_bytes_per_token)
 
 

@@ -19,6 +19,7 @@ from sloserve.sim.fleet.dispatchers.shepherd import shares
 from sloserve.sim.fleet.live.live_fleet import LiveFleet
 from sloserve.sim.fleet.live.live_options import AT_ONCE, Options
 from sloserve.sim.fleet.loop import FleetRun, engine_settings
+from sloserve.sim.fleet.simulate_fleet import assumptions
 from sloserve.sim.fleet.weight_copies import WeightCopies
 from sloserve.sim.model.engine import ModelEngine
 from tests.sim.fleet.fleets import fleet_of, request, run, scarce_fleet
@@ -410,3 +411,11 @@ def test_vllms_own_scheduler_gives_the_same_fleet(name: str, swap_gib: float, pr
     for ours, theirs in zip(model.run.requests, real.run.requests, strict=True):
         assert np.array_equal(ours.token_times_s, theirs.token_times_s)
     assert not math.isnan(model.run.steps.end_s[-1])
+
+
+def test_the_assumptions_of_a_fleet_name_its_derived_profiles() -> None:
+    plain = fleet_of(["a"])
+    assert not any("derived" in line for line in assumptions(plain))
+    model, derived = plain.models["a"], load_profile("h200-gpt-oss-120b")
+    marked = replace(plain, models={"a": replace(model, profiles={"h100": derived})})
+    assert assumptions(marked)[0] == f"step times of profile {derived.title}"
