@@ -1,11 +1,12 @@
 """KV blocks of a model engine where numbers of blocks say it all: full attention, and no requests share a block."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sloserve.core.arrays import IntArray
+from sloserve.kernels.kv_layout import KVLayout
 from sloserve.lso.blocks import blocks_of
 from sloserve.lso.preemption import Holding
 from sloserve.sim.model.model_requests import ModelRequests
@@ -35,10 +36,17 @@ class KVBlocks:
 
     caches = False
 
-    def __init__(self, requests: ModelRequests, num_blocks: int, block_size: int) -> None:
+    def __init__(self, requests: ModelRequests, num_blocks: int, layout: KVLayout) -> None:
         self.free = num_blocks
+        self._lookahead, self._max_tokens = layout.lookahead_tokens, layout.max_model_len
         self._requests = requests
-        self.block_size = block_size
+        self.block_size = min(groups.block_size for groups in layout.groups)
+
+    def _wanted(self, tokens: Any) -> Any:
+        """Blocks of requests of so many tokens: a count, or an array of them."""
+        if self._lookahead:
+            tokens = np.minimum(tokens + self._lookahead, self._max_tokens)
+        return blocks_of(tokens, self.block_size)
 
     def step_begins(self) -> None:
         """What was cached from here on is of the same step."""
@@ -57,8 +65,8 @@ class KVBlocks:
         """Whether a request of so many tokens can be held, of which ``hit`` is there already, and its first ``first``
         tokens beside ``reserved`` blocks that stay free.
         """
-        size = self.block_size
-        return blocks_of(tokens, size) <= self.free and blocks_of(first, size) <= self.free - reserved
+        whole = blocks_of(tokens, self.block_size)
+        return whole <= self.free and bool(self._wanted(first) <= self.free - reserved)
 
     def admit(self, index: int, hit: Hit) -> None:
         """The request holds what it found in the cache."""
@@ -70,7 +78,7 @@ class KVBlocks:
         ``False`` where each is to be looked at, and none has got any.
         """
         held = self._requests.blocks
-        need = blocks_of(after, self.block_size) - held[members]
+        need = self._wanted(after) - held[members]
         short = need > 0
         if int(np.add.reduce(need, where=short)) > self.free:
             return False
@@ -85,11 +93,12 @@ class KVBlocks:
         """Which of the requests, by place, take or give back blocks, or have some to be cached, so that each has
         ``after`` tokens, ``[n]``, of which ``new`` are this step's.
         """
-        return (blocks_of(after, self.block_size) > self._requests.blocks[members]).nonzero()[0]
+        rows: IntArray = (self._wanted(after) > self._requests.blocks[members]).nonzero()[0]
+        return rows
 
     def need(self, index: int, tokens: int) -> int:
         """Gives back what the request no longer needs; returns the blocks that it lacks for so many tokens."""
-        return max(blocks_of(tokens, self.block_size) - int(self._requests.blocks[index]), 0)
+        return max(int(self._wanted(tokens)) - int(self._requests.blocks[index]), 0)
 
     def grow(self, index: int, tokens: int) -> None:
         """The request gets the blocks that it lacks, which are free."""

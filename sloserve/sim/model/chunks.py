@@ -4,6 +4,8 @@
 
 from typing import NamedTuple, Self
 
+import numpy as np
+
 from sloserve.core.arrays import IntArray
 from sloserve.sim.model.model_requests import ModelRequests
 
@@ -23,6 +25,13 @@ class Prompt(NamedTuple):
     def of(cls, counts: ModelRequests, index: int, start: int) -> Self:
         """The request's, with KV of its first ``start`` tokens."""
         return cls(start, int(counts.prompt[index]), int(counts.tokens[index]), int(counts.junction[index]))
+
+    @classmethod
+    def unfinished(cls, counts: ModelRequests, members: IntArray, computed: IntArray) -> dict[int, Self]:
+        """Return the prompts among ``members`` that are not computed to their ends, by place. computed: ``[n]``."""
+        ends = np.maximum(counts.prompt[members], counts.tokens[members] - 1)
+        places = (computed < ends).nonzero()[0].tolist()
+        return {place: cls.of(counts, int(members[place]), int(computed[place])) for place in places}
 
     @property
     def end(self) -> int:

@@ -103,9 +103,13 @@ class ModelEngine(EventLoop):
             requests=self._request_logs(requests),
             steps=self._step_log(),
             timing=self._timing(wall_s, plan_costs_s),
-            counters={**self._counters, **counters, **self._swap_counters()},
+            counters={**self._counters, **counters, **self._swap_counters(), **self._draft_counters()},
             token_budget=self._settings.max_num_batched_tokens,
         )
+
+    def _draft_counters(self) -> dict[str, int]:
+        drafts = self.scheduler.drafts
+        return {} if drafts is None else {"draft_tokens": drafts.drafted, "accepted_draft_tokens": drafts.accepted}
 
     @property
     def _kept(self) -> SwapStore | None:
@@ -157,7 +161,8 @@ class ModelEngine(EventLoop):
             self._counters["empty_steps"] += 1
             return _Dispatched(batch, start_s + told.longer_s, planning_s, False, told)
         load = self._load(batch)
-        duration_s = self._duration_s(load) + told.longer_s
+        rounds = 0 if batch.drafts is None else int(batch.drafts.max())
+        duration_s = self._duration_s(load, rounds) + told.longer_s
         end_s = start_s + duration_s
         running, waiting = int(scheduler.running.size), scheduler.num_waiting
         self._steps.append((end_s, duration_s, batch.num_tokens, running, waiting, self.kv_used))
@@ -166,13 +171,14 @@ class ModelEngine(EventLoop):
     def _load(self, batch: Batch) -> StepLoad:
         """The step's load; books what it computes again."""
         counts = self.scheduler.requests
-        members, computed = batch.requests, batch.computed
+        members, computed, own = batch.requests, batch.computed, batch.own_tokens
+        drafts = None if batch.drafts is None else int(np.add.reduce(batch.drafts))
         # The last token of a prompt computed alone decodes too, as it costs.
-        prefills = ~((batch.tokens == 1) & (computed >= counts.prompt[members]))
+        prefills = ~((own == 1) & (computed >= counts.prompt[members]))
         if not np.logical_or.reduce(prefills):
             context = int(np.add.reduce(computed)) + members.size
-            return StepLoad(decode_seqs=members.size, decode_context_tokens=context)
-        chunks, prefixes, of = batch.tokens[prefills], computed[prefills], members[prefills]
+            return StepLoad(decode_seqs=members.size, decode_context_tokens=context, draft_tokens=drafts)
+        chunks, prefixes, of = own[prefills], computed[prefills], members[prefills]
         ends = prefixes + chunks
         again = counts.preemptions[of] > 0
         if np.logical_or.reduce(again):
@@ -188,6 +194,7 @@ class ModelEngine(EventLoop):
             decode_seqs=decodes,
             decode_context_tokens=int(computed.sum() - prefixes.sum()) + decodes,
             prefill_attention_tokens2=int((chunks * (chunks + 2 * prefixes)).sum()),
+            draft_tokens=drafts,
         )
 
     def _apply(self, dispatched: _Dispatched, now_s: float) -> None:

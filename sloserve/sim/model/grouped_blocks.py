@@ -33,7 +33,7 @@ class GroupedBlocks(KVBlocks):
                 f"block_size: groups of layers with blocks of {' and '.join(map(str, sizes))} tokens share a prefix "
                 "cache, which the engine model does not know; have vLLM's scheduler decide (--engine vllm)"
             )
-        super().__init__(requests, num_blocks, sizes[0])
+        super().__init__(requests, num_blocks, layout)
         self.caches = caches
         self._layout, self._kinds = layout, kinds
         self._kind_of = [kind for kind in kinds for _ in range(kind.num_groups)]

@@ -30,6 +30,7 @@ class ModelPort:
         self._scheduler = scheduler
         self._steps, self._clock = steps, clock
         self._counts = scheduler.requests
+        self._num_drafts = scheduler.settings.num_drafts
         self.requests: dict[str, ModelRequest] = {}
         self.max_loras = None
 
@@ -108,9 +109,13 @@ class ModelPort:
         return [handles[index].request_id for index in output.admitted]
 
     def new_tokens(self, outputs: IntArray) -> tuple[Sequence[str], Sequence[int]]:
-        """outputs: indices of the requests that got a token."""
+        """outputs: indices of the requests that got tokens, each once for every token."""
         handles = self._counts.handles
-        return [handles[index].request_id for index in outputs.tolist()], [1] * outputs.size
+        if self._num_drafts == 0:
+            return [handles[index].request_id for index in outputs.tolist()], [1] * outputs.size
+        first = np.flatnonzero(np.diff(outputs, prepend=-1))
+        tokens: list[int] = np.diff(first, append=outputs.size).tolist()
+        return [handles[index].request_id for index in outputs[first].tolist()], tokens
 
     @property
     def takes_back_computed(self) -> bool:
@@ -134,6 +139,7 @@ class ModelPort:
             max_num_seqs=max(scheduler.limits.running - (taken - num_running), 1),
             token_budget=scheduler.limits.tokens,
             free_slots=self.free_slots,
+            decode_tokens=1 + self._num_drafts,
             step_latency=self._steps.latency,
             busy_s=self._steps.busy_s(self._clock.monotonic_s()),
             swap=None if scheduler.swap is None else scheduler.swap.control.facts(),
@@ -170,13 +176,15 @@ class ModelPort:
     def _narrowed(self, limits: StepLimits, plan: Plan, num_running: int) -> StepLimits:
         running, tokens, chunk = limits.running, limits.tokens, limits.chunk
         taken = int(self._scheduler.running.size)
+        least = min(self._num_drafts, 1)  # the tokens of a prompt that a draft head reads ahead
         if plan.max_running is not None:
             running = min(running, max(int(plan.max_running) + taken - num_running, taken))
         if plan.token_budget is not None:
-            planned = min(tokens, int(plan.token_budget))
-            tokens = min(tokens, advancing_tokens(planned, self._scheduler.layout.chunk_multiple, taken))
+            planned = min(tokens, max(int(plan.token_budget), least))
+            decodes = taken * (1 + self._num_drafts)
+            tokens = min(tokens, advancing_tokens(planned, self._scheduler.layout.chunk_multiple, decodes))
         if plan.prefill_chunk_tokens is not None:
-            planned = int(plan.prefill_chunk_tokens)
+            planned = max(int(plan.prefill_chunk_tokens), least)
             chunk = min(chunk, planned) if chunk > 0 else planned
         return StepLimits(running, tokens, chunk)
 

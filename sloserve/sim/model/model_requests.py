@@ -17,7 +17,7 @@ _CAPACITY = 1024
 """Requests that there is room for at first."""
 _COUNTS = (
     "prompt", "last", "tokens", "left", "computed", "in_flight", "placeholders", "stale", "found",
-    "blocks", "cached", "settled", "junction", "preemptions", "prefilled", "recomputed",
+    "blocks", "cached", "settled", "junction", "preemptions", "prefilled", "recomputed", "proposed",
 )  # fmt: skip
 
 
@@ -27,7 +27,8 @@ class ModelRequests:
     prompt: of the prompt. last: of prompt and output at most. tokens: of prompt and output so far. left: output tokens
     up to the one that is EOS. computed: with KV, those in flight included. in_flight: scheduled, result not yet seen.
     placeholders: of output that is in flight. stale: in flight since before a preemption. found: in the prefix cache at
-    the first admission. prefilled: whose KV existed once. recomputed: whose KV was computed again.
+    the first admission. prefilled: whose KV existed once. recomputed: whose KV was computed again. proposed: drafts for
+    the next step; 0 for a request that did not get a token from the last one.
 
     blocks: KV blocks held. cached: how many of them the prefix cache knows, by place. settled: tokens not in flight
     when it last gave blocks back. junction: see ``Hit``. preemptions: how often it was preempted.
@@ -50,6 +51,7 @@ class ModelRequests:
     preemptions: IntArray
     prefilled: IntArray
     recomputed: IntArray
+    proposed: IntArray
 
     def __init__(self) -> None:
         self.handles: list[ModelRequest] = []

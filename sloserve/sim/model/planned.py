@@ -158,16 +158,21 @@ class PlannedScheduler(ModelScheduler):
         return batch
 
     def _load_seen(self, batch: Batch) -> StepLoad:
-        """The load as the step clock of SLOScheduler sees it: a request that is not new and has one token decodes."""
+        """Return the load as the step clock of SLOScheduler sees it.
+
+        A request decodes that is not new and has one token, whatever drafts it has besides.
+        """
         admitted = len(batch.admitted)
-        decodes = batch.tokens == 1
+        own = batch.own_tokens
+        decodes = own == 1
         if admitted:
             counts = self.requests
             decodes[-admitted:] &= counts.preemptions[batch.requests[-admitted:]] > 0
         num_decodes = int(np.count_nonzero(decodes))
+        drafts = 0 if batch.drafts is None else int(np.add.reduce(batch.drafts))
         context = int(np.add.reduce(batch.computed, where=decodes)) + num_decodes
         if num_decodes == batch.requests.size:
-            return StepLoad(decode_seqs=num_decodes, decode_context_tokens=context)
+            return StepLoad(decode_seqs=num_decodes, decode_context_tokens=context, draft_tokens=drafts)
         chunks, prefixes = batch.tokens[~decodes], batch.computed[~decodes]
         return StepLoad(
             prefill_tokens=int(chunks.sum()),
@@ -175,4 +180,5 @@ class PlannedScheduler(ModelScheduler):
             decode_seqs=num_decodes,
             decode_context_tokens=context,
             prefill_attention_tokens2=int((chunks * (chunks + 2 * prefixes)).sum()),
+            draft_tokens=drafts,
         )

@@ -1,4 +1,4 @@
-"""vLLM's scheduling rules on arrays: AsyncScheduler's, for text and without drafts.
+"""vLLM's scheduling rules on arrays: AsyncScheduler's, for text, with drafts or without.
 
 What the rules are is vLLM's (v1/core/sched/scheduler.py, async_scheduler.py, kv_cache_manager.py), and the order of the
 steps here is theirs, so that the two can be read side by side. A step in which running requests get their tokens costs
@@ -13,6 +13,7 @@ from sloserve.core.arrays import BoolArray, IntArray
 from sloserve.lso.blocks import blocks_of
 from sloserve.sim.model.blocks import Hit, KVBlocks
 from sloserve.sim.model.chunks import ChunkEnds, Prompt
+from sloserve.sim.model.drafted import ModelDrafts
 from sloserve.sim.model.grouped_blocks import GroupedBlocks
 from sloserve.sim.model.model_requests import BLOCKED, FREE, PREEMPTED, RUNNING, ModelRequest, ModelRequests
 from sloserve.sim.model.prefix_cache import PrefixCache
@@ -22,6 +23,7 @@ from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.virtual.virtual_swap_worker import NOTHING, Told
 
 NONE: IntArray = np.empty(0, np.int64)
+ONE: IntArray = np.ones((), np.int64)
 
 
 class ModelScheduler:
@@ -46,7 +48,8 @@ class ModelScheduler:
         elif caches:
             self.kv = PrefixCache(self.requests, settings.kv_blocks, self.layout)
         else:
-            self.kv = KVBlocks(self.requests, settings.kv_blocks, self.layout.block_size)
+            self.kv = KVBlocks(self.requests, settings.kv_blocks, self.layout)
+        self.drafts = None if settings.drafts is None else ModelDrafts(self.requests, settings.drafts)
         self._aligned = self.layout.chunk_multiple > 1
         self.running = NONE
         self.waiting = NONE
@@ -72,6 +75,8 @@ class ModelScheduler:
 
     def add(self, requests: Sequence[ModelRequest]) -> None:
         """New requests queue up, in order of arrival."""
+        if self.drafts is not None:
+            self.drafts.add(requests)
         self.waiting = np.concatenate((self.waiting, [request.index for request in requests]), dtype=np.int64)
 
     # One step.
@@ -89,7 +94,10 @@ class ModelScheduler:
         computed = counts.computed[members]
         admitted: list[int] = []
         if (self.waiting.size or self.holding) and self.running.size == running_before:
-            step = self._admit(budget - int(np.add.reduce(tokens)), chunk)
+            places = max(limits.running - running_before, 0)
+            padding = 0 if self.drafts is None else self.drafts.padding(members)
+            step = Admitted(budget - int(np.add.reduce(tokens)), places, chunk, padding, bool(members.size))
+            self._admit(step)
             admitted = step.requests
             if admitted:
                 new = np.array(admitted, np.int64)
@@ -101,11 +109,13 @@ class ModelScheduler:
         counts.computed[members] = after
         counts.in_flight[members] += tokens
         placeholders = counts.placeholders[members]
-        samples = after >= counts.tokens[members] + placeholders
+        awaited = counts.tokens[members] + placeholders
+        samples = after >= awaited
         counts.placeholders[members] = placeholders + samples
+        drafts = None if self.drafts is None else self.drafts.scheduled(members, after - awaited, samples)
         if self._prefilling:
             self._prefilling.difference_update(members[samples].tolist())
-        return Batch(members, tokens, computed, samples, int(np.add.reduce(tokens)), admitted)
+        return Batch(members, tokens, computed, samples, int(np.add.reduce(tokens)), admitted, drafts)
 
     def _serve_running(self, budget: int, chunk: int) -> tuple[IntArray, IntArray]:
         """How many tokens each running request gets; preempts from the end where KV is short."""
@@ -114,6 +124,8 @@ class ModelScheduler:
             return members, members
         computed, placeholders = counts.computed[members], counts.placeholders[members]
         new = counts.tokens[members] + placeholders - computed
+        if self.drafts is not None:
+            new += counts.proposed[members]
         if chunk:
             np.minimum(new, chunk, out=new)
         np.minimum(new, self.settings.max_model_len - 1 - computed, out=new)
@@ -124,7 +136,7 @@ class ModelScheduler:
             new[counts.marked[members]] = 0
             counts.marked[self.paused] = False
         total = np.cumsum(new)
-        if self._aligned and (prompts := self._aligned_prompts(members, computed)):
+        if self._aligned and (prompts := Prompt.unfinished(counts, members, computed)):
             self._chunk_ends().of_step(prompts, new, budget)
         elif total[-1] > budget:
             new = np.clip(budget - (total - new), 0, new)
@@ -142,13 +154,6 @@ class ModelScheduler:
         """Where chunks of this step may end."""
         most, chunk = min(self.limits.tokens, self.settings.max_num_batched_tokens), self.limits.chunk
         return ChunkEnds(self.layout.chunk_multiple, min(most, chunk) if chunk > 0 else most)
-
-    def _aligned_prompts(self, members: IntArray, computed: IntArray) -> dict[int, Prompt]:
-        """By place in ``members``, the prompts whose chunks must end at multiples of a block."""
-        counts = self.requests
-        ends = np.maximum(counts.prompt[members], counts.tokens[members] - 1)
-        places = (computed < ends).nonzero()[0].tolist()
-        return {place: Prompt.of(counts, int(members[place]), int(computed[place])) for place in places}
 
     def _grow(self, members: IntArray, after: IntArray, new: IntArray) -> int:
         """Gives running requests their blocks; returns how many of them, from the first, still run."""
@@ -170,15 +175,14 @@ class ModelScheduler:
             kv.cache(index, min(tokens, int(counts.tokens[index])))
         return kept
 
-    def _admit(self, budget: int, chunk: int) -> Admitted:
+    def _admit(self, step: Admitted) -> None:
         """Admits from the head of the queue.
 
         Requests whose output is in flight since before their preemption are passed over.
         """
         counts, kv, swap = self.requests, self.kv, self.swap
-        step = Admitted(budget, max(self.limits.running - self.running.size, 0), chunk)
         if self.holding and not self._admit_holding(step):
-            return step
+            return
         passed: list[int] = []
         looked_at = 0
         # No more than these are admitted or passed over.
@@ -213,11 +217,13 @@ class ModelScheduler:
         if looked_at > len(passed):
             rest = self.waiting[looked_at:]
             self.waiting = np.concatenate((np.array(passed, np.int64), rest)) if passed else rest
-        return step
 
     def _first_chunk(self, step: Admitted, index: int, computed: int) -> int:
         """Tokens that the step computes of a request that it admits, with KV of its first ``computed`` tokens."""
         new = int(self.requests.tokens[index]) - computed
+        if new == 1 and step.padding and (step.beside_others or computed):
+            if computed + 1 + step.padding < self.settings.max_model_len:
+                new = 1 + step.padding if step.padding < step.budget else 0
         if 0 < step.chunk < new:
             new = step.chunk
         new = min(new, step.budget)
@@ -249,7 +255,10 @@ class ModelScheduler:
         full = min(int(counts.tokens[index]), self.settings.max_model_len)
         # What loads makes no progress and cannot be preempted: it leaves room for all prompts that are unfinished.
         num_blocks = blocks_of(frontier - hit.tokens, self.settings.block_size)
-        if not kv.fits(hit, full, frontier, self._reserved(step, num_blocks)):
+        running = np.concatenate((counts.computed[self.running], np.array(step.computed, np.int64)))
+        unfinished = np.fromiter(self._prefilling, np.int64)
+        reserved = swap.reserved_blocks(running, unfinished, num_blocks, self.settings.max_model_len)
+        if not kv.fits(hit, full, frontier, reserved):
             return False
         kv.admit(index, hit)
         kv.grow(index, frontier)
@@ -260,18 +269,6 @@ class ModelScheduler:
         self.holding.append(index)
         step.places = max(step.places - 1, len(step.requests))  # the one that it will run in
         return True
-
-    def _reserved(self, step: Admitted, num_blocks: int) -> int:
-        """Blocks that unfinished prompts and loads still need, and running requests while ``num_blocks`` are loaded."""
-        assert self.swap is not None
-        running = np.concatenate((self.requests.computed[self.running], np.array(step.computed, np.int64)))
-        growth = self.swap.control.growth_blocks(running, num_blocks)
-        members = np.fromiter(self._prefilling, np.int64)
-        tokens = np.minimum(self.requests.tokens[members], self.settings.max_model_len)
-        return (
-            int(np.maximum(blocks_of(tokens, self.settings.block_size) - self.requests.blocks[members], 0).sum())
-            + growth
-        )
 
     def _admit_holding(self, step: Admitted) -> bool:
         """Admits the requests whose KV has arrived, ahead of all others; ``False`` if admission ends with them."""
@@ -301,7 +298,7 @@ class ModelScheduler:
             self._prefilling.discard(index)
         self.kv.release(index)
         counts.state[index] = PREEMPTED
-        counts.computed[index] = counts.placeholders[index] = 0
+        counts.computed[index] = counts.placeholders[index] = counts.proposed[index] = 0
         self._num_stale += bool(counts.in_flight[index])
         counts.stale[index] = counts.in_flight[index]
         counts.preemptions[index] += 1
@@ -320,7 +317,7 @@ class ModelScheduler:
     # Its output.
 
     def update(self, batch: Batch, told: Told = NOTHING) -> tuple[IntArray, list[int]]:
-        """Takes in the output of the oldest step in flight: who got a token, and who of them ended, in order."""
+        """Take in the output of the oldest step in flight; return who got tokens, once for each, and who ended."""
         result = self._output(batch)
         if self.swap is not None:
             for index in self.swap.told(told):
@@ -333,21 +330,23 @@ class ModelScheduler:
 
     def _output(self, batch: Batch) -> tuple[IntArray, list[int]]:
         counts = self.requests
-        members, tokens, samples = batch.requests, batch.tokens, batch.samples
+        members, tokens = batch.requests, batch.tokens
         alive = counts.state[members] != FREE
+        gets = alive & batch.samples
         if not np.logical_and.reduce(alive):  # they ended while this step was in flight
-            members, tokens, samples = members[alive], tokens[alive], samples[alive]
+            members, tokens = members[alive], tokens[alive]
         counts.in_flight[members] -= tokens
-        sampled: IntArray = members if np.logical_and.reduce(samples) else members[samples]
-        counts.tokens[sampled] += 1
-        left = counts.left[sampled] - 1
-        counts.left[sampled] = left
-        if self._num_stale:
-            sampled_fresh = self._drain(members, tokens, sampled)
-            counts.placeholders[sampled_fresh] -= 1
+        sampled: IntArray = batch.requests[gets]
+        fresh = self._drain(members, tokens, sampled) if self._num_stale else None
+        owners, taken = sampled, ONE
+        if self.drafts is None:
+            counts.placeholders[sampled if fresh is None else sampled[fresh]] -= 1
         else:
-            counts.placeholders[sampled] -= 1
-        ending = left == 0
+            taken = self.drafts.output(batch, gets, fresh)
+            owners = np.repeat(sampled, taken)
+        counts.tokens[sampled] += taken
+        counts.left[sampled] -= taken
+        ending = counts.left[sampled] == 0
         ends = bool(np.logical_or.reduce(ending))
         if self.kv.caches:
             self._cache_output(sampled, ending)
@@ -355,18 +354,18 @@ class ModelScheduler:
             for index in sampled[ending].tolist():
                 self._end(index)
         if not ends:
-            return sampled, []
+            return owners, []
         self._untold = True
         self.running = self.running[counts.state[self.running] != FREE]
         if self.waiting.size:  # a preempted request may end by output that was in flight
             self.waiting = self.waiting[counts.state[self.waiting] != FREE]
-        return sampled, sampled[ending].tolist()
+        return owners, sampled[ending].tolist()
 
-    def _drain(self, members: IntArray, tokens: IntArray, sampled: IntArray) -> IntArray:
-        """Takes the step's tokens off what is stale; returns those of ``sampled`` for which it was not."""
+    def _drain(self, members: IntArray, tokens: IntArray, sampled: IntArray) -> BoolArray:
+        """Take the step's tokens off what is stale; return for which of ``sampled`` the output is not stale."""
         counts = self.requests
         was_stale = counts.stale[members] > 0
-        fresh: IntArray = sampled[counts.stale[sampled] == 0]
+        fresh: BoolArray = counts.stale[sampled] == 0
         drained = members[was_stale]
         counts.stale[drained] -= tokens[was_stale]
         self._num_stale -= int(np.count_nonzero(counts.stale[drained] == 0))

@@ -22,6 +22,7 @@ class Batch:
 
     requests: indices. tokens: how many each gets. computed: with KV before this step. samples: whether the step gives
     the request a token. num_tokens: in all. admitted: indices of the requests that it admitted, in order.
+    drafts: how many of its tokens are drafts, or padding in their place; ``None`` in an engine without drafts.
     """
 
     requests: IntArray
@@ -30,11 +31,20 @@ class Batch:
     samples: BoolArray
     num_tokens: int
     admitted: list[int] = field(default_factory=list)
+    drafts: IntArray | None = None
+
+    @property
+    def own_tokens(self) -> IntArray:
+        """Tokens of each without its drafts, ``[requests in the step]``."""
+        return self.tokens if self.drafts is None else self.tokens - self.drafts
 
 
 @dataclass(slots=True, eq=False)
 class Admitted:
     """What a step admits. budget: tokens that are left for it. places: how many requests. chunk: as in Limits.
+
+    padding: tokens in place of drafts beside the last token of a request; 0 beside prompts. beside_others: whether the
+    step computes tokens of requests that ran before.
 
     requests: indices, in order. computed: tokens with KV. tokens: that the step computes.
     """
@@ -42,6 +52,8 @@ class Admitted:
     budget: int
     places: int
     chunk: int
+    padding: int = 0
+    beside_others: bool = False
     requests: list[int] = field(default_factory=list)
     computed: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
