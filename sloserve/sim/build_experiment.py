@@ -8,6 +8,7 @@ from sloserve.estimator.step_time.profile import Profile, load_profile
 from sloserve.sim.experiment import DEFAULT_LOADS, SHIPPED, Experiment
 from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.run_name import run_names
+from sloserve.virtual.drafts import ACCEPTANCE, ROUND_SHARE, Drafts, spread_of
 from sloserve.virtual.engine_settings import EngineSettings, Swapping
 from sloserve.workloads.named_slos import find_slos
 from sloserve.workloads.window import WHOLE, parse_window
@@ -69,6 +70,12 @@ def _engine_settings(options: SimulateOptions, profile: Profile, *, prefix_cachi
     context = sizes.pop("max_model_len")
     if context < 1:
         raise ConfigError(f"--max-model-len: {context} tokens is not at least 1")
+    drafts = _drafts(options)
+    if drafts is not None and prefix_caching:
+        raise ConfigError(
+            "--num-speculative-tokens: prompts of the workload share blocks, and drafts are not modelled beside a "
+            "prefix cache; give a workload without shared prompts, or no drafts"
+        )
     return EngineSettings.of_profile(
         profile,
         **sizes,
@@ -77,6 +84,25 @@ def _engine_settings(options: SimulateOptions, profile: Profile, *, prefix_cachi
         link_gb_per_s=options.link_gb_per_s,
         swapping=cast(Swapping, options.swapping),  # refused there if it is another word
         enable_prefix_caching=prefix_caching,
+        drafts=drafts,
+    )
+
+
+def _drafts(options: SimulateOptions) -> Drafts | None:
+    """Return the drafts that the options ask for. Raises: ConfigError for figures of drafts where there are none."""
+    acceptance, spread, share = options.draft_acceptance, options.draft_acceptance_spread, options.draft_round_share
+    if not options.num_speculative_tokens:
+        given = {"--draft-acceptance": acceptance, "--draft-acceptance-spread": spread, "--draft-round-share": share}
+        for flag, value in given.items():
+            if value is not None:
+                raise ConfigError(f"{flag}: {value} for an engine without drafts; give --num-speculative-tokens, too")
+        return None
+    mean = ACCEPTANCE if acceptance is None else acceptance
+    return Drafts(
+        options.num_speculative_tokens,
+        mean,
+        spread_of(mean) if spread is None else spread,
+        ROUND_SHARE if share is None else share,
     )
 
 

@@ -272,6 +272,8 @@ def task_of(experiment: Experiment, policy: str, point: Point) -> Task:
     config = None
     run = RunName.parse(policy)
     engine = run.engine_settings(experiment.engine)
+    if engine.drafts is not None:
+        engine = replace(engine, drafts=replace(engine.drafts, seed=point.seed))
     slos = experiment.slos or experiment.workload.slos
     if run.policy != STOCK:
         section = {

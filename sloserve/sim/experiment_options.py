@@ -47,6 +47,33 @@ class ExperimentOptions(TrafficOptions):
             "takes five times as long; 0 is none."
         ),
     ] = 0.0
+    num_speculative_tokens: Annotated[
+        int,
+        typer.Option(
+            help="Draft tokens per sequence and step, as in vLLM's --speculative-config, of a draft head (EAGLE, MTP); "
+            "0 is none."
+        ),
+    ] = 0
+    draft_acceptance: Annotated[
+        float | None,
+        typer.Option(
+            help="Mean probability that a draft token is accepted, given that those before it were. Default: 0.8, "
+            "about what EAGLE's authors measured."
+        ),
+    ] = None
+    draft_acceptance_spread: Annotated[
+        float | None,
+        typer.Option(
+            help="Standard deviation over requests of a request's own acceptance. Default: 0.1, or less near 0 and 1."
+        ),
+    ] = None
+    draft_round_share: Annotated[
+        float | None,
+        typer.Option(
+            help="Time to draft one token for all sequences, as a share of the profile's smallest step. Default: "
+            "0.055, the share of the weights that EAGLE's head reads for a model of 7B parameters."
+        ),
+    ] = None
     length_model: Annotated[
         Path | None, typer.Option(help="File of `sloserve train-length`, used by policies with length=predicted.")
     ] = None

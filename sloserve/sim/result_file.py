@@ -1,6 +1,7 @@
 """``result.json`` of an experiment: its runs, and everything that they depend on."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ def write_experiment(
             "max_model_len": engine.max_model_len,
             "enable_prefix_caching": engine.enable_prefix_caching,
             **({name: getattr(engine, name) for name in SWAP_OPTIONS} if engine.swap_space_gib else {}),
+            **({"drafts": asdict(engine.drafts)} if engine.drafts is not None else {}),
             "aged_share": experiment.aged_share,
             "plan_share": experiment.plan_share,
             "plan_cost": experiment.plan_cost,

@@ -107,8 +107,10 @@ def _tuned_line(tuned: Tuned) -> str:
 def _title(experiment: Experiment) -> str:
     engine = experiment.engine
     ageing = f"ageing {experiment.aged_share:g}" if experiment.aged_share else "ageing off"
+    drafts = engine.drafts
+    drafted = "" if drafts is None else f"{drafts.num_tokens} drafts accepted at {drafts.acceptance:g}, "
     return (
         f"{experiment.workload.name} on {experiment.profile.title}, {len(experiment.seeds)} seeds of "
         f"{experiment.max_requests} requests, {engine.kv_blocks} KV blocks of {engine.block_size}, "
-        f"max_num_seqs {engine.max_num_seqs}, {ageing}, {_SCHEDULERS[experiment.engine_kind]}"
+        f"max_num_seqs {engine.max_num_seqs}, {drafted}{ageing}, {_SCHEDULERS[experiment.engine_kind]}"
     )

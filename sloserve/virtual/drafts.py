@@ -18,10 +18,16 @@ from sloserve.core.errors import ConfigError
 MOST_DRAFTS: Final = 64
 """The largest number of draft tokens of a step that is modelled."""
 
+ACCEPTANCE: Final = 0.8
 SPREAD: Final = 0.1
 ROUND_SHARE: Final = 0.055
 
 AcceptedRuns = NDArray[np.uint8]
+
+
+def spread_of(acceptance: float) -> float:
+    """Return the spread that is assumed for a mean acceptance: the default, or less where the mean leaves less room."""
+    return min(SPREAD, 0.5 * float(np.sqrt(max(acceptance * (1.0 - acceptance), 0.0))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from sloserve.core.errors import ConfigError
+from sloserve.sim.build_experiment import build_experiment
+from sloserve.sim.experiment import run_experiment
+from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.virtual.drafts import Drafts
 from sloserve.virtual.engine_settings import EngineSettings
 
@@ -71,3 +74,45 @@ def test_lookahead_slots_are_part_of_the_layout() -> None:
 def test_what_is_not_modelled_with_drafts_is_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         replace(ENGINE, drafts=Drafts(3, 0.7), **options)
+
+
+def simulated(**options: object) -> EngineSettings:
+    base = {"workload": "alpaca-poisson", "rps": "5", "seeds": 1}
+    return build_experiment(SimulateOptions(**(base | options))).engine  # type: ignore[arg-type]
+
+
+def test_simulate_has_the_drafts_that_its_flags_ask_for() -> None:
+    assert simulated().drafts is None
+    assert simulated(num_speculative_tokens=3).drafts == Drafts(3, 0.8, spread=0.1, round_share=0.055)
+    given = {"draft_acceptance": 0.99, "draft_round_share": 0.0}
+    drafts = simulated(num_speculative_tokens=1, **given).drafts
+    assert drafts is not None and 0.0 < drafts.spread < 0.05  # as much as the mean leaves room for
+    assert simulated(num_speculative_tokens=1, draft_acceptance=1.0).drafts == Drafts(1, 1.0, spread=0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"draft_acceptance": 0.7}, "--draft-acceptance: 0.7 for an engine without drafts; give --num-speculative"),
+        ({"draft_round_share": 0.0}, "--draft-round-share: 0.0 for an engine without drafts"),
+        ({"num_speculative_tokens": -1}, "num_speculative_tokens: -1 is not a whole number of 1 to 64"),
+        ({"num_speculative_tokens": 3, "draft_acceptance": 7.0}, "draft_acceptance: 7.0 is not a probability"),
+        ({"num_speculative_tokens": 3, "profile": "h100-gpt-oss-20b"}, "layers that do not all keep the whole context"),
+        ({"num_speculative_tokens": 3, "swap_space_gib": 1.0}, "drafts are not modelled beside swap space"),
+    ],
+)
+def test_simulate_refuses_drafts_that_it_cannot_model(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        simulated(**options)
+
+
+def test_seeds_draw_other_acceptance_and_counters_tell_it() -> None:
+    options = SimulateOptions(
+        workload="alpaca-poisson", rps="5", policy="stock,edf", seeds=2, max_requests=20, engine="model",
+        num_speculative_tokens=2, draft_acceptance=0.7,
+    )  # fmt: skip
+    counters = [run.log.counters for run in run_experiment(build_experiment(options))]
+    shares = [one["accepted_draft_tokens"] / one["draft_tokens"] for one in counters]
+    assert shares[0] == pytest.approx(shares[1], abs=0.01) and shares[2] == pytest.approx(shares[3], abs=0.01)
+    assert shares[0] != pytest.approx(shares[2], abs=1e-6)
+    assert all(0.45 < share < 0.75 for share in shares)  # of two drafts 0.7 and 0.49 are accepted
