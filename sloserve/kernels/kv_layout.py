@@ -22,6 +22,9 @@ MOST_TOKENS = 2**32 - 1
 STATE_WINDOW = 2
 """Window of a Mamba layer, which needs the state at the last token alone."""
 
+RING_WINDOW = 1
+"""Window of a ring buffer (vLLM's ``CircularBufferSpec``), which takes one block as long as the longest context."""
+
 
 class KVGroups(NamedTuple):
     """KV cache groups that are counted alike. At most one of ``window_tokens``, ``chunk_tokens`` and ``states`` is set;
@@ -31,7 +34,7 @@ class KVGroups(NamedTuple):
         num_groups: how many.
         block_size: tokens in a block.
         window_tokens: a token is given back once it is out of reach of a next token that sees so many, itself included;
-            STATE_WINDOW for a Mamba layer.
+            STATE_WINDOW for a Mamba layer, RING_WINDOW for a ring.
         chunk_tokens: tokens before the last multiple of it are given back.
         states: for Mamba layers that keep a state at the end of each chunk (``align``): of how many steps at once.
         checkpoints: 1 where a chunk keeps a state inside it besides: the last of a prompt, or each, as the prefix cache

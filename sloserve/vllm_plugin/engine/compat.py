@@ -20,7 +20,7 @@ from sloserve.engine.step_clock import StepClock
 from sloserve.kernels.kv_layout import KVLayout
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import EngineFacts
-from sloserve.vllm_plugin.engine.kv_groups import keeps_all_tokens, layout_of
+from sloserve.vllm_plugin.engine.kv_groups import keeps_all_tokens, layout_of, shares_prefixes
 
 _HOLDERS = attrgetter("ref_cnt")
 
@@ -192,10 +192,13 @@ def hit_tokens(scheduler: Any, layout: KVLayout, request: Request, before: int) 
         return 0
     pool, hashes = manager.block_pool, request.block_hashes
     if not layout.is_full or pool.hash_block_size != block_size:
+        # vLLM computes the end of a prefix again for layers whose window the cache does not keep.
+        again = int(getattr(scheduler, "prefix_replay_tokens", 0))
         # Only all groups together know, and each may have given up another part of a prefix.
-        if before and _still_hit(manager.coordinator, pool, hashes, request.num_tokens - 1, before):
+        if before and _still_hit(manager.coordinator, pool, hashes, request.num_tokens - 1, before + again):
             return before
-        return int(manager.coordinator.find_longest_cache_hit(hashes, request.num_tokens - 1)[1])
+        found = int(manager.coordinator.find_longest_cache_hit(hashes, request.num_tokens - 1)[1])
+        return max(found - again, 0)
     most = min((request.num_tokens - 1) // block_size, len(hashes))
     found = blocks_hit(lambda i: pool.get_cached_block(hashes[i], [0]), most, before // block_size)
     return found * block_size
@@ -207,14 +210,15 @@ def _still_hit(coordinator: Any, pool: Any, hashes: Sequence[Any], most: int, be
     vLLM's own look-up asks for each block of a prefix: 1.2 ms for one of 32k tokens.
     """
     size = pool.hash_block_size
-    groups = coordinator.single_type_managers
-    if any(group.block_size != size for group in groups):
+    groups = [place for place, group in enumerate(coordinator.single_type_managers) if shares_prefixes(group)]
+    managers = [coordinator.single_type_managers[place] for place in groups]
+    if any(manager.block_size != size for manager in managers):
         return False
 
-    def cached(group: int, block: int) -> bool:
-        return pool.get_cached_block(hashes[block], [group]) is not None
+    def cached(kind: int, block: int) -> bool:
+        return pool.get_cached_block(hashes[block], [groups[kind]]) is not None
 
-    whole = [place for place, group in enumerate(groups) if keeps_all_tokens(group)]
+    whole = [kind for kind, manager in enumerate(managers) if keeps_all_tokens(manager)]
     return is_unchanged(cached, len(groups), whole, min(most // size, len(hashes)), before // size)
 
 
@@ -292,9 +296,10 @@ def identity_reason(scheduler: Any) -> str | None:
         return "pipeline parallelism"
     if scheduler.is_encoder_decoder:
         return "encoder-decoder models"
-    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
-        if getattr(config.parallel_config, name, 1) > 1:
-            return f"context parallelism ({name} {getattr(config.parallel_config, name)})"
+    # Decode context parallelism changes only how many tokens a block holds, and the managers' block size says that.
+    ranks = getattr(config.parallel_config, "prefill_context_parallel_size", 1)
+    if ranks > 1:
+        return f"context parallelism (prefill_context_parallel_size {ranks})"
     try:
         layout_of(scheduler)
     except LookupError as error:

@@ -5,6 +5,7 @@ from typing import Any
 
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
+    CircularBufferSpec,
     FullAttentionSpec,
     MambaSpec,
     MLAAttentionSpec,
@@ -13,7 +14,7 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
-from sloserve.kernels.kv_layout import STATE_WINDOW, KVGroups, KVLayout
+from sloserve.kernels.kv_layout import RING_WINDOW, STATE_WINDOW, KVGroups, KVLayout
 
 _WHOLE_CONTEXT = (FullAttentionSpec, MLAAttentionSpec, SinkFullAttentionSpec)
 _WITHOUT_SINKS = (FullAttentionSpec, MLAAttentionSpec)
@@ -44,6 +45,8 @@ def _groups_of(scheduler: Any, manager: Any) -> KVGroups:
         return one
     if type(spec) in _WINDOWS:
         return one._replace(window_tokens=spec.sliding_window + getattr(spec, "extra_retained_tokens", 0))
+    if type(spec) is CircularBufferSpec:  # one block from a request's start to its end, whatever the ring's own size
+        return KVGroups(1, scheduler.max_model_len, window_tokens=RING_WINDOW)
     if type(spec) is ChunkedLocalAttentionSpec:
         return one._replace(chunk_tokens=spec.attention_chunk_size)
     if type(spec) is MambaSpec:
@@ -60,6 +63,11 @@ def _groups_of(scheduler: Any, manager: Any) -> KVGroups:
 def keeps_all_tokens(manager: Any) -> bool:
     """Whether the layers of a group of vLLM's keep all tokens of a request."""
     return type(manager.kv_cache_spec) in _WHOLE_CONTEXT
+
+
+def shares_prefixes(manager: Any) -> bool:
+    """Return whether the prefix cache keeps blocks of this group of vLLM's; of a ring it keeps none."""
+    return bool(manager.kv_cache_spec.prefix_cacheable)
 
 
 def _most_blocks(manager: Any) -> int | None:

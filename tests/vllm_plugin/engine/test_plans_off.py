@@ -20,8 +20,8 @@ pytestmark = pytest.mark.vllm
         ({"use_pp": True}, "pipeline parallelism"),
         ({"is_encoder_decoder": True}, "encoder-decoder models"),
         (
-            {"vllm_config.parallel_config.decode_context_parallel_size": 2},
-            "context parallelism (decode_context_parallel_size 2)",
+            {"vllm_config.parallel_config.prefill_context_parallel_size": 2},
+            "context parallelism (prefill_context_parallel_size 2)",
         ),
     ],
 )
