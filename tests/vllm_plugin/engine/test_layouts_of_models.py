@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from sloserve.kernels.kv_layout import RING_WINDOW, STATE_WINDOW, KVGroups, KVLayout
-from tests.other_vllm import not_with_0_30
+from tests.other_vllm import IS_0_33, not_with_0_30
 from tests.vllm_plugin.engine.test_kv_layout import POLICIES, Watched
 
 pytestmark = pytest.mark.vllm
@@ -85,15 +86,16 @@ def latent_attention() -> Specs:
 
 def grouped(config: Any, specs: Specs) -> list[Any]:
     """Return vLLM's KV cache groups of these layers in the memory layout of its GPU kernels, blocks outermost."""
-    from vllm.v1.core import kv_cache_utils
     from vllm.v1.kv_cache_interface import KVCacheGroupSpec
+
+    module = import_module(f"vllm.v1.core.{'kv_cache_planning' if IS_0_33 else 'kv_cache_utils'}")
 
     config = copy.copy(config)
     config.cache_config = SimpleNamespace(
         get_resolved_kv_cache_layout=lambda: SimpleNamespace(is_block_outermost=True),
         mamba_cache_mode="none",
     )
-    groups = kv_cache_utils._get_packed_kv_cache_groups(config, specs)
+    groups = module._get_packed_kv_cache_groups(config, specs)
     if groups is None:  # all layers take pages of one size
         return [KVCacheGroupSpec(list(specs), next(iter(specs.values())))]
     firsts = (next(iter(getattr(g.kv_cache_spec, "kv_cache_specs", {}).values()), g.kv_cache_spec) for g in groups)
