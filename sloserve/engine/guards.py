@@ -151,6 +151,16 @@ def spare_decodes(plan: Plan, snapshot: Snapshot, protected: IntArray) -> Plan:
     return replace(plan, prefill_chunk_tokens=chunk if planned is None else min(planned, chunk))
 
 
+def keep_prompts_whole(plan: Plan, snapshot: Snapshot) -> Plan:
+    """Return ``plan`` without limits on the tokens of a step where the engine computes each prompt in one step.
+
+    There a prompt longer than the limit would never be admitted, nor any prompt behind it.
+    """
+    if snapshot.engine.chunked_prefill or (plan.token_budget is None and plan.prefill_chunk_tokens is None):
+        return plan
+    return replace(plan, token_budget=None, prefill_chunk_tokens=None)
+
+
 def ensure_progress(plan: Plan, snapshot: Snapshot) -> Plan:
     """``plan``, changed where it would leave the engine with nothing to schedule.
 

@@ -11,7 +11,14 @@ from sloserve.core.arrays import BoolArray, IntArray
 from sloserve.core.rows import Rows, State
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.containment import ErrorLog
-from sloserve.engine.guards import Ageing, PlanBudget, drop_forbidden, ensure_progress, spare_decodes
+from sloserve.engine.guards import (
+    Ageing,
+    PlanBudget,
+    drop_forbidden,
+    ensure_progress,
+    keep_prompts_whole,
+    spare_decodes,
+)
 from sloserve.engine.held_plan import MAX_UNEVENTFUL_S, HeldPlan
 from sloserve.engine.port import EnginePort, EngineRequest
 from sloserve.engine.request_table import RequestTable
@@ -469,7 +476,7 @@ class Planner:
             plan = replace(plan, waiting=snapshot.turns.weave(order))
         if snapshot.engine.defers_prompts and plan.preempt.size:
             plan = replace(plan, preempt=NO_SLOTS)  # no prompt would begin in their place
-        plan = spare_decodes(plan, snapshot, self.table.protected_running())
+        plan = keep_prompts_whole(spare_decodes(plan, snapshot, self.table.protected_running()), snapshot)
         if plan is Plan.IDENTITY:
             return plan
         return ensure_progress(drop_forbidden(plan, snapshot, may_pause=self._may_pause), snapshot)

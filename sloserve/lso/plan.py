@@ -108,6 +108,8 @@ class EngineFacts:
     def begun(self, prompt_tokens: IntArray) -> int:
         """How many prompts, in order, one step begins at least. prompt_tokens: to compute of each."""
         chunks = prompt_tokens if self.chunk_tokens is None else np.minimum(prompt_tokens, self.chunk_tokens)
+        if not self.chunked_prefill:
+            return int(chunks.cumsum().searchsorted(self.token_budget, side="right"))
         return 1 + int(chunks.cumsum().searchsorted(self.token_budget))
 
     def has_room_for(self, decodes: int) -> bool:

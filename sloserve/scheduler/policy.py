@@ -68,6 +68,11 @@ class Policy(ABC):
         return "all"
 
     @property
+    def limits_steps(self) -> bool:
+        """Return whether limits on the tokens of a step are what it is for: without chunked prefill it is refused."""
+        return False
+
+    @property
     def lengths(self) -> Lengths | None:
         """What it knows of the lengths of replies; ``None`` where it asks for none."""
         return None

@@ -1,6 +1,7 @@
 """The guards by themselves, without vLLM: planning cost, ageing, and plans that would leave nothing to do."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,14 @@ from hypothesis import strategies as st
 from sloserve.core.arrays import IntArray
 from sloserve.core.rows import COLUMNS, Rows, State
 from sloserve.core.slo import ClassTable, SLOClass
-from sloserve.engine.guards import Ageing, PlanBudget, drop_forbidden, ensure_progress, spare_decodes
+from sloserve.engine.guards import (
+    Ageing,
+    PlanBudget,
+    drop_forbidden,
+    ensure_progress,
+    keep_prompts_whole,
+    spare_decodes,
+)
 from sloserve.kernels.kv_layout import KVLayout
 from sloserve.scheduler.policy import EngineFacts, Plan, Snapshot, check_plan
 
@@ -252,6 +260,18 @@ def test_no_chunk_of_a_protected_prompt_ends_inside_a_multimodal_item() -> None:
     for item_tokens, chunk in ((1000, 1021), (1500, 1500), (4000, 2042)):
         at.rows.item_tokens[1] = item_tokens
         assert spare_decodes(Plan(), at, both).prefill_chunk_tokens == chunk
+
+
+def test_no_limit_cuts_a_prompt_where_chunked_prefill_is_off() -> None:
+    plan = Plan(pause=np.array([3]), max_running=5, token_budget=100, prefill_chunk_tokens=20)
+    at = prompts_and_decodes(2, 6)
+    assert keep_prompts_whole(plan, at) is plan
+    whole = replace(at, engine=replace(ENGINE, chunked_prefill=False))
+    made = keep_prompts_whole(plan, whole)
+    assert (made.token_budget, made.prefill_chunk_tokens) == (None, None)
+    assert (made.pause.tolist(), made.max_running) == ([3], 5)
+    unlimited = Plan(max_running=5)
+    assert keep_prompts_whole(unlimited, whole) is unlimited
 
 
 STATES = st.sampled_from([State.WAITING, State.PREEMPTED, State.BLOCKED])

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from sloserve.core.rows import State
+from sloserve.kernels.kv_layout import KVLayout
 from sloserve.scheduler.chaos import Chaos
-from sloserve.scheduler.policy import Plan, PlanError, Snapshot, check_plan
+from sloserve.scheduler.policy import EngineFacts, Plan, PlanError, Snapshot, check_plan
 
 # Slots 0 and 1 run, 2 and 3 wait, 4 was preempted, 5 waits for its grammar; the table has 64 slots.
 RUNNING: list[dict[str, Any]] = [{}, {}]
@@ -86,3 +87,13 @@ def test_chaos_gets_to_every_illegal_kind(snapshot: Callable[..., Snapshot]) -> 
             check_plan(policy.plan(at, 0.0), at)
         messages.add(str(refused.value))
     assert len(messages) == 6
+
+
+@pytest.mark.parametrize(
+    ("facts", "begun"),
+    [({}, 3), ({"chunked_prefill": False}, 2), ({"chunk_tokens": 40}, 5), ({"token_budget": 160}, 2)],
+)
+def test_a_step_begins_the_prompts_that_fit_and_the_part_of_one_more(facts: dict[str, Any], begun: int) -> None:
+    """Without chunked prefill the part of one more stays out."""
+    engine = EngineFacts(10, 10, KVLayout.full(16), 8, **{"token_budget": 170, **facts}, free_slots=8)
+    assert engine.begun(np.array([100, 60, 80, 90, 10])) == begun

@@ -69,6 +69,10 @@ class Sarathi(Policy):
             if self.tokens < 1:
                 raise ValueError(f"tokens: {self.tokens} a step is not at least 1")
 
+    @property
+    def limits_steps(self) -> bool:
+        return True
+
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         return Plan(token_budget=self.settings.tokens)
 

@@ -55,6 +55,10 @@ class EconoPaper(PredictingPolicy):
         self._grants = Grants()
         self._tasks: GenerationTasks | None = None
 
+    @property
+    def limits_steps(self) -> bool:
+        return bool(self.settings.tfs_tokens)
+
     def arrived(self, rows: Rows, slot: int, now_s: float) -> None:
         self._grants.enter(slot, rows.capacity)
 

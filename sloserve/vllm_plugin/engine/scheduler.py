@@ -174,12 +174,27 @@ class SLOScheduler(ContainedScheduler):
                 f"--scheduling-policy {self.scheduler_config.policy} orders vLLM's queues itself, "
                 f"which policy {name} cannot; leave it at fcfs and choose --policy priority"
             )
+        self._check_chunks(policy, name)
         return policy
+
+    def _check_chunks(self, policy: Policy, name: str) -> None:
+        """Raise ConfigError for a policy that needs chunked prefill where it is off; log a step budget that rests."""
+        if self.scheduler_config.enable_chunked_prefill:
+            return
+        if policy.limits_steps:
+            raise ConfigError(
+                f"policy {name} limits the tokens of each step, and a prompt longer than that would never be admitted "
+                "where chunked prefill is off; remove --no-enable-chunked-prefill or choose another policy"
+            )
+        if policy.settings.step_budget:
+            logger.warning("sloserve derives no step budget for policy %s: chunked prefill is off", name)
 
     def _make_shadow(self, text: str | None, allow_files: bool = True) -> Shadow | None:
         if text is None:
             return None
-        policy = make_policy(*parse_policy(text), seed=self._settings.seed, allow_files=allow_files)
+        name, options = parse_policy(text)
+        policy = make_policy(name, options, seed=self._settings.seed, allow_files=allow_files)
+        self._check_chunks(policy, name)
         return Shadow(policy, self._settings.plan_share, self._cost_of(text))
 
     def _cost_of(self, policy: str) -> PlanningCost | None:

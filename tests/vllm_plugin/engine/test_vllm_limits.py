@@ -1,12 +1,15 @@
 """Limits of vLLM's own that plans depend on: the threshold of long prompts, and steps that begin no prompt."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from sloserve.core.errors import ConfigError
 from sloserve.scheduler.policy import Plan, Snapshot
+from sloserve.scheduler.registry import main_policies
 from tests.other_vllm import IS_0_30
 from tests.vllm_plugin.engine.test_scheduler_hooks import Scripted
 from tests.vllm_plugin.engine.test_staying_alive import step
@@ -47,6 +50,66 @@ def test_no_raised_threshold_is_left_where_a_plan_makes_chunks_short(build: Buil
     engine._add([request_of(name, prompt_tokens=200, output_tokens=4) for name in "ab"], engine._clock.now_s())
     assert scheduler.schedule().num_scheduled_tokens == {"a": 5, "b": 5}
     assert scheduler.adaptive_long_prefill_threshold is True
+
+
+@pytest.fixture
+def whole_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines that are built from now on have chunked prefill off."""
+    from sloserve.vllm_plugin.virtual import engine, vllm_config
+
+    def arguments(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        found = vllm_config.scheduler_arguments(*args, **kwargs)
+        found["vllm_config"].scheduler_config.enable_chunked_prefill = False
+        return found
+
+    monkeypatch.setattr(engine, "scheduler_arguments", arguments)
+
+
+@pytest.mark.usefixtures("whole_prompts")
+@pytest.mark.parametrize("policy", [*main_policies(), "edf:step_budget=true", "econo-paper", "chaos"])
+def test_prompts_are_computed_whole_where_chunked_prefill_is_off(
+    build: Build, request_of: RequestOf, policy: str
+) -> None:
+    """And none waits for ever: requests age, plans set limits, and steps are as long as the longest request."""
+    engine = build(
+        policy,
+        section={"plan_share": 1.0, "classes": {"default": {"rank": 100, "aged_after_s": 0.05}}},
+        max_num_batched_tokens=256,
+        max_num_seqs=8,
+        kv_blocks=70,
+    )
+    cut = [0]
+
+    def look(output: Any) -> None:
+        cut[0] += sum(request.is_prefill_chunk for request in engine.scheduler.running)
+
+    engine.on_step = look
+    workload = [request_of(f"r{i}", 0.005 * i, 20 + 40 * (i % 5), 10 + i % 7, ttft_s=0.3) for i in range(40)]
+    log = engine.run(workload)
+    assert [r.outcome.name for r in log.requests] == ["COMPLETED"] * 40
+    assert cut == [0] and not log.counters.get("internal_errors", 0)
+    assert not log.counters.get("limited_steps", 0)
+
+
+@pytest.mark.usefixtures("whole_prompts")
+def test_a_policy_that_is_made_to_limit_steps_is_refused_where_chunked_prefill_is_off(
+    build: Build, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = r"policy {} limits the tokens of each step.*remove --no-enable-chunked-prefill or choose another policy"
+    for policy in ("sarathi", "econo-paper:tfs_tokens=512"):
+        with pytest.raises(ConfigError, match=said.format(policy.partition(":")[0])):
+            build(policy)
+        with pytest.raises(ConfigError, match="where chunked prefill is off"):
+            build("edf", section={"shadow_policy": policy})
+        scheduler = build("edf").scheduler
+        for change in ({"policy": policy}, {"shadow_policy": policy}):
+            with pytest.raises(ConfigError, match="where chunked prefill is off"):
+                scheduler.set_policies(**change)
+        assert scheduler.status()["policy"] == "edf"
+    monkeypatch.setattr(logging.getLogger("sloserve"), "propagate", True)
+    with caplog.at_level(logging.WARNING, logger="sloserve"):
+        build("edf:step_budget=true")
+    assert "no step budget for policy edf: chunked prefill is off" in caplog.text
 
 
 def test_the_encoder_has_a_budget_of_a_full_step_at_least(build: Build) -> None:
