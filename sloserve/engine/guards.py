@@ -128,6 +128,21 @@ def drop_forbidden(plan: Plan, snapshot: Snapshot, *, may_pause: bool) -> Plan:
     return replace(plan, preempt=preempt, pause=pause)
 
 
+def keep_idle_victims(plan: Plan, snapshot: Snapshot) -> Plan:
+    """Return ``plan`` without preemptions where the next step begins no prompt in the place of the victims.
+
+    That is so where the engine computes no prompt at all, and where its encoder has no room for the largest item of the
+    first prompt in order: the engine admits none behind it.
+    """
+    if not plan.preempt.size:
+        return plan
+    engine, rows, first = snapshot.engine, snapshot.rows, plan.waiting
+    begins = not engine.defers_prompts
+    if begins and engine.encoder_tokens is not None and first is not None and "item_tokens" in rows.kept:
+        begins = not first.size or engine.encoded(rows.item_tokens[first[:1]]) > 0
+    return plan if begins else replace(plan, preempt=NO_SLOTS)
+
+
 def spare_decodes(plan: Plan, snapshot: Snapshot, protected: IntArray) -> Plan:
     """``plan`` with prompt chunks that leave each decode its token, although protected prompts are served before it.
 

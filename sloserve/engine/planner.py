@@ -16,6 +16,7 @@ from sloserve.engine.guards import (
     PlanBudget,
     drop_forbidden,
     ensure_progress,
+    keep_idle_victims,
     keep_prompts_whole,
     spare_decodes,
 )
@@ -474,8 +475,7 @@ class Planner:
                 order = snapshot.waiting[np.argsort(snapshot.rows.seq[snapshot.waiting])]
             # Most policies weave these turns into their order themselves; the others get them here.
             plan = replace(plan, waiting=snapshot.turns.weave(order))
-        if snapshot.engine.defers_prompts and plan.preempt.size:
-            plan = replace(plan, preempt=NO_SLOTS)  # no prompt would begin in their place
+        plan = keep_idle_victims(plan, snapshot)
         plan = keep_prompts_whole(spare_decodes(plan, snapshot, self.table.protected_running()), snapshot)
         if plan is Plan.IDENTITY:
             return plan

@@ -79,6 +79,8 @@ class EngineFacts:
         busy_s: seconds until the steps in flight are predicted to end, and the next one can start; 0 where none is.
         watermark_blocks: free blocks that no admission may take while others run.
         freeing_blocks: blocks of requests that run no more, which are free once the steps in flight are over.
+        encoder_tokens: tokens of multimodal items that the encoder can compute in the next step, and its cache keep;
+            ``None``: the model has no encoder.
         swap: host pool and link for the KV of preempted requests; ``None``: what is preempted is computed again.
         drafts: what draft tokens bring; ``None`` where the engine drafts none, and a step brings a decode one token.
     """
@@ -97,6 +99,7 @@ class EngineFacts:
     busy_s: float = 0.0
     watermark_blocks: int = 0
     freeing_blocks: int = 0
+    encoder_tokens: int | None = None
     swap: SwapFacts | None = None
     drafts: DraftFacts | None = None
 
@@ -111,6 +114,15 @@ class EngineFacts:
         if not self.chunked_prefill:
             return int(chunks.cumsum().searchsorted(self.token_budget, side="right"))
         return 1 + int(chunks.cumsum().searchsorted(self.token_budget))
+
+    def encoded(self, item_tokens: IntArray) -> int:
+        """Return how many prompts, in order, have room in the encoder in the next step.
+
+        item_tokens: the largest multimodal item of each, ``[n]``; 0 where it has none.
+        """
+        if self.encoder_tokens is None:
+            return int(item_tokens.size)
+        return int(item_tokens.cumsum().searchsorted(self.encoder_tokens, side="right"))
 
     def has_room_for(self, decodes: int) -> bool:
         """Whether so many decodes have blocks for the next step, whatever each needs."""

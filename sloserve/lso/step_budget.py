@@ -214,6 +214,7 @@ class StepBudget:
             return None
         waiting = waiting[:MOST_PROMPTS]
         heads = waiting[: min(engine.free_slots, admits)]
+        heads = heads[: engine.encoded(rows.item_tokens[heads])]  # the engine admits none behind one that has no room
         found = step_prompts(progress, in_progress, heads, layout=engine.layout, free_blocks=engine.admission_blocks)
         no_room = found.startable < waiting.size
         if not len(found):

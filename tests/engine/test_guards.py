@@ -17,6 +17,7 @@ from sloserve.engine.guards import (
     PlanBudget,
     drop_forbidden,
     ensure_progress,
+    keep_idle_victims,
     keep_prompts_whole,
     spare_decodes,
 )
@@ -260,6 +261,28 @@ def test_no_chunk_of_a_protected_prompt_ends_inside_a_multimodal_item() -> None:
     for item_tokens, chunk in ((1000, 1021), (1500, 1500), (4000, 2042)):
         at.rows.item_tokens[1] = item_tokens
         assert spare_decodes(Plan(), at, both).prefill_chunk_tokens == chunk
+
+
+@pytest.mark.parametrize(
+    ("facts", "first", "victims"),
+    [
+        ({}, 2, [0]),
+        ({"defers_prompts": True}, 2, []),
+        ({"encoder_tokens": 99}, 2, []),  # the encoder has no room for the item of the first
+        ({"encoder_tokens": 100}, 2, [0]),
+        ({"encoder_tokens": 0}, 3, [0]),  # the first has no item
+        ({"encoder_tokens": 99}, None, [0]),  # the engine's own order, which the plan does not say
+    ],
+)
+def test_nobody_is_preempted_for_a_prompt_that_the_next_step_does_not_begin(
+    facts: dict[str, Any], first: int | None, victims: list[int]
+) -> None:
+    at = engine_state([FREE, FREE], [State.WAITING, State.WAITING])
+    at.rows.item_tokens[2] = 100
+    at = replace(at, engine=replace(ENGINE, **facts))
+    waiting = None if first is None else np.array([first, 5 - first])
+    made = keep_idle_victims(Plan(waiting=waiting, preempt=np.array([0])), at)
+    assert made.preempt.tolist() == victims
 
 
 def test_no_limit_cuts_a_prompt_where_chunked_prefill_is_off() -> None:

@@ -97,3 +97,9 @@ def test_a_step_begins_the_prompts_that_fit_and_the_part_of_one_more(facts: dict
     """Without chunked prefill the part of one more stays out."""
     engine = EngineFacts(10, 10, KVLayout.full(16), 8, **{"token_budget": 170, **facts}, free_slots=8)
     assert engine.begun(np.array([100, 60, 80, 90, 10])) == begun
+
+
+@pytest.mark.parametrize(("room", "encoded"), [(None, 4), (0, 1), (49, 1), (50, 3), (79, 3), (80, 4)])
+def test_the_encoder_has_room_for_the_items_of_the_first_prompts(room: int | None, encoded: int) -> None:
+    engine = EngineFacts(10, 10, KVLayout.full(16), 8, 170, 8, encoder_tokens=room)
+    assert engine.encoded(np.array([0, 50, 0, 30])) == encoded

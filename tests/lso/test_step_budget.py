@@ -157,6 +157,15 @@ def test_prompts_are_spread_where_room_is_short_unless_one_becomes_late() -> Non
     assert tokens(make_snapshot([prompt(160)], due), free_blocks=99) is None
 
 
+def test_prompts_that_the_encoder_has_no_room_for_do_not_wait_for_prefill() -> None:
+    """Nor does one behind them, which the engine does not admit before."""
+    at = make_snapshot([prompt(item_tokens=100), prompt()], [decode()])
+    assert tokens(at) == tokens(at, encoder_tokens=100) == bearable_tokens(0.05)
+    assert tokens(at, encoder_tokens=99) is None
+    text_first = make_snapshot([prompt(), prompt(item_tokens=100)], [decode()])
+    assert tokens(text_first, encoder_tokens=99) is not None
+
+
 class Launched(Linear):
     """As Linear, but a step with prompts takes 30 ms at least, as where each of its kernels is launched by itself."""
 

@@ -89,6 +89,17 @@ def chunk_tokens(scheduler: Any) -> int | None:
     return max(own, int(share))
 
 
+def encoder_tokens(scheduler: Any) -> int | None:
+    """Return the tokens of items that the encoder computes in a step and its cache has room for; ``None`` without one.
+
+    An operator's own manager of the cache may not say how much room is left; then only the step's limit is known.
+    """
+    most = int(scheduler.max_num_encoder_input_tokens)
+    if not most:
+        return None
+    return min(most, int(getattr(scheduler.encoder_cache_manager, "num_freeable_slots", most)))
+
+
 def defers_prompts(scheduler: Any, throttle_prefills: bool = False) -> bool:
     """Whether vLLM computes no prompt in this step, see its ``schedule(throttle_prefills)``.
 
@@ -270,6 +281,7 @@ def engine_facts(
         busy_s=clock.busy_s(monotonic_s),
         watermark_blocks=int(scheduler.kv_cache_manager.watermark_blocks),
         freeing_blocks=sum(len(blocks) for _, blocks in scheduler.deferred_frees),
+        encoder_tokens=encoder_tokens(scheduler),
     )
 
 

@@ -23,7 +23,7 @@ SCHEDULER_ATTRIBUTES = (
     "use_pp", "vllm_config", "waiting", "defer_block_free", "finished_recving_kv_req_ids", "recompute_kv_load_failures",
     "_inflight_prefills", "cache_config", "deferred_frees", "encoder_cache_manager", "failed_recving_kv_req_ids",
     "max_model_len", "need_mamba_block_aligned_split", "num_lookahead_tokens", "num_prefill_lookahead",
-    "prefill_capacity_bound", "prev_step_scheduled_req_ids",
+    "prefill_capacity_bound", "prev_step_scheduled_req_ids", "max_num_encoder_input_tokens",
 )  # fmt: skip
 SCHEDULER_METHODS = (
     "schedule",

@@ -113,13 +113,26 @@ def test_a_policy_that_is_made_to_limit_steps_is_refused_where_chunked_prefill_i
 
 
 def test_the_encoder_has_a_budget_of_a_full_step_at_least(build: Build) -> None:
-    """So that no plan needs to know it: items that a step computes whole, the encoder computes in it. Where chunks end
-    inside items it may not, which ``test_images.py`` is about.
-    """
+    """So that items which a step computes whole are encoded in it; chunks that end inside items may find it full."""
     for tokens in (64, 4096):
         scheduler = build("edf", max_num_batched_tokens=tokens).scheduler
         config = scheduler.scheduler_config
         assert min(config.max_num_encoder_input_tokens, config.encoder_cache_size) >= scheduler.max_num_scheduled_tokens
+
+
+def test_plans_know_what_the_encoder_has_room_for(build: Build) -> None:
+    from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+
+    from sloserve.vllm_plugin.engine import compat
+
+    scheduler = build("edf").scheduler
+    assert compat.encoder_tokens(scheduler) is None  # a model of text
+    scheduler.max_num_encoder_input_tokens, scheduler.encoder_cache_manager = 300, EncoderCacheManager(500)
+    assert compat.encoder_tokens(scheduler) == 300
+    scheduler.encoder_cache_manager.num_freeable_slots = 200
+    assert compat.encoder_tokens(scheduler) == 200
+    scheduler.encoder_cache_manager = object()  # an operator's own, which does not say
+    assert compat.encoder_tokens(scheduler) == 300
 
 
 def test_nobody_makes_room_for_a_prompt_that_does_not_begin(build: Build, request_of: RequestOf) -> None:
