@@ -15,7 +15,7 @@ from sloserve.engine.swap_rule import SwapRule
 from sloserve.engine.swap_store import SwapStore
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import Profile
-from sloserve.lso.blocks import blocks_of
+from sloserve.kernels.kv_layout import KVLayout
 from sloserve.lso.plan import EngineFacts, SwapFacts
 
 LINK_BYTES_PER_S: Final = 50e9
@@ -33,15 +33,23 @@ class SwapControl:
     """Times are seconds of the monotonic clock.
 
     Args:
+        layout: of the KV cache.
         block_bytes: of one KV block, over all layers and ranks.
         link: predicts when copies end.
     """
 
     def __init__(
-        self, store: SwapStore, block_bytes: int, rule: SwapRule, link: LinkClock, steps: StepClock, clock: Clock
+        self,
+        store: SwapStore,
+        layout: KVLayout,
+        block_bytes: int,
+        rule: SwapRule,
+        link: LinkClock,
+        steps: StepClock,
+        clock: Clock,
     ) -> None:
         self.store, self.rule, self.link = store, rule, link
-        self._block_bytes = block_bytes
+        self._layout, self._block_bytes = layout, block_bytes
         self._steps, self._clock = steps, clock
 
     def worth_s(self, request_id: str, tokens: int, engine: EngineFacts) -> float | None:
@@ -72,19 +80,21 @@ class SwapControl:
 
     def growth_blocks(self, computed: IntArray, num_blocks: int) -> int:
         """Blocks to keep free beside a load of ``num_blocks`` that begins now: what running requests grow by until it
-        ends, and the one block more that its own next token may need.
+        ends, and the block more that its own next token may need in each group.
 
         computed: ``[running]``, tokens with KV.
         """
         if not computed.size:
             return 0
-        block_size = self.store.block_size
+        layout = self._layout
+        block_size = min(one.block_size for one in layout.groups)
         load = StepLoad(decode_seqs=computed.size, decode_context_tokens=int(computed.sum()))
         step_s = self._steps.latency.step_s(load)
         load_s = self.facts().in_s + num_blocks * self._block_bytes / self.link.bytes_per_s
         steps = min(1 + math.ceil(load_s / step_s) if step_s > 0.0 else block_size, block_size)
-        grown: IntArray = blocks_of(computed + 1 + steps, block_size) - blocks_of(computed + 1, block_size)
-        return int(np.add.reduce(grown)) + 1
+        grown = layout.growth(computed + 1, steps)
+        own = sum(one.num_groups for one in layout.groups if one.block_size < layout.max_model_len)
+        return int(np.add.reduce(grown)) + own
 
     def facts(self) -> SwapFacts:
         """The pool and the link, as of now."""

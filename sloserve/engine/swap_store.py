@@ -6,22 +6,34 @@ blocks. What is given up while it loads is *void*: its blocks come back at the s
 
 No copy is made here. The engine orders its copies so that a store into host blocks comes after every load and store
 that was asked for them before.
+
+A host block keeps one block of one KV cache group, and of each group only the blocks that will be read again are kept
+(:mod:`sloserve.lso.needed_blocks`).
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
-from sloserve.lso.blocks import blocks_of
+from sloserve.kernels.kv_layout import KVGroups
+from sloserve.lso.needed_blocks import NeededBlocks, count
 
 Refusal = Literal["empty", "too_large", "full", "loading"]
-"""Why nothing is kept: no tokens; more than the whole pool; all that is kept is worth more; an older load of the same
-request still runs."""
+"""Why nothing is kept: no block that will be read again; more than the whole pool; all that is kept is worth more; an
+older load of the same request still runs."""
 
 
 @dataclass(slots=True)
 class _State:
+    """least: the fewest tokens that what is kept can serve. places: of its blocks in each group, to which ``blocks``,
+    the host blocks, belong in this order.
+    """
+
     tokens: int
+    least: int
+    places: list[range]
     blocks: list[int]
     worth_s: float
     loading: bool = False
@@ -37,16 +49,17 @@ class SwapStore:
     """Host blocks of a pool, and whose KV they hold.
 
     epoch: number of the weights that computed what is kept. peak_blocks: most blocks that were ever in use.
+    needed: which blocks are kept.
 
     Args:
         host_blocks: blocks that the pool has, numbered from 0.
-        block_size: tokens in a block.
+        groups: the KV cache groups, in the order in which a request's blocks are listed.
         counters: counts are added here: ``swap_stores``, ``swap_loads``, ``swap_failures``, ``swapped_out_tokens``,
             ``swapped_in_tokens``, ``swap_refused_<refusal>`` and ``swap_dropped_<reason>``.
     """
 
-    def __init__(self, host_blocks: int, block_size: int, counters: Counter[str] | None = None) -> None:
-        self.host_blocks, self.block_size = host_blocks, block_size
+    def __init__(self, host_blocks: int, groups: Sequence[KVGroups], counters: Counter[str] | None = None) -> None:
+        self.host_blocks, self.needed = host_blocks, NeededBlocks(groups)
         self.counters: Counter[str] = Counter() if counters is None else counters
         self.epoch = 0
         self.peak_blocks = 0
@@ -76,39 +89,48 @@ class SwapStore:
         state = self._states.get(request_id)
         return 0 if state is None or state.void else state.tokens
 
-    def store(self, request_id: str, tokens: int, worth_s: float) -> list[int] | None:
-        """Keeps the KV of a request's first ``tokens`` tokens: the host blocks for it, or ``None`` if it is refused.
+    def store(
+        self, request_id: str, tokens: int, worth_s: float, least: int | None = None
+    ) -> tuple[list[range], list[int]] | None:
+        """Keep the KV with which a request goes on after its first ``tokens`` tokens.
 
         What was kept for the request before is given up. A full pool gives up kept state that is worth less a block,
         the least worthy first, if that makes enough room; else nothing.
 
         Args:
             worth_s: engine seconds that it saves not to compute these tokens again.
+            least: the fewest tokens with which it may go on, where the last computed ones may not count; ``None`` where
+                all do.
+
+        Returns: the places of the kept blocks in each group, and the host blocks for them in the same order; ``None``
+        if nothing is kept.
         """
         self.drop(request_id, "preempted_again")
-        count = blocks_of(tokens, self.block_size)
+        least = self.needed.least(tokens, tokens if least is None else least)
+        places = self.needed.places(least, tokens)
+        needed = count(places)
         refusal: Refusal | None = None
-        if count <= 0:
+        if needed <= 0:  # local chunks alone read nothing before a multiple of the chunk
             refusal = "empty"
-        elif count > self.host_blocks:
+        elif needed > self.host_blocks:
             refusal = "too_large"
         elif request_id in self._states:
             refusal = "loading"
-        elif not self._make_room(count, worth_s / count):
+        elif not self._make_room(needed, worth_s / needed):
             refusal = "full"
         if refusal is not None:
             self.counters[f"swap_refused_{refusal}"] += 1
             return None
-        blocks = self._free[: -count - 1 : -1]
-        del self._free[-count:]
-        self._states[request_id] = _State(tokens, blocks, worth_s)
+        blocks = self._free[: -needed - 1 : -1]
+        del self._free[-needed:]
+        self._states[request_id] = _State(tokens, least, places, blocks, worth_s)
         self.peak_blocks = max(self.peak_blocks, self.used_blocks)
         self.counters["swap_stores"] += 1
         self.counters["swapped_out_tokens"] += tokens
-        return list(blocks)
+        return places, list(blocks)
 
-    def _make_room(self, count: int, worth_per_block: float) -> bool:
-        missing = count - len(self._free)
+    def _make_room(self, needed: int, worth_per_block: float) -> bool:
+        missing = needed - len(self._free)
         if missing <= 0:
             return True
         less = [(s.worth_per_block, i) for i, s in self._states.items() if not s.loading]
@@ -128,30 +150,47 @@ class SwapStore:
     def frontier(self, request_id: str, num_tokens: int) -> int:
         """Tokens that need not be computed again: those kept, but for the last of all that are known.
 
-        0 where nothing is kept, and while it loads.
+        0 where nothing is kept, while it loads, and where the request goes on after fewer tokens than what is kept can
+        serve: a Mamba state, for instance, is of no use after a rejected draft.
 
         Args:
             num_tokens: tokens of the request that are known, prompt and output. (More may have been computed: drafts
                 that were rejected since.)
         """
         state = self._states.get(request_id)
-        return 0 if state is None or state.loading else max(min(state.tokens, num_tokens - 1), 0)
+        if state is None or state.loading:
+            return 0
+        frontier = min(state.tokens, num_tokens - 1)
+        return frontier if frontier >= state.least else 0
 
-    def load(self, request_id: str, first_token: int, frontier: int) -> list[int]:
-        """Begins to load tokens ``[first_token, frontier)``: the host blocks that hold them, in order.
+    def blocks_to_load(self, first_token: int, frontier: int) -> int:
+        """Return how many blocks :meth:`load` of these tokens brings back, over all groups."""
+        return count(self.needed.places(frontier, frontier, first_token))
 
-        Blocks are whole: the first holds ``first_token``, the last ``frontier - 1``.
+    def load(self, request_id: str, first_token: int, frontier: int) -> tuple[list[range], list[int]]:
+        """Begin to load what the token after ``frontier`` tokens reads, without that of the first ``first_token``.
 
+        Blocks are whole: in full attention the first holds ``first_token``, the last ``frontier - 1``.
+
+        Returns: the places of the blocks in each group, and the host blocks that hold them, in the same order.
         Raises: ValueError where these tokens are not kept.
         """
         state = self._states.get(request_id)
-        if state is None or state.loading or not 0 <= first_token < frontier <= state.tokens:
+        least = 0 if state is None else state.least
+        if state is None or state.loading or not 0 <= first_token < frontier or not least <= frontier <= state.tokens:
             kept = 0 if state is None or state.loading else state.tokens
             raise ValueError(f"tokens {first_token} to {frontier} of {request_id} are to be loaded, {kept} are kept")
+        places = self.needed.places(frontier, frontier, first_token)
+        starts = accumulate(map(len, state.places), initial=0)
+        blocks = [
+            block
+            for one, kept_at, start in zip(places, state.places, starts, strict=False)
+            for block in state.blocks[start + one.start - kept_at.start : start + one.stop - kept_at.start]
+        ]
         state.loading = True
         self.counters["swap_loads"] += 1
         self.counters["swapped_in_tokens"] += frontier - first_token
-        return state.blocks[first_token // self.block_size : blocks_of(frontier, self.block_size)]
+        return places, blocks
 
     def loaded(self, request_id: str, *, failed: bool = False) -> bool:
         """A load ended and no copy reads its host blocks any more. Returns: whether the KV that it brought may be used.

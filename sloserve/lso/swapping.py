@@ -20,7 +20,7 @@ from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows, State
 from sloserve.estimator.step_time.latency import StepLatency, StepLoad
 from sloserve.kernels.kv_layout import KVLayout
-from sloserve.lso.blocks import blocks_of
+from sloserve.lso.needed_blocks import needed_blocks
 from sloserve.lso.plan import EngineFacts, SwapFacts
 
 __all__ = ["SwapFacts", "cheaper_later", "preemption_price", "recompute_s", "swap_s", "swap_worth_s"]
@@ -67,7 +67,7 @@ def stall_s(num_bytes: int, swap: SwapFacts) -> float:
 
 def swap_s(tokens: int, layout: KVLayout, swap: SwapFacts) -> float:
     """What it costs to swap the KV of ``tokens`` out and in, to be held against :func:`recompute_s`."""
-    num_bytes = blocks_of(tokens, layout.block_size) * swap.block_bytes
+    num_bytes = int(needed_blocks(layout, np.array([tokens], np.int64))[0]) * swap.block_bytes
     copies_s = swap.out_s + swap.in_s + 2.0 * num_bytes / swap.bytes_per_s
     own_s = max(copies_s - swap.wait_s, 0.0)
     return 2.0 * num_bytes / STAGING_BYTES_PER_S + max(stall_s(num_bytes, swap), own_s)
@@ -100,7 +100,7 @@ def preemption_price(rows: Rows, slots: IntArray, engine: EngineFacts) -> FloatA
     shares = [min(s / r, 1.0) if r > 0.0 else 1.0 for s, r in zip(copied, again, strict=True)]
     found: FloatArray = np.interp(tokens, contexts, shares)
     # A full pool gives up what it keeps for another, which is then computed again.
-    found[blocks_of(tokens, engine.layout.block_size) > swap.free_blocks] = 1.0
+    found[needed_blocks(engine.layout, tokens) > swap.free_blocks] = 1.0
     return found
 
 

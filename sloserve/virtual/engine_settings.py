@@ -71,9 +71,9 @@ class EngineSettings:
                 "step needs a token for each request that runs"
             )
         if self.swap_space_gib and not self.layout.is_full:
-            raise ConfigError(  # as SwapConnector refuses to start
+            raise ConfigError(
                 f"swap_space_gib: {self.swap_space_gib} GiB for a model whose layers do not all keep the whole "
-                "context; KV is swapped under full attention alone. Give 0"
+                "context; the simulator swaps KV of full attention alone. Give 0"
             )
         self._check_drafts()
         if self.kv_groups:

@@ -75,9 +75,9 @@ class PlannedScheduler(ModelScheduler):
 
     def swap_with(self, space_gib: float, block_bytes: int) -> None:
         """Keeps the KV of preempted requests from now on. block_bytes: of a KV block."""
-        store = SwapStore(int(space_gib * GIB) // block_bytes, self.settings.block_size, self.slo_counters)
+        store = SwapStore(int(space_gib * GIB) // block_bytes, self.layout.groups, self.slo_counters)
         link = LinkClock(first_bytes_per_s(self._steps.profile))
-        control = SwapControl(store, block_bytes, SwapRule(self._swapping), link, self._steps, self._clock)
+        control = SwapControl(store, self.layout, block_bytes, SwapRule(self._swapping), link, self._steps, self._clock)
         self.swap = KVSwap(self.requests, control)
 
     def state(self, request: ModelRequest, stated: StatedSLO) -> None:

@@ -58,8 +58,10 @@ class KVSwap:
     def keep(self, index: int, worth_s: float) -> None:
         """The KV of a running request goes to the pool, if there is room."""
         request_id, tokens = self._requests.handles[index].request_id, int(self._requests.computed[index])
-        host_ids = self.control.store.store(request_id, tokens, worth_s)
-        if host_ids is not None:
+        known = int(self._requests.tokens[index])
+        kept = self.control.store.store(request_id, tokens, worth_s, known - 1)
+        if kept is not None:
+            _, host_ids = kept
             self.control.stores(len(host_ids))
             self._stores.append(host_ids)
             self._kept.add(index)
@@ -71,8 +73,9 @@ class KVSwap:
         if index not in self._kept:
             return 0
         counts = self._requests
-        frontier = self.control.store.frontier(counts.handles[index].request_id, int(counts.tokens[index]))
-        return frontier if frontier > hit else 0
+        store = self.control.store
+        frontier = store.frontier(counts.handles[index].request_id, int(counts.tokens[index]))
+        return frontier if frontier > hit and store.blocks_to_load(hit, frontier) else 0
 
     def reserved_blocks(self, running: IntArray, unfinished: IntArray, num_blocks: int, max_tokens: int) -> int:
         """Return the blocks that must stay free while ``num_blocks`` are loaded.
@@ -90,7 +93,7 @@ class KVSwap:
     def load(self, index: int, hit: int, frontier: int) -> None:
         """The request has its blocks; those behind ``hit`` are loaded."""
         request = self._requests.handles[index]
-        host_ids = self.control.store.load(request.request_id, hit, frontier)
+        _, host_ids = self.control.store.load(request.request_id, hit, frontier)
         self._loads.append((request.request_id, host_ids))
         self.control.loads(request.request_id, len(host_ids))
         self._loading[request.request_id] = index

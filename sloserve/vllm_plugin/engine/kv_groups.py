@@ -17,8 +17,9 @@ from vllm.v1.kv_cache_interface import (
 from sloserve.kernels.kv_layout import RING_WINDOW, STATE_WINDOW, KVGroups, KVLayout
 
 _WHOLE_CONTEXT = (FullAttentionSpec, MLAAttentionSpec, SinkFullAttentionSpec)
-_WITHOUT_SINKS = (FullAttentionSpec, MLAAttentionSpec)
 _WINDOWS = (SlidingWindowSpec, SlidingWindowMLASpec)
+_SWAPPED = (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec, MambaSpec)
+_SWAPPED_STATES = ("none", "align")
 
 
 def layout_of(scheduler: Any) -> KVLayout:
@@ -40,8 +41,23 @@ def layout_of(scheduler: Any) -> KVLayout:
 
 def _groups_of(scheduler: Any, manager: Any) -> KVGroups:
     spec = manager.kv_cache_spec
-    one = KVGroups(1, manager.block_size)
-    if keeps_all_tokens(manager):
+    one = groups_of_spec(spec)._replace(block_size=manager.block_size)
+    if not one.states:
+        return one
+    return one._replace(
+        states=scheduler.vllm_config.max_concurrent_batches,
+        checkpoints=int(getattr(spec, "num_prefill_checkpoint_blocks", 0) > 0),
+    )
+
+
+def groups_of_spec(spec: Any) -> KVGroups:
+    """Return what the layers of one KV cache group keep, as vLLM describes them.
+
+    spec: a ``KVCacheSpec``; of Mamba states (``align``) those of one step are counted.
+    Raises: LookupError naming a kind of layer that is not known.
+    """
+    one = KVGroups(1, spec.block_size)
+    if type(spec) in _WHOLE_CONTEXT:
         return one
     if type(spec) in _WINDOWS:
         return one._replace(window_tokens=spec.sliding_window + getattr(spec, "extra_retained_tokens", 0))
@@ -51,12 +67,7 @@ def _groups_of(scheduler: Any, manager: Any) -> KVGroups:
         return one._replace(chunk_tokens=spec.attention_chunk_size)
     if type(spec) is MambaSpec:
         one = one._replace(spare_blocks=spec.num_speculative_blocks)
-        if spec.mamba_cache_mode != "align":
-            return one._replace(window_tokens=STATE_WINDOW)
-        return one._replace(
-            states=scheduler.vllm_config.max_concurrent_batches,
-            checkpoints=int(getattr(spec, "num_prefill_checkpoint_blocks", 0) > 0),
-        )
+        return one._replace(states=1) if spec.mamba_cache_mode == "align" else one._replace(window_tokens=STATE_WINDOW)
     raise LookupError(type(spec).__name__)
 
 
@@ -77,11 +88,25 @@ def _most_blocks(manager: Any) -> int | None:
     return found
 
 
-def keeps_whole_context(groups: Sequence[Any]) -> bool:
-    """Whether there is one group, whose block i holds tokens i * block size and on, from a request's first to its last.
+def swapped_groups(groups: Sequence[Any]) -> list[KVGroups]:
+    """Return what each KV cache group keeps, in vLLM's order, so that its blocks can be swapped.
 
     groups: vLLM's ``kv_cache_groups``.
+    Raises: LookupError naming a kind of layer of which it was not shown what a resumed request needs.
     """
-    layers = [one for group in groups for one in getattr(group.kv_cache_spec, "kv_cache_specs", {}).values()]
-    layers += [group.kv_cache_spec for group in groups if not hasattr(group.kv_cache_spec, "kv_cache_specs")]
-    return len(groups) <= 1 and all(type(layer) in _WITHOUT_SINKS for layer in layers)
+    found: list[KVGroups] = []
+    for group in groups:
+        # A worker is told the layers one by one where their pages differ in size.
+        layers = list(getattr(group.kv_cache_spec, "kv_cache_specs", {}).values()) or [group.kv_cache_spec]
+        for layer in layers:
+            if type(layer) not in _SWAPPED:
+                raise LookupError(type(layer).__name__)
+            if type(layer) is MambaSpec and layer.num_speculative_blocks:
+                raise LookupError("MambaSpec with states of draft tokens")
+            if type(layer) is MambaSpec and layer.mamba_cache_mode not in _SWAPPED_STATES:
+                raise LookupError(f"MambaSpec with mamba_cache_mode {layer.mamba_cache_mode}")
+        kinds = {groups_of_spec(layer) for layer in layers}
+        if len(kinds) > 1:
+            raise LookupError(f"a group of layers that keep different tokens, {sorted(kinds)}")
+        found += kinds
+    return found

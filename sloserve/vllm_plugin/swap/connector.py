@@ -25,11 +25,11 @@ from vllm.v1.request import Request
 from sloserve.engine.containment import Containment
 from sloserve.engine.swap_store import SwapStore
 from sloserve.kernels.kv_copy import Region, block_bytes
-from sloserve.lso.blocks import blocks_of
 from sloserve.swap_space.copier import Copier, CpuCopier
 from sloserve.swap_space.host_pool import HostPool
 from sloserve.swap_space.regions import PoolSize, regions_of
 from sloserve.vllm_plugin.engine import compat
+from sloserve.vllm_plugin.engine.kv_groups import swapped_groups
 from sloserve.vllm_plugin.swap.cuda_start import gpu_copier, gpu_pool
 from sloserve.vllm_plugin.swap.messages import Copy, SwapOrders, SwapReport
 from sloserve.vllm_plugin.swap.refusals import check_supported
@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 
 DRAIN_S: Final = 5.0
 """Longest wait for copies at shutdown."""
+
+NULL_BLOCK: Final = 0
+"""The block that vLLM puts into a block table in place of one that it has given back."""
 
 
 class SwapConnector(KVConnectorBase_V1, SupportsHMA):
@@ -59,7 +62,7 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         self._pool: HostPool | None = None
         self.contained = Containment(Counter(), "sloserve failed to swap; the KV is computed again")
         if role == KVConnectorRole.SCHEDULER:
-            self.use(SwapStore(self.size.blocks, vllm_config.cache_config.block_size))
+            self.use(SwapStore(self.size.blocks, swapped_groups(kv_cache_config.kv_cache_groups)))
             self._orders = SwapOrders()
             self._told_alone = False
             self.asked_blocks = 0
@@ -92,28 +95,32 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_state_before_preempt(
         self, request: Request, block_ids: tuple[list[int], ...], num_computed_tokens: int, worth_s: float = 0.0
-    ) -> bool:
-        """Order that the KV of a request, which is about to lose its blocks, is stored. Return whether there is room.
+    ) -> int:
+        """Order that the KV of a request, which is about to lose its blocks, is stored.
+
+        Return how many blocks are stored, 0 if nothing is.
 
         Args:
             block_ids: the request's blocks, of each KV cache group.
             num_computed_tokens: tokens whose KV they hold once the steps in flight are over.
             worth_s: engine seconds that it saves not to compute them again; decides who stays in a full pool.
         """
-        stored = self.contained(None, self._order_store, request.request_id, block_ids, num_computed_tokens, worth_s)
+        stored = self.contained(None, self._order_store, request, block_ids, num_computed_tokens, worth_s)
         if stored is None:
             # What is noted as kept may never be copied, and must not be loaded.
             self.contained(None, self.store.drop, request.request_id, "failed")
-        return bool(stored)
+        return stored or 0
 
     def _order_store(
-        self, request_id: str, block_ids: tuple[list[int], ...], num_computed_tokens: int, worth_s: float
-    ) -> bool:
-        host_ids = self.store.store(request_id, num_computed_tokens, worth_s)
-        if host_ids is None:
-            return False
-        self._orders.stores.append(Copy(request_id, block_ids[0][: len(host_ids)], host_ids))
-        return True
+        self, request: Request, block_ids: tuple[list[int], ...], num_computed_tokens: int, worth_s: float
+    ) -> int:
+        # Drafts may be rejected yet, and output in flight dropped: it goes on with the tokens known now at least.
+        kept = self.store.store(request.request_id, num_computed_tokens, worth_s, request.num_tokens - 1)
+        if kept is None:
+            return 0
+        places, host_ids = kept
+        self._orders.stores.append(Copy(request.request_id, _device_ids(block_ids, places), host_ids))
+        return len(host_ids)
 
     def load_ended(self, request_id: str, failed: bool) -> bool | None:
         """What workers said of a load. Returns: whether its KV may be used; ``None`` where the load was not ours."""
@@ -127,16 +134,18 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         return self.contained((0, False), self._matched_tokens, request, num_computed_tokens)
 
     def _matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
-        frontier, block_size = self.store.frontier(request.request_id, request.num_tokens), self.store.block_size
+        frontier = self.store.frontier(request.request_id, request.num_tokens)
         if frontier <= num_computed_tokens:
             return 0, False
-        self.asked_blocks = blocks_of(frontier, block_size) - num_computed_tokens // block_size
-        return frontier - num_computed_tokens, True
+        self.asked_blocks = self.store.blocks_to_load(num_computed_tokens, frontier)
+        return (frontier - num_computed_tokens, True) if self.asked_blocks else (0, False)
 
     def update_state_after_alloc(self, request: Request, blocks: Any, num_external_tokens: int) -> None:
         if num_external_tokens <= 0:
             # It runs without: the prefix cache has it all, or another connector of a MultiConnector has more.
-            self.contained(None, self.store.drop, request.request_id, "found_elsewhere")
+            frontier = self.contained(0, self.store.frontier, request.request_id, request.num_tokens)
+            reason = "found_elsewhere" if frontier else "taken_back"
+            self.contained(None, self.store.drop, request.request_id, reason)
             return
         order = self.contained(None, self._load, request, blocks, num_external_tokens)
         if order is None:
@@ -149,13 +158,8 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _load(self, request: Request, blocks: Any, num_external_tokens: int) -> Copy | None:
         frontier = self.store.frontier(request.request_id, request.num_tokens)
-        first_token = frontier - num_external_tokens
-        host_ids = self.store.load(request.request_id, first_token, frontier)
-        first = first_token // self.store.block_size
-        device_ids = blocks.get_block_ids()[0][first : first + len(host_ids)]
-        if len(device_ids) != len(host_ids):
-            raise ValueError(f"{len(device_ids)} blocks were allocated for the KV of {len(host_ids)}")
-        return Copy(request.request_id, device_ids, host_ids)
+        places, host_ids = self.store.load(request.request_id, frontier - num_external_tokens, frontier)
+        return Copy(request.request_id, _device_ids(blocks.get_block_ids(), places), host_ids)
 
     def build_connector_meta(self, scheduler_output: Any) -> SwapOrders:
         if self._on_load is None and not self._told_alone:
@@ -242,6 +246,20 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
 
     def wait_for_save(self) -> None:
         """A store is over before the step begins."""
+
+
+def _device_ids(block_ids: Sequence[Sequence[int]], places: Sequence[range]) -> list[int]:
+    """Return the blocks at these places of a request's block tables, one for each KV cache group.
+
+    Raises: ValueError where a table has no block at such a place.
+    """
+    found: list[int] = []
+    for table, of_group in zip(block_ids, places, strict=True):
+        ids = table[of_group.start : of_group.stop]
+        if len(ids) < len(of_group) or NULL_BLOCK in ids:
+            raise ValueError(f"a block table of {len(table)} blocks lacks some of blocks {of_group.start} on: {ids}")
+        found += ids
+    return found
 
 
 def _pool_and_copier(

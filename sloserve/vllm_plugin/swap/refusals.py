@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sloserve.core.errors import ConfigError
-from sloserve.vllm_plugin.engine.kv_groups import keeps_whole_context
+from sloserve.vllm_plugin.engine.kv_groups import swapped_groups
 
 
 def check_supported(vllm_config: Any, kv_cache_config: Any) -> None:
@@ -27,13 +27,10 @@ def refusal(vllm_config: Any, kv_cache_config: Any) -> str | None:
             return f"{name} {getattr(parallel, name)}: a rank's blocks hold only some of their tokens"
     if vllm_config.model_config.is_encoder_decoder:
         return "encoder-decoder models, whose cross-attention reads KV that no token computes again"
-    if kv_cache_config.has_mamba_layers:
-        return "Mamba layers, whose state is not blocks of tokens"
-    if not keeps_whole_context(groups):
-        return (
-            "a KV cache of several groups or with sliding windows, whose blocks are not tokens / block size; "
-            "--disable-hybrid-kv-cache-manager has vLLM keep one of full attention"
-        )
+    try:
+        swapped_groups(groups)
+    except LookupError as error:
+        return f"{error.args[0]}, a kind of KV cache of which it was not shown what a resumed request needs"
     model, outputs = vllm_config.model_config, getattr(vllm_config, "aux_output_config", None)  # since 0.31
     if getattr(model, "enable_return_routed_experts", False) or getattr(outputs, "enabled", False):
         return (
@@ -44,8 +41,8 @@ def refusal(vllm_config: Any, kv_cache_config: Any) -> str | None:
         return "a KV cache that lies in host memory itself"
     if vllm_config.use_v2_model_runner and kv_cache_config.needs_kv_cache_zeroing:
         return (
-            "a KV cache in which new blocks are zeroed, which the V2 model runner does before a connector may read "
-            "them; VLLM_USE_V2_MODEL_RUNNER=0 has vLLM use the other one"
+            "a KV cache in which new blocks are zeroed (of Mamba layers, or of several precisions), which the V2 model "
+            "runner does before a connector may read them; VLLM_USE_V2_MODEL_RUNNER=0 has vLLM use the other one"
         )
     return None
 

@@ -24,11 +24,10 @@ from sloserve.engine.link_clock import LinkClock
 from sloserve.engine.step_clock import StepClock
 from sloserve.engine.swap_control import SwapControl, first_bytes_per_s
 from sloserve.engine.swap_rule import SwapRule
-from sloserve.kernels.kv_layout import KVLayout
-from sloserve.lso.blocks import blocks_of
 from sloserve.lso.plan import SwapFacts
 from sloserve.vllm_plugin.engine import compat
 from sloserve.vllm_plugin.engine.apply import StockLimits, preempt
+from sloserve.vllm_plugin.engine.kv_groups import layout_of
 from sloserve.vllm_plugin.swap.abandoned import AbandonedLoads
 from sloserve.vllm_plugin.swap.connector import SwapConnector
 from sloserve.vllm_plugin.swap.messages import SwapReport
@@ -80,7 +79,8 @@ class Swapping:
         self._steps, self._clock = steps, clock
         ranks = connector.size.ranks
         link, block_bytes = LinkClock(first_bytes_per_s(steps.profile, ranks)), connector.size.block_bytes * ranks
-        self._control = SwapControl(connector.store, block_bytes, SwapRule(swapping), link, steps, clock)
+        self._layout = layout_of(scheduler)
+        self._control = SwapControl(connector.store, self._layout, block_bytes, SwapRule(swapping), link, steps, clock)
         self._loads: dict[str, Request] = {}  # from the start of the load until the request runs
         self._due_s: dict[str, float] = {}  # of loads that run: when each must have ended
         self._begun: list[Request] = []
@@ -140,15 +140,15 @@ class Swapping:
     def _store(self, request: Request, worth_s: float) -> bool:
         tokens = request.num_computed_tokens
         blocks = compat.block_ids(self._scheduler, request)
-        if not self._connector.update_state_before_preempt(request, blocks, tokens, worth_s):
-            return False
-        self._control.stores(blocks_of(tokens, self._scheduler.block_size))
-        return True
+        stored = self._connector.update_state_before_preempt(request, blocks, tokens, worth_s)
+        if stored:
+            self._control.stores(stored)
+        return stored > 0
 
     def _worth_s(self, request: Request, tokens: int) -> float | None:
         scheduler, now_s = self._scheduler, self._clock.monotonic_s()
-        layout = KVLayout.full(self._scheduler.block_size)  # of any other nothing is swapped
-        engine = compat.engine_facts(scheduler, layout, len(scheduler.running), (), self._steps, now_s, self.promised)
+        running = len(scheduler.running)
+        engine = compat.engine_facts(scheduler, self._layout, running, (), self._steps, now_s, self.promised)
         return self._control.worth_s(request.request_id, tokens, replace(engine, swap=self.facts()))
 
     def _reason_against(self, request: Request) -> str | None:

@@ -15,24 +15,34 @@ TOKENS = 32
 BLOCK_BYTES = 1024
 
 
-def configs(*windows: int | None, **changes: Any) -> tuple[Any, Any]:
-    """What vLLM would give a connector: settings, and a KV cache of one group for each of ``windows``."""
+def spec_of(layers: str) -> Any:
+    """vLLM's description of layers: ``full``, ``window N``, ``chunk N``, ``sinks``, ``mamba MODE [SPARE BLOCKS]``."""
     import torch
-    from vllm.v1.kv_cache_interface import (
-        FullAttentionSpec,
-        KVCacheConfig,
-        KVCacheGroupSpec,
-        KVCacheTensor,
-        SlidingWindowSpec,
-    )
+    from vllm.v1 import kv_cache_interface as vllm
 
+    kind, *numbers = layers.split()
     shape: dict[str, Any] = {"block_size": TOKENS, "num_kv_heads": 1, "head_size": 4, "dtype": torch.float32}
-    groups = [
-        KVCacheGroupSpec(
-            [f"l{i}"], FullAttentionSpec(**shape) if w is None else SlidingWindowSpec(**shape, sliding_window=w)
+    if kind == "mamba":
+        mode, spare = (*numbers, "0")[:2]
+        return vllm.MambaSpec(
+            block_size=TOKENS,
+            shapes=((8,),),
+            dtypes=(torch.float32,),
+            mamba_cache_mode=mode,
+            num_speculative_blocks=int(spare),
         )
-        for i, w in enumerate(windows or (None,))
-    ]
+    if kind == "window":
+        return vllm.SlidingWindowSpec(**shape, sliding_window=int(numbers[0]))
+    if kind == "chunk":
+        return vllm.ChunkedLocalAttentionSpec(**shape, attention_chunk_size=int(numbers[0]))
+    return vllm.SinkFullAttentionSpec(**shape, sink_len=TOKENS) if kind == "sinks" else vllm.FullAttentionSpec(**shape)
+
+
+def configs(*layers: str, **changes: Any) -> tuple[Any, Any]:
+    """What vLLM would give a connector: settings, and a KV cache of one group for each of ``layers``."""
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+
+    groups = [KVCacheGroupSpec([f"l{i}"], spec_of(one)) for i, one in enumerate(layers or ("full",))]
     place = KVCacheTensor(size=9 * BLOCK_BYTES, layers=["l0"], layer_stride=9 * BLOCK_BYTES, block_stride=BLOCK_BYTES)
     cache = KVCacheConfig(num_blocks=9, kv_cache_tensors=[place], kv_cache_groups=groups)
     extra = {"swap_space_gib": changes.pop("space", 8 * BLOCK_BYTES / 2**30)}
@@ -50,13 +60,13 @@ def configs(*windows: int | None, **changes: Any) -> tuple[Any, Any]:
     return SimpleNamespace(**settings, **changes), cache
 
 
-def connector(**changes: Any) -> Any:
+def connector(*layers: str, **changes: Any) -> Any:
     """The scheduler's half, with 8 host blocks."""
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
     from sloserve.vllm_plugin.swap.connector import SwapConnector
 
-    return SwapConnector(*configs(**changes)[:1], KVConnectorRole.SCHEDULER, configs()[1])
+    return SwapConnector(*configs(**changes)[:1], KVConnectorRole.SCHEDULER, configs(*layers)[1])
 
 
 def request_of(num_tokens: int, request_id: str = "r") -> Any:
@@ -64,7 +74,11 @@ def request_of(num_tokens: int, request_id: str = "r") -> Any:
 
 
 def blocks_of(*ids: int) -> Any:
-    return SimpleNamespace(get_block_ids=lambda: (list(ids),))
+    return tables_of(list(ids))
+
+
+def tables_of(*tables: list[int]) -> Any:
+    return SimpleNamespace(get_block_ids=lambda: tables)
 
 
 class TestScheduler:
@@ -124,6 +138,68 @@ class TestScheduler:
 
     def test_a_load_of_another_connector_is_not_ours(self) -> None:
         assert connector().load_ended("r", failed=False) is None
+
+
+class TestGroups:
+    """Of each KV cache group only the blocks that will be read again, where vLLM's block tables say that they lie."""
+
+    def test_a_window_keeps_its_last_blocks_and_no_null_block(self) -> None:
+        ours, request = connector("full", "window 40"), request_of(105)
+        assert ours.update_state_before_preempt(request, ([1, 2, 3, 4], [0, 5, 6, 7, 8]), 104) == 4 + 2
+        (store,) = ours.build_connector_meta(None).stores
+        assert store.device_ids == [1, 2, 3, 4, 6, 7]  # the token after 104 sees tokens 65 to 104
+        assert ours.get_num_new_matched_tokens(request, 2 * TOKENS) == (104 - 2 * TOKENS, True)
+        ours.update_state_after_alloc(request, tables_of([1, 2, 8, 9], [0, 6, 7, 10]), 104 - 2 * TOKENS)
+        (load,) = ours.build_connector_meta(None).loads
+        assert load.device_ids == [8, 9, 7, 10]  # what the prefix cache has is left as it is
+        assert load.host_ids == [store.host_ids[i] for i in (2, 3, 4, 5)]
+
+    def test_a_window_keeps_what_a_rejected_draft_would_need(self) -> None:
+        ours, request = connector("window 40"), request_of(100)
+        ours.update_state_before_preempt(request, ([0, 5, 6, 7],), 103)
+        (store,) = ours.build_connector_meta(None).stores
+        assert store.device_ids == [5, 6, 7]  # the token after 99 sees one of block 1, the one after 103 none
+        assert ours.get_num_new_matched_tokens(request_of(104), 0) == (103, True)
+        assert ours.get_num_new_matched_tokens(request_of(100), 0) == (99, True)
+        ours.update_state_after_alloc(request_of(104), tables_of([0, 0, 8, 9]), 103)
+        (load,) = ours.build_connector_meta(None).loads
+        assert (load.device_ids, load.host_ids) == ([8, 9], store.host_ids[1:])
+
+    @pytest.mark.parametrize("mode", ["none", "align"])
+    def test_of_mamba_the_last_state_alone(self, mode: str) -> None:
+        ours, request = connector(f"mamba {mode}", "full"), request_of(101)
+        assert ours.update_state_before_preempt(request, ([0, 0, 3, 4], [5, 6, 7, 8]), 100) == 1 + 4
+        (store,) = ours.build_connector_meta(None).stores
+        assert store.device_ids == [4, 5, 6, 7, 8]
+        assert ours.get_num_new_matched_tokens(request, TOKENS) == (100 - TOKENS, True)
+        ours.update_state_after_alloc(request, tables_of([0, 0, 0, 9], [5, 1, 2, 3]), 100 - TOKENS)
+        (load,) = ours.build_connector_meta(None).loads
+        assert (load.device_ids, load.host_ids) == ([9, 1, 2, 3], [store.host_ids[i] for i in (0, 2, 3, 4)])
+
+    def test_a_state_is_of_no_use_to_a_request_that_lost_tokens(self) -> None:
+        """Those of rejected drafts, or of output that was dropped."""
+        ours, request = connector("mamba none", "full"), request_of(100)
+        ours.update_state_before_preempt(request, ([0, 0, 0, 4], [5, 6, 7, 8]), 101)
+        assert ours.get_num_new_matched_tokens(request, 0) == (0, False)
+        ours.update_state_after_alloc(request, tables_of([4], [5]), 0)
+        assert ours.store.counters["swap_dropped_taken_back"] == 1
+        assert ours.store.free_blocks == 8
+
+    def test_a_block_that_vllm_has_given_back_is_never_stored(self) -> None:
+        ours, request = connector("window 40"), request_of(105)
+        assert ours.update_state_before_preempt(request, ([0, 0, 6, 7],), 104) == 2
+        assert ours.update_state_before_preempt(request, ([0, 0, 0, 7],), 104) == 0
+        assert ours.store.counters["swap_dropped_failed"] == 1
+        assert ours.store.free_blocks == 8
+
+    def test_chunks_that_read_nothing_before_their_end_are_not_kept(self) -> None:
+        ours, request = connector("chunk 64"), request_of(65)
+        assert ours.update_state_before_preempt(request, ([0, 0],), 64) == 0
+        assert ours.store.counters["swap_refused_empty"] == 1
+        assert ours.update_state_before_preempt(request_of(60), ([1, 2],), 64) == 2
+        assert ours.get_num_new_matched_tokens(request, 0) == (0, False)  # it goes on after 64, which needs no block
+        ours.update_state_after_alloc(request, tables_of([]), 0)
+        assert ours.store.free_blocks == 8
 
 
 class Recorder:
@@ -260,31 +336,41 @@ class TestRefusals:
             ({"parallel": {"pipeline_parallel_size": 2}}, "pipeline_parallel_size 2: no step is the whole model's"),
             ({"parallel": {"decode_context_parallel_size": 2}}, "a rank's blocks hold only some of their tokens"),
             ({"is_encoder_decoder": True}, "encoder-decoder models"),
-            ({"windows": (None, 64)}, "a KV cache of several groups or with sliding windows"),
+            ({"layers": ("full", "sinks")}, "SinkFullAttentionSpec, a kind of KV cache of which it was not shown"),
+            ({"layers": ("mamba align 2",)}, "MambaSpec with states of draft tokens"),
+            ({"layers": ("full", "mamba all")}, "MambaSpec with mamba_cache_mode all"),
             ({"aux_output_config": SimpleNamespace(enabled=True)}, "routed experts that are returned"),
-            ({"windows": (64,)}, "--disable-hybrid-kv-cache-manager has vLLM keep one of full attention"),
         ],
     )
     def test_it_says_what_it_does_not_work_with(self, changes: dict[str, Any], sentence: str) -> None:
         from sloserve.vllm_plugin.swap.refusals import check_supported
 
-        windows = changes.pop("windows", ())
+        layers = changes.pop("layers", ())
         with pytest.raises(ConfigError, match=f"^KV cannot be swapped: .*{sentence}"):
-            check_supported(*configs(*windows, **changes))
+            check_supported(*configs(*layers, **changes))
+
+    @pytest.mark.parametrize("layers", [("window 64",), ("full", "window 64", "chunk 96"), ("mamba none", "full")])
+    def test_it_works_with_what_gives_blocks_back(self, layers: tuple[str, ...]) -> None:
+        from sloserve.vllm_plugin.swap.refusals import check_supported
+
+        check_supported(*configs(*layers))
 
     def test_a_cache_of_several_precisions_is_refused_where_new_blocks_are_zeroed_first(self) -> None:
         from sloserve.vllm_plugin.swap.refusals import refusal
 
         cache = SimpleNamespace(
-            has_mamba_layers=False,
             kv_cache_groups=configs()[1].kv_cache_groups,
             kv_cache_tensors=[],
             needs_kv_cache_zeroing=True,
         )
         assert refusal(configs()[0], cache) is None
         assert "VLLM_USE_V2_MODEL_RUNNER=0" in str(refusal(configs(use_v2_model_runner=True)[0], cache))
-        cache.has_mamba_layers = True
-        assert "Mamba" in str(refusal(configs()[0], cache))
+
+    def test_mamba_layers_are_refused_where_new_blocks_are_zeroed_first(self) -> None:
+        from sloserve.vllm_plugin.swap.refusals import refusal
+
+        settings, cache = configs("mamba align", "full", use_v2_model_runner=True)
+        assert "of Mamba layers" in str(refusal(settings, cache))
 
     @pytest.mark.parametrize(
         ("children", "sentence"),
