@@ -70,10 +70,10 @@ class EngineSettings:
                 f"max_num_batched_tokens: {self.max_num_batched_tokens} is below max_num_seqs, {self.max_num_seqs}; a "
                 "step needs a token for each request that runs"
             )
-        if self.swap_space_gib and not self.layout.is_full:
-            raise ConfigError(
-                f"swap_space_gib: {self.swap_space_gib} GiB for a model whose layers do not all keep the whole "
-                "context; the simulator swaps KV of full attention alone. Give 0"
+        if self.swap_space_gib and any(one.spare_blocks for one in self.kv_groups):
+            raise ConfigError(  # as SwapConnector refuses to start
+                f"swap_space_gib: {self.swap_space_gib} GiB for a model with Mamba states of draft tokens, which are "
+                "not swapped. Give 0"
             )
         self._check_drafts()
         if self.kv_groups:
@@ -129,6 +129,12 @@ class EngineSettings:
         layout, blocks = _admitting(groups, sizes["max_num_batched_tokens"], max_model_len), sizes["kv_blocks"]
         longest = bisect_right(range(1, max_model_len + 1), blocks, key=lambda n: blocks_of_longest(layout, n))
         return cls(**sizes, kv_groups=groups, max_model_len=max(longest, 1))
+
+    def block_bytes(self, profile: Profile) -> int:
+        """Bytes of a KV block of this engine with the model of ``profile``, over all layers and ranks."""
+        if self.kv_groups and profile.kv_cache is not None:
+            return profile.kv_cache.block_bytes
+        return profile.kv_bytes_per_token * self.block_size
 
     @property
     def layout(self) -> KVLayout:

@@ -71,7 +71,7 @@ class VirtualSwapWorker:
         if not settings.swap_space_gib:
             return None
         gb_per_s = profile.link_bandwidth_gb_per_s if settings.link_gb_per_s is None else settings.link_gb_per_s
-        return cls(profile.kv_bytes_per_token * settings.block_size, 1e9 * gb_per_s)
+        return cls(settings.block_bytes(profile), 1e9 * gb_per_s)
 
     @property
     def next_s(self) -> float:

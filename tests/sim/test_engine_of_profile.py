@@ -4,6 +4,7 @@ import pytest
 
 from sloserve.core.errors import ConfigError
 from sloserve.estimator.step_time.profile import load_profile
+from sloserve.kernels.kv_layout import KVGroups
 from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.virtual.engine_settings import EngineSettings, blocks_of_longest
@@ -34,6 +35,17 @@ def test_simulate_takes_the_groups_of_a_profile() -> None:
     assert [one.window_tokens for one in build_experiment(options).engine.kv_groups] == [0, 128]
 
 
-def test_windows_are_not_swapped() -> None:
-    with pytest.raises(ConfigError, match="swap_space_gib: 1.0 GiB for a model whose layers do not all keep"):
-        EngineSettings.of_profile(load_profile("h100-gpt-oss-20b"), max_model_len=8192, swap_space_gib=1.0)
+def test_a_block_of_a_hybrid_has_the_bytes_of_its_profile() -> None:
+    profile, full = load_profile("h100-gpt-oss-20b"), load_profile("h100-llama3-8b")
+    assert profile.kv_cache is not None
+    engine = EngineSettings.of_profile(profile, max_model_len=8192, swap_space_gib=1.0)
+    assert engine.block_bytes(profile) == profile.kv_cache.block_bytes
+    assert EngineSettings.of_profile(full).block_bytes(full) == full.kv_bytes_per_token * full.block_size
+
+
+def test_states_of_drafts_are_not_swapped() -> None:
+    groups = (KVGroups(1, 16), KVGroups(1, 16, states=2, spare_blocks=3))
+    with pytest.raises(ConfigError, match="swap_space_gib: 1.0 GiB for a model with Mamba states of draft tokens"):
+        EngineSettings(
+            kv_blocks=100, max_model_len=64, max_num_batched_tokens=256, swap_space_gib=1.0, kv_groups=groups
+        )

@@ -61,15 +61,28 @@ class KVBlocks:
         """The tokens that :meth:`lookup` would find, where it found ``before`` last time."""
         return 0
 
-    def fits(self, hit: Hit, tokens: int, first: int, reserved: int = 0) -> bool:
+    def fits(self, hit: Hit, tokens: int, first: int, reserved: int = 0, *, loaded: int = 0) -> bool:
         """Whether a request of so many tokens can be held, of which ``hit`` is there already, and its first ``first``
         tokens beside ``reserved`` blocks that stay free.
+
+        loaded: tokens of which the KV will be loaded, those of ``hit`` included; 0 for a request that loads none.
         """
         whole = blocks_of(tokens, self.block_size)
         return whole <= self.free and bool(self._wanted(first) <= self.free - reserved)
 
     def admit(self, index: int, hit: Hit) -> None:
         """The request holds what it found in the cache."""
+
+    def load(self, index: int, hit: Hit, tokens: int) -> None:
+        """The request holds what it found in the cache, and the blocks into which the KV of its first so many tokens is
+        loaded.
+        """
+        self.admit(index, hit)
+        self.grow(index, tokens)
+
+    def lacking(self, members: IntArray, tokens: IntArray) -> int:
+        """Blocks that requests with KV still lack for so many tokens each, ``[n]``, before any is given back."""
+        return int(np.maximum(blocks_of(tokens, self.block_size) - self._requests.blocks[members], 0).sum())
 
     # Of one that runs.
 
@@ -99,6 +112,11 @@ class KVBlocks:
     def need(self, index: int, tokens: int) -> int:
         """Gives back what the request no longer needs; returns the blocks that it lacks for so many tokens."""
         return max(int(self._wanted(tokens)) - int(self._requests.blocks[index]), 0)
+
+    def has_room(self, index: int, full: int, tokens: int) -> bool:
+        """Whether a request with KV can be held with all its ``full`` tokens, and now with so many."""
+        whole = self.lacking(np.array([index]), np.array([full]))
+        return whole <= self.free and self.need(index, tokens) <= self.free
 
     def grow(self, index: int, tokens: int) -> None:
         """The request gets the blocks that it lacks, which are free."""

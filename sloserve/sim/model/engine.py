@@ -77,7 +77,7 @@ class ModelEngine(EventLoop):
             self.scheduler = self._planned = PlannedScheduler(settings, plugin, self._clock, planning_costs, policy)
             self._swap_worker = VirtualSwapWorker.of(settings, profile)
             if self._swap_worker is not None:
-                self._planned.swap_with(settings.swap_space_gib, profile.kv_bytes_per_token * settings.block_size)
+                self._planned.swap_with(settings.swap_space_gib, settings.block_bytes(profile))
         self._stated = None if plugin is None else StatedReader(plugin.classes)
         self._aborted: set[str] = set()
         self._stages_of: dict[str, StageTimes] = {}

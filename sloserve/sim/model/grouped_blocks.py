@@ -100,10 +100,13 @@ class GroupedBlocks(KVBlocks):
                 return before
         return self.lookup(index).tokens
 
-    def fits(self, hit: Hit, tokens: int, first: int, reserved: int = 0) -> bool:
+    def fits(self, hit: Hit, tokens: int, first: int, reserved: int = 0, *, loaded: int = 0) -> bool:
         if self._keeps_states and self._waits_for_state(hit):
             return False
-        return self._lacks(hit, tokens, whole=True) <= self.free and self._lacks(hit, first) <= self.free - reserved
+        computed = loaded or hit.tokens
+        if self._lacks(hit, tokens, computed, whole=True) > self.free:
+            return False
+        return self._lacks(hit, first, computed) <= self.free - reserved
 
     def _waits_for_state(self, hit: Hit) -> bool:
         """Whether a state that was found is being computed in this very step."""
@@ -115,30 +118,45 @@ class GroupedBlocks(KVBlocks):
         nodes = (self._pool.node_of(block) for places in last if places for block in places)
         return any(node in self._this_step for node in nodes)
 
-    def _lacks(self, hit: Hit, tokens: int, *, whole: bool = False) -> int:
-        """Blocks that are to be free for so many tokens. One in the cache that no request holds counts until it is."""
+    def _lacks(self, hit: Hit, tokens: int, computed: int, *, whole: bool = False) -> int:
+        """Blocks that are to be free for so many tokens. One in the cache that no request holds counts until it is.
+
+        computed: tokens with KV once the request runs, found or loaded.
+        """
         lacks, holders = 0, self._pool.holders
         for kind, blocks in zip(self._kinds, hit.blocks, strict=True):
-            lacks += kind.num_groups * kind.to_admit(tokens, hit.tokens, len(blocks), whole=whole)
-            for places in blocks[kind.held_of(hit.tokens) :]:
+            lacks += kind.num_groups * kind.to_admit(tokens, computed, len(blocks), whole=whole)
+            for places in blocks[kind.counted_of(hit.tokens, computed) :]:
                 if places is not None:
                     lacks += sum(not holders[block] for block in places)
         return lacks
 
     def admit(self, index: int, hit: Hit) -> None:
+        self._hold(index, hit, hit.tokens)
+
+    def load(self, index: int, hit: Hit, tokens: int) -> None:
+        self._hold(index, hit, tokens)
+        before = self.free
+        for kind, table in zip(self._kind_of, self._tables[index], strict=True):
+            kind.fill(table, tokens, self._pool.take)
+        self.free = self._pool.free
+        self._requests.blocks[index] += before - self.free
+
+    def _hold(self, index: int, hit: Hit, computed: int) -> None:
+        """The request holds those found blocks that the token after ``computed`` tokens reads."""
         tables, held = [], 0
         for kind, blocks in zip(self._kinds, hit.blocks, strict=True):
-            skipped = kind.held_of(hit.tokens)
+            skipped = kind.held_of(computed)
             for group in range(kind.num_groups):
                 own = [NULL if places is None else places[group] for places in blocks[skipped:]]
                 touched = [block for block in own if block != NULL]
                 self._pool.touch(touched)
                 held += len(touched)
-                tables.append(Table([NULL] * min(skipped, len(blocks)) + own))
+                tables.append(Table([NULL] * skipped + own))
         self._tables[index] = tables
         counts = self._requests
         counts.blocks[index], counts.cached[index] = held, hit.tokens // self.block_size
-        counts.settled[index] = hit.tokens
+        counts.settled[index] = computed
         self.free = self._pool.free
 
     # Of one that runs.
@@ -178,6 +196,13 @@ class GroupedBlocks(KVBlocks):
                     counts.blocks[index] -= len(blocks)
             self.free = self._pool.free
         return sum(kind.growth(table, tokens) for kind, table in zip(self._kind_of, tables, strict=True))
+
+    def lacking(self, members: IntArray, tokens: IntArray) -> int:
+        return sum(
+            kind.lacking(table, most)
+            for index, most in zip(members.tolist(), tokens.tolist(), strict=True)
+            for kind, table in zip(self._kind_of, self._tables[index], strict=True)
+        )
 
     def grow(self, index: int, tokens: int) -> None:
         before = self.free

@@ -56,18 +56,32 @@ class Whole:
             found.append(blocks)
         return found
 
-    def to_admit(self, tokens: int, hit_tokens: int, hit_blocks: int, *, whole: bool) -> int:
-        """New blocks of a group for so many tokens, of which the first ``hit_blocks`` places were found. whole: asked
-        of the whole request, where vLLM knows that a window will not hold it all at once.
+    def to_admit(self, tokens: int, computed: int, hit_blocks: int, *, whole: bool) -> int:
+        """New blocks of a group for so many tokens, of which ``computed`` were found or are loaded, and the first
+        ``hit_blocks`` places were found. whole: asked of the whole request, where vLLM knows that a window will not
+        hold it all at once.
         """
-        required = blocks_of(tokens, self.block_size) + self.spare
-        if whole and self._most:
-            required = min(required, self._most)
-        return max(required - max(int(self.skipped(hit_tokens)), hit_blocks), 0)
+        return max(self._required(tokens, whole=whole) - max(int(self.skipped(computed)), hit_blocks), 0)
 
-    def held_of(self, hit_tokens: int) -> int:
-        """Place of the first block of a found prefix that is held."""
-        return max(int(self.skipped(hit_tokens)), 0)
+    def _required(self, tokens: int, *, whole: bool) -> int:
+        required = blocks_of(tokens, self.block_size) + self.spare
+        return min(required, self._most) if whole and self._most else required
+
+    def held_of(self, computed: int) -> int:
+        """Place of the first block that the token after ``computed`` tokens reads."""
+        return max(int(self.skipped(computed)), 0)
+
+    def counted_of(self, hit_tokens: int, computed: int) -> int:
+        """Place of the first found block that vLLM counts, where it is free, when it admits a request."""
+        return self.held_of(computed)
+
+    def lacking(self, table: Table, tokens: int) -> int:
+        """New blocks of a group that vLLM holds back so that a request with KV may come to so many tokens."""
+        return max(self._required(tokens, whole=True) - len(table), 0)
+
+    def fill(self, table: Table, tokens: int, take: Callable[[int], list[int]]) -> None:
+        """Gives the table, of found blocks, those for the KV of so many tokens, which is loaded."""
+        table += take(max(blocks_of(tokens, self.block_size) - len(table), 0))
 
     def growth(self, table: Table, tokens: int) -> int:
         """New blocks of a group so that a request has so many tokens."""
@@ -150,8 +164,18 @@ class States(Whole):
     def find(self, cached: Callable[[int], tuple[int, ...] | None], tokens: int) -> Found:
         return _last_state(cached, tokens // self.block_size)
 
-    def to_admit(self, tokens: int, hit_tokens: int, hit_blocks: int, *, whole: bool) -> int:
+    def to_admit(self, tokens: int, computed: int, hit_blocks: int, *, whole: bool) -> int:
         return min(blocks_of(tokens, self.block_size) + self.spare - hit_blocks, 1 + self.spare)
+
+    def counted_of(self, hit_tokens: int, computed: int) -> int:
+        return self.held_of(hit_tokens)  # also a state that a load makes needless
+
+    def lacking(self, table: Table, tokens: int) -> int:
+        return self.growth(table, tokens)
+
+    def fill(self, table: Table, tokens: int, take: Callable[[int], list[int]]) -> None:
+        super().fill(table, tokens, take)
+        table.grown = True
 
     def growth(self, table: Table, tokens: int) -> int:
         new = blocks_of(tokens, self.block_size) + self.spare - len(table)

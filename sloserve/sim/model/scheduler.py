@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from sloserve.core.arrays import BoolArray, IntArray
-from sloserve.lso.blocks import blocks_of
 from sloserve.sim.model.blocks import Hit, KVBlocks
 from sloserve.sim.model.chunks import ChunkEnds, Prompt
 from sloserve.sim.model.drafted import ModelDrafts
@@ -254,14 +253,10 @@ class ModelScheduler:
         assert swap is not None
         full = min(int(counts.tokens[index]), self.settings.max_model_len)
         # What loads makes no progress and cannot be preempted: it leaves room for all prompts that are unfinished.
-        num_blocks = blocks_of(frontier - hit.tokens, self.settings.block_size)
-        running = np.concatenate((counts.computed[self.running], np.array(step.computed, np.int64)))
-        unfinished = np.fromiter(self._prefilling, np.int64)
-        reserved = swap.reserved_blocks(running, unfinished, num_blocks, self.settings.max_model_len)
-        if not kv.fits(hit, full, frontier, reserved):
+        num_blocks = swap.control.store.blocks_to_load(hit.tokens, frontier)
+        if not kv.fits(hit, full, frontier, self._reserved(step, num_blocks), loaded=frontier):
             return False
-        kv.admit(index, hit)
-        kv.grow(index, frontier)
+        kv.load(index, hit, frontier)
         swap.load(index, hit.tokens, frontier)
         counts.computed[index] = frontier
         counts.state[index] = BLOCKED
@@ -269,6 +264,15 @@ class ModelScheduler:
         self.holding.append(index)
         step.places = max(step.places - 1, len(step.requests))  # the one that it will run in
         return True
+
+    def _reserved(self, step: Admitted, num_blocks: int) -> int:
+        """Blocks that unfinished prompts and loads still need, and running requests while ``num_blocks`` are loaded."""
+        assert self.swap is not None
+        running = np.concatenate((self.requests.computed[self.running], np.array(step.computed, np.int64)))
+        growth = self.swap.control.growth_blocks(running, num_blocks)
+        members = np.fromiter(self._prefilling, np.int64)
+        tokens = np.minimum(self.requests.tokens[members], self.settings.max_model_len)
+        return self.kv.lacking(members, tokens) + growth
 
     def _admit_holding(self, step: Admitted) -> bool:
         """Admits the requests whose KV has arrived, ahead of all others; ``False`` if admission ends with them."""
@@ -283,11 +287,12 @@ class ModelScheduler:
                 self.arrived.discard(index)
                 counts.state[index] = PREEMPTED
                 kv.cache(index, int(counts.computed[index]))
-            tokens, computed = min(int(counts.tokens[index]), self.settings.max_model_len), int(counts.computed[index])
-            if not fits or kv.need(index, tokens) > kv.free:
+            computed, full = int(counts.computed[index]), min(int(counts.tokens[index]), self.settings.max_model_len)
+            new = self._first_chunk(step, index, computed) if fits else 0
+            if not (new and kv.has_room(index, full, computed + new)):
                 self.holding = waits + self.holding[place:]
                 return False
-            self._take_in(step, index, computed, self._first_chunk(step, index, computed))
+            self._take_in(step, index, computed, new)
         self.holding = waits
         return True
 

@@ -5,11 +5,7 @@ The same store, rule and link clock; see :mod:`sloserve.vllm_plugin.swap.swappin
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from sloserve.core.arrays import IntArray
 from sloserve.engine.swap_control import SwapControl
-from sloserve.lso.blocks import blocks_of
 from sloserve.scheduler.policy import EngineFacts
 from sloserve.sim.model.model_requests import ModelRequest, ModelRequests
 from sloserve.virtual.virtual_swap_worker import Load, Told
@@ -76,19 +72,6 @@ class KVSwap:
         store = self.control.store
         frontier = store.frontier(counts.handles[index].request_id, int(counts.tokens[index]))
         return frontier if frontier > hit and store.blocks_to_load(hit, frontier) else 0
-
-    def reserved_blocks(self, running: IntArray, unfinished: IntArray, num_blocks: int, max_tokens: int) -> int:
-        """Return the blocks that must stay free while ``num_blocks`` are loaded.
-
-        Args:
-            running: tokens with KV of the requests that run and grow meanwhile, ``[running]``.
-            unfinished: indices of the requests that are loaded or whose prompts are not computed to their ends.
-            num_blocks: blocks that are loaded.
-            max_tokens: tokens that a request can have.
-        """
-        tokens = np.minimum(self._requests.tokens[unfinished], max_tokens)
-        lacking = np.maximum(blocks_of(tokens, self.control.store.block_size) - self._requests.blocks[unfinished], 0)
-        return int(lacking.sum()) + self.control.growth_blocks(running, num_blocks)
 
     def load(self, index: int, hit: int, frontier: int) -> None:
         """The request has its blocks; those behind ``hit`` are loaded."""

@@ -99,7 +99,7 @@ class VirtualEngine(EventLoop):
         super().__init__(settings, profile, VirtualFrontEnd(settings, admission, lengths), noise)
         if additional_config is not None:
             self._swap_worker = VirtualSwapWorker.of(settings, profile)
-        block_bytes = None if self._swap_worker is None else profile.kv_bytes_per_token * settings.block_size
+        block_bytes = None if self._swap_worker is None else settings.block_bytes(profile)
         arguments = scheduler_arguments(settings, additional_config or {}, block_bytes)
         self.scheduler: Any
         if additional_config is None:

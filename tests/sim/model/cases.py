@@ -158,6 +158,17 @@ def layout_cases() -> Iterator[Case]:
                 yield Case(f"{name}-cache", policy, cached, prompts_by_halves(40, shared=True))
 
 
+def swapped_layout_cases() -> Iterator[Case]:
+    """Every layout but one with swap space, with a prefix cache where that is known.
+
+    Swap space is refused with Mamba's mode `all`.
+    """
+    for case in layout_cases():
+        if case.policy == "chaos" and not case.name.startswith("mamba-all"):
+            engine = replace(case.settings, swap_space_gib=2.0, link_gb_per_s=4.0, swapping="always")
+            yield replace(case, name=f"swap-{case.name}", settings=engine)
+
+
 FEW_BLOCKS = {
     "h100-gpt-oss-20b": 900,
     "h100-gemma3-12b": 2500,
