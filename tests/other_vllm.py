@@ -20,6 +20,12 @@ def needs_float32_mamba() -> None:
         pytest.skip("vLLM's CPU kernels for Mamba took no float32 before 0.32")
 
 
+def needs_own_prefill_interval() -> None:
+    """Skip the test where no scheduler counts the steps of ``--prefill-schedule-interval`` itself."""
+    if not IS_0_33:
+        pytest.skip("before 0.33 vLLM applied --prefill-schedule-interval to data parallel ranks alone")
+
+
 def follows_mamba(caches: bool) -> bool:
     """Whether the simulator's model follows this vLLM where layers keep states. caches: with a prefix cache.
 

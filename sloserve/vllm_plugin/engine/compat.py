@@ -101,13 +101,21 @@ def encoder_tokens(scheduler: Any) -> int | None:
 
 
 def defers_prompts(scheduler: Any, throttle_prefills: bool = False) -> bool:
-    """Whether vLLM computes no prompt in this step, see its ``schedule(throttle_prefills)``.
+    """Return whether vLLM computes no prompt in this step, because ``--prefill-schedule-interval`` holds prompts back.
 
-    Of data parallel ranks that begin prompts in the same steps; not where none decodes, or where KV is short.
+    Data parallel ranks of a mixture of experts begin prompts in the same steps: their engine counts the steps and says
+    so by ``throttle_prefills``, the argument of ``schedule()``. Since 0.33 every other scheduler counts its own steps.
+    No prompt is held back where no request decodes, or where the last step that began prompts left some waiting.
     """
-    if not throttle_prefills or scheduler.prefill_capacity_bound:
+    if scheduler.prefill_capacity_bound or not (throttle_prefills or _within_own_interval(scheduler)):
         return False
     return any(not request.is_prefill_chunk for request in scheduler.running)
+
+
+def _within_own_interval(scheduler: Any) -> bool:
+    """Return whether too few steps have passed since the scheduler's last step with a prompt; never before 0.33."""
+    interval = getattr(scheduler, "local_prefill_interval", 1)
+    return interval > 1 and scheduler.num_executed_steps + 1 - scheduler.last_prefill_step < interval
 
 
 def on_preemption(scheduler: Any, told: Callable[[str], object]) -> None:

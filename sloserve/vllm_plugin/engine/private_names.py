@@ -42,7 +42,14 @@ SCHEDULER_METHODS = (
 )
 SCHEDULER_EITHER = (("max_num_active_reqs", "max_num_running_reqs"), ("kv_holding_waiting", "skipped_waiting"))
 """Names of which a version has one: see :mod:`~sloserve.vllm_plugin.engine.compat`."""
-SCHEDULER_OPTIONAL = ("adaptive_long_prefill_threshold", "prefix_replay_tokens", "_set_kv_fetch_stage")
+SCHEDULER_OPTIONAL = (
+    "adaptive_long_prefill_threshold",
+    "prefix_replay_tokens",
+    "_set_kv_fetch_stage",
+    "local_prefill_interval",
+    "last_prefill_step",
+    "num_executed_steps",
+)
 """Names that some version lacks, and that are asked for where they are used."""
 CONFIG_ATTRIBUTES = (
     "async_scheduling",

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 from sloserve.core.errors import ConfigError
 from sloserve.scheduler.policy import Plan, Snapshot
 from sloserve.scheduler.registry import main_policies
-from tests.other_vllm import IS_0_30
+from sloserve.vllm_plugin.engine import compat
+from tests.other_vllm import IS_0_30, needs_own_prefill_interval
 from tests.vllm_plugin.engine.test_scheduler_hooks import Scripted
 from tests.vllm_plugin.engine.test_staying_alive import step
 
@@ -155,6 +157,57 @@ def test_nobody_makes_room_for_a_prompt_that_does_not_begin(build: Build, reques
     assert set(compute(True)) == {"a", "b"} and seen[-1]
     assert scheduler.slo_counters["evictions"] == 0
     assert set(compute(False)) == {"a", "c"} and not seen[-1]
+    assert scheduler.slo_counters["evictions"] == 1
+
+
+@pytest.mark.parametrize(
+    ("interval", "steps", "decoding", "bound", "expected"),
+    [
+        (4, 3, True, False, True),  # the next step is the third after the last one with a prompt
+        (4, 4, True, False, False),  # the next step is the fourth
+        (4, 3, False, False, False),  # nothing decodes, so that vLLM gains nothing by waiting
+        (4, 3, True, True, False),  # the last step that began prompts could not begin all of them
+        (1, 1, True, False, False),  # the interval of a rank whose engine counts the steps
+        (None, 3, True, False, False),  # vLLM before 0.33
+    ],
+)
+def test_the_interval_that_a_scheduler_counts_itself_is_known(
+    interval: int | None, steps: int, decoding: bool, bound: bool, expected: bool
+) -> None:
+    own = {} if interval is None else {"local_prefill_interval": interval}
+    scheduler = SimpleNamespace(
+        prefill_capacity_bound=bound,
+        running=[SimpleNamespace(is_prefill_chunk=not decoding)],
+        last_prefill_step=1,
+        num_executed_steps=steps,
+        **own,
+    )
+    assert compat.defers_prompts(scheduler) is expected
+
+
+def test_nobody_makes_room_for_a_prompt_that_one_engine_holds_back(build: Build, request_of: RequestOf) -> None:
+    """With ``--prefill-schedule-interval 4`` of three steps after a prompt none begins another one."""
+    needs_own_prefill_interval()
+    policy = Scripted(lambda at: Plan.IDENTITY)
+    engine = build(policy, max_num_seqs=2)
+    scheduler = engine.scheduler
+    scheduler.local_prefill_interval, scheduler.last_prefill_step = 4, -4
+    engine._add([request_of(name, prompt_tokens=9, output_tokens=80) for name in "ab"], engine._clock.now_s())
+    for _ in range(2):
+        step(engine)
+    deferred: list[bool] = []
+
+    def preempt_all_but_one(at: Snapshot) -> Plan:
+        deferred.append(at.engine.defers_prompts)
+        decodes = at.running[at.rows.output_tokens[at.running] > 0]
+        return Plan(preempt=decodes[1:] if at.waiting.size else np.empty(0, np.int64), waiting=at.waiting)
+
+    policy.script = preempt_all_but_one
+    engine._add([request_of("c", prompt_tokens=9, output_tokens=50)], engine._clock.now_s())
+    for _ in range(2):
+        assert set(step(engine).num_scheduled_tokens) == {"a", "b"} and deferred[-1]
+        assert scheduler.slo_counters["evictions"] == 0
+    assert set(step(engine).num_scheduled_tokens) == {"a", "c"} and not deferred[-1]
     assert scheduler.slo_counters["evictions"] == 1
 
 
