@@ -18,6 +18,7 @@ from sloserve.core import json_text
 from sloserve.core.errors import ConfigError
 from sloserve.core.json_lines import lines_of
 from sloserve.core.json_log import logs_are_json, say, warn
+from sloserve.vllm_plugin.versions import ALLOW_UNTESTED, ALLOW_UNTESTED_FLAG
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +99,14 @@ def serve(
             help="Key of the admin routes, which are off without it. Safer in the environment: SLOSERVE_ADMIN_KEY."
         ),
     ] = None,
+    allow_untested_vllm: Annotated[
+        bool,
+        typer.Option(
+            ALLOW_UNTESTED_FLAG,
+            help="Start with a vLLM that sloserve was not tested with: another minor version, or a nightly build. "
+            "In the environment: SLOSERVE_ALLOW_UNTESTED_VLLM=1.",
+        ),
+    ] = False,
 ) -> None:
     """Serve MODEL with vLLM's OpenAI server under an SLO-aware policy.
 
@@ -112,6 +121,8 @@ def serve(
     from sloserve.wire.listening import check_port_free
 
     begin_logging(log_format)
+    if allow_untested_vllm:  # the engine's processes check the version, too, and inherit the environment
+        os.environ[ALLOW_UNTESTED] = "1"
     sources = config.read_sources(slo_config, settings.flags() | asdict(http3), settings.preset)
     swap_space.check_size(swap_space_gib)
     key = config.read_admin_key(admin_key, os.environ)

