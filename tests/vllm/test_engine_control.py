@@ -1,14 +1,16 @@
-"""Two engine ranks behind one client: each has a page, both answer, both change their policy under load."""
+"""Engines that are asked from the API process: ranks change their policy under load, and a reload loses no request."""
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from sloserve.core.errors import ConfigError
 from sloserve.metrics.engine_page import find_pages, sweep_pages
-from sloserve.vllm_plugin.server import engine_control, tiny_model
+from sloserve.vllm_plugin.server import engine_control, reloading, tiny_model
 from sloserve.vllm_plugin.server.serve import TINY_ENVIRONMENT, TINY_FLAGS
 from tests.forked import run_forked
 
@@ -81,6 +83,63 @@ async def on_ranks() -> None:
     finally:
         llm.shutdown()
     await until(none_left)  # each took its own away, or was killed by vLLM after 5 s, which may outlive the call
+
+
+async def reloaded(llm: Any) -> None:
+    """Reload the weights while a request runs, and send another one once the engine is paused."""
+    read, has_come = reloading._read, asyncio.Event()
+
+    async def read_when_it_has_come(*arguments: Any) -> str:
+        await has_come.wait()
+        return await read(*arguments)
+
+    weights = tiny_model.resolve_model(tiny_model.NAME)
+    models = SimpleNamespace(base_model_paths=[SimpleNamespace(name="old", model_path=weights)])
+    running = asyncio.create_task(tokens_of(llm, "running"))
+    await until(lambda: any(page.snapshot().steps > 0 for page in find_pages()))
+    with patch.object(reloading, "_read", read_when_it_has_come):
+        reload = asyncio.create_task(reloading.reload(llm, models, weights, "new"))
+        while not await llm.is_paused():
+            await asyncio.sleep(0)
+        late = asyncio.create_task(tokens_of(llm, "late"))
+        while not any(name.startswith("late") for name in llm.output_processor.request_states):
+            await asyncio.sleep(0)
+        assert await llm.is_paused()  # the engine has answered after the request came to it
+        has_come.set()
+        await reload
+    assert [one.name for one in models.base_model_paths] == ["new"]
+    assert [await running, await late] == [TOKENS, TOKENS]
+
+
+async def on_one_engine() -> None:
+    from vllm import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    flags = {name: value for name, value in TINY_FLAGS.items() if name != "served_model_name"}
+    llm = AsyncLLM.from_engine_args(
+        AsyncEngineArgs(
+            model=tiny_model.resolve_model(tiny_model.NAME),
+            scheduler_cls="sloserve.vllm_plugin.SLOScheduler",
+            additional_config={"sloserve": {"policy": "edf"}},
+            **flags,
+        )
+    )
+    try:
+        await reloaded(llm)
+    finally:
+        llm.shutdown()
+
+
+def reload_on_one_engine() -> None:
+    asyncio.run(on_one_engine())
+
+
+def test_requests_that_come_during_a_reload_are_served_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 0.33 on vLLM's own pause answers them with 503."""
+    pytest.importorskip("vllm.model_executor.model_loader.reload.inplace", reason="the worker reloads as 0.32 does")
+    for name, value in TINY_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    run_forked(reload_on_one_engine)
 
 
 def serve_on_ranks() -> None:

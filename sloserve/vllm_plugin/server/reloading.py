@@ -175,9 +175,17 @@ def _unsure(weights_path: str, what: str) -> str:
 
 
 async def _pause(async_llm: Any) -> None:
-    """Returns once no request runs. Raises: EngineError where the engine cannot be paused; it may be paused in part."""
+    """Return once no request runs; requests that come meanwhile wait in the engine.
+
+    ``AsyncLLM.pause_generation`` has the engine refuse them since vLLM 0.33 (503). The engine's own call, which it was
+    made of before and which ``sleep`` still uses, holds them in every version. Caches of multimodal inputs are emptied
+    in the front end first, as ``pause_generation`` does.
+
+    Raises: EngineError where the engine cannot be paused; it may be paused in part.
+    """
     try:
-        await async_llm.pause_generation(mode="wait", clear_cache=True)
+        await async_llm.renderer.clear_mm_cache_async()
+        await async_llm.engine_core.pause_scheduler_async(mode="wait", clear_cache=True)
     except Exception as error:
         reason = engine_control.reason(error)
         raise EngineError(f"the weights were not read: the engine cannot be paused: {reason}; try again") from error

@@ -31,8 +31,12 @@ class Client:
         self.asked: list[Any] = []
         self.answers, self.unemptied = answers, unemptied
         self._refuses, self._unpausable = refuses, unpausable
+        self.renderer = self.engine_core = self  # parts of vLLM's client, whose names differ
 
-    async def pause_generation(self, mode: str, clear_cache: bool) -> None:
+    async def clear_mm_cache_async(self) -> None:
+        self.asked.append("clear_mm_cache")
+
+    async def pause_scheduler_async(self, mode: str, clear_cache: bool) -> None:
         assert (mode, clear_cache) == ("wait", True)
         self.asked.append("pause")
         await self.check_guarded()
@@ -91,7 +95,7 @@ def test_every_rank_is_asked_before_any_reads_and_requests_go_on_after_all_have(
     client = Client()
     assert reloaded(client, tmp_path) == ["new"]
     before, after, reload = ("reload_refused", False), ("reload_refused", True), ("reload", str(tmp_path), "new")
-    assert client.asked == [before, "pause", after, reload, "reset_mm_cache", "resume"]
+    assert client.asked == [before, "clear_mm_cache", "pause", after, reload, "reset_mm_cache", "resume"]
 
 
 @pytest.mark.parametrize("when", [1, 2])
@@ -100,7 +104,7 @@ def test_what_one_rank_refuses_none_does_and_requests_go_on(tmp_path: Path, when
     client = Client(refuses=when)
     with pytest.raises(EngineNotReady, match="it sleeps; wake it"):
         reloaded(client, tmp_path)
-    paused = ["pause", ("reload_refused", True), "resume"] if when == 2 else []
+    paused = ["clear_mm_cache", "pause", ("reload_refused", True), "resume"] if when == 2 else []
     assert client.asked == [("reload_refused", False), *paused]
 
 
@@ -115,7 +119,7 @@ def test_an_engine_that_cannot_be_paused_goes_on(
     client = Client(unpausable=unpausable)
     with pytest.raises(seen or type(unpausable), match="not read: .* cannot be paused: Failed" if seen else None):
         reloaded(client, tmp_path)
-    assert client.asked == [("reload_refused", False), "pause", "resume"]
+    assert client.asked == [("reload_refused", False), "clear_mm_cache", "pause", "resume"]
 
 
 def test_a_session_is_a_reason_even_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +194,9 @@ def test_after_a_reload_that_failed_anywhere_nothing_is_served_until_one_succeed
 
     client.answers, client.unemptied, client.asked = (None, None), None, []
     assert reloaded(client, tmp_path) == ["new"]
-    assert client.asked[0] == "pause", "it is paused already, so that no rank is asked whether it runs"
+    assert client.asked[:2] == ["clear_mm_cache", "pause"], (
+        "it is paused already, so that no rank is asked whether it runs"
+    )
     assert client.asked[-1] == "resume" and reloading.failed_reload(client) is None
     asyncio.run(parking.unpark(client))
 
