@@ -218,9 +218,11 @@ def hit_tokens(scheduler: Any, layout: KVLayout, request: Request, before: int) 
             return before
         found = int(manager.coordinator.find_longest_cache_hit(hashes, request.num_tokens - 1)[1])
         return max(found - again, 0)
+    # Drafts of EAGLE and MTP want the last block that is found computed again; since 0.33 most of them do not.
+    dropped = int(manager.coordinator.single_type_managers[0].use_eagle)
     most = min((request.num_tokens - 1) // block_size, len(hashes))
-    found = blocks_hit(lambda i: pool.get_cached_block(hashes[i], [0]), most, before // block_size)
-    return found * block_size
+    found = blocks_hit(lambda i: pool.get_cached_block(hashes[i], [0]), most, before // block_size + dropped)
+    return max(found - dropped, 0) * block_size
 
 
 def _still_hit(coordinator: Any, pool: Any, hashes: Sequence[Any], most: int, before: int) -> bool:

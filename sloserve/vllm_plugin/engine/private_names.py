@@ -98,7 +98,7 @@ KV_MANAGER_ATTRIBUTES = (
     "pop_blocks_for_free",
 )
 COORDINATOR_ATTRIBUTES = ("find_longest_cache_hit", "single_type_managers")
-GROUP_ATTRIBUTES = ("block_size", "kv_cache_spec")
+GROUP_ATTRIBUTES = ("block_size", "kv_cache_spec", "use_eagle")
 
 
 def check_version() -> None:

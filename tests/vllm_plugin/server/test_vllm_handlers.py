@@ -29,7 +29,10 @@ class Client:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self.input_processor = SimpleNamespace(resolve_watermarking=lambda params: None)
+        vllm_config = SimpleNamespace(model_config=SimpleNamespace(generation_config="vllm"))
+        self.input_processor = SimpleNamespace(
+            resolve_watermarking=lambda params: None, vllm_config=vllm_config, generation_config_fields={}
+        )
 
     def generate(self, prompt: Any, sampling_params: Any, request_id: str, **_: Any) -> AsyncIterator[Any]:
         call = self.server.front_end.accept(prompt, sampling_params)
