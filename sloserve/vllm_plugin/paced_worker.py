@@ -84,9 +84,6 @@ class PacedWorker(WorkerBase):
     def get_supported_kv_cache_layouts(self) -> list[str]:
         return [layout.name for layout in get_supported_kv_cache_layouts([])]
 
-    def set_kv_cache_layout(self, kv_cache_layout: str) -> None:
-        self.cache_config.kv_cache_layout = kv_cache_layout
-
     def determine_available_memory(self) -> int:
         # One block more than the profile has: vLLM keeps one for itself.
         (spec,) = self.get_kv_cache_spec().values()
@@ -201,3 +198,6 @@ class _Later(AsyncModelRunnerOutput):
     def get_output(self) -> ModelRunnerOutput:
         self._wait_until(self._end_s)
         return self._result
+
+    def get_kv_connector_output(self) -> None:
+        """Return what a KV connector did in the step: nothing, since there is none. vLLM asks since 0.33."""

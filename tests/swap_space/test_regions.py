@@ -1,9 +1,12 @@
 """Regions describe vLLM's own caches: a block that is stored and loaded elsewhere is the same in every layer's view."""
 
+import importlib
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from tests.other_vllm import IS_0_33
 
 pytestmark = pytest.mark.vllm
 
@@ -14,7 +17,6 @@ LAYOUTS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
 def cache(layout: str, *specs: Any) -> tuple[Any, dict[str, Any]]:
     """vLLM's configuration and cache of layers with ``specs``, filled with random bytes."""
     import torch
-    from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups
     from vllm.v1.kv_cache_interface import KVCacheGroupSpec, UniformTypeKVCacheSpecs
     from vllm.v1.kv_cache_layout import KVCacheLayout
     from vllm.v1.worker.utils import allocate_kv_cache
@@ -30,7 +32,8 @@ def cache(layout: str, *specs: Any) -> tuple[Any, dict[str, Any]]:
         ),
         attention_config=SimpleNamespace(hisparse_config=None),
     )
-    config = get_kv_cache_config_from_groups(settings, [group], 2**20)
+    planning = importlib.import_module(f"vllm.v1.core.kv_cache_{'planning' if IS_0_33 else 'utils'}")
+    config = planning.get_kv_cache_config_from_groups(settings, [group], 2**20)
     caches = allocate_kv_cache(config, torch.device("cpu"), KVCacheLayout[layout])
     storage = torch.empty(0, dtype=torch.int8).set_(next(iter(caches.values())).untyped_storage())
     storage.random_(-128, 127)
