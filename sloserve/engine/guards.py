@@ -114,12 +114,21 @@ class Ageing:
         return slots[np.isin(slots, aged)]
 
 
-def drop_forbidden(plan: Plan, snapshot: Snapshot, *, may_pause: bool) -> Plan:
-    """``plan`` without preemptions and pauses of protected requests; a request is not both preempted and paused."""
+def drop_forbidden(plan: Plan, snapshot: Snapshot, *, may_pause: bool, may_preempt: bool = True) -> Plan:
+    """Return ``plan`` without what it may not do: to protected requests, and to any where the engine forbids it.
+
+    A request is not both preempted and paused.
+
+    Args:
+        plan: what a policy wants.
+        snapshot: the engine that it was made for.
+        may_pause: whether the engine can leave a running request out of a step.
+        may_preempt: whether the engine lets a plan preempt.
+    """
     if not (plan.preempt.size or plan.pause.size):
         return plan
     rows = snapshot.rows
-    preempt = plan.preempt[rows.preemptable[plan.preempt]]
+    preempt = plan.preempt[rows.preemptable[plan.preempt]] if may_preempt else NO_SLOTS
     pause = plan.pause[rows.pausable[plan.pause]] if may_pause else NO_SLOTS
     if preempt.size and pause.size:
         pause = pause[~np.isin(pause, preempt)]

@@ -80,6 +80,7 @@ class Planner:
         on_plan: Callable[[float], None],
         *,
         may_pause: bool,
+        may_preempt: bool = True,
         cost: PlanningCost | None,
     ) -> None:
         """Builds an empty request table with the columns that the policies read.
@@ -87,6 +88,7 @@ class Planner:
         Args:
             on_plan: called with the cost of each plan, in seconds.
             may_pause: whether the engine can pause requests.
+            may_preempt: whether the engine lets a plan preempt requests.
             cost: of planning in virtual time; ``None`` to measure it.
         """
         self.port = port
@@ -106,7 +108,7 @@ class Planner:
         self._wants_progress = policy.wants_progress or (shadow is not None and shadow.policy.wants_progress)
         self._counters = counters
         self._on_plan = on_plan
-        self._may_pause = may_pause
+        self._may_pause, self._may_preempt = may_pause, may_preempt
         self._errors = ErrorLog()
 
     def take_over(
@@ -479,7 +481,8 @@ class Planner:
         plan = keep_prompts_whole(spare_decodes(plan, snapshot, self.table.protected_running()), snapshot)
         if plan is Plan.IDENTITY:
             return plan
-        return ensure_progress(drop_forbidden(plan, snapshot, may_pause=self._may_pause), snapshot)
+        allowed = drop_forbidden(plan, snapshot, may_pause=self._may_pause, may_preempt=self._may_preempt)
+        return ensure_progress(allowed, snapshot)
 
     def _consider(self, plan: Plan, snapshot: Snapshot, now_s: float, monotonic_s: float) -> float:
         assert self.shadow is not None

@@ -193,6 +193,8 @@ def test_drop_forbidden_drops_what_must_not_be_touched() -> None:
     assert (made.preempt.tolist(), made.pause.tolist()) == ([0], [2])
     made = drop_forbidden(plan, at, may_pause=False)
     assert (made.preempt.tolist(), made.pause.tolist()) == ([0], [])
+    made = drop_forbidden(plan, at, may_pause=True, may_preempt=False)
+    assert (made.preempt.tolist(), made.pause.tolist()) == ([], [0, 2])
 
 
 def test_drop_forbidden_hands_back_the_same_plan_where_nothing_is_forbidden() -> None:

@@ -21,6 +21,7 @@ from sloserve.kernels.kv_layout import KVLayout
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import EngineFacts
 from sloserve.vllm_plugin.engine.kv_groups import keeps_all_tokens, layout_of, shares_prefixes
+from sloserve.vllm_plugin.engine.other_connectors import READ_AFTER_PREEMPTION, is_known, takes_pauses
 
 _HOLDERS = attrgetter("ref_cnt")
 
@@ -336,31 +337,25 @@ def other_than_full_attention(scheduler: Any) -> str | None:
     return "a KV cache of several groups or with windows under a policy that counts tokens / block size"
 
 
-FOLLOW_STEPS: Final = frozenset(
-    {
-        "DecodeBenchConnector", "ExampleConnector", "HF3FSKVConnector", "LMCacheMPConnector", "MoRIIOConnector",
-        "MooncakeConnector", "NixlConnector", "NixlPullConnector", "NixlPushConnector", "OffloadingConnector",
-    }
-)  # fmt: skip
-"""KV connectors of vLLM 0.30 to 0.32 that take what they do in a step from the requests which that step computes, so
-that one which it leaves out is to them as one that stock vLLM had no tokens for."""
-
-
 def no_pauses_reason(scheduler: Any) -> str | None:
-    """Why no request may be paused, or ``None`` where pausing is shown to keep outputs equal.
-
-    A connector that is not vLLM's, nor ours, says that it follows the steps by an attribute ``sloserve_pauses = True``.
-    """
+    """Why no request may be paused, or ``None`` where pausing is shown to keep outputs equal."""
     if scheduler.num_spec_tokens and scheduler.vllm_config.use_v2_model_runner:
         method = scheduler.vllm_config.speculative_config.method
         if method != "draft_model":
             return f"speculative decoding by {method} on the V2 model runner, where it was not tried"
     for connector in connectors(scheduler):
-        kind = type(connector)
-        package = kind.__module__.partition(".")[0]
-        known = package == "sloserve" or (package == "vllm" and kind.__name__ in FOLLOW_STEPS)
-        if not (known or getattr(kind, "sloserve_pauses", False)):
-            return f"KV connector {kind.__name__}, of which it is not known whether it minds steps without a request"
+        if not takes_pauses(connector):
+            name = type(connector).__name__
+            return f"KV connector {name}, of which it is not known whether it minds steps without a request"
+    return None
+
+
+def no_preemptions_reason(scheduler: Any) -> str | None:
+    """Return why no plan may preempt a request, or ``None`` where preempting is safe."""
+    for connector in connectors(scheduler):
+        if is_known(connector, READ_AFTER_PREEMPTION):
+            name = type(connector).__name__
+            return f"KV connector {name} may still copy the blocks of a preempted request when another one writes them"
     return None
 
 

@@ -30,6 +30,8 @@ class ContainedScheduler(Scheduler):
     _booking = _planning = Containment(Counter(), "sloserve failed; vLLM schedules by itself")
     """Of what only counts; and of what planning rests on, after whose exceptions planning has to begin anew."""
     _limits: StockLimits
+    preempted_since_step: set[str]
+    """Ids of the requests that were preempted since the last step was scheduled, by a plan or by vLLM's reset."""
 
     # What vLLM calls.
 
@@ -44,6 +46,8 @@ class ContainedScheduler(Scheduler):
             self._planning(None, self._added, request)
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        if self._counts:
+            self.preempted_since_step.add(request.request_id)
         is_swapped = self._booking(False, self._before_preempting, request)
         super()._preempt_request(request, *args, **kwargs)
         self._planning(None, self._preempted, request, is_swapped)
@@ -88,6 +92,7 @@ class ContainedScheduler(Scheduler):
         try:
             output = super().schedule(*args, **kwargs)
         finally:
+            self.preempted_since_step.clear()
             self._booking(None, self._limits.restore)
         self._planning(None, self._after_step, output)
         return output

@@ -41,6 +41,7 @@ from sloserve.vllm_plugin.engine.apply import StockLimits, let_in_loaded
 from sloserve.vllm_plugin.engine.asynchronous import asynchronous
 from sloserve.vllm_plugin.engine.contained_scheduler import ContainedScheduler
 from sloserve.vllm_plugin.engine.ledger import EngineStats
+from sloserve.vllm_plugin.engine.other_connectors import hold_back_preempted
 from sloserve.vllm_plugin.engine.step_load import step_load
 from sloserve.vllm_plugin.engine.traced import Traced
 from sloserve.vllm_plugin.engine.vllm_port import VllmPort
@@ -150,7 +151,12 @@ class SLOScheduler(ContainedScheduler):
         """Whether the step that is scheduled computes no prompt."""
         self._others_load = self.connector is not None and not alone
         """Whether a KV connector that is not ours may load KV for requests."""
+        self.preempted_since_step = set()
+        if self._others_load:
+            hold_back_preempted(self)
         self._limits = StockLimits(self)
+        unkept = compat.no_preemptions_reason(self)
+        self._may_preempt = unkept is None
         unpaused = compat.no_pauses_reason(self)
         self._may_pause = unpaused is None
         self._policy_spec: tuple[str, Mapping[str, Any]] = (settings.policy, settings.policy_options)
@@ -166,6 +172,8 @@ class SLOScheduler(ContainedScheduler):
         self._counts = True
         if self._planner is not None and unpaused is not None:
             logger.warning("sloserve pauses no request: %s", unpaused)
+        if self._planner is not None and unkept is not None:
+            logger.warning("no plan of sloserve preempts a request: %s", unkept)
 
     def _make_policy(self, name: str, options: Mapping[str, Any], allow_files: bool = True) -> Policy:
         policy = make_policy(name, options, seed=self._settings.seed, allow_files=allow_files)
@@ -220,6 +228,7 @@ class SLOScheduler(ContainedScheduler):
             self.slo_counters,
             self._planned,
             may_pause=self._may_pause,
+            may_preempt=self._may_preempt,
             cost=self._cost_of(text),
         )
 

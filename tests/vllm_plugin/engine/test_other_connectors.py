@@ -39,6 +39,22 @@ class LoadsPrompts:
         return lambda *args, **kwargs: None
 
 
+class LoadsNothing(LoadsPrompts):
+    """Stands for a KV connector that has KV of nobody."""
+
+    def get_num_new_matched_tokens(self, request: Any, computed: int) -> tuple[int, bool]:
+        return 0, False
+
+
+class PreemptsAll(Policy):
+    """Preempts whatever runs, before each step, and lets everything in again."""
+
+    needs = frozenset({"prompt_tokens"})
+
+    def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
+        return Plan(preempt=snapshot.running)
+
+
 class AdmitsNone(Policy):
     """Keeps what it saw, and admits none that waits."""
 
@@ -78,3 +94,23 @@ def test_who_loads_is_blocked_holds_blocks_and_runs_when_the_load_ends(
     scheduler.finished_recving_kv_req_ids.add("c")
     assert "c" in step(engine).num_scheduled_tokens
     assert "internal_errors" not in scheduler.slo_counters
+
+
+def test_who_is_preempted_by_a_plan_does_not_come_back_in_the_same_step(
+    build: Callable[..., Any], request_of: Callable[..., Any]
+) -> None:
+    """vLLM admits nobody in a step in which it preempts, and its connectors forget who is preempted in the step."""
+    from sloserve.vllm_plugin.engine.other_connectors import hold_back_preempted
+
+    engine = build(PreemptsAll())
+    scheduler = engine.scheduler
+    scheduler.connector, scheduler._others_load = LoadsNothing(), True
+    hold_back_preempted(scheduler)
+    engine._add([request_of(name, prompt_tokens=40, output_tokens=9) for name in "abc"], engine._clock.now_s())
+    preempted = 0
+    for _ in range(12):
+        output = step(engine)
+        now = output.preempted_req_ids or set()
+        assert not now & output.num_scheduled_tokens.keys()
+        preempted += len(now)
+    assert preempted >= 6 and "internal_errors" not in scheduler.slo_counters

@@ -1,7 +1,11 @@
 """In which configurations vLLM schedules by itself, and in which plans may not pause."""
 
+import inspect
+import re
 from collections.abc import Callable
+from importlib.util import find_spec
 from operator import attrgetter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -68,7 +72,11 @@ def _connector(name: str, package: str, **has: Any) -> Any:
     [
         (_connector("NixlConnector", "vllm"), True),
         (_connector("SwapConnector", "sloserve"), True),
+        (_connector("SimpleCPUOffloadConnector", "vllm"), True),
+        (_connector("MooncakeStoreConnector", "vllm"), True),
+        (_connector("LMCacheMPConnector", "lmcache"), True),
         (_connector("HiSparseConnector", "vllm"), False),
+        (_connector("LMCacheConnectorV1", "vllm"), False),
         (_connector("NixlConnector", "elsewhere"), False),
         (_connector("Elsewhere", "elsewhere", sloserve_pauses=True), True),
     ],
@@ -88,17 +96,49 @@ def test_pauses_beside_connectors_that_are_known_to_follow_the_steps(
         assert may_pause or f"KV connector {type(connector).__name__}, of which" in str(reason)
 
 
+def test_no_plan_preempts_beside_a_connector_that_copies_blocks_of_preempted_requests(
+    build: Callable[..., Any],
+) -> None:
+    from sloserve.vllm_plugin.engine import compat
+
+    scheduler = build("edf").scheduler
+    for connector, may_preempt in [
+        (_connector("HF3FSKVConnector", "vllm"), False),
+        (_connector("LMCacheMPConnectorUpstream", "vllm"), False),
+        (_connector("LMCacheMPConnector", "lmcache"), True),
+        (_connector("OffloadingConnector", "vllm"), True),
+    ]:
+        scheduler.connector = SimpleNamespace(_connectors=[_connector("NixlConnector", "vllm"), connector])
+        reason = compat.no_preemptions_reason(scheduler)
+        assert (reason is None) == may_preempt
+        assert may_preempt or f"KV connector {type(connector).__name__} may still copy" in str(reason)
+
+
 def test_each_connector_of_vllms_is_known_or_refused_by_a_reason_of_its_own() -> None:
     """A connector that a new vLLM brings is neither: read whether it follows the steps, then list it."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-    from sloserve.vllm_plugin.engine.compat import FOLLOW_STEPS
+    from sloserve.vllm_plugin.engine.other_connectors import FOLLOW_STEPS
 
     made_of_others = {"MultiConnector"}
     refused = {"ExampleHiddenStatesConnector", "FlexKVConnectorV1", "HiSparseConnector", "LMCacheConnectorV1"}
-    refused |= {"MooncakeStoreConnector", "SimpleCPUOffloadConnector"}
     found = {name for name in KVConnectorFactory._registry if not name.startswith("Sl") and name != "SwapConnector"}
-    assert found <= FOLLOW_STEPS | made_of_others | refused
+    assert found <= FOLLOW_STEPS["vllm"] | FOLLOW_STEPS["lmcache"] | made_of_others | refused
+
+
+def test_the_known_classes_are_those_that_vllm_makes() -> None:
+    """The guard reads the name of the class, which is not always the name that an operator gives."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    from sloserve.vllm_plugin.engine.other_connectors import FOLLOW_STEPS
+
+    for name in FOLLOW_STEPS["vllm"]:
+        made = KVConnectorFactory._registry[name.removesuffix("Upstream")]
+        module = find_spec(inspect.getclosurevars(made).nonlocals["module_path"])
+        assert module is not None and module.origin is not None
+        folder = Path(module.origin).parent
+        made_there = re.compile(rf"^(class {name}\(|{name} = )", re.MULTILINE)
+        assert any(made_there.search(file.read_text()) for file in folder.glob("*.py")), name
 
 
 def test_a_shadow_policy_that_counts_one_block_size_does_not_end_the_plans_of_another(
