@@ -221,8 +221,25 @@ def plugin_settings(additional_config: Mapping[str, Any] | None) -> PluginSettin
     """
     settings, problems = read_settings((additional_config or {}).get(KEY, {}))
     if settings is None:
-        raise ConfigError("\n".join(f"{dotted((KEY, *path))}: {text}" for path, text in problems))
+        raise _wrong(problems)
     return settings
+
+
+def check_settings(additional_config: Mapping[str, Any] | None) -> None:
+    """Check what :func:`plugin_settings` does, and what an engine needs besides: its policies and its profile.
+
+    Raises: ConfigError that lists every mistake of one kind.
+    """
+    settings = plugin_settings(additional_config)
+    problems = policy_problems((additional_config or {}).get(KEY, {}))
+    if problems:
+        raise _wrong(problems)
+    if settings.profile is not None:
+        load_profile(settings.profile)
+
+
+def _wrong(problems: list[Problem]) -> ConfigError:
+    return ConfigError("\n".join(f"{dotted((KEY, *path))}: {text}" for path, text in problems))
 
 
 def read_settings(section: Any) -> tuple[PluginSettings | None, list[Problem]]:

@@ -59,7 +59,7 @@ def _installed_from() -> Path | None:
     return found if url.scheme == "file" and found.exists() else None
 
 
-def explained(error: ModuleNotFoundError) -> ConfigError | None:
-    """Return the error for a module that is not installed; ``None`` where no extra has it."""
+def explained(error: ModuleNotFoundError, what: str = "this command") -> ConfigError | None:
+    """Return the error for ``what``, which needs a module that is not installed; ``None`` where no extra has it."""
     module = (error.name or "").partition(".")[0]
-    return not_installed("this command", module, EXTRA[module]) if module in EXTRA else None
+    return not_installed(what, module, EXTRA[module]) if module in EXTRA else None

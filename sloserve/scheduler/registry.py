@@ -14,6 +14,7 @@ from typing import Any, get_args, get_type_hints
 
 from sloserve.core import numbers
 from sloserve.core.errors import ConfigError
+from sloserve.core.extras import explained
 from sloserve.scheduler.policy import Policy
 
 GROUP = "sloserve.policies"
@@ -76,10 +77,17 @@ def make_policy(
     allow_files: whether an option of type ``Path`` may name a file. Off for what arrives over the network: there an
     option of type ``ProfileName | Path`` takes names alone, and one of type ``Path`` cannot be set.
 
-    Raises: ConfigError for an unknown policy or option, or a value of the wrong type.
+    Raises: ConfigError for an unknown policy or option, a value of the wrong type, or a package that is missing.
     """
     cls = policy_class(name)
-    return cls(_settings(name, cls, options or {}, allow_files), seed=seed)
+    settings = _settings(name, cls, options or {}, allow_files)
+    try:
+        return cls(settings, seed=seed)
+    except ModuleNotFoundError as error:  # some values of an option need a package that the policy does without
+        missing = explained(error, f"policy {policy_text(name, options or {})}")
+        if missing is None:
+            raise
+        raise missing from error
 
 
 def policy_class(name: str) -> type[Policy]:
@@ -93,6 +101,9 @@ def policy_class(name: str) -> type[Policy]:
     try:
         cls = found.load()
     except Exception as error:
+        missing = explained(error, f"policy {name}") if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None:
+            raise missing from error
         raise ConfigError(f"policy {name!r} ({found.value}) cannot be loaded: {error}") from error
     if not (isinstance(cls, type) and issubclass(cls, Policy)):
         raise ConfigError(f"policy {name!r}: {found.value} is not a subclass of sloserve.scheduler.policy.Policy")

@@ -55,7 +55,13 @@ def test_each_module_is_of_its_extra_and_not_of_the_base() -> None:
             r"needs \w+, which is not installed: .*'\.\[http3\]', in .*",
         ),
         (["simulate", "--engine", "model"], r"needs \w+, which is not installed: pip install -e '\.\[sim\]', in .*"),
-        (["serve", "builtin:tiny", "--port", "0"], r"serving needs scipy, .*'\.\[sim\]', in .*"),
+        (["check-config", "--policy", "sa"], r"policy sa needs scipy, .*'\.\[sim\]', in .*"),
+        (["check-config", "--shadow-policy", "qlm"], r"policy qlm needs scipy, .*'\.\[sim\]', in .*"),
+        (
+            ["check-config", "--policy", "auto:length=gaussian"],
+            r"policy auto:length=gaussian needs scipy, .*'\.\[sim\]', in .*",
+        ),
+        (["serve", "builtin:tiny", "--policy", "sa", "--port", "0"], r"policy sa needs scipy, .*'\.\[sim\]', in .*"),
         (["workloads"], r"needs \w+, which is not installed: pip install -e '\.\[sim\]', in .*"),
     ],
 )

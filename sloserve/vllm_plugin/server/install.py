@@ -15,7 +15,7 @@ from typing import Any
 from sloserve.core import process_death
 from sloserve.core.clock import SystemClock
 from sloserve.metrics.engine_page import sweep_pages
-from sloserve.settings import KEY
+from sloserve.settings import KEY, check_settings
 from sloserve.vllm_plugin import seeded_prompts
 from sloserve.vllm_plugin.server import ending, engine_control, parking, reloading
 from sloserve.vllm_plugin.server.core_check import CONTROL
@@ -26,9 +26,8 @@ from sloserve.vllm_plugin.server.observe import entering
 def install() -> None:
     """Wraps ``AsyncLLM`` once; a second call changes nothing. Where an agent started the engine, it dies with it."""
     process_death.die_with_named_parent()
+    from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
-
-    from sloserve.vllm_plugin.engine import compat
 
     if hasattr(AsyncLLM.generate, "__wrapped__"):
         return
@@ -45,7 +44,7 @@ def install() -> None:
         if not runs_our_scheduler(vllm_config):
             stock_init(self, vllm_config, *args, **kwargs)
             return
-        compat.check_model(vllm_config)  # as the scheduler does, but before the model is loaded
+        check_start(vllm_config)
         ending.end_with_starter()
         ending.fail_with_engine(has_failed)
         with ending.stoppable_start():
@@ -99,10 +98,29 @@ def install() -> None:
             front_end.close()
             sweep_pages()  # an engine that took too long to stop was killed
 
+    stock_config = EngineArgs.create_engine_config
+
+    @functools.wraps(stock_config)
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        made = stock_config(self, *args, **kwargs)
+        if runs_our_scheduler(made):
+            check_start(made)  # an engine with several API servers, or with vLLM's Rust one, starts before any AsyncLLM
+        return made
+
+    EngineArgs.create_engine_config = create_engine_config
     AsyncLLM.__init__, AsyncLLM.generate, AsyncLLM.add_request = init, generate, add_request
     AsyncLLM.encode, AsyncLLM.shutdown, AsyncLLM.check_health = encode, shutdown, check_health
     for name in CONTROL:
         setattr(AsyncLLM, name, _controlling(getattr(AsyncLLM, name)))
+
+
+def check_start(vllm_config: Any) -> None:
+    """Raises: ConfigError for what the scheduler refuses, which is made only when the model has been loaded."""
+    from sloserve.vllm_plugin.engine import compat, private_names
+
+    private_names.check_version()
+    compat.check_model(vllm_config)
+    check_settings(vllm_config.additional_config)
 
 
 def _controlling(stock: Any) -> Any:

@@ -12,12 +12,10 @@ import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any, NoReturn
 
 from sloserve.core.addresses import is_exposed
 from sloserve.core.errors import ConfigError
-from sloserve.core.extras import not_installed
 from sloserve.core.json_log import warn
 from sloserve.settings import ADMIN_KEY, KEY
 from sloserve.vllm_plugin.server import tiny_model
@@ -51,8 +49,6 @@ def prepare(vllm_args: Sequence[str], our_flags: Sequence[str] = ()) -> argparse
     Raises: ConfigError for a vLLM that is missing or untested, wrong arguments, and flags that are not ours to share.
     """
     require_vllm()
-    if find_spec("scipy") is None:  # policies and predictors of lengths import it in the engine, too late to say so
-        raise not_installed("serving", "scipy", "sim")
     check_front_end()
     if tiny_model.NAME in vllm_args:
         for name, value in TINY_ENVIRONMENT.items():  # read by libraries when they are imported

@@ -101,6 +101,24 @@ def test_a_diffusion_model_is_refused_by_name() -> None:
         AsyncLLM(arguments["vllm_config"], None, log_stats=False)
 
 
+def test_what_the_scheduler_would_refuse_is_refused_before_any_process_of_the_engine_starts() -> None:
+    """Whatever the front end is: vLLM's Rust front end makes no ``AsyncLLM``, nor does one of several API servers."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    from sloserve.vllm_plugin.server import install, tiny_model
+
+    install.install()
+    arguments = EngineArgs(
+        model=tiny_model.resolve_model(tiny_model.NAME),
+        scheduler_cls="sloserve.vllm_plugin.SLOScheduler",
+        additional_config={"sloserve": {"policy": "edf:late_last=perhaps"}},
+    )
+    with pytest.raises(ConfigError, match=r"sloserve\.policy: .*late_last.*perhaps"):
+        arguments.create_engine_config()
+    arguments.additional_config = {"sloserve": {"policy": "edf"}}
+    assert arguments.create_engine_config().scheduler_config.scheduler_cls == "sloserve.vllm_plugin.SLOScheduler"
+
+
 def test_an_untested_vllm_is_refused_and_the_override_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import vllm
 
