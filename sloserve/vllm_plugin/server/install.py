@@ -17,7 +17,7 @@ from sloserve.core.clock import SystemClock
 from sloserve.metrics.engine_page import sweep_pages
 from sloserve.settings import KEY, check_settings
 from sloserve.vllm_plugin import seeded_prompts
-from sloserve.vllm_plugin.server import ending, engine_control, parking, reloading
+from sloserve.vllm_plugin.server import ending, engine_control, parking, reloading, rust_front_end
 from sloserve.vllm_plugin.server.core_check import CONTROL
 from sloserve.vllm_plugin.server.front_end import ATTRIBUTE, FrontEnd, controlling, core_hangs, front_end_of, has_failed
 from sloserve.vllm_plugin.server.observe import entering
@@ -105,6 +105,7 @@ def install() -> None:
         made = stock_config(self, *args, **kwargs)
         if runs_our_scheduler(made):
             check_start(made)  # an engine with several API servers, or with vLLM's Rust one, starts before any AsyncLLM
+            rust_front_end.serve_metrics()
         return made
 
     EngineArgs.create_engine_config = create_engine_config

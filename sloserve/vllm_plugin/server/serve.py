@@ -18,7 +18,7 @@ from sloserve.core.addresses import is_exposed
 from sloserve.core.errors import ConfigError
 from sloserve.core.json_log import warn
 from sloserve.settings import ADMIN_KEY, KEY
-from sloserve.vllm_plugin.server import tiny_model
+from sloserve.vllm_plugin.server import rust_front_end, tiny_model
 from sloserve.vllm_plugin.server.early import DEFAULT_HOST, known_flags, long_flag, read_flags
 from sloserve.vllm_plugin.versions import TESTED_VLLM, installed_vllm, require_vllm
 from sloserve.wire.listening import check_port_free
@@ -26,8 +26,6 @@ from sloserve.wire.listening import check_port_free
 SCHEDULER_CLS = "sloserve.vllm_plugin.SLOScheduler"
 MIDDLEWARE = "sloserve.api.middleware.SLOMiddleware"
 """Named, not imported: vLLM imports it, outside all of its own layers."""
-
-RUST_FRONT_END = "VLLM_USE_RUST_FRONTEND"
 
 TINY_FLAGS = {
     "dtype": "float32",
@@ -123,9 +121,11 @@ def parse_vllm_args(vllm_args: Sequence[str], our_flags: Sequence[str] = ()) -> 
 
 def check_front_end() -> None:
     """Raises: ConfigError where vLLM would serve without Python, and SLOs in headers and bodies would be lost."""
-    if os.environ.get(RUST_FRONT_END, "0") not in ("", "0"):
+    if rust_front_end.is_used():
         raise ConfigError(
-            f"{RUST_FRONT_END} is set, and vLLM's Rust front end reads no SLOs; unset it for sloserve serve"
+            f"{rust_front_end.RUST_FRONT_END} is set, and vLLM's Rust front end reads no SLOs in headers or in the "
+            f"field slo, and admits every request; unset it, or run `vllm serve MODEL --scheduler-cls {SCHEDULER_CLS} "
+            """--additional-config '{"sloserve": {"policy": "auto"}}'` and state SLOs in vllm_xargs"""
         )
 
 
