@@ -41,6 +41,8 @@ def layout_of(scheduler: Any) -> KVLayout:
 
 def _groups_of(scheduler: Any, manager: Any) -> KVGroups:
     spec = manager.kv_cache_spec
+    if type(spec) is CircularBufferSpec:  # one block from a request's start to its end, whatever the ring's own size
+        return KVGroups(1, scheduler.max_model_len, window_tokens=RING_WINDOW)
     one = groups_of_spec(spec)._replace(block_size=manager.block_size)
     if not one.states:
         return one
@@ -61,8 +63,6 @@ def groups_of_spec(spec: Any) -> KVGroups:
         return one
     if type(spec) in _WINDOWS:
         return one._replace(window_tokens=spec.sliding_window + getattr(spec, "extra_retained_tokens", 0))
-    if type(spec) is CircularBufferSpec:  # one block from a request's start to its end, whatever the ring's own size
-        return KVGroups(1, scheduler.max_model_len, window_tokens=RING_WINDOW)
     if type(spec) is ChunkedLocalAttentionSpec:
         return one._replace(chunk_tokens=spec.attention_chunk_size)
     if type(spec) is MambaSpec:
