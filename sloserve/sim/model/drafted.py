@@ -30,6 +30,8 @@ class ModelDrafts:
         self._requests, self._drafts = requests, drafts
         self._runs: IntArray = np.zeros(_CAPACITY, np.int64)  # of all replies, one after another
         self._first: IntArray = np.zeros(requests.state.size, np.int64)  # by index, where the runs of a reply begin
+        # By index, whether its last step came to the end of its prompt.
+        self._decodes: BoolArray = np.zeros(requests.state.size, np.bool_)
         self._size = 0
 
     def add(self, requests: Iterable[ModelRequest]) -> None:
@@ -41,6 +43,7 @@ class ModelDrafts:
         index, tokens = request.index, int(self._requests.left[request.index])
         while index >= self._first.size:
             self._first = grown(self._first, 2 * self._first.size, 0)
+            self._decodes = grown(self._decodes, self._first.size, False)
         while self._size + tokens > self._runs.size:
             self._runs = grown(self._runs, 2 * self._runs.size, 0)
         self._first[index] = self._size
@@ -56,6 +59,7 @@ class ModelDrafts:
         drafts: IntArray = np.maximum(beyond, 0)
         counts.placeholders[members] += drafts
         counts.proposed[members] = np.where(samples, self.num_tokens, 0)
+        self._decodes[members] = samples
         return drafts
 
     def padding(self, served: IntArray) -> int:
@@ -63,7 +67,7 @@ class ModelDrafts:
 
         vLLM keeps a step uniform so, if those that it serves before all decode. served: these.
         """
-        return self.num_tokens if bool(self._requests.proposed[served].all()) else 0
+        return self.num_tokens if bool(self._decodes[served].all()) else 0
 
     def output(self, batch: Batch, gets: BoolArray, fresh: BoolArray | None) -> IntArray:
         """Book the output of a step; return how many tokens each request that gets any takes from it.

@@ -99,10 +99,14 @@ class ModelPort:
 
     @property
     def num_drafts(self) -> int:
-        return 0
+        return self._num_drafts
 
     def drafts_in(self, step: Batch) -> Mapping[str, int]:
-        return {}
+        if step.drafts is None:
+            return {}
+        handles, found = self._counts.handles, np.flatnonzero(step.drafts)
+        indices = step.requests[found].tolist()
+        return {handles[i].request_id: n for i, n in zip(indices, step.drafts[found].tolist(), strict=True)}
 
     def admitted_ids(self, output: Batch) -> Sequence[str]:
         handles = self._counts.handles
@@ -151,7 +155,11 @@ class ModelPort:
     # Plans.
 
     def trim_drafts(self, slots: IntArray, lengths: IntArray, table: RequestTable) -> int:
-        return 0
+        members = np.array([request.index for request in table.requests_in(slots)], np.int64)
+        proposed = self._counts.proposed
+        before = int(proposed[members].sum())
+        proposed[members] = np.minimum(proposed[members], lengths)
+        return before - int(proposed[members].sum())
 
     def running_requests(self, slots: IntArray, table: RequestTable) -> list[Any]:
         found = table.requests_in(slots)

@@ -105,7 +105,7 @@ class PlannedScheduler(ModelScheduler):
         if self.planner is not None or self.swap is not None:
             self._steps.output(self._clock.monotonic_s())
         if self.planner is not None:
-            self.planner.progressed(sampled, self._clock.now_s())
+            self.planner.progressed(sampled, self._clock.now_s(), batch)
         return sampled, ended
 
     def schedule(self) -> Batch:

@@ -40,7 +40,7 @@ def takes_pauses(connector: Any) -> bool:
 def hold_back_preempted(scheduler: Any) -> None:
     """Have no request come back in the step before which a plan preempted it.
 
-    vLLM itself admits nobody in a step in which it preempts, and connectors rest on that: MooncakeStoreConnector
+    vLLM itself admits no request in a step in which it preempts, and connectors rest on that: MooncakeStoreConnector
     forgets what a preempted request was given in the step, and raises into the engine's loop if the step computes the
     request. A connector that answers ``None`` has vLLM ask again in the next step.
     """

@@ -86,7 +86,7 @@ REQUEST_ATTRIBUTES = (
     "arrival_time", "block_hashes", "is_finished", "is_prefill_chunk", "max_tokens", "mm_features", "num_prompt_tokens",
     "num_tokens", "prompt_token_ids", "request_id", "sampling_params", "prefill_stats", "resumable",
     "num_output_tokens", "skip_reading_prefix_cache", "status", "structured_output_request", "trace_headers",
-    "_output_token_ids",
+    "_output_token_ids", "spec_token_ids",
 )  # fmt: skip
 KV_MANAGER_ATTRIBUTES = (
     "block_pool",

@@ -27,7 +27,7 @@ def draft_cases() -> Iterator[Case]:
         yield Case("kv-scarce", policy, replace(SCARCE, drafts=many), generated("sharegpt-bursts", 40, 20.0, 2))
     for policy in (None, "edf"):
         yield Case("long-prompts", policy, replace(LONG, drafts=few), generated("multiround", 40, 12.0, 3))
-    for policy in ("edf:step_budget=true", "auto"):
+    for policy in ("edf:step_budget=true", "auto", "auto:drafts=slack", "auto:drafts=load"):
         yield Case("step-budget", policy, replace(WIDE, drafts=sure), generated("multiround", 40, 30.0, 7))
     scarce = replace(SCARCE, drafts=sure)
     yield Case("pauses", "chaos:pause=0.9", scarce, generated("alpaca-poisson", 50, 60.0, 5))
@@ -54,7 +54,11 @@ def small_draft_cases(draw: st.DrawFn) -> Case:
         seed=draw(st.integers(0, 99)),
     )
     plain = replace(case.settings, enable_prefix_caching=False, swap_space_gib=0.0, drafts=drafts)
-    return replace(case, settings=plain, policy=draw(st.sampled_from((*POLICIES, "edf:step_budget=true", "auto"))))
+    return replace(
+        case,
+        settings=plain,
+        policy=draw(st.sampled_from((*POLICIES, "edf:step_budget=true", "auto", "auto:drafts=load"))),
+    )
 
 
 @given(case=small_draft_cases())
