@@ -98,7 +98,7 @@ class World(Service):
         return {r.request_id.rpartition("-")[0]: list(r.all_token_ids) for r in self.live()}
 
     def wake(self) -> None:
-        if self.core.model_executor.driver_worker.worker.level == 2:
+        if getattr(self.core.model_executor.driver_worker.worker, "level", 0) == 2:
             self.core.wake_up(["weights"])
             self.core.collective_rpc("reload_weights")
         if self.core.is_sleeping():

@@ -13,11 +13,13 @@ import pytest
 
 from tests.equality.copiers import FailingCopier, LateCopier, copying_by
 from tests.equality.engine import ENGINE_WARNINGS
-from tests.equality.layouts.bench import MODES, SUBJECT, Case, bench_of, differences
+from tests.equality.layouts.bench import ENOUGH_BLOCKS, MODES, SUBJECT, Case, bench_of, differences
 from tests.equality.layouts.models import ModelFolders
 from tests.equality.layouts.test_layouts import EXACT
+from tests.equality.service import as_server
 from tests.equality.subjects import Subject
 from tests.equality.test_real_engine import Bench
+from tests.equality.test_swapped_world import CALLS, LOADS, PROMPTS, TOKENS, World, answers
 from tests.equality.test_swapping import causes, counted
 from tests.forked import run_forked
 from tests.other_vllm import not_with_0_30
@@ -44,6 +46,10 @@ NAMES = ("fcfs", "edf", "auto", "andes-restless", "chaos-all", "chaos-nearly-all
 CHOSEN = [SUBJECT[name].swapping() for name in NAMES]
 CHAOS = SUBJECT["chaos-nearly-all"].swapping()
 cases = pytest.mark.parametrize("bench", CASES, indirect=True, ids=str)
+# Without those that reload weights, which the tests' worker does for builtin:tiny.
+CALLS_ON_A_HYBRID = (
+    ("reset", "reset-running", "pause-keep", "sleep-0", "park-0") if WHOLE else ("reset-running", "park-0")
+)
 a_hybrid = pytest.mark.parametrize("bench", [Case("granite4", ASYNC_CACHE)], indirect=True, ids=str)
 
 
@@ -99,6 +105,7 @@ def serve_windows_with_ngrams() -> None:
             assert not causes(counters, "refused", "failures", "failed", "taken_back")
 
 
+@pytest.mark.skipif(not WHOLE, reason="part of make whole")
 @not_with_0_30("its CPU build cannot compile the kernels of drafts")
 def test_windows_with_drafts() -> None:
     """A rejected draft needs a token that an accepted one does not: the block of it is kept as well.
@@ -106,3 +113,25 @@ def test_windows_with_drafts() -> None:
     In a process of its own: it loads numba, after which vLLM starts no second engine in the same one.
     """
     run_forked(serve_windows_with_ngrams)
+
+
+@pytest.mark.parametrize("stuck", [False, True], ids=["", "stuck"])
+@pytest.mark.parametrize("what", CALLS_ON_A_HYBRID)
+@a_hybrid
+def test_resets_and_parking_while_all_load(bench: Bench, what: str, stuck: bool) -> None:
+    """The blocks that abandoned loads still write stay out of vLLM's pool in every group."""
+    engine, blocks = bench.engine, bench.engine.scheduler.kv_cache_config.num_blocks
+    engine.limit_blocks(ENOUGH_BLOCKS)
+    try:
+        with as_server(engine):
+            expected = answers(engine, PROMPTS, dict.fromkeys(PROMPTS, TOKENS))
+            world = World(engine)
+            if not stuck:
+                world.copier.let_go()
+            world.call(lambda: CALLS[what](world))
+            world.wake()
+            assert world.end() == expected
+            assert world.counters["swap_loads"] == (2 * LOADS if what == "park-0" else LOADS) or stuck
+            assert world.counters["internal_errors"] == 0
+    finally:
+        engine.limit_blocks(blocks)
