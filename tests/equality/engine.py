@@ -122,7 +122,12 @@ class Engine:
         """Schedulers from now on have so many KV blocks, of those that the engine was started with."""
         kv_cache_config = self._settings["kv_cache_config"]
         self.llm.vllm_config.cache_config.num_gpu_blocks = blocks
-        self._settings["kv_cache_config"] = replace(kv_cache_config, num_blocks=blocks)
+        # Of as many bytes as so many blocks have: what a block has follows from both.
+        places = [
+            replace(one, size=one.size // kv_cache_config.num_blocks * blocks)
+            for one in kv_cache_config.kv_cache_tensors
+        ]
+        self._settings["kv_cache_config"] = replace(kv_cache_config, num_blocks=blocks, kv_cache_tensors=places)
 
     def _exchange(self, scheduler_class: Any, additional_config: dict[str, Any], **arguments: Any) -> None:
         assert self.idle(), "an earlier run on this engine failed and left its requests"

@@ -27,7 +27,8 @@ from tests.whole import WHOLE
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS)]
 
-CASES = [Case("qwen3-next", mode) for mode in (MODES if WHOLE else MODES[:1])]
+SWAPPED = [replace(mode, host_blocks=4000) for mode in MODES[:2]]
+CASES = [Case("qwen3-next", mode) for mode in ([*MODES, *SWAPPED] if WHOLE else MODES[:1])]
 NAMES = ("auto", "econo", "edf", "chaos-all", "chaos-nearly-all") if WHOLE else ("auto", "chaos-nearly-all")
 CUTS = (64, 40, 23)
 """Tokens of a step in which stock computes its replies again."""
@@ -125,11 +126,15 @@ def teacher(bench: Bench) -> Iterator[Teacher]:
 def test_logits(teacher: Teacher, subject: Subject) -> None:
     engine, rounding = teacher.engine, teacher.rounding
     clock = ManualClock()
-    engine.use_sloserve({**subject.section, "plan_share": 1.0}, clock=clock)
+    swaps = engine.config.host_blocks > 0
+    section = subject.swapping().section if swaps else subject.section
+    engine.use_sloserve({**section, "plan_share": 1.0}, clock=clock)
     served = serve(engine, texts(), clock, teacher.bench._adapters)
     counters = engine.scheduler.slo_counters
     assert counters["plans"] > 0 and counters["internal_errors"] == 0
     assert served.preemptions > 0 or not subject.name.startswith("chaos")
+    assert counters["swap_loads"] > 0 or not (swaps and served.preemptions)
+    assert not (swaps and served.computed_twice)
     assert fmean(moves(served, served.logprobs, teacher.forced(served))) <= SLACK * rounding.mean
     for name, (reply,) in served.outputs.items():
         (its,) = rounding.stock.outputs[name]
