@@ -11,6 +11,7 @@ from typing import Any, Final
 import vllm.logger
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import GrammarOutput
 from vllm.v1.request import Request, RequestStatus
 
 from sloserve.core.errors import ConfigError
@@ -337,12 +338,21 @@ def other_than_full_attention(scheduler: Any) -> str | None:
     return "a KV cache of several groups or with windows under a policy that counts tokens / block size"
 
 
+_NOT_SHOWN: Final = "where equal replies are not yet shown on a GPU"
+
+
 def no_pauses_reason(scheduler: Any) -> str | None:
-    """Why no request may be paused, or ``None`` where pausing is shown to keep outputs equal."""
+    """Return why no request may be paused, or ``None`` where pausing is shown to keep outputs equal.
+
+    The V2 model runner keeps the drafts of a request that a step leaves out, and its grammar has not checked them: vLLM
+    0.32 tells it to accept none, see docs/vllm-features.md.
+    """
     if scheduler.num_spec_tokens and scheduler.vllm_config.use_v2_model_runner:
         method = scheduler.vllm_config.speculative_config.method
         if method != "draft_model":
-            return f"speculative decoding by {method} on the V2 model runner, where it was not tried"
+            return f"speculative decoding by {method} on the V2 model runner, {_NOT_SHOWN}"
+        if not hasattr(GrammarOutput, "num_acceptable_drafts"):
+            return "speculative decoding on the V2 model runner before vLLM 0.32, which may accept unchecked drafts"
     for connector in connectors(scheduler):
         if not takes_pauses(connector):
             name = type(connector).__name__

@@ -139,6 +139,7 @@ MODELS = {
     "mistral": TinyModel("mistral", {**_LLAMA, "sliding_window": WINDOW}),
     "llama": TinyModel("llama", _LLAMA),
     "llama-draft": TinyModel("llama", _LLAMA, noise=0.02),
+    "mimo": TinyModel("qwen2", {**_ATTENTION, "num_hidden_layers": 2}),  # see ``drafters.mimo``
     "qwen3-next": TinyModel(
         "qwen3_next",
         {

@@ -13,6 +13,7 @@ import pytest
 
 from sloserve.core.errors import ConfigError
 from sloserve.kernels.kv_layout import KVGroups
+from tests.other_vllm import IS_0_30, IS_0_31
 
 pytestmark = pytest.mark.vllm
 
@@ -42,12 +43,21 @@ def test_plans_are_off_by_name(
     assert compat.identity_reason(scheduler) == reason
 
 
+METHODS = ("eagle", "eagle3", "mtp", "dspark", "ngram")
+UNCHECKED = "speculative decoding on the V2 model runner before vLLM 0.32, which may accept unchecked drafts"
+NOT_SHOWN = "where equal replies are not yet shown on a GPU"
+
+
 @pytest.mark.parametrize(
     ("method", "is_v2", "reason"),
     [
-        ("eagle", True, "speculative decoding by eagle on the V2 model runner, where it was not tried"),
-        ("draft_model", True, None),
+        *(
+            (method, True, f"speculative decoding by {method} on the V2 model runner, {NOT_SHOWN}")
+            for method in METHODS
+        ),
+        ("draft_model", True, UNCHECKED if IS_0_30 or IS_0_31 else None),
         ("eagle", False, None),
+        ("mtp", False, None),
     ],
 )
 def test_pauses_with_drafts(
