@@ -112,6 +112,9 @@ class HostOffloadConnector(SimpleCPUOffloadConnector):
 
 
 class _OffloadWorker:
+    num_cpu_blocks = 0
+    """What vLLM 0.33 asks for, to give several workers pools of one size; 0 leaves it to the scheduler's half."""
+
     def __init__(self) -> None:
         self._copier = Copier({})
         self._orders: Any = None
