@@ -57,6 +57,8 @@ WORKLOADS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
 """Flags of ``sloserve simulate`` and classes; ``None`` for the workload's own. The engine of the mixture runs 64
 requests at once, that of reasoning has 48,000 tokens of KV: else a window would run at once, and nothing would queue.
 """
+FEWER = {"reasoning": 0.3}
+"""Share of the requests of a run where all of them would take too long: replies of thousands of tokens."""
 DRAWN: dict[str, Any] = {"workload": "sharegpt-poisson", "max_num_seqs": 64}
 """In place of a trace that is not there."""
 PROFILE = "h100-llama3-8b"
@@ -83,7 +85,7 @@ def experiment(cell: DraftCell, seed: int, loads: Sequence[float], requests: int
     flags: dict[str, Any] = {
         "profile": PROFILE,
         "load": ",".join(map(str, loads)),
-        "max_requests": requests,
+        "max_requests": round(requests * FEWER.get(cell.workload, 1.0)),
         "engine": MODEL,
         "step_noise": 0.05,
         "num_speculative_tokens": cell.drafts,
