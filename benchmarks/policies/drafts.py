@@ -52,10 +52,10 @@ MIXED = {
 WORKLOADS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "chat": ({"trace": AZURE_CONV}, {"chat": CHAT}),
     "mixed": ({"trace": SERVEGEN_10H, "max_num_seqs": 64}, MIXED),
-    "reasoning": ({"workload": "reasoning-poisson", "kv_blocks": 3000}, None),
+    "reasoning": ({"workload": "reasoning-poisson", "max_num_seqs": 16}, None),
 }
-"""Flags of ``sloserve simulate`` and classes; ``None`` for the workload's own. The engine of the mixture runs 64
-requests at once, that of reasoning has 48,000 tokens of KV: else a window would run at once, and nothing would queue.
+"""Flags of ``sloserve simulate`` and classes; ``None`` for the workload's own. The engines of the mixture and of
+reasoning run 64 and 16 requests at once: else a whole window would run at once, and nothing would queue.
 """
 FEWER = {"reasoning": 0.3}
 """Share of the requests of a run where all of them would take too long: replies of thousands of tokens."""

@@ -5,10 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sloserve.core.clock import ManualClock
 from sloserve.core.errors import ConfigError
+from sloserve.core.request import WorkloadRequest
+from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.engine.step_clock import StepClock
 from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment import run_experiment
 from sloserve.sim.experiment_options import SimulateOptions
+from sloserve.sim.model.model_port import ModelPort
+from sloserve.sim.model.scheduler import ModelScheduler
 from sloserve.virtual.drafts import Drafts
 from sloserve.virtual.engine_settings import EngineSettings
 
@@ -116,3 +122,16 @@ def test_seeds_draw_other_acceptance_and_counters_tell_it() -> None:
     assert shares[0] == pytest.approx(shares[1], abs=0.01) and shares[2] == pytest.approx(shares[3], abs=0.01)
     assert shares[0] != pytest.approx(shares[2], abs=1e-6)
     assert all(0.45 < share < 0.75 for share in shares)  # of two drafts 0.7 and 0.49 are accepted
+
+
+def test_the_model_tells_planners_of_drafts_as_the_live_engine_does() -> None:
+    """Decodes of 1 + K tokens, slots ahead, and how many tokens of a step each request got."""
+    scheduler = ModelScheduler(replace(ENGINE, drafts=Drafts(3, 0.7)))
+    port = ModelPort(scheduler, StepClock(None), ManualClock())
+    slo = DEFAULT_CLASSES.slo(None, Targets(e2e_s=1.0))
+    for i in range(4):
+        scheduler.requests.add(WorkloadRequest(f"r{i}", 0.0, 20, 9, slo), 0.0, 9)
+    facts = port.facts(0, ())
+    assert (facts.decode_tokens, facts.layout.lookahead_tokens) == (4, 3)
+    assert port.new_tokens(np.array([2, 2, 2, 0, 3, 3])) == (["r2", "r0", "r3"], [3, 1, 2])
+    assert port.new_tokens(np.array([], np.int64)) == ([], [])
