@@ -160,14 +160,16 @@ class PlannedScheduler(ModelScheduler):
     def _load_seen(self, batch: Batch) -> StepLoad:
         """Return the load as the step clock of SLOScheduler sees it.
 
-        A request decodes that is not new and has one token, whatever drafts it has besides.
+        A request decodes that has one token, whatever drafts it has besides, and is not new, or was padded with drafts.
         """
         admitted = len(batch.admitted)
         own = batch.own_tokens
         decodes = own == 1
         if admitted:
-            counts = self.requests
-            decodes[-admitted:] &= counts.preemptions[batch.requests[-admitted:]] > 0
+            again = self.requests.preemptions[batch.requests[-admitted:]] > 0
+            if batch.drafts is not None:  # padded, as decodes are
+                again |= batch.drafts[-admitted:] > 0
+            decodes[-admitted:] &= again
         num_decodes = int(np.count_nonzero(decodes))
         drafts = 0 if batch.drafts is None else int(np.add.reduce(batch.drafts))
         context = int(np.add.reduce(batch.computed, where=decodes)) + num_decodes
