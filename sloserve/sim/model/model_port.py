@@ -192,7 +192,7 @@ class ModelPort:
             decodes = taken * (1 + self._num_drafts)
             tokens = min(tokens, advancing_tokens(planned, self._scheduler.layout.chunk_multiple, decodes))
         if plan.prefill_chunk_tokens is not None:
-            planned = max(int(plan.prefill_chunk_tokens), least)
+            planned = max(int(plan.prefill_chunk_tokens), least, 1 + self._num_drafts)
             chunk = min(chunk, planned) if chunk > 0 else planned
         return StepLimits(running, tokens, chunk)
 

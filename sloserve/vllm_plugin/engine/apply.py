@@ -87,7 +87,10 @@ class StockLimits:
             decodes = len(self._scheduler.running) * (1 + int(self._scheduler.num_spec_tokens))
             tokens = min(advancing_tokens(tokens, compat.chunk_multiple(self._scheduler), decodes), own_limits.tokens)
         if plan.prefill_chunk_tokens is not None:
-            planned, own = max(int(plan.prefill_chunk_tokens), least), compat.chunk_tokens(self._scheduler)
+            # vLLM pads the last token of a prompt beside decodes to as many tokens as they have with their drafts, and
+            # asserts that no threshold cuts that.
+            uncut = 1 + int(self._scheduler.num_spec_tokens)
+            planned, own = max(int(plan.prefill_chunk_tokens), least, uncut), compat.chunk_tokens(self._scheduler)
             if own is None or planned < own:  # and vLLM must not raise it again
                 chunk, adaptive = planned, False
         limits = _Limits(running, tokens, chunk, adaptive)

@@ -12,6 +12,7 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.rows import Rows, State
 from sloserve.core.runlog import RunLog
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
+from sloserve.virtual.drafts import Drafts
 from tests.other_vllm import not_with_0_30
 
 pytestmark = pytest.mark.vllm
@@ -274,6 +275,13 @@ def test_a_prompt_ends_where_drafts_look_further_ahead_than_its_chunks_are_long(
     for _ in range(40):
         computed += scheduler.schedule().total_num_scheduled_tokens
     assert computed >= 40
+
+
+def test_no_chunk_cuts_the_drafts_of_a_padded_prompt(build: Build, request_of: RequestOf) -> None:
+    """vLLM pads the last token of a prompt beside decodes, and asserts that no threshold cuts it."""
+    engine = build(Scripted(lambda at: Plan(prefill_chunk_tokens=1)), drafts=Drafts(3, 0.7))
+    log = engine.run([request_of(f"r{i}", 0.03 * i, 1 if i else 20, 30) for i in range(4)])
+    assert [r.token_times_s.size for r in log.requests] == [30] * 4
 
 
 @not_with_0_30("a prompt whose grammar has just been compiled waits in its queue for one step more")
