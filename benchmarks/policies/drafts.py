@@ -1,6 +1,6 @@
 """What do policies gain where an engine has a draft head (EAGLE, MTP), and what is it worth that `auto` knows of it?
 
-Usage: python -m benchmarks.policies.drafts [--quick] [--workers 2] [--old-step-load]
+Usage: python -m benchmarks.policies.drafts [--quick] [--workers 2] [--before]
 
 Chats, a mixture and reasoning on an H100, at 1.0 and 1.3 times what stock carries with the same drafts: 1, 3 and 5
 draft tokens, of which 0.6, 0.75 and 0.9 are accepted on average, given that those before them were. Windows are drawn
@@ -8,9 +8,8 @@ from the later half of each workload. All policies learn step times from the ste
 all policies the same requests, and drafts that are accepted in the same places. Differences are from stock, paired by
 seed, with the 95 % interval of three seeds. Runs go through the engine model.
 
-``--old-step-load`` runs `auto` once more, as "auto, old step load": its step clock takes each decode with drafts for a
-chunk of a prompt, as it did before drafts were told apart. Everything else that knows of drafts stays: to run all of
-an older version, check it out, and add this script and the drafts of the engine model to it.
+``--before`` runs `auto` twice more, with what was mended put back: "auto, before" takes each decode with drafts for a
+chunk of a prompt, and a step to bring a decode one token; "auto, step times" only the latter.
 
 Chats and the mixture are production traces where SLOSERVE_DATA names a folder that has them, else drawn. Writes
 results/drafts.json.
@@ -39,6 +38,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment import MODEL, Experiment, Run, measured_points, run_experiment
 from sloserve.sim.experiment_options import SimulateOptions
+from sloserve.sim.model.model_port import ModelPort
 from sloserve.sim.model.planned import PlannedScheduler
 from sloserve.virtual.drafts import spread_of
 
@@ -64,8 +64,8 @@ DRAWN: dict[str, Any] = {"workload": "sharegpt-poisson", "max_num_seqs": 64}
 PROFILE = "h100-llama3-8b"
 ACCEPTANCES, DRAFTS, LOADS = (0.6, 0.75, 0.9), (1, 3, 5), (1.0, 1.3)
 SEEDS = (300, 301, 302)
-POLICIES = ("stock", "edf", "auto")
-OLD = "auto, old step load"
+POLICIES = ("stock", "edf", "auto", "auto:drafts=load", "auto:drafts=slack")
+BEFORE, STEP_TIMES = "auto, before", "auto, step times"
 FIGURES = (
     "slo_attainment", "qoe_mean", "output_throughput", "normalized_latency_ms", "p99_ttft_ms", "mean_tpot_ms",
     "preemptions_per_request",
@@ -107,14 +107,16 @@ def experiment(cell: DraftCell, seed: int, loads: Sequence[float], requests: int
 
 
 @contextmanager
-def old_step_load() -> Iterator[None]:
-    """Have the step clock of planned engines see steps as if no token were a draft."""
-    seen = PlannedScheduler._load_seen
-    PlannedScheduler._load_seen = lambda self, batch: seen(self, replace(batch, drafts=None))  # type: ignore[method-assign]
+def before(name: str) -> Iterator[None]:
+    """Have planned engines take a step to bring one token; for ``BEFORE`` also its drafts for tokens of prompts."""
+    seen, drafts = PlannedScheduler._load_seen, ModelPort.num_drafts
+    ModelPort.num_drafts = property(lambda self: 0)  # type: ignore[method-assign, assignment]
+    if name == BEFORE:
+        PlannedScheduler._load_seen = lambda self, batch: seen(self, replace(batch, drafts=None))  # type: ignore[method-assign]
     try:
         yield
     finally:
-        PlannedScheduler._load_seen = seen  # type: ignore[method-assign]
+        PlannedScheduler._load_seen, ModelPort.num_drafts = seen, drafts  # type: ignore[method-assign]
 
 
 def figures(run: Run) -> dict[str, float]:
@@ -131,7 +133,7 @@ Found = dict[tuple[float, str], dict[str, float]]
 
 
 def run_cell(
-    cell: DraftCell, seed: int, loads: Sequence[float], names: Sequence[str], requests: int, old: bool
+    cell: DraftCell, seed: int, loads: Sequence[float], names: Sequence[str], requests: int, has_before: bool
 ) -> Found:
     found: Found = {}
     with TemporaryDirectory() as folder:
@@ -139,10 +141,10 @@ def run_cell(
         points = measured_points(ours)
         for run in run_experiment(replace(ours, policies=tuple(names)), points=points):
             found[float(run.point.load or 0.0), run.policy] = figures(run)
-        if old:
-            with old_step_load():
+        for name in (BEFORE, STEP_TIMES) if has_before else ():
+            with before(name):
                 for run in run_experiment(replace(ours, policies=("auto",)), points=points):
-                    found[float(run.point.load or 0.0), OLD] = figures(run)
+                    found[float(run.point.load or 0.0), name] = figures(run)
     return found
 
 
@@ -179,7 +181,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def main() -> None:
     parser = parser_for(
         __doc__, workers=2, seeds=len(SEEDS), requests=200, workloads=",".join(WORKLOADS),
-        policies=",".join(POLICIES), out=RESULTS / "drafts.json", old_step_load=False, quick=False,
+        policies=",".join(POLICIES), out=RESULTS / "drafts.json", before=False, quick=False,
     )  # fmt: skip
     given = parser.parse_args()
     seeds, loads, requests = SEEDS[: given.seeds], LOADS, given.requests
@@ -188,7 +190,7 @@ def main() -> None:
         seeds, loads, requests = SEEDS[:2], LOADS[1:], 30
         cells = [DraftCell(name, 0.75, 3) for name in given.workloads.split(",")]
     jobs = list(itertools.product(cells, seeds))
-    every = [(*job, loads, given.policies.split(","), requests, given.old_step_load) for job in jobs]
+    every = [(*job, loads, given.policies.split(","), requests, given.before) for job in jobs]
     by_cell: dict[DraftCell, list[Found]] = defaultdict(list)
     with ProcessPoolExecutor(given.workers, get_context("spawn")) as pool:
         for (cell, seed), found in zip(jobs, pool.map(run_cell, *zip(*every, strict=True)), strict=True):

@@ -1,4 +1,4 @@
-"""The campaign with drafts: what its rows say, and that the old step loads are those of before."""
+"""The campaign with drafts: what its rows say, and that "before" sees what was seen before."""
 
 from pathlib import Path
 
@@ -6,16 +6,18 @@ import numpy as np
 import pytest
 
 from benchmarks.policies.drafts import (
+    BEFORE,
     COUNTERS,
     FIGURES,
-    OLD,
+    STEP_TIMES,
     WORKLOADS,
     DraftCell,
     Found,
+    before,
     experiment,
-    old_step_load,
     rows_of,
 )
+from sloserve.sim.model.model_port import ModelPort
 from sloserve.sim.model.planned import PlannedScheduler
 from sloserve.sim.model.step import Batch
 
@@ -34,7 +36,7 @@ def test_differences_are_paired_by_seed() -> None:
     assert (auto["drafts"], auto["load"], auto["tokens_over_stock"]) == (3, 1.3, 1.0)
 
 
-def test_old_step_loads_take_decodes_with_drafts_for_chunks() -> None:
+def test_before_decodes_with_drafts_were_chunks_that_brought_one_token() -> None:
     batch = Batch(
         requests=np.array([0, 1]), tokens=np.array([4, 4]), computed=np.array([100, 200]),
         samples=np.array([True, True]), num_tokens=8, drafts=np.array([3, 3]),
@@ -42,12 +44,17 @@ def test_old_step_loads_take_decodes_with_drafts_for_chunks() -> None:
     seen = PlannedScheduler._load_seen
     scheduler = object.__new__(PlannedScheduler)
     load = PlannedScheduler._load_seen(scheduler, batch)
-    with old_step_load():
+    port = object.__new__(ModelPort)
+    port._num_drafts = 3
+    with before(BEFORE):
         old = PlannedScheduler._load_seen(scheduler, batch)
+        assert port.num_drafts == 0
+    with before(STEP_TIMES):
+        assert PlannedScheduler._load_seen(scheduler, batch) == load and port.num_drafts == 0
+    assert port.num_drafts == 3
     assert (load.decode_seqs, load.draft_tokens, load.prefill_tokens) == (2, 6, 0)
     assert (old.decode_seqs, old.draft_tokens, old.prefill_tokens) == (0, 0, 8)
     assert PlannedScheduler._load_seen is seen
-    assert OLD.startswith("auto")
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
