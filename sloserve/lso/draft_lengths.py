@@ -9,8 +9,10 @@ Each draft has a chance to be accepted, that of its place and of its request. Tw
 - *load*: drafts are ranked by their chances, and taken from the top as long as they raise the tokens of the step per
   second. Targets do not count.
 - *slack*: as many as there are, unless the step then takes longer than some request can bear that could be kept. Then
+  no request has more than that number with which the most requests keep their pace; and of what is left,
   drafts of requests that can do without are left out, those of the least chance first, until the step is as short as
-  these requests need it. A request can do without the drafts that its own targets do not need.
+  these requests need it. A request can do without the drafts that its own targets do not need; and only such drafts
+  are left out as cost more now than the token that they would bring costs later, as a row of another step.
 
 No paper has it: SmartSpec and vLLM's ``num_speculative_tokens_per_batch_size`` choose one number of drafts for all
 requests, by the load.
@@ -25,7 +27,7 @@ import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows
-from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.estimator.step_time.latency import StepLatency, StepLoad
 from sloserve.lso.drafted import DRAFT_COLUMNS, tokens_per_step
 from sloserve.lso.pace import PACE_COLUMNS, pace_s
 from sloserve.lso.plan import EngineFacts
@@ -42,6 +44,8 @@ HEADROOM: Final = 0.95
 """Share of the time that a request can bear which is planned for, as for the step budget."""
 SPEND_TOKENS: Final = 64
 """A lead over the pace is spent over so many tokens, as in the step budget."""
+_MORE: Final = 16
+"""Decodes by which a step is made larger to see what one more takes."""
 _CUTS: Final = 12
 """Numbers of drafts for which the step's time is asked: the best of them is within some percent of the best of all."""
 
@@ -80,7 +84,13 @@ def draft_lengths(
         return None
     if by_slack:
         token_s = HEADROOM * _bearable_token_s(rows, decodes, left, now_s + engine.busy_s)
-        lengths = _by_slack(chances, token_s, step_s)
+        chances = chances[:, : _most_kept(chances, token_s, step_s)]
+        if not chances.size:
+            return np.zeros(decodes.size, np.int64)
+        every = replace(beside, draft_tokens=chances.size)
+        lengths = _by_slack(chances, token_s, step_s, _pays_from(engine.step_latency, every))
+        if lengths is None:
+            lengths = np.full(decodes.size, chances.shape[1])
     else:
         lengths = _by_load(chances, step_s)
     return lengths if lengths is not None and (lengths < most).any() else None
@@ -97,17 +107,56 @@ def _by_load(chances: FloatArray, step_s: Callable[[int], float]) -> IntArray:
     return lengths
 
 
-def _by_slack(chances: FloatArray, token_s: FloatArray, step_s: Callable[[int], float]) -> IntArray | None:
+def _most_kept(chances: FloatArray, token_s: FloatArray, step_s: Callable[[int], float]) -> int:
+    """Return the number of drafts of each request with which the most keep their pace, the largest of equals.
+
+    Arguments are those of :func:`_by_slack`.
+    """
+    decodes, most = chances.shape
+    gains = np.ones(decodes)
+    best, fewest_lost = 0, decodes + 1
+    for number in range(most + 1):
+        if number:
+            gains = gains + chances[:, number - 1]
+        lost = int(np.count_nonzero(gains * token_s < step_s(number * decodes)))
+        if lost <= fewest_lost:
+            best, fewest_lost = number, lost
+    return best
+
+
+def _pays_from(latency: StepLatency, every: StepLoad) -> float:
+    """Return the chance from which on a draft costs no more than a row of a later step for the token that it may bring.
+
+    every: the step with all drafts.
+    """
+    seqs, drafts = every.decode_seqs, every.draft_tokens or 0
+    mean = every.decode_context_tokens // seqs
+    more = replace(every, decode_seqs=seqs + _MORE, decode_context_tokens=every.decode_context_tokens + _MORE * mean)
+    every_s = latency.step_s(every)
+    row_s = (latency.step_s(more) - every_s) / _MORE
+    fewer = min(seqs, drafts)
+    draft_s = (every_s - latency.step_s(replace(every, draft_tokens=drafts - fewer))) / fewer
+    return draft_s / max(row_s, 1e-9)
+
+
+def _by_slack(
+    chances: FloatArray, token_s: FloatArray, step_s: Callable[[int], float], pays_from: float
+) -> IntArray | None:
     """Return the drafts of each request, ``[n]``, with which the most keep their pace; ``None`` if all of them do.
 
-    token_s: ``[n]``, seconds that each can bear for a token.
+    Args:
+        chances: ``[n, num_drafts]``, that each draft brings a token.
+        token_s: ``[n]``, seconds that each request can bear for a token.
+        step_s: seconds of the step with so many drafts.
+        pays_from: chance from which on a draft is never left out.
     """
     decodes, most = chances.shape
     all_s = step_s(chances.size)
     gains = 1.0 + np.concatenate((np.zeros((decodes, 1)), np.cumsum(chances, axis=1)), axis=1)
     bears_s = gains * token_s[:, None]
     at_risk = bears_s[:, most] < all_s
-    needs = np.where(at_risk, most, (bears_s < all_s).sum(axis=1))
+    needs: IntArray = np.where(at_risk, most, (bears_s < all_s).sum(axis=1))
+    needs = np.maximum(needs, (chances >= pays_from).sum(axis=1))
     least = int(needs.sum())
     saved_s = bears_s[at_risk & (bears_s[:, most] >= step_s(least)), most]
     if not saved_s.size:
