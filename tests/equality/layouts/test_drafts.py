@@ -10,12 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from sloserve.core.arrays import IntArray
 from tests.equality.engine import ENGINE_WARNINGS, EngineConfig
 from tests.equality.layouts.bench import SUBJECT, Case, bench_of, differences
 from tests.equality.layouts.drafters import eagle_head, mimo
 from tests.equality.layouts.models import ModelFolders
+from tests.equality.subjects import Subject
+from tests.equality.test_real_engine import Bench
 from tests.forked import run_forked
 from tests.gpu import ON_A_GPU
 from tests.other_vllm import not_with_0_30
@@ -79,6 +83,29 @@ def serve_all(
             assert counters["internal_errors"] == 0
             assert seen["drafts"] > 10 and seen["accepted"] > 0
             assert not SUBJECT[name].pauses or (served.paused_steps > 0 and seen["after_a_pause"] > 0), name
+        serve_with_fewer_drafts(bench)
+
+
+def drawn_lengths(seed: int) -> Callable[..., IntArray]:
+    """Return a choice of drafts without a reason: of each request between none and all."""
+    rng = np.random.default_rng(seed)
+
+    def lengths(rows: Any, decodes: IntArray, *args: Any, **kwargs: Any) -> IntArray:
+        found: IntArray = rng.integers(0, NUM_DRAFTS + 1, decodes.size)
+        return found
+
+    return lengths
+
+
+def serve_with_fewer_drafts(bench: Bench) -> None:
+    """Compare replies with stock's while decodes verify any number of their drafts."""
+    subject = Subject("fewer-drafts", {"policy": "auto", "policy_options": {"drafts": "slack"}}, pauses=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sloserve.engine.planner.draft_lengths", drawn_lengths(7))
+        served = bench.serve(subject, "greedy")
+    counters = bench.engine.scheduler.slo_counters
+    assert differences(served, bench.stock("greedy")) == []
+    assert counters["internal_errors"] == 0 and counters["drafts_left_out"] > 20
 
 
 @not_with_0_30("its CPU build cannot compile the kernels of drafts")
