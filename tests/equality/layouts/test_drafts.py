@@ -105,7 +105,7 @@ def serve_with_fewer_drafts(bench: Bench) -> None:
         served = bench.serve(subject, "greedy")
     counters = bench.engine.scheduler.slo_counters
     assert differences(served, bench.stock("greedy")) == []
-    assert counters["internal_errors"] == 0 and counters["drafts_left_out"] > 20
+    assert counters["internal_errors"] == 0 and counters["drafts_left_out"] > 3
 
 
 @not_with_0_30("its CPU build cannot compile the kernels of drafts")
