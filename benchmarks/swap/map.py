@@ -76,7 +76,7 @@ def table() -> str:
     for name in profile_names():
         profile = load_profile(name)
         if profile.kv_cache is not None:
-            continue  # KV of several groups of layers is not swapped
+            continue  # the map counts blocks of one group of layers
         for link in LINKS:
             engines = [engine_of(profile, link, wait_s) for wait_s in WAITS_S.values()]
             least = wins_from(profile, engines[0])
