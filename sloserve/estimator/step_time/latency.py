@@ -97,7 +97,8 @@ class StepLatency(Protocol):
 
         0 where not even one fits, at most 2 ** 20. ``step_s`` of the two together is within ``seconds`` wherever the
         answer is above 0. The answer never falls with ``seconds``, never rises with ``prefix_tokens``, nor with
-        ``base``: hence it may be below the largest chunk where ``step_s`` itself is not monotone.
+        ``base`` where each of its decodes has as many drafts: hence it may be below the largest chunk where ``step_s``
+        itself is not monotone.
         """
         ...
 

@@ -83,12 +83,13 @@ class Recalibrated:
         """
         constant, prefill, decode, draft = self.factors
         if decode < prefill:
-            decodes_s = self._profile.decode_floor_s(base)
+            decodes_s = self._profile.decode_floor_s(_undrafted(base))
         else:
             decodes_s = max(self._profile.decode_bound_s(_undrafted(base)) - self._constant_s, 0.0)
         spare_s = seconds * ROUNDING - constant * self._constant_s - (decode - prefill) * decodes_s
         if base.draft_tokens:
-            spare_s -= (draft - prefill) * self._drafts_s(base)
+            # Where drafts are cheaper than prompts, the profile's price of them stays: forms bound it in other ways.
+            spare_s -= max(draft - prefill, 0.0) * self._drafts_s(base)
         return self._profile.prefill_within(self._constant_s + spare_s / prefill, base, prefix_tokens)
 
     def observe(self, load: StepLoad, duration_s: float) -> None:
