@@ -103,7 +103,8 @@ def install() -> None:
     @functools.wraps(stock_config)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         made = stock_config(self, *args, **kwargs)
-        if runs_our_scheduler(made):
+        # Settings that are left over where another scheduler runs must not stop it.
+        if made.scheduler_config.scheduler_cls is not None and runs_our_scheduler(made):
             check_start(made)  # an engine with several API servers, or with vLLM's Rust one, starts before any AsyncLLM
             rust_front_end.serve_metrics()
         return made
@@ -116,7 +117,10 @@ def install() -> None:
 
 
 def check_start(vllm_config: Any) -> None:
-    """Raises: ConfigError for what the scheduler refuses, which is made only when the model has been loaded."""
+    """Raise ConfigError for settings, models and versions that the scheduler refuses once the model has been loaded.
+
+    What depends on flags of vLLM's scheduler, as a policy that needs chunked prefill, is still refused then.
+    """
     from sloserve.vllm_plugin.engine import compat, private_names
 
     private_names.check_version()

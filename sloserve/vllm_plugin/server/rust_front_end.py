@@ -32,12 +32,15 @@ def is_used() -> bool:
 def serve_metrics() -> None:
     """Serve the metrics of the schedulers that this process starts, if the front end is Rust and a port is named.
 
-    A second call changes nothing. Raises: ConfigError for a value that is no port, or a port that is not free.
+    A second call changes nothing. A port that is not free is logged, and the engine starts without these metrics: of
+    several processes on a host with one environment the first serves them. Raises: ConfigError for a value that is no
+    port.
     """
     value = os.environ.get(METRICS_PORT, "")
     if not is_used() or not value or value in _serving:
         return
     host, _, port = value.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
     if not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise ConfigError(f"{METRICS_PORT}: {value!r} is not PORT or HOST:PORT with a port from 1 to 65535")
     registry = CollectorRegistry()
@@ -45,6 +48,11 @@ def serve_metrics() -> None:
     try:
         start_http_server(int(port), host or _LOOPBACK, registry)
     except OSError as error:
-        raise ConfigError(f"{METRICS_PORT}: cannot listen on {host or _LOOPBACK} port {port}: {error}") from error
-    _serving.add(value)
+        logger.warning(
+            "%s: cannot listen on %s port %s (%s); this process serves no metrics, give each its own port",
+            METRICS_PORT, host or _LOOPBACK, port, error,
+        )  # fmt: skip
+        return
+    finally:
+        _serving.add(value)
     logger.info("sloserve serves the schedulers' metrics on http://%s:%s/metrics", host or _LOOPBACK, port)

@@ -20,7 +20,7 @@ from sloserve.core.json_log import warn
 from sloserve.settings import ADMIN_KEY, KEY
 from sloserve.vllm_plugin.server import rust_front_end, tiny_model
 from sloserve.vllm_plugin.server.early import DEFAULT_HOST, known_flags, long_flag, read_flags
-from sloserve.vllm_plugin.versions import TESTED_VLLM, installed_vllm, require_vllm
+from sloserve.vllm_plugin.versions import Support, installed_vllm, require_vllm, support_of
 from sloserve.wire.listening import check_port_free
 
 SCHEDULER_CLS = "sloserve.vllm_plugin.SLOScheduler"
@@ -218,7 +218,8 @@ def check_flags(vllm_args: Sequence[str], our_flags: Sequence[str]) -> None:
 
     Other unknown ones are left to vLLM, to whose parser plugins may add. Raises: ConfigError for the first.
     """
-    if installed_vllm() not in TESTED_VLLM:
+    version = installed_vllm()
+    if version is None or support_of(version) is Support.UNTESTED:
         return
     known = known_flags()
     for argument in vllm_args:

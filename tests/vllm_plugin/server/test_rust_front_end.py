@@ -1,5 +1,6 @@
 """What is served beside vLLM's Rust front end; the front end itself runs in tests/vllm/test_rust_front_end.py."""
 
+import socket
 import urllib.request
 from pathlib import Path
 
@@ -47,3 +48,14 @@ def test_beside_vllm_s_python_front_end_no_port_is_opened(monkeypatch: pytest.Mo
     monkeypatch.setenv(rust_front_end.METRICS_PORT, "no port")
     monkeypatch.setenv(rust_front_end.RUST_FRONT_END, "0")
     rust_front_end.serve_metrics()
+
+
+def test_a_port_that_another_process_has_leaves_the_engine_without_these_metrics(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(rust_front_end.RUST_FRONT_END, "1")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setenv(rust_front_end.METRICS_PORT, f"127.0.0.1:{port}")
+        rust_front_end.serve_metrics()
+    assert f"cannot listen on 127.0.0.1 port {port}" in caplog.text
