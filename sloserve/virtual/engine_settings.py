@@ -75,6 +75,12 @@ class EngineSettings:
                 f"swap_space_gib: {self.swap_space_gib} GiB for a model with Mamba states of draft tokens, which are "
                 "not swapped. Give 0"
             )
+        sizes = {one.block_size for one in self.kv_groups if one.window_tokens != STATE_WINDOW}
+        if self.swap_space_gib and len(sizes) > 1:
+            raise ConfigError(  # the same
+                f"swap_space_gib: {self.swap_space_gib} GiB for a model with compressed caches, whose blocks of "
+                f"{', '.join(map(str, sorted(sizes)))} tokens are not swapped. Give 0"
+            )
         self._check_drafts()
         if self.kv_groups:
             longest = blocks_of_longest(self.layout, self.max_model_len)

@@ -3,7 +3,7 @@
 import pytest
 
 from sloserve.core.errors import ConfigError
-from sloserve.estimator.step_time.profile import load_profile
+from sloserve.estimator.step_time.profile import load_profile, profile_names
 from sloserve.kernels.kv_layout import KVGroups
 from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment_options import SimulateOptions
@@ -49,3 +49,14 @@ def test_states_of_drafts_are_not_swapped() -> None:
         EngineSettings(
             kv_blocks=100, max_model_len=64, max_num_batched_tokens=256, swap_space_gib=1.0, kv_groups=groups
         )
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_swap_space_is_refused_where_the_server_refuses_it(name: str) -> None:
+    """Of the shipped profiles' models only DeepSeek-V4 has compressed caches."""
+    profile = load_profile(name)
+    if "deepseek-v4" in name:
+        with pytest.raises(ConfigError, match="compressed caches"):
+            EngineSettings.of_profile(profile, swap_space_gib=8.0)
+    else:
+        EngineSettings.of_profile(profile, swap_space_gib=8.0)
