@@ -64,9 +64,10 @@ COLUMNS: dict[str, tuple[type, float]] = {
     "kv_blocks": (np.int64, 0),
     "swapped_tokens": (np.int64, 0),  # of a preempted request: tokens whose KV the host pool keeps
     "num_preemptions": (np.int64, 0),
-    # With speculative decoding: steps in which the request decoded since its row was made, and what they brought.
-    "decode_steps": (np.int64, 0),
-    "decoded_tokens": (np.int64, 0),
+    # With speculative decoding: drafts of the request that were accepted since its row was made, and how many would
+    # have been of the mean request.
+    "drafts_promised": (np.float64, 0.0),
+    "drafts_accepted": (np.float64, 0.0),
     "first_token_s": (np.float64, np.nan),
     "preemptable": (np.bool_, True),  # False: the guards forbid preempting it
     "pausable": (np.bool_, True),
@@ -132,8 +133,8 @@ class Rows:
     kv_blocks: IntArray
     swapped_tokens: IntArray
     num_preemptions: IntArray
-    decode_steps: IntArray
-    decoded_tokens: IntArray
+    drafts_promised: FloatArray
+    drafts_accepted: FloatArray
     first_token_s: FloatArray
     preemptable: BoolArray
     pausable: BoolArray

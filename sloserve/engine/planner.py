@@ -30,6 +30,7 @@ from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.kernels.requests import slots_found, split_running
 from sloserve.lso.decode_first import progress_columns, service_order, uncomputed_tokens
 from sloserve.lso.draft_lengths import draft_lengths
+from sloserve.lso.drafted import DRAFT_COLUMNS
 from sloserve.lso.lengths import Lengths
 from sloserve.lso.step_budget import MOST_PROMPTS, StepBudget
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot, check_plan
@@ -104,7 +105,10 @@ class Planner:
         self.aged = NO_SLOTS
         self._order_planned = NO_SLOTS  # of the waiting requests, in the last plan
         self._has_news = True  # since the last plan
-        self._drafting = Drafting(len(settings.classes.names), port.num_drafts) if port.num_drafts else None
+        self._drafting: Drafting | None = None
+        if port.num_drafts and (policy.needs or shadow is not None):
+            self._drafting = Drafting(len(settings.classes.names), port.num_drafts)
+        self._decoded: set[str] = set()  # ids of the requests that got tokens from the last step
         self._wants_progress = policy.wants_progress or (shadow is not None and shadow.policy.wants_progress)
         self._counters = counters
         self._on_plan = on_plan
@@ -215,14 +219,21 @@ class Planner:
 
     def _note_drafts(self, drafting: Drafting, outputs: Any, step: Any) -> None:
         """Learn what the step brought its decodes."""
-        slots, tokens = self.table.decoded(outputs)
-        rows, drafts_in = self.table.rows, self.port.drafts_in(step)
-        drafts = [drafts_in.get(self.table.request_at[slot].request_id, 0) for slot in slots.tolist()]
+        ids, counts = self.port.new_tokens(outputs)
+        slot_of, rows, drafts_in = self.table.slot_of, self.table.rows, self.port.drafts_in(step)
+        # A request that got nothing from the step before began, came back or was paused: its drafts are placeholders.
+        before, self._decoded = self._decoded, set(ids)
+        found = [
+            (slot_of[name], drafts_in.get(name, 0), count)
+            for name, count in zip(ids, counts, strict=True)
+            if name in before and name in slot_of
+        ]
+        slots, drafts, tokens = np.array(found, np.int64).reshape(-1, 3).T
         classes = rows.class_id[slots] if "class_id" in rows.kept else np.zeros(slots.size, np.int64)
-        drafting.observe(classes, np.array(drafts, np.int64), tokens)
-        if "decode_steps" in rows.kept:
-            rows.decode_steps[slots] += 1
-            rows.decoded_tokens[slots] += tokens
+        promised, accepted = drafting.observe(classes, drafts, tokens)
+        if DRAFT_COLUMNS <= rows.kept:
+            rows.drafts_promised[slots] += promised
+            rows.drafts_accepted[slots] += accepted
 
     def admitted(self, output: Any, monotonic_s: float) -> None:
         """Records the requests that a step admitted, and what it computes."""
@@ -399,7 +410,11 @@ class Planner:
         room = max(budget - decodes.size * engine.decode_tokens, 0)
         prompts = room
         if plan.token_budget is None:
-            prompts = min(int(uncomputed_tokens(table.rows, in_progress).sum()), room)
+            waiting = plan.waiting
+            if waiting is None:
+                waiting = self._admissible(min(engine.free_slots, MOST_PROMPTS))
+            begin = np.concatenate((in_progress, waiting[: min(engine.free_slots, MOST_PROMPTS)]))
+            prompts = min(int(uncomputed_tokens(table.rows, begin).sum()), room)
         beside = StepLoad(prompts, int(prompts > 0), decodes.size, context_tokens + decodes.size, prompts**2)
         lengths = self.lengths
         left = np.ones(decodes.size) if lengths is None else lengths.left(table.rows, decodes)

@@ -305,12 +305,6 @@ class RequestTable:
         known = slots >= 0
         return slots[known], np.array(counts, np.int64)[known]
 
-    def decoded(self, outputs: Any) -> tuple[IntArray, IntArray]:
-        """Return the slots and new tokens of :meth:`new_tokens`, without the requests that got their first token."""
-        slots, tokens = self.new_tokens(outputs)
-        had = np.array([self.request_at[slot].num_output_tokens for slot in slots.tolist()], np.int64) - tokens
-        return slots[had > 0], tokens[had > 0]
-
     def finished(self, request: EngineRequest) -> int | None:
         """Completes the row of a request that ends, where it has one; the caller forgets it with :meth:`drop`."""
         slot = self.slot_of.get(request.request_id)

@@ -1,11 +1,14 @@
 """Speculative decoding: how many tokens a decode gains in a step, by class, learnt from the engine's own steps.
 
 A step verifies a decode's draft tokens in order, keeps those before the first that is wrong, and adds one of its own.
-So it brings between one token and one more than it had drafts. Classes differ (code is easier to draft than poetry),
-and so do requests: a policy asks for a request by :func:`sloserve.lso.drafted.tokens_per_step`.
+So it brings between one token and one more than it had drafts. How many drafts a decode has varies: an engine may draft
+fewer under load, n-grams find no match, a plan leaves some out. So what is learnt is how the drafts of each *place*
+fare, over all requests, and how a class fares beside that: the drafts that were accepted over those that their places
+promised. Classes differ (code is easier to draft than poetry), and so do requests: a policy asks for a request by
+:func:`sloserve.lso.drafted.tokens_per_step`.
 
-Guarantees: figures are finite, between 1 and one more than the engine's drafts; equal observations give equal figures;
-memory is constant.
+Guarantees: figures are finite, tokens are between 1 and one more than the engine's drafts; equal observations give
+equal figures; memory is constant.
 """
 
 import math
@@ -21,7 +24,9 @@ PRIOR_ACCEPTANCE: Final = 0.7
 _PRIOR_DECODES: Final = 16.0
 """Decodes that the prior counts for, and what all classes know together for each of them."""
 _MOST_DECODES: Final = 8192.0
-"""Decodes of a class that count; when there are more, all count half."""
+"""Decodes that count; when there are more, all count half."""
+_LATE_DECODES: Final = 512.0
+"""Decodes over which the drafts of late are averaged."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,14 +34,16 @@ class DraftFacts:
     """What drafts bring the engine's decodes, as observed so far.
 
     Args:
-        tokens_per_step: tokens that a decode gains in a step, of all classes.
+        tokens_per_step: tokens that a decode gains in a step with as many drafts as of late, of all classes.
         error: standard error of that mean.
-        of_class: ``[classes]``, the same of each class.
+        promised: drafts that are accepted of those that a decode has had of late, by their places.
+        of_class: ``[classes]``, drafts that were accepted over those that were promised.
         accepted: ``[num_drafts]``, chance that the draft at each place is accepted where those before it were.
     """
 
     tokens_per_step: float
     error: float
+    promised: float
     of_class: FloatArray
     accepted: FloatArray
 
@@ -51,46 +58,64 @@ class Drafting:
 
     def __init__(self, num_classes: int, num_drafts: int) -> None:
         self.num_drafts = num_drafts
-        self._decodes: FloatArray = np.zeros(num_classes)
-        self._tokens: FloatArray = np.zeros(num_classes)
-        self._tokens2 = 0.0
+        self._gained: FloatArray = np.zeros(num_classes)
+        self._promised: FloatArray = np.zeros(num_classes)
+        self._decodes = self._gained2 = 0.0
         self._tried: FloatArray = np.zeros(num_drafts)
         self._accepted: FloatArray = np.zeros(num_drafts)
+        self._late = float(self._expected()[-1])
         self._facts: DraftFacts | None = None
 
-    def observe(self, class_ids: IntArray, drafts: IntArray, tokens: IntArray) -> None:
-        """Record what a step brought its decodes, ``[n]`` each: their classes, drafts, and new tokens."""
+    def observe(self, class_ids: IntArray, drafts: IntArray, tokens: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Record what a step brought its decodes, ``[n]`` each: their classes, drafts, and new tokens.
+
+        Returns: drafts that were promised and that were accepted of each, ``[n]``.
+        """
+        last = self._gained.size - 1
+        drafts = np.clip(drafts, 0, self.num_drafts)
+        promised = self._expected()[drafts]
+        accepted = np.clip(tokens - 1, 0, drafts)
+        gained = accepted.astype(np.float64)
         if not tokens.size:
-            return
-        tokens = np.clip(tokens, 1, self.num_drafts + 1)
-        last = self._decodes.size - 1
+            return promised, gained
         classes = np.clip(class_ids, 0, last)
-        self._decodes += np.bincount(classes, minlength=last + 1)
-        self._tokens += np.bincount(classes, tokens, minlength=last + 1)
-        self._tokens2 += float(np.square(tokens).sum())
+        self._gained += np.bincount(classes, gained, minlength=last + 1)
+        self._promised += np.bincount(classes, promised, minlength=last + 1)
+        self._gained2 += float(np.square(gained).sum())
+        self._decodes += tokens.size
         places = np.arange(self.num_drafts)
-        accepted = np.minimum(tokens - 1, drafts)[:, None]
-        self._tried += ((places <= accepted) & (places < drafts[:, None])).sum(axis=0)
-        self._accepted += (places < accepted).sum(axis=0)
-        if self._decodes.max() > _MOST_DECODES:
-            for sums in (self._decodes, self._tokens, self._tried, self._accepted):
+        self._tried += ((places <= accepted[:, None]) & (places < drafts[:, None])).sum(axis=0)
+        self._accepted += (places < accepted[:, None]).sum(axis=0)
+        self._late += (float(promised.mean()) - self._late) * min(tokens.size / _LATE_DECODES, 1.0)
+        if self._decodes > _MOST_DECODES:
+            for sums in (self._gained, self._promised, self._tried, self._accepted):
                 sums /= 2.0
-            self._tokens2 /= 2.0
+            self._gained2 /= 2.0
+            self._decodes /= 2.0
         self._facts = None
+        return promised, gained
 
     @property
     def facts(self) -> DraftFacts:
-        """What is known now."""
+        """The figures as of now."""
         if self._facts is None:
             self._facts = self._figures()
         return self._facts
 
+    def _chances(self) -> FloatArray:
+        return (_PRIOR_DECODES * PRIOR_ACCEPTANCE + self._accepted) / (_PRIOR_DECODES + self._tried)
+
+    def _expected(self) -> FloatArray:
+        """Return the drafts that are accepted of the first ``k``, ``[num_drafts + 1]``, of the mean request."""
+        expected: FloatArray = np.concatenate(([0.0], np.cumsum(np.cumprod(self._chances()))))
+        return expected
+
     def _figures(self) -> DraftFacts:
-        expected = float(np.power(PRIOR_ACCEPTANCE, np.arange(self.num_drafts + 1)).sum())
-        decodes, tokens = float(self._decodes.sum()), float(self._tokens.sum())
-        mean = (_PRIOR_DECODES * expected + tokens) / (_PRIOR_DECODES + decodes)
-        of_class = (_PRIOR_DECODES * mean + self._tokens) / (_PRIOR_DECODES + self._decodes)
-        prior_tokens2 = _PRIOR_DECODES * (expected**2 + 1.0)
-        variance = max((prior_tokens2 + self._tokens2) / (_PRIOR_DECODES + decodes) - mean**2, 0.0)
-        accepted = (_PRIOR_DECODES * PRIOR_ACCEPTANCE + self._accepted) / (_PRIOR_DECODES + self._tried)
-        return DraftFacts(mean, math.sqrt(variance / (_PRIOR_DECODES + decodes)), of_class, accepted)
+        prior = _PRIOR_DECODES * max(self._late, 1e-6)
+        of_all = (prior + float(self._gained.sum())) / (prior + float(self._promised.sum()))
+        of_class = (prior * of_all + self._gained) / (prior + self._promised)
+        count = _PRIOR_DECODES + self._decodes
+        mean = float(self._gained.sum()) / max(self._decodes, 1.0)
+        variance = max((_PRIOR_DECODES + self._gained2) / count - (self._decodes / count * mean) ** 2, 0.0)
+        tokens = min(1.0 + of_all * self._late, self.num_drafts + 1.0)
+        return DraftFacts(tokens, math.sqrt(variance / count), self._late, of_class, self._chances())

@@ -28,7 +28,7 @@ import numpy as np
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows
 from sloserve.estimator.step_time.latency import StepLatency, StepLoad
-from sloserve.lso.drafted import DRAFT_COLUMNS, tokens_per_step
+from sloserve.lso.drafted import DRAFT_COLUMNS, draft_luck
 from sloserve.lso.pace import PACE_COLUMNS, pace_s
 from sloserve.lso.plan import EngineFacts
 
@@ -99,12 +99,12 @@ def draft_lengths(
 def _by_load(chances: FloatArray, step_s: Callable[[int], float]) -> IntArray:
     """Return the drafts of each request, ``[n]``, that bring the most tokens per second."""
     decodes = len(chances)
-    ranked = -np.sort(-chances.ravel())
+    order = np.argsort(-chances.ravel(), kind="stable")
+    ranked = chances.ravel()[order]
     gained = np.concatenate(([0.0], np.cumsum(ranked))) + decodes
     cuts = np.unique(np.linspace(0, ranked.size, _CUTS).astype(np.int64))
     cut = int(cuts[int(np.argmax([gained[cut] / step_s(int(cut)) for cut in cuts]))])
-    lengths: IntArray = (chances >= ranked[cut - 1]).sum(axis=1) if cut else np.zeros(decodes, np.int64)
-    return lengths
+    return np.bincount(order[:cut] // chances.shape[1], minlength=decodes)
 
 
 def _most_kept(chances: FloatArray, token_s: FloatArray, step_s: Callable[[int], float]) -> int:
@@ -142,7 +142,9 @@ def _pays_from(latency: StepLatency, every: StepLoad) -> float:
 def _by_slack(
     chances: FloatArray, token_s: FloatArray, step_s: Callable[[int], float], pays_from: float
 ) -> IntArray | None:
-    """Return the drafts of each request, ``[n]``, with which the most keep their pace; ``None`` if all of them do.
+    """Return the drafts of each request, ``[n]``, with which the most keep their pace.
+
+    ``None`` where no request is at risk that can be saved.
 
     Args:
         chances: ``[n, num_drafts]``, that each draft brings a token.
@@ -154,8 +156,9 @@ def _by_slack(
     all_s = step_s(chances.size)
     gains = 1.0 + np.concatenate((np.zeros((decodes, 1)), np.cumsum(chances, axis=1)), axis=1)
     bears_s = gains * token_s[:, None]
-    at_risk = bears_s[:, most] < all_s
+    at_risk = (bears_s[:, most] < all_s) & (bears_s[:, most] >= step_s(0))
     needs: IntArray = np.where(at_risk, most, (bears_s < all_s).sum(axis=1))
+    needs[bears_s[:, most] < step_s(0)] = 0  # lost whatever is done
     needs = np.maximum(needs, (chances >= pays_from).sum(axis=1))
     least = int(needs.sum())
     saved_s = bears_s[at_risk & (bears_s[:, most] >= step_s(least)), most]
@@ -163,11 +166,11 @@ def _by_slack(
         return None
     # The drafts that can be left out, those of the least chance first.
     spare = np.arange(1, most + 1) > needs[:, None]
-    order = np.sort(chances[spare])
+    order = np.argsort(chances[spare], kind="stable")
     left_out = bisect_left(range(order.size), True, key=lambda count: step_s(chances.size - count) <= saved_s.min())
     if left_out >= order.size:
         return needs
-    lengths: IntArray = most - (spare & (chances < order[left_out])).sum(axis=1)
+    lengths: IntArray = most - np.bincount(np.nonzero(spare)[0][order[:left_out]], minlength=decodes)
     return lengths
 
 
@@ -176,7 +179,7 @@ def _chances(rows: Rows, decodes: IntArray, engine: EngineFacts) -> FloatArray:
     drafts = engine.drafts
     assert drafts is not None
     usual = np.cumprod(drafts.accepted)
-    own = (tokens_per_step(rows, decodes, engine) - 1.0) / max(drafts.tokens_per_step - 1.0, 1e-6)
+    own = draft_luck(rows, decodes, engine)
     # A request that accepts more does so at each place: the second draft comes after the first.
     places = np.arange(1, usual.size + 1)
     chances: FloatArray = np.minimum(usual * np.clip(own, 0.0, 4.0)[:, None] ** np.sqrt(places), 0.99**places)

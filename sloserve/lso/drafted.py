@@ -12,26 +12,36 @@ from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows
 from sloserve.lso.plan import EngineFacts
 
-DRAFT_COLUMNS: Final = frozenset({"class_id", "decode_steps", "decoded_tokens"})
+DRAFT_COLUMNS: Final = frozenset({"class_id", "drafts_promised", "drafts_accepted"})
 """Columns that :func:`tokens_per_step` reads."""
 _CLASS_STEPS: Final = 16.0
-"""Steps for which the mean of its class counts beside a request's own: requests of a class differ by a third or so of
-what one step differs from the next.
+"""Steps for which its class counts beside a request's own: requests of a class differ by a third or so of what one step
+differs from the next.
 """
+
+
+def draft_luck(rows: Rows, slots: IntArray, engine: EngineFacts) -> FloatArray:
+    """Return the drafts that are accepted of each of ``slots`` over those that their places promise, ``[len(slots)]``.
+
+    It is that of the request's own drafts, and that of its class for those it has not had. Only with drafts.
+    """
+    drafts = engine.drafts
+    assert drafts is not None
+    of_class = drafts.of_class[np.minimum(rows.class_id[slots], drafts.of_class.size - 1)]
+    known = _CLASS_STEPS * max(drafts.promised, 1e-6)
+    found: FloatArray = (known * of_class + rows.drafts_accepted[slots]) / (known + rows.drafts_promised[slots])
+    return found
 
 
 def tokens_per_step(rows: Rows, slots: IntArray, engine: EngineFacts) -> FloatArray:
     """Return the tokens that a step is expected to bring each of ``slots``, ``[len(slots)]``; 1 without drafts.
 
-    It is the mean of the request's own steps, with that of its class for those it has not had.
+    With as many drafts as decodes have had of late.
     """
     drafts = engine.drafts
     if drafts is None:
         return np.ones(slots.size)
-    of_class = drafts.of_class[np.minimum(rows.class_id[slots], drafts.of_class.size - 1)]
-    found: FloatArray = (_CLASS_STEPS * of_class + rows.decoded_tokens[slots]) / (
-        _CLASS_STEPS + rows.decode_steps[slots]
-    )
+    found: FloatArray = np.minimum(1.0 + draft_luck(rows, slots, engine) * drafts.promised, drafts.accepted.size + 1.0)
     return found
 
 

@@ -14,7 +14,7 @@ Source: QLM, Sec. 3 to 7. Differs: what serves many models, model swaps and load
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -44,6 +44,8 @@ _MOST_APART_S: Final = 1e6
 _PLAN: Final = PlanSettings(min_active_s=0.0, moves_a_group=50, least_moves=400, most_moves=2000, scale_up=False)
 _CONTEXT_TOKENS: Final = 2048.0
 """Context at which the KV cache is counted in tokens, where it holds more tokens of long requests than of short."""
+_OTHER_TOKENS: Final = 0.1
+"""Tokens that a step brings more or less than before, from which on the engine counts as another one."""
 _NOT_WAITING: Final = -1
 _DONE: Final = object()
 
@@ -186,9 +188,10 @@ class QLM(PredictingPolicy):
         self._known = refs[ascending], keys[ascending]
 
     def _planner_of(self, engine: EngineFacts) -> QLMPlanner:
-        if self._planner is None or _size_of(self._planner[0]) != _size_of(engine):
-            latency = TokenLatency(engine.step_latency, mean_tokens_per_step(engine))
-            serving = Serving(latency, _size_of(engine))
+        if self._planner is None or _differ(self._planner[0], engine):
+            per_step, size = mean_tokens_per_step(engine), _size_of(engine)
+            size = replace(size, token_budget=max(round(size.token_budget / per_step), 1))  # in the time of a token
+            serving = Serving(TokenLatency(engine.step_latency, per_step), size)
             self._planner = engine, QLMPlanner({(_ENGINE, _ENGINE): serving}, _PLAN, seed=self.seed)
         return self._planner[1]
 
@@ -224,11 +227,15 @@ class QLM(PredictingPolicy):
         return np.where(np.isinf(due), np.inf, found)
 
 
+def _differ(before: EngineFacts, now: EngineFacts) -> bool:
+    """Return whether a planner that was made for one of these engines is wrong for the other."""
+    tokens = abs(mean_tokens_per_step(before) - mean_tokens_per_step(now))
+    return _size_of(before) != _size_of(now) or tokens > _OTHER_TOKENS
+
+
 def _size_of(engine: EngineFacts) -> EngineSize:
     kv_tokens = int(engine.layout.capacity_tokens(engine.total_blocks, _CONTEXT_TOKENS))
-    # In the time of one token; a hundredth more or less of what drafts bring is no other engine.
-    token_budget = round(engine.token_budget / round(mean_tokens_per_step(engine), 1))
-    return EngineSize(engine.max_num_seqs, token_budget, kv_tokens)
+    return EngineSize(engine.max_num_seqs, engine.token_budget, kv_tokens)
 
 
 def _keys_of(order: list[GroupSums]) -> FloatArray:
