@@ -9,6 +9,7 @@ import pytest
 from sloserve.estimator.step_time.latency import Bilinear, DistServe, StepLoad
 from sloserve.estimator.step_time.online import OnlineLatency
 from sloserve.estimator.step_time.profile import Profile, load_profile, profile_names
+from sloserve.estimator.step_time.recalibrate import Recalibrated
 
 PROFILE = load_profile("h100-llama3-8b")
 ROUND_SHARE = 0.05
@@ -108,3 +109,23 @@ def test_a_draft_costs_no_less_than_nothing_and_no_more_than_a_sequence(name: st
         assert drafted_s >= alone_s
         if isinstance(profile.latency, (DistServe, Bilinear)):
             assert drafted_s <= alone_s + profile.step_s(StepLoad.of((), [500] * 2 * seqs)) + 1e-9
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_a_corrected_profile_keeps_the_time_beside_drafts(name: str) -> None:
+    """Whatever the factors are, the promised chunk fits, and never rises with drafts."""
+    profile, rng = load_profile(name), np.random.default_rng(7)
+    for _ in range(60):
+        latency = Recalibrated(profile)
+        factors = rng.uniform(0.5, 2.0, 4).tolist()
+        latency = Recalibrated.from_state({**latency.state(), "factors": factors}, profile)
+        seqs, context = int(rng.integers(1, 250)), int(rng.integers(10, 1500))
+        before, limit_s = 1 << 30, float(rng.uniform(1.0, 20.0)) * latency.step_s(StepLoad.of((), [context] * seqs))
+        for drafts in (0, 1, 3, 7):
+            base = StepLoad.of((), [context] * seqs, drafts * seqs)
+            chunk = latency.prefill_within(limit_s, base, 100)
+            assert chunk <= before
+            before = chunk
+            if chunk:
+                mixed = StepLoad.of([(chunk, 100)], [context] * seqs, drafts * seqs)
+                assert latency.step_s(mixed) <= limit_s * (1.0 + 1e-9)
