@@ -75,12 +75,6 @@ class EngineSettings:
                 f"swap_space_gib: {self.swap_space_gib} GiB for a model with Mamba states of draft tokens, which are "
                 "not swapped. Give 0"
             )
-        sizes = {one.block_size for one in self.kv_groups if one.window_tokens != STATE_WINDOW}
-        if self.swap_space_gib and len(sizes) > 1:
-            raise ConfigError(  # the same
-                f"swap_space_gib: {self.swap_space_gib} GiB for a model with compressed caches, whose blocks of "
-                f"{', '.join(map(str, sorted(sizes)))} tokens are not swapped. Give 0"
-            )
         self._check_drafts()
         if self.kv_groups:
             longest = blocks_of_longest(self.layout, self.max_model_len)
@@ -131,6 +125,12 @@ class EngineSettings:
         if profile.kv_cache is None:
             return cls(**sizes, max_model_len=max(min(max_model_len, sizes["kv_blocks"] * profile.block_size), 1))
         caches = sizes.get("enable_prefix_caching", False)
+        tokens = {one.block_size for one in profile.kv_cache.groups}
+        if sizes.get("swap_space_gib") and len(tokens) > 1:  # as SwapConnector refuses to start
+            raise ConfigError(
+                f"swap_space_gib: {sizes['swap_space_gib']} GiB for {profile.name}, whose caches have blocks of "
+                f"{', '.join(map(str, sorted(tokens)))} tokens: compressed caches are not swapped. Give 0"
+            )
         groups = tuple(one.groups(max_model_len, caches=caches) for one in profile.kv_cache.groups)
         layout, blocks = _admitting(groups, sizes["max_num_batched_tokens"], max_model_len), sizes["kv_blocks"]
         longest = bisect_right(range(1, max_model_len + 1), blocks, key=lambda n: blocks_of_longest(layout, n))
