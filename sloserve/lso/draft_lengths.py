@@ -28,9 +28,10 @@ import numpy as np
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows
 from sloserve.estimator.step_time.latency import StepLatency, StepLoad
-from sloserve.lso.drafted import DRAFT_COLUMNS, draft_luck
+from sloserve.lso.drafted import DRAFT_COLUMNS, draft_luck, tokens_per_step
 from sloserve.lso.pace import PACE_COLUMNS, pace_s
 from sloserve.lso.plan import EngineFacts
+from sloserve.lso.step_budget import HEADROOM, SPEND_TOKENS
 
 LENGTH_OF_DRAFTS: Final = ("all", "load", "slack")
 """Values of the option ``drafts``: as many as vLLM schedules, or fewer by load, or by load and slack."""
@@ -40,10 +41,6 @@ DRAFT_LENGTH_COLUMNS: Final = (
 """Columns that :func:`draft_lengths` reads."""
 NEARLY_FREE: Final = 1.01
 """Where all drafts together make the step longer by less than this, none is left out."""
-HEADROOM: Final = 0.95
-"""Share of the time that a request can bear which is planned for, as for the step budget."""
-SPEND_TOKENS: Final = 64
-"""A lead over the pace is spent over so many tokens, as in the step budget."""
 _MORE: Final = 16
 """Decodes by which a step is made larger to see what one more takes."""
 _CUTS: Final = 12
@@ -83,7 +80,7 @@ def draft_lengths(
     if step_s(most * decodes.size) <= NEARLY_FREE * step_s(0):
         return None
     if by_slack:
-        token_s = HEADROOM * _bearable_token_s(rows, decodes, left, now_s + engine.busy_s)
+        token_s = HEADROOM * bearable_token_s(rows, decodes, left, engine, now_s + engine.busy_s)
         chances = chances[:, : _most_kept(chances, token_s, step_s)]
         if not chances.size:
             return np.zeros(decodes.size, np.int64)
@@ -186,14 +183,17 @@ def _chances(rows: Rows, decodes: IntArray, engine: EngineFacts) -> FloatArray:
     return np.minimum.accumulate(chances, axis=1)
 
 
-def _bearable_token_s(rows: Rows, decodes: IntArray, left: FloatArray, starts_s: float) -> FloatArray:
+def bearable_token_s(
+    rows: Rows, decodes: IntArray, left: FloatArray, engine: EngineFacts, starts_s: float
+) -> FloatArray:
     """Return the seconds that each may take for a token from ``starts_s`` on, ``[n]``; inf without a target.
 
-    Zero or less where its target is lost.
+    Zero or less where its target is lost. The step budget has the same rule (csrc/include/sloserve/step_budget.h), but
+    keeps only the requests that can bear a step of decodes.
     """
     pace = pace_s(rows, decodes)
     first_s = np.where(np.isnan(rows.first_token_s[decodes]), starts_s, rows.first_token_s[decodes])
-    in_flight = rows.in_flight_tokens[decodes] > 0
+    in_flight = tokens_per_step(rows, decodes, engine) * (rows.in_flight_tokens[decodes] > 0)
     to_come = np.maximum(left - in_flight, 1.0)
     lead_s = first_s + pace * (rows.output_tokens[decodes] + in_flight - 1) - starts_s
     by_pace = pace + lead_s / np.where(lead_s > 0.0, np.minimum(to_come, SPEND_TOKENS), to_come)

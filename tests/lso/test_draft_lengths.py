@@ -9,7 +9,10 @@ import pytest
 from sloserve.core.arrays import IntArray
 from sloserve.estimator.drafting import DraftFacts
 from sloserve.estimator.step_time.latency import StepLoad
-from sloserve.lso.draft_lengths import HEADROOM, draft_lengths
+from sloserve.kernels.step_budget import decoding
+from sloserve.lso.draft_lengths import bearable_token_s, draft_lengths
+from sloserve.lso.drafted import tokens_per_step
+from sloserve.lso.step_budget import HEADROOM, SPEND_TOKENS
 from tests.lso.test_step_budget import NOW_S, decode
 from tests.snapshots import make_snapshot
 
@@ -102,3 +105,23 @@ def test_one_decode_and_none() -> None:
     found = lengths([pace(0.0105)], Positions(draft_s=0.01))
     assert found is not None and found.tolist() == [0]
     assert lengths([], Positions()) is None
+
+
+def test_what_a_request_can_bear_is_what_the_step_budget_says() -> None:
+    """The two state one rule, in numpy and in C++."""
+    cases = [(0.05, 5, 0.1, 0), (0.02, 40, 0.9, 3), (0.03, 100, 2.0, 4), (0.08, 2, 0.0, 1), (0.01, 300, 2.5, 4)]
+    made = [
+        decode(pace_s=pace_s, made=tokens, since_s=since_s, in_flight_tokens=in_flight, e2e_s=60.0)
+        for pace_s, tokens, since_s, in_flight in cases
+    ]
+    at = make_snapshot(running=made)
+    engine = replace(at.engine, drafts=DraftFacts(1.43, 0.01, 0.43, np.ones(1), ACCEPTED))
+    rows, slots, left = at.rows, at.running, np.array([90.0, 30.0, 200.0, 3.0, 1.0])
+    per_step = tokens_per_step(rows, slots, engine)
+    stated = (rows.arrival_s, rows.ttft_s, rows.tpot_s, rows.tds, rows.e2e_s, rows.first_token_s)
+    counted = (rows.output_tokens, rows.in_flight_tokens)
+    times = {"starts_s": NOW_S, "alone_s": 1e-9, "headroom": HEADROOM, "spend_tokens": SPEND_TOKENS}
+    found = decoding(stated, counted, slots, left, per_step, **times)
+    bearable = HEADROOM * bearable_token_s(rows, slots, left, engine, NOW_S) * per_step
+    assert [found.bearable_s(i) for i in range(len(found))] == pytest.approx(sorted(bearable[bearable >= 1e-9]))
+    assert len(found) >= 4
