@@ -263,8 +263,17 @@ class ProfileName(str):
 
     def __new__(cls, name: str) -> "ProfileName":
         if name not in profile_names():
-            raise ValueError(f"shipped: {', '.join(profile_names())}")
+            raise ValueError(f"no profile of this name is shipped{_closest(name)}; `sloserve workloads` lists them")
         return super().__new__(cls, name)
+
+
+def _closest(name: str) -> str:
+    """Return a hint with the shipped profile whose name is most like ``name``, or nothing where none is like it.
+
+    A message does not list all of them: a client's error has a bounded length, and new profiles would lengthen it.
+    """
+    close = difflib.get_close_matches(name, profile_names(), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def load_profile(name_or_path: str | Path) -> Profile:
@@ -279,10 +288,9 @@ def load_profile(name_or_path: str | Path) -> Profile:
         return _shipped(name)
     path = Path(name_or_path)
     if not path.is_file() and path.suffix not in (".yaml", ".yml") and path.name == name:
-        close = difflib.get_close_matches(name, profile_names(), n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ConfigError(
-            f"unknown profile {name!r}; shipped: {', '.join(profile_names())}; or give a YAML file's path{hint}"
+            f"unknown profile {name!r}{_closest(name)}; `sloserve workloads` lists the shipped ones; a path to a YAML "
+            "file is accepted as well"
         )
     try:
         text = path.read_text(encoding="utf-8-sig")

@@ -343,7 +343,8 @@ def test_a_file_is_read_like_a_shipped_profile(tmp_path: Path) -> None:
 
 def test_an_unknown_name_lists_the_known_and_the_closest() -> None:
     with pytest.raises(
-        ConfigError, match=r"unknown profile 'h100-lama3-8b'.*a100-opt-13b.*did you mean 'h100-llama3-8b'"
+        ConfigError,
+        match=r"unknown profile 'h100-lama3-8b'; did you mean 'h100-llama3-8b'\?; `sloserve workloads` lists",
     ):
         load_profile("h100-lama3-8b")
 
