@@ -54,7 +54,7 @@ $(VENV)/.installed-$(ENGINE): $(BUILD_INPUTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	test -x $(BIN)/uv || $(BIN)/python -m pip install -q uv
 	$(UV_INSTALL) -e '.[$(ENGINE),dev]'
-	@test -e $(VENV)/lib/python*/site-packages/sloserve/kernels/libsloserve_kv_cuda.so || \
+	@test -e $(VENV)/lib/python*/site-packages/sloserve/core/kernels/libsloserve_kv_cuda.so || \
 		echo "NOT BUILT: copies of KV blocks on a GPU need nvcc, which was not found (docs/swap.md, On a GPU)"
 	touch $@
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from sloserve.core.errors import ConfigError
-from sloserve.files.marked_yaml import Node, load_yaml
-from sloserve.files.marked_yaml import Path as Key
-from sloserve.files.model import Problem, at_place, dotted
+from sloserve.core.files.marked_yaml import Node, load_yaml
+from sloserve.core.files.marked_yaml import Path as Key
+from sloserve.core.files.model import Problem, at_place, dotted
 from sloserve.settings import (
     ADMIN_KEY,
     KEY,

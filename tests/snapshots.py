@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.core.rows import COLUMNS, Rows, State
 from sloserve.estimator.step_time.inverse import MOST_TOKENS
 from sloserve.estimator.step_time.latency import StepLoad
-from sloserve.kernels.kv_layout import KVLayout
 from sloserve.scheduler.policy import EngineFacts, Snapshot
 
 Request = dict[str, Any]

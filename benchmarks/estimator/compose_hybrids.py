@@ -12,10 +12,10 @@ from pathlib import Path
 from benchmarks.arguments import parser_for
 from benchmarks.estimator.derived_text import derived_text
 from benchmarks.estimator.latency_text import latency_text
+from sloserve.core.kernels.kv_layout import KVGroups, KVLayout
 from sloserve.estimator.step_time.fit import MeasuredStep, fit_hinge, score
 from sloserve.estimator.step_time.latency import Hinge, StepLoad
 from sloserve.estimator.step_time.profile import load_profile
-from sloserve.kernels.kv_layout import KVGroups, KVLayout
 
 GIB = 2**30
 BYTES_PER_S, FLOPS_PER_S, USABLE_GIB = 3.35e12, 989.5e12, 0.9 * 79.1 - 2.0

@@ -22,10 +22,10 @@ from benchmarks.estimator.latency_text import latency_text
 from benchmarks.estimator.published_timings import TIMINGS, Point
 from benchmarks.estimator.served_models import LLAMA3_8B, NUMBER_BYTES, SETUPS, Setup
 from benchmarks.publish import RESULTS, write_result
+from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.estimator.step_time.fit import MeasuredStep, fit_distserve, fit_hinge, score
 from sloserve.estimator.step_time.latency import DecodeLine, DistServe, Hinge, StepLatency, StepLoad
 from sloserve.estimator.step_time.profile import load_profile
-from sloserve.kernels.kv_layout import KVLayout
 
 CONTEXT = 8192
 """Tokens of the requests for which capacity is stated."""

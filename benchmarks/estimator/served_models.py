@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from benchmarks.estimator.kernel_times import B200, H100, H200, Device, LatentAttention
-from sloserve.kernels.kv_layout import KVGroups
+from sloserve.core.kernels.kv_layout import KVGroups
 
 GIB = 2**30
 NUMBER_BYTES = {"bf16": 2.0, "fp8": 1.0, "mxfp4": 4.25 / 8}

@@ -5,7 +5,7 @@ Source: QLM, App. A.3.
 
 import numpy as np
 
-from sloserve.kernels.fleet import FleetProblem
+from sloserve.core.kernels.fleet import FleetProblem
 
 
 def edf_queues(problem: FleetProblem) -> list[list[int]]:

@@ -15,7 +15,7 @@ from scipy.sparse import csr_array
 
 from benchmarks.fleet.edf_queues import edf_queues
 from sloserve.core.arrays import FloatArray, IntArray
-from sloserve.kernels.fleet import FleetProblem, FleetQueues, fleet_search
+from sloserve.core.kernels.fleet import FleetProblem, FleetQueues, fleet_search
 
 CLOSED_GAP: Final = 1e-6
 

@@ -29,10 +29,10 @@ from benchmarks.arguments import parser_for
 from benchmarks.fleet.edf_queues import edf_queues
 from benchmarks.fleet.exact_plans import exact_queues
 from benchmarks.publish import RESULTS, provenance
+from sloserve.core.kernels.fleet import fleet_search
 from sloserve.estimator.completion.group_time import Serving
 from sloserve.estimator.completion.steady_state import EngineSize
 from sloserve.estimator.step_time.profile import Profile, load_profile
-from sloserve.kernels.fleet import fleet_search
 from sloserve.virtual_queues.contract import FleetState, GroupSums, InstanceState, ModelState
 from sloserve.virtual_queues.groups import Groups, Member
 from sloserve.virtual_queues.model_swap import model_swap

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
-from sloserve.kernels.fleet import FleetProblem
+from sloserve.core.kernels.fleet import FleetProblem
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,10 +22,10 @@ import numpy as np
 
 from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, write_result
+from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.core.qoe import DEFAULT_TDS, DEFAULT_TTFT_S, qoe
 from sloserve.core.rows import COLUMNS, Rows, State
 from sloserve.estimator.step_time.latency import StepLoad
-from sloserve.kernels.kv_layout import KVLayout
 from sloserve.scheduler.auto.constants import CONSTANTS
 from sloserve.scheduler.policy import EngineFacts, Snapshot
 from sloserve.scheduler.registry import make_policy, parse_policy

@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.arguments import is_quick
 from benchmarks.publish import RESULTS, write_result
 from sloserve.core.arrays import FloatArray, IntArray
-from sloserve.kernels.knapsack import PackRule, best_batch, pack_exact, pack_greedy, pack_priced
+from sloserve.core.kernels.knapsack import PackRule, best_batch, pack_exact, pack_greedy, pack_priced
 
 SEED = 0
 SIZES = (50, 100, 200)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.kernels.anneal import BatchPlan, BatchRequests, Cooling, anneal
 from sloserve.fleet.planning.annealed import assign_instances
-from sloserve.kernels.anneal import BatchPlan, BatchRequests, Cooling, anneal
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +32,7 @@ def plan_instances(
 ) -> list[InstancePlan]:
     """Algorithm 2: assigns the requests, then anneals each instance's by itself.
 
-    Raises: ValueError as :func:`assign_instances` and :func:`sloserve.kernels.anneal.anneal`.
+    Raises: ValueError as :func:`assign_instances` and :func:`sloserve.core.kernels.anneal.anneal`.
     """
     instance = assign_instances(kv_tokens, free_tokens)
     plans = []

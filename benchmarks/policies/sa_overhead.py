@@ -12,10 +12,10 @@ import numpy as np
 from benchmarks.arguments import quick_and_out
 from benchmarks.policies.sa_paper import V100, view
 from benchmarks.publish import RESULTS, write_result
+from sloserve.core.kernels.anneal import Cooling, anneal, exhaustive
+from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.core.rows import Rows, State
 from sloserve.estimator.step_time.profile import load_profile
-from sloserve.kernels.anneal import Cooling, anneal, exhaustive
-from sloserve.kernels.kv_layout import KVLayout
 from sloserve.scheduler.policy import EngineFacts, Snapshot
 from sloserve.scheduler.registry import make_policy, parse_policy
 from sloserve.scheduler.sa.policy import SA

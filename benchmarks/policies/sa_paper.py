@@ -15,13 +15,13 @@ import numpy as np
 from benchmarks.arguments import quick_and_out
 from benchmarks.policies.sa_instances import plan_instances
 from benchmarks.publish import RESULTS, provenance, short, write_rows, write_table
+from sloserve.core.kernels.anneal import BatchPlan, BatchRequests, Cooling, anneal
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.rows import Rows
 from sloserve.core.slo import SLOClass, Targets
 from sloserve.estimator.planning_cost import planning_costs
 from sloserve.estimator.step_time.latency import BatchFit, Bilinear
 from sloserve.estimator.step_time.profile import load_profile
-from sloserve.kernels.anneal import BatchPlan, BatchRequests, Cooling, anneal
 from sloserve.report.statistics import mean_interval
 from sloserve.report.summary import Run, summarize
 from sloserve.scheduler.published.sa_batches import SABatches

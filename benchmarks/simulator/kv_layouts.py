@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, write_result
 from sloserve.core.errors import ConfigError
-from sloserve.kernels.kv_layout import KVLayout
+from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.report.statistics import mean_interval
 from sloserve.report.summary import summarize
 from sloserve.sim.build_experiment import build_experiment

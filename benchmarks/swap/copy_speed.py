@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.arguments import is_quick
 from benchmarks.publish import RESULTS, write_result
-from sloserve.kernels.kv_copy import Region, copy_blocks
+from sloserve.core.kernels.kv_copy import Region, copy_blocks
 
 SEED = 0
 LAYERS = 32

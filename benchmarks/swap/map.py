@@ -14,9 +14,9 @@ import numpy as np
 
 from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, aligned, write_table
+from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import Profile, load_profile, profile_names
-from sloserve.kernels.kv_layout import KVLayout
 from sloserve.lso.plan import EngineFacts, SwapFacts
 from sloserve.lso.swapping import recompute_s, swap_s
 

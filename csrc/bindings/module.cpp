@@ -1,7 +1,7 @@
 #include "module.h"
 
 NB_MODULE(_csrc, m) {
-  m.doc() = "Compiled kernels of sloserve; use the typed wrappers in sloserve.kernels.";
+  m.doc() = "Compiled kernels of sloserve; use the typed wrappers in sloserve.core.kernels.";
   sloserve::bindings::bind_anneal(m);
   sloserve::bindings::bind_knapsack(m);
   sloserve::bindings::bind_digest(m);

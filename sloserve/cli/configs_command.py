@@ -21,7 +21,7 @@ def configs(
     as_json: JsonFlag = False,
 ) -> None:
     """List the example files of servers, fleets, SLOs and dashboards, or copy them to a folder of yours."""
-    from sloserve.files.examples import copied, examples, purpose
+    from sloserve.core.files.examples import copied, examples, purpose
 
     if names or to is not None:
         for path in copied(names or [], to or Path()):

@@ -313,7 +313,7 @@ def _flag(field: str) -> str:
 def _read(file: Path, given: Mapping[str, Any] | None = None) -> Any:
     """The fleet. given: fields of its section ``gateway`` that win over the file's. Raises: ConfigError."""
     from sloserve.core.errors import ConfigError
-    from sloserve.files.model import check_model
+    from sloserve.core.files.model import check_model
     from sloserve.fleet.file import read_fleet
     from sloserve.wire.optional_http3 import Http3Settings
 

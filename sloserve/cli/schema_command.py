@@ -16,9 +16,9 @@ def schema_text(kind: str) -> str:
     """The schema of a kind of file as it stands in ``configs/schemas``. Raises: ConfigError for an unknown kind."""
     from pydantic import BaseModel
 
+    from sloserve.core.files.json_schema import schema_of
+    from sloserve.core.files.model import unknown
     from sloserve.estimator.step_time.profile import Profile
-    from sloserve.files.json_schema import schema_of
-    from sloserve.files.model import unknown
     from sloserve.fleet.file import FleetSections
     from sloserve.fleet.gateway.keys import KeysFile
     from sloserve.fleet.router.settings import RouterSettings

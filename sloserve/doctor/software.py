@@ -29,7 +29,7 @@ def python() -> Iterator[Finding]:
 def own_extension() -> Iterator[Finding]:
     """The C++ that policies are planned with, without which nothing works."""
     try:
-        import_module("sloserve.kernels._csrc")
+        import_module("sloserve.core.kernels._csrc")
     except ImportError as error:
         remedy = f"install sloserve anew with this Python: {install_command()}"
         yield fault("sloserve", f"{sloserve.__version__}, whose extension does not load: {error}", remedy)

@@ -12,8 +12,8 @@ step:
 
 from dataclasses import dataclass, replace
 
+from sloserve.core.kernels.requests import any_up_to
 from sloserve.core.rows import Rows, State
-from sloserve.kernels.requests import any_up_to
 from sloserve.scheduler.policy import NO_SLOTS, Plan, Snapshot
 
 # Plain numbers: comparing with an enum's member takes several times as long.

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sloserve.core.arrays import BoolArray, IntArray
+from sloserve.core.kernels.requests import slots_found, split_running
 from sloserve.core.rows import Rows, State
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.containment import ErrorLog
@@ -27,7 +28,6 @@ from sloserve.engine.shadow import Shadow
 from sloserve.estimator.drafting import Drafting
 from sloserve.estimator.planning_cost import PlanningCost
 from sloserve.estimator.step_time.latency import StepLoad
-from sloserve.kernels.requests import slots_found, split_running
 from sloserve.lso.decode_first import progress_columns, service_order, uncomputed_tokens
 from sloserve.lso.draft_lengths import draft_lengths
 from sloserve.lso.drafted import DRAFT_COLUMNS

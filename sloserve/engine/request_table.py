@@ -7,11 +7,11 @@ from typing import Any, Final
 import numpy as np
 
 from sloserve.core.arrays import IntArray
+from sloserve.core.kernels.requests import slots_in_order
 from sloserve.core.rows import READ_COLUMNS, Rows, State
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.port import EngineRequest, RequestReader
 from sloserve.engine.step_counts import CHECKS, CountsDiffer, StepCounts
-from sloserve.kernels.requests import slots_in_order
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Snapshot
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from sloserve.core.arrays import IntArray
+from sloserve.core.kernels.step_counts import StepCounts as Followed
 from sloserve.core.rows import READ_COLUMNS, Rows, State
-from sloserve.kernels.step_counts import StepCounts as Followed
 
 CHECK_VARIABLE: Final = "SLOSERVE_CHECK_COUNTS"
 """Where it is set in the environment, counts that were followed are read as well, and have to be the same."""

@@ -9,13 +9,13 @@ import numpy as np
 
 from sloserve.core.arrays import IntArray
 from sloserve.core.clock import Clock
+from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.engine.link_clock import LinkClock
 from sloserve.engine.step_clock import StepClock
 from sloserve.engine.swap_rule import SwapRule
 from sloserve.engine.swap_store import SwapStore
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import Profile
-from sloserve.kernels.kv_layout import KVLayout
 from sloserve.lso.plan import EngineFacts, SwapFacts
 
 LINK_BYTES_PER_S: Final = 50e9

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
-from sloserve.kernels.kv_layout import KVGroups
+from sloserve.core.kernels.kv_layout import KVGroups
 from sloserve.lso.needed_blocks import NeededBlocks, count
 
 Refusal = Literal["empty", "too_large", "full", "loading"]

@@ -27,9 +27,9 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, Field
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.files.marked_yaml import Node, load_yaml, parse_yaml
+from sloserve.core.files.model import Allowed, Problem, at_place, check_model, unknown
 from sloserve.estimator.step_time.profile import load_profile, profile_names
-from sloserve.files.marked_yaml import Node, load_yaml, parse_yaml
-from sloserve.files.model import Allowed, Problem, at_place, check_model, unknown
 from sloserve.fleet.file_checks import not_startable, placed, unserved, wrong_host, wrong_pool, wrongly_adapted
 from sloserve.fleet.file_sections import (
     BatchSection,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from sloserve.core.errors import ConfigError
-from sloserve.files.model import Problem, unknown
+from sloserve.core.files.model import Problem, unknown
 from sloserve.fleet.file_sections import CertificateSection, HostEntry, ModelEntry, PoolSection
 from sloserve.fleet.fleet import Fleet, Host, no_instances
 from sloserve.virtual_queues.model_swap import model_swap

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sloserve.files.model import NOT_TINY, Allowed
+from sloserve.core.files.model import NOT_TINY, Allowed
 from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.wire.optional_http3 import Http3Settings
 

@@ -10,8 +10,8 @@ from itertools import pairwise
 from typing import Any
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.files.model import unknown
 from sloserve.estimator.step_time.profile import Profile
-from sloserve.files.model import unknown
 from sloserve.fleet.file_sections import (
     BatchSection,
     CertificateSection,

@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sloserve.files.model import NOT_TINY, Allowed
+from sloserve.core.files.model import NOT_TINY, Allowed
 
 _COUNT: Final = Allowed("a whole number >= 1")
 _SECONDS: Final = Allowed("a number of seconds above 0, up to 86400")

@@ -6,7 +6,7 @@ from typing import Final
 
 from sloserve.core import numbers
 from sloserve.core.errors import ConfigError
-from sloserve.files.model import unknown
+from sloserve.core.files.model import unknown
 from sloserve.virtual_queues.contract import GroupSums
 
 QLM: Final = "qlm"

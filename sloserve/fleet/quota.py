@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sloserve.files.model import Allowed
+from sloserve.core.files.model import Allowed
 
 _COUNT: Final = Allowed("a whole number >= 0")
 Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]

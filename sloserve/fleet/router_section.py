@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from sloserve.core.errors import ConfigError
-from sloserve.files.marked_yaml import load_yaml
-from sloserve.files.model import Problem, at_place, check_model, unknown
+from sloserve.core.files.marked_yaml import load_yaml
+from sloserve.core.files.model import Problem, at_place, check_model, unknown
 from sloserve.fleet.router.settings import AUTO, RouterSettings, router_in, router_problems
 
 _AT: Final = "router"

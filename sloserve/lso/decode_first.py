@@ -12,8 +12,8 @@ the requests that the policy would have preempted for them.
 import numpy as np
 
 from sloserve.core.arrays import BoolArray, IntArray
+from sloserve.core.kernels import requests
 from sloserve.core.rows import Rows
-from sloserve.kernels import requests
 from sloserve.lso.plan import EngineFacts
 
 PREFILL_COLUMNS = frozenset({"computed_tokens", "hit_tokens", "prompt_tokens", "output_tokens", "swapped_tokens"})
@@ -21,7 +21,7 @@ PREFILL_COLUMNS = frozenset({"computed_tokens", "hit_tokens", "prompt_tokens", "
 
 
 def progress_columns(rows: Rows) -> requests.Progress:
-    """PREFILL_COLUMNS as :mod:`sloserve.kernels.requests` takes them."""
+    """PREFILL_COLUMNS as :mod:`sloserve.core.kernels.requests` takes them."""
     return rows.prompt_tokens, rows.output_tokens, rows.computed_tokens, rows.swapped_tokens, rows.hit_tokens
 
 

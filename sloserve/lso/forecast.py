@@ -4,7 +4,8 @@ EconoServe reserves blocks for each request's predicted length (exact allocation
 pipelining). Both trust one figure per request, and must pad it. With a distribution of lengths neither is needed:
 occupancy at a future step is a sum over many requests, whose errors even out. Its mean and variance follow from the
 chance of each that it still runs by then, and admission leaves room for some standard deviations. With lengths
-that are known this is the step function of :class:`sloserve.kernels.kv_reservation.KvReservation`, looked at on a grid.
+that are known this is the step function of :class:`sloserve.core.kernels.kv_reservation.KvReservation`, looked at on a
+grid.
 """
 
 from typing import Final
@@ -12,10 +13,10 @@ from typing import Final
 import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.kernels import forecast
+from sloserve.core.kernels.kv_layout import KVLayout
+from sloserve.core.kernels.survival import Chances
 from sloserve.core.rows import Rows
-from sloserve.kernels import forecast
-from sloserve.kernels.kv_layout import KVLayout
-from sloserve.kernels.survival import Chances
 from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
 
 AHEAD: Final[IntArray] = np.unique(np.append(0, np.geomspace(4, 8192, 36).astype(np.int64)))

@@ -9,14 +9,14 @@ from functools import partial
 import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.kernels.requests import places_stated
+from sloserve.core.kernels.survival import Chances, LengthColumns
 from sloserve.core.rows import LENGTH_QUANTILES, Rows
 from sloserve.estimator.length.at_admission import LEVELS
 from sloserve.estimator.length.choice import CLASS_PREDICTORS, ORACLE, PREDICTED, check_lengths
 from sloserve.estimator.length.quantiles import quantile_lengths
 from sloserve.estimator.length.remaining import KnownRequests, LengthEstimator, Rest, rest_of
 from sloserve.estimator.length.survival_table import SurvivalTable
-from sloserve.kernels.requests import places_stated
-from sloserve.kernels.survival import Chances, LengthColumns
 
 LENGTH_COLUMNS = frozenset(
     {"aborted", "class_id", "max_tokens", "oracle_output_tokens", "output_tokens", *LENGTH_QUANTILES}

@@ -13,7 +13,7 @@ from typing import overload
 import numpy as np
 
 from sloserve.core.arrays import IntArray
-from sloserve.kernels.kv_layout import STATE_WINDOW, KVGroups, KVLayout
+from sloserve.core.kernels.kv_layout import STATE_WINDOW, KVGroups, KVLayout
 from sloserve.lso.blocks import blocks_of
 
 

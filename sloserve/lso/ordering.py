@@ -15,9 +15,9 @@ from enum import Enum
 import numpy as np
 
 from sloserve.core.arrays import BoolArray, FloatArray, IntArray
+from sloserve.core.kernels import rank as compiled
+from sloserve.core.kernels import requests
 from sloserve.core.rows import Rows
-from sloserve.kernels import rank as compiled
-from sloserve.kernels import requests
 from sloserve.lso.decode_first import PREFILL_COLUMNS, service_order
 from sloserve.lso.plan import NO_SLOTS, Plan, Snapshot
 from sloserve.lso.preemption import Head, PreemptionCandidate, select_victims

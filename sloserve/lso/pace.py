@@ -7,8 +7,8 @@ the other; every policy asks here.
 from typing import Final
 
 from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.kernels.requests import token_pace
 from sloserve.core.rows import Rows
-from sloserve.kernels.requests import token_pace
 
 PACE_COLUMNS: Final = frozenset({"tpot_s", "tds"})
 """Columns that :func:`pace_s` reads."""

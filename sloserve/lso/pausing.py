@@ -6,7 +6,7 @@ QLM and Andes do not pause. EconoServe does, under the name "offload-free preemp
 import numpy as np
 
 from sloserve.core.arrays import BoolArray, IntArray
-from sloserve.kernels.kv_layout import KVLayout
+from sloserve.core.kernels.kv_layout import KVLayout
 
 
 def short_of_blocks(

@@ -11,12 +11,12 @@ from typing import ClassVar, Final
 import numpy as np
 
 from sloserve.core.arrays import IntArray
+from sloserve.core.kernels.kv_layout import KVLayout
+from sloserve.core.kernels.requests import slots_misused
 from sloserve.core.rows import Rows, State
 from sloserve.estimator.drafting import DraftFacts
 from sloserve.estimator.step_time.latency import StepLatency
 from sloserve.estimator.step_time.online import OnlineLatency
-from sloserve.kernels.kv_layout import KVLayout
-from sloserve.kernels.requests import slots_misused
 from sloserve.lso.aged_turns import NO_TURNS, AgedTurns
 from sloserve.lso.preemption import Holding
 

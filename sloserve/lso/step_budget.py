@@ -17,10 +17,10 @@ from typing import Final
 import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.kernels.requests import places_stated, split_running
+from sloserve.core.kernels.step_budget import Decoding, StepPrompts, any_promised, decoding, step_prompts
 from sloserve.core.rows import Rows
 from sloserve.estimator.step_time.latency import StepLoad
-from sloserve.kernels.requests import places_stated, split_running
-from sloserve.kernels.step_budget import Decoding, StepPrompts, any_promised, decoding, step_prompts
 from sloserve.lso.decode_first import PREFILL_COLUMNS, progress_columns
 from sloserve.lso.drafted import DRAFT_COLUMNS, tokens_per_step
 from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths

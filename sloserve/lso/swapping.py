@@ -17,9 +17,9 @@ from typing import Final
 import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.core.rows import Rows, State
 from sloserve.estimator.step_time.latency import StepLatency, StepLoad
-from sloserve.kernels.kv_layout import KVLayout
 from sloserve.lso.needed_blocks import needed_blocks
 from sloserve.lso.plan import EngineFacts, SwapFacts
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from sloserve.admission.admission import Admission
 from sloserve.core import numbers
 from sloserve.core.errors import ConfigError
-from sloserve.files.model import check_model
+from sloserve.core.files.model import check_model
 from sloserve.scheduler.registry import parse_policy
 from sloserve.settings import AdmissionSettings
 from sloserve.virtual.engine_settings import EngineSettings

@@ -10,7 +10,7 @@ from typing import Any
 
 from sloserve.core import numbers
 from sloserve.core.errors import ConfigError
-from sloserve.files.model import unknown
+from sloserve.core.files.model import unknown
 from sloserve.scheduler.registry import parse_policy, policy_text
 from sloserve.sim.admissions import NONE, limit_queue
 from sloserve.virtual.engine_settings import EngineSettings

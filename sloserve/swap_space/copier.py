@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from sloserve.kernels.kv_copy import Region, block_bytes, copy_blocks
+from sloserve.core.kernels.kv_copy import Region, block_bytes, copy_blocks
 from sloserve.swap_space.host_pool import HostPool
 
 

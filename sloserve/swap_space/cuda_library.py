@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sloserve.core.arrays import IntArray
-from sloserve.kernels import _csrc
-from sloserve.kernels.kv_copy import Region
+from sloserve.core.kernels import _csrc
+from sloserve.core.kernels.kv_copy import Region
 from sloserve.swap_space.host_pool import HostPool
 
 ABI: Final = 1

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sloserve.core.arrays import IntArray
-from sloserve.kernels.kv_copy import Region, block_bytes
+from sloserve.core.kernels.kv_copy import Region, block_bytes
 from sloserve.swap_space.cuda_library import Ended
 from sloserve.swap_space.host_pool import HostPool
 

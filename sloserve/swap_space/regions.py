@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sloserve.core.errors import ConfigError
-from sloserve.kernels.kv_copy import Region
+from sloserve.core.kernels.kv_copy import Region
 from sloserve.swap_space.memory_limits import GIB
 
 SPACE_KEY: Final = "swap_space_gib"

@@ -9,8 +9,8 @@ from typing import Any, Final, Literal, Self, get_args
 import numpy as np
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.kernels.kv_layout import STATE_WINDOW, KVGroups, KVLayout
 from sloserve.estimator.step_time.profile import Profile
-from sloserve.kernels.kv_layout import STATE_WINDOW, KVGroups, KVLayout
 from sloserve.lso.blocks import blocks_of
 from sloserve.virtual.drafts import Drafts
 

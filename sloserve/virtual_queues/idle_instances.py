@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sloserve.kernels.fleet import FleetProblem, FleetQueues, fleet_search
+from sloserve.core.kernels.fleet import FleetProblem, FleetQueues, fleet_search
 from sloserve.virtual_queues.contract import FleetState, GroupSums
 
 _TIMES_PAID: Final = 2.0

@@ -12,8 +12,8 @@ import numpy as np
 from scipy.special import ndtri
 
 from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.kernels.fleet import FleetProblem
 from sloserve.estimator.completion.group_time import Serving, group_times, running_time
-from sloserve.kernels.fleet import FleetProblem
 from sloserve.virtual_queues.contract import FleetState, GroupSums, InstanceState, ModelState, Swap
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sloserve.core.kernels.fleet import FleetProblem, FleetQueues, fleet_search
 from sloserve.estimator.completion.group_time import Serving
-from sloserve.kernels.fleet import FleetProblem, FleetQueues, fleet_search
 from sloserve.virtual_queues.contract import FleetPlan, FleetState, GroupSums
 from sloserve.virtual_queues.idle_instances import use_idle
 from sloserve.virtual_queues.problem import PlanSettings, ProblemMaker, Times

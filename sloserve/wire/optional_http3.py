@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import BaseModel, ConfigDict, Field
 
 from sloserve.core.extras import not_installed
-from sloserve.files.model import NOT_TINY, Allowed
+from sloserve.core.files.model import NOT_TINY, Allowed
 from sloserve.wire.asgi import Message, Scope, Send
 from sloserve.wire.resolve import Classify
 

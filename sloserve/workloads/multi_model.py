@@ -13,9 +13,9 @@ import numpy as np
 
 from sloserve.core import numbers
 from sloserve.core.errors import ConfigError
+from sloserve.core.files.model import unknown
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import ClassTable, Targets
-from sloserve.files.model import unknown
 from sloserve.scheduler.registry import parse_policy
 from sloserve.workloads.arrival_processes import Gamma, generate
 from sloserve.workloads.conversation_lengths import conversations

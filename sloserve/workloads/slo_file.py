@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.files.json_schema import JsonSchema, titled
+from sloserve.core.files.marked_yaml import Node, load_yaml
 from sloserve.core.slo import MAX_TARGET_S, MAX_TDS, SLOClass, Targets
 from sloserve.core.speeds import SPEEDS
-from sloserve.files.json_schema import JsonSchema, titled
-from sloserve.files.marked_yaml import Node, load_yaml
 from sloserve.workloads.slo_assignment import ClassRule, ScaledDeadline, SLOAssignment
 
 TOP_KEYS = ("classes", "by_task", "default")
@@ -105,7 +105,7 @@ def read_slo_file(path: str | Path) -> SLOAssignment:
 
 
 def parse_slos(root: Node, source: str) -> SLOAssignment:
-    """The assignment that the mapping ``root`` of :func:`~sloserve.files.marked_yaml.parse_yaml` describes.
+    """The assignment that the mapping ``root`` of :func:`~sloserve.core.files.marked_yaml.parse_yaml` describes.
 
     Raises: ConfigError for a key or value that is not allowed.
     """

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from sloserve.core.arrays import FloatArray, IntArray
-from sloserve.kernels import _csrc, forecast, rank, requests, step_budget, survival
-from sloserve.kernels.anneal import BatchRequests, Cooling, anneal, exhaustive
-from sloserve.kernels.digest import DigestCurves, Replies
-from sloserve.kernels.fleet import FleetProblem, fleet_search
-from sloserve.kernels.knapsack import PackRule, best_batch, pack_exact, pack_greedy, pack_priced
-from sloserve.kernels.kv_copy import Region, copy_blocks
-from sloserve.kernels.kv_layout import KVGroups, KVLayout
-from sloserve.kernels.kv_reservation import FOREVER, KvHosting, KvReservation
-from sloserve.kernels.worth import worth
+from sloserve.core.kernels import _csrc, forecast, rank, requests, step_budget, survival
+from sloserve.core.kernels.anneal import BatchRequests, Cooling, anneal, exhaustive
+from sloserve.core.kernels.digest import DigestCurves, Replies
+from sloserve.core.kernels.fleet import FleetProblem, fleet_search
+from sloserve.core.kernels.knapsack import PackRule, best_batch, pack_exact, pack_greedy, pack_priced
+from sloserve.core.kernels.kv_copy import Region, copy_blocks
+from sloserve.core.kernels.kv_layout import KVGroups, KVLayout
+from sloserve.core.kernels.kv_reservation import FOREVER, KvHosting, KvReservation
+from sloserve.core.kernels.worth import worth
 
 pytestmark = pytest.mark.slow
 

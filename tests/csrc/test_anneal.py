@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sloserve.kernels.anneal import BatchPlan, BatchRequests, BatchTimes, Cooling, anneal, exhaustive
+from sloserve.core.kernels.anneal import BatchPlan, BatchRequests, BatchTimes, Cooling, anneal, exhaustive
 
 THOROUGH = Cooling(moves=88)
 """Ten times the default: 0.3 ms, what the paper's own search takes."""

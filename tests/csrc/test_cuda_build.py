@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sloserve.kernels import _csrc
-from sloserve.kernels.kv_copy import Region
+from sloserve.core.kernels import _csrc
+from sloserve.core.kernels.kv_copy import Region
 from sloserve.swap_space.cuda_library import CudaTransfer, built_library
 from sloserve.swap_space.host_pool import HostPool
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from sloserve.core.arrays import FloatArray
+from sloserve.core.kernels.digest import DigestCurves, Replies
 from sloserve.core.qoe import digested_area, expected_area, qoe
-from sloserve.kernels.digest import DigestCurves, Replies
 
 Deliveries = list[tuple[float, int]]
 NAN = float("nan")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
-from sloserve.kernels.fit import fit_nonnegative
+from sloserve.core.kernels.fit import fit_nonnegative
 
 
 def equations(n: int, weight: float) -> list[np.ndarray]:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.fleet.group_spans import group_spans
-from sloserve.kernels.fleet import FleetProblem, FleetQueues, fleet_search
+from sloserve.core.kernels.fleet import FleetProblem, FleetQueues, fleet_search
 from tests.seeds import seeds
 
 

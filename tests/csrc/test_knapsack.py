@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.kernels.knapsack import PackRule, best_batch, pack_exact, pack_greedy, pack_priced
+from sloserve.core.kernels.knapsack import PackRule, best_batch, pack_exact, pack_greedy, pack_priced
 
 MOST = 2**63 - 1
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from sloserve.kernels.kv_copy import MOST_THREADS, Region, block_bytes, copy_blocks
+from sloserve.core.kernels.kv_copy import MOST_THREADS, Region, block_bytes, copy_blocks
 
 LAYOUTS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
 """Of vLLM's v1/kv_cache_layout.py: the axes (layer, block, head, token, content) from the outermost on."""

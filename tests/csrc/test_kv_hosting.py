@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.kernels.kv_reservation import KvHosting, KvReservation
+from sloserve.core.kernels.kv_reservation import KvHosting, KvReservation
 
 
 def hosted_lengths(host: int, lengths: list[int], buffer: int = 0) -> list[tuple[int, int]]:

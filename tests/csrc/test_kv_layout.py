@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.kernels.kv_layout import KVGroups, KVLayout
+from sloserve.core.kernels.kv_layout import KVGroups, KVLayout
 
 FULL = KVLayout.full(16)
 

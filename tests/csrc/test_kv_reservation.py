@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.kernels.kv_reservation import FOREVER, KvReservation
+from sloserve.core.kernels.kv_reservation import FOREVER, KvReservation
 
 
 @dataclass

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.kernels.rank import by_class, first_places, ranked, top_k
+from sloserve.core.kernels.rank import by_class, first_places, ranked, top_k
 
 
 def reference(keys: list[float], seqs: list[int], k: int) -> list[int]:

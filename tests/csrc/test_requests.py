@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.kernels.requests import (
+from sloserve.core.kernels.requests import (
     any_up_to,
     chunks_scheduled,
     context_and_uncomputed,

@@ -82,7 +82,7 @@ def test_the_extension(tmp_path: Path) -> None:
         path for path in HERE.glob("test_*.py") if path.name not in ("test_sanitized.py", "test_cuda_build.py")
     )
     arguments = ["-q", "-x", "-s", "-p", "tests.substitute", "-p", "no:cacheprovider", "-m", "not vllm and not gpu"]
-    variables = {substitute.VARIABLE: f"sloserve.kernels._csrc={module}"}
+    variables = {substitute.VARIABLE: f"sloserve.core.kernels._csrc={module}"}
     done = python("-m", "pytest", *arguments, "--hypothesis-profile=fast", *tests, **variables)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.kernels.kv_layout import KVLayout
-from sloserve.kernels.step_budget import any_promised, decoding, step_prompts
+from sloserve.core.kernels.kv_layout import KVLayout
+from sloserve.core.kernels.step_budget import any_promised, decoding, step_prompts
 from tests.snapshots import make_snapshot
 
 NOW_S, ALONE_S, HEADROOM, SPEND, BLOCK = 1000.0, 0.02, 0.95, 64.0, 16

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.kernels.kv_layout import KVLayout
-from sloserve.kernels.survival import Chances, chances, mean_left
-from sloserve.kernels.worth import worth
+from sloserve.core.kernels.kv_layout import KVLayout
+from sloserve.core.kernels.survival import Chances, chances, mean_left
+from sloserve.core.kernels.worth import worth
 
 AHEAD = np.array([0, 4, 10, 30, 100, 400, 2000])
 STEP_S, FULL_S, PROMPT_TOKEN_S, TOKEN_S, KV_TOKENS, SEATS, SHARE, LATE_SHARE, LATE_AT, TTFT_S, TDS, *_ = FACTS = (

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from sloserve.cli import app
 from sloserve.cli.schema_command import KINDS, schema_text
 from sloserve.core.errors import ConfigError
+from sloserve.core.files.marked_yaml import parse_yaml
 from sloserve.estimator.step_time.profile import load_profile
-from sloserve.files.marked_yaml import parse_yaml
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.gateway.keys import KeysFile
 from sloserve.settings import read_settings

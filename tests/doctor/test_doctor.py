@@ -66,7 +66,7 @@ main()
 @pytest.mark.parametrize(
     ("gone", "check", "state"),
     [
-        (["sloserve.kernels._csrc"], "sloserve", "fault"),
+        (["sloserve.core.kernels._csrc"], "sloserve", "fault"),
         (["scipy", "uvicorn", "aioquic", "starlette", "matplotlib", "torch"], "sloserve", "ok"),
     ],
 )

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.core.arrays import IntArray
+from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.core.rows import COLUMNS, Rows, State
 from sloserve.core.slo import ClassTable, SLOClass
 from sloserve.engine.guards import (
@@ -21,7 +22,6 @@ from sloserve.engine.guards import (
     keep_prompts_whole,
     spare_decodes,
 )
-from sloserve.kernels.kv_layout import KVLayout
 from sloserve.scheduler.policy import EngineFacts, Plan, Snapshot, check_plan
 
 ENGINE = EngineFacts(100, 100, KVLayout.full(16), 8, 2048, 8)

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.core.rows import Rows, State
 from sloserve.engine.held_plan import MAX_PAUSE_AGE_S, MAX_PLAN_AGE_S, HeldPlan
-from sloserve.kernels.kv_layout import KVLayout
 from sloserve.scheduler.policy import EngineFacts, Plan, Snapshot
 
 ENGINE = EngineFacts(100, 100, KVLayout.full(16), 8, 2048, 8)

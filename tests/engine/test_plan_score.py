@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.core.rows import Rows, State
 from sloserve.engine.plan_score import (
     NEEDS,
@@ -17,7 +18,6 @@ from sloserve.engine.plan_score import (
     predicted_gain,
     predicted_met,
 )
-from sloserve.kernels.kv_layout import KVLayout
 from sloserve.scheduler.policy import EngineFacts, Plan, Snapshot
 
 NOW_S = 100.0

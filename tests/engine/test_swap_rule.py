@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.engine.swap_rule import SwapRule
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
-from sloserve.kernels.kv_layout import KVLayout
 from sloserve.lso.plan import EngineFacts, SwapFacts
 from sloserve.lso.swapping import recompute_s
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from sloserve.core.kernels.kv_layout import STATE_WINDOW, KVGroups
 from sloserve.engine.swap_store import SwapStore
-from sloserve.kernels.kv_layout import STATE_WINDOW, KVGroups
 from sloserve.lso.blocks import blocks_of
 
 BLOCK = 4

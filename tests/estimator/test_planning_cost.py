@@ -3,8 +3,8 @@
 import pytest
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.files.model import read_yaml_model
 from sloserve.estimator.planning_cost import NO_PLANNING_COST, CostLine, PlanningCosts, constant_cost, planning_costs
-from sloserve.files.model import read_yaml_model
 from sloserve.scheduler.registry import policy_class, policy_names
 
 TEXT = """

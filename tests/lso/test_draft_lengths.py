@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from sloserve.core.arrays import IntArray
+from sloserve.core.kernels.step_budget import decoding
 from sloserve.estimator.drafting import DraftFacts
 from sloserve.estimator.step_time.latency import StepLoad
-from sloserve.kernels.step_budget import decoding
 from sloserve.lso.draft_lengths import bearable_token_s, draft_lengths
 from sloserve.lso.drafted import tokens_per_step
 from sloserve.lso.step_budget import HEADROOM, SPEND_TOKENS

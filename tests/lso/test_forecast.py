@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.kernels.kv_layout import KVLayout
-from sloserve.kernels.kv_reservation import KvReservation
+from sloserve.core.kernels.kv_layout import KVLayout
+from sloserve.core.kernels.kv_reservation import KvReservation
 from sloserve.lso.forecast import AHEAD, how_many_fit, how_many_fit_to_the_end, occupancy
 from sloserve.lso.lengths import Lengths
 from tests.snapshots import make_snapshot

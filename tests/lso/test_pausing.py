@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sloserve.kernels.kv_layout import KVLayout
+from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.lso.pausing import short_of_blocks
 
 BLOCK = 16

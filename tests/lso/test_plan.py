@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.core.rows import State
-from sloserve.kernels.kv_layout import KVLayout
 from sloserve.scheduler.chaos import Chaos
 from sloserve.scheduler.policy import EngineFacts, Plan, PlanError, Snapshot, check_plan
 

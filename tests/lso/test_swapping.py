@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import Profile, load_profile, profile_names
-from sloserve.kernels.kv_layout import KVLayout
 from sloserve.lso.plan import EngineFacts, SwapFacts
 from sloserve.lso.swapping import cheaper_later, preemption_price, recompute_s, swap_s, swap_worth_s
 from tests.snapshots import make_snapshot

@@ -94,7 +94,7 @@ def tried(target: Target, seed: int, folder: Path) -> Iterator[tuple[Change, str
     """What became of each change."""
     original = (ROOT / target.path).read_text()
     if target.path.endswith(".h"):
-        name, module_of = "sloserve.kernels._csrc", functools.partial(built, target.path, folder)
+        name, module_of = "sloserve.core.kernels._csrc", functools.partial(built, target.path, folder)
     else:
         name = target.path.removesuffix(".py").replace("/", ".")
         module_of = functools.partial(written, folder)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sloserve.core.errors import ConfigError
-from sloserve.kernels.kv_copy import Region
+from sloserve.core.kernels.kv_copy import Region
 from sloserve.swap_space import cuda_library
 from sloserve.swap_space.copier import Copier, Moved
 from sloserve.swap_space.cuda_copier import CudaCopier

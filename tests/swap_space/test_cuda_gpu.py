@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sloserve.kernels.kv_copy import Region, block_bytes
+from sloserve.core.kernels.kv_copy import Region, block_bytes
 from sloserve.swap_space.cuda_copier import CudaCopier, Transfer
 from sloserve.swap_space.cuda_library import CudaTransfer, built_library
 from sloserve.swap_space.host_pool import HostPool

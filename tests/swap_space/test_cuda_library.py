@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sloserve.kernels.kv_copy import Region
+from sloserve.core.kernels.kv_copy import Region
 from sloserve.swap_space import cuda_library, host_pool
 from sloserve.swap_space.cuda_copier import CudaCopier
 from sloserve.swap_space.cuda_library import CudaTransfer, loaded

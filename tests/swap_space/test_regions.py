@@ -57,7 +57,7 @@ def spec(**others: Any) -> Any:
 def test_a_block_comes_back_elsewhere_as_it_was(layout: str, layers: str) -> None:
     import torch
 
-    from sloserve.kernels.kv_copy import block_bytes
+    from sloserve.core.kernels.kv_copy import block_bytes
     from sloserve.swap_space.copier import CpuCopier
     from sloserve.swap_space.host_pool import HostPool
     from sloserve.swap_space.regions import block_bytes_of, regions_of

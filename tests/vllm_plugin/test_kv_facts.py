@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sloserve.core.errors import ConfigError
-from sloserve.kernels.kv_layout import STATE_WINDOW, KVGroups
+from sloserve.core.kernels.kv_layout import STATE_WINDOW, KVGroups
 
 pytestmark = pytest.mark.vllm
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.files.marked_yaml import parse_yaml
 from sloserve.core.slo import MAX_TARGET_S, SLO, Targets
 from sloserve.core.speeds import READING
-from sloserve.files.marked_yaml import parse_yaml
 from sloserve.workloads.slo_assignment import DEFAULT_ASSIGNMENT, ScaledDeadline, SLOAssignment
 from sloserve.workloads.slo_file import parse_slos, read_slo_file
 from sloserve.workloads.trace import Trace, make_trace

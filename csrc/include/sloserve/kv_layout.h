@@ -1,5 +1,5 @@
 // How many blocks of the one KV cache a request takes, over all groups of its layers. No Python, no torch. The rules are
-// vLLM's (v1/core/single_type_kv_cache_manager.py): sloserve/kernels/kv_layout.py says what each kind of layer keeps.
+// vLLM's (v1/core/single_type_kv_cache_manager.py): sloserve/core/kernels/kv_layout.py says what each kind of layer keeps.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace sloserve {
 
-// `count` KV cache groups that are counted alike. Fields as in sloserve/kernels/kv_layout.py; 0 where a rule does not hold.
+// `count` KV cache groups that are counted alike. Fields as in sloserve/core/kernels/kv_layout.py; 0 where a rule does not hold.
 struct KvGroups {
   std::int64_t count, block_size, window_tokens, chunk_tokens, states, checkpoints, spare_blocks, most_blocks, copied_blocks;
 };

@@ -9,8 +9,8 @@ from typing import Final, TypeVar
 import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.kernels.survival import Chances, LengthColumns, chances, mean_left
 from sloserve.estimator.length.remaining import KnownRequests, LengthEstimator
-from sloserve.kernels.survival import Chances, LengthColumns, chances, mean_left
 
 STRIDE_TOKENS: Final = 8
 MOST_TOKENS: Final = 16384
@@ -73,7 +73,7 @@ class SurvivalTable:
         ahead: IntArray,
         known: tuple[FloatArray, IntArray] | None = None,
     ) -> Chances:
-        """P(more than ``ahead`` tokens are still to come), see :func:`sloserve.kernels.survival.chances`."""
+        """P(more than ``ahead`` tokens are still to come), see :func:`sloserve.core.kernels.survival.chances`."""
         return self._looked_up(
             lambda: chances(self._longer, STRIDE_TOKENS, lengths, slots, ahead, known), lengths[0], slots
         )

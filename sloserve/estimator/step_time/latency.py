@@ -24,8 +24,8 @@ from typing import Annotated, Literal, Protocol
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
+from sloserve.core.files.model import NOT_TINY
 from sloserve.estimator.step_time.inverse import ROUNDING, most_tokens, quadratic_root
-from sloserve.files.model import NOT_TINY
 
 _MS_PER_S = 1000.0
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from sloserve.core.arrays import BoolArray, FloatArray
+from sloserve.core.kernels.fit import fit_nonnegative
 from sloserve.estimator.step_time.inverse import ROUNDING, most_tokens, quadratic_root
 from sloserve.estimator.step_time.latency import StepLoad
-from sloserve.kernels.fit import fit_nonnegative
 
 FREE_TOKENS = 160
 """Tokens that cost little beyond the reading of the weights; GPUs lie between 100 and 300."""

@@ -14,10 +14,10 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.files.model import read_yaml_model
+from sloserve.core.kernels.kv_layout import STATE_WINDOW, KVGroups, KVLayout
 from sloserve.estimator.step_time.inverse import ROUNDING
 from sloserve.estimator.step_time.latency import Bilinear, DistServe, Hinge, NotNegative, Positive, StepLoad
-from sloserve.files.model import read_yaml_model
-from sloserve.kernels.kv_layout import STATE_WINDOW, KVGroups, KVLayout
 
 Count = Annotated[int, Field(ge=1)]
 NotBelowZero = Annotated[int, Field(ge=0)]
@@ -68,8 +68,8 @@ class Grid(_ProfileSection):
 
 
 class KVGroup(_ProfileSection):
-    """KV cache groups that are counted alike, see :class:`~sloserve.kernels.kv_layout.KVGroups`; 0 where a rule does
-    not hold.
+    """KV cache groups that are counted alike, see :class:`~sloserve.core.kernels.kv_layout.KVGroups`; 0 where a rule
+    does not hold.
     """
 
     num_groups: Count

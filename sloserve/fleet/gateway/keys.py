@@ -29,9 +29,9 @@ from typing import Annotated, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.files.marked_yaml import Node, load_yaml
+from sloserve.core.files.model import Allowed, Problem, at_place, check_model, unknown
 from sloserve.core.slo import ClassTable
-from sloserve.files.marked_yaml import Node, load_yaml
-from sloserve.files.model import Allowed, Problem, at_place, check_model, unknown
 from sloserve.fleet.quota import Quota
 
 PREFIX: Final = "sloserve-"

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.kernels.anneal import BatchRequests, BatchTimes, anneal
 from sloserve.estimator.completion.group_time import Serving
-from sloserve.kernels.anneal import BatchRequests, BatchTimes, anneal
 from sloserve.virtual_queues.contract import InstanceState
 from sloserve.virtual_queues.qlm_planner import Foreseen
 

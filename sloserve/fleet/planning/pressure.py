@@ -6,8 +6,8 @@ from typing import Final
 import numpy as np
 
 from sloserve.core.arrays import FloatArray
+from sloserve.core.kernels.fleet import FleetProblem
 from sloserve.fleet.planning.waiting_groups import Group
-from sloserve.kernels.fleet import FleetProblem
 from sloserve.virtual_queues.contract import FleetPlan
 from sloserve.virtual_queues.qlm_planner import Foreseen
 

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from sloserve.core.files.marked_yaml import load_yaml
 from sloserve.estimator.step_time.profile import profile_names
-from sloserve.files.marked_yaml import load_yaml
 from sloserve.fleet.fleet import Fleet
 
 NAME: Final = "fleet.yaml"

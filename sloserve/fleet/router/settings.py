@@ -21,10 +21,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.files.marked_yaml import Node, load_yaml, parse_yaml
+from sloserve.core.files.model import NOT_TINY, Allowed, Problem, at_place, check_model, unknown
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import Profile, load_profile
-from sloserve.files.marked_yaml import Node, load_yaml, parse_yaml
-from sloserve.files.model import NOT_TINY, Allowed, Problem, at_place, check_model, unknown
 from sloserve.fleet.router.arrivals import Phases
 from sloserve.fleet.router.environment import Speed, System
 from sloserve.fleet.router.quality import QualityTable

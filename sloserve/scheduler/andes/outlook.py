@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.kernels.digest import DigestCurves, Replies
 from sloserve.core.qoe import DEFAULT_TDS, DEFAULT_TTFT_S
 from sloserve.core.rows import Rows
-from sloserve.kernels.digest import DigestCurves, Replies
 from sloserve.lso.decode_first import PREFILL_COLUMNS, uncomputed_tokens
 from sloserve.lso.lengths import LENGTH_COLUMNS
 from sloserve.lso.pace import pace_s

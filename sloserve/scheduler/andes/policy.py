@@ -29,11 +29,11 @@ from typing import Any
 import numpy as np
 
 from sloserve.core.arrays import BoolArray, FloatArray, IntArray
+from sloserve.core.kernels.digest import DigestCurves
 from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.running_fit import RunningMean
-from sloserve.kernels.digest import DigestCurves
 from sloserve.lso.decode_first import service_order, uncomputed_tokens
 from sloserve.lso.drafted import mean_tokens_per_step
 from sloserve.lso.ordering import by_class, first_places, without_targets, woven_places

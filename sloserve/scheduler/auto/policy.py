@@ -15,11 +15,11 @@ from typing import Final
 import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.kernels.kv_layout import KVLayout
+from sloserve.core.kernels.requests import context_and_uncomputed
+from sloserve.core.kernels.survival import Chances
 from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
-from sloserve.kernels.kv_layout import KVLayout
-from sloserve.kernels.requests import context_and_uncomputed
-from sloserve.kernels.survival import Chances
 from sloserve.lso.decode_first import progress_columns, service_order
 from sloserve.lso.draft_lengths import DRAFT_LENGTH_COLUMNS, LENGTH_OF_DRAFTS
 from sloserve.lso.drafted import tokens_per_step

@@ -38,10 +38,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.kernels.survival import Chances
+from sloserve.core.kernels.worth import worth
 from sloserve.core.qoe import DEFAULT_TDS, DEFAULT_TTFT_S
 from sloserve.core.rows import Rows
-from sloserve.kernels.survival import Chances
-from sloserve.kernels.worth import worth
 from sloserve.lso.drafted import DRAFT_COLUMNS
 from sloserve.lso.lengths import LENGTH_COLUMNS
 from sloserve.lso.pace import PACE_COLUMNS

@@ -18,8 +18,8 @@ from collections.abc import Callable
 import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.kernels.rank import top_k
 from sloserve.core.rows import Rows
-from sloserve.kernels.rank import top_k
 from sloserve.lso.blocks import blocks_of
 from sloserve.scheduler.policy import EngineFacts, Plan, Snapshot
 

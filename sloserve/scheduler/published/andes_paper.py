@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.kernels.knapsack import pack_exact
 from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
-from sloserve.kernels.knapsack import pack_exact
 from sloserve.lso.decode_first import service_order
 from sloserve.scheduler.andes.outlook import COLUMNS, Outlook
 from sloserve.scheduler.options import check_within

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.kernels.knapsack import best_batch
 from sloserve.core.rows import Rows
-from sloserve.kernels.knapsack import best_batch
 from sloserve.scheduler.andes.outlook import Foresight, Outlook
 from sloserve.scheduler.andes.policy import Andes
 from sloserve.scheduler.andes.room import VictimOrder

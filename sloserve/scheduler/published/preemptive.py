@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sloserve.core.arrays import BoolArray, FloatArray, IntArray
-from sloserve.kernels.rank import top_k
+from sloserve.core.kernels.rank import top_k
 from sloserve.lso.decode_first import PREFILL_COLUMNS, decode_first
 from sloserve.lso.ordering import woven_places
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Snapshot

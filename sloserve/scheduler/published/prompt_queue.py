@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sloserve.core.arrays import IntArray
-from sloserve.kernels.rank import top_k
+from sloserve.core.kernels.rank import top_k
 from sloserve.lso.blocks import blocks_of
 from sloserve.scheduler.policy import Snapshot
 from sloserve.scheduler.published.paper_order import BestFit, paper_order

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from sloserve.core.arrays import BoolArray, IntArray, grown
-from sloserve.kernels.kv_reservation import FOREVER, KvHosting, KvReservation
+from sloserve.core.kernels.kv_reservation import FOREVER, KvHosting, KvReservation
 from sloserve.lso.blocks import blocks_of
 from sloserve.scheduler.policy import NO_SLOTS
 from sloserve.scheduler.published.paper_order import BestFit

@@ -7,7 +7,7 @@ stays empty until the batch has ended.
 import numpy as np
 
 from sloserve.core.arrays import IntArray
-from sloserve.kernels.anneal import anneal
+from sloserve.core.kernels.anneal import anneal
 from sloserve.scheduler.policy import Snapshot
 from sloserve.scheduler.sa.policy import SA, cooling_for
 from sloserve.scheduler.sa.times import RemainingWork, batch_times

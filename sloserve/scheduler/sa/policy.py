@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from sloserve.core.arrays import IntArray
+from sloserve.core.kernels.anneal import BatchRequests, BatchTimes, Cooling, anneal
 from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
 from sloserve.estimator.step_time.online import OnlineLatency
 from sloserve.estimator.step_time.profile import ProfileName, load_profile
-from sloserve.kernels.anneal import BatchRequests, BatchTimes, Cooling, anneal
 from sloserve.lso.decode_first import PREFILL_COLUMNS, uncomputed_tokens
 from sloserve.lso.drafted import DRAFT_COLUMNS, tokens_per_step
 from sloserve.lso.lengths import LENGTH_COLUMNS

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.kernels.anneal import BatchTimes
 from sloserve.estimator.step_time.fit import MeasuredStep, fit_bilinear
 from sloserve.estimator.step_time.latency import BatchFit, Bilinear, StepLatency, StepLoad
 from sloserve.estimator.step_time.profile import Profile
-from sloserve.kernels.anneal import BatchTimes
 
 _MS_PER_S = 1000.0
 _PROMPTS = (64, 256, 512, 1024, 2048)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sloserve.core.arrays import IntArray
-from sloserve.kernels.kv_layout import KVLayout
+from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.lso.blocks import blocks_of
 from sloserve.lso.preemption import Holding
 from sloserve.sim.model.model_requests import ModelRequests

@@ -6,8 +6,8 @@ import numpy as np
 
 from sloserve.core.arrays import BoolArray, IntArray
 from sloserve.core.errors import ConfigError
+from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.engine.prefix_hit import is_unchanged
-from sloserve.kernels.kv_layout import KVLayout
 from sloserve.lso.blocks import blocks_of
 from sloserve.lso.preemption import Holding
 from sloserve.sim.model.block_pool import NULL, BlockPool

@@ -1,13 +1,14 @@
 """What layers of one kind keep of a request's blocks, and which blocks of a prefix they need to find.
 
 The rules are those of vLLM's managers, one for each kind of layer (v1/core/single_type_kv_cache_manager.py); how many
-blocks follow from tokens alone is in :mod:`sloserve.kernels.kv_layout`, where Mamba's states are a bound and here not.
+blocks follow from tokens alone is in :mod:`sloserve.core.kernels.kv_layout`, where Mamba's states are a bound and here
+not.
 """
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sloserve.kernels.kv_layout import STATE_WINDOW, KVGroups
+from sloserve.core.kernels.kv_layout import STATE_WINDOW, KVGroups
 from sloserve.lso.blocks import blocks_of
 from sloserve.sim.model.block_pool import NULL
 

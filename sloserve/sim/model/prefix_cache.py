@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 
 from sloserve.core.arrays import IntArray
+from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.engine.prefix_hit import blocks_hit
-from sloserve.kernels.kv_layout import KVLayout
 from sloserve.lso.blocks import blocks_of
 from sloserve.sim.model.grouped_blocks import GroupedBlocks
 from sloserve.sim.model.model_requests import ModelRequests

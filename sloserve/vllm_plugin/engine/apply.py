@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from vllm.v1.request import Request, RequestStatus
 
 from sloserve.core.arrays import IntArray
+from sloserve.core.kernels.requests import moved_to_front
 from sloserve.engine.request_table import RequestTable
-from sloserve.kernels.requests import moved_to_front
 from sloserve.lso.chunk_ends import advancing_tokens
 from sloserve.scheduler.policy import Plan
 from sloserve.vllm_plugin.engine import compat

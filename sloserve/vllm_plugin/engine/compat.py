@@ -15,10 +15,10 @@ from vllm.v1.core.sched.output import GrammarOutput
 from vllm.v1.request import Request, RequestStatus
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.core.rows import State
 from sloserve.engine.prefix_hit import blocks_hit, is_unchanged
 from sloserve.engine.step_clock import StepClock
-from sloserve.kernels.kv_layout import KVLayout
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import EngineFacts
 from sloserve.vllm_plugin.engine.kv_groups import keeps_all_tokens, layout_of, shares_prefixes

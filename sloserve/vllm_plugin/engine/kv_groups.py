@@ -14,7 +14,7 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
-from sloserve.kernels.kv_layout import RING_WINDOW, STATE_WINDOW, KVGroups, KVLayout
+from sloserve.core.kernels.kv_layout import RING_WINDOW, STATE_WINDOW, KVGroups, KVLayout
 
 _WHOLE_CONTEXT = (FullAttentionSpec, MLAAttentionSpec, SinkFullAttentionSpec)
 _WINDOWS = (SlidingWindowSpec, SlidingWindowMLASpec)

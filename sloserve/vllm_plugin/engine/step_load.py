@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from sloserve.core.kernels.requests import chunks_scheduled
 from sloserve.estimator.step_time.latency import StepLoad
-from sloserve.kernels.requests import chunks_scheduled
 
 
 def step_load(output: Any) -> StepLoad:

@@ -6,7 +6,7 @@ from typing import Any, Final
 from vllm.v1.request import Request
 
 from sloserve.core.arrays import IntArray
-from sloserve.kernels.requests import read_counts
+from sloserve.core.kernels.requests import read_counts
 
 _ATTRIBUTES: Final = {
     "computed_tokens": "num_computed_tokens",

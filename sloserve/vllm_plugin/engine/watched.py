@@ -11,10 +11,10 @@ import numpy as np
 from vllm.v1.request import Request, RequestStatus
 
 from sloserve.core.arrays import BoolArray, FloatArray, IntArray
+from sloserve.core.kernels.requests import counts_of, slots_found
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.planner import Planner
 from sloserve.engine.why import Cause, Phase, StepDone, Why, preempted_for
-from sloserve.kernels.requests import counts_of, slots_found
 from sloserve.lso.forecast import OCCUPANCY_COLUMNS, occupancy
 from sloserve.metrics.live_page import FRAME_EVERY_S, MOST_ROWS, NEAR, ROW, Frame, LiveWriter
 from sloserve.scheduler.policy import EngineFacts, Plan

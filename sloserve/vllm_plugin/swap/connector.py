@@ -22,9 +22,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.request import Request
 
+from sloserve.core.kernels.kv_copy import Region, block_bytes
 from sloserve.engine.containment import Containment
 from sloserve.engine.swap_store import SwapStore
-from sloserve.kernels.kv_copy import Region, block_bytes
 from sloserve.swap_space.copier import Copier, CpuCopier
 from sloserve.swap_space.host_pool import HostPool
 from sloserve.swap_space.regions import PoolSize, regions_of

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sloserve.core.errors import ConfigError
-from sloserve.kernels.kv_copy import Region, block_bytes
+from sloserve.core.kernels.kv_copy import Region, block_bytes
 from sloserve.swap_space.cuda_copier import CudaCopier, Transfer
 from sloserve.swap_space.cuda_library import MOST_STAGING_BYTES, SLICES, CudaTransfer, built_library
 from sloserve.swap_space.host_pool import CudaPinner, HostPool, cpus_beside

@@ -32,7 +32,7 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.structured_output import StructuredOutputManager
 
-from sloserve.kernels.kv_layout import STATE_WINDOW, KVGroups
+from sloserve.core.kernels.kv_layout import STATE_WINDOW, KVGroups
 from sloserve.swap_space.regions import SPACE_KEY
 from sloserve.virtual.drafts import Drafts
 from sloserve.virtual.engine_settings import EngineSettings

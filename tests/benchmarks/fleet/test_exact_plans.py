@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.fleet.edf_queues import edf_queues
 from benchmarks.fleet.exact_plans import exact_queues
-from sloserve.kernels.fleet import fleet_search
+from sloserve.core.kernels.fleet import fleet_search
 from tests.csrc.test_fleet_search import every_plan, problem
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.policies.sa_instances import assign_instances, plan_instances
-from sloserve.kernels.anneal import BatchRequests, BatchTimes, anneal
+from sloserve.core.kernels.anneal import BatchRequests, BatchTimes, anneal
 
 
 def test_each_request_goes_where_most_is_left_and_a_full_round_starts_anew() -> None:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
+from sloserve.core.files.model import read_yaml_model
 from sloserve.estimator.planning_cost import PlanningCosts
-from sloserve.files.model import read_yaml_model
 
 pytestmark = pytest.mark.vllm
 

@@ -7,8 +7,8 @@ import pytest
 
 from sloserve.core.clock import ManualClock
 from sloserve.core.errors import ConfigError
+from sloserve.core.files.marked_yaml import parse_yaml
 from sloserve.core.slo import DEFAULT_CLASSES
-from sloserve.files.marked_yaml import parse_yaml
 from sloserve.fleet.gateway.key_file import KeyFile
 from sloserve.fleet.gateway.keys import Keys, _keys, hash_of, new_key, read_keys
 

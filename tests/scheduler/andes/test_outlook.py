@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sloserve.core.kernels.digest import DigestCurves
 from sloserve.core.qoe import digested_area, expected_area
 from sloserve.core.rows import Rows
-from sloserve.kernels.digest import DigestCurves
 from sloserve.scheduler.andes.outlook import COLUMNS, Foresight, Outlook, reading_tds
 from sloserve.scheduler.policy import Snapshot
 from sloserve.scheduler.published import andes_parts

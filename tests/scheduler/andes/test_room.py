@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.kernels.digest import DigestCurves
+from sloserve.core.kernels.digest import DigestCurves
 from sloserve.scheduler.andes.outlook import Outlook
 from sloserve.scheduler.andes.room import (
     PAUSING_LEAD_S,

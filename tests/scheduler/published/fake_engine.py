@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.core.rows import COLUMNS, Rows, State
-from sloserve.kernels.kv_layout import KVLayout
 from sloserve.scheduler.policy import EngineFacts, Plan, Policy, Snapshot, check_plan
 
 STEP_S = 0.025

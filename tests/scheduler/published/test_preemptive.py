@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sloserve.kernels.kv_layout import KVLayout
+from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.scheduler.policy import EngineFacts, Plan, Snapshot, check_plan
 from sloserve.scheduler.published.allocation import capacity_blocks, max_blocks
 from sloserve.scheduler.published.preemptive import divide, plan_ranked

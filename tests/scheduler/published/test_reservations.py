@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.core.arrays import IntArray
-from sloserve.kernels.kv_reservation import FOREVER, KvReservation
+from sloserve.core.kernels.kv_reservation import FOREVER, KvReservation
 from sloserve.scheduler.policy import NO_SLOTS
 from sloserve.scheduler.published.reservations import Exact, Future, Hosting, make_ledger
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from sloserve.core.kernels.kv_layout import STATE_WINDOW, KVGroups
 from sloserve.core.request import PREFIX_BLOCK_TOKENS, WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.estimator.planning_cost import constant_cost, planning_costs
 from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import Profile, load_profile
-from sloserve.kernels.kv_layout import STATE_WINDOW, KVGroups
 from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.workloads.workload_registry import workload
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.kernels.kv_layout import KVGroups
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.estimator.planning_cost import constant_cost
 from sloserve.estimator.step_time.profile import load_profile
-from sloserve.kernels.kv_layout import KVGroups
 from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment import run_experiment
 from sloserve.sim.experiment_options import SimulateOptions

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloserve.kernels.kv_layout import KVLayout
+from sloserve.core.kernels.kv_layout import KVLayout
 from tests.other_vllm import IS_0_30, IS_0_31, has_mamba_all
 
 pytestmark = pytest.mark.vllm

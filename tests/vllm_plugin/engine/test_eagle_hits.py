@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sloserve.kernels.kv_layout import KVGroups, KVLayout
+from sloserve.core.kernels.kv_layout import KVGroups, KVLayout
 from sloserve.vllm_plugin.engine import compat
 from tests.other_vllm import IS_0_33
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sloserve.kernels.kv_layout import KVGroups
+from sloserve.core.kernels.kv_layout import KVGroups
 
 pytestmark = pytest.mark.vllm
 

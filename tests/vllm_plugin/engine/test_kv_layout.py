@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sloserve.kernels.kv_layout import STATE_WINDOW, KVGroups, KVLayout
+from sloserve.core.kernels.kv_layout import STATE_WINDOW, KVGroups, KVLayout
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 from tests.other_vllm import has_mamba_all
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sloserve.kernels.kv_layout import RING_WINDOW, STATE_WINDOW, KVGroups, KVLayout
+from sloserve.core.kernels.kv_layout import RING_WINDOW, STATE_WINDOW, KVGroups, KVLayout
 from tests.other_vllm import IS_0_33, not_with_0_30
 from tests.vllm_plugin.engine.test_kv_layout import POLICIES, Watched
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sloserve.core.errors import ConfigError
-from sloserve.kernels.kv_layout import KVGroups
+from sloserve.core.kernels.kv_layout import KVGroups
 from tests.other_vllm import IS_0_30, IS_0_31
 
 pytestmark = pytest.mark.vllm

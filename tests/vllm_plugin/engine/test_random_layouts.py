@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sloserve.kernels.kv_layout import STATE_WINDOW, KVGroups
+from sloserve.core.kernels.kv_layout import STATE_WINDOW, KVGroups
 from tests.seeds import seeds
 
 pytestmark = pytest.mark.vllm

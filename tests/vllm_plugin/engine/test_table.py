@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.core.rows import COLUMNS, State
 from sloserve.core.slo import DEFAULT_CLASSES
-from sloserve.kernels.kv_layout import KVLayout
 from sloserve.scheduler.policy import EngineFacts
 
 pytestmark = pytest.mark.vllm

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from sloserve.core import numbers
 from sloserve.core.errors import ConfigError
-from sloserve.files.model import unknown
+from sloserve.core.files.model import unknown
 from sloserve.fleet.planner_rule import COLLATE, EDF, ON_DEMAND, QLM, SA
 from sloserve.scheduler.registry import make_policy, parse_policy
 from sloserve.sim.fleet.dispatcher import Dispatcher

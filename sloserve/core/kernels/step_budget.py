@@ -1,18 +1,18 @@
 """What the requests of a step can bear, compiled: see :mod:`sloserve.lso.step_budget`.
 
 ``stated`` is the columns ``(arrival_s, ttft_s, tpot_s, tds, e2e_s, first_token_s)`` of :mod:`sloserve.core.rows`,
-``counted`` the columns ``(output_tokens, in_flight_tokens)``, ``progress`` as in :mod:`sloserve.kernels.requests`. All
-raise ValueError for a slot that the columns do not have, tokens below 0 or above 2^32 - 1, and what does not fit
+``counted`` the columns ``(output_tokens, in_flight_tokens)``, ``progress`` as in :mod:`sloserve.core.kernels.requests`.
+All raise ValueError for a slot that the columns do not have, tokens below 0 or above 2^32 - 1, and what does not fit
 together.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sloserve.kernels import _csrc
-from sloserve.kernels._csrc import Decoding, StepPrompts
-from sloserve.kernels.kv_layout import KVLayout
-from sloserve.kernels.requests import Progress
+from sloserve.core.kernels import _csrc
+from sloserve.core.kernels._csrc import Decoding, StepPrompts
+from sloserve.core.kernels.kv_layout import KVLayout
+from sloserve.core.kernels.requests import Progress
 
 __all__ = ["Counted", "Decoding", "Stated", "StepPrompts", "any_promised", "decoding", "step_prompts"]
 

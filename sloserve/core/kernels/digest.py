@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray, grown
-from sloserve.kernels import _csrc
+from sloserve.core.kernels import _csrc
 
 _COLUMNS = 5
 _DRY = 4

@@ -17,6 +17,6 @@ whatever the CPU's linear algebra library does.
 It raises ValueError for arrays of other sizes.
 """
 
-from sloserve.kernels._csrc import fit_nonnegative
+from sloserve.core.kernels._csrc import fit_nonnegative
 
 __all__ = ["fit_nonnegative"]

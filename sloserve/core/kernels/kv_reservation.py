@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sloserve.core.arrays import BoolArray, IntArray
-from sloserve.kernels import _csrc
+from sloserve.core.kernels import _csrc
 
 FOREVER: Final = 2**62
 """``hold_steps`` of a request that keeps its blocks until it is put anew: it is paused, or does not decode yet. Its

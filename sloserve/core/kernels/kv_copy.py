@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sloserve.core.arrays import IntArray
-from sloserve.kernels import _csrc
+from sloserve.core.kernels import _csrc
 
 MOST_THREADS = _csrc.MOST_KV_THREADS
 

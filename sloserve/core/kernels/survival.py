@@ -5,8 +5,8 @@ each plan, where all are made.
 import numpy as np
 from numpy.typing import NDArray
 
-from sloserve.kernels import _csrc
-from sloserve.kernels._csrc import Chances
+from sloserve.core.kernels import _csrc
+from sloserve.core.kernels._csrc import Chances
 
 __all__ = ["Chances", "chances", "mean_left"]
 

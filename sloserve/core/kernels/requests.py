@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sloserve.kernels import _csrc
-from sloserve.kernels.kv_layout import KVLayout
+from sloserve.core.kernels import _csrc
+from sloserve.core.kernels.kv_layout import KVLayout
 
 Progress = tuple[NDArray[np.int64], ...]
 

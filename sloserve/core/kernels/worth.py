@@ -19,6 +19,6 @@ and cost, ``[n]`` each, and the mean delay in seconds.
 It raises ValueError where these do not fit together.
 """
 
-from sloserve.kernels._csrc import worth
+from sloserve.core.kernels._csrc import worth
 
 __all__ = ["worth"]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sloserve.kernels import _csrc
+from sloserve.core.kernels import _csrc
 
 MOST_TOKENS = 2**32 - 1
 """The longest context that is counted."""

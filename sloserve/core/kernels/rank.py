@@ -11,8 +11,8 @@ takes all for one class. They raise ValueError for columns of several lengths, m
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sloserve.kernels import _csrc
-from sloserve.kernels._csrc import by_class, first_places, ranked
+from sloserve.core.kernels import _csrc
+from sloserve.core.kernels._csrc import by_class, first_places, ranked
 
 __all__ = ["by_class", "first_places", "ranked", "top_k"]
 

@@ -11,7 +11,7 @@ from pydantic_core import CoreSchema
 
 from sloserve.core import numbers
 from sloserve.core.errors import ConfigError, shown
-from sloserve.files.marked_yaml import Node, Path, parse_yaml
+from sloserve.core.files.marked_yaml import Node, Path, parse_yaml
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
-from sloserve.kernels import _csrc
+from sloserve.core.kernels import _csrc
 
 
 @dataclass(frozen=True, slots=True, eq=False)

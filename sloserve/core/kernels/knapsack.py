@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sloserve.core.arrays import FloatArray, IntArray
-from sloserve.kernels import _csrc
+from sloserve.core.kernels import _csrc
 
 # How best_batch packs: PRICED as pack_priced, GREEDY as pack_greedy, PAPER as pack_greedy with stop_at_misfit.
 PackRule = _csrc.PackRule

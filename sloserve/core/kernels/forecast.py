@@ -14,6 +14,6 @@ fit beside ``held``: none after the first that does not.
 It raises ValueError for places that there are not, or arrays that do not fit together.
 """
 
-from sloserve.kernels._csrc import how_many_fit
+from sloserve.core.kernels._csrc import how_many_fit
 
 __all__ = ["how_many_fit"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sloserve.core.errors import ConfigError
-from sloserve.files.examples import copied, examples, purpose
+from sloserve.core.files.examples import copied, examples, purpose
 
 
 def test_each_example_of_settings_says_what_it_is_for() -> None:
