@@ -18,7 +18,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.files.marked_yaml import Node, load_yaml
 from sloserve.core.files.marked_yaml import Path as Key
 from sloserve.core.files.model import Problem, at_place, dotted
-from sloserve.settings import (
+from sloserve.scheduler.settings import (
     ADMIN_KEY,
     KEY,
     PluginSettings,

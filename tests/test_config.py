@@ -12,7 +12,7 @@ import pytest
 from sloserve import cli
 from sloserve.config import Effective, presets, read_sources, settle
 from sloserve.core.errors import ConfigError
-from sloserve.settings import PluginSettings, plugin_settings
+from sloserve.scheduler.settings import PluginSettings, plugin_settings
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 EXAMPLES = sorted(CONFIGS.glob("serve*.yaml"))

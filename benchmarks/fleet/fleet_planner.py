@@ -33,12 +33,12 @@ from sloserve.core.kernels.fleet import fleet_search
 from sloserve.estimator.completion.group_time import Serving
 from sloserve.estimator.completion.steady_state import EngineSize
 from sloserve.estimator.step_time.profile import Profile, load_profile
-from sloserve.virtual_queues.contract import FleetState, GroupSums, InstanceState, ModelState
-from sloserve.virtual_queues.groups import Groups, Member
-from sloserve.virtual_queues.model_swap import model_swap
-from sloserve.virtual_queues.problem import PlanSettings, ProblemMaker
-from sloserve.virtual_queues.qlm_planner import QLMPlanner
-from sloserve.virtual_queues.swaps import swap_table
+from sloserve.scheduler.virtual_queues.contract import FleetState, GroupSums, InstanceState, ModelState
+from sloserve.scheduler.virtual_queues.groups import Groups, Member
+from sloserve.scheduler.virtual_queues.model_swap import model_swap
+from sloserve.scheduler.virtual_queues.problem import PlanSettings, ProblemMaker
+from sloserve.scheduler.virtual_queues.qlm_planner import QLMPlanner
+from sloserve.scheduler.virtual_queues.swaps import swap_table
 
 SEEDS = range(3)
 SMALL = ((5, 2, 2), (6, 2, 3), (7, 2, 3), (8, 2, 3), (8, 3, 4), (10, 4, 4))

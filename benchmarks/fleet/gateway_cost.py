@@ -59,7 +59,7 @@ backend b
 def engine(uds: str) -> None:
     from sloserve.core.spans import Phase
     from sloserve.fleet.contract.reports import AgentReport, InstanceReport, to_json
-    from sloserve.virtual_queues.contract import ModelState
+    from sloserve.scheduler.virtual_queues.contract import ModelState
 
     one = InstanceReport("node-a/0", "h100", Phase.SERVING, {"chat": ModelState.ACTIVE}, room=100_000)
     state = json.dumps(to_json(AgentReport("node-a", f"unix:{uds}", (one,)))).encode()

@@ -22,7 +22,7 @@ from benchmarks.arguments import parser_for
 from benchmarks.policies.auto_cells import AutoCell, experiment
 from benchmarks.policies.auto_judged import half_95
 from benchmarks.publish import RESULTS, write_result
-from sloserve.settings import PluginSettings
+from sloserve.scheduler.settings import PluginSettings
 from sloserve.sim.experiment import measured_points, run_experiment
 
 CELLS = [

@@ -15,7 +15,7 @@ from starlette.routing import Mount, Route
 
 from sloserve.api.admin import PREFIX, AdminApp, engine_of
 from sloserve.api.lifecycle import READY_PATH, readiness
-from sloserve.settings import ADMIN_KEY
+from sloserve.scheduler.settings import ADMIN_KEY
 
 logger = logging.getLogger(__name__)
 

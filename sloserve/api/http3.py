@@ -12,7 +12,7 @@ from typing import Any
 import prometheus_client
 
 from sloserve.core.errors import ConfigError
-from sloserve.settings import PluginSettings
+from sloserve.scheduler.settings import PluginSettings
 from sloserve.wire import optional_http3
 from sloserve.wire.optional_http3 import Http3Front, Http3Settings, Tls
 from sloserve.wire.resolve import resolve_headers

@@ -26,7 +26,7 @@ from sloserve.api.time_to_live import TimeToLive
 from sloserve.api.websockets import refused_websocket
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import BodyTooLarge, SloServeError
-from sloserve.settings import ADMIN_KEY, plugin_settings
+from sloserve.scheduler.settings import ADMIN_KEY, plugin_settings
 from sloserve.vllm_plugin.server.stated import tell_operator
 from sloserve.wire import context, errors
 from sloserve.wire.asgi import first, refuse_error, route_path, tell_slo, unsent

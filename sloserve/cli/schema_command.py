@@ -22,7 +22,7 @@ def schema_text(kind: str) -> str:
     from sloserve.fleet.file import FleetSections
     from sloserve.fleet.gateway.keys import KeysFile
     from sloserve.fleet.router.settings import RouterSettings
-    from sloserve.settings import PluginSettings
+    from sloserve.scheduler.settings import PluginSettings
     from sloserve.workloads.slo_file import slo_file_schema
 
     if kind not in KINDS:

@@ -90,7 +90,7 @@ def _of_this_version(url: str) -> Iterator[None]:
 
 
 def _admin_key() -> str:
-    from sloserve.settings import ADMIN_KEY
+    from sloserve.scheduler.settings import ADMIN_KEY
 
     key = os.environ.get(ADMIN_KEY)
     if not key:

@@ -34,7 +34,7 @@ from sloserve.lso.drafted import DRAFT_COLUMNS
 from sloserve.lso.lengths import Lengths
 from sloserve.lso.step_budget import MOST_PROMPTS, StepBudget
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot, check_plan
-from sloserve.settings import PluginSettings
+from sloserve.scheduler.settings import PluginSettings
 
 
 @dataclass(slots=True)

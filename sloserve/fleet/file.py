@@ -45,7 +45,7 @@ from sloserve.fleet.fleet import EngineStart, Fleet, FleetModel, Host
 from sloserve.fleet.planner_rule import QLM, Rule
 from sloserve.fleet.router.settings import RouterSettings
 from sloserve.fleet.router_section import read_section
-from sloserve.settings import PluginSettings, file_problems, policy_problems, read_settings
+from sloserve.scheduler.settings import PluginSettings, file_problems, policy_problems, read_settings
 
 _TOOLS = "--enable-auto-tool-choice"
 """The flag with which an engine calls tools."""

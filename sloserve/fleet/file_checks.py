@@ -6,7 +6,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.files.model import Problem, unknown
 from sloserve.fleet.file_sections import CertificateSection, HostEntry, ModelEntry, PoolSection
 from sloserve.fleet.fleet import Fleet, Host, no_instances
-from sloserve.virtual_queues.model_swap import model_swap
+from sloserve.scheduler.virtual_queues.model_swap import model_swap
 
 SET_BY_FLEET = ("--uds", "--host", "--port", "--served-model-name", "--slo-config", "--enable-lora", "--admin-key")
 """Flags of ``sloserve serve`` that an engine of a fleet is given anyway."""

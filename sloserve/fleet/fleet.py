@@ -23,8 +23,8 @@ from sloserve.fleet.file_sections import (
 )
 from sloserve.fleet.planner_rule import QLM
 from sloserve.fleet.router_section import FleetRouter
-from sloserve.settings import PluginSettings
-from sloserve.virtual_queues.model_swap import ModelSwap, model_swap
+from sloserve.scheduler.settings import PluginSettings
+from sloserve.scheduler.virtual_queues.model_swap import ModelSwap, model_swap
 
 GIB = 2**30
 _STREAM_INTERVAL = "--stream-interval"

@@ -7,7 +7,7 @@ from typing import Final
 from sloserve.core import numbers
 from sloserve.core.errors import ConfigError
 from sloserve.core.files.model import unknown
-from sloserve.virtual_queues.contract import GroupSums
+from sloserve.scheduler.virtual_queues.contract import GroupSums
 
 QLM: Final = "qlm"
 ON_DEMAND, COLLATE, EDF, SA = "on-demand", "collate", "edf", "sa"

@@ -29,7 +29,7 @@ from sloserve.metrics.class_metrics import AttainmentGauge, ClassMetrics, Covera
 from sloserve.metrics.engine_metrics import PageCollector
 from sloserve.metrics.engine_page import PageSnapshot, find_pages
 from sloserve.metrics.process_page import Boards
-from sloserve.settings import PluginSettings
+from sloserve.scheduler.settings import PluginSettings
 
 logger = logging.getLogger(__name__)
 

@@ -99,7 +99,7 @@ def sizes(classes: int, tenants: int) -> tuple[int, int]:
 class Boards:
     """The boards of all API processes of this server, as one of them sees them.
 
-    Also the :class:`~sloserve.admission.queue_view.Elsewhere` of its backlog.
+    Also the :class:`~sloserve.scheduler.admission.queue_view.Elsewhere` of its backlog.
     """
 
     def __init__(self, own: Board, clock: Clock, folder: Path | None = None) -> None:

@@ -7,12 +7,12 @@ policy runs under each of them; see :mod:`sloserve.sim.run_name`.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sloserve.admission.admission import Admission
 from sloserve.core import numbers
 from sloserve.core.errors import ConfigError
 from sloserve.core.files.model import check_model
+from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.registry import parse_policy
-from sloserve.settings import AdmissionSettings
+from sloserve.scheduler.settings import AdmissionSettings
 from sloserve.virtual.engine_settings import EngineSettings
 
 NONE, VLLM = "none", "vllm"

@@ -26,7 +26,7 @@ from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.report.summary import summarize
 from sloserve.scheduler.registry import make_policy, parse_policy
-from sloserve.settings import PluginSettings
+from sloserve.scheduler.settings import PluginSettings
 from sloserve.sim.admissions import make_front, parse_admission
 from sloserve.sim.model.engine import ModelEngine
 from sloserve.sim.run_name import STOCK, RunName

@@ -6,13 +6,13 @@ before it ends. Every reply is streamed, so every first token is seen.
 
 from collections.abc import Callable
 
-from sloserve.admission.admission import Admission, Ticket
-from sloserve.admission.prediction import ArrivingRequest
 from sloserve.core.errors import Rejected
 from sloserve.core.finished import Latency
 from sloserve.core.predicted import Predicted
 from sloserve.core.request import WorkloadRequest
 from sloserve.estimator.length.at_admission import LengthAtAdmission
+from sloserve.scheduler.admission.admission import Admission, Ticket
+from sloserve.scheduler.admission.prediction import ArrivingRequest
 from sloserve.virtual.engine_settings import EngineSettings
 
 

@@ -26,8 +26,8 @@ from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 from sloserve.core.clock import SystemClock
 from sloserve.core.errors import ConfigError
 from sloserve.estimator.step_time.profile import load_profile
-from sloserve.settings import plugin_settings
-from sloserve.virtual_queues.model_swap import model_swap
+from sloserve.scheduler.settings import plugin_settings
+from sloserve.scheduler.virtual_queues.model_swap import model_swap
 from sloserve.vllm_plugin.engine.step_load import step_load
 
 TOKEN: Final = 65

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from sloserve.api.admin import PREFIX
 from sloserve.api.endpoint_plugin import AdminRoutes
-from sloserve.settings import ADMIN_KEY
+from sloserve.scheduler.settings import ADMIN_KEY
 from sloserve.vllm_plugin.server import engine_control
 
 BEARER = {"Authorization": "Bearer secret"}

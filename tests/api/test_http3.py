@@ -17,7 +17,7 @@ from sloserve.api.middleware import SLOMiddleware
 from sloserve.http3.client_connection import connect
 from sloserve.http3.client_settings import ClientSettings
 from sloserve.http3.httpx_transport import H3Transport
-from sloserve.settings import PluginSettings
+from sloserve.scheduler.settings import PluginSettings
 from sloserve.vllm_plugin.server.draining import Drain
 from sloserve.wire.optional_http3 import Http3Front
 from tests.http3.serving import run

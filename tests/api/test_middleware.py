@@ -22,7 +22,7 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import Predicted, Quantiles
 from sloserve.core.served import Interruptions, ServedRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
-from sloserve.settings import ADMIN_KEY
+from sloserve.scheduler.settings import ADMIN_KEY
 from sloserve.wire import context
 
 SERVED = ServedRequest(

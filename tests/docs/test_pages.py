@@ -13,7 +13,7 @@ import pytest
 from sloserve.scheduler.describe import describe_policy
 from sloserve.scheduler.policy import Policy
 from sloserve.scheduler.registry import main_policies, policy_class, policy_names
-from sloserve.settings import PluginSettings
+from sloserve.scheduler.settings import PluginSettings
 from sloserve.wire import headers
 from sloserve.wire.body import NESTED
 from sloserve.wire.xargs import KEYS

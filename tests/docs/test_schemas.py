@@ -18,7 +18,7 @@ from sloserve.core.files.marked_yaml import parse_yaml
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.gateway.keys import KeysFile
-from sloserve.settings import read_settings
+from sloserve.scheduler.settings import read_settings
 from sloserve.workloads.slo_file import parse_slos
 from tests.docs.pages import ROOT
 

@@ -14,7 +14,7 @@ from sloserve.core.stated import StatedSLO
 from sloserve.engine.planner import Planner
 from sloserve.engine.step_clock import StepClock
 from sloserve.scheduler.registry import make_policy, parse_policy
-from sloserve.settings import PluginSettings
+from sloserve.scheduler.settings import PluginSettings
 from sloserve.sim.model.model_port import ModelPort
 from sloserve.sim.model.scheduler import ModelScheduler
 from sloserve.virtual.engine_settings import EngineSettings

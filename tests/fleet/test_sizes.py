@@ -13,7 +13,7 @@ from sloserve.fleet.batch_api.lines import ENDPOINTS, _line, _Wrong
 from sloserve.fleet.gateway.gateway_request import GatewayRequestReader
 from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.sizes import GENERATING, MOST_REPLIES, output_limit, replies
-from sloserve.settings import PluginSettings
+from sloserve.scheduler.settings import PluginSettings
 
 CHAT = GENERATING[0]
 VALUES = (None, 1, 2, 2.0, "2", " 2 ", "2.0", True, 2.5, "x", "", [], {}, False, 0, -1, float("nan"), float("inf"))

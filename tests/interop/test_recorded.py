@@ -8,7 +8,7 @@ import pytest
 
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.slo import Targets
-from sloserve.settings import plugin_settings
+from sloserve.scheduler.settings import plugin_settings
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.resolve import Resolved, resolve
 from tests.interop.record import NAMES

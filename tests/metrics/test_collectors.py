@@ -27,7 +27,7 @@ from sloserve.metrics import collectors, page_folder
 from sloserve.metrics.class_metrics import OUTCOMES, TARGETS
 from sloserve.metrics.collectors import INVALID_REQUEST, REASONS, FrontEndMetrics, TenantLabels
 from sloserve.metrics.process_page import Board, Boards
-from sloserve.settings import PluginSettings
+from sloserve.scheduler.settings import PluginSettings
 
 SLO = DEFAULT_CLASSES.slo("batch", Targets(ttft_s=1.0, tpot_s=0.1))
 SERVED = ServedRequest(SLO, Outcome.COMPLETED, "acme", Latency(0.5, 0.2, 2.5), qoe=0.75, output_tokens=11)
@@ -236,7 +236,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from sloserve.core.clock import ManualClock
 from sloserve.metrics import collectors, page_folder
-from sloserve.settings import PluginSettings
+from sloserve.scheduler.settings import PluginSettings
 from sloserve.metrics.engine_page import Layout, PageWriter
 from test_collectors import served_by, shared_boards
 

@@ -8,8 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from sloserve.admission.admission import Admission, Ticket
-from sloserve.admission.prediction import ArrivingRequest
 from sloserve.core.clock import ManualClock
 from sloserve.core.errors import QueueFull
 from sloserve.core.finished import Latency
@@ -21,6 +19,8 @@ from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.metrics import page_folder
 from sloserve.metrics.collectors import FrontEndMetrics, TenantLabels
 from sloserve.metrics.process_page import COVERAGE_WINDOW, LATENCIES, REFRESH_S, Board, Boards
+from sloserve.scheduler.admission.admission import Admission, Ticket
+from sloserve.scheduler.admission.prediction import ArrivingRequest
 
 NAMES = DEFAULT_CLASSES.names
 GAUGES = ("sloserve:slo_attainment_ratio", "sloserve:prediction_coverage_ratio")

@@ -101,7 +101,7 @@ def test_a_step_begins_when_it_is_launched_and_the_one_before_has_ended(monkeypa
 
 def test_a_swap_of_models_takes_the_profiles_time(monkeypatch: pytest.MonkeyPatch) -> None:
     from sloserve.estimator.step_time.profile import load_profile
-    from sloserve.virtual_queues.model_swap import model_swap
+    from sloserve.scheduler.virtual_queues.model_swap import model_swap
     from sloserve.vllm_plugin import paced_worker
 
     worker = object.__new__(paced_worker.PacedWorker)

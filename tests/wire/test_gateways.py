@@ -11,7 +11,7 @@ import pytest
 
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.slo import DEFAULT_CLASSES, DUE_NOW_S, SLOClass, Targets
-from sloserve.settings import PluginSettings, plugin_settings
+from sloserve.scheduler.settings import PluginSettings, plugin_settings
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.resolve import Resolved, resolve
 from sloserve.wire.xargs import stated_output_tokens

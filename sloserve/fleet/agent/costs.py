@@ -16,7 +16,7 @@ from typing import Any, Final
 from sloserve.fleet.agent.switch_methods import SwitchMethod
 from sloserve.fleet.contract.reports import MeasuredSwap
 from sloserve.fleet.store.switch_costs import LATEST, StoredCost
-from sloserve.virtual_queues.contract import ModelState
+from sloserve.scheduler.virtual_queues.contract import ModelState
 
 logger = logging.getLogger(__name__)
 

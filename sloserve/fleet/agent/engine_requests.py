@@ -8,7 +8,7 @@ from sloserve.core.errors import InvalidRequest
 from sloserve.fleet.contract.door import LineSize, Refusal
 from sloserve.fleet.sizes import BYTES_PER_TOKEN, USUAL_OUTPUT_TOKENS, output_limit, whole
 from sloserve.fleet.streamed import Streamed, TokensAnEvent
-from sloserve.virtual_queues.contract import RunningSums
+from sloserve.scheduler.virtual_queues.contract import RunningSums
 from sloserve.wire.body import Body, parse
 from sloserve.wire.lenient import flag
 

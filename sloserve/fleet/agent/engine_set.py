@@ -20,8 +20,8 @@ from sloserve.fleet.agent.engine_logs import log_path
 from sloserve.fleet.agent.engine_spec import EngineSpec, Launcher, ServedModel
 from sloserve.fleet.agent.memory import HostMemory
 from sloserve.fleet.agent.switch_methods import Situation, SwitchMethod, choose
-from sloserve.settings import ADMIN_KEY
-from sloserve.virtual_queues.contract import ModelState
+from sloserve.scheduler.settings import ADMIN_KEY
+from sloserve.scheduler.virtual_queues.contract import ModelState
 
 logger = logging.getLogger(__name__)
 

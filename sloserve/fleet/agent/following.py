@@ -24,7 +24,7 @@ from sloserve.fleet.planning.snapshot import LiveMembers, fleet_state
 from sloserve.fleet.planning.waiting_groups import durable_groups
 from sloserve.fleet.store.store import Store
 from sloserve.fleet.supervised import Faults, supervised
-from sloserve.virtual_queues.fleet_operations import Queued
+from sloserve.scheduler.virtual_queues.fleet_operations import Queued
 
 logger = logging.getLogger(__name__)
 

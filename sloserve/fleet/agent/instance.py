@@ -26,7 +26,7 @@ from sloserve.fleet.agent.switch_methods import SwitchMethod
 from sloserve.fleet.contract.door import Answer, DurableWork, LineSize, Refusal, Refused
 from sloserve.fleet.contract.reports import InstanceReport
 from sloserve.fleet.supervised import Faults, supervised
-from sloserve.virtual_queues.contract import ModelState, RunningSums
+from sloserve.scheduler.virtual_queues.contract import ModelState, RunningSums
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -1,7 +1,7 @@
 """What one instance does now: which model it has, what it pulls from, which models it keeps warm.
 
-The order of its queue says it all; :mod:`sloserve.virtual_queues.fleet_operations` reads it. Synchronous, without store
-and clock: agents follow it in each look at the plan, and a fleet in virtual time does the same.
+The order of its queue says it all; :mod:`sloserve.scheduler.virtual_queues.fleet_operations` reads it. Synchronous,
+without store and clock: agents follow it in each look at the plan, and a fleet in virtual time does the same.
 """
 
 import hashlib
@@ -14,8 +14,8 @@ from sloserve.core.spans import Phase
 from sloserve.fleet.contract.plan_in_force import Plan
 from sloserve.fleet.contract.reports import InstanceReport
 from sloserve.fleet.fleet import Fleet
-from sloserve.virtual_queues.contract import FleetState, GroupSums, ModelState
-from sloserve.virtual_queues.fleet_operations import Queued, fleet_operations
+from sloserve.scheduler.virtual_queues.contract import FleetState, GroupSums, ModelState
+from sloserve.scheduler.virtual_queues.fleet_operations import Queued, fleet_operations
 
 _PARKED: Final = -1
 """As a group: streams that wait in an engine which sleeps. It is never pulled from."""

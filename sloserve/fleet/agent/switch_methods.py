@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from sloserve.virtual_queues.model_swap import DISK_BYTES_PER_S
+from sloserve.scheduler.virtual_queues.model_swap import DISK_BYTES_PER_S
 
 
 class SwitchMethod(StrEnum):

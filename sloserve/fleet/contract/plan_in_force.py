@@ -35,7 +35,7 @@ class Plan:
     Args:
         made_s: epoch seconds by the store's clock.
         queues: by the instance's name, the head first.
-        late_s, instances_needed, solver: see :class:`sloserve.virtual_queues.contract.FleetPlan`.
+        late_s, instances_needed, solver: see :class:`sloserve.scheduler.virtual_queues.contract.FleetPlan`.
         pressure: of each class, expected time to serve what waits over the time that its deadlines leave; 1 is full.
     """
 

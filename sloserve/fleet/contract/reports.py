@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from sloserve.core.spans import Phase
-from sloserve.virtual_queues.contract import ModelState, RunningSums
+from sloserve.scheduler.virtual_queues.contract import ModelState, RunningSums
 
 AGENT: Final = "agent"
 GATEWAY: Final = "gateway"
@@ -63,7 +63,7 @@ class InstanceReport:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSwap:
-    """A swap of models that an agent has seen: see :class:`sloserve.virtual_queues.contract.Swap`.
+    """A swap of models that an agent has seen: see :class:`sloserve.scheduler.virtual_queues.contract.Swap`.
 
     seconds: from the last token of the model that left to the first step of the one that came; a mean where it was seen
     more than once.

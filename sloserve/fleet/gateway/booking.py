@@ -2,13 +2,13 @@
 
 from http import HTTPStatus
 
-from sloserve.admission.admission import Ticket
-from sloserve.admission.prediction import ArrivingRequest
 from sloserve.core.finished import Latency
 from sloserve.fleet.gateway.gateway_request import GatewayRequest
 from sloserve.fleet.gateway.model_choice import ModelChoice
 from sloserve.fleet.gateway.parts import GatewayParts
 from sloserve.fleet.gateway.passing import PassedAnswer
+from sloserve.scheduler.admission.admission import Ticket
+from sloserve.scheduler.admission.prediction import ArrivingRequest
 
 
 class Booking:

@@ -12,7 +12,7 @@ from sloserve.core.slo import SLO
 from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.gateway.prefixes import part
 from sloserve.fleet.sizes import BYTES_PER_TOKEN, GENERATING, output_limit, replies
-from sloserve.settings import PluginSettings
+from sloserve.scheduler.settings import PluginSettings
 from sloserve.wire.body import Body, fields_of, parse
 from sloserve.wire.headers import (
     COUNTING_DOWN,

@@ -10,7 +10,7 @@ from sloserve.fleet.contract.plan_in_force import Plan
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport
 from sloserve.fleet.gateway.prediction import NOTHING, Pace, Work, total
 from sloserve.fleet.gateway.prefixes import Beginning, PrefixTable
-from sloserve.virtual_queues.contract import ModelState
+from sloserve.scheduler.virtual_queues.contract import ModelState
 
 FRESH_S: Final = 3.0
 """An instance whose agent has said nothing for so long gets no requests."""

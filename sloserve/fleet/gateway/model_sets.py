@@ -19,7 +19,7 @@ from sloserve.fleet.gateway.prefixes import beginnings
 from sloserve.fleet.router.candidates import Barred, Candidate, RequestFacts
 from sloserve.fleet.router.choose import ModelChooser
 from sloserve.fleet.router_section import FleetRouter
-from sloserve.virtual_queues.contract import RunningSums
+from sloserve.scheduler.virtual_queues.contract import RunningSums
 
 _ROUTES: Final = ("/v1/chat/completions", "/v1/completions")
 """Elsewhere, as for embeddings, the answer of one model is of no use beside that of another."""

@@ -3,7 +3,6 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from sloserve.admission.admission import Admission
 from sloserve.core.clock import Clock
 from sloserve.fleet.gateway.attained import Attained
 from sloserve.fleet.gateway.choosing import Chooser
@@ -17,7 +16,8 @@ from sloserve.fleet.gateway.limits import RequestPlaces
 from sloserve.fleet.gateway.metrics import GatewayMetrics
 from sloserve.fleet.gateway.passing import PassedAnswer
 from sloserve.fleet.gateway_settings import GatewaySettings
-from sloserve.settings import PluginSettings
+from sloserve.scheduler.admission.admission import Admission
+from sloserve.scheduler.settings import PluginSettings
 
 
 @dataclass

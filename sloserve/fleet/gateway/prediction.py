@@ -11,7 +11,7 @@ from typing import Final
 
 from sloserve.estimator.completion.group_time import Serving
 from sloserve.estimator.step_time.latency import StepLoad
-from sloserve.virtual_queues.contract import RunningSums
+from sloserve.scheduler.virtual_queues.contract import RunningSums
 
 _UNKNOWN_S: Final = 1e-4
 """Per token, where nothing says how long steps take: enough to tell a long queue from a short one."""

@@ -12,8 +12,8 @@ import numpy as np
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.kernels.anneal import BatchRequests, BatchTimes, anneal
 from sloserve.estimator.completion.group_time import Serving
-from sloserve.virtual_queues.contract import InstanceState
-from sloserve.virtual_queues.qlm_planner import Foreseen
+from sloserve.scheduler.virtual_queues.contract import InstanceState
+from sloserve.scheduler.virtual_queues.qlm_planner import Foreseen
 
 
 def assign_instances(kv_tokens: FloatArray, free_tokens: Sequence[int]) -> IntArray:

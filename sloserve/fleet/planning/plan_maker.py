@@ -12,8 +12,8 @@ from sloserve.fleet.planning.pressure import slo_pressure
 from sloserve.fleet.planning.rules import planner_of
 from sloserve.fleet.planning.snapshot import LiveMembers, Swaps, fleet_state, plan_settings, serving_of
 from sloserve.fleet.planning.waiting_groups import HORIZON_S, Group
-from sloserve.virtual_queues.contract import FleetPlan
-from sloserve.virtual_queues.qlm_planner import QLMPlanner
+from sloserve.scheduler.virtual_queues.contract import FleetPlan
+from sloserve.scheduler.virtual_queues.qlm_planner import QLMPlanner
 
 
 class PlanMaker:

@@ -8,8 +8,8 @@ import numpy as np
 from sloserve.core.arrays import FloatArray
 from sloserve.core.kernels.fleet import FleetProblem
 from sloserve.fleet.planning.waiting_groups import Group
-from sloserve.virtual_queues.contract import FleetPlan
-from sloserve.virtual_queues.qlm_planner import Foreseen
+from sloserve.scheduler.virtual_queues.contract import FleetPlan
+from sloserve.scheduler.virtual_queues.qlm_planner import Foreseen
 
 MOST: Final = 100.0
 """Largest pressure: that of a deadline that has passed, or nearly so."""

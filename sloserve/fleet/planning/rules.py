@@ -20,9 +20,9 @@ from functools import partial
 from sloserve.estimator.completion.group_time import Serving
 from sloserve.fleet.planner_rule import SA, Rule
 from sloserve.fleet.planning.annealed import annealed_shares
-from sloserve.virtual_queues.contract import FleetPlan, GroupSums, InstanceState
-from sloserve.virtual_queues.problem import PlanSettings
-from sloserve.virtual_queues.qlm_planner import Foreseen, QLMPlanner
+from sloserve.scheduler.virtual_queues.contract import FleetPlan, GroupSums, InstanceState
+from sloserve.scheduler.virtual_queues.problem import PlanSettings
+from sloserve.scheduler.virtual_queues.qlm_planner import Foreseen, QLMPlanner
 
 Share = Callable[[Sequence[int], Sequence[InstanceState]], list[list[int]]]
 """Divides groups, in the rule's order, among instances of their model: the queue of each."""

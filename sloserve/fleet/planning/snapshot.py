@@ -12,9 +12,9 @@ from sloserve.fleet.contract.reports import AgentReport, Demand, InstanceReport,
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.planning.waiting_groups import HORIZON_S, Group, streamed_groups
 from sloserve.fleet.store.records import Agent
-from sloserve.virtual_queues.contract import FleetPlan, FleetState, InstanceState, RunningSums, Swap
-from sloserve.virtual_queues.problem import PlanSettings
-from sloserve.virtual_queues.swaps import swap_table
+from sloserve.scheduler.virtual_queues.contract import FleetPlan, FleetState, InstanceState, RunningSums, Swap
+from sloserve.scheduler.virtual_queues.problem import PlanSettings
+from sloserve.scheduler.virtual_queues.swaps import swap_table
 
 ALIVE_S: Final = 5.0
 """A member that gave no sign of life for so long is not planned with."""

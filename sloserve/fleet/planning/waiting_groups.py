@@ -8,7 +8,7 @@ from typing import Final
 
 from sloserve.fleet.contract.reports import Demand
 from sloserve.fleet.store.records import QueuedSums
-from sloserve.virtual_queues.contract import GroupSums
+from sloserve.scheduler.virtual_queues.contract import GroupSums
 
 HORIZON_S: Final = 10.0
 """Streams that are expected within so long count as waiting, so that their model keeps its instance."""

@@ -19,7 +19,7 @@ from sloserve.fleet.run.live import Place, certificates_of, check_doors, file_li
 from sloserve.fleet.run.open_files import allow_open_files
 from sloserve.fleet.run.signals import Stopping
 from sloserve.fleet.store.store import Store, open_store
-from sloserve.settings import ADMIN_KEY
+from sloserve.scheduler.settings import ADMIN_KEY
 from sloserve.wire.asgi import Message, Receive, Scope, Send
 from sloserve.wire.listening import cannot_listen, check_certificate, family_of
 from sloserve.wire.optional_http3 import Http3Front, Tls, check

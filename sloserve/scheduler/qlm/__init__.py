@@ -1,1 +1,1 @@
-"""QLM on one engine: a plan of :mod:`sloserve.virtual_queues` for one instance that has one model."""
+"""QLM on one engine: a plan of :mod:`sloserve.scheduler.virtual_queues` for one instance that has one model."""

@@ -31,10 +31,17 @@ from sloserve.lso.pace import PACE_COLUMNS
 from sloserve.scheduler.edf import deadlines_s
 from sloserve.scheduler.options import check_within
 from sloserve.scheduler.policy import EngineFacts, Plan, Policy, PredictingPolicy, Snapshot
-from sloserve.virtual_queues.contract import FleetPlan, FleetState, GroupSums, InstanceState, ModelState, RunningSums
-from sloserve.virtual_queues.groups import Groups, Member
-from sloserve.virtual_queues.problem import PlanSettings
-from sloserve.virtual_queues.qlm_planner import QLMPlanner
+from sloserve.scheduler.virtual_queues.contract import (
+    FleetPlan,
+    FleetState,
+    GroupSums,
+    InstanceState,
+    ModelState,
+    RunningSums,
+)
+from sloserve.scheduler.virtual_queues.groups import Groups, Member
+from sloserve.scheduler.virtual_queues.problem import PlanSettings
+from sloserve.scheduler.virtual_queues.qlm_planner import QLMPlanner
 
 _ENGINE: Final = "engine"
 """Name of the one instance, of its kind and of its model."""

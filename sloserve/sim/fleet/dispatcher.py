@@ -14,8 +14,8 @@ from typing import Protocol
 from sloserve.core.request import PREFIX_BLOCK_TOKENS, WorkloadRequest
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.fleet.fleet import Fleet
+from sloserve.scheduler.virtual_queues.contract import ModelState
 from sloserve.virtual.engine_settings import EngineSettings
-from sloserve.virtual_queues.contract import ModelState
 
 
 @dataclass(frozen=True, slots=True)

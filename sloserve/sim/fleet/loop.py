@@ -18,7 +18,7 @@ from sloserve.core.runlog import RequestLog, RunLog
 from sloserve.estimator.planning_cost import planning_costs
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.fleet.fleet import GIB, Fleet, FleetModel
-from sloserve.settings import KEY
+from sloserve.scheduler.settings import KEY
 from sloserve.sim.fleet.dispatcher import (
     Dispatcher,
     Drop,

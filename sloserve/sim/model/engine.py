@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from sloserve.admission.admission import Admission
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
@@ -23,8 +22,9 @@ from sloserve.estimator.planning_cost import NO_PLANNING_COST, PlanningCosts
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import Profile
+from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.policy import Policy
-from sloserve.settings import plugin_settings
+from sloserve.scheduler.settings import plugin_settings
 from sloserve.sim.model.model_requests import FREE, RUNNING
 from sloserve.sim.model.planned import PlannedScheduler
 from sloserve.sim.model.scheduler import ModelScheduler

@@ -35,7 +35,7 @@ from sloserve.metrics.engine_page import PageWriter
 from sloserve.metrics.live_page import LiveWriter
 from sloserve.scheduler.policy import Plan, Policy
 from sloserve.scheduler.registry import make_policy, parse_policy, policy_text
-from sloserve.settings import plugin_settings
+from sloserve.scheduler.settings import plugin_settings
 from sloserve.vllm_plugin.engine import compat, private_names
 from sloserve.vllm_plugin.engine.apply import StockLimits, let_in_loaded
 from sloserve.vllm_plugin.engine.asynchronous import asynchronous

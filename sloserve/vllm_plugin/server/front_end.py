@@ -18,8 +18,6 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from sloserve.admission.prediction import ArrivingRequest
-from sloserve.admission.queue_view import SWEEP_INTERVAL_S, WaitingPlace
 from sloserve.core.clock import Clock
 from sloserve.core.errors import DeadlinePassed, QueueFull, Rejected, ShuttingDown
 from sloserve.core.outcome import Outcome
@@ -29,7 +27,9 @@ from sloserve.metrics import collectors
 from sloserve.metrics.engine_page import remove_pages
 from sloserve.metrics.live_view import LiveView
 from sloserve.metrics.process_page import Board, Boards
-from sloserve.settings import PluginSettings, plugin_settings
+from sloserve.scheduler.admission.prediction import ArrivingRequest
+from sloserve.scheduler.admission.queue_view import SWEEP_INTERVAL_S, WaitingPlace
+from sloserve.scheduler.settings import PluginSettings, plugin_settings
 from sloserve.vllm_plugin.server import engine_control, whose_call
 from sloserve.vllm_plugin.server.core_check import CoreCheck
 from sloserve.vllm_plugin.server.draining import Drain

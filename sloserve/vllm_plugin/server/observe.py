@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Callable
 from contextvars import ContextVar
 from typing import Any
 
-from sloserve.admission.admission import Ticket, Together
 from sloserve.core.clock import Clock
 from sloserve.core.errors import Evicted
 from sloserve.core.outcome import Outcome
@@ -25,6 +24,7 @@ from sloserve.core.predicted import Predicted
 from sloserve.core.qoe import expectation
 from sloserve.core.served import Interruptions, ServedRequest
 from sloserve.core.slo import SLO
+from sloserve.scheduler.admission.admission import Ticket, Together
 from sloserve.vllm_plugin.server.call_figures import CallFigures, RequestFigures, Span, spans_in_engine
 
 entering: ContextVar["EngineCall | None"] = ContextVar("sloserve_entering", default=None)

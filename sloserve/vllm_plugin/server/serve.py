@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from sloserve.core.addresses import is_exposed
 from sloserve.core.errors import ConfigError
 from sloserve.core.json_log import warn
-from sloserve.settings import ADMIN_KEY, KEY
+from sloserve.scheduler.settings import ADMIN_KEY, KEY
 from sloserve.vllm_plugin.server import rust_front_end, tiny_model
 from sloserve.vllm_plugin.server.early import DEFAULT_HOST, known_flags, long_flag, read_flags
 from sloserve.vllm_plugin.versions import Support, installed_vllm, require_vllm, support_of

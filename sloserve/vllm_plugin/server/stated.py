@@ -10,7 +10,7 @@ from sloserve.core.errors import InvalidRequest
 from sloserve.core.slo import SLO
 from sloserve.metrics import collectors
 from sloserve.scheduler.registry import parse_policy, policy_class
-from sloserve.settings import PluginSettings
+from sloserve.scheduler.settings import PluginSettings
 from sloserve.vllm_plugin.server.engine_pages import EnginePages
 from sloserve.wire.body import BodyFields
 from sloserve.wire.context import HTTPContext

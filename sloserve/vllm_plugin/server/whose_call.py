@@ -16,8 +16,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from sloserve.admission.admission import Together
 from sloserve.core.served import ServedRequest
+from sloserve.scheduler.admission.admission import Together
 from sloserve.vllm_plugin.server.observe import Observed
 from sloserve.wire.context import HTTPContext
 

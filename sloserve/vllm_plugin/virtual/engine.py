@@ -20,7 +20,6 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from sloserve.admission.admission import Admission
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog
@@ -29,7 +28,8 @@ from sloserve.estimator.planning_cost import NO_PLANNING_COST, PlanningCosts
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import Profile
-from sloserve.settings import KEY, plugin_settings
+from sloserve.scheduler.admission.admission import Admission
+from sloserve.scheduler.settings import KEY, plugin_settings
 from sloserve.virtual.drafts import AcceptedRuns
 from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.virtual.event_loop import EventLoop

@@ -10,7 +10,7 @@ from typing import Any, cast
 from sloserve.core.spans import Phase
 from sloserve.fleet.contract.door import Answer, DurableWork, LineSize, Refusal, Refused
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport, to_json
-from sloserve.virtual_queues.contract import ModelState
+from sloserve.scheduler.virtual_queues.contract import ModelState
 from tests.fleet.stand_in.engine import StandIn
 from tests.fleet.stand_in.server import Call
 

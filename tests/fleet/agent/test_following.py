@@ -15,8 +15,8 @@ from sloserve.fleet.agent.orders import unplanned
 from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup, to_json
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.store.records import RequestState, StoredPlan
-from sloserve.virtual_queues.contract import FleetState, GroupSums, InstanceState, ModelState
-from sloserve.virtual_queues.fleet_operations import Queued
+from sloserve.scheduler.virtual_queues.contract import FleetState, GroupSums, InstanceState, ModelState
+from sloserve.scheduler.virtual_queues.fleet_operations import Queued
 from tests.fleet.agent.fake_door import FakeDoor
 from tests.fleet.agent.test_pulling import Host, host, run
 

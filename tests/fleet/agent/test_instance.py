@@ -25,7 +25,7 @@ from sloserve.fleet.agent.instance import Instance
 from sloserve.fleet.contract.door import MODEL_HEADER, REFUSED_HEADER, Answer, LineSize, Refusal, Refused
 from sloserve.fleet.contract.reports import agent_report
 from sloserve.fleet.gateway.doors import Doors
-from sloserve.virtual_queues.contract import ModelState
+from sloserve.scheduler.virtual_queues.contract import ModelState
 from tests.fleet.stand_in.engine import LONG, POISON, reply
 from tests.fleet.stand_in.launcher import InLoopLauncher
 from tests.ports import free_port

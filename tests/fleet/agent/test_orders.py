@@ -6,8 +6,8 @@ from dataclasses import replace
 from sloserve.core.spans import Phase
 from sloserve.fleet.agent.orders import Agenda, Orders
 from sloserve.fleet.contract.reports import InstanceReport
-from sloserve.virtual_queues.contract import ModelState
-from sloserve.virtual_queues.fleet_operations import Queued
+from sloserve.scheduler.virtual_queues.contract import ModelState
+from sloserve.scheduler.virtual_queues.fleet_operations import Queued
 
 SERVING = InstanceReport(
     "a/0", "h100", Phase.SERVING, {"m": ModelState.ACTIVE, "n": ModelState.WARM}, active_for_s=60.0

@@ -29,7 +29,7 @@ from sloserve.fleet.sizes import USUAL_OUTPUT_TOKENS
 from sloserve.fleet.store.records import Claimed
 from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.store import Store
-from sloserve.virtual_queues.contract import ModelState
+from sloserve.scheduler.virtual_queues.contract import ModelState
 
 GIB = 2**30
 WAKE, IN_PLACE = SwitchMethod.WAKE, SwitchMethod.IN_PLACE

@@ -7,7 +7,7 @@ from sloserve.fleet.contract import plan_in_force as plans
 from sloserve.fleet.contract import reports
 from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup
 from sloserve.fleet.contract.reports import AgentReport, Demand, GatewayReport, InstanceReport
-from sloserve.virtual_queues.contract import ModelState, RunningSums
+from sloserve.scheduler.virtual_queues.contract import ModelState, RunningSums
 
 AGENT = AgentReport(
     "node-a",

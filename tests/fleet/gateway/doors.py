@@ -18,7 +18,7 @@ from sloserve.fleet.contract.reports import AgentReport, InstanceReport, to_json
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.gateway.gateway import Gateway, Surroundings
-from sloserve.virtual_queues.contract import ModelState
+from sloserve.scheduler.virtual_queues.contract import ModelState
 from sloserve.wire.asgi import Message, Receive, Scope, Send, answer_json
 from sloserve.wire.opening import BodyLimits, BoundedBody
 from tests.fleet.stand_in.engine import StandIn

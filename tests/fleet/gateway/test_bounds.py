@@ -26,7 +26,7 @@ from sloserve.fleet.gateway.watch import Watch
 from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.store import Store
-from sloserve.settings import PluginSettings
+from sloserve.scheduler.settings import PluginSettings
 from sloserve.wire.asgi import answer_json
 from tests.fleet.gateway.doors import running, until
 

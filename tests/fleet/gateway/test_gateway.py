@@ -11,14 +11,14 @@ from typing import Any
 import httpx
 import pytest
 
-from sloserve.admission.admission import Admission
-from sloserve.admission.prediction import ArrivingRequest
 from sloserve.core.spans import Phase
 from sloserve.fleet import bounded_protocol as protocol
 from sloserve.fleet.gateway.gateway import Surroundings
 from sloserve.fleet.gateway.keys import hash_of
 from sloserve.fleet.gateway.serve import config
 from sloserve.fleet.gateway_settings import GatewaySettings
+from sloserve.scheduler.admission.admission import Admission
+from sloserve.scheduler.admission.prediction import ArrivingRequest
 from sloserve.wire.asgi import answer_json
 from sloserve.wire.opening import BodyLimits, BoundedBody
 from tests.fleet.gateway.doors import FLEET, Played, PlayedDoor, Served, running, serving, until

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from sloserve.admission.prediction import ArrivingRequest
 from sloserve.core.clock import ManualClock
 from sloserve.core.errors import ConfigError, InvalidRequest
 from sloserve.core.slo import Targets
@@ -19,8 +18,9 @@ from sloserve.fleet.gateway.gateway import Gateway, Surroundings
 from sloserve.fleet.gateway.gateway_request import GatewayRequest, GatewayRequestReader
 from sloserve.fleet.gateway.keys import Tenant, hash_of
 from sloserve.fleet.gateway.needs import needs_of
-from sloserve.settings import PluginSettings
-from sloserve.virtual_queues.contract import ModelState
+from sloserve.scheduler.admission.prediction import ArrivingRequest
+from sloserve.scheduler.settings import PluginSettings
+from sloserve.scheduler.virtual_queues.contract import ModelState
 from sloserve.wire.headers import read_headers
 from tests.fleet.gateway.doors import FLEET, until
 from tests.fleet.gateway.test_gateway import line, run

@@ -13,9 +13,9 @@ from sloserve.fleet.contract.reports import AgentReport, InstanceReport
 from sloserve.fleet.gateway.instances import GatewayInstance, Instances
 from sloserve.fleet.gateway.prediction import NOTHING, Pace, Work
 from sloserve.fleet.gateway.prefixes import chained
+from sloserve.scheduler.virtual_queues.contract import ModelState, RunningSums
 from sloserve.sim.model.engine import ModelEngine
 from sloserve.virtual.engine_settings import EngineSettings
-from sloserve.virtual_queues.contract import ModelState, RunningSums
 
 PROFILE = load_profile("a100-opt-2.7b")
 BUDGET, OUTPUT = 2048, 64

@@ -28,8 +28,8 @@ from sloserve.fleet.gateway.keys import LOCAL, Tenant
 from sloserve.fleet.gateway.limits import RequestPlaces
 from sloserve.fleet.gateway.prediction import Pace, Work
 from sloserve.fleet.gateway.prefixes import MOST, PrefixTable, beginnings, part
-from sloserve.settings import PluginSettings
-from sloserve.virtual_queues.contract import ModelState, RunningSums
+from sloserve.scheduler.settings import PluginSettings
+from sloserve.scheduler.virtual_queues.contract import ModelState, RunningSums
 from sloserve.wire.asgi import SLO_KNOWN
 from tests.fleet.gateway.doors import FLEET, parse_fleet
 

@@ -25,9 +25,16 @@ from sloserve.fleet.planning.snapshot import ALIVE_S, LiveMembers, Swaps, fleet_
 from sloserve.fleet.planning.waiting_groups import HORIZON_S, stream_ref, streamed_groups
 from sloserve.fleet.store.records import NewRequest, RequestState, Result
 from sloserve.fleet.store.store import Store as OpenStore
-from sloserve.virtual_queues.contract import FleetPlan, FleetState, InstanceState, ModelState, RunningSums, Swap
-from sloserve.virtual_queues.qlm_planner import QLMPlanner
-from sloserve.virtual_queues.swaps import swap_table
+from sloserve.scheduler.virtual_queues.contract import (
+    FleetPlan,
+    FleetState,
+    InstanceState,
+    ModelState,
+    RunningSums,
+    Swap,
+)
+from sloserve.scheduler.virtual_queues.qlm_planner import QLMPlanner
+from sloserve.scheduler.virtual_queues.swaps import swap_table
 from tests.fleet.store.databases import Store
 
 FLEET = """

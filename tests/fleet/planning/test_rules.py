@@ -8,8 +8,15 @@ from sloserve.core.errors import ConfigError
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.planning.rules import RulePlanner, planner_of
 from sloserve.fleet.planning.snapshot import plan_settings, serving_of
-from sloserve.virtual_queues.contract import FleetPlan, FleetState, GroupSums, InstanceState, ModelState, RunningSums
-from sloserve.virtual_queues.swaps import swap_table
+from sloserve.scheduler.virtual_queues.contract import (
+    FleetPlan,
+    FleetState,
+    GroupSums,
+    InstanceState,
+    ModelState,
+    RunningSums,
+)
+from sloserve.scheduler.virtual_queues.swaps import swap_table
 
 FLEET = parse_fleet(
     """

@@ -28,7 +28,7 @@ from sloserve.fleet.run.live import (
     place_of,
 )
 from sloserve.fleet.run.open_files import allow_open_files
-from sloserve.settings import read_settings
+from sloserve.scheduler.settings import read_settings
 from tests.fleet.test_file import CONFIGS
 
 FILE = """

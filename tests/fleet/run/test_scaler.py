@@ -18,7 +18,7 @@ from sloserve.fleet.pool.pool import Offer
 from sloserve.fleet.run.scaler import STALE_S, Scaler
 from sloserve.fleet.store.records import StoredPlan
 from sloserve.fleet.store.store import open_store
-from sloserve.virtual_queues.contract import RunningSums
+from sloserve.scheduler.virtual_queues.contract import RunningSums
 from tests.fleet.pool.fake_pool import FakePool
 
 FILE = """

@@ -21,7 +21,7 @@ from sloserve.estimator.length.examples import make_examples
 from sloserve.estimator.length.training import LengthTrainingSettings, train
 from sloserve.metrics import page_folder
 from sloserve.metrics.collectors import REASONS
-from sloserve.settings import plugin_settings
+from sloserve.scheduler.settings import plugin_settings
 from sloserve.vllm_plugin.server.observe import entering
 from sloserve.vllm_plugin.server.stated import key_of, prompt_tokens, tell_operator
 from sloserve.wire import context, errors

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sloserve.admission.admission import Admission
 from sloserve.core.finished import Latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.slo import DEFAULT_CLASSES
 from sloserve.estimator.length.at_admission import LEVELS
+from sloserve.scheduler.admission.admission import Admission
 from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.virtual.virtual_front_end import VirtualFrontEnd
 

@@ -9,9 +9,9 @@ from sloserve.fleet.agent.engine_requests import EngineRequests, InFlightRequest
 from sloserve.fleet.contract.door import Refusal
 from sloserve.fleet.contract.reports import InstanceReport
 from sloserve.fleet.streamed import Streamed
+from sloserve.scheduler.virtual_queues.contract import RunningSums
+from sloserve.scheduler.virtual_queues.fleet_operations import Queued
 from sloserve.sim.fleet.dispatcher import InstanceView, WaitingRequest
-from sloserve.virtual_queues.contract import RunningSums
-from sloserve.virtual_queues.fleet_operations import Queued
 
 
 @dataclass(slots=True)

@@ -9,12 +9,12 @@ from sloserve.fleet.agent.orders import agendas, planned
 from sloserve.fleet.contract.door import Refusal
 from sloserve.fleet.contract.reports import AgentReport
 from sloserve.fleet.fleet import Fleet
+from sloserve.scheduler.virtual_queues.contract import ModelState
+from sloserve.scheduler.virtual_queues.fleet_operations import Queued
 from sloserve.sim.fleet.dispatcher import Drop, Give, InstanceView, Operation, Preempt, Switch, WaitingRequest, Warm
 from sloserve.sim.fleet.live.agent_instance import AgentInstance
 from sloserve.sim.fleet.live.live_options import Options
 from sloserve.sim.fleet.live.simulated_store import SimulatedStore
-from sloserve.virtual_queues.contract import ModelState
-from sloserve.virtual_queues.fleet_operations import Queued
 
 _PREEMPT_MARGIN_S: Final = 30.0
 _MAX_PREEMPTIONS: Final = 3

@@ -11,8 +11,8 @@ from typing import Final
 from sloserve.fleet.batch_api.runner import LINES_OF_GROUP
 from sloserve.fleet.contract.plan_in_force import Plan
 from sloserve.fleet.planning.waiting_groups import Group
+from sloserve.scheduler.virtual_queues.groups import Groups, Member
 from sloserve.sim.fleet.dispatcher import WaitingRequest
-from sloserve.virtual_queues.groups import Groups, Member
 
 FILE_S: Final = 5.0
 _BATCH_MEMORY: Final = 0.9

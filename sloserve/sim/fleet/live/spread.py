@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from sloserve.estimator.completion.group_time import Serving
-from sloserve.virtual_queues.contract import FleetPlan, GroupSums, InstanceState
-from sloserve.virtual_queues.problem import PlanSettings
-from sloserve.virtual_queues.qlm_planner import Foreseen, QLMPlanner
+from sloserve.scheduler.virtual_queues.contract import FleetPlan, GroupSums, InstanceState
+from sloserve.scheduler.virtual_queues.problem import PlanSettings
+from sloserve.scheduler.virtual_queues.qlm_planner import Foreseen, QLMPlanner
 from sloserve.workloads.seeding import stream
 
 

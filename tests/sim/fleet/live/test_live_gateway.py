@@ -8,12 +8,12 @@ import pytest
 from sloserve.core.outcome import Outcome
 from sloserve.core.spans import Phase
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport
+from sloserve.scheduler.virtual_queues.contract import ModelState
 from sloserve.sim.fleet.dispatcher import WaitingRequest
 from sloserve.sim.fleet.live.live_fleet import LiveFleet
 from sloserve.sim.fleet.live.simulated_gateway import SimulatedGateway
 from sloserve.sim.fleet.loop import FleetRun
 from sloserve.sim.model.engine import ModelEngine
-from sloserve.virtual_queues.contract import ModelState
 from tests.sim.fleet.fleets import fleet_of, request
 
 HOLD_S = fleet_of().gateway.hold_max_s

@@ -9,7 +9,7 @@ come again, where coming again helps. In order:
   while others of its class wait, and told when the queue should be short enough. Where none does it is let in, whatever
   was learnt before: otherwise a wrong belief would keep away what corrects it;
 - a class at its cap is full, where places count that are kept for those who were sent away before and told to come
-  about now (:mod:`sloserve.admission.promises`): who has waited comes before who has not.
+  about now (:mod:`sloserve.scheduler.admission.promises`): who has waited comes before who has not.
 
 A list of prompts is several requests that begin at once (:class:`Together`): all of them are admitted or none. Where no
 other request of the class waits, and no place is kept, a list is let in however long it is, as one request is.
@@ -28,11 +28,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sloserve.admission.prediction import ArrivingRequest, Figure, Forecast, Predictor
-from sloserve.admission.queue_view import Backlog, Elsewhere, WaitingPlace
 from sloserve.core.errors import ConfigError, QueueFull, SLOUnattainable
 from sloserve.core.finished import TOLERANCE_S, Latency
 from sloserve.core.slo import DUE_NOW_S, Targets
+from sloserve.scheduler.admission.prediction import ArrivingRequest, Figure, Forecast, Predictor
+from sloserve.scheduler.admission.queue_view import Backlog, Elsewhere, WaitingPlace
 
 UNCALIBRATED = 0.5
 """Before it is known what comes of predictions, one must miss a target twofold to count."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from sloserve.virtual_queues.contract import ModelState, Swap
-from sloserve.virtual_queues.model_swap import ModelSwap
+from sloserve.scheduler.virtual_queues.contract import ModelState, Swap
+from sloserve.scheduler.virtual_queues.model_swap import ModelSwap
 
 
 def swap_table(costs: Mapping[tuple[str, str], ModelSwap]) -> dict[Swap, float]:

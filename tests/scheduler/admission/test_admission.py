@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.admission.admission import Admission, Ticket
-from sloserve.admission.prediction import ArrivingRequest
-from sloserve.admission.queue_view import (
+from sloserve.core.errors import ConfigError, QueueFull
+from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.scheduler.admission.admission import Admission, Ticket
+from sloserve.scheduler.admission.prediction import ArrivingRequest
+from sloserve.scheduler.admission.queue_view import (
     DEFAULT_RETRY_AFTER_S,
     MAX_RETRY_AFTER_S,
     MIN_RETRY_AFTER_S,
     SWEEP_INTERVAL_S,
     WaitingPlace,
 )
-from sloserve.core.errors import ConfigError, QueueFull
-from sloserve.core.slo import DEFAULT_CLASSES, Targets
 
 T0 = 1_700_000_000.0
 

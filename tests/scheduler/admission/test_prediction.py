@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.admission.admission import Admission, Ticket
-from sloserve.admission.prediction import ArrivingRequest
 from sloserve.core.errors import SLOUnattainable
 from sloserve.core.finished import Latency
 from sloserve.core.predicted import Predicted, Quantiles, worst
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.estimator.length.empirical import EmpiricalLength
+from sloserve.scheduler.admission.admission import Admission, Ticket
+from sloserve.scheduler.admission.prediction import ArrivingRequest
 
 T0 = 1_700_000_000.0
 NAMES = DEFAULT_CLASSES.names

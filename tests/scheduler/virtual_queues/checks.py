@@ -1,7 +1,7 @@
 """What a fleet may rely on in each of its plans."""
 
 from sloserve.lso.plan import PlanError
-from sloserve.virtual_queues.contract import FleetPlan, FleetState
+from sloserve.scheduler.virtual_queues.contract import FleetPlan, FleetState
 
 
 def check_fleet_plan(plan: FleetPlan, state: FleetState) -> None:

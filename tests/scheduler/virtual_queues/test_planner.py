@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.virtual_queues.contract import FleetState, RunningSums
-from sloserve.virtual_queues.problem import PlanSettings
-from sloserve.virtual_queues.qlm_planner import QLMPlanner
-from tests.virtual_queues.checks import check_fleet_plan
-from tests.virtual_queues.fleets import MODELS, SERVING_OF, cold, group, instance, state
+from sloserve.scheduler.virtual_queues.contract import FleetState, RunningSums
+from sloserve.scheduler.virtual_queues.problem import PlanSettings
+from sloserve.scheduler.virtual_queues.qlm_planner import QLMPlanner
+from tests.scheduler.virtual_queues.checks import check_fleet_plan
+from tests.scheduler.virtual_queues.fleets import MODELS, SERVING_OF, cold, group, instance, state
 
 
 def planner(**settings: float) -> QLMPlanner:

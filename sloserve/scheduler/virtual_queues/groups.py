@@ -22,7 +22,7 @@ import numpy as np
 from scipy.cluster.vq import kmeans2
 
 from sloserve.core.arrays import FloatArray
-from sloserve.virtual_queues.contract import GroupSums
+from sloserve.scheduler.virtual_queues.contract import GroupSums
 
 _SAMPLE: Final = 256
 """Latest requests of a model that k-means looks at: one iteration takes about 0.1 ms."""

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from sloserve.virtual_queues.contract import FleetPlan, GroupSums, InstanceState, RunningSums
-from sloserve.virtual_queues.problem import PlanSettings
-from sloserve.virtual_queues.qlm_planner import QLMPlanner
-from tests.virtual_queues.fleets import SERVING_OF, group, instance, state
+from sloserve.scheduler.virtual_queues.contract import FleetPlan, GroupSums, InstanceState, RunningSums
+from sloserve.scheduler.virtual_queues.problem import PlanSettings
+from sloserve.scheduler.virtual_queues.qlm_planner import QLMPlanner
+from tests.scheduler.virtual_queues.fleets import SERVING_OF, group, instance, state
 
 PLANNER = QLMPlanner(SERVING_OF, PlanSettings(use_idle=True))
 BUSY = RunningSums(64, 0.0, 12_800.0, 6_400.0, 640_000.0, 100.0)

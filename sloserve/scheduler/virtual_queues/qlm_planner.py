@@ -13,9 +13,9 @@ import numpy as np
 
 from sloserve.core.kernels.fleet import FleetProblem, FleetQueues, fleet_search
 from sloserve.estimator.completion.group_time import Serving
-from sloserve.virtual_queues.contract import FleetPlan, FleetState, GroupSums
-from sloserve.virtual_queues.idle_instances import use_idle
-from sloserve.virtual_queues.problem import PlanSettings, ProblemMaker, Times
+from sloserve.scheduler.virtual_queues.contract import FleetPlan, FleetState, GroupSums
+from sloserve.scheduler.virtual_queues.idle_instances import use_idle
+from sloserve.scheduler.virtual_queues.problem import PlanSettings, ProblemMaker, Times
 
 _TRIALS = 5
 """Sizes of the fleet that are tried for a scale-up signal."""

@@ -1,7 +1,7 @@
 """Waiting requests of each class, the rate at which they start, and when refused ones should try again.
 
-When to try again is a promise (:mod:`sloserve.admission.promises`): the next place that is not promised yet, at the
-rate of the latest starts. Neither a profile nor a nominal step time has a part in it, only what the engine did.
+When to try again is a promise (:mod:`sloserve.scheduler.admission.promises`): the next place that is not promised yet,
+at the rate of the latest starts. Neither a profile nor a nominal step time has a part in it, only what the engine did.
 
 A request waits from :meth:`Backlog.enter` until its place is told that the first token is out, or that it ended before.
 Who keeps the places may not see every first token (a reply that is not streamed is seen when it is complete),
@@ -20,7 +20,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from sloserve.admission.promises import Promises
+from sloserve.scheduler.admission.promises import Promises
 
 MIN_RETRY_AFTER_S = 1
 MAX_RETRY_AFTER_S = 30

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sloserve.admission.best_observed import MIN_SAMPLES, MIN_TPOT_TOKENS, PERIOD_S, Floors
+from sloserve.scheduler.admission.best_observed import MIN_SAMPLES, MIN_TPOT_TOKENS, PERIOD_S, Floors
 
 T0 = 1_700_000_000.0
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.virtual_queues.groups import Groups, Member
+from sloserve.scheduler.virtual_queues.groups import Groups, Member
 
 
 def member(request: int, model: str = "chat", slo_s: float = 10.0, prompt: float = 100.0, at: float = 0.0) -> Member:

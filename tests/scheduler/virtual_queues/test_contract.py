@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from sloserve.lso.plan import PlanError
-from sloserve.virtual_queues.contract import (
+from sloserve.scheduler.virtual_queues.contract import (
     FleetPlan,
     FleetState,
     GroupSums,
     InstanceState,
     ModelState,
 )
-from tests.virtual_queues.checks import check_fleet_plan
+from tests.scheduler.virtual_queues.checks import check_fleet_plan
 
 
 def group(ref: int, model: str) -> GroupSums:

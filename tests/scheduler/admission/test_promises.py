@@ -4,12 +4,12 @@ from collections.abc import Callable, Hashable
 
 import pytest
 
-from sloserve.admission.admission import Admission, Ticket
-from sloserve.admission.prediction import ArrivingRequest
-from sloserve.admission.promises import GRACE_S, MOST_OF_KEY, Promises
 from sloserve.core.errors import QueueFull, SLOUnattainable
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
-from tests.admission.overload import CAP, SLOTS, T0, Overload
+from sloserve.scheduler.admission.admission import Admission, Ticket
+from sloserve.scheduler.admission.prediction import ArrivingRequest
+from sloserve.scheduler.admission.promises import GRACE_S, MOST_OF_KEY, Promises
+from tests.scheduler.admission.overload import CAP, SLOTS, T0, Overload
 
 
 def bursts(at_s: float) -> float:

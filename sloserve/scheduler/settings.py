@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
-from sloserve.admission.admission import Admission
-from sloserve.admission.queue_view import Elsewhere, WaitingPlace
 from sloserve.core.errors import ConfigError
 from sloserve.core.files.json_schema import Written
 from sloserve.core.files.model import NOT_TINY, Allowed, Problem, check_model, dotted, unknown
 from sloserve.core.slo import DEFAULT_CLASSES, MAX_TARGET_S, MAX_TDS, ClassTable, SLOClass, Targets
 from sloserve.estimator.length.at_admission import LengthAtAdmission
 from sloserve.estimator.step_time.profile import load_profile
+from sloserve.scheduler.admission.admission import Admission
+from sloserve.scheduler.admission.queue_view import Elsewhere, WaitingPlace
 from sloserve.scheduler.registry import GENERAL, make_policy, parse_policy
 from sloserve.wire.headers import TENANTS, HeaderRules, is_ours
 from sloserve.wire.optional_http3 import Http3Settings

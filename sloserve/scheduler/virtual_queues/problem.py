@@ -14,7 +14,7 @@ from scipy.special import ndtri
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.kernels.fleet import FleetProblem
 from sloserve.estimator.completion.group_time import Serving, group_times, running_time
-from sloserve.virtual_queues.contract import FleetState, GroupSums, InstanceState, ModelState, Swap
+from sloserve.scheduler.virtual_queues.contract import FleetState, GroupSums, InstanceState, ModelState, Swap
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class PlanSettings:
     counts as so many seconds of lateness of one request. moves_a_group, least_moves, most_moves: of the search.
     least_gain: share of the last plan's cost that another must save. scale_up: whether to say how many instances would
     do where these do not. use_idle: whether idle instances get work of others, see
-    :mod:`sloserve.virtual_queues.idle_instances`.
+    :mod:`sloserve.scheduler.virtual_queues.idle_instances`.
     """
 
     chance: float = 0.9

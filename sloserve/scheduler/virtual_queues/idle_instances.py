@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sloserve.core.kernels.fleet import FleetProblem, FleetQueues, fleet_search
-from sloserve.virtual_queues.contract import FleetState, GroupSums
+from sloserve.scheduler.virtual_queues.contract import FleetState, GroupSums
 
 _TIMES_PAID: Final = 2.0
 """A group is done sooner by so many times the swap and one reply: before another model can come back, what was begun

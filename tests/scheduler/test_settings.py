@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from sloserve.core.errors import ConfigError
-from sloserve.settings import MAX_WAITING, PluginSettings, plugin_settings, policy_problems
+from sloserve.scheduler.settings import MAX_WAITING, PluginSettings, plugin_settings, policy_problems
 
 
 @pytest.mark.parametrize("additional", [None, {}, {"other": 1}, {"sloserve": {}}])

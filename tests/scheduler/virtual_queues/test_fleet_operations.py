@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from sloserve.virtual_queues.fleet_operations import FleetOperations, Queued, fleet_operations
+from sloserve.scheduler.virtual_queues.fleet_operations import FleetOperations, Queued, fleet_operations
 
 SIZES = {"chat": 16, "code": 16, "tail": 16, "huge": 140}
 

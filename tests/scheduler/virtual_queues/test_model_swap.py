@@ -4,9 +4,9 @@ import pytest
 
 from sloserve.core.errors import ConfigError
 from sloserve.estimator.step_time.profile import load_profile
-from sloserve.virtual_queues.contract import ModelState, Swap
-from sloserve.virtual_queues.model_swap import model_swap
-from sloserve.virtual_queues.swaps import swap_table
+from sloserve.scheduler.virtual_queues.contract import ModelState, Swap
+from sloserve.scheduler.virtual_queues.model_swap import model_swap
+from sloserve.scheduler.virtual_queues.swaps import swap_table
 
 PROFILE = load_profile("h100-llama3-8b")
 MEASURED = {"sleep_s": 0.4, "wake_s": 0.3, "reload_s": 6.0}

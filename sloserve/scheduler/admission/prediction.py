@@ -22,7 +22,6 @@ from enum import Enum, auto
 
 import numpy as np
 
-from sloserve.admission.best_observed import Floors
 from sloserve.core.finished import Latency
 from sloserve.core.predicted import MEDIAN, P90, Predicted, Quantiles
 from sloserve.core.slo import SLO
@@ -31,6 +30,7 @@ from sloserve.estimator.length.at_admission import expected_tokens
 from sloserve.estimator.length.empirical import EmpiricalLength
 from sloserve.estimator.length.remaining import KnownRequests
 from sloserve.estimator.step_time.running_fit import RunningLine, RunningMedian
+from sloserve.scheduler.admission.best_observed import Floors
 
 _MAX_TOKENS = 2**31
 MAX_STALE = 64

@@ -6,9 +6,9 @@ from dataclasses import replace
 from sloserve.estimator.completion.group_time import Serving
 from sloserve.estimator.completion.steady_state import EngineSize
 from sloserve.estimator.step_time.profile import load_profile
-from sloserve.virtual_queues.contract import FleetState, GroupSums, InstanceState, ModelState, RunningSums
-from sloserve.virtual_queues.model_swap import ModelSwap
-from sloserve.virtual_queues.swaps import swap_table
+from sloserve.scheduler.virtual_queues.contract import FleetState, GroupSums, InstanceState, ModelState, RunningSums
+from sloserve.scheduler.virtual_queues.model_swap import ModelSwap
+from sloserve.scheduler.virtual_queues.swaps import swap_table
 
 MODELS = ("chat", "code", "tail")
 SERVING = Serving(load_profile("h100-llama3-8b"), EngineSize(64, 2048, 400_000))
