@@ -31,6 +31,7 @@ from benchmarks.publish import RESULTS, write_rows, write_table
 from sloserve.core.qoe import qoe
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.http3.certificates import CertificateFiles, make_certificate, write_certificate
 from sloserve.http3.client_connection import connect
@@ -38,7 +39,6 @@ from sloserve.http3.client_settings import ClientSettings
 from sloserve.http3.httpx_transport import head
 from sloserve.http3.listener import listen
 from sloserve.sim.model.engine import ModelEngine
-from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.wire.optional_http3 import Http3Settings
 
 FOLDER = RESULTS / "quic-streams"

@@ -12,10 +12,10 @@ import numpy as np
 
 from benchmarks.arguments import quick_and_out
 from benchmarks.publish import RESULTS, write_result
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.latency import StepLatency, StepLoad
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.sim.model.engine import ModelEngine
-from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.workloads.workload_registry import workload
 
 PROFILE, WORKLOAD, RPS = "a100x4-opt-66b", "sharegpt-poisson", 2.5

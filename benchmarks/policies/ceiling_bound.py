@@ -36,9 +36,9 @@ from scipy.sparse import coo_array
 from sloserve.core.arrays import FloatArray
 from sloserve.core.finished import TOLERANCE_S
 from sloserve.core.request import WorkloadRequest
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.latency import Hinge, StepLoad
 from sloserve.estimator.step_time.profile import Profile
-from sloserve.virtual.engine_settings import EngineSettings
 
 SLOTS = 80
 PARTS = 4

@@ -24,6 +24,7 @@ from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.rows import Rows
 from sloserve.core.runlog import RequestLog, RunLog
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.lso.decode_first import unfinished
 from sloserve.lso.forecast import AHEAD, OCCUPANCY_COLUMNS, how_many_fit_to_the_end
@@ -32,7 +33,6 @@ from sloserve.lso.ordering import PREEMPTION_COLUMNS, PreemptionRule, plan_by_ke
 from sloserve.scheduler.policy import EngineFacts, Plan, Policy, Snapshot
 from sloserve.scheduler.registry import parse_policy, policy_class
 from sloserve.sim.model.engine import ModelEngine
-from sloserve.virtual.engine_settings import EngineSettings
 
 PIECES = 8
 """Parts of the time of arrivals, and one for what comes after, each with a step size of its own."""

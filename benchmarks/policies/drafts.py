@@ -35,12 +35,12 @@ from benchmarks.policies.step_sizes import HALVES
 from benchmarks.publish import RESULTS, aligned, write_result
 from benchmarks.traces import AZURE_CONV, SERVEGEN_10H
 from sloserve.core.errors import ConfigError
+from sloserve.engine.virtual.drafts import spread_of
 from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment import MODEL, Experiment, Run, measured_points, run_experiment
 from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.model.model_port import ModelPort
 from sloserve.sim.model.planned import PlannedScheduler
-from sloserve.virtual.drafts import spread_of
 
 CHAT = {"share": 1.0, "ttft_ms": 1000, "tpot_ms": 15}
 MIXED = {

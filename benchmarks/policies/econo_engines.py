@@ -37,6 +37,7 @@ from sloserve.core.goodput import attainment
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.planning_cost import planning_costs
 from sloserve.estimator.step_time.latency import StepLatency, StepLoad
 from sloserve.estimator.step_time.profile import Profile
@@ -46,7 +47,6 @@ from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.experiments import experiment_flags
 from sloserve.sim.model.engine import ModelEngine
 from sloserve.sim.run_name import STOCK
-from sloserve.virtual.engine_settings import EngineSettings
 
 SEEDS = (0, 1, 2)
 ENGINES = (8,)

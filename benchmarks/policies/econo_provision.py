@@ -21,10 +21,10 @@ import numpy as np
 from benchmarks.arguments import quick_and_out
 from benchmarks.publish import RESULTS, write_result
 from sloserve.core.rows import Rows
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.policy import Plan, Snapshot
 from sloserve.scheduler.published.econo_paper import EconoPaper
-from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 from sloserve.workloads.workload_registry import workload
 

@@ -20,11 +20,11 @@ import numpy as np
 
 from benchmarks.arguments import quick_and_out
 from benchmarks.publish import RESULTS, write_result
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 from sloserve.scheduler.registry import make_policy, parse_policy
 from sloserve.sim.model.engine import ModelEngine
-from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.workloads.workload_registry import workload
 
 PROFILE = "a100-opt-13b-12gb"

@@ -19,6 +19,7 @@ from sloserve.core.kernels.anneal import BatchPlan, BatchRequests, Cooling, anne
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.rows import Rows
 from sloserve.core.slo import SLOClass, Targets
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.planning_cost import planning_costs
 from sloserve.estimator.step_time.latency import BatchFit, Bilinear
 from sloserve.estimator.step_time.profile import load_profile
@@ -28,7 +29,6 @@ from sloserve.scheduler.published.sa_batches import SABatches
 from sloserve.scheduler.sa.policy import SA
 from sloserve.scheduler.sa.times import RemainingWork, batch_times, bilinear_of
 from sloserve.sim.model.engine import ModelEngine
-from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.workloads.length_models import sharegpt, truncated_lognormal
 from sloserve.workloads.seeding import stream
 from sloserve.workloads.slo_assignment import ClassRule, SLOAssignment

@@ -25,6 +25,7 @@ from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, write_table
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.fleet.router.arrivals import Phases
 from sloserve.fleet.router.environment import System
@@ -38,7 +39,6 @@ from sloserve.fleet.router.train_command import judge as judge_for_plots
 from sloserve.fleet.router.train_command import rules as rules_for_plots
 from sloserve.report.runs_csv import write_runs
 from sloserve.sim.model.engine import ModelEngine
-from sloserve.virtual.engine_settings import EngineSettings
 
 FOLDER = RESULTS / "router"
 SEEDS = (0, 1, 2)

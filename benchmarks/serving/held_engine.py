@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.registry import parse_policy
-from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.workloads.workload_registry import workload
 
 PROFILE = "a100-opt-13b"

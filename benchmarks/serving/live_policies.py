@@ -36,14 +36,14 @@ from sloserve.core.clock import SystemClock
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog, StepLog
+from sloserve.engine.virtual.engine_settings import EngineSettings
+from sloserve.engine.virtual.virtual_front_end import VirtualFrontEnd
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.measurements import Measurements
 from sloserve.estimator.step_time.profile import Profile, load_profile
 from sloserve.estimator.step_time.profiling import ProfileSettings, make_profile, measure_grid, write_profile
 from sloserve.report.summary import summarize
 from sloserve.sim.experiment import Experiment, Point, measured_points, run_experiment, task_of
-from sloserve.virtual.engine_settings import EngineSettings
-from sloserve.virtual.virtual_front_end import VirtualFrontEnd
 from sloserve.wire.xargs import to_xargs
 from sloserve.workloads.workload_registry import workload
 

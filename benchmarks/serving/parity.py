@@ -22,8 +22,8 @@ from benchmarks.traces import AZURE_CODE, AZURE_CONV, MOONCAKE, SERVEGEN_10H, SE
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RunLog
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.profile import load_profile
-from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.workloads.readers import read_trace
 from sloserve.workloads.workload_registry import trace_workload
 

@@ -23,10 +23,10 @@ from scipy.optimize import nnls
 import sloserve
 from benchmarks.arguments import is_quick
 from benchmarks.publish import provenance
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.planning_cost import planning_costs
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.registry import policy_class, policy_names
-from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.workloads.workload_registry import workload
 
 WARM_UP = 5

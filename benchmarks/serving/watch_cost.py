@@ -23,10 +23,10 @@ import numpy as np
 from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, write_result
 from benchmarks.serving.held_engine import WARM_UP, Stopwatch, engine_of, hold, requests_to_come
-from sloserve.metrics.engine_page import PageWriter
-from sloserve.metrics.live_page import FRAME_EVERY_S, LiveWriter, find_live_pages
-from sloserve.metrics.live_view import LiveView
-from sloserve.metrics.process_page import Board
+from sloserve.engine.metrics.engine_page import PageWriter
+from sloserve.engine.metrics.live_page import FRAME_EVERY_S, LiveWriter, find_live_pages
+from sloserve.engine.metrics.live_view import LiveView
+from sloserve.engine.metrics.process_page import Board
 from sloserve.wire.live_feed import changes, fitted, frame
 
 POLICIES = ("fcfs", "edf", "auto")

@@ -13,11 +13,11 @@ from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, write_result
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.registry import main_policies
 from sloserve.sim.model.engine import ModelEngine
 from sloserve.sim.run_name import STOCK
-from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 
 REPEATS = 5

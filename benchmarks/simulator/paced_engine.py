@@ -14,8 +14,8 @@ import numpy as np
 from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, write_result
 from sloserve.core.request import WorkloadRequest
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.profile import load_profile
-from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 from sloserve.wire.xargs import to_xargs
 from sloserve.workloads.workload_registry import workload

@@ -83,8 +83,8 @@ def _gpu_rows(torch: Any, run_kib: int, one_run: bool) -> list[dict[str, Any]]:
     """one_run: a block is one run of bytes, as in a layout with the block outermost."""
     from vllm._custom_ops import swap_blocks_batch
 
-    from sloserve.swap_space.cuda_library import CudaTransfer, built_library
-    from sloserve.swap_space.op_transfer import OpTransfer
+    from sloserve.engine.swap.host.cuda_library import CudaTransfer, built_library
+    from sloserve.engine.swap.host.op_transfer import OpTransfer
     from sloserve.vllm_plugin.swap.cuda_start import gpu_pool, staging_bytes_for, timing
 
     device, run = torch.device("cuda", torch.cuda.current_device()), run_kib * 1024

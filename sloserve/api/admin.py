@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from sloserve.api.server_lock import ServerLock
 from sloserve.core.errors import BadBody, ConfigError, EngineError
 from sloserve.core.files.model import Allowed, check_model, dotted
-from sloserve.metrics import page_folder
+from sloserve.engine.metrics import page_folder
 from sloserve.vllm_plugin.server import engine_control, front_end, parking, reloading
 from sloserve.vllm_plugin.server.front_end import front_end_of, on_stop
 from sloserve.wire import errors, strict_json

@@ -54,7 +54,7 @@ def torch_fits(cuda: tuple[int, int]) -> Iterator[Finding]:
 def kv_copies() -> Iterator[Finding]:
     """The library with which ``--swap-space-gib`` copies KV blocks of a GPU."""
     try:
-        from sloserve.swap_space.cuda_library import built_library  # here: the extension it needs may not load
+        from sloserve.engine.swap.host.cuda_library import built_library  # here: the extension it needs may not load
 
         built_library()
     except (OSError, ImportError) as error:

@@ -9,9 +9,9 @@ from typing import Final
 
 from sloserve.core.errors import ConfigError
 from sloserve.doctor.finding import Finding, absent, fault, ok, warning
+from sloserve.engine.swap.host.memory_limits import GIB, KEPT_FREE_BYTES, memlock_warning, memory_room
 from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.fleet.run.open_files import files_for
-from sloserve.swap_space.memory_limits import GIB, KEPT_FREE_BYTES, memlock_warning, memory_room
 from sloserve.wire.listening import check_port_free
 
 LEAST_SHM_BYTES: Final = GIB

@@ -10,10 +10,10 @@ from dataclasses import replace
 from sloserve.core import numbers
 from sloserve.core.errors import ConfigError
 from sloserve.core.files.model import check_model
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.registry import parse_policy
 from sloserve.scheduler.settings import AdmissionSettings
-from sloserve.virtual.engine_settings import EngineSettings
 
 NONE, VLLM = "none", "vllm"
 MODES = (NONE, "cap", "predict", VLLM)

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import yaml
 
 from sloserve.core.slo import ClassTable
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.sim.admissions import NONE, limit_queue, parse_admission
 from sloserve.sim.advise import Advice, Found, RunComparison, is_general
 from sloserve.sim.run_name import STOCK, RunName
 from sloserve.sim.tuning import Score, ranked
-from sloserve.virtual.engine_settings import EngineSettings
 
 WIDTH = 110
 COMMAND = "  sloserve serve"

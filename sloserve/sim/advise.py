@@ -13,11 +13,11 @@ from itertools import chain
 
 import numpy as np
 
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.report.statistics import Mean, mean_interval
 from sloserve.scheduler.registry import GENERAL, parse_policy
 from sloserve.sim.run_name import STOCK, RunName
 from sloserve.sim.tuning import KEPT, Axes, Evaluate, Score, ranked, variants
-from sloserve.virtual.engine_settings import EngineSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,12 @@ from typing import cast
 
 from sloserve.core import numbers as numbers_of_text
 from sloserve.core.errors import ConfigError
+from sloserve.engine.virtual.drafts import ACCEPTANCE, ROUND_SHARE, Drafts, spread_of
+from sloserve.engine.virtual.engine_settings import EngineSettings, Swapping
 from sloserve.estimator.step_time.profile import Profile, load_profile
 from sloserve.sim.experiment import DEFAULT_LOADS, SHIPPED, Experiment
 from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.run_name import run_names
-from sloserve.virtual.drafts import ACCEPTANCE, ROUND_SHARE, Drafts, spread_of
-from sloserve.virtual.engine_settings import EngineSettings, Swapping
 from sloserve.workloads.named_slos import find_slos
 from sloserve.workloads.window import WHOLE, parse_window
 from sloserve.workloads.workload_registry import asked_workload

@@ -21,6 +21,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RunLog
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.planning_cost import planning_costs
 from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import Profile
@@ -30,7 +31,6 @@ from sloserve.scheduler.settings import PluginSettings
 from sloserve.sim.admissions import make_front, parse_admission
 from sloserve.sim.model.engine import ModelEngine
 from sloserve.sim.run_name import STOCK, RunName
-from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.workloads.slo_assignment import SLOAssignment
 from sloserve.workloads.window import WHOLE, Window
 from sloserve.workloads.workload_registry import Workload

@@ -11,9 +11,9 @@ from typing import Any
 from sloserve.core import numbers
 from sloserve.core.errors import ConfigError
 from sloserve.core.files.model import unknown
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.scheduler.registry import parse_policy, policy_text
 from sloserve.sim.admissions import NONE, limit_queue
-from sloserve.virtual.engine_settings import EngineSettings
 
 STOCK = "stock"
 """vLLM's AsyncScheduler; every other name is a policy's."""

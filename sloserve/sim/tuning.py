@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sloserve.core.errors import ConfigError
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.sim.experiment import MODEL, Experiment, Point, measured_points, run_experiment
 from sloserve.sim.run_name import RunName, check_option
-from sloserve.virtual.engine_settings import EngineSettings
 
 KEPT = 2
 """Candidates of a policy that the next flag is tried on."""

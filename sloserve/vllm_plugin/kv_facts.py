@@ -4,7 +4,7 @@ from typing import Any
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.kernels.kv_layout import STATE_WINDOW, KVGroups, KVLayout
-from sloserve.virtual.engine_settings import STEPS_IN_FLIGHT
+from sloserve.engine.virtual.engine_settings import STEPS_IN_FLIGHT
 from sloserve.vllm_plugin.engine.kv_groups import layout_of
 
 CONTEXT_TOKENS = 8192

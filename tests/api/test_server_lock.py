@@ -16,7 +16,7 @@ from sloserve.api import server_lock
 from sloserve.api.admin import PREFIX, AdminApp
 from sloserve.api.server_lock import ServerLock
 from sloserve.core.errors import EngineError
-from sloserve.metrics import page_folder
+from sloserve.engine.metrics import page_folder
 from sloserve.vllm_plugin.server import engine_control
 
 KEY = "secret"

@@ -22,13 +22,13 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.outcome import Outcome
 from sloserve.core.served import ServedRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.engine.metrics import class_metrics, engine_figures, engine_metrics, engine_page
+from sloserve.engine.metrics.class_metrics import Count
+from sloserve.engine.metrics.collectors import FrontEndMetrics
+from sloserve.engine.metrics.process_page import Board, Boards
 from sloserve.estimator.length import choice
 from sloserve.estimator.length.remaining import Estimator, KnownRequests, LengthForm
 from sloserve.lso.lengths import Lengths
-from sloserve.metrics import class_metrics, engine_figures, engine_metrics, engine_page
-from sloserve.metrics.class_metrics import Count
-from sloserve.metrics.collectors import FrontEndMetrics
-from sloserve.metrics.process_page import Board, Boards
 from sloserve.scheduler import registry
 from sloserve.scheduler.describe import describe_policy
 from sloserve.scheduler.policy import Plan, Policy, Snapshot

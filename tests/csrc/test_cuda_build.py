@@ -9,8 +9,8 @@ import pytest
 
 from sloserve.core.kernels import _csrc
 from sloserve.core.kernels.kv_copy import Region
-from sloserve.swap_space.cuda_library import CudaTransfer, built_library
-from sloserve.swap_space.host_pool import HostPool
+from sloserve.engine.swap.host.cuda_library import CudaTransfer, built_library
+from sloserve.engine.swap.host.host_pool import HostPool
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ from sloserve.doctor import cpu, cuda, driver, host, software
 from sloserve.doctor.driver import Driver, DriverError, Gpu
 from sloserve.doctor.examine import attempted
 from sloserve.doctor.finding import Finding, State
-from sloserve.swap_space.memory_limits import GIB
+from sloserve.engine.swap.host.memory_limits import GIB
 
 H100 = Gpu("NVIDIA H100 80GB HBM3", 80 * GIB, (9, 0))
 SEEN = (("ok", "CUDA driver: runs CUDA up to 1"), ("ok", "GPU 0: NVIDIA H100"))

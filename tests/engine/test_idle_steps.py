@@ -9,10 +9,10 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RunLog
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.engine.planner import Planner
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.planning_cost import constant_cost
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.sim.model.engine import ModelEngine
-from sloserve.virtual.engine_settings import EngineSettings
 
 
 def served(policy: str, plan_us: float, workload: list[WorkloadRequest]) -> RunLog:

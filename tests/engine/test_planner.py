@@ -13,11 +13,11 @@ from sloserve.core.slo import DEFAULT_CLASSES, SLO, Targets
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.planner import Planner
 from sloserve.engine.step_clock import StepClock
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.scheduler.registry import make_policy, parse_policy
 from sloserve.scheduler.settings import PluginSettings
 from sloserve.sim.model.model_port import ModelPort
 from sloserve.sim.model.scheduler import ModelScheduler
-from sloserve.virtual.engine_settings import EngineSettings
 
 SLO_OF_ALL = SLO(DEFAULT_CLASSES.default, Targets())
 STATED = StatedSLO(SLO_OF_ALL, class_id=DEFAULT_CLASSES.names.index(DEFAULT_CLASSES.default.name), output_tokens=None)

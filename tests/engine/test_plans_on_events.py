@@ -5,12 +5,12 @@ import pytest
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.engine.held_plan import MAX_UNEVENTFUL_S
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.planning_cost import NO_PLANNING_COST
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.auto.policy import Auto
 from sloserve.scheduler.policy import Plan, Snapshot
 from sloserve.sim.model.engine import ModelEngine
-from sloserve.virtual.engine_settings import EngineSettings
 
 LATE_S = 0.4
 

@@ -14,11 +14,11 @@ from sloserve.core.stated import StatedSLO
 from sloserve.engine.prefix_hit import blocks_hit
 from sloserve.engine.request_table import LOOKUPS, RequestTable
 from sloserve.engine.step_clock import StepClock
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.lso.decode_first import uncomputed_tokens
 from sloserve.sim.model.blocks import Hit
 from sloserve.sim.model.model_port import ModelPort
 from sloserve.sim.model.scheduler import ModelScheduler
-from sloserve.virtual.engine_settings import EngineSettings
 
 SLO_OF_ALL = SLO(DEFAULT_CLASSES.default, Targets())
 STATED = StatedSLO(SLO_OF_ALL, class_id=0, output_tokens=None)

@@ -14,8 +14,8 @@ import pytest
 
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.profile import load_profile
-from sloserve.virtual.engine_settings import EngineSettings
 from tests.conformance import golden_forms
 
 pytestmark = pytest.mark.vllm

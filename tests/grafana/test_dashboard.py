@@ -15,11 +15,11 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import Predicted, Quantiles
 from sloserve.core.served import ServedRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.engine.metrics.collectors import FrontEndMetrics
+from sloserve.engine.metrics.engine_page import Layout, PageWriter, find_pages
+from sloserve.engine.metrics.process_page import Board, Boards
 from sloserve.http3.listener_figures import Http3Figures
 from sloserve.http3.listener_metrics import Http3Collector
-from sloserve.metrics.collectors import FrontEndMetrics
-from sloserve.metrics.engine_page import Layout, PageWriter, find_pages
-from sloserve.metrics.process_page import Board, Boards
 from tests.grafana.queries import check_dashboard, queries, read_scrape
 
 DASHBOARD = json.loads((Path(__file__).parents[2] / "configs" / "grafana" / "sloserve.json").read_text())

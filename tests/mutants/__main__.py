@@ -44,7 +44,7 @@ TARGETS = (
     Target(
         "sloserve/lso/swapping.py", 16, ("tests/lso/test_swapping.py", "tests/scheduler/test_price_of_preemption.py")
     ),
-    Target("sloserve/engine/swap_store.py", 20, ("tests/engine/test_swap_store.py",)),
+    Target("sloserve/engine/swap/store.py", 20, ("tests/engine/swap/test_store.py",)),
     Target("sloserve/vllm_plugin/swap/connector.py", 14, SWAP),
     Target("sloserve/vllm_plugin/swap/swapping.py", 14, AGREEMENT),
     Target("sloserve/vllm_plugin/swap/worker.py", 8, SWAP),

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.serving import parity
 from sloserve.core.request import WorkloadRequest
-from sloserve.virtual.engine_settings import EngineSettings
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.workloads.workload_registry import workload
 
 pytestmark = pytest.mark.vllm

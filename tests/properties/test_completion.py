@@ -44,8 +44,8 @@ LONG = st.tuples(st.floats(0.0, 0.4), st.integers(20, 150), st.integers(20, 90))
 def test_every_request_completes_within_a_bound_under_a_flood_of_newer_ones(
     monkeypatch: pytest.MonkeyPatch, long: list[tuple[float, int, int]], kv_blocks: int, share: float, seed: int
 ) -> None:
+    from sloserve.engine.virtual.engine_settings import EngineSettings
     from sloserve.estimator.step_time.profile import load_profile
-    from sloserve.virtual.engine_settings import EngineSettings
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 
     monkeypatch.setattr("sloserve.vllm_plugin.engine.scheduler.make_policy", lambda *args, **kwargs: NewestFirst())

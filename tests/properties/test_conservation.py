@@ -55,9 +55,9 @@ def expected_tokens(request: WorkloadRequest) -> int:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_every_request_ends_once_with_its_tokens(policy: str | None, seed: int) -> None:
+    from sloserve.engine.virtual.engine_settings import EngineSettings
     from sloserve.estimator.planning_cost import constant_cost
     from sloserve.estimator.step_time.profile import load_profile
-    from sloserve.virtual.engine_settings import EngineSettings
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 
     rng = np.random.default_rng([seed, 77])

@@ -101,9 +101,9 @@ def serve(monkeypatch: pytest.MonkeyPatch, tracer: Tracer) -> Any:
     """Everybody gets all tokens, and vLLM is left as it was."""
     from vllm.lora.request import LoRARequest
 
+    from sloserve.engine.virtual.engine_settings import EngineSettings
     from sloserve.estimator.planning_cost import constant_cost
     from sloserve.estimator.step_time.profile import load_profile
-    from sloserve.virtual.engine_settings import EngineSettings
     from sloserve.vllm_plugin.engine import scheduler as module
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from sloserve.engine.metrics.live_view import COLUMNS
 from sloserve.engine.why import SAYS, Phase, Why, sentence
-from sloserve.metrics.live_view import COLUMNS
 from sloserve.report.live_screen import due, duration, plain, reason, screen, took
 
 EVIL = "[red]x[/red]\x1b[2J\x07<img onerror>"

@@ -57,7 +57,7 @@ def test_is_found_by_name_and_takes_its_options(installed: Path) -> None:
 
 def serve(installed: Path) -> None:
     """Where the package can be found, in a process that has not looked for policies yet."""
-    from sloserve.virtual.engine_settings import EngineSettings
+    from sloserve.engine.virtual.engine_settings import EngineSettings
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 
     sys.path.insert(0, str(installed))

@@ -1,8 +1,8 @@
 """Admissions by name: what a name means."""
 
 from sloserve.core.slo import DEFAULT_CLASSES
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.sim.admissions import limit_queue, make_front, parse_admission
-from sloserve.virtual.engine_settings import EngineSettings
 
 
 def test_what_names_mean() -> None:

@@ -15,6 +15,7 @@ from sloserve.cli import app
 from sloserve.config import read_sources, settle
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import DEFAULT_CLASSES
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.report.statistics import mean_interval
 from sloserve.scheduler.registry import main_policies
 from sloserve.sim.advice_text import headline, judged_lines, settings_yaml, vllm_flags
@@ -23,7 +24,6 @@ from sloserve.sim.advising import advise, space_for
 from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.tuning import Score
-from sloserve.virtual.engine_settings import EngineSettings
 
 SETTINGS = EngineSettings(10_000, max_num_seqs=256, max_num_batched_tokens=2048)
 TOKENS, SEQS = "@max_num_batched_tokens=", ":max_num_seqs="

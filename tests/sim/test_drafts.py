@@ -10,13 +10,13 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.engine.step_clock import StepClock
+from sloserve.engine.virtual.drafts import Drafts
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment import run_experiment
 from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.model.model_port import ModelPort
 from sloserve.sim.model.scheduler import ModelScheduler
-from sloserve.virtual.drafts import Drafts
-from sloserve.virtual.engine_settings import EngineSettings
 
 ENGINE = EngineSettings(kv_blocks=1000, max_model_len=4096)
 

@@ -4,10 +4,10 @@ import pytest
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.kernels.kv_layout import KVGroups
+from sloserve.engine.virtual.engine_settings import EngineSettings, blocks_of_longest
 from sloserve.estimator.step_time.profile import load_profile, profile_names
 from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment_options import SimulateOptions
-from sloserve.virtual.engine_settings import EngineSettings, blocks_of_longest
 
 
 @pytest.mark.parametrize(

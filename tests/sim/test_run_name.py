@@ -3,8 +3,8 @@
 import pytest
 
 from sloserve.core.errors import ConfigError
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.sim.run_name import RunName, run_names
-from sloserve.virtual.engine_settings import EngineSettings
 
 FULL = "edf:preempt=true@max_num_batched_tokens=1024:max_num_seqs=128+cap:max_waiting=16"
 

@@ -4,12 +4,12 @@ import math
 
 import pytest
 
+from sloserve.engine.virtual.virtual_swap_worker import VirtualSwapWorker
 from sloserve.lso.plan import STAGING_BYTES
 from sloserve.lso.swapping import STAGING_BYTES_PER_S
 from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment import MODEL, run_experiment
 from sloserve.sim.experiment_options import SimulateOptions
-from sloserve.virtual.virtual_swap_worker import VirtualSwapWorker
 
 BLOCK, RATE = 1_000_000, 1e9
 COPY_S, PACK_S = BLOCK / RATE, BLOCK / STAGING_BYTES_PER_S

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from sloserve.core.errors import ConfigError
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.sim.tuning import Score, parse_axes, ranked, tune
-from sloserve.virtual.engine_settings import EngineSettings
 
 SETTINGS = EngineSettings(10_000, max_num_seqs=256, max_num_batched_tokens=2048)
 

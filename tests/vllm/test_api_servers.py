@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sloserve.metrics import page_folder
-from sloserve.metrics.page_folder import PageFile
-from sloserve.metrics.process_page import Board
+from sloserve.engine.metrics import page_folder
+from sloserve.engine.metrics.page_folder import PageFile
+from sloserve.engine.metrics.process_page import Board
 from tests.vllm.server import Server
 
 pytestmark = pytest.mark.vllm

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from sloserve.core.errors import ConfigError
-from sloserve.metrics.engine_page import find_pages, sweep_pages
+from sloserve.engine.metrics.engine_page import find_pages, sweep_pages
 from sloserve.vllm_plugin.server import engine_control, reloading, tiny_model
 from sloserve.vllm_plugin.server.serve import TINY_ENVIRONMENT, TINY_FLAGS
 from tests.forked import run_forked

@@ -22,7 +22,7 @@ import schemathesis
 from hypothesis import Phase, settings
 from openai import APIStatusError, OpenAI
 
-from sloserve.metrics import page_folder
+from sloserve.engine.metrics import page_folder
 from tests.grafana.queries import check_dashboard
 from tests.vllm.server import ADMIN_KEY, MAX_NUM_SEQS, MODEL, Server, complete, samples
 from tests.vllm.slo_openapi import document

@@ -12,7 +12,7 @@ import pytest
 
 from sloserve.client.watching import watch
 from sloserve.core.errors import ConfigError
-from sloserve.metrics import page_folder
+from sloserve.engine.metrics import page_folder
 from tests.vllm.server import ADMIN_KEY, MODEL, Server
 
 pytestmark = pytest.mark.vllm

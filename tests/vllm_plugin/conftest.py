@@ -24,8 +24,8 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         noise: StepNoise | None = None,
         **settings: Any,
     ) -> Any:
+        from sloserve.engine.virtual.engine_settings import EngineSettings
         from sloserve.estimator.step_time.profile import load_profile
-        from sloserve.virtual.engine_settings import EngineSettings
         from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 
         size = {"kv_blocks": 40, "max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 256} | settings

@@ -1,5 +1,5 @@
 // The C functions of a library that copies KV blocks, for a type sloserve::Gpu that the including file has defined: csrc/cuda for
-// CUDA, a host's for the tests. sloserve/swap_space/cuda_library.py calls them; kSloserveKvAbi goes up when they change.
+// CUDA, a host's for the tests. sloserve/engine/swap/host/cuda_library.py calls them; kSloserveKvAbi goes up when they change.
 //
 // Each returns 0 or more, or -1 after an error, whose text is then in `error`. None may be called by two threads at once.
 #pragma once

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sloserve.core.request import PREFIX_BLOCK_TOKENS, WorkloadRequest
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.fleet.fleet import Fleet
 from sloserve.scheduler.virtual_queues.contract import ModelState
-from sloserve.virtual.engine_settings import EngineSettings
 
 
 @dataclass(frozen=True, slots=True)

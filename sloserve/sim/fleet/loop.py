@@ -15,6 +15,7 @@ import numpy as np
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.planning_cost import planning_costs
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.fleet.fleet import GIB, Fleet, FleetModel
@@ -36,7 +37,6 @@ from sloserve.sim.fleet.log import FleetLog, all_steps, joined
 from sloserve.sim.fleet.reply_lengths import ReplyLengths
 from sloserve.sim.fleet.simulated_instance import FleetClock, History, InstalledModel, SimulatedInstance
 from sloserve.sim.fleet.weight_copies import WeightCopies
-from sloserve.virtual.engine_settings import EngineSettings
 
 TICK_S = 0.02
 HEARTBEAT_S = 0.1

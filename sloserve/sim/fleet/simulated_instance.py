@@ -14,13 +14,13 @@ from typing import Any
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import SLO
 from sloserve.core.spans import Phase, Span
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.fleet.file_sections import Switching
 from sloserve.scheduler.virtual_queues.contract import ModelState
 from sloserve.scheduler.virtual_queues.model_swap import ModelSwap
 from sloserve.sim.fleet.dispatcher import WaitingRequest, waiting_request
 from sloserve.sim.fleet.weight_copies import WeightCopies
-from sloserve.virtual.engine_settings import EngineSettings
 
 
 @dataclass(slots=True)

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from sloserve.core.arrays import BoolArray, IntArray, grown
+from sloserve.engine.virtual.drafts import Drafts
 from sloserve.sim.model.model_requests import ModelRequest, ModelRequests
 from sloserve.sim.model.step import Batch
-from sloserve.virtual.drafts import Drafts
 
 _CAPACITY = 65_536
 """Tokens of replies that there is room for at first."""

@@ -17,7 +17,11 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog, StageTimes, latency_of
 from sloserve.engine.read_stated import StatedReader
-from sloserve.engine.swap_store import SwapStore
+from sloserve.engine.swap.store import SwapStore
+from sloserve.engine.virtual.engine_settings import EngineSettings
+from sloserve.engine.virtual.event_loop import EventLoop
+from sloserve.engine.virtual.virtual_front_end import VirtualFrontEnd
+from sloserve.engine.virtual.virtual_swap_worker import NOTHING, Told, VirtualSwapWorker
 from sloserve.estimator.planning_cost import NO_PLANNING_COST, PlanningCosts
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.noise import StepNoise
@@ -29,10 +33,6 @@ from sloserve.sim.model.model_requests import FREE, RUNNING
 from sloserve.sim.model.planned import PlannedScheduler
 from sloserve.sim.model.scheduler import ModelScheduler
 from sloserve.sim.model.step import Batch
-from sloserve.virtual.engine_settings import EngineSettings
-from sloserve.virtual.event_loop import EventLoop
-from sloserve.virtual.virtual_front_end import VirtualFrontEnd
-from sloserve.virtual.virtual_swap_worker import NOTHING, Told, VirtualSwapWorker
 from sloserve.wire.xargs import to_xargs, with_length
 
 

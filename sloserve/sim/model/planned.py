@@ -13,12 +13,14 @@ import numpy as np
 from sloserve.core.arrays import IntArray
 from sloserve.core.clock import Clock
 from sloserve.core.stated import StatedSLO
-from sloserve.engine.link_clock import LinkClock
 from sloserve.engine.planner import Planner
 from sloserve.engine.step_clock import StepClock
-from sloserve.engine.swap_control import SwapControl, first_bytes_per_s
-from sloserve.engine.swap_rule import SwapRule
-from sloserve.engine.swap_store import SwapStore
+from sloserve.engine.swap.control import SwapControl, first_bytes_per_s
+from sloserve.engine.swap.link_clock import LinkClock
+from sloserve.engine.swap.rule import SwapRule
+from sloserve.engine.swap.store import SwapStore
+from sloserve.engine.virtual.engine_settings import EngineSettings
+from sloserve.engine.virtual.virtual_swap_worker import GIB, NOTHING, Told
 from sloserve.estimator.planning_cost import PlanningCosts
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
@@ -30,8 +32,6 @@ from sloserve.sim.model.model_requests import PREEMPTED, ModelRequest
 from sloserve.sim.model.scheduler import NONE, ModelScheduler
 from sloserve.sim.model.step import Batch, StepLimits
 from sloserve.sim.model.swap import KVSwap
-from sloserve.virtual.engine_settings import EngineSettings
-from sloserve.virtual.virtual_swap_worker import GIB, NOTHING, Told
 
 
 class PlannedScheduler(ModelScheduler):

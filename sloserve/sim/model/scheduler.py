@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from sloserve.core.arrays import BoolArray, IntArray
+from sloserve.engine.virtual.engine_settings import EngineSettings
+from sloserve.engine.virtual.virtual_swap_worker import NOTHING, Told
 from sloserve.sim.model.blocks import Hit, KVBlocks
 from sloserve.sim.model.chunks import ChunkEnds, Prompt
 from sloserve.sim.model.drafted import ModelDrafts
@@ -18,8 +20,6 @@ from sloserve.sim.model.model_requests import BLOCKED, FREE, PREEMPTED, RUNNING,
 from sloserve.sim.model.prefix_cache import PrefixCache
 from sloserve.sim.model.step import Admitted, Batch, StepLimits
 from sloserve.sim.model.swap import KVSwap
-from sloserve.virtual.engine_settings import EngineSettings
-from sloserve.virtual.virtual_swap_worker import NOTHING, Told
 
 NONE: IntArray = np.empty(0, np.int64)
 ONE: IntArray = np.ones((), np.int64)

@@ -5,10 +5,10 @@ The same store, rule and link clock; see :mod:`sloserve.vllm_plugin.swap.swappin
 
 from collections.abc import Sequence
 
-from sloserve.engine.swap_control import SwapControl
+from sloserve.engine.swap.control import SwapControl
+from sloserve.engine.virtual.virtual_swap_worker import Load, Told
 from sloserve.scheduler.policy import EngineFacts
 from sloserve.sim.model.model_requests import ModelRequest, ModelRequests
-from sloserve.virtual.virtual_swap_worker import Load, Told
 
 
 class KVSwap:

@@ -1,7 +1,8 @@
 """What one scheduler counts, whatever its policy: waiting requests by class, what became of them, what planning cost.
 
-The figures are one array of slots (:class:`~sloserve.metrics.engine_page.Layout`). While there is a page the array is
-the page's, so that counting is publishing. Costs a few microseconds a step, and one reading of each request's SLO.
+The figures are one array of slots (:class:`~sloserve.engine.metrics.engine_page.Layout`). While there is a page the
+array is the page's, so that counting is publishing. Costs a few microseconds a step, and one reading of each request's
+SLO.
 """
 
 import logging
@@ -18,11 +19,11 @@ from sloserve.core.errors import InvalidRequest
 from sloserve.core.served import Interruptions
 from sloserve.core.slo import ClassTable
 from sloserve.core.stated import StatedSLO
+from sloserve.engine.metrics.engine_page import SCALARS, Layout, PageWriter
+from sloserve.engine.metrics.swap_figures import SWAP_COUNTERS, SWAP_SCALARS
 from sloserve.engine.read_stated import StatedReader
 from sloserve.engine.stages import Stages
 from sloserve.lso.plan import SwapFacts
-from sloserve.metrics.engine_page import SCALARS, Layout, PageWriter
-from sloserve.metrics.swap_figures import SWAP_COUNTERS, SWAP_SCALARS
 from sloserve.vllm_plugin.engine.vllm_port import admitted_ids
 from sloserve.wire.xargs import LENGTH_KEY
 

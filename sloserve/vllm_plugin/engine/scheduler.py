@@ -25,14 +25,14 @@ from sloserve.core.clock import Clock, SteadyClock, SystemClock
 from sloserve.core.errors import ConfigError
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.containment import Containment
+from sloserve.engine.metrics.engine_page import PageWriter
+from sloserve.engine.metrics.live_page import LiveWriter
 from sloserve.engine.planner import Planner, Step
 from sloserve.engine.shadow import Shadow
 from sloserve.engine.step_clock import StepClock
 from sloserve.estimator.planning_cost import PlanningCost, PlanningCosts
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
-from sloserve.metrics.engine_page import PageWriter
-from sloserve.metrics.live_page import LiveWriter
 from sloserve.scheduler.policy import Plan, Policy
 from sloserve.scheduler.registry import make_policy, parse_policy, policy_text
 from sloserve.scheduler.settings import plugin_settings

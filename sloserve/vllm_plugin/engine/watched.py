@@ -1,4 +1,4 @@
-"""What watchers see of one scheduler: frames of :mod:`sloserve.metrics.live_page`, made after a step.
+"""What watchers see of one scheduler: frames of :mod:`sloserve.engine.metrics.live_page`, made after a step.
 
 Without a watcher a step costs one comparison. With one, at most two steps a second are shown, each for a
 few tenths of a millisecond. Nothing here changes what is decided.
@@ -13,10 +13,10 @@ from vllm.v1.request import Request, RequestStatus
 from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 from sloserve.core.kernels.requests import counts_of, slots_found
 from sloserve.core.stated import StatedSLO
+from sloserve.engine.metrics.live_page import FRAME_EVERY_S, MOST_ROWS, NEAR, ROW, Frame, LiveWriter
 from sloserve.engine.planner import Planner
 from sloserve.engine.why import Cause, Phase, StepDone, Why, preempted_for
 from sloserve.lso.forecast import OCCUPANCY_COLUMNS, occupancy
-from sloserve.metrics.live_page import FRAME_EVERY_S, MOST_ROWS, NEAR, ROW, Frame, LiveWriter
 from sloserve.scheduler.policy import EngineFacts, Plan
 from sloserve.vllm_plugin.engine import compat
 from sloserve.vllm_plugin.engine.held import due_later_s, head_held_up, not_planned, rival_of, step_done

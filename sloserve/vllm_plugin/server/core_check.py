@@ -6,7 +6,7 @@ for longer than any step may take tells of a core that is suspended or never com
 looks closer, and sooner: see :mod:`sloserve.fleet.agent.pulse`.
 
 Each API process of a server asks for itself, and a call of one that keeps the core busy keeps it from answering all:
-so each publishes for how long it does, on its board (:mod:`sloserve.metrics.process_page`).
+so each publishes for how long it does, on its board (:mod:`sloserve.engine.metrics.process_page`).
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from sloserve.metrics.process_page import Boards
+from sloserve.engine.metrics.process_page import Boards
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """What the engines of this server say of their requests and policy, in memory shared with its API processes."""
 
 from sloserve.core.served import Interruptions
-from sloserve.metrics.engine_page import PageReader, find_pages
+from sloserve.engine.metrics.engine_page import PageReader, find_pages
 
 
 class EnginePages:

@@ -23,10 +23,10 @@ from sloserve.core.errors import DeadlinePassed, QueueFull, Rejected, ShuttingDo
 from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import Predicted
 from sloserve.core.served import ServedRequest
-from sloserve.metrics import collectors
-from sloserve.metrics.engine_page import remove_pages
-from sloserve.metrics.live_view import LiveView
-from sloserve.metrics.process_page import Board, Boards
+from sloserve.engine.metrics import collectors
+from sloserve.engine.metrics.engine_page import remove_pages
+from sloserve.engine.metrics.live_view import LiveView
+from sloserve.engine.metrics.process_page import Board, Boards
 from sloserve.scheduler.admission.prediction import ArrivingRequest
 from sloserve.scheduler.admission.queue_view import SWEEP_INTERVAL_S, WaitingPlace
 from sloserve.scheduler.settings import PluginSettings, plugin_settings

@@ -14,7 +14,7 @@ from typing import Any
 
 from sloserve.core import process_death
 from sloserve.core.clock import SystemClock
-from sloserve.metrics.engine_page import sweep_pages
+from sloserve.engine.metrics.engine_page import sweep_pages
 from sloserve.scheduler.settings import KEY, check_settings
 from sloserve.vllm_plugin import seeded_prompts
 from sloserve.vllm_plugin.server import ending, engine_control, parking, reloading, rust_front_end

@@ -11,8 +11,8 @@ from typing import Final
 from prometheus_client import CollectorRegistry, start_http_server
 
 from sloserve.core.errors import ConfigError
-from sloserve.metrics.engine_metrics import PageCollector
-from sloserve.metrics.engine_page import find_pages
+from sloserve.engine.metrics.engine_metrics import PageCollector
+from sloserve.engine.metrics.engine_page import find_pages
 
 logger = logging.getLogger(__name__)
 

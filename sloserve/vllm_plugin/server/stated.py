@@ -8,7 +8,7 @@ from typing import Any
 
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.slo import SLO
-from sloserve.metrics import collectors
+from sloserve.engine.metrics import collectors
 from sloserve.scheduler.registry import parse_policy, policy_class
 from sloserve.scheduler.settings import PluginSettings
 from sloserve.vllm_plugin.server.engine_pages import EnginePages

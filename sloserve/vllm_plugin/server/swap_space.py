@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from sloserve.core.errors import ConfigError
-from sloserve.swap_space.memory_limits import GIB, check_room, memlock_warning
-from sloserve.swap_space.regions import ENGINES_KEY, SPACE_KEY
+from sloserve.engine.swap.host.memory_limits import GIB, check_room, memlock_warning
+from sloserve.engine.swap.host.regions import ENGINES_KEY, SPACE_KEY
 
 FLAG: Final = "--swap-space-gib"
 CONNECTOR: Final = "SwapConnector"

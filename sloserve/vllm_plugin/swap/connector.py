@@ -1,6 +1,6 @@
 """``SwapConnector``: vLLM's KV connector that keeps the KV of preempted requests in host memory.
 
-Scheduler's half: wires vLLM's calls to a :class:`~sloserve.engine.swap_store.SwapStore` and collects orders for the
+Scheduler's half: wires vLLM's calls to a :class:`~sloserve.engine.swap.store.SwapStore` and collects orders for the
 next step. Worker's half: hands them to a :class:`~sloserve.vllm_plugin.swap.worker.SwapWorker`. It needs
 ``SLOScheduler``, which says when a request is about to be preempted; with another scheduler it keeps nothing.
 
@@ -24,10 +24,10 @@ from vllm.v1.request import Request
 
 from sloserve.core.kernels.kv_copy import Region, block_bytes
 from sloserve.engine.containment import Containment
-from sloserve.engine.swap_store import SwapStore
-from sloserve.swap_space.copier import Copier, CpuCopier
-from sloserve.swap_space.host_pool import HostPool
-from sloserve.swap_space.regions import PoolSize, regions_of
+from sloserve.engine.swap.host.copier import Copier, CpuCopier
+from sloserve.engine.swap.host.host_pool import HostPool
+from sloserve.engine.swap.host.regions import PoolSize, regions_of
+from sloserve.engine.swap.store import SwapStore
 from sloserve.vllm_plugin.engine import compat
 from sloserve.vllm_plugin.engine.kv_groups import swapped_groups
 from sloserve.vllm_plugin.swap.cuda_start import gpu_copier, gpu_pool

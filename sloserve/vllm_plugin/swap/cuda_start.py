@@ -15,11 +15,11 @@ from numpy.typing import ArrayLike
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.kernels.kv_copy import Region, block_bytes
-from sloserve.swap_space.cuda_copier import CudaCopier, Transfer
-from sloserve.swap_space.cuda_library import MOST_STAGING_BYTES, SLICES, CudaTransfer, built_library
-from sloserve.swap_space.host_pool import CudaPinner, HostPool, cpus_beside
-from sloserve.swap_space.memory_limits import GIB
-from sloserve.swap_space.op_transfer import OpTransfer
+from sloserve.engine.swap.host.cuda_copier import CudaCopier, Transfer
+from sloserve.engine.swap.host.cuda_library import MOST_STAGING_BYTES, SLICES, CudaTransfer, built_library
+from sloserve.engine.swap.host.host_pool import CudaPinner, HostPool, cpus_beside
+from sloserve.engine.swap.host.memory_limits import GIB
+from sloserve.engine.swap.host.op_transfer import OpTransfer
 
 logger = logging.getLogger(__name__)
 

@@ -20,10 +20,10 @@ import numpy as np
 from vllm.v1.request import Request
 
 from sloserve.core.clock import Clock
-from sloserve.engine.link_clock import LinkClock
 from sloserve.engine.step_clock import StepClock
-from sloserve.engine.swap_control import SwapControl, first_bytes_per_s
-from sloserve.engine.swap_rule import SwapRule
+from sloserve.engine.swap.control import SwapControl, first_bytes_per_s
+from sloserve.engine.swap.link_clock import LinkClock
+from sloserve.engine.swap.rule import SwapRule
 from sloserve.lso.plan import SwapFacts
 from sloserve.vllm_plugin.engine import compat
 from sloserve.vllm_plugin.engine.apply import StockLimits, preempt

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from sloserve.engine.containment import ErrorLog
-from sloserve.swap_space.copier import Copier
+from sloserve.engine.swap.host.copier import Copier
 from sloserve.vllm_plugin.swap.messages import Copy, SwapOrders, SwapReport
 
 

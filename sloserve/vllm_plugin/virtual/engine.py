@@ -23,18 +23,18 @@ from vllm.v1.request import Request, RequestStatus
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog
-from sloserve.engine.swap_store import SwapStore
+from sloserve.engine.swap.store import SwapStore
+from sloserve.engine.virtual.drafts import AcceptedRuns
+from sloserve.engine.virtual.engine_settings import EngineSettings
+from sloserve.engine.virtual.event_loop import EventLoop
+from sloserve.engine.virtual.virtual_front_end import VirtualFrontEnd
+from sloserve.engine.virtual.virtual_swap_worker import NOTHING, Told, VirtualSwapWorker
 from sloserve.estimator.planning_cost import NO_PLANNING_COST, PlanningCosts
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.settings import KEY, plugin_settings
-from sloserve.virtual.drafts import AcceptedRuns
-from sloserve.virtual.engine_settings import EngineSettings
-from sloserve.virtual.event_loop import EventLoop
-from sloserve.virtual.virtual_front_end import VirtualFrontEnd
-from sloserve.virtual.virtual_swap_worker import NOTHING, Told, VirtualSwapWorker
 from sloserve.vllm_plugin.engine import compat
 from sloserve.vllm_plugin.engine.scheduler import SLOScheduler
 from sloserve.vllm_plugin.engine.vllm_port import admitted_ids
@@ -54,7 +54,7 @@ _LAST = [_EOS]
 @dataclass(slots=True)
 class _LiveRequest:
     """A request inside the engine. tokens_left counts down to the one that is EOS; prefilled: tokens whose KV existed
-    once. accepted_runs: see :meth:`~sloserve.virtual.drafts.Drafts.accepted_runs`; ``None`` without drafts.
+    once. accepted_runs: see :meth:`~sloserve.engine.virtual.drafts.Drafts.accepted_runs`; ``None`` without drafts.
     """
 
     workload: WorkloadRequest

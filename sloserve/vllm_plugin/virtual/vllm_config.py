@@ -33,9 +33,9 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.structured_output import StructuredOutputManager
 
 from sloserve.core.kernels.kv_layout import STATE_WINDOW, KVGroups
-from sloserve.swap_space.regions import SPACE_KEY
-from sloserve.virtual.drafts import Drafts
-from sloserve.virtual.engine_settings import EngineSettings
+from sloserve.engine.swap.host.regions import SPACE_KEY
+from sloserve.engine.virtual.drafts import Drafts
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.server.swap_space import CONNECTOR, MODULE
 
 VOCABULARY = 1024

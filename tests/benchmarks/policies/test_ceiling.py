@@ -12,10 +12,10 @@ from benchmarks.policies.clairvoyant import Search, Timetable, found_plan, plans
 from benchmarks.policies.foreseeing_auto import ForeseeingAuto
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.registry import make_policy
 from sloserve.sim.model.engine import ModelEngine
-from sloserve.virtual.engine_settings import EngineSettings
 
 PROFILE = load_profile("h100-llama3-8b")
 AMPLE = EngineSettings(20_000, max_num_seqs=256, max_num_batched_tokens=2048, max_model_len=65_536)

@@ -6,11 +6,11 @@ import pytest
 from sloserve.core.arrays import FloatArray
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.completion.group_time import GroupTimes, Serving, group_times
 from sloserve.estimator.completion.steady_state import EngineSize
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.sim.model.engine import ModelEngine
-from sloserve.virtual.engine_settings import EngineSettings
 
 PROFILE = load_profile("h100-llama3-8b")
 ENGINE = EngineSize(64, 2048, 200_000)

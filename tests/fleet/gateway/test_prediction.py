@@ -6,6 +6,7 @@ import pytest
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.core.spans import Phase
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.completion.group_time import Serving
 from sloserve.estimator.completion.steady_state import EngineSize
 from sloserve.estimator.step_time.profile import load_profile
@@ -15,7 +16,6 @@ from sloserve.fleet.gateway.prediction import NOTHING, Pace, Work
 from sloserve.fleet.gateway.prefixes import chained
 from sloserve.scheduler.virtual_queues.contract import ModelState, RunningSums
 from sloserve.sim.model.engine import ModelEngine
-from sloserve.virtual.engine_settings import EngineSettings
 
 PROFILE = load_profile("a100-opt-2.7b")
 BUDGET, OUTPUT = 2048, 64

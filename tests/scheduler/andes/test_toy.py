@@ -43,7 +43,7 @@ every step is planned, and 2 s will do: a preempted request comes back within on
 
 def serve(policy: str | None) -> tuple[RunLog, list[float]]:
     """The run under ``policy`` (``None``: stock), and each reader's QoE."""
-    from sloserve.virtual.engine_settings import EngineSettings
+    from sloserve.engine.virtual.engine_settings import EngineSettings
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 
     latency = Hinge(

@@ -143,8 +143,8 @@ def test_a_bad_setting_is_named_with_its_value_and_what_is_allowed(
 def test_while_promises_are_kept_vllm_preempts_nobody(policy: str, batch: int, preempts: bool) -> None:
     from sloserve.core.request import WorkloadRequest
     from sloserve.core.slo import DEFAULT_CLASSES, Targets
+    from sloserve.engine.virtual.engine_settings import EngineSettings
     from sloserve.estimator.step_time.profile import load_profile
-    from sloserve.virtual.engine_settings import EngineSettings
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 
     rng = np.random.default_rng(1)

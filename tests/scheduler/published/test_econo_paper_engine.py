@@ -7,8 +7,8 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RunLog
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.profile import load_profile
-from sloserve.virtual.engine_settings import EngineSettings
 
 pytestmark = pytest.mark.vllm
 

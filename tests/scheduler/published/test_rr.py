@@ -141,8 +141,8 @@ def test_rows_may_grow(snapshot: Make) -> None:
 @pytest.mark.vllm
 def test_everybody_is_served_in_turns_of_the_interval() -> None:
     from sloserve.core.slo import DEFAULT_CLASSES, Targets
+    from sloserve.engine.virtual.engine_settings import EngineSettings
     from sloserve.estimator.step_time.profile import load_profile
-    from sloserve.virtual.engine_settings import EngineSettings
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 
     interval, most = 10, 40

@@ -10,10 +10,10 @@ import numpy as np
 from sloserve.core.kernels.kv_layout import STATE_WINDOW, KVGroups
 from sloserve.core.request import PREFIX_BLOCK_TOKENS, WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.planning_cost import constant_cost, planning_costs
 from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import Profile, load_profile
-from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.workloads.workload_registry import workload
 
 ROUNDS = 4

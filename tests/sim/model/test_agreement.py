@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sloserve.core.kernels.kv_layout import STATE_WINDOW, KVGroups
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
-from sloserve.virtual.engine_settings import EngineSettings, blocks_of_longest
+from sloserve.engine.virtual.engine_settings import EngineSettings, blocks_of_longest
 from tests.other_vllm import follows_mamba, has_mamba_all, not_with_0_30
 from tests.sim.model.cases import OFTEN, OTHERS, Case, cases, layout_cases, profile_cases, swapped_layout_cases
 from tests.sim.model.side_by_side import difference, run_model, run_real

@@ -10,9 +10,9 @@ import pytest
 
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.sim.model.engine import ModelEngine
-from sloserve.virtual.engine_settings import EngineSettings
 from tests.properties.test_completion import AGED_AFTER_S, STEP_S, NewestFirst
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloserve.virtual.drafts import Drafts
+from sloserve.engine.virtual.drafts import Drafts
 from tests.other_vllm import not_with_0_30
 from tests.sim.model.cases import LONG, SCARCE, SLOTS, WIDE, Case, generated
 from tests.sim.model.side_by_side import difference, run_model, run_real

@@ -11,6 +11,7 @@ from sloserve.core.kernels.kv_layout import KVGroups
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.planning_cost import constant_cost
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.sim.build_experiment import build_experiment
@@ -18,7 +19,6 @@ from sloserve.sim.experiment import run_experiment
 from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.model.engine import ModelEngine
 from sloserve.sim.model.model_port import ModelPort
-from sloserve.virtual.engine_settings import EngineSettings
 from tests.properties.test_conservation import MODEL_LEN, expected_tokens, random_workload
 from tests.sim.stepping import stepped
 

@@ -19,8 +19,8 @@ import pytest
 
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
-from sloserve.metrics import live_page
-from sloserve.metrics.live_page import LiveWriter, find_live_pages
+from sloserve.engine.metrics import live_page
+from sloserve.engine.metrics.live_page import LiveWriter, find_live_pages
 from tests.vllm_plugin.engine.test_traced import tracing as tracing
 from tests.whole import WHOLE
 
@@ -54,13 +54,13 @@ OWNERS = (
     "sloserve.engine.step_counts:StepCounts", "sloserve.engine.shadow:Shadow", "sloserve.scheduler.chaos:Chaos",
     "sloserve.scheduler.edf:EDF", "sloserve.scheduler.policy:Policy",
     "sloserve.engine.guards:PlanBudget", "sloserve.engine.guards:Ageing",
-    "sloserve.engine.guards", "sloserve.engine.held_plan:HeldPlan", "sloserve.engine.swap_store:SwapStore",
-    "sloserve.engine.swap_control:SwapControl", "sloserve.engine.swap_rule:SwapRule",
-    "sloserve.engine.link_clock:LinkClock", "sloserve.vllm_plugin.swap.swapping:Swapping",
+    "sloserve.engine.guards", "sloserve.engine.held_plan:HeldPlan", "sloserve.engine.swap.store:SwapStore",
+    "sloserve.engine.swap.control:SwapControl", "sloserve.engine.swap.rule:SwapRule",
+    "sloserve.engine.swap.link_clock:LinkClock", "sloserve.vllm_plugin.swap.swapping:Swapping",
     "sloserve.vllm_plugin.swap.abandoned:AbandonedLoads", "sloserve.vllm_plugin.swap.connector:SwapConnector",
     "sloserve.engine.step_clock:StepClock", "sloserve.core.clock:SteadyClock",
     "sloserve.vllm_plugin.engine.ledger:EngineStats", "sloserve.engine.stages:Stages",
-    "sloserve.vllm_plugin.engine.watched:Watched", "sloserve.metrics.live_page:LiveWriter",
+    "sloserve.vllm_plugin.engine.watched:Watched", "sloserve.engine.metrics.live_page:LiveWriter",
     "sloserve.vllm_plugin.engine.traced:Traced", "sloserve.vllm_plugin.engine.vllm_port:VllmPort",
     "sloserve.vllm_plugin.engine.vllm_port:VllmReader", "sloserve.vllm_plugin.engine.apply:StockLimits",
     "sloserve.vllm_plugin.engine.compat", "sloserve.vllm_plugin.engine.apply", "sloserve.vllm_plugin.engine.held",

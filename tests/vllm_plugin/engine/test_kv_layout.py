@@ -61,7 +61,7 @@ class Watched:
 
 def serve(build: Callable[..., Any], request_of: Callable[..., Any], name: str, policy: str | None) -> tuple[Any, Any]:
     """Serves 40 requests with far too few blocks. Returns what was watched, and the log."""
-    from sloserve.virtual.engine_settings import EngineSettings
+    from sloserve.engine.virtual.engine_settings import EngineSettings
     from sloserve.vllm_plugin.engine.kv_groups import layout_of
 
     groups, cache = LAYOUTS[name]

@@ -11,9 +11,9 @@ import pytest
 
 from sloserve.core.served import Interruptions
 from sloserve.core.slo import DEFAULT_CLASSES
+from sloserve.engine.metrics import page_folder
+from sloserve.engine.metrics.engine_page import PageReader, find_pages
 from sloserve.lso.plan import SwapFacts
-from sloserve.metrics import page_folder
-from sloserve.metrics.engine_page import PageReader, find_pages
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 
 pytestmark = pytest.mark.vllm

@@ -11,8 +11,8 @@ from sloserve.core.arrays import IntArray
 from sloserve.core.outcome import Outcome
 from sloserve.core.rows import Rows, State
 from sloserve.core.runlog import RunLog
+from sloserve.engine.virtual.drafts import Drafts
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
-from sloserve.virtual.drafts import Drafts
 from tests.other_vllm import not_with_0_30
 
 pytestmark = pytest.mark.vllm

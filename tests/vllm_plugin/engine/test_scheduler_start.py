@@ -11,7 +11,7 @@ pytestmark = pytest.mark.vllm
 
 
 def scheduler_arguments(**scheduler_config: Any) -> dict[str, Any]:
-    from sloserve.virtual.engine_settings import EngineSettings
+    from sloserve.engine.virtual.engine_settings import EngineSettings
     from sloserve.vllm_plugin.virtual.vllm_config import scheduler_arguments
 
     arguments = scheduler_arguments(EngineSettings(kv_blocks=40, max_model_len=256), {"sloserve": {"policy": "edf"}})

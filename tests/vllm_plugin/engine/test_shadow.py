@@ -21,8 +21,8 @@ RequestOf = Callable[..., Any]
 
 def run(policy: str, shadow: str | None, workload: list[WorkloadRequest]) -> tuple[list[Any], Any]:
     """Everything each step decided, and the scheduler at the end."""
+    from sloserve.engine.virtual.engine_settings import EngineSettings
     from sloserve.estimator.step_time.profile import load_profile
-    from sloserve.virtual.engine_settings import EngineSettings
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 
     config = {"sloserve": {"policy": policy, "shadow_policy": shadow, "seed": 3}}

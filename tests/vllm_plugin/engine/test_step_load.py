@@ -7,11 +7,11 @@ import pytest
 
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.fcfs import FCFS
 from sloserve.scheduler.policy import EngineFacts, Plan, Snapshot
-from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.engine.step_load import step_load
 
 pytestmark = pytest.mark.vllm

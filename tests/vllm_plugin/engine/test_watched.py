@@ -11,9 +11,9 @@ import pytest
 
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.engine.metrics import live_page
+from sloserve.engine.metrics.live_page import ROW, Frame, LiveWriter, find_live_pages
 from sloserve.engine.why import Phase, Why
-from sloserve.metrics import live_page
-from sloserve.metrics.live_page import ROW, Frame, LiveWriter, find_live_pages
 
 pytestmark = pytest.mark.vllm
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sloserve.core.clock import ManualClock
-from sloserve.metrics.process_page import REFRESH_S, Board, Boards
+from sloserve.engine.metrics.process_page import REFRESH_S, Board, Boards
 from sloserve.vllm_plugin.server.core_check import CONTROL_LIMITS, CoreCheck
 from tests.client.virtual_time import run
 

@@ -16,11 +16,11 @@ import pytest
 
 from sloserve.api.middleware import SLOMiddleware
 from sloserve.core.errors import ShuttingDown
+from sloserve.engine.metrics import page_folder
+from sloserve.engine.metrics.collectors import REASONS
 from sloserve.estimator.length.at_admission import LEVELS
 from sloserve.estimator.length.examples import make_examples
 from sloserve.estimator.length.training import LengthTrainingSettings, train
-from sloserve.metrics import page_folder
-from sloserve.metrics.collectors import REASONS
 from sloserve.scheduler.settings import plugin_settings
 from sloserve.vllm_plugin.server.observe import entering
 from sloserve.vllm_plugin.server.stated import key_of, prompt_tokens, tell_operator

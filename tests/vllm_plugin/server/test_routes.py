@@ -84,7 +84,7 @@ def test_a_call_that_pools_is_refused_before_the_engine_sees_it(monkeypatch: pyt
     from tests.vllm_plugin.server.fake_engine import Metrics, Server
 
     counted = Metrics()
-    monkeypatch.setattr("sloserve.metrics.collectors.install", lambda *_: counted)
+    monkeypatch.setattr("sloserve.engine.metrics.collectors.install", lambda *_: counted)
     install()
 
     class Client(AsyncLLM):

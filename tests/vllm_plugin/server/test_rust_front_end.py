@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sloserve.core.errors import ConfigError
-from sloserve.metrics.engine_page import PageWriter
+from sloserve.engine.metrics.engine_page import PageWriter
 from sloserve.vllm_plugin.server import rust_front_end
 from tests.ports import free_port
 
@@ -21,7 +21,7 @@ def _metrics(port: int) -> str:
 def test_the_schedulers_metrics_are_served_without_a_python_front_end(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host: str
 ) -> None:
-    from sloserve.metrics import engine_page
+    from sloserve.engine.metrics import engine_page
 
     page = PageWriter(["interactive", "batch"], 0, tmp_path)
     page.set_policies("edf", None, None)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.vllm
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Metrics:
     found = Metrics()
-    monkeypatch.setattr("sloserve.metrics.collectors.install", lambda *_: found)
+    monkeypatch.setattr("sloserve.engine.metrics.collectors.install", lambda *_: found)
     monkeypatch.setattr("sloserve.vllm_plugin.server.front_end.remove_pages", lambda: None)
     return found
 

@@ -392,7 +392,7 @@ class TestRefusals:
             connector(space=space)
 
     def test_ranks_of_a_host_share_the_space(self) -> None:
-        from sloserve.swap_space.regions import PoolSize
+        from sloserve.engine.swap.host.regions import PoolSize
 
         assert PoolSize.of(*configs()) == PoolSize(8, BLOCK_BYTES, 1)
         assert PoolSize.of(*configs(parallel={"world_size": 4, "nnodes_within_dp": 2})) == PoolSize(4, BLOCK_BYTES, 4)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from sloserve.core.outcome import Outcome
+from sloserve.engine.virtual.drafts import Drafts
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
-from sloserve.virtual.drafts import Drafts
 
 pytestmark = pytest.mark.vllm
 

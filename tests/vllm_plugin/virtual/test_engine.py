@@ -199,7 +199,7 @@ def mixed_workload(n: int = 40) -> list[WorkloadRequest]:
 
 def digests() -> dict[str, str]:
     """A digest of everything in the run log but the timing, by policy; ageing at work, engines that share a process."""
-    from sloserve.virtual.engine_settings import EngineSettings
+    from sloserve.engine.virtual.engine_settings import EngineSettings
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 
     size = EngineSettings(kv_blocks=40, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=256)

@@ -9,10 +9,10 @@ import pytest
 from sloserve.core.finished import Latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.slo import DEFAULT_CLASSES
+from sloserve.engine.virtual.engine_settings import EngineSettings
+from sloserve.engine.virtual.virtual_front_end import VirtualFrontEnd
 from sloserve.estimator.length.at_admission import LEVELS
 from sloserve.scheduler.admission.admission import Admission
-from sloserve.virtual.engine_settings import EngineSettings
-from sloserve.virtual.virtual_front_end import VirtualFrontEnd
 
 RequestOf = Callable[..., Any]
 

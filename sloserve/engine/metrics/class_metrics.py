@@ -1,0 +1,213 @@
+"""How the requests of each class fared, as metrics. Times count from the arrival at our front end."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from prometheus_client import Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from sloserve.core.attainment_window import TARGETS, AttainmentWindow, ratios
+from sloserve.core.clock import Clock
+from sloserve.core.finished import Latency
+from sloserve.core.latency_window import LatencyWindow
+from sloserve.core.outcome import Outcome
+from sloserve.core.predicted import MEDIAN, P90, Predicted
+from sloserve.core.served import ServedRequest
+from sloserve.core.stamps import Ring, latest
+from sloserve.engine.metrics.engine_metrics import PREFIX
+from sloserve.engine.metrics.process_page import COVERAGE_WINDOW, LATENCIES, PREDICTED, Board
+
+LEVELS: Final = (MEDIAN, P90)
+OUTCOMES: Final[tuple[Outcome, ...]] = tuple(outcome for outcome in Outcome if outcome is not Outcome.LOST)
+"""Only a simulation can lose a request."""
+
+# Seconds. Finer than vLLM's where targets are usually set, so that a quantile near a target can be read off.
+TTFT_BUCKETS_S: Final = (
+    0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 30.0, 60.0, 120.0,
+    300.0, 900.0, 3600.0,
+)  # fmt: skip
+TPOT_BUCKETS_S: Final = (
+    0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.125, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0,
+)  # fmt: skip
+E2E_BUCKETS_S: Final = (
+    0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0,
+    1800.0, 3600.0, 7200.0,
+)  # fmt: skip
+QOE_BUCKETS: Final = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
+
+
+class Count(NamedTuple):
+    """A counter of requests that ended. of: what one of them adds, 0 or more; called once for each."""
+
+    documentation: str
+    of: Callable[[ServedRequest], float]
+
+
+COUNTS: dict[str, Count] = {
+    "slo_requests": Count("Requests that ended and had at least one target", lambda served: bool(served.met)),
+    "goodput_requests": Count("Requests that met every target they had", lambda served: bool(served.good)),
+}
+"""Counters by class, by their names without prefix and ``_total``. To add one, a row is enough."""
+
+
+class Families:
+    """The metrics by name, each for all classes. ``class`` is the request's, after any clamp of its tenant."""
+
+    def __init__(self) -> None:
+        self.requests = _counter("requests", "Requests that ended", "class", "outcome")
+        self.counts = {name: _counter(name, count.documentation, "class") for name, count in COUNTS.items()}
+        self.targets = _counter("slo_targets", "Requests that ended and had this target", "class", "dim")
+        self.violations = _counter(
+            "slo_violations", "Requests that missed this target; one not completed misses all of its", "class", "type"
+        )
+        self.rejected = _counter("rejected_requests", "Requests refused before they were queued", "class", "reason")
+        self.ignored_headers = _counter("ignored_headers", "Headers x-slo-* that were passed over, since none is ours")
+        self.tenant_requests = _counter("tenant_requests", "Requests that ended", "tenant", "outcome")
+        self.qoe = _histogram("qoe", "Quality of experience of streamed replies, 0 to 1", QOE_BUCKETS)
+        self.predicted_ttft = _histogram(
+            "predicted_ttft_seconds", "Median TTFT predicted at admission, of completed requests", TTFT_BUCKETS_S
+        )
+        self.predicted_e2e = _histogram(
+            "predicted_e2e_seconds", "Median e2e latency predicted at admission, of completed requests", E2E_BUCKETS_S
+        )
+        self.ttft = _histogram(
+            "ttft_seconds", "Arrival at the front end to first token, of completed requests", TTFT_BUCKETS_S
+        )
+        self.tpot = _histogram(
+            "tpot_seconds", "Mean time per token after the first, of completed requests with several", TPOT_BUCKETS_S
+        )
+        self.e2e = _histogram(
+            "e2e_seconds", "Arrival at the front end to last token, of completed requests", E2E_BUCKETS_S
+        )
+
+    def all(self) -> list[Collector]:
+        """Each once, to be registered."""
+        return [*self.counts.values(), *(each for each in vars(self).values() if each is not self.counts)]
+
+
+def _counter(name: str, documentation: str, *labels: str) -> Counter:
+    return Counter(f"{PREFIX}{name}", documentation, labels, registry=None)
+
+
+def _histogram(name: str, documentation: str, buckets: Iterable[float]) -> Histogram:
+    return Histogram(f"{PREFIX}{name}", documentation, ["class"], buckets=tuple(buckets), registry=None)
+
+
+class ClassMetrics:
+    """The series of one class, looked up once: each starts at 0 rather than with its first request."""
+
+    def __init__(self, name: str, families: Families, board: Board, class_id: int) -> None:
+        """board: of this process, where what is computed at scrape is remembered."""
+        self._window = AttainmentWindow(board.ended[class_id])
+        self._latest = {figure: LatencyWindow(board.latency[class_id, i]) for i, figure in enumerate(LATENCIES)}
+        self._kept = {dim: Ring(board.predicted[class_id, i]) for i, dim in enumerate(PREDICTED)}
+        self._predicted = {"ttft": families.predicted_ttft.labels(name), "e2e": families.predicted_e2e.labels(name)}
+        self._requests = {outcome: families.requests.labels(name, outcome) for outcome in OUTCOMES}
+        self._counts = [(families.counts[key].labels(name), count.of) for key, count in COUNTS.items()]
+        self._targets = {target: families.targets.labels(name, target) for target in TARGETS}
+        self._violations = {target: families.violations.labels(name, target) for target in TARGETS}
+        self._qoe = families.qoe.labels(name)
+        self._histograms = {figure: getattr(families, figure).labels(name) for figure in LATENCIES}
+
+    def record(self, served: ServedRequest, now_s: float) -> None:
+        self._requests[served.outcome].inc()
+        for counter, of in self._counts:
+            if added := of(served):
+                counter.inc(added)
+        met = served.met
+        if met:
+            for target, was_met in met.items():
+                self._targets[target].inc()
+                if not was_met:
+                    self._violations[target].inc()
+            self._window.record(met, served.outcome is Outcome.REJECTED, now_s)
+        if served.qoe is not None:
+            self._qoe.observe(served.qoe)
+        if served.latency is not None:
+            self._took("ttft", served.latency.ttft_s, now_s)
+            if served.output_tokens > 1:
+                self._took("tpot", served.latency.tpot_s, now_s)
+            self._took("e2e", served.latency.e2e_s, now_s)
+            if served.predicted is not None:
+                self._judge(served.predicted, served.latency, now_s)
+
+    def _took(self, figure: str, latency_s: float, now_s: float) -> None:
+        self._histograms[figure].observe(latency_s)
+        self._latest[figure].record(latency_s, now_s)
+
+    def _judge(self, predicted: Predicted, latency: Latency, now_s: float) -> None:
+        for dim, told, actual_s in (
+            ("ttft", predicted.ttft, latency.ttft_s),
+            ("e2e", predicted.e2e, latency.e2e_s),
+        ):
+            if told is not None:
+                self._predicted[dim].observe(told.median_s)
+                kept = told.kept(actual_s)
+                self._kept[dim].add(_PREDICTED | sum(kept[level] << i for i, level in enumerate(LEVELS)), now_s)
+
+
+_PREDICTED = 1 << len(LEVELS)
+"""The bit that every prediction has, above those that say which levels were kept."""
+
+
+class CoverageGauge(Collector):
+    """Kept promises among the latest of all API processes, computed when it is asked for."""
+
+    def __init__(self, classes: Sequence[str], boards: Callable[[], Iterable[Board]]) -> None:
+        """boards: one of each process that serves ``classes``."""
+        self._classes = classes
+        self._boards = boards
+
+    def describe(self) -> Iterable[Metric]:
+        return [self._family()]
+
+    def collect(self) -> Iterable[Metric]:
+        family = self._family()
+        boards = list(self._boards())
+        for class_id, name in enumerate(self._classes):
+            for i, dim in enumerate(PREDICTED):
+                kept = latest([board.predicted[class_id, i] for board in boards], COVERAGE_WINDOW)
+                for bit, level in enumerate(LEVELS):
+                    if kept.size:
+                        share = np.count_nonzero(kept & np.uint64(1 << bit)) / kept.size
+                        family.add_metric([name, dim, f"{level:g}"], share)
+        return [family]
+
+    def _family(self) -> GaugeMetricFamily:
+        return GaugeMetricFamily(
+            f"{PREFIX}prediction_coverage_ratio",
+            f"Share of the class's last {COVERAGE_WINDOW} predicted requests that took no longer than this quantile "
+            "of their prediction; the quantile itself if predictions are calibrated",
+            labels=["class", "dim", "quantile"],
+        )
+
+
+class AttainmentGauge(Collector):
+    """Attainment of the latest requests of all API processes, computed when it is asked for."""
+
+    def __init__(self, classes: Sequence[str], boards: Callable[[], Iterable[Board]], clock: Clock) -> None:
+        """boards: one of each process that serves ``classes``."""
+        self._classes = classes
+        self._boards = boards
+        self._clock = clock
+
+    def describe(self) -> Iterable[Metric]:
+        return [self._family()]
+
+    def collect(self) -> Iterable[Metric]:
+        family = self._family()
+        boards, now_s = list(self._boards()), self._clock.monotonic_s()
+        for class_id, name in enumerate(self._classes):
+            for dim, ratio in ratios([board.ended[class_id] for board in boards], now_s).items():
+                family.add_metric([name, dim], ratio)
+        return [family]
+
+    def _family(self) -> GaugeMetricFamily:
+        return GaugeMetricFamily(
+            f"{PREFIX}slo_attainment_ratio",
+            "Share of the class's latest requests (5 minutes, at most 1,000) that met this target; all: all of theirs; "
+            "all_admitted: the same without rejected ones",
+            labels=["class", "dim"],
+        )

@@ -1,0 +1,200 @@
+"""Our metrics on ``/metrics``, beside vLLM's: what users experienced, counted in the process that answered them.
+
+They stand in prometheus_client's own registry, as vLLM's do. With several API servers vLLM turns on prometheus'
+multiprocess mode, which adds up the counters and histograms of all processes, dead ones too, and asks no collector.
+What is computed at scrape (``sloserve:slo_attainment_ratio``, ``sloserve:prediction_coverage_ratio`` and all of
+:mod:`sloserve.engine.metrics.engine_metrics`) is computed from the boards and pages of all processes, and is laid
+beside what that mode collects, so that a scrape of any process tells the whole.
+
+Labels have few values: classes come from the class table, outcomes and reasons are enumerated, and of tenants only so
+many as :class:`TenantLabels` allows have one of their own.
+"""
+
+import functools
+import logging
+import reprlib
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import blake2b
+from typing import Any, Final
+
+import numpy as np
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, multiprocess
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from sloserve.core.clock import Clock
+from sloserve.core.outcome import Outcome
+from sloserve.core.served import ServedRequest
+from sloserve.engine.metrics.class_metrics import AttainmentGauge, ClassMetrics, CoverageGauge, Families
+from sloserve.engine.metrics.engine_metrics import PageCollector
+from sloserve.engine.metrics.engine_page import PageSnapshot, find_pages
+from sloserve.engine.metrics.process_page import Boards
+from sloserve.scheduler.settings import PluginSettings
+
+logger = logging.getLogger(__name__)
+
+LOG_INTERVAL_S: Final = 60.0
+INVALID_REQUEST: Final = "invalid-request"
+SHUTTING_DOWN: Final = "shutting-down"
+REASONS: Final = (
+    "rejected-saturated", "rejected-slo-unattainable", "rejected-ttl-expired", "evicted-priority", INVALID_REQUEST,
+    SHUTTING_DOWN,
+)  # fmt: skip
+OTHER: Final = "other"
+NONE: Final = "none"
+
+
+class TenantLabels:
+    """Which tenants have a label of their own: those the operator named, then those that come first, up to a limit.
+
+    The first tenants at one API process have their labels in all of them, so that their counts are complete. The limit
+    is that of all together; processes that each meet a new tenant in the same instant may pass it by one each.
+    """
+
+    def __init__(self, named: Iterable[str], boards: Boards) -> None:
+        """boards: with room for as many tenants as may have a label."""
+        self._boards = boards
+        self._taken = 0
+        self._labelled: set[str] = set()
+        """Those seen to have a label, which they keep; no more than there are labels."""
+        for tenant in list(named)[: boards.own.tenants.size]:
+            self._take(_key(tenant))
+
+    def of(self, tenant: str | None) -> str:
+        """The label of a tenant: its name, ``other`` beyond the limit, ``none`` for a request that names none."""
+        if tenant is None:
+            return NONE
+        if tenant in self._labelled:
+            return tenant
+        key, own = np.uint64(_key(tenant)), self._boards.own.tenants
+        if (own == key).any():
+            self._labelled.add(tenant)
+            return tenant
+        labelled = np.unique(np.concatenate([own, *(board.tenants for board in self._boards.others)]))
+        is_full = np.count_nonzero(labelled) >= own.size
+        if self._taken == own.size or (is_full and key not in labelled):
+            return OTHER
+        self._take(key)
+        return tenant
+
+    def _take(self, key: int | np.uint64) -> None:
+        self._boards.own.tenants[self._taken] = key
+        self._taken += 1
+
+
+def _key(tenant: str) -> int:
+    """Never 0, which stands for no tenant."""
+    return int.from_bytes(blake2b(tenant.encode(errors="surrogatepass"), digest_size=8).digest()) or 1
+
+
+class FrontEndMetrics:
+    """Counts how requests fared. Every request is recorded once, however it ended."""
+
+    def __init__(
+        self,
+        class_names: Iterable[str],
+        tenants: Iterable[str],
+        boards: Boards,
+        clock: Clock,
+        snapshots: Callable[[], Iterable[PageSnapshot]],
+        registry: CollectorRegistry = REGISTRY,
+    ) -> None:
+        """tenants: those the operator named. snapshots: see
+        :class:`~sloserve.engine.metrics.engine_metrics.PageCollector`.
+
+        Raises: ValueError if such metrics already stand in ``registry``.
+        """
+        self._clock = clock
+        self._tenants = TenantLabels(tenants, boards)
+        self._registry = registry
+        self._families = Families()
+        self._of_tenant: dict[tuple[str, Outcome], Counter] = {}
+        self._logged_s: float | None = None
+        names = list(class_names)
+        self._classes = {name: ClassMetrics(name, self._families, boards.own, i) for i, name in enumerate(names)}
+        for name in self._classes:
+            for reason in REASONS:
+                self._families.rejected.labels(name, reason)
+        self._computed: list[Collector] = [
+            AttainmentGauge(names, boards.look, clock),
+            CoverageGauge(names, boards.look),
+            PageCollector(snapshots),
+        ]
+        self._collectors: list[Collector] = [*self._families.all(), *self._computed]
+        for collector in self._collectors:
+            registry.register(collector)
+
+    def computed(self) -> Iterable[Metric]:
+        """What is computed when it is asked for, of all processes."""
+        for collector in self._computed:
+            yield from collector.collect()
+
+    def record(self, served: ServedRequest) -> None:
+        """Takes in a request that ended, also one that was refused.
+
+        Raises: KeyError for a class that is not in the table.
+        """
+        self._classes[served.slo.slo_class.name].record(served, self._clock.monotonic_s())
+        label = self._tenants.of(served.tenant), served.outcome
+        counter = self._of_tenant.get(label)
+        if counter is None:
+            counter = self._of_tenant[label] = self._families.tenant_requests.labels(*label)
+        counter.inc()
+
+    def rejected(self, slo_class: str | None, reason: str | None) -> None:
+        """Counts why a request was refused; where its SLO could be read, :meth:`record` counts the request itself.
+
+        slo_class: ``None`` where it could not be read. reason: one of :data:`REASONS`; any other counts as ``other``.
+        """
+        known = slo_class if slo_class in self._classes else NONE
+        self._families.rejected.labels(known, reason if reason in REASONS else OTHER).inc()
+
+    def ignored(self, names: Sequence[str]) -> None:
+        """Counts headers that were passed over, and names some in the log, at most once in ``LOG_INTERVAL_S``."""
+        self._families.ignored_headers.inc(len(names))
+        now_s = self._clock.monotonic_s()
+        if self._logged_s is None or now_s - self._logged_s >= LOG_INTERVAL_S:
+            self._logged_s = now_s
+            logger.warning("headers that sloserve does not know are ignored: %s", reprlib.repr(names))
+
+    def unregister(self) -> None:
+        """Takes all of them out of the registry; a second call changes nothing."""
+        while self._collectors:
+            self._registry.unregister(self._collectors.pop())
+
+
+_installed: FrontEndMetrics | None = None
+
+
+def install(settings: PluginSettings, boards: Boards, clock: Clock) -> FrontEndMetrics:
+    """The metrics of this process, from now on; those of an engine it had before are dropped, as vLLM drops its own."""
+    global _installed
+    if _installed is not None:
+        _installed.unregister()
+    _extend_multiprocess_mode()
+    _installed = FrontEndMetrics(
+        settings.classes.names,
+        settings.tenants,
+        boards,
+        clock,
+        lambda: [page.snapshot() for page in find_pages()],
+    )
+    return _installed
+
+
+def _extend_multiprocess_mode() -> None:
+    """Lays what is computed at scrape beside what multiprocess mode reads from its files.
+
+    At the collector that the mode consists of, since every scrape makes a registry of its own for it; once.
+    """
+    stock: Any = multiprocess.MultiProcessCollector.collect
+    if hasattr(stock, "__wrapped__"):
+        return
+
+    @functools.wraps(stock)
+    def collect(self: Any) -> Iterable[Metric]:
+        yield from stock(self)
+        if _installed is not None:
+            yield from _installed.computed()
+
+    multiprocess.MultiProcessCollector.collect = collect  # type: ignore[method-assign]

@@ -1,0 +1,193 @@
+"""One page per engine process, through which a scheduler's figures reach the API processes.
+
+Its numbers are the slots of :class:`Layout`, one more says which of two texts counts: the one not in use is written,
+then the slot is switched. The words are a ring of interrupted requests. See :mod:`sloserve.engine.metrics.page_memory`.
+"""
+
+import json
+import struct
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from sloserve.core.served import Interruptions
+from sloserve.engine.metrics import page_folder
+from sloserve.engine.metrics.engine_figures import EngineFigures
+from sloserve.engine.metrics.interruption_ring import WORDS, InterruptionRing
+from sloserve.engine.metrics.page_folder import ENGINE, PageFile
+from sloserve.engine.metrics.page_memory import PageMemory, found
+from sloserve.engine.metrics.swap_figures import DROPS, REFUSALS, SWAP_BUCKETS, swap_bucket
+
+_TEXT_BYTES = 1024
+
+PLAN_BUCKETS_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
+"""Upper bounds of the histogram of planning times; one more bucket holds what took longer."""
+
+
+@dataclass(frozen=True)
+class PageSnapshot(EngineFigures):
+    """All a page says. plan_seconds: plans in each bucket of :data:`PLAN_BUCKETS_S` and above.
+
+    plans_off: why vLLM schedules by itself although the policy plans.
+
+    By class: waiting, requests never admitted yet; enqueued and admitted, totals (a request is admitted once).
+    swaps: requests that ended, in each bucket of ``SWAP_BUCKETS`` and above. swap_refused, swap_dropped: by reason.
+    """
+
+    rank: int
+    pid: int
+    alive: bool
+    policy: str
+    shadow_policy: str | None
+    plans_off: str | None
+    plan_seconds: tuple[int, ...]
+    swaps: tuple[int, ...]
+    swap_refused: dict[str, int]
+    swap_dropped: dict[str, int]
+    waiting_by_class: dict[str, int]
+    enqueued_by_class: dict[str, int]
+    admitted_by_class: dict[str, int]
+
+
+SCALARS = tuple(f.name for f in fields(EngineFigures))
+
+
+class Layout:
+    """Where in the array of slots each figure lies: the scalars, reasons, histograms, three times one slot a class."""
+
+    _NAMED = (*SCALARS, *(f"swap_refused_{name}" for name in REFUSALS), *(f"swap_dropped_{name}" for name in DROPS))
+    at = {name: index for index, name in enumerate(_NAMED)}
+    plan_seconds = len(_NAMED)
+    swaps = plan_seconds + len(PLAN_BUCKETS_S) + 1
+
+    def __init__(self, classes: int) -> None:
+        self.waiting = self.swaps + len(SWAP_BUCKETS) + 1
+        self.enqueued = self.waiting + classes
+        self.admitted = self.enqueued + classes
+        self.size = self.admitted + classes
+
+    @classmethod
+    def bucket(cls, cost_s: float) -> int:
+        """The slot of the histogram's bucket that ``cost_s`` falls into."""
+        return cls.plan_seconds + bisect_left(PLAN_BUCKETS_S, cost_s)
+
+    @classmethod
+    def swap_bucket(cls, swaps: int) -> int:
+        """The slot of the histogram's bucket for a request that was swapped so often."""
+        return cls.swaps + swap_bucket(swaps)
+
+
+class PageWriter:
+    """The engine's side. ``values`` is the array of slots itself; what is stored in it is stored in the page.
+
+    Raises: OSError when no file can be made.
+    """
+
+    def __init__(self, classes: Sequence[str], rank: int, folder: Path | None = None) -> None:
+        size = Layout(len(classes)).size
+        self._memory = PageMemory.create(
+            ENGINE,
+            rank,
+            {"classes": list(classes)},
+            floats=size + 1,
+            words=WORDS,
+            scratch=2 * _TEXT_BYTES,
+            folder=folder,
+        )
+        self.path = self._memory.path
+        self.values = self._memory.floats[:size]
+        self._text_slot = self._memory.floats[size:]
+        self._ring = InterruptionRing(self._memory.words)
+        self._next = 0
+
+    def set_policies(self, policy: str, shadow_policy: str | None, plans_off: str | None) -> None:
+        """Says which policies are at work from now on, and why not, if they are not."""
+        off = None if plans_off is None else plans_off[:200]
+        text = json.dumps([policy, shadow_policy, off]).encode()
+        if len(text) > _TEXT_BYTES - 4:
+            names = [policy.partition(":")[0][:100], (shadow_policy or "").partition(":")[0][:100] or None, off]
+            text = json.dumps(names).encode()
+        other = 1 - int(self._text_slot[0])
+        struct.pack_into(f"<I{len(text)}s", self._memory.scratch, other * _TEXT_BYTES, len(text), text)
+        self._text_slot[0] = other
+
+    def note_interruptions(self, request_id: str, met: Interruptions) -> None:
+        """Leaves word of what a request that ended had met; said again of the same id as :class:`InterruptionRing`
+        says.
+        """
+        self._next = self._ring.note(self._next, request_id, met)
+
+    def close(self) -> None:
+        """Removes the page; readers that have it mapped keep its last state."""
+        self._memory.close()
+
+
+class PageReader:
+    """The other side. Raises: OSError, or ValueError for a file that is no page of this version."""
+
+    def __init__(self, file: PageFile) -> None:
+        self._file = file
+        self._memory = PageMemory.open(file)
+        self.classes: tuple[str, ...] = tuple(self._memory.facts["classes"])
+        self.rank = file.rank
+        self._layout = Layout(len(self.classes))
+        self._ring = InterruptionRing(self._memory.words)
+
+    def snapshot(self) -> PageSnapshot:
+        """What the page says now."""
+        values, layout = self._memory.floats.tolist(), self._layout
+        at = int(values[-1]) * _TEXT_BYTES
+        (length,) = struct.unpack_from("<I", self._memory.scratch, at)
+        text = bytes(self._memory.scratch[at + 4 : at + 4 + length])
+        policy, shadow_policy, plans_off = json.loads(text or '["", null, null]')
+
+        def by_class(first: int) -> dict[str, int]:
+            return {name: int(values[first + i]) for i, name in enumerate(self.classes)}
+
+        return PageSnapshot(
+            **dict(zip(SCALARS, values, strict=False)),
+            rank=self.rank,
+            pid=self._file.pid,
+            alive=self._file.is_alive,
+            policy=policy,
+            shadow_policy=shadow_policy,
+            plans_off=plans_off,
+            plan_seconds=tuple(int(n) for n in values[layout.plan_seconds : layout.swaps]),
+            swaps=tuple(int(n) for n in values[layout.swaps : layout.waiting]),
+            swap_refused={name: int(values[layout.at[f"swap_refused_{name}"]]) for name in REFUSALS},
+            swap_dropped={name: int(values[layout.at[f"swap_dropped_{name}"]]) for name in DROPS},
+            waiting_by_class=by_class(layout.waiting),
+            enqueued_by_class=by_class(layout.enqueued),
+            admitted_by_class=by_class(layout.admitted),
+        )
+
+    def interruptions(self, request_id: str) -> Interruptions | None:
+        """What a request that ended lately had met, by the id it has in the engine.
+
+        ``None`` where the page does not know: it was never interrupted, or ended too long ago.
+        """
+        return self._ring.find(request_id)
+
+
+def find_pages(folder: Path | None = None) -> list[PageReader]:
+    """The pages of this server's engines, see :func:`~sloserve.engine.metrics.page_memory.found`. Raises: OSError."""
+    return found(ENGINE, PageReader, folder)
+
+
+def remove_pages(folder: Path | None = None) -> None:
+    """Removes the pages that this process and engines of its own left behind; to be called when it exits.
+
+    A process removes its own page when it stops, which one that is killed cannot. Raises: OSError.
+    """
+    folder = page_folder.page_folder() if folder is None else folder
+    page_folder.remove_started_here(folder)
+    page_folder.sweep(folder)
+
+
+def sweep_pages() -> None:
+    """Removes the pages of processes that have ended, by whatever user started; without a folder there are none."""
+    try:
+        page_folder.sweep(page_folder.page_folder())
+    except OSError:
+        pass

@@ -1,0 +1,247 @@
+"""What one API process shows of its server now: its engines' pages, and how the requests of each class fared lately.
+
+All ranks of the server whose engines run on this host are shown, whichever API process is asked; requests that ended
+count over all API processes.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sloserve.core.attainment_window import SHOWN_SPANS_S, shown
+from sloserve.core.clock import Clock
+from sloserve.core.latency_window import quantiles_s
+from sloserve.engine.metrics.engine_page import PageSnapshot, find_pages
+from sloserve.engine.metrics.live_page import MOST_ROWS, NEAR, ROW, Frame, LiveReader, find_live_pages
+from sloserve.engine.metrics.process_page import LATENCIES, Board
+from sloserve.engine.why import PHASE_IN_WORDS, SAYS, Cause, Phase, Why, sentence
+
+COLUMNS: Final = tuple(name for name in ROW if name != "number")
+"""Of a row; its key is the rank and the number."""
+_DUE, _PHASE, _CLASS, _WHY = (ROW.index(name) for name in ("due_s", "phase", "class_id", "why"))
+_NUMBER = ROW.index("number")
+
+GOOD_SHARE: Final = 0.9
+"""A class that met less than this share of its targets in the last minute is shown as one that does badly."""
+BAD, LATE, FINE = "bad", "late", "fine"
+"""How a class does, by its own requests alone: it meets less than :data:`GOOD_SHARE`, or nothing of it ended and some
+are late; it meets that share and some are late now; none is late."""
+
+
+class LiveView:
+    """Reads the view of :mod:`sloserve.wire.live_feed` for a server."""
+
+    def __init__(
+        self,
+        model: Callable[[], str],
+        classes: Sequence[str],
+        boards: Callable[[], Iterable[Board]],
+        clock: Clock,
+        folder: Path | None = None,
+    ) -> None:
+        """model: its name for clients. boards: of each API process, see :class:`ClassMetrics`. folder: of the pages."""
+        self._model, self._classes, self._boards, self._clock = model, tuple(classes), boards, clock
+        self._folder = folder
+        self._pages: dict[Path, LiveReader] = {}
+        self._planned: dict[int, _Planned] = {}
+
+    def read(self) -> dict[str, Any]:
+        """As of now; asks the engines for frames by the way. Raises: OSError where pages cannot be looked for."""
+        now_s = self._clock.monotonic_s()
+        frames = self._frames(now_s)
+        at_s = self._clock.now_s()
+        figures = [page.snapshot() for page in find_pages(self._folder)]
+        pairs = [(page, frames.get(page.pid)) for page in figures if page.alive]
+        self._planned = {page.pid: _Planned.of(page, self._planned.get(page.pid)) for page, _ in pairs}
+        each = MOST_ROWS // max(len(pairs), 1)
+        rows: dict[str, list[Any]] = {}
+        for page, frame in pairs:
+            if frame is not None:
+                rows |= _rows(page.rank, frame, each)
+        return {
+            "at_s": round(at_s, 3),
+            "model": self._model(),
+            "classes": list(self._classes),
+            "columns": list(COLUMNS),
+            "phases": [phase.name.lower() for phase in Phase],
+            "reasons": [why.name.lower() for why in Why],
+            "says": [SAYS[why] for why in Why],
+            "near": NEAR.tolist(),
+            "spans_s": list(SHOWN_SPANS_S),
+            "engines": [self._engine(page, frame, each) for page, frame in pairs],
+            "rows": rows,
+            **self._classes_now([frame for _, frame in pairs if frame is not None], at_s, now_s),
+        }
+
+    def _frames(self, now_s: float) -> dict[int, Frame | None]:
+        """The last frame of each engine, by its process."""
+        found = find_live_pages(self._folder)
+        self._pages = {page.file.path: self._pages.get(page.file.path, page) for page in found}
+        for page in self._pages.values():
+            page.watch(now_s)
+        return {page.file.pid: page.frame() for page in self._pages.values()}
+
+    def _engine(self, page: PageSnapshot, frame: Frame | None, each: int) -> dict[str, Any]:
+        return {
+            "rank": page.rank,
+            "policy": page.policy,
+            "shadow_policy": page.shadow_policy,
+            "plans_off": page.plans_off,
+            "steps": int(page.steps),
+            "plan_s": self._planned[page.pid].each_s,
+            "shadow": _shadow(page),
+            "live": 0 if frame is None else frame.live,
+            "drawn": 0 if frame is None else min(len(frame.rows), each),
+            "frame_s": None if frame is None else round(frame.at_s, 3),
+            "held_up": _cause(Cause() if frame is None else frame.head),
+            "kv": None if frame is None else _kv(frame),
+        }
+
+    def _classes_now(self, frames: Sequence[Frame], at_s: float, now_s: float) -> dict[str, Any]:
+        """How the classes do, ``by_class``, and sentences about the ones with late requests, ``headlines``: the class
+        that meets the smallest share of its targets first. alarms: of each sentence whether its class does badly.
+
+        at_s: epoch seconds; now_s: by the monotonic clock.
+        """
+        by_class = self._by_class(frames, at_s, now_s)
+        told = [(i, name, by_class[name]) for i, name in enumerate(self._classes) if by_class[name]["late"]]
+        told.sort(key=lambda one: _share_met(one[2]["attained"]))
+        return {
+            "by_class": by_class,
+            "headlines": [_headline(frames, i, name, one["late"], at_s) for i, name, one in told],
+            "alarms": [one["state"] == BAD for _, _, one in told],
+        }
+
+    def _by_class(self, frames: Sequence[Frame], at_s: float, now_s: float) -> dict[str, dict[str, Any]]:
+        boards = list(self._boards())
+        found = {}
+        for i, name in enumerate(self._classes):
+            late = _sum(frame.late[i] + _is_newly_late(frame, i, at_s).sum() for frame in frames)
+            attained = shown((board.ended[i] for board in boards), now_s)
+            found[name] = {
+                **{phase.name.lower(): _sum(frame.counts[i, phase] for frame in frames) for phase in Phase},
+                "late": late,
+                "next_due_s": _known(np.nanmin([math.inf, *(frame.next_due_s[i] for frame in frames)])),
+                "latency_s": {
+                    figure: quantiles_s((board.latency[i, at] for board in boards), now_s)
+                    for at, figure in enumerate(LATENCIES)
+                },
+                "attained": attained,
+                "state": _state(late, _share_met(attained)),
+            }
+        return found
+
+
+def _state(late: int, share_met: float) -> str:
+    """share_met: -1 where no request with targets ended in the last minute."""
+    if 0.0 <= share_met < GOOD_SHARE or (late and share_met < 0.0):
+        return BAD
+    return LATE if late else FINE
+
+
+def _share_met(attained: Sequence[Any]) -> float:
+    """Return the share of targets met in the shortest span, or -1 where nothing ended in it."""
+    share = attained[0][0]
+    return -1.0 if share is None else float(share)
+
+
+def _headline(frames: Sequence[Frame], class_id: int, name: str, late: int, at_s: float) -> str:
+    """Return what most of the late requests of a class do, and what holds up the one that is late for the longest."""
+    mostly = _mostly(frames, class_id, at_s)
+    if mostly is None:  # none of them is drawn
+        return f"{name}: {late:,} late"
+    phase, count, cause = mostly
+    why = f": {sentence(SAYS[cause.why], cause.figure, cause.of)}" if cause.why else ""
+    return f"{name}: {late:,} late, {count} of them {PHASE_IN_WORDS[phase]}{why}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """What an engine's plans took up to the last reading. each_s: of those that came with it, or the last that did."""
+
+    plans: float = 0.0
+    seconds: float = 0.0
+    each_s: float | None = None
+
+    @staticmethod
+    def of(page: PageSnapshot, before: "_Planned | None") -> "_Planned":
+        before = before or _Planned()
+        plans, seconds = page.plans - before.plans, page.plan_seconds_sum - before.seconds
+        each_s = round(seconds / plans, 6) if plans else before.each_s
+        return _Planned(page.plans, page.plan_seconds_sum, each_s)
+
+
+def _rows(rank: int, frame: Frame, most: int) -> dict[str, list[Any]]:
+    rows = frame.rows
+    if len(rows) > most:
+        rows = rows[np.sort(np.argsort(rows[:, _DUE], kind="stable")[:most])]
+    columns = [i for i in range(len(ROW)) if i != _NUMBER]
+    return {f"{rank}-{int(row[_NUMBER])}": [_known(row[i]) for i in columns] for row in rows.tolist()}
+
+
+def _mostly(frames: Sequence[Frame], class_id: int, at_s: float) -> tuple[Phase, int, Cause] | None:
+    """Which phase most of the drawn late requests of a class are in, how many those are, and what holds up the one that
+    is late for the longest; ``None`` where none is late.
+
+    A request in the queue that has no cause of its own waits for the first of it.
+    """
+    late = [(row, frame) for frame in frames for row in frame.rows[_is_late(frame, class_id, at_s)]]
+    if not late:
+        return None
+    ((phase, count),) = Counter(int(row[_PHASE]) for row, _ in late).most_common(1)
+    row, frame = min((one for one in late if one[0][_PHASE] == phase), key=lambda one: float(one[0][_DUE]))
+    own = Cause(Why(int(row[_WHY])), float(row[_WHY + 1]), float(row[_WHY + 2]))
+    return Phase(phase), count, frame.head if phase == Phase.WAITING and own.why is Why.NOTHING else own
+
+
+def _is_late(frame: Frame, class_id: int, at_s: float) -> NDArray[np.bool_]:
+    """Return which drawn requests of a class are late at ``at_s``, or were when the frame was made."""
+    found: NDArray[np.bool_] = (frame.rows[:, _CLASS] == class_id) & (frame.rows[:, _DUE] < max(at_s, frame.at_s))
+    return found
+
+
+def _is_newly_late(frame: Frame, class_id: int, at_s: float) -> NDArray[np.bool_]:
+    """Return which drawn requests of a class became late since the frame was made, which its own count leaves out."""
+    return _is_late(frame, class_id, at_s) & (frame.rows[:, _DUE] >= frame.at_s)
+
+
+def _known(value: float) -> float | int | None:
+    """For JSON: whole numbers as such, others to the millisecond, ``None`` for what is not known."""
+    if not math.isfinite(value):
+        return None
+    return int(value) if value == int(value) else round(float(value), 3)
+
+
+def _sum(counts: Iterable[Any]) -> int:
+    return int(sum(counts))
+
+
+def _cause(cause: Cause) -> list[Any]:
+    return [int(cause.why), _known(cause.figure), _known(cause.of)]
+
+
+def _kv(frame: Frame) -> Mapping[str, Any]:
+    foreseen = None
+    if frame.foreseen is not None:
+        mean, sigma = (np.round(part, 1).tolist() for part in frame.foreseen)
+        foreseen = {"mean": mean, "sigma": sigma}
+    return {"used": frame.total_blocks - frame.free_blocks, "total": frame.total_blocks, "foreseen": foreseen}
+
+
+def _shadow(page: PageSnapshot) -> dict[str, Any] | None:
+    """How often the shadow policy agrees, and its gain, as :mod:`sloserve.engine.plan_score` has them."""
+    if page.shadow_policy is None:
+        return None
+    agreement, gain = page.shadow_agreement_count, page.shadow_gain_count
+    return {
+        "plans": int(page.shadow_plans),
+        "errors": int(page.shadow_errors),
+        "agreement": round(page.shadow_agreement_sum / agreement, 3) if agreement else None,
+        "gain": round(page.shadow_gain_sum / gain, 3) if gain else None,
+    }

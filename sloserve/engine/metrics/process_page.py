@@ -1,0 +1,155 @@
+"""What one API process publishes to the others, so that a server with several of them counts as one.
+
+Each has a board, which it alone writes: how many of its requests wait, for how long its calls keep the engine's core
+busy, the requests that ended lately, and which tenants have a label of their own. The process that is scraped reads all
+boards, and so do a cap on waiting requests and the check that the core answers. Counters and histograms are not here:
+prometheus' multiprocess mode adds those up, and keeps what a process counted that is no more.
+
+A server of one API process has a board in its own memory, and of several those with a page of this host.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sloserve.core.arrays import FloatArray
+from sloserve.core.attainment_window import MAX_REQUESTS
+from sloserve.core.clock import Clock
+from sloserve.core.latency_window import MAX_LATENCIES
+from sloserve.core.stamps import Stamps
+from sloserve.engine.metrics.page_folder import API, PageFile
+from sloserve.engine.metrics.page_memory import PageMemory, found
+
+_CONTROL: Final = 2
+PREDICTED: Final = ("ttft", "e2e")
+COVERAGE_WINDOW: Final = 256
+LATENCIES: Final = ("ttft", "tpot", "e2e")
+
+REFRESH_S: Final = 1.0
+"""An API process that has just started, or is no more, is noticed this late by one that admits requests."""
+
+
+class Board:
+    """One API process' part. The arrays are the memory itself: what is stored there is told.
+
+    waiting: requests by class that wait, float64. control: seconds that its calls which keep the core busy have taken,
+    and since when one does, on the host's monotonic clock, 0 for none. ended: by class, stamps of an attainment window.
+    predicted: by class and figure of :data:`PREDICTED`, stamps of kept predictions. latency: by class and figure of
+    :data:`LATENCIES`, stamps of latency windows. tenants: keys of those with a label, 0 for none yet.
+    """
+
+    def __init__(self, classes: int, tenants: int, memory: PageMemory | None = None) -> None:
+        """memory: of :func:`sizes`; ``None`` for memory of this process alone."""
+        floats, words = sizes(classes, tenants)
+        self.memory = memory
+        numbers = np.zeros(floats) if memory is None else memory.floats
+        self.waiting: FloatArray = numbers[:classes]
+        self.control: FloatArray = numbers[classes:]
+        parts = np.zeros(words, np.uint64) if memory is None else memory.words
+        ended, predicted = classes * MAX_REQUESTS, classes * len(PREDICTED) * COVERAGE_WINDOW
+        self.ended: Stamps = parts[:ended].reshape(classes, MAX_REQUESTS)
+        self.predicted: Stamps = parts[ended : ended + predicted].reshape(classes, len(PREDICTED), COVERAGE_WINDOW)
+        latency = ended + predicted + classes * len(LATENCIES) * MAX_LATENCIES
+        self.latency: Stamps = parts[ended + predicted : latency].reshape(classes, len(LATENCIES), MAX_LATENCIES)
+        self.tenants: NDArray[np.uint64] = parts[latency:]
+
+    @staticmethod
+    def published(classes: Sequence[str], tenants: int, rank: int, folder: Path | None = None) -> "Board":
+        """A board that other processes read. rank: of this API process. Raises: OSError when no page can be made."""
+        floats, words = sizes(len(classes), tenants)
+        facts = {"classes": list(classes), "tenants": tenants}
+        memory = PageMemory.create(API, rank, facts, floats=floats, words=words, scratch=0, folder=folder)
+        return Board(len(classes), tenants, memory)
+
+    @staticmethod
+    def read(file: PageFile) -> "Board":
+        """Raises: OSError, or ValueError for a file that is no page of this version."""
+        memory = PageMemory.open(file)
+        return Board(len(memory.facts["classes"]), memory.facts["tenants"], memory)
+
+    def controls_since(self, now_s: float) -> None:
+        """A call begins that keeps the core busy; none does yet."""
+        self.control[1] = now_s
+
+    def controlled(self, now_s: float) -> None:
+        """It ends. Who reads between the two stores counts it twice: better than to miss it."""
+        self.control[0] += now_s - self.control[1]
+        self.control[1] = 0.0
+
+    def controlled_s(self, now_s: float) -> float:
+        """Returns the seconds that its calls have kept the core busy until now."""
+        ended_s, since_s = float(self.control[0]), float(self.control[1])
+        return ended_s + (max(now_s - since_s, 0.0) if since_s else 0.0)
+
+    def close(self) -> None:
+        """Takes it from the others' sight; a second call changes nothing."""
+        if self.memory is not None:
+            self.memory.close()
+
+
+def sizes(classes: int, tenants: int) -> tuple[int, int]:
+    """Slots of float64 and of uint64 that a board needs: 20 KiB a class."""
+    stamps = MAX_REQUESTS + len(PREDICTED) * COVERAGE_WINDOW + len(LATENCIES) * MAX_LATENCIES
+    return classes + _CONTROL, classes * stamps + tenants
+
+
+class Boards:
+    """The boards of all API processes of this server, as one of them sees them.
+
+    Also the :class:`~sloserve.scheduler.admission.queue_view.Elsewhere` of its backlog.
+    """
+
+    def __init__(self, own: Board, clock: Clock, folder: Path | None = None) -> None:
+        """own: of this process; where it is not published, it is the only one there is. folder: of the pages."""
+        self.own = own
+        self._clock = clock
+        self._folder = folder
+        self._others: list[Board] = []
+        self._looked_s: float | None = None
+
+    def look(self) -> list[Board]:
+        """All there are now: its own and those of the other processes."""
+        self._looked_s = self._clock.monotonic_s()
+        self._others = [] if self.own.memory is None else self._found()
+        return [self.own, *self._others]
+
+    @property
+    def others(self) -> Sequence[Board]:
+        """Those of the other processes, as of up to :data:`REFRESH_S` ago; what stands on them is of now."""
+        if self.own.memory is None:
+            return ()
+        if self._looked_s is None or self._clock.monotonic_s() - self._looked_s >= REFRESH_S:
+            self.look()
+        return self._others
+
+    def tell(self, class_id: int, waiting: int) -> None:
+        """So many requests of the class wait here from now on."""
+        self.own.waiting[class_id] = waiting
+
+    def waiting(self, class_id: int) -> int:
+        """How many requests of the class wait in the other processes."""
+        return sum(int(board.waiting[class_id]) for board in self.others)
+
+    def controlled_s(self, now_s: float) -> float:
+        """Returns the seconds until now for which calls of all processes have kept the core busy.
+
+        Of calls at the same time each counts. now_s: on the host's monotonic clock, as event loops read it.
+        """
+        return sum(board.controlled_s(now_s) for board in (self.own, *self.others))
+
+    def _found(self) -> list[Board]:
+        assert self.own.memory is not None
+        own = self.own.memory.path
+        known = {board.memory.path: board for board in self._others if board.memory is not None}
+
+        def read(file: PageFile) -> Board | None:
+            return (known.get(file.path) or Board.read(file)) if file.path != own and file.is_alive else None
+
+        try:
+            boards = found(API, read, self._folder)
+        except OSError:
+            return []
+        return [board for board in boards if board is not None and board.waiting.size == self.own.waiting.size]

@@ -1,0 +1,92 @@
+"""Copiers of KV blocks between one rank's cache and its host pool.
+
+Order is all that keeps KV whole, and a copier keeps it:
+
+- A store reads what the engine's work so far wrote. The engine's later work comes after it: that may write the blocks.
+- A load comes after the engine's work so far, the forward pass that runs included: that may still write the blocks.
+- Of two copies with the same host block, the one that was asked for first is first.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from sloserve.core.kernels.kv_copy import Region, block_bytes, copy_blocks
+from sloserve.engine.swap.host.host_pool import HostPool
+
+
+class Moved(NamedTuple):
+    """A copy that has ended: bytes of this rank, and how long the link was taken up by it."""
+
+    to_host: bool
+    bytes: int
+    seconds: float
+
+
+class Copier(Protocol):
+    """Copies of one rank. A ticket names a load until it is reported; a request's id, so one is there at a time."""
+
+    def store(self, device_ids: Sequence[int], host_ids: Sequence[int]) -> None:
+        """Copies to the host. Raises: any error, and the host blocks hold nothing of use.
+
+        One that shows later makes a load of these host blocks fail.
+        """
+
+    def load(self, ticket: str, device_ids: Sequence[int], host_ids: Sequence[int]) -> None:
+        """Begins to copy to the device. Raises: any error, and the load is neither done nor failed."""
+
+    def finished(self) -> tuple[set[str], set[str]]:
+        """Tickets of loads that are done, and of those that failed, since the last call; both touch no block again."""
+
+    def moved(self) -> list[Moved]:
+        """Copies that have ended since the last call."""
+
+    def drain(self, limit_s: float) -> bool:
+        """Waits until no copy is under way, at most so long. Returns: whether none is. Tickets are still to be told."""
+
+    def close(self) -> None:
+        """Ends what runs. The pool may go afterwards."""
+
+
+class CpuCopier:
+    """On a CPU engine all is over when a call returns, the engine's own work too, so each copy is made at once."""
+
+    def __init__(self, regions: Sequence[Region], num_blocks: int, pool: HostPool) -> None:
+        self._regions, self._num_blocks, self._pool = tuple(regions), num_blocks, pool
+        self._block_bytes = block_bytes(regions)
+        self._done: set[str] = set()
+        self._moved: list[Moved] = []
+
+    def store(self, device_ids: Sequence[int], host_ids: Sequence[int]) -> None:
+        self._copy(device_ids, host_ids, to_host=True)
+
+    def load(self, ticket: str, device_ids: Sequence[int], host_ids: Sequence[int]) -> None:
+        self._copy(device_ids, host_ids, to_host=False)
+        self._done.add(ticket)
+
+    def _copy(self, device_ids: Sequence[int], host_ids: Sequence[int], *, to_host: bool) -> None:
+        start_s = time.perf_counter()
+        copy_blocks(
+            self._regions,
+            self._num_blocks,
+            self._pool.address,
+            self._pool.blocks,
+            device_ids,
+            host_ids,
+            to_host=to_host,
+        )
+        self._moved.append(Moved(to_host, len(host_ids) * self._block_bytes, time.perf_counter() - start_s))
+
+    def finished(self) -> tuple[set[str], set[str]]:
+        done, self._done = self._done, set()
+        return done, set()
+
+    def moved(self) -> list[Moved]:
+        moved, self._moved = self._moved, []
+        return moved
+
+    def drain(self, limit_s: float) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Nothing runs."""

@@ -1,0 +1,155 @@
+"""The compiled copies of KV blocks on a GPU (csrc/cuda), by ctypes: one library for every torch and Python.
+
+It is there where the package was built with nvcc, and works where the driver is as new as the CUDA it was built with.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from sloserve.core.arrays import IntArray
+from sloserve.core.kernels import _csrc
+from sloserve.core.kernels.kv_copy import Region
+from sloserve.engine.swap.host.host_pool import HostPool
+
+ABI: Final = 1
+MOST_STAGING_BYTES: Final = 128 * 2**20
+SLICES: Final = 8
+"""Slices of staging memory, for both directions together; each holds one block at least."""
+
+_Long = ctypes.c_int64
+_Longs = ctypes.POINTER(_Long)
+
+
+class _Region(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_uint64), ("stride", _Long), ("bytes", _Long))
+
+
+class _Ended(ctypes.Structure):
+    _fields_ = (("ticket", _Long), ("bytes", _Long), ("to_host", _Long), ("link_s", ctypes.c_double))
+
+
+class _Error(ctypes.Structure):
+    _fields_ = (("text", ctypes.c_char * 512),)
+
+
+class Ended(NamedTuple):
+    """A copy that is over. link_s: how long the link was taken up by it."""
+
+    ticket: int
+    to_host: bool
+    bytes: int
+    link_s: float
+
+
+def built_library() -> ctypes.CDLL:
+    """What this package was built with. Raises: OSError where it has none, or one of another version."""
+    assert _csrc.__file__ is not None
+    path = Path(_csrc.__file__).with_name("libsloserve_kv_cuda.so")
+    if not path.exists():
+        raise OSError("sloserve was built without nvcc, see docs/swap.md")
+    return loaded(path)
+
+
+def loaded(path: Path) -> ctypes.CDLL:
+    """Raises: OSError where the file is no such library, or one of another version."""
+    library = ctypes.CDLL(str(path))
+    error, handle = ctypes.POINTER(_Error), ctypes.c_void_p
+    copy = (handle, _Longs, _Longs, _Long, handle, error)
+    for name, arguments in {
+        "abi": (),
+        "open": (_Long, ctypes.POINTER(_Region), _Long, _Long, handle, _Long, _Long, _Long, handle, error),
+        "store": copy,
+        "load": copy,
+        "ended": (handle, ctypes.POINTER(_Ended), _Long, error),
+        "close": (handle,),
+    }.items():
+        function = getattr(library, f"sloserve_kv_{name}", None)
+        if function is None:
+            raise OSError(f"{path.name} has no function {name}")
+        function.argtypes, function.restype = arguments, None if name == "close" else _Long
+    if (found := library.sloserve_kv_abi()) != ABI:
+        raise OSError(f"{path.name} is of version {found}, and {ABI} is needed; build sloserve again")
+    return library
+
+
+class CudaTransfer:
+    """Copies of one rank through the library. Not for two threads at once."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        device: int,
+        regions: Sequence[Region],
+        num_blocks: int,
+        pool: HostPool,
+        staging_bytes: int,
+        compute: Callable[[], int],
+    ) -> None:
+        """device: its index. staging_bytes: at most so many on the GPU, 0 for none. compute: the engine's stream, now.
+
+        Raises: RuntimeError with what the library or the driver says.
+        """
+        self._library, self._compute = library, compute
+        self._handle, self._error = ctypes.c_void_p(), _Error()
+        rows = (_Region * len(regions))(*(_Region(*region) for region in regions))
+        self.staging_bytes = self._checked(
+            library.sloserve_kv_open(
+                device,
+                rows,
+                len(rows),
+                num_blocks,
+                pool.address,
+                pool.blocks,
+                pool.slice_blocks,
+                staging_bytes,
+                ctypes.byref(self._handle),
+                self._error,
+            )
+        )
+
+    def store(self, device_ids: ArrayLike, host_ids: ArrayLike) -> int:
+        """Begins to copy to the host. Returns: a ticket. Raises: RuntimeError, and nothing is under way any more."""
+        return self._begin(self._library.sloserve_kv_store, device_ids, host_ids)
+
+    def load(self, device_ids: ArrayLike, host_ids: ArrayLike) -> int:
+        """Begins to copy to the device; otherwise as :meth:`store`."""
+        return self._begin(self._library.sloserve_kv_load, device_ids, host_ids)
+
+    def ended(self) -> list[Ended]:
+        """Copies that are over, each told once. Raises: RuntimeError where the GPU failed."""
+        found, rows = list[Ended](), (_Ended * 32)()
+        while True:
+            n = self._checked(self._library.sloserve_kv_ended(self._handle, rows, len(rows), self._error))
+            found += [Ended(row.ticket, bool(row.to_host), row.bytes, row.link_s) for row in rows[:n]]
+            if n < len(rows):
+                return found
+
+    def close(self) -> None:
+        """Waits for what is under way, and gives the memory back. A second call changes nothing."""
+        if self._handle:
+            self._library.sloserve_kv_close(self._handle)
+            self._handle = ctypes.c_void_p()
+
+    def _begin(self, call: Callable[..., int], device_ids: ArrayLike, host_ids: ArrayLike) -> int:
+        device, host = np.ascontiguousarray(device_ids, np.int64), np.ascontiguousarray(host_ids, np.int64)
+        if device.shape != host.shape or device.ndim != 1:
+            raise ValueError(
+                f"host_ids: shape {host.shape} for device_ids of {device.shape}; there must be one for each"
+            )
+        return self._checked(
+            call(self._handle, _pointer(device), _pointer(host), device.size, self._compute(), self._error)
+        )
+
+    def _checked(self, result: Any) -> int:
+        if result < 0:
+            raise RuntimeError(self._error.text.decode(errors="replace"))
+        return int(result)
+
+
+def _pointer(ids: IntArray) -> Any:
+    return ids.ctypes.data_as(_Longs)

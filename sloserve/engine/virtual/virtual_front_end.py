@@ -1,0 +1,100 @@
+"""The front end of a virtual engine: what vLLM's refuses, what admission refuses, and what admission learns.
+
+All is decided when a request arrives, from what has left the engine by then, as live. A reply's length is not known
+before it ends. Every reply is streamed, so every first token is seen.
+"""
+
+from collections.abc import Callable
+
+from sloserve.core.errors import Rejected
+from sloserve.core.finished import Latency
+from sloserve.core.predicted import Predicted
+from sloserve.core.request import WorkloadRequest
+from sloserve.engine.virtual.engine_settings import EngineSettings
+from sloserve.estimator.length.at_admission import LengthAtAdmission
+from sloserve.scheduler.admission.admission import Admission, Ticket
+from sloserve.scheduler.admission.prediction import ArrivingRequest
+
+
+class VirtualFrontEnd:
+    """Answers: does this request come in?
+
+    Args:
+        admission: ``None`` for vLLM's checks alone.
+        lengths: predicts the lengths of replies; ``None`` for none.
+    """
+
+    def __init__(
+        self, settings: EngineSettings, admission: Admission | None, lengths: LengthAtAdmission | None = None
+    ) -> None:
+        self._settings = settings
+        self._lengths = lengths
+        self._admission = admission
+        self._tickets: dict[str, Ticket] = {}
+        self._predicted: dict[str, Predicted | None] = {}
+        self._queued_tokens: dict[str, int] = {}
+        self._queued_tokens_sum = 0
+        self._in_flight = 0
+        self.on_ended: Callable[[str], object] | None = None
+        """Called with ids, for what stands before it."""
+
+    def takes(self, item: WorkloadRequest, now_s: float) -> bool:
+        """Whether the request comes in; if so it is booked as waiting."""
+        # vLLM answers 400 to a prompt that leaves no room for a single output token, and 503 at its caps.
+        if self.max_tokens(item) < 1 or self._at_cap():
+            return False
+        if self._admission is not None:
+            length = self.length(item, now_s)
+            new = ArrivingRequest(item.slo, now_s, item.prompt_tokens, self.max_tokens(item), length_quantiles=length)
+            forecast = self._admission.forecast(new, now_s)
+            self._predicted[item.request_id] = forecast.predicted
+            try:
+                self._tickets[item.request_id] = self._admission.admit(new, forecast, item.request_id, now_s)
+            except Rejected:
+                return False
+        self._queued_tokens[item.request_id] = item.prompt_tokens
+        self._queued_tokens_sum += item.prompt_tokens
+        self._in_flight += 1
+        return True
+
+    def max_tokens(self, item: WorkloadRequest) -> int:
+        """How long its reply may become; less than 1 if the prompt fills the context."""
+        room = self._settings.max_model_len - item.prompt_tokens
+        return room if item.max_tokens is None else min(room, item.max_tokens)
+
+    def length(self, item: WorkloadRequest, now_s: float) -> list[float] | None:
+        """Quantiles of its reply's length, as live but for its text: prompts are made up."""
+        if self._lengths is None:
+            return None
+        return self._lengths.quantiles(
+            item.slo.slo_class.name,
+            arrival_s=now_s,
+            prompt_tokens=item.prompt_tokens,
+            max_tokens=self.max_tokens(item),
+        )
+
+    def predicted(self, request_id: str) -> Predicted | None:
+        """What a request was told at its admission."""
+        return self._predicted.get(request_id)
+
+    def started(self, request_id: str, now_s: float) -> None:
+        """Its first token leaves the engine."""
+        self._queued_tokens_sum -= self._queued_tokens.pop(request_id, 0)
+        if self._admission is not None:
+            self._tickets[request_id].started(now_s)
+
+    def ended(self, request_id: str, latency: Latency | None, tokens: int, now_s: float) -> None:
+        """A request that came in is over. latency: ``None`` if it was not completed. tokens: of its output."""
+        self._queued_tokens_sum -= self._queued_tokens.pop(request_id, 0)
+        self._in_flight -= 1
+        if self._admission is not None:
+            self._tickets.pop(request_id).ended(latency, tokens, now_s)
+        if self.on_ended is not None:
+            self.on_ended(request_id)
+
+    def _at_cap(self) -> bool:
+        """vLLM's rules: a request more than the cap, or as many tokens as the cap before this one's."""
+        reqs, tokens = self._settings.max_num_queued_reqs, self._settings.max_num_queued_tokens
+        if reqs is not None and self._in_flight + 1 > reqs:
+            return True
+        return tokens is not None and self._queued_tokens_sum >= tokens

@@ -1,0 +1,125 @@
+"""The worker's side of swapping in virtual time: when stored and loaded KV is where it goes. Imports no vLLM.
+
+As the live copiers. A step begins by packing what was preempted into staging memory on the device; what does not fit
+waits for the link, and the step with it. The copy to the host goes on while steps run. A load waits for the copy to the
+host of what it reads and for the loads before it; the first step that starts after it unpacks it and tells of it.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sloserve.engine.swap.link_clock import LinkClock
+from sloserve.engine.virtual.engine_settings import EngineSettings
+from sloserve.estimator.step_time.profile import Profile
+from sloserve.lso.plan import STAGING_BYTES
+from sloserve.lso.swapping import STAGING_BYTES_PER_S
+
+GIB = 2**30
+
+Load = tuple[str, Sequence[int]]
+"""The request whose KV is loaded, and the host blocks that it is read from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a step finds. longer_s: that it lasts longer. loaded: requests whose loads are done, in their order. out,
+    back: bytes and seconds of the copies that ended since the step before.
+    """
+
+    longer_s: float = 0.0
+    loaded: Sequence[str] = ()
+    out: tuple[int, float] = (0, 0.0)
+    back: tuple[int, float] = (0, 0.0)
+
+
+NOTHING = Told()
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """request_id: of a load, ``None`` for a store."""
+
+    ends_s: float
+    bytes: int
+    request_id: str | None = None
+
+
+class VirtualSwapWorker:
+    """The copies of one engine. Times are seconds from the start of the run.
+
+    bytes_out, bytes_in: that were sent over the link, to the host and back. loads: how many there were, by request.
+
+    Args:
+        block_bytes: of one KV block, over all layers and ranks.
+        bytes_per_s: of the link, in each direction.
+    """
+
+    def __init__(self, block_bytes: int, bytes_per_s: float) -> None:
+        self.block_bytes, self._bytes_per_s = block_bytes, bytes_per_s
+        self._link = LinkClock(bytes_per_s)
+        self._there_s: dict[int, float] = {}  # when the copy to each host block ends
+        self._copies: list[_Copy] = []  # that have not been told of
+        self._out_until_s = 0.0
+        self.bytes_out = self.bytes_in = 0
+        self.loads: Counter[str] = Counter()
+
+    @classmethod
+    def of(cls, settings: EngineSettings, profile: Profile) -> "VirtualSwapWorker | None":
+        """That of an engine of this size; ``None`` without swap space."""
+        if not settings.swap_space_gib:
+            return None
+        gb_per_s = profile.link_bandwidth_gb_per_s if settings.link_gb_per_s is None else settings.link_gb_per_s
+        return cls(settings.block_bytes(profile), 1e9 * gb_per_s)
+
+    @property
+    def next_s(self) -> float:
+        """When the first of the loads under way has arrived; infinite where there is none."""
+        return min((copy.ends_s for copy in self._copies if copy.request_id is not None), default=math.inf)
+
+    def step(self, stores: Iterable[Sequence[int]], loads: Iterable[Load], start_s: float) -> Told:
+        """A step that starts now takes up these copies. stores: the host blocks of each."""
+        done = [copy for copy in self._copies if copy.ends_s <= start_s]
+        if done:
+            self._copies = [copy for copy in self._copies if copy.ends_s > start_s]
+        back = [copy for copy in done if copy.request_id is not None]
+        longer_s = sum(copy.bytes for copy in back) / STAGING_BYTES_PER_S
+        for host_ids in stores:
+            longer_s = self._store(host_ids, start_s, longer_s)
+        for request_id, host_ids in loads:
+            self._load(request_id, host_ids, start_s)
+        return Told(
+            longer_s,
+            [copy.request_id for copy in back if copy.request_id is not None],
+            self._traffic([copy for copy in done if copy.request_id is None]),
+            self._traffic(back),
+        )
+
+    def store(self, stores: Iterable[Sequence[int]], now_s: float) -> float:
+        """Takes up copies to the host without a step; returns when all copies to the host have ended."""
+        for host_ids in stores:
+            self._store(host_ids, now_s, 0.0)
+        return self._out_until_s
+
+    def _store(self, host_ids: Sequence[int], start_s: float, longer_s: float) -> float:
+        """longer_s: that the step lasts longer so far. Returns: with this store."""
+        size = len(host_ids) * self.block_bytes
+        longer_s += size / STAGING_BYTES_PER_S
+        ends_s = self._link.out(size, start_s + longer_s)
+        self._there_s.update(dict.fromkeys(host_ids, ends_s))
+        self._copies.append(_Copy(ends_s, size))
+        self._out_until_s = ends_s
+        self.bytes_out += size
+        return max(longer_s, ends_s - start_s - STAGING_BYTES / self._bytes_per_s)
+
+    def _load(self, request_id: str, host_ids: Sequence[int], start_s: float) -> None:
+        size = len(host_ids) * self.block_bytes
+        ends_s = self._link.in_(size, start_s, max((self._there_s[block] for block in host_ids), default=start_s))
+        self._copies.append(_Copy(ends_s, size, request_id))
+        self.bytes_in += size
+        self.loads[request_id] += 1
+
+    def _traffic(self, copies: Sequence[_Copy]) -> tuple[int, float]:
+        size = sum(copy.bytes for copy in copies)
+        return size, size / self._bytes_per_s

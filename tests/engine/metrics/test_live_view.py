@@ -1,0 +1,164 @@
+"""The view of a server: all its ranks, each class's phases and attainment, and rows that JSON can hold."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sloserve.core.attainment_window import AttainmentWindow
+from sloserve.core.clock import ManualClock
+from sloserve.core.latency_window import LatencyWindow
+from sloserve.engine.metrics.engine_page import Layout, PageWriter
+from sloserve.engine.metrics.live_page import MOST_ROWS, NEAR, ROW, Frame, LiveWriter
+from sloserve.engine.metrics.live_view import COLUMNS, LiveView
+from sloserve.engine.metrics.process_page import Board
+from sloserve.engine.why import SAYS, Cause, Phase, Why
+
+CLASSES = ("urgent", "<img src=x onerror=alert(1)>")
+
+
+def frame(rows: int, *, foreseen: bool = False) -> Frame:
+    table = np.zeros((rows, len(ROW)))
+    table[:, ROW.index("number")] = np.arange(1, rows + 1)
+    table[:, ROW.index("due_s")] = np.where(np.arange(rows) % 2, 1e9 + np.arange(rows), np.nan)
+    table[:, ROW.index("figure")] = np.nan
+    counts = np.zeros((2, len(Phase)), np.int64)
+    counts[0, Phase.DECODE] = rows
+    known = np.stack((np.full(NEAR.size, 50.04), np.full(NEAR.size, 2.0))) if foreseen else None
+    late, next_due_s = np.array([1, 0]), np.array([1e9 + 1.0, np.nan])
+    return Frame(1e9, 0.5, rows, 4, 60, Cause(Why.BLOCKS, 12.0, 4.0), counts, late, next_due_s, known, table)
+
+
+class Server:
+    """Engines of so many ranks in this process, and one API process."""
+
+    def __init__(self, ranks: int, folder: Path) -> None:
+        self.clock = ManualClock()
+        self.figures = [PageWriter(CLASSES, rank, folder) for rank in range(ranks)]
+        self.live = [LiveWriter(len(CLASSES), rank, folder) for rank in range(ranks)]
+        self.board = Board(len(CLASSES), 1)
+        self.view = LiveView(lambda: "m", CLASSES, lambda: [self.board], self.clock, folder)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Server:
+    return Server(1, tmp_path)
+
+
+def test_an_engine_without_a_frame_is_shown_as_idle(server: Server) -> None:
+    server.figures[0].set_policies("edf", "sjf", None)
+    view = server.view.read()
+    (engine,) = view["engines"]
+    assert (engine["policy"], engine["shadow"]["plans"], engine["live"], engine["kv"]) == ("edf", 0, 0, None)
+    assert view["rows"] == {} and view["by_class"]["urgent"]["decode"] == 0
+    assert view["by_class"]["urgent"]["attained"] == [[None, 0], [None, 0]]
+
+
+def test_a_frame_is_shown_with_what_json_has_no_word_for_left_out(server: Server) -> None:
+    server.view.read()
+    server.live[0].write(frame(3, foreseen=True))
+    view = json.loads(json.dumps(server.view.read(), allow_nan=False))
+    assert list(view["rows"]) == ["0-1", "0-2", "0-3"]
+    row = dict(zip(COLUMNS, view["rows"]["0-2"], strict=True))
+    assert (row["due_s"], row["figure"], row["class_id"]) == (1e9 + 1, None, 0)
+    urgent, other = (view["by_class"][name] for name in CLASSES)
+    assert (urgent["decode"], urgent["late"], urgent["next_due_s"], other["next_due_s"]) == (3, 1, 1e9 + 1, None)
+    (engine,) = view["engines"]
+    assert engine["kv"]["used"] == 56 and set(engine["kv"]["foreseen"]["mean"]) == {50.0}
+    assert engine["held_up"] == [Why.BLOCKS, 12, 4] and view["reasons"][Why.BLOCKS] == "blocks"
+
+
+def test_a_late_class_says_what_most_of_its_late_requests_do_and_why(server: Server) -> None:
+    server.view.read()
+    made = frame(7)
+    made.rows[:, ROW.index("due_s")] = 1e9 - 1.0 - np.arange(7)
+    made.rows[6, ROW.index("due_s")] = 1e9 + 1.0  # in time
+    made.rows[:, ROW.index("phase")] = Phase.WAITING
+    made.rows[4:, ROW.index("phase")] = Phase.DECODE
+    server.live[0].write(made)
+    # Those in the queue wait for the first of it.
+    why = "it needs 12 KV blocks, and 4 are free"
+    assert server.view.read()["headlines"] == [f"urgent: 1 late, 4 of them waiting: {why}"]
+    made.rows[3, ROW.index("why")] = Why.BLOCKED  # late for the longest of them
+    server.live[0].write(made)
+    (headline,) = server.view.read()["headlines"]
+    assert headline.endswith(f"4 of them waiting: {SAYS[Why.BLOCKED]}")
+
+
+def test_a_request_that_became_late_since_the_frame_counts_as_late(server: Server) -> None:
+    server.view.read()
+    server.live[0].write(frame(7))  # deadlines of the first class 1, 3 and 5 s after the frame; one of them is late
+    server.clock.set_wall(1e9 + 3.5)
+    view = server.view.read()
+    assert view["by_class"]["urgent"]["late"] == 3
+    assert view["headlines"] == ["urgent: 3 late, 2 of them waiting: it needs 12 KV blocks, and 4 are free"]
+
+
+def test_a_class_is_judged_by_its_own_requests_and_the_worst_comes_first(server: Server) -> None:
+    server.view.read()
+    made = frame(7)
+    made.rows[4:, ROW.index("class_id")] = 1
+    made.rows[:, ROW.index("due_s")] = 1e9 - 1.0
+    made.late[:] = 4, 3
+    server.live[0].write(made)
+    assert [one["state"] for one in server.view.read()["by_class"].values()] == ["bad", "bad"]  # nothing has ended
+    windows = [AttainmentWindow(server.board.ended[i]) for i in range(2)]
+    for number in range(50):
+        windows[0].record({"ttft": number != 7}, False, 580.0)
+        windows[1].record({"ttft": number % 2 == 0}, False, 580.0)
+    server.clock.advance_to(server.clock.now_s() + 600.0)
+    server.view.read()
+    server.live[0].write(replace(made, at_monotonic_s=600.5))
+    view = server.view.read()
+    assert {name: one["state"] for name, one in view["by_class"].items()} == {CLASSES[0]: "late", CLASSES[1]: "bad"}
+    assert [line.partition(":")[0] for line in view["headlines"]] == [CLASSES[1], CLASSES[0]]
+    assert view["alarms"] == [True, False]
+    server.live[0].write(replace(made, at_monotonic_s=601.0, late=np.zeros(2), rows=made.rows[:0]))
+    calm = server.view.read()
+    assert [one["state"] for one in calm["by_class"].values()] == ["fine", "bad"] and calm["headlines"] == []
+
+
+def test_attainment_is_of_one_and_of_ten_minutes(server: Server) -> None:
+    window = AttainmentWindow(server.board.ended[0])
+    for at_s, met in ((10.0, False), (400.0, True), (580.0, True), (590.0, False)):
+        window.record({"ttft": met, "e2e": True}, False, at_s)
+    server.clock.advance_to(server.clock.now_s() + 600.0)
+    assert server.view.read()["by_class"]["urgent"]["attained"] == [[0.5, 2], [0.5, 4]]
+
+
+def test_latency_is_of_the_last_minute_by_class_and_over_all_api_processes(tmp_path: Path) -> None:
+    server, other = Server(1, tmp_path), Board(len(CLASSES), 1)
+    view = LiveView(lambda: "m", CLASSES, lambda: [server.board, other], server.clock, tmp_path)
+    LatencyWindow(server.board.latency[0, 0]).record(9.0, 10.0)
+    for board, latencies_s in ((server.board, range(1, 51)), (other, range(51, 101))):
+        windows = [LatencyWindow(stamps) for stamps in board.latency[0]]
+        for ms in latencies_s:
+            windows[0].record(ms / 1e3, 580.0)
+            windows[2].record(ms * 1e3, 580.0)
+    server.clock.advance_to(server.clock.now_s() + 600.0)
+    by_class = view.read()["by_class"]
+    assert by_class["urgent"]["latency_s"] == {"ttft": [0.05, 0.099], "tpot": None, "e2e": [50_000.0, 86_400.0]}
+    assert by_class[CLASSES[1]]["latency_s"] == {"ttft": None, "tpot": None, "e2e": None}
+
+
+def test_what_a_plan_took_is_that_of_the_latest_plans(server: Server) -> None:
+    values = server.figures[0].values
+    values[Layout.at["plans"]], values[Layout.at["plan_seconds_sum"]] = 10, 0.01
+    assert server.view.read()["engines"][0]["plan_s"] == 0.001
+    values[Layout.at["plans"]], values[Layout.at["plan_seconds_sum"]] = 12, 0.02
+    assert [server.view.read()["engines"][0]["plan_s"] for _ in range(2)] == [0.005, 0.005]
+
+
+def test_ranks_share_the_rows_that_are_drawn(tmp_path: Path) -> None:
+    server = Server(2, tmp_path)
+    server.view.read()
+    for page in server.live:
+        page.write(frame(MOST_ROWS))
+    view = server.view.read()
+    drawn = [sum(key.startswith(f"{rank}-") for key in view["rows"]) for rank in range(2)]
+    assert drawn == [engine["drawn"] for engine in view["engines"]] == [MOST_ROWS // 2] * 2
+    assert view["by_class"]["urgent"]["decode"] == 2 * MOST_ROWS
+    due = [row[COLUMNS.index("due_s")] for row in view["rows"].values()]
+    assert None not in due  # those without a deadline give way
