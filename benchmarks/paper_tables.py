@@ -39,11 +39,11 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.publish import RESULTS
-from sloserve.report.experience import GOOD_QOE
-from sloserve.report.latency_capacity import latency_capacity
-from sloserve.report.load_capacity import Bound, LoadCapacity, load_capacity
-from sloserve.report.runs_csv import RUNS_CSV, read_runs
-from sloserve.report.statistics import mean_interval
+from sloserve.sim.report.experience import GOOD_QOE
+from sloserve.sim.report.latency_capacity import latency_capacity
+from sloserve.sim.report.load_capacity import Bound, LoadCapacity, load_capacity
+from sloserve.sim.report.runs_csv import RUNS_CSV, read_runs
+from sloserve.sim.report.statistics import mean_interval
 
 PAPERS: dict[str, dict[str, Any]] = tomllib.loads((RESULTS.parent / "paper_figures.toml").read_text(encoding="utf-8"))
 PAGES = {"andes": "andes", "econo": "econo", "qlm": "qlm", "sa": "sa", "qos": "quic"}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sloserve import __version__
-from sloserve.report.runs_csv import read_runs
+from sloserve.sim.report.runs_csv import read_runs
 from sloserve.vllm_plugin.versions import installed_vllm
 
 RESULTS = Path(__file__).parent / "results"
@@ -73,7 +73,9 @@ def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def runs_there(path: Path) -> list[dict[str, Any]]:
-    """The runs of earlier calls, see :func:`~sloserve.report.runs_csv.read_runs`; none where there is no such file."""
+    """The runs of earlier calls, see :func:`~sloserve.sim.report.runs_csv.read_runs`; none where there is no such
+    file.
+    """
     return read_runs(path) if path.exists() else []
 
 

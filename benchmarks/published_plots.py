@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS
-from sloserve.report.plots import write_plots
-from sloserve.report.runs_csv import RUNS_CSV, read_runs
+from sloserve.sim.report.plots import write_plots
+from sloserve.sim.report.runs_csv import RUNS_CSV, read_runs
 
 SHOWN = (
     ("azure-conv", "attainment.png"),

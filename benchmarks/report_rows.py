@@ -19,7 +19,7 @@ from benchmarks.publish import RESULTS
 from benchmarks.republish import COMMAND, DATA, OUT, published
 from sloserve.core.errors import ConfigError
 from sloserve.sim.experiments import EXPERIMENTS, experiment_flags
-from sloserve.workloads.readers.found import find_trace
+from sloserve.sim.workloads.readers.found import find_trace
 
 SEEDS, REQUESTS, FLEET_SECONDS = 1, 100, 15
 """Of the small size."""

@@ -30,8 +30,8 @@ from sloserve.estimator.length.given import OracleLength
 from sloserve.estimator.length.learned_length import LearnedLength
 from sloserve.estimator.length.remaining import Estimator, KnownRequests
 from sloserve.estimator.length.training import LEAST_EXAMPLES, LengthTrainingSettings, fed, held_out, train
-from sloserve.workloads.readers import read_trace
-from sloserve.workloads.trace import Trace
+from sloserve.sim.workloads.readers import read_trace
+from sloserve.sim.workloads.trace import Trace
 
 TEXT_SAMPLE = "instruct_sample_CC-BY-NC.jsonl.gz"
 SEEDS = (0, 1, 2)

@@ -13,16 +13,16 @@ from sloserve.core.spans import Phase
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.fleet import Fleet
-from sloserve.report.statistics import mean_interval
+from sloserve.fleet.simulated.dispatcher import FleetView, Switch
+from sloserve.fleet.simulated.dispatchers.assigned import Static
+from sloserve.fleet.simulated.dispatchers.by_name import FleetRunName
+from sloserve.fleet.simulated.fleet_experiment import FleetExperiment, FleetResult
+from sloserve.fleet.simulated.loop import FleetRun
+from sloserve.fleet.simulated.simulate_fleet import IN_TIME, record
 from sloserve.scheduler.virtual_queues.model_swap import model_swap
 from sloserve.sim.experiment import engine_class
-from sloserve.sim.fleet.dispatcher import FleetView, Switch
-from sloserve.sim.fleet.dispatchers.assigned import Static
-from sloserve.sim.fleet.dispatchers.by_name import FleetRunName
-from sloserve.sim.fleet.fleet_experiment import FleetExperiment, FleetResult
-from sloserve.sim.fleet.loop import FleetRun
-from sloserve.sim.fleet.simulate_fleet import IN_TIME, record
-from sloserve.workloads.multi_model import FleetWorkload
+from sloserve.sim.report.statistics import mean_interval
+from sloserve.sim.workloads.multi_model import FleetWorkload
 
 Row = dict[str, Any]
 

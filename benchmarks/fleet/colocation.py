@@ -37,15 +37,15 @@ from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.fleet.agent.engine_places import EnginePlaces
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.fleet import Fleet
-from sloserve.report.runs_csv import write_runs
+from sloserve.fleet.simulated.dispatcher import Dispatcher, FleetView, Operation, WaitingRequest
+from sloserve.fleet.simulated.dispatchers.assigned import Static
+from sloserve.fleet.simulated.live.live_fleet import LiveFleet
+from sloserve.fleet.simulated.live.live_options import Options
+from sloserve.fleet.simulated.loop import FleetRun
 from sloserve.sim.experiment import MODEL, engine_class
-from sloserve.sim.fleet.dispatcher import Dispatcher, FleetView, Operation, WaitingRequest
-from sloserve.sim.fleet.dispatchers.assigned import Static
-from sloserve.sim.fleet.live.live_fleet import LiveFleet
-from sloserve.sim.fleet.live.live_options import Options
-from sloserve.sim.fleet.loop import FleetRun
-from sloserve.workloads.length_models import sharegpt
-from sloserve.workloads.seeding import stream
+from sloserve.sim.report.runs_csv import write_runs
+from sloserve.sim.workloads.length_models import sharegpt
+from sloserve.sim.workloads.seeding import stream
 
 INTERACTIVE_PER_S, SECONDS = 8.0, 30.0
 LINES = {"chat": 2_400, "long": 700}

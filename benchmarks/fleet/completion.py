@@ -27,14 +27,14 @@ from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.planning.snapshot import LiveMembers, fleet_state, serving_of
 from sloserve.fleet.planning.waiting_groups import Group
+from sloserve.fleet.simulated.fleet_experiment import FleetExperiment
+from sloserve.fleet.simulated.live.live_fleet import LiveFleet
+from sloserve.fleet.simulated.live.live_options import AT_ONCE, Options
+from sloserve.fleet.simulated.loop import FleetRun
 from sloserve.scheduler.virtual_queues.problem import PlanSettings, ProblemMaker
 from sloserve.scheduler.virtual_queues.swaps import swap_table
-from sloserve.sim.fleet.fleet_experiment import FleetExperiment
-from sloserve.sim.fleet.live.live_fleet import LiveFleet
-from sloserve.sim.fleet.live.live_options import AT_ONCE, Options
-from sloserve.sim.fleet.loop import FleetRun
 from sloserve.sim.model.engine import ModelEngine
-from sloserve.workloads.multi_model import FleetWorkload
+from sloserve.sim.workloads.multi_model import FleetWorkload
 
 SEEDS = (0, 1, 2)
 CHANCE, ERROR = 0.9, 0.03

@@ -8,10 +8,10 @@ from matplotlib.figure import Figure
 from benchmarks.fleet.cells import Row
 from benchmarks.fleet.fleet_qlm import FigureSection
 from benchmarks.fleet.fleet_tables import NAMES, RATE
-from sloserve.report import figure_style
-from sloserve.report.figure_style import add_legend, percent_labels, styled
-from sloserve.report.statistics import mean_interval
-from sloserve.sim.fleet.simulate_fleet import IN_TIME
+from sloserve.fleet.simulated.simulate_fleet import IN_TIME
+from sloserve.sim.report import figure_style
+from sloserve.sim.report.figure_style import add_legend, percent_labels, styled
+from sloserve.sim.report.statistics import mean_interval
 
 COLOURS = (*figure_style.COLOURS, "#332288", "#882255", "#117733", "#661100", "#AA4499", "#DDCC77", "#44AA99")
 MARKERS = (*figure_style.MARKERS, "<", ">", "p", "h", "*", "d", "H")

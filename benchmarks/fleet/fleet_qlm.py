@@ -18,7 +18,7 @@ from benchmarks.arguments import parser_for
 from benchmarks.fleet.cells import BATCH_S, INTERACTIVE_S, STATIC, Cell, Plant, Row, at, ladder, tuned
 from benchmarks.fleet.fleet_tables import RATE, gains, table
 from benchmarks.publish import RESULTS, write_table
-from sloserve.report.runs_csv import write_runs
+from sloserve.sim.report.runs_csv import write_runs
 
 SEEDS, TUNING_SEED = 3, 100
 COLLATE, SHEPHERD = "collate/stock", "shepherd/stock"

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from benchmarks.fleet.cells import Row
-from sloserve.report.load_capacity import Bound, load_capacity
-from sloserve.report.statistics import mean_interval
-from sloserve.sim.fleet.simulate_fleet import IN_TIME
+from sloserve.fleet.simulated.simulate_fleet import IN_TIME
+from sloserve.sim.report.load_capacity import Bound, load_capacity
+from sloserve.sim.report.statistics import mean_interval
 
 RATE = "req/s"
 """The axis of a ladder."""

@@ -36,7 +36,7 @@ from benchmarks.fleet import paced_colocation as colocation
 from benchmarks.fleet import paced_models as models
 from benchmarks.fleet.paced_fleet import PREDICTED, REAL, PacedFleet, load
 from benchmarks.publish import RESULTS, runs_there, write_table
-from sloserve.report.runs_csv import write_runs
+from sloserve.sim.report.runs_csv import write_runs
 
 Row = dict[str, Any]
 SECTIONS = {

@@ -15,9 +15,9 @@ from benchmarks.fleet.fleet_processes import PACED_ENGINE
 from benchmarks.fleet.paced_fleet import PREDICTED, REAL, PacedFleet, StreamResult, of_log
 from sloserve.core.request import WorkloadRequest
 from sloserve.fleet.file import parse_fleet
+from sloserve.fleet.simulated.live.live_fleet import LiveFleet
+from sloserve.fleet.simulated.loop import FleetRun
 from sloserve.sim.experiment import MODEL, engine_class
-from sloserve.sim.fleet.live.live_fleet import LiveFleet
-from sloserve.sim.fleet.loop import FleetRun
 
 Row = dict[str, Any]
 

@@ -19,13 +19,13 @@ from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup, to_json
 from sloserve.fleet.contract.reports import agent_report
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.fleet import Fleet
+from sloserve.fleet.simulated.dispatchers.by_name import FleetRunName
+from sloserve.fleet.simulated.fleet_experiment import FleetExperiment
+from sloserve.fleet.simulated.loop import FleetRun
 from sloserve.fleet.store.records import StoredPlan
 from sloserve.fleet.store.store import Store, open_store
 from sloserve.sim.experiment import MODEL, engine_class
-from sloserve.sim.fleet.dispatchers.by_name import FleetRunName
-from sloserve.sim.fleet.fleet_experiment import FleetExperiment
-from sloserve.sim.fleet.loop import FleetRun
-from sloserve.workloads.multi_model import FleetWorkload
+from sloserve.sim.workloads.multi_model import FleetWorkload
 
 Row = dict[str, Any]
 INTERACTIVE = "interactive"

@@ -31,13 +31,13 @@ from sloserve.fleet.contract.reports import AgentReport
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.planning.scaling import instances_needed
-from sloserve.report.summary import duration_s, summarize
-from sloserve.sim.fleet.fleet_experiment import FleetExperiment
-from sloserve.sim.fleet.live.scaled_fleet import Hosts, Needed, ScaledFleet
-from sloserve.sim.fleet.loop import FleetRun
+from sloserve.fleet.simulated.fleet_experiment import FleetExperiment
+from sloserve.fleet.simulated.live.scaled_fleet import Hosts, Needed, ScaledFleet
+from sloserve.fleet.simulated.loop import FleetRun
 from sloserve.sim.model.engine import ModelEngine
-from sloserve.workloads.multi_model import FleetWorkload
-from sloserve.workloads.seeding import stream
+from sloserve.sim.report.summary import duration_s, summarize
+from sloserve.sim.workloads.multi_model import FleetWorkload
+from sloserve.sim.workloads.seeding import stream
 
 MOST, PLACES, PEAK_RPS, DAY_S = 6, 8, 2.0, 3600.0
 """MOST hosts all day keep 99 % of the requests at this peak; at 3 they keep 77, and no rule could use fewer hosts."""

@@ -36,7 +36,7 @@ from benchmarks.http3.quic_virtual import run as virtual_run
 from benchmarks.publish import RESULTS, read_rows, write_rows, write_table
 from sloserve.http3.certificates import CertificateFiles, make_certificate, write_certificate
 from sloserve.http3.stream_schedulers import SCHEDULERS
-from sloserve.report.statistics import Mean, mean_interval
+from sloserve.sim.report.statistics import Mean, mean_interval
 
 REQUESTS = 90
 FOLDER = RESULTS / "quic-network"
@@ -242,7 +242,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    from sloserve.report.figure_style import BLUE, VERMILION, write_figure
+    from sloserve.sim.report.figure_style import BLUE, VERMILION, write_figure
 
     groups, told = drawn_groups(rows)
     names = list(groups)

@@ -33,9 +33,9 @@ from benchmarks.policies.auto_report import ATTAINMENT, LATENCY, PREEMPTIONS, QO
 from benchmarks.policies.step_sizes import BUDGET, FIGURES
 from benchmarks.publish import RESULTS, markdown, read_rows, write_rows, write_table
 from benchmarks.scaled_profile import scaled_profile
-from sloserve.report.statistics import mean_interval
 from sloserve.scheduler.auto import constants
 from sloserve.sim.experiment import ENGINE_KINDS, MODEL, Point
+from sloserve.sim.report.statistics import mean_interval
 
 CELLS = (7, 21, 26, 29, 31, 40)
 SCARCE = (21, 29)

@@ -30,7 +30,7 @@ from benchmarks.policies.auto_cells import (
 )
 from benchmarks.policies.step_sizes import FIGURES, POLICIES
 from benchmarks.publish import RESULTS, markdown, read_rows, write_rows, write_table
-from sloserve.report.statistics import Mean, mean_interval
+from sloserve.sim.report.statistics import Mean, mean_interval
 
 ATTAINMENT, QOE, LATENCY, TOKENS, PREEMPTIONS = FIGURES
 UNITS = {ATTAINMENT: 100.0, QOE: 1.0, LATENCY: 100.0, TOKENS: 100.0, PREEMPTIONS: 1.0}

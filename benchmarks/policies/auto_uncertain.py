@@ -26,7 +26,7 @@ from benchmarks.publish import RESULTS, write_result
 from benchmarks.scaled_profile import scaled_profile
 from sloserve.core.request import WorkloadRequest
 from sloserve.sim.experiment import Experiment, Point, measured_points
-from sloserve.workloads.workload_registry import Workload
+from sloserve.sim.workloads.workload_registry import Workload
 
 CELLS = [
     AutoCell("azure-conv", "readers", "scarce", "h100-llama3-8b", "2"),

@@ -16,7 +16,7 @@ from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.latency import StepLatency, StepLoad
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.sim.model.engine import ModelEngine
-from sloserve.workloads.workload_registry import workload
+from sloserve.sim.workloads.workload_registry import workload
 
 PROFILE, WORKLOAD, RPS = "a100x4-opt-66b", "sharegpt-poisson", 2.5
 SEEDS, REQUESTS = (0, 1, 2), 1000

@@ -38,11 +38,11 @@ from benchmarks.publish import RESULTS, aligned, write_result
 from sloserve.core.errors import ConfigError
 from sloserve.core.progress_bar import progress
 from sloserve.core.runlog import RunLog
-from sloserve.report.summary import summarize
 from sloserve.scheduler.registry import make_policy
 from sloserve.sim.advising import candidates
 from sloserve.sim.experiment import Experiment, Point, measured_points, run_experiment
 from sloserve.sim.model.engine import ModelEngine
+from sloserve.sim.report.summary import summarize
 from sloserve.sim.run_name import STOCK
 
 LIST = Path(__file__).parent / "ceiling_cells.csv"

@@ -43,7 +43,7 @@ from sloserve.client.payload import Payload
 from sloserve.client.shaping import cap_lengths
 from sloserve.core.clock import SystemClock
 from sloserve.core.request import WorkloadRequest
-from sloserve.workloads.workload_registry import workload
+from sloserve.sim.workloads.workload_registry import workload
 
 WORKLOAD = "sharegpt-poisson"
 MAX_PROMPT_TOKENS, MAX_TOKENS = 512, 1024

@@ -25,7 +25,7 @@ from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 from sloserve.scheduler.registry import make_policy, parse_policy
 from sloserve.sim.model.engine import ModelEngine
-from sloserve.workloads.workload_registry import workload
+from sloserve.sim.workloads.workload_registry import workload
 
 PROFILE = "a100-opt-13b-12gb"
 SEEDS, REQUESTS = (0, 1, 2), 300

@@ -20,17 +20,17 @@ from benchmarks.publish import RESULTS, write_result
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RunLog
 from sloserve.core.slo import SLOClass, Targets
-from sloserve.report.compare import load_of
-from sloserve.report.latency_capacity import KEY, LEVEL_MULTIPLE
-from sloserve.report.load_capacity import LoadCapacity, load_capacity
-from sloserve.report.summary import Run, summarize
 from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment import MODEL, Experiment, Point, measured_points, run_experiment
 from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.experiments import experiment_flags
 from sloserve.sim.model.engine import ModelEngine
+from sloserve.sim.report.compare import load_of
+from sloserve.sim.report.latency_capacity import KEY, LEVEL_MULTIPLE
+from sloserve.sim.report.load_capacity import LoadCapacity, load_capacity
+from sloserve.sim.report.summary import Run, summarize
 from sloserve.sim.run_name import STOCK
-from sloserve.workloads.slo_assignment import ClassRule, ScaledDeadline, SLOAssignment
+from sloserve.sim.workloads.slo_assignment import ClassRule, ScaledDeadline, SLOAssignment
 
 ROWS = {
     "econo-sharegpt": 300,

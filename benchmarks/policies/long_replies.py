@@ -26,7 +26,7 @@ from benchmarks.policies.auto_judged import half_95
 from benchmarks.publish import RESULTS, write_result
 from sloserve.core.request import WorkloadRequest
 from sloserve.sim.experiment import Experiment, measured_points
-from sloserve.workloads.workload_registry import Workload
+from sloserve.sim.workloads.workload_registry import Workload
 
 CELLS = [
     AutoCell("reasoning", "default", "scarce", "h100-llama3-8b", "2"),

@@ -31,8 +31,8 @@ from sloserve.core.qoe import DEFAULT_TTFT_S
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import SLOClass, Targets
 from sloserve.core.speeds import READING, DigestSpeeds
-from sloserve.workloads.slo_assignment import ClassRule, SLOAssignment
-from sloserve.workloads.workload_registry import workload
+from sloserve.sim.workloads.slo_assignment import ClassRule, SLOAssignment
+from sloserve.sim.workloads.workload_registry import workload
 
 WORKLOAD = "sharegpt-poisson"
 MAX_PROMPT_TOKENS, MAX_OUTPUT_TOKENS = 512, 1024

@@ -17,7 +17,7 @@ from benchmarks.policies.sa_paper import MAX_LEN, at_once, served
 from benchmarks.publish import RESULTS, write_result
 from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.profile import load_profile
-from sloserve.report.summary import Run
+from sloserve.sim.report.summary import Run
 
 PROFILES = ("v100x4-qwen2.5-32b", "a800-qwen2.5-32b", "a800-qwen2.5-7b")
 LIMITS = (1, 4)

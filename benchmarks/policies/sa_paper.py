@@ -23,17 +23,17 @@ from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.planning_cost import planning_costs
 from sloserve.estimator.step_time.latency import BatchFit, Bilinear
 from sloserve.estimator.step_time.profile import load_profile
-from sloserve.report.statistics import mean_interval
-from sloserve.report.summary import Run, summarize
 from sloserve.scheduler.published.sa_batches import SABatches
 from sloserve.scheduler.sa.policy import SA
 from sloserve.scheduler.sa.times import RemainingWork, batch_times, bilinear_of
 from sloserve.sim.model.engine import ModelEngine
-from sloserve.workloads.length_models import sharegpt, truncated_lognormal
-from sloserve.workloads.seeding import stream
-from sloserve.workloads.slo_assignment import ClassRule, SLOAssignment
-from sloserve.workloads.trace import make_trace
-from sloserve.workloads.workload_registry import to_requests
+from sloserve.sim.report.statistics import mean_interval
+from sloserve.sim.report.summary import Run, summarize
+from sloserve.sim.workloads.length_models import sharegpt, truncated_lognormal
+from sloserve.sim.workloads.seeding import stream
+from sloserve.sim.workloads.slo_assignment import ClassRule, SLOAssignment
+from sloserve.sim.workloads.trace import make_trace
+from sloserve.sim.workloads.workload_registry import to_requests
 
 SEEDS = range(20)
 QUICK_SEEDS = range(1)

@@ -28,7 +28,7 @@ from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment import MODEL, Experiment, measured_points, run_experiment
 from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.tuning import Score, ranked
-from sloserve.workloads.window import Window
+from sloserve.sim.workloads.window import Window
 
 SIZES = (256, 512, 1024, 2048, 4096)
 POLICIES = ("stock", "edf", "sjf", "andes", "econo")

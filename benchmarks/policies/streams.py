@@ -9,8 +9,6 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from sloserve.bench.bench_report import NO_STEPS
-from sloserve.bench.slo_encoding import in_xargs
 from sloserve.client.endpoint import open_endpoint
 from sloserve.client.payload import Payload, PayloadSettings, SLOFields, payload
 from sloserve.client.prompts import TokenPrompts
@@ -21,7 +19,9 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RunLog
 from sloserve.core.slo import SLO
-from sloserve.report.summary import summarize
+from sloserve.sim.bench.bench_report import NO_STEPS
+from sloserve.sim.bench.slo_encoding import in_xargs
+from sloserve.sim.report.summary import summarize
 
 STOCK = "stock"
 CHECKS = ("incomplete", "texts_differ")

@@ -27,7 +27,7 @@ from sloserve.fleet.router.evaluation import at_rates
 from sloserve.fleet.router.features import Schema
 from sloserve.fleet.router.network import load_network
 from sloserve.fleet.router.routing import Rule, always, learned, masked_greedy
-from sloserve.report.runs_csv import write_runs
+from sloserve.sim.report.runs_csv import write_runs
 
 FOLDER = RESULTS / "router-ceiling"
 GOAL = 0.9

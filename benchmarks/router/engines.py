@@ -32,7 +32,7 @@ from benchmarks.fleet.fleet_processes import PACED_ENGINE, PACED_ENVIRONMENT, Fl
 from benchmarks.publish import RESULTS, write_table
 from benchmarks.scaled_profile import scaled_profile
 from benchmarks.servers import free_port
-from sloserve.report.runs_csv import write_runs
+from sloserve.sim.report.runs_csv import write_runs
 
 FOLDER = RESULTS / "router-engines"
 SLOWER = 3.0

@@ -37,8 +37,8 @@ from sloserve.fleet.router.settings import parse_router, system_of
 from sloserve.fleet.router.train_command import draw
 from sloserve.fleet.router.train_command import judge as judge_for_plots
 from sloserve.fleet.router.train_command import rules as rules_for_plots
-from sloserve.report.runs_csv import write_runs
 from sloserve.sim.model.engine import ModelEngine
+from sloserve.sim.report.runs_csv import write_runs
 
 FOLDER = RESULTS / "router"
 SEEDS = (0, 1, 2)

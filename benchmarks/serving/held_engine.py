@@ -16,7 +16,7 @@ import numpy as np
 from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.registry import parse_policy
-from sloserve.workloads.workload_registry import workload
+from sloserve.sim.workloads.workload_registry import workload
 
 PROFILE = "a100-opt-13b"
 WORKLOAD = "reading-speed"

@@ -42,10 +42,10 @@ from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.measurements import Measurements
 from sloserve.estimator.step_time.profile import Profile, load_profile
 from sloserve.estimator.step_time.profiling import ProfileSettings, make_profile, measure_grid, write_profile
-from sloserve.report.summary import summarize
 from sloserve.sim.experiment import Experiment, Point, measured_points, run_experiment, task_of
+from sloserve.sim.report.summary import summarize
+from sloserve.sim.workloads.workload_registry import workload
 from sloserve.wire.xargs import to_xargs
-from sloserve.workloads.workload_registry import workload
 
 POLICIES = "stock,auto,edf:step_budget=true,sjf:step_budget=true,andes,qlm,econo,fcfs"
 HELD_POLICIES = ("stock", "fcfs", "auto")

@@ -24,8 +24,8 @@ from sloserve.core.runlog import RunLog
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.profile import load_profile
-from sloserve.workloads.readers import read_trace
-from sloserve.workloads.workload_registry import trace_workload
+from sloserve.sim.workloads.readers import read_trace
+from sloserve.sim.workloads.workload_registry import trace_workload
 
 REPEATS = 5
 REQUESTS = 2000

@@ -27,7 +27,7 @@ from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.planning_cost import planning_costs
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.registry import policy_class, policy_names
-from sloserve.workloads.workload_registry import workload
+from sloserve.sim.workloads.workload_registry import workload
 
 WARM_UP = 5
 PROFILE = "a100-opt-13b"

@@ -25,13 +25,13 @@ from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, write_result
 from sloserve.core.errors import ConfigError
 from sloserve.core.kernels.kv_layout import KVLayout
-from sloserve.report.statistics import mean_interval
-from sloserve.report.summary import summarize
 from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment import Experiment, Point, measured_points, run_experiment
 from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.model.model_port import ModelPort
-from sloserve.workloads.readers.found import find_trace
+from sloserve.sim.report.statistics import mean_interval
+from sloserve.sim.report.summary import summarize
+from sloserve.sim.workloads.readers.found import find_trace
 
 PROFILES = ("h100-gpt-oss-20b", "h100x2-qwen3-next-80b")
 WORKLOADS = ("sharegpt-bursts", "multiround", "reasoning-poisson")

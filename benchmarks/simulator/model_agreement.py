@@ -21,11 +21,11 @@ from benchmarks.publish import RESULTS, provenance, write_result
 from benchmarks.traces import MOONCAKE, TRACES
 from sloserve.core.errors import ConfigError
 from sloserve.core.runlog import RunLog
-from sloserve.report.summary import summarize
 from sloserve.scheduler.registry import main_policies
 from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment import MODEL, VLLM, Experiment, measured_points, run_experiment
 from sloserve.sim.experiment_options import SimulateOptions
+from sloserve.sim.report.summary import summarize
 from sloserve.sim.run_name import STOCK
 
 POLICIES = ",".join((STOCK, *main_policies()))

@@ -16,9 +16,9 @@ from benchmarks.publish import RESULTS, write_result
 from sloserve.core.request import WorkloadRequest
 from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.profile import load_profile
+from sloserve.sim.workloads.workload_registry import workload
 from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 from sloserve.wire.xargs import to_xargs
-from sloserve.workloads.workload_registry import workload
 
 PROFILE = "h100-llama3-8b"
 SEQS, TOKENS, CONTEXT = 128, 2048, 4096

@@ -19,7 +19,7 @@ from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, aligned, runs_there, write_table
 from sloserve.core.clock import ManualClock
 from sloserve.estimator.planning_cost import constant_cost
-from sloserve.report.runs_csv import RUNS_CSV, write_runs
+from sloserve.sim.report.runs_csv import RUNS_CSV, write_runs
 from tests.equality.engine import Engine, EngineConfig, started
 from tests.equality.harness import STEP_S, Served, serve
 from tests.equality.subjects import SUBJECTS, Subject

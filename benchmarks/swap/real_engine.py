@@ -32,7 +32,7 @@ import numpy as np
 
 from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, runs_there, write_table
-from sloserve.report.runs_csv import RUNS_CSV, write_runs
+from sloserve.sim.report.runs_csv import RUNS_CSV, write_runs
 
 BLOCK_TOKENS, KV_BLOCKS, MAX_MODEL_LEN = 32, 48, 512
 BLOCK_BYTES = 2 * 2 * 2 * 32 * BLOCK_TOKENS * 4

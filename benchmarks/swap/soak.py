@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, runs_there, write_table
 from sloserve.core.clock import ManualClock
-from sloserve.report.runs_csv import RUNS_CSV, write_runs
+from sloserve.sim.report.runs_csv import RUNS_CSV, write_runs
 from tests.equality import harness
 from tests.equality.copiers import FailingCopier, LateCopier, copying_by
 from tests.equality.engine import Engine, EngineConfig, started

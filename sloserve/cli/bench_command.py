@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from sloserve.bench.bench_options import BenchOptions
 from sloserve.cli.option_groups import with_option_groups
 from sloserve.cli.output_flags import OutputFlags
 from sloserve.cli.root import app
 from sloserve.core.errors import ConfigError
+from sloserve.sim.bench.bench_options import BenchOptions
 
 
 @app.command()
@@ -25,9 +25,9 @@ def bench(
     serve`. Without --rps or --rate-scale the workload has its own rate. Latency counts from when a request was due.
     Nothing is retried: 429 and 503 count as rejections; another 4xx stops the run. See docs/bench.md.
     """
-    from sloserve.bench.build_bench import build_bench
-    from sloserve.bench.run import bench as run
     from sloserve.core.clock import SystemClock
+    from sloserve.sim.bench.build_bench import build_bench
+    from sloserve.sim.bench.run import bench as run
 
     if more_goodput and not options.goodput:
         raise ConfigError(f"unexpected argument {more_goodput[0]!r}; only the keys of --goodput come without a flag")

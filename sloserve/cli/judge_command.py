@@ -50,8 +50,8 @@ def judge(
     Read are `vllm bench serve --save-result --save-detailed`, guidellm's benchmarks.json and aiperf's
     profile_export.jsonl. A request without a complete answer met none. See docs/bench.md.
     """
-    from sloserve.bench.foreign_results import read_runs
     from sloserve.client.goodput_targets import parse_goodput
+    from sloserve.sim.bench.foreign_results import read_runs
 
     targets = parse_goodput(goodput or ()).overall
     if targets is None:

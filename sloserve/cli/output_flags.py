@@ -46,7 +46,7 @@ class OutputFlags:
 
     def show_result(self) -> None:
         """Prints the result that the experiment wrote, if that was asked for."""
-        from sloserve.report.logs import RESULT_JSON
+        from sloserve.sim.report.logs import RESULT_JSON
 
         if self.as_json:
             print((self.out / RESULT_JSON).read_text(encoding="utf-8"))

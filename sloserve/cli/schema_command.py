@@ -23,7 +23,7 @@ def schema_text(kind: str) -> str:
     from sloserve.fleet.gateway.keys import KeysFile
     from sloserve.fleet.router.settings import RouterSettings
     from sloserve.scheduler.settings import PluginSettings
-    from sloserve.workloads.slo_file import slo_file_schema
+    from sloserve.sim.workloads.slo_file import slo_file_schema
 
     if kind not in KINDS:
         raise ConfigError(f"schema {kind!r} {unknown(kind, KINDS)}")

@@ -88,7 +88,7 @@ def simulate(
 
 
 def _simulate_fleet(fleet: Path, flags: dict[str, Any], output: OutputFlags, *, other: bool, jobs: int) -> None:
-    from sloserve.sim.fleet.simulate_fleet import build_fleet_experiment, simulate_fleet
+    from sloserve.fleet.simulated.simulate_fleet import build_fleet_experiment, simulate_fleet
 
     wrong = [f"--{name.replace('_', '-')}" for name in flags if name not in _OF_A_FLEET]
     if wrong or other:

@@ -52,7 +52,7 @@ def status(
     from rich.console import Console
 
     from sloserve.client.watching import LostServer, watch
-    from sloserve.report.live_screen import screen
+    from sloserve.sim.report.live_screen import screen
 
     console = Console(highlight=False)
     try:
@@ -104,7 +104,7 @@ def _show(url: str) -> None:
     from rich.text import Text
 
     from sloserve.client.watching import LostServer, watch
-    from sloserve.report.live_screen import plain, screen
+    from sloserve.sim.report.live_screen import plain, screen
 
     key = _admin_key()
     console = Console(highlight=False)

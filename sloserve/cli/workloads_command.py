@@ -10,8 +10,8 @@ def workloads(as_json: JsonFlag = False) -> None:
     """List the named workloads, the named experiments and the shipped profiles."""
     from sloserve.estimator.step_time.profile import load_profile, profile_names
     from sloserve.sim.experiments import EXPERIMENTS
-    from sloserve.workloads.multi_model import KINDS
-    from sloserve.workloads.workload_registry import WORKLOADS
+    from sloserve.sim.workloads.multi_model import KINDS
+    from sloserve.sim.workloads.workload_registry import WORKLOADS
 
     found = {
         "workload": {item.name: item.description for item in WORKLOADS.values()},

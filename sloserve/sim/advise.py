@@ -14,8 +14,8 @@ from itertools import chain
 import numpy as np
 
 from sloserve.engine.virtual.engine_settings import EngineSettings
-from sloserve.report.statistics import Mean, mean_interval
 from sloserve.scheduler.registry import GENERAL, parse_policy
+from sloserve.sim.report.statistics import Mean, mean_interval
 from sloserve.sim.run_name import STOCK, RunName
 from sloserve.sim.tuning import KEPT, Axes, Evaluate, Score, ranked, variants
 

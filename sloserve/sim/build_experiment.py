@@ -10,9 +10,9 @@ from sloserve.estimator.step_time.profile import Profile, load_profile
 from sloserve.sim.experiment import DEFAULT_LOADS, SHIPPED, Experiment
 from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.run_name import run_names
-from sloserve.workloads.named_slos import find_slos
-from sloserve.workloads.window import WHOLE, parse_window
-from sloserve.workloads.workload_registry import asked_workload
+from sloserve.sim.workloads.named_slos import find_slos
+from sloserve.sim.workloads.window import WHOLE, parse_window
+from sloserve.sim.workloads.workload_registry import asked_workload
 
 
 def build_experiment(options: SimulateOptions) -> Experiment:

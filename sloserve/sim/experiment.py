@@ -25,15 +25,15 @@ from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.planning_cost import planning_costs
 from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import Profile
-from sloserve.report.summary import summarize
 from sloserve.scheduler.registry import make_policy, parse_policy
 from sloserve.scheduler.settings import PluginSettings
 from sloserve.sim.admissions import make_front, parse_admission
 from sloserve.sim.model.engine import ModelEngine
+from sloserve.sim.report.summary import summarize
 from sloserve.sim.run_name import STOCK, RunName
-from sloserve.workloads.slo_assignment import SLOAssignment
-from sloserve.workloads.window import WHOLE, Window
-from sloserve.workloads.workload_registry import Workload
+from sloserve.sim.workloads.slo_assignment import SLOAssignment
+from sloserve.sim.workloads.window import WHOLE, Window
+from sloserve.sim.workloads.workload_registry import Workload
 
 if TYPE_CHECKING:
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
@@ -136,7 +136,7 @@ class Run:
     log: RunLog
 
     def record(self) -> dict[str, Any]:
-        """Its figures, see :func:`~sloserve.report.summary.summarize`."""
+        """Its figures, see :func:`~sloserve.sim.report.summary.summarize`."""
         point = self.point
         return summarize(self.log, policy=self.policy, seed=point.seed, rps=point.rps, load=point.load)
 

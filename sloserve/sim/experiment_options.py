@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sloserve.workloads.traffic_options import TrafficOptions
+from sloserve.sim.workloads.traffic_options import TrafficOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sloserve.core.errors import ConfigError
-from sloserve.workloads.readers.found import find_trace
+from sloserve.sim.workloads.readers.found import find_trace
 
 
 @dataclass(frozen=True, slots=True)

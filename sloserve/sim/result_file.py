@@ -5,9 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sloserve.report.logs import RESULT_JSON, Verdicts, write_result
 from sloserve.sim.experiment import VLLM, Experiment
 from sloserve.sim.model import MODELLED_VLLM
+from sloserve.sim.report.logs import RESULT_JSON, Verdicts, write_result
 from sloserve.sim.run_name import STOCK, SWAP_OPTIONS
 from sloserve.sim.tuning import Tuned
 from sloserve.vllm_plugin.versions import installed_vllm

@@ -7,16 +7,16 @@ from rich.console import Console
 
 from sloserve.core.progress_bar import progress
 from sloserve.core.runlog import RunLog
-from sloserve.report.compare import compare
-from sloserve.report.experience import GOOD_QOE, replies_of
-from sloserve.report.latency_capacity import latency_capacity
-from sloserve.report.load_capacity import load_capacity
-from sloserve.report.logs import RESULT_JSON, LogWriter, Verdicts
-from sloserve.report.runs_csv import RUNS_CSV, write_runs
-from sloserve.report.summary import LatencySample, admission_record, latencies
-from sloserve.report.tables import capacity_table, class_latency_table, summary_table
 from sloserve.sim.admissions import NONE
 from sloserve.sim.experiment import MODEL, VLLM, Experiment, Point, run_experiment
+from sloserve.sim.report.compare import compare
+from sloserve.sim.report.experience import GOOD_QOE, replies_of
+from sloserve.sim.report.latency_capacity import latency_capacity
+from sloserve.sim.report.load_capacity import load_capacity
+from sloserve.sim.report.logs import RESULT_JSON, LogWriter, Verdicts
+from sloserve.sim.report.runs_csv import RUNS_CSV, write_runs
+from sloserve.sim.report.summary import LatencySample, admission_record, latencies
+from sloserve.sim.report.tables import capacity_table, class_latency_table, summary_table
 from sloserve.sim.result_file import write_experiment
 from sloserve.sim.run_name import RunName
 from sloserve.sim.tuning import Axes, Tuned, tuned_halves
@@ -40,9 +40,9 @@ def simulate(
 
     axes: engine flags that are first tuned for each run on the earlier half; then only the later half is run.
 
-    Returns the runs' records (:func:`~sloserve.report.summary.summarize`).
+    Returns the runs' records (:func:`~sloserve.sim.report.summary.summarize`).
     """
-    from sloserve.report.plots import write_plots  # matplotlib: only where runs happen
+    from sloserve.sim.report.plots import write_plots  # matplotlib: only where runs happen
 
     console = console or Console()
     console.width = max(console.width, MIN_TABLE_WIDTH)

@@ -13,7 +13,7 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["import
 IMPORTERS = {
     "vllm": ["sloserve.vllm_plugin"],
     "torch": ["sloserve.vllm_plugin", "sloserve.fleet.router.train"],
-    "matplotlib": ["sloserve.report"],
+    "matplotlib": ["sloserve.sim.report"],
     "obstore": ["sloserve.fleet.batch_api.objects"],
     "ray": ["sloserve.fleet.pool.ray"],
     "aioquic": ["sloserve.http3"],

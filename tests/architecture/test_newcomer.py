@@ -35,9 +35,9 @@ from sloserve.scheduler.policy import Plan, Policy, Snapshot
 from sloserve.scheduler.registry import make_policy, policy_names
 from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment_options import SimulateOptions
-from sloserve.workloads.slo_assignment import DEFAULT_ASSIGNMENT
-from sloserve.workloads.trace import make_trace
-from sloserve.workloads.workload_registry import WORKLOADS, Workload
+from sloserve.sim.workloads.slo_assignment import DEFAULT_ASSIGNMENT
+from sloserve.sim.workloads.trace import make_trace
+from sloserve.sim.workloads.workload_registry import WORKLOADS, Workload
 from tests.conformance import conserving_forms, golden_forms
 
 

@@ -115,7 +115,7 @@ IDEAS = {
         example="room = 1.25 * engine.max_num_seqs",
         instead="agent.engine_places.EnginePlaces",
         homes=frozenset({"sloserve/fleet/agent/engine_places.py"}),
-        under=("sloserve/fleet/", "sloserve/sim/fleet/"),
+        under=("sloserve/fleet/", "sloserve/fleet/simulated/"),
     ),
     "on-demand, collate and edf are told apart once": Idea(
         kind=ast.FunctionDef,
@@ -220,7 +220,7 @@ IDEAS = {
         example="while True:\n    try:\n        step()\n    except Exception:\n        pass",
         instead="supervised.supervised, or `with supervised.Faults(...)` around a round",
         homes=frozenset({"sloserve/fleet/store/group_commit.py"}),  # which gives the error to those who wait
-        under=("sloserve/fleet/", "sloserve/sim/fleet/"),
+        under=("sloserve/fleet/", "sloserve/fleet/simulated/"),
     ),
     "no import hides from the import contracts": Idea(
         kind=ast.Call,

@@ -8,14 +8,14 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
-from sloserve.bench.bench_options import BenchOptions
 from sloserve.cli import app
 from sloserve.cli.option_groups import given, with_option_groups
 from sloserve.sim import build_experiment as building
 from sloserve.sim import simulation
+from sloserve.sim.bench.bench_options import BenchOptions
 from sloserve.sim.experiment_options import AdviseOptions, ExperimentOptions, SimulateOptions
 from sloserve.sim.experiments import EXPERIMENTS, ExperimentRow
-from sloserve.workloads.traffic_options import TrafficOptions
+from sloserve.sim.workloads.traffic_options import TrafficOptions
 
 
 @dataclass(frozen=True, kw_only=True)

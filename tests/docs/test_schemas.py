@@ -19,7 +19,7 @@ from sloserve.estimator.step_time.profile import load_profile
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.gateway.keys import KeysFile
 from sloserve.scheduler.settings import read_settings
-from sloserve.workloads.slo_file import parse_slos
+from sloserve.sim.workloads.slo_file import parse_slos
 from tests.docs.pages import ROOT
 
 FOLDER = ROOT / "configs" / "schemas"

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.serving import parity
 from sloserve.core.request import WorkloadRequest
 from sloserve.engine.virtual.engine_settings import EngineSettings
-from sloserve.workloads.workload_registry import workload
+from sloserve.sim.workloads.workload_registry import workload
 
 pytestmark = pytest.mark.vllm
 

@@ -16,13 +16,13 @@ from sloserve.config import read_sources, settle
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import DEFAULT_CLASSES
 from sloserve.engine.virtual.engine_settings import EngineSettings
-from sloserve.report.statistics import mean_interval
 from sloserve.scheduler.registry import main_policies
 from sloserve.sim.advice_text import headline, judged_lines, settings_yaml, vllm_flags
 from sloserve.sim.advise import Advice, Found, RunComparison, Space, decide, search
 from sloserve.sim.advising import advise, space_for
 from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment_options import SimulateOptions
+from sloserve.sim.report.statistics import mean_interval
 from sloserve.sim.tuning import Score
 
 SETTINGS = EngineSettings(10_000, max_num_seqs=256, max_num_batched_tokens=2048)

@@ -183,7 +183,7 @@ def _windows_table(judged: Judged) -> Table:
 
 def draw(system: System, judged: Judged, folder: Path) -> None:
     """``rates.png`` and ``changing.png``."""
-    from sloserve.report.router_plots import plot_changing, plot_rates
+    from sloserve.sim.report.router_plots import plot_changing, plot_rates
 
     models, policy = len(system.models), judged.by_rate["policy"]
     shares: dict[str, FloatArray] = {"all": np.array([each.shares(models) for each in policy])}

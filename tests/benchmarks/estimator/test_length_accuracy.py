@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.estimator import length_accuracy
-from sloserve.workloads.trace import Trace, make_trace
+from sloserve.sim.workloads.trace import Trace, make_trace
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from importlib import import_module
 import pytest
 
 from benchmarks.publish import RESULTS
-from sloserve.report.runs_csv import read_runs
+from sloserve.sim.report.runs_csv import read_runs
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.fleet.cells import Cell, Plant, Row, run
 from benchmarks.fleet.fleet_tables import gains, table
 from benchmarks.publish import RESULTS
-from sloserve.report.runs_csv import read_runs
+from sloserve.sim.report.runs_csv import read_runs
 
 
 def rows_at(policy: str, value: float, carried: dict[int, float]) -> list[Row]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.policies.econo_rates import Rates, capacities
-from sloserve.report.latency_capacity import KEY
+from sloserve.sim.report.latency_capacity import KEY
 
 
 @pytest.mark.slow

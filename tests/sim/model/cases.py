@@ -14,7 +14,7 @@ from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.planning_cost import constant_cost, planning_costs
 from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import Profile, load_profile
-from sloserve.workloads.workload_registry import workload
+from sloserve.sim.workloads.workload_registry import workload
 
 ROUNDS = 4
 

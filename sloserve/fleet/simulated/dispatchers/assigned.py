@@ -1,0 +1,127 @@
+"""Requests are assigned to an instance when they arrive, and each instance serves its own.
+
+``least-loaded`` assigns to the instance that has the fewest, ``random`` to any. An instance serves what it has
+of the active model, first come, first served, and then turns to the model of its oldest request, which waits at most as
+long as the fleet's file allows. ``static`` never switches.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+
+from sloserve.fleet.agent.engine_places import EnginePlaces
+from sloserve.fleet.simulated.dispatcher import (
+    Dispatcher,
+    FleetView,
+    Give,
+    InstanceView,
+    Operation,
+    Refuse,
+    Switch,
+    WaitingRequest,
+    model_shares,
+)
+from sloserve.fleet.simulated.dispatchers.queues import Queues
+
+
+class Assigned(Dispatcher):
+    """What the two have in common."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, Queues] = {}
+
+    @abstractmethod
+    def pick(self, request: WaitingRequest, instances: Sequence[InstanceView], view: FleetView) -> InstanceView:
+        """One of those that can serve the request."""
+
+    def queued(self, instance: InstanceView) -> int:
+        """Requests that are assigned to it and not given yet."""
+        queues = self._queues.get(instance.name)
+        return 0 if queues is None else len(queues)
+
+    def begin(self, view: FleetView) -> Sequence[Switch]:
+        return ()
+
+    def arrived(self, request: WaitingRequest, view: FleetView) -> None:
+        can = [instance for instance in view.instances if request.model in instance.models]
+        self._queues.setdefault(self.pick(request, can, view).name, Queues()).put(request)
+
+    def tick(self, view: FleetView) -> Sequence[Operation]:
+        operations: list[Operation] = []
+        for instance in view.instances:
+            queues = self._queues.get(instance.name)
+            if queues is None or not instance.serving:
+                continue
+            oldest = next(iter(queues.waiting()), None)
+            if oldest is None:
+                continue
+            model, head = oldest
+            if model != instance.active and view.now_s - head.arrival_s >= view.fleet.switching.max_wait_s:
+                operations.append(Switch(instance.name, model))
+                continue
+            places = EnginePlaces(instance.limits(str(instance.active)).max_num_seqs)
+            for _ in range(places.left(instance.num_in_flight)):
+                if (own := queues.head(instance.active)) is None:
+                    break
+                operations.append(Give(queues.pop(own.model).request_id, instance.name))
+            if model != instance.active and not queues.size(instance.active):
+                operations.append(Switch(instance.name, model))
+        return operations
+
+
+class LeastLoaded(Assigned):
+    """To the instance with the fewest requests, given or not."""
+
+    def pick(self, request: WaitingRequest, instances: Sequence[InstanceView], view: FleetView) -> InstanceView:
+        return min(instances, key=lambda i: (i.num_in_flight + self.queued(i), i.name))
+
+
+class Random(Assigned):
+    """To any instance."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self._rng = np.random.default_rng(seed)
+
+    def pick(self, request: WaitingRequest, instances: Sequence[InstanceView], view: FleetView) -> InstanceView:
+        return instances[int(self._rng.integers(len(instances)))]
+
+
+class Static(Dispatcher):
+    """Each instance keeps one model; requests go at once to the instance of theirs that has the fewest.
+
+    The placement serves as much of the expected demand as any that gives whole instances: one after another goes to the
+    model whose demand is least served. Requests of models that have none are refused.
+    """
+
+    def __init__(self) -> None:
+        self._refused: list[str] = []
+        self._arrived: list[WaitingRequest] = []
+
+    def begin(self, view: FleetView) -> Sequence[Switch]:
+        wanted = model_shares(view.fleet)
+        unserved, placed = dict(wanted), []
+        share_of_instance = sum(wanted.values()) / len(view.instances)
+        for instance in view.instances:
+            model = max(instance.models, key=lambda m: (unserved[m], wanted[m]))
+            unserved[model] -= share_of_instance
+            placed.append(Switch(instance.name, model))
+        return placed
+
+    def arrived(self, request: WaitingRequest, view: FleetView) -> None:
+        self._arrived.append(request)
+
+    def tick(self, view: FleetView) -> Sequence[Operation]:
+        operations: list[Operation] = []
+        load = {instance.name: instance.num_in_flight for instance in view.instances}
+        for request in self._arrived:
+            can = [instance.name for instance in view.instances if instance.active == request.model]
+            if not can:
+                operations.append(Refuse(request.request_id))
+                continue
+            name = min(can, key=lambda n: (load[n], n))
+            load[name] += 1
+            operations.append(Give(request.request_id, name))
+        self._arrived = []
+        return operations

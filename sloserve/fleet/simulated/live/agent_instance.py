@@ -1,0 +1,158 @@
+"""One instance in virtual time as its agent knows it: what it was sent, what it has claimed, what it says of itself."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from sloserve.core.spans import Phase
+from sloserve.fleet.agent.engine_places import EnginePlaces
+from sloserve.fleet.agent.engine_requests import EngineRequests, InFlightRequest
+from sloserve.fleet.contract.door import Refusal
+from sloserve.fleet.contract.reports import InstanceReport
+from sloserve.fleet.simulated.dispatcher import InstanceView, WaitingRequest
+from sloserve.fleet.streamed import Streamed
+from sloserve.scheduler.virtual_queues.contract import RunningSums
+from sloserve.scheduler.virtual_queues.fleet_operations import Queued
+
+
+@dataclass(slots=True)
+class _BegunReply:
+    """A reply that comes. before: tokens of it that other engines generated. last: tokens in all, once it has ended."""
+
+    instance: InstanceView
+    request: WaitingRequest
+    last: int | None = None
+    _streamed: Streamed = field(default_factory=Streamed)
+
+    @property
+    def parts(self) -> int:
+        if self.last is not None:
+            return self.last
+        return self.instance.generated(self.request.request_id) - self.request.generated_tokens
+
+    @property
+    def streamed(self) -> Streamed:
+        self._streamed.events = self.parts
+        return self._streamed
+
+    def close(self, refusal: Refusal | None = None) -> None:
+        """The fleet preempts it."""
+
+
+@dataclass(slots=True)
+class Sent:
+    """A request in an engine. ref: the group that it was pulled from; ``None`` of a stream."""
+
+    request: WaitingRequest
+    ref: int | None
+    in_flight: InFlightRequest
+    coming: _BegunReply
+    model: str
+
+
+@dataclass(slots=True)
+class AgentInstance:
+    """What an agent knows of one instance.
+
+    Args:
+        takes: the requests that an engine takes which runs so many at once.
+        order: groups that it pulls from, the first first; empty: of these, those in which nothing was found.
+        at_hand: claimed, and not sent yet, each with its group.
+        parked: streams that began, by model, whose model left before they ended; they go on once it is back.
+        head, gives_way: see :class:`~sloserve.fleet.agent.orders.Orders`.
+        is_woken: there may be lines to pull: a look at the plan is over, or a request has ended.
+        is_switching: from the order to switch to the end of the switch.
+    """
+
+    view: InstanceView
+    takes: Callable[[int], EnginePlaces]
+    serves: str | None = None
+    is_switching: bool = False
+    is_woken: bool = True
+    ready_s: float = 0.0
+    order: Sequence[Queued] = ()
+    empty: set[int] = field(default_factory=set)
+    at_hand: list[tuple[int, WaitingRequest]] = field(default_factory=list)
+    sent: dict[str, Sent] = field(default_factory=dict)
+    parked: dict[str, list[Sent]] = field(default_factory=dict)
+    head: int | None = None
+    gives_way: frozenset[int] = frozenset()
+    _in_flight: dict[str, EngineRequests] = field(default_factory=dict)
+
+    def look(self) -> None:
+        """Takes note of a switch that has ended."""
+        if self.view.serving:
+            self.serves, self.is_switching = self.view.active, False
+
+    @property
+    def in_flight(self) -> EngineRequests:
+        """Requests in the engine; while its model leaves, those of that model."""
+        return self._in_flight.setdefault(str(self.serves), EngineRequests())
+
+    @property
+    def _places(self) -> EnginePlaces:
+        return self.takes(self.view.limits(str(self.serves)).max_num_seqs)
+
+    def room(self, *, durable: bool) -> int:
+        """How many more requests, or lines, it takes."""
+        return self._places.left(len(self.in_flight), durable=durable)
+
+    def refusal(self, request: WaitingRequest) -> Refusal | None:
+        """Why a stream is not taken, if it is not."""
+        if self.is_switching:
+            return Refusal.SWITCHING
+        if self.serves != request.model:
+            return Refusal.OTHER_MODEL
+        return None if self.room(durable=False) else Refusal.FULL
+
+    def begin(self, request: WaitingRequest, ref: int | None, now_s: float, *, durable: bool) -> None:
+        """It goes to the engine."""
+        coming = _BegunReply(self.view, request)
+        limit = None if request.most_tokens is None else max(request.most_tokens - request.generated_tokens, 1)
+        in_flight = InFlightRequest(request.model, durable, request.prompt_tokens, limit, True, now_s, coming)
+        self.in_flight.begin(in_flight)
+        self.sent[request.request_id] = Sent(request, ref, in_flight, coming, request.model)
+
+    def resume(self) -> list[Sent]:
+        """Streams that waited for the model that is back; they go on."""
+        back = self.parked.pop(str(self.serves), [])
+        for one in back:
+            one.coming.last = None
+        self.sent |= {one.request.request_id: one for one in back}
+        return back
+
+    def ended(self, request_id: str, tokens: int, now_s: float, *, complete: bool) -> Sent:
+        """It has left the engine, ``tokens`` of its reply in all."""
+        one = self.sent.pop(request_id)
+        # The event that says that it is the last is one more.
+        one.coming.last = tokens - one.request.generated_tokens + complete
+        self._in_flight[one.model].ended(one.in_flight, now_s, broken=False)
+        self.is_woken = True
+        return one
+
+    def park(self, request_id: str, tokens: int) -> None:
+        """Its model leaves before it has ended, ``tokens`` of its reply in all."""
+        one = self.sent.pop(request_id)
+        one.coming.last = tokens - one.request.generated_tokens
+        self.parked.setdefault(one.model, []).append(one)
+
+    def report(self, now_s: float, drain_max_s: float, *, brief: bool = False) -> InstanceReport:
+        """As its door tells. brief: without what runs, which takes longer."""
+        view, in_flight = self.view, self.in_flight
+        running, drain_s = (RunningSums(), 0.0) if brief else in_flight.outlook()
+        serves = not self.is_switching and view.serving
+        phase = Phase.SERVING if serves else Phase.DRAINING if view.num_in_flight else Phase.SWITCHING
+        ready_s = view.ready_s if phase is Phase.SWITCHING else self.ready_s
+        return InstanceReport(
+            view.name,
+            view.device,
+            phase,
+            view.models,
+            active_for_s=now_s - view.activated_s if serves else None,
+            ready_in_s=0.0 if serves else max(abs(ready_s - now_s), 0.1),
+            running=running,
+            streams=in_flight.streams,
+            room=self.room(durable=False) if serves else 0,
+            room_for_streams=self._places.for_streams,
+            drain_s=min(drain_s, drain_max_s),
+            parked={model: len(streams) for model, streams in self.parked.items()},
+        )

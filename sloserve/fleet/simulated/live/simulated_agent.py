@@ -1,0 +1,204 @@
+"""An agent in virtual time: follows the plan on the instances of one host, and pulls lines for them."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from sloserve.fleet.agent.claims import lines_to_claim, may_leave
+from sloserve.fleet.agent.orders import agendas, planned
+from sloserve.fleet.contract.door import Refusal
+from sloserve.fleet.contract.reports import AgentReport
+from sloserve.fleet.fleet import Fleet
+from sloserve.fleet.simulated.dispatcher import (
+    Drop,
+    Give,
+    InstanceView,
+    Operation,
+    Preempt,
+    Switch,
+    WaitingRequest,
+    Warm,
+)
+from sloserve.fleet.simulated.live.agent_instance import AgentInstance
+from sloserve.fleet.simulated.live.live_options import Options
+from sloserve.fleet.simulated.live.simulated_store import SimulatedStore
+from sloserve.scheduler.virtual_queues.contract import ModelState
+from sloserve.scheduler.virtual_queues.fleet_operations import Queued
+
+_PREEMPT_MARGIN_S: Final = 30.0
+_MAX_PREEMPTIONS: Final = 3
+"""As policy ``edf`` has them: who gives way is due later by so much, and a request gives way no more often."""
+
+
+class SimulatedAgent:
+    """Decides for the instances of one host. What they are to do is appended to ``operations``."""
+
+    def __init__(
+        self,
+        host: str,
+        fleet: Fleet,
+        views: Iterable[InstanceView],
+        store: SimulatedStore,
+        options: Options,
+        operations: list[Operation],
+        where: dict[str, AgentInstance],
+    ) -> None:
+        self.host, self._store, self._options, self._operations = host, store, options, operations
+        self._switching, self._where = fleet.switching, where
+        self.instances = {view.name: AgentInstance(view, options.places) for view in views}
+        self._agendas = agendas(fleet, self.instances)
+        if not options.warm:
+            self._agendas = {name: replace(one, host_bytes=0) for name, one in self._agendas.items()}
+        self._preempted: dict[str, int] = {}
+
+    def report(self, now_s: float) -> AgentReport:
+        """As its door tells, and the store."""
+        found = tuple(one.report(now_s, self._switching.drain_max_s) for one in self.instances.values())
+        return AgentReport(self.host, self.host, found)
+
+    def send(self, request: WaitingRequest, instance: str, now_s: float) -> Refusal | None:
+        """A stream goes to an instance, unless that refuses it."""
+        one = self.instances[instance]
+        refusal = one.refusal(request)
+        if refusal is None:
+            self._give(one, request, None, now_s)
+        return refusal
+
+    def note(self) -> None:
+        """Takes note of models that have come."""
+        for one in self.instances.values():
+            one.look()
+
+    def look(self, now_s: float) -> None:
+        """One look at the plan, and what follows from it."""
+        plan = self._store.plan
+        queues = {} if plan is None else {name: planned(plan, name) for name in plan.queues}
+        # As published an instance serves its own queue alone.
+        others = [] if self._options.one_queue else [group for queue in queues.values() for group in queue]
+        for name, one in self.instances.items():
+            if not one.is_switching:
+                self._order(one, queues.get(name, []), others, now_s)
+
+    def pull(self, now_s: float) -> None:
+        """Goes on with what was parked, sends lines where there is room, and aborts those of models that leave."""
+        for one in self.instances.values():
+            if one.is_switching:
+                self._leave(one, now_s)
+                continue
+            for sent in one.resume():
+                self._operations.append(Give(sent.request.request_id, one.view.name))
+            if one.is_woken:
+                one.is_woken = False
+                self._pull(one, now_s)
+
+    def expire(self, now_s: float) -> Iterator[str]:
+        """Aborts the lines that are due by now; yields the ids of those that no engine has."""
+        for one in self.instances.values():
+            late = [id for id, sent in one.sent.items() if sent.in_flight.durable and sent.request.due_s <= now_s]
+            for request_id in late:
+                self._preempt(one, request_id, now_s)
+            yield from (held.request_id for _, held in one.at_hand if held.due_s <= now_s)
+            one.at_hand = [(ref, held) for ref, held in one.at_hand if held.due_s > now_s]
+
+    def _order(self, one: AgentInstance, queue: Sequence[Queued], others: Sequence[Queued], now_s: float) -> None:
+        options, view = self._options, one.view
+        orders = self._agendas[view.name].orders(
+            one.report(now_s, self._switching.drain_max_s, brief=True),
+            queue,
+            others,
+            last_head=one.head,
+            running=self._running(one) if options.preempt else (),
+        )
+        warm = orders.warm or ()
+        if options.preempt and orders.head != one.head:
+            one.head, one.gives_way = orders.head, frozenset(orders.preempt)
+        one.order = orders.pull
+        one.empty.clear()
+        one.is_woken = True
+        sleeping = [model for model, state in view.models.items() if state is ModelState.WARM]
+        self._operations += [Drop(view.name, model) for model in sleeping if model not in warm]
+        cold = [model for model in warm if view.models[model] is ModelState.COLD and model != orders.switch_to]
+        self._operations += [Warm(view.name, model) for model in cold[:1]]
+        if orders.switch_to is not None:
+            drain_s = min(one.in_flight.drain_s, self._switching.drain_max_s)
+            one.ready_s = now_s + drain_s + view.swap_s(orders.switch_to)
+            one.is_switching = True
+            self._operations.append(Switch(view.name, orders.switch_to, keep_kv=options.swap))
+            self._leave(one, now_s)
+
+    def _running(self, one: AgentInstance) -> list[Queued]:
+        """Groups that it runs requests of."""
+        dues: dict[int, float] = {}
+        for sent in one.sent.values():
+            if sent.ref is not None:
+                dues[sent.ref] = max(dues.get(sent.ref, sent.request.due_s), sent.request.due_s)
+        return [Queued(ref, str(one.serves), due_s) for ref, due_s in dues.items()]
+
+    def _pull(self, one: AgentInstance, now_s: float) -> None:
+        while True:
+            room = one.room(durable=not self._options.one_queue)
+            while room > 0 and one.at_hand:
+                ref, held = one.at_hand.pop(0)
+                self._give(one, held, ref, now_s)
+                room -= 1
+            if not room:
+                room = self._make_room(one, now_s)
+            most = room if self._options.one_queue else lines_to_claim(room, len(one.at_hand))
+            if not most or not self._claim(one, most):
+                return
+
+    def _claim(self, one: AgentInstance, most: int) -> bool:
+        for group in one.order:
+            if group.model == one.serves and group.ref not in one.empty:
+                found = self._store.claim(group.ref, most)
+                if found:
+                    one.at_hand += [(group.ref, held) for held in found]
+                    return True
+                one.empty.add(group.ref)
+        return False
+
+    def _make_room(self, one: AgentInstance, now_s: float) -> int:
+        """Places that a running request makes for one of the first group, by giving way to it."""
+        first = one.order[0] if one.order else None
+        if not one.gives_way or first is None or first.ref != one.head or not self._store.waiting(first.ref):
+            return 0
+        able = [
+            (sent.request.due_s, sent.request.arrival_s, id)
+            for id, sent in one.sent.items()
+            if sent.ref in one.gives_way
+            and sent.in_flight.begun_s < now_s
+            and sent.request.due_s >= first.due_s + _PREEMPT_MARGIN_S
+            and self._preempted.get(id, 0) < _MAX_PREEMPTIONS
+        ]
+        if not able:
+            return 0
+        self._give_back(one)
+        request_id = max(able)[-1]
+        self._preempted[request_id] = self._preempted.get(request_id, 0) + 1
+        self._preempt(one, request_id, now_s)
+        return 1
+
+    def _leave(self, one: AgentInstance, now_s: float) -> None:
+        """Lines of a model that leaves go on while streams do, and then go back."""
+        lines = [id for id, sent in one.sent.items() if sent.in_flight.durable]
+        if may_leave(True, bool(lines), one.in_flight.streams):
+            for request_id in lines:
+                self._preempt(one, request_id, now_s)
+            self._give_back(one)
+
+    def _give_back(self, one: AgentInstance) -> None:
+        for _, held in reversed(one.at_hand):
+            self._store.put_back(held)
+        one.at_hand = []
+
+    def _give(self, one: AgentInstance, request: WaitingRequest, ref: int | None, now_s: float) -> None:
+        durable = ref is not None and (not self._options.one_queue or self._options.park)
+        one.begin(request, ref, now_s, durable=durable)
+        self._where[request.request_id] = one
+        self._operations.append(Give(request.request_id, one.view.name))
+
+    def _preempt(self, one: AgentInstance, request_id: str, now_s: float) -> None:
+        tokens = one.view.generated(request_id)
+        one.ended(request_id, tokens, now_s, complete=False)
+        del self._where[request_id]
+        self._operations.append(Preempt(request_id, one.view.name, self._options.swap and self._options.one_queue))

@@ -1,0 +1,139 @@
+"""A gateway in virtual time: what it meters, holds and sends, told of events in place of connections."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from sloserve.core.slo import ClassTable
+from sloserve.fleet.contract.door import Refusal
+from sloserve.fleet.contract.plan_in_force import Plan
+from sloserve.fleet.contract.reports import AgentReport, GatewayReport
+from sloserve.fleet.fleet import Fleet
+from sloserve.fleet.gateway.demand import DemandMeter
+from sloserve.fleet.gateway.held import HeldRequest, HeldRequests, HoldFull
+from sloserve.fleet.gateway.instances import Instances, SentRequest
+from sloserve.fleet.gateway.prediction import Pace, Work
+from sloserve.fleet.gateway.prefixes import Beginning, chained
+from sloserve.fleet.planning.snapshot import serving_of
+from sloserve.fleet.simulated.dispatcher import WaitingRequest
+from sloserve.fleet.streamed import Streamed
+
+
+@dataclass(slots=True)
+class _StreamState:
+    """One request. sent: where it went last, at sent_s."""
+
+    request: WaitingRequest
+    held: HeldRequest
+    sent: SentRequest | None = None
+    sent_s: float = 0.0
+
+
+Send = Callable[[WaitingRequest, str], Refusal | None]
+"""Gives a request to the instance of this name; why it does not take it, or ``None``."""
+
+
+class SimulatedGateway:
+    """prefixes: whether expected hits in prefix caches count."""
+
+    def __init__(self, fleet: Fleet, send: Send, *, prefixes: bool) -> None:
+        self._send = send
+        self._classes: ClassTable = fleet.settings.classes
+        self._hold_max_s = fleet.gateway.hold_max_s
+        self._meter = DemandMeter(self._classes)
+        self._instances = Instances({key: Pace(serving) for key, serving in serving_of(fleet).items()}, prefixes)
+        self._held = HeldRequests(self._instances, fleet.gateway.max_held)
+        self._streams: dict[str, _StreamState] = {}
+        self._of: dict[HeldRequest, str] = {}
+
+    @property
+    def waits(self) -> bool:
+        """Whether any request waits for an instance."""
+        return bool(self._held)
+
+    def arrived(self, request: WaitingRequest, now_s: float) -> bool:
+        """A stream has come, or come back from an instance; ``False`` where it is turned away."""
+        stream = self._streams.get(request.request_id)
+        if stream is None:
+            stream = self._new(request, now_s)
+        elif stream.sent is not None:
+            stream.held.sent_back(now_s - stream.sent_s)
+            stream.sent.end(refused=True, gone=True)
+        try:
+            self._place(stream, now_s)
+        except HoldFull:
+            self._forget(stream)
+            return False
+        return True
+
+    def let_go(self, now_s: float) -> Iterator[str]:
+        """Room may have come. Yields the ids of requests that have waited too long, and do not any more."""
+        for held, flight in self._held.let_go(now_s):
+            stream = self._streams[self._of[held]]
+            if not self._sent(stream, flight, now_s):
+                self._place(stream, now_s)
+        for held in [one for one in self._held if one.refused_s <= now_s]:
+            self._held.left(held)
+            stream = self._streams[self._of[held]]
+            self._forget(stream)
+            yield stream.request.request_id
+
+    def ended(self, request_id: str, tokens: int) -> None:
+        """A reply is complete."""
+        stream = self._streams[request_id]
+        self._forget(stream)
+        whole = Streamed(tokens + 1)  # and the event that says that it is the last
+        self._meter.ended(stream.request.model, stream.request.slo_class, whole, None)
+
+    def asked(self, report: AgentReport, now_s: float) -> None:
+        """What an agent says."""
+        self._instances.reported(report, report.door, self._instances.sent(), now_s)
+
+    def tell(self, now_s: float, plan: Plan | None) -> GatewayReport:
+        """What it tells the planner, as it reads the plan."""
+        self._instances.plan = plan
+        return self._meter.report(self._held, now_s)
+
+    def _new(self, request: WaitingRequest, now_s: float) -> _StreamState:
+        self._meter.arrived(request.model, request.slo_class, request.prompt_tokens, now_s)
+        output = self._meter.output_tokens(request.model, request.slo_class, request.most_tokens)
+        aged_s = request.arrival_s + self._classes[request.slo_class].aged_after_s
+        held = HeldRequest(
+            model=request.model,
+            slo_class=request.slo_class,
+            arrival_s=request.arrival_s,
+            due_s=aged_s if request.due_s == math.inf else request.due_s,
+            rank=request.rank,
+            until_s=request.arrival_s + self._hold_max_s,
+            work=Work(1, request.prompt_tokens, output),
+            prompt=_beginnings(request),
+        )
+        self._of[held] = request.request_id
+        stream = self._streams[request.request_id] = _StreamState(request, held)
+        return stream
+
+    def _place(self, stream: _StreamState, now_s: float) -> None:
+        """Sends it, or holds it. Raises: HoldFull."""
+        while (flight := self._held.arrived(stream.held, now_s)) is not None:
+            if self._sent(stream, flight, now_s):
+                return
+
+    def _sent(self, stream: _StreamState, flight: SentRequest, now_s: float) -> bool:
+        refusal = self._send(stream.request, flight.instance.name)
+        if refusal is not None:  # the instance is not any more as its agent last said
+            flight.end(refused=True, gone=refusal is not Refusal.FULL)
+            return False
+        stream.sent, stream.sent_s = flight, now_s
+        return True
+
+    def _forget(self, stream: _StreamState) -> None:
+        del self._streams[stream.request.request_id], self._of[stream.held]
+        if stream.sent is not None:
+            stream.sent.end()
+
+
+def _beginnings(request: WaitingRequest) -> tuple[Beginning, ...]:
+    ends = (min(request.prefix_block_tokens * (i + 1), request.prompt_tokens) for i in range(len(request.prefix_ids)))
+    return chained(
+        request.model, ((id_.to_bytes(8, "little"), end) for id_, end in zip(request.prefix_ids, ends, strict=True))
+    )

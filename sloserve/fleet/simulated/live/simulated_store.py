@@ -1,0 +1,111 @@
+"""The store of a fleet in virtual time: requests that wait to be pulled, by group, and the plan in force.
+
+A line's group is that of its file and model, as a live fleet has it: lines of a model and class that arrive within
+FILE_S of each other are taken for one client's file. In one queue for all, groups are QLM's: of like deadlines and
+lengths.
+"""
+
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Final
+
+from sloserve.fleet.batch_api.runner import LINES_OF_GROUP
+from sloserve.fleet.contract.plan_in_force import Plan
+from sloserve.fleet.planning.waiting_groups import Group
+from sloserve.fleet.simulated.dispatcher import WaitingRequest
+from sloserve.scheduler.virtual_queues.groups import Groups, Member
+
+FILE_S: Final = 5.0
+_BATCH_MEMORY: Final = 0.9
+"""Weight of the past in the mean batch of a model."""
+
+
+class SimulatedStore:
+    """delta: largest size of a group in mean batches, where groups are QLM's; ``None`` where they are files'."""
+
+    def __init__(self, delta: float | None) -> None:
+        self._clustered = delta is not None
+        self._groups = Groups() if delta is None else Groups(delta)
+        self._requests: dict[Hashable, WaitingRequest] = {}
+        self._members: dict[str, Member] = {}
+        self._batch: dict[str, float] = {}
+        self._ref_of: dict[str, int] = {}
+        self._files: dict[tuple[str, str, int], list[int]] = {}
+        self._class_of: dict[int, str] = {}
+        self.plan: Plan | None = None
+
+    def __len__(self) -> int:
+        return self._groups.requests
+
+    def accept(self, request: WaitingRequest, output_tokens: float, deviation: float) -> None:
+        """It waits from now on; one that was claimed, at its old place. output_tokens: expected."""
+        member = Member(
+            request.request_id,
+            request.model,
+            request.prompt_tokens,
+            output_tokens,
+            deviation,
+            request.arrival_s,
+            request.due_s - request.arrival_s,
+            request.until_first_token,
+            {} if request.kept_on is None else {request.kept_on: float(request.kept_tokens)},
+        )
+        self._requests[request.request_id] = request
+        self._members[request.request_id] = member
+        ref = self._ref_of.get(request.request_id)
+        if ref is not None:
+            self._groups.put_back(member, ref)
+            return
+        if self._clustered:
+            ref = self._groups.add(member)
+        else:
+            ref = self._file(request)
+            self._groups.restore([(ref, member)])
+        self._ref_of[request.request_id] = ref
+        self._class_of.setdefault(ref, request.slo_class)
+
+    def claim(self, ref: int, most: int) -> list[WaitingRequest]:
+        """Up to ``most`` requests of a group, in order of arrival."""
+        return [self._taken(member) for member in self._groups.head(ref, most)]
+
+    def put_back(self, request: WaitingRequest) -> None:
+        """One that was claimed and not sent is at its old place again."""
+        self._requests[request.request_id] = request
+        self._groups.put_back(self._members[request.request_id], self._ref_of[request.request_id])
+
+    def waiting(self, ref: int, most: int = 1) -> list[str]:
+        """The ids of the first requests of a group that wait."""
+        return [str(member.request) for member in self._groups.head(ref, most)]
+
+    def groups(self) -> list[Group]:
+        """Those that wait."""
+        return [Group(sums, self._class_of[sums.ref]) for sums in self._groups.sums()]
+
+    def note_batches(self, running: Iterable[tuple[str, int]]) -> None:
+        """How many requests each instance runs of its model: QLM's groups are cut at multiples of the mean."""
+        if not self._clustered:
+            return
+        for model, requests in running:
+            mean = self._batch.get(model, float(requests))
+            self._batch[model] = _BATCH_MEMORY * mean + (1.0 - _BATCH_MEMORY) * requests
+            self._groups.set_batch(model, self._batch[model])
+        self._groups.tidy()
+
+    def expired(self, now_s: float) -> Iterator[WaitingRequest]:
+        """Takes out what waits and is due by now."""
+        for sums in self._groups.sums():
+            while (first := self._groups.head(sums.ref, 1)) and first[0].due_s <= now_s:
+                yield self._taken(first[0])
+
+    def _taken(self, member: Member) -> WaitingRequest:
+        self._groups.remove(member.request)
+        return self._requests.pop(member.request)
+
+    def _file(self, request: WaitingRequest) -> int:
+        """The group of a line: as many as LINES_OF_GROUP of a file and model. [reference, lines]"""
+        key = request.model, request.slo_class, int(request.arrival_s / FILE_S)
+        known = self._files.get(key)
+        if known is None or known[1] >= LINES_OF_GROUP:
+            known = self._files[key] = [len(self._class_of), 0]
+            self._class_of[known[0]] = request.slo_class
+        known[1] += 1
+        return known[0]

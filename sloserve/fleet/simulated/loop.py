@@ -1,0 +1,267 @@
+"""A run of a fleet: engines, arrivals and ticks of the dispatcher on one virtual clock, the earliest first.
+
+The dispatcher is asked when a request arrives; when another has ended or a model has come, but then not more often than
+an agent looks (``TICK_S``); every ``HEARTBEAT_S`` while requests are held; and when it asked to be.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sloserve.core.outcome import Outcome
+from sloserve.core.request import WorkloadRequest
+from sloserve.core.runlog import RequestLog, RunLog
+from sloserve.engine.virtual.engine_settings import EngineSettings
+from sloserve.estimator.planning_cost import planning_costs
+from sloserve.estimator.step_time.profile import Profile
+from sloserve.fleet.fleet import GIB, Fleet, FleetModel
+from sloserve.fleet.simulated.dispatcher import (
+    Dispatcher,
+    Drop,
+    Give,
+    Operation,
+    Preempt,
+    Refuse,
+    Switch,
+    WaitingRequest,
+    Warm,
+    model_shares,
+    waiting_request,
+)
+from sloserve.fleet.simulated.log import FleetLog, all_steps, joined
+from sloserve.fleet.simulated.reply_lengths import ReplyLengths
+from sloserve.fleet.simulated.simulated_instance import FleetClock, History, InstalledModel, SimulatedInstance
+from sloserve.fleet.simulated.weight_copies import WeightCopies
+from sloserve.scheduler.settings import KEY
+
+TICK_S = 0.02
+HEARTBEAT_S = 0.1
+_STUCK_S = 1800.0
+"""Nothing was given, ended or switched for so long: what is held is never served."""
+
+
+class FleetRun:
+    """One fleet, to be run once. It is the :class:`~sloserve.fleet.simulated.dispatcher.FleetView` of its dispatcher.
+
+    Args:
+        engine_class: of the engines, the virtual engine or the model of it.
+        policy: of the engines; ``None`` for stock's scheduler.
+        oracle: whether the dispatcher knows how long replies will be.
+        prefix_caching: whether engines have a prefix cache; where no prompts share a prefix it only costs time.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        dispatcher: Dispatcher,
+        engine_class: Callable[..., Any],
+        *,
+        policy: str | None,
+        seed: int = 0,
+        oracle: bool = False,
+        prefix_caching: bool = False,
+    ) -> None:
+        self.fleet, self._dispatcher, self._oracle = fleet, dispatcher, oracle
+        self._clock = FleetClock()
+        self._counters: Counter[str] = Counter()
+        self._held: dict[str, tuple[WorkloadRequest, int]] = {}
+        self._kept_on: dict[str, str] = {}  # the instance that keeps KV of a request that is held
+        self._history: History = {}
+        self._refused: set[str] = set()
+        self._num_ended = 0
+        self._lengths = ReplyLengths()
+        self._changed_s = 0.0
+        self._dirty = self._arrived = False
+        swaps = fleet.swaps()
+        config = (
+            None if policy is None else {KEY: {**fleet.section, "policy": policy, "policy_options": {}, "seed": seed}}
+        )
+        self.instances: list[SimulatedInstance] = []
+        memory = {name: WeightCopies(host.host_memory_bytes) for name, host in fleet.hosts.items()}
+        for name, host in fleet.instances:
+            served = {}
+            models = fleet.models_on(host)
+            # Each engine takes its memory when it starts.
+            swap_space_gib = host.swap_space_bytes / GIB / (len(host.instances) * len(models))
+            if not dispatcher.has_swap_space:
+                swap_space_gib = 0.0
+            for model in models:
+                profile = fleet.models[model].profiles[host.device]
+                settings = engine_settings(fleet.models[model], profile, swap_space_gib, prefix_caching=prefix_caching)
+                make = partial(_make_engine, engine_class, settings, profile, config)
+                served[model] = InstalledModel(settings, profile, swaps[model, host.device], make)
+            instance = SimulatedInstance(
+                name,
+                host.device,
+                served,
+                memory[host.name],
+                fleet.switching,
+                self._clock,
+                self._history,
+                self._over,
+                self._evicted,
+            )
+            self.instances.append(instance)
+        self._by_name = {instance.name: instance for instance in self.instances}
+        self._begin(memory)
+
+    # What the dispatcher reads.
+
+    @property
+    def now_s(self) -> float:
+        return self._clock.now_s
+
+    def expected_output(self, request: WaitingRequest, generated: int = 0) -> tuple[float, float]:
+        return self._lengths.expected(request, max(generated, request.generated_tokens))
+
+    # The run.
+
+    def learn(self, workload: Sequence[WorkloadRequest]) -> None:
+        """Replies to these have ended before it begins: how long they were is known."""
+        for request in workload:
+            self._lengths.ended(request.model, request.output_tokens)
+
+    def run(self, workload: Sequence[WorkloadRequest], on_progress: Callable[[int], None] | None = None) -> FleetLog:
+        """Serves ``workload`` (ascending arrivals) to its end. on_progress is told how many requests have ended."""
+        if self._oracle:
+            self._lengths = ReplyLengths({request.request_id: request for request in workload})
+        next_arrival, tick_at, ticked_s, told = 0, math.inf, -math.inf, 0
+        while True:
+            arrival_s = workload[next_arrival].arrival_s if next_arrival < len(workload) else math.inf
+            first = min(self.instances, key=lambda instance: instance.at)
+            now_s = min(arrival_s, first.at, tick_at)
+            if now_s == math.inf or (arrival_s == math.inf and now_s > self._changed_s + _STUCK_S):
+                break
+            self._clock.now_s = max(now_s, self._clock.now_s)
+            if arrival_s <= now_s:
+                self._arrive(workload[next_arrival], 0)
+                next_arrival += 1
+            elif first.at <= now_s:
+                was_serving = first.serving
+                first.advance()
+                self._dirty = self._dirty or first.serving is not was_serving
+            else:
+                ticked_s, self._dirty, self._arrived = self._clock.now_s, False, False
+                self._carry_out(self._dispatcher.tick(self))
+            if self._arrived:
+                tick_at = self._clock.now_s
+            elif self._dirty:
+                tick_at = max(self._clock.now_s, ticked_s + TICK_S)
+            else:
+                tick_at = ticked_s + HEARTBEAT_S if self._held else math.inf
+            tick_at = min(tick_at, max(self._dispatcher.wakes_s, self._clock.now_s))
+            if self._num_ended == len(workload):  # what is left is the end of the last steps
+                tick_at = math.inf
+            if on_progress is not None and self._num_ended >= told + 50:
+                told = self._num_ended
+                on_progress(told)
+        for instance in self.instances:
+            instance.finish()
+        return self._log(workload)
+
+    def _begin(self, memory: Mapping[str, WeightCopies]) -> None:
+        """Models to begin with: the file's, the dispatcher's, then those that are not yet anywhere, then the most asked
+        for. The others are warm as far as host memory goes, in the order of the file.
+        """
+        chosen = dict(self.fleet.active)
+        chosen |= {switch.instance: switch.model for switch in self._dispatcher.begin(self)}
+        shares = model_shares(self.fleet)
+        for instance in self.instances:
+            if instance.name not in chosen:
+                active = list(chosen.values())
+                chosen[instance.name] = min(instance.models, key=lambda m: (active.count(m) / shares[m], -shares[m]))
+            instance.start_with(chosen[instance.name])
+        for name, host in self.fleet.instances:
+            for model in self.fleet.models_on(host):
+                size = self._by_name[name].weights_bytes(model)
+                if chosen[name] != model and memory[host.name].fits(size):
+                    memory[host.name].keep(name, model, size)
+
+    def _arrive(self, request: WorkloadRequest, generated: int, kept_on: str | None = None, kept: int = 0) -> None:
+        self._held[request.request_id] = (request, generated)
+        self._arrived = True
+        self._dispatcher.arrived(waiting_request(request, generated, kept_on, kept, oracle=self._oracle), self)
+
+    def _evicted(self, request: WorkloadRequest, generated: int, instance: str, kept: int) -> None:
+        self._counters["preempted_for_others" if self._by_name[instance].serving else "evicted_on_switch"] += 1
+        self._counters["parked"] += kept > 0
+        if kept:
+            self._kept_on[request.request_id] = instance
+        self._arrive(request, generated, instance if kept else None, kept)
+
+    def _over(self, request: WorkloadRequest, tokens: int) -> None:
+        self._num_ended += 1
+        self._dirty = True
+        self._changed_s = self._clock.now_s
+        self._lengths.ended(request.model, tokens)
+        self._dispatcher.ended(request.request_id, tokens, self)
+
+    def _carry_out(self, operations: Sequence[Operation]) -> None:
+        for operation in operations:
+            self._changed_s = self._clock.now_s
+            if isinstance(operation, Give):
+                request, generated = self._held.pop(operation.request_id)
+                kept_on = self._kept_on.pop(operation.request_id, None)
+                if kept_on is not None and kept_on != operation.instance:
+                    self._by_name[kept_on].forget(request)
+                self._by_name[operation.instance].give(request, generated)
+            elif isinstance(operation, Switch):
+                self._by_name[operation.instance].switch(operation.model, keep_kv=operation.keep_kv)
+            elif isinstance(operation, Preempt):
+                self._by_name[operation.instance].preempt(operation.request_id, keep_kv=operation.keep_kv)
+            elif isinstance(operation, Warm):
+                self._by_name[operation.instance].warm(operation.model)
+            elif isinstance(operation, Drop):
+                self._by_name[operation.instance].drop(operation.model)
+            elif isinstance(operation, Refuse):
+                del self._held[operation.request_id]
+                self._refused.add(operation.request_id)
+                self._num_ended += 1
+
+    def _log(self, workload: Sequence[WorkloadRequest]) -> FleetLog:
+        engines: dict[int, tuple[Any, list[WorkloadRequest]]] = {
+            id(engine): (engine, []) for instance in self.instances for engine in instance.engines
+        }
+        for parts in self._history.values():
+            for engine, part, _ in parts:
+                engines[id(engine)][1].append(part)
+        logs = [engine.log(parts) for engine, parts in engines.values()]
+        of_part = {part.request.request_id: part for log in logs for part in log.requests}
+        requests = []
+        for request in workload:
+            if request.request_id in self._refused:
+                requests.append(RequestLog(request, Outcome.REJECTED, np.empty(0)))
+            else:
+                given = self._history.get(request.request_id, ())
+                logs_of = [of_part[part.request_id] for _, part, _ in given]
+                requests.append(joined(request, logs_of, [kept for _, _, kept in given]))
+        counters: Counter[str] = Counter(self._counters)
+        for log in logs:
+            counters.update(log.counters)
+        run = RunLog(requests, all_steps([log.steps for log in logs]), {}, dict(counters))
+        return FleetLog(run, tuple(span for instance in self.instances for span in instance.spans))
+
+
+def engine_settings(
+    model: FleetModel, profile: Profile, swap_space_gib: float = 0.0, *, prefix_caching: bool = False
+) -> EngineSettings:
+    """The engine of ``model`` on the machine of ``profile``. swap_space_gib: of this engine alone."""
+    flags = model.flags
+    return EngineSettings.of_profile(
+        profile,
+        max_num_seqs=flags.max_num_seqs or profile.max_num_seqs,
+        max_num_batched_tokens=flags.max_num_batched_tokens or profile.max_num_batched_tokens,
+        max_model_len=flags.max_model_len or profile.max_model_len,
+        swap_space_gib=swap_space_gib,
+        enable_prefix_caching=prefix_caching,
+    )
+
+
+def _make_engine(
+    engine_class: Callable[..., Any], settings: EngineSettings, profile: Profile, config: dict[str, Any] | None
+) -> Any:
+    return engine_class(settings, profile, config, planning_costs=planning_costs())

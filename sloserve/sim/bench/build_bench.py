@@ -1,0 +1,185 @@
+"""What to bench: endpoints, workload, load, and how requests are put; from the flags of the command line."""
+
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from sloserve.client.goodput_targets import Goodput, parse_goodput
+from sloserve.client.http_clients import host_of
+from sloserve.client.payload import Api, PayloadSettings
+from sloserve.client.prompts import Prompts, TokenPrompts
+from sloserve.client.shaping import cap_lengths, ramp_up
+from sloserve.client.workload_replay import ReplaySettings
+from sloserve.core.errors import ConfigError
+from sloserve.core.request import WorkloadRequest
+from sloserve.sim.bench.bench_options import BenchOptions
+from sloserve.sim.bench.slo_encoding import STATING, SendSLO
+from sloserve.sim.build_experiment import numbers
+from sloserve.sim.experiment import offered_rps
+from sloserve.sim.workloads.named_slos import find_slos
+from sloserve.sim.workloads.slo_assignment import SLOAssignment
+from sloserve.sim.workloads.workload_registry import Workload, asked_workload
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What is done to the workload: caps on lengths (``None``: none), and seconds until the full rate is reached."""
+
+    max_prompt_tokens: int | None = None
+    max_output_tokens: int | None = None
+    ramp_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much is offered. rps: requests per second, ascending; ``None``: the workload's own rate times rate_scale."""
+
+    max_requests: int
+    seeds: tuple[int, ...]
+    rps: tuple[float, ...] | None
+    rate_scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The endpoints: label to URL, and how they are asked. model: ``None``: the first that an endpoint serves."""
+
+    urls: dict[str, str]
+    model: str | None
+    api_key: str | None
+    warmup: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """payload: its model is filled in when the endpoint has named it. prompts: ``None``: words, calibrated there."""
+
+    target: Target
+    workload: Workload
+    slos: SLOAssignment | None
+    load: Load
+    shape: Shape
+    payload: PayloadSettings
+    prompts: Prompts | None
+    replay: ReplaySettings
+    goodput: Goodput
+    slo_sent: SendSLO
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadPoint:
+    """The requests of one seed at one load. rps: offered, the mean over the seeds of this load. capped: how many were
+    cut. judged: the same requests with the targets by which they are judged.
+    """
+
+    rps: float
+    seed: int
+    requests: list[WorkloadRequest]
+    capped: int
+    judged: list[WorkloadRequest]
+
+
+def points(bench: Bench) -> list[LoadPoint]:
+    """Every load, ascending, with every seed.
+
+    Raises: ConfigError for a class of ``--goodput-class`` that no request has, and as workloads do.
+    """
+    found: list[LoadPoint] = []
+    for rps in bench.load.rps or (None,):
+        of_seeds = [
+            bench.workload.requests(
+                bench.load.max_requests, seed, rps, rate_scale=bench.load.rate_scale, slos=bench.slos
+            )
+            for seed in bench.load.seeds
+        ]
+        offered = sum(map(offered_rps, of_seeds)) / len(of_seeds) if rps is None else rps
+        for seed, drawn in zip(bench.load.seeds, of_seeds, strict=True):
+            requests, capped = cap_lengths(drawn, bench.shape.max_prompt_tokens, bench.shape.max_output_tokens)
+            requests = ramp_up(requests, bench.shape.ramp_s)
+            found.append(LoadPoint(offered, seed, requests, capped, bench.goodput.judged(requests)))
+    return found
+
+
+def build_bench(options: BenchOptions) -> Bench:
+    """The bench that the options describe.
+
+    Raises: ConfigError for an option that contradicts another, or a value out of range.
+    """
+    _check_ranges(options)
+    api = _one_of("--endpoint", options.endpoint, Api)
+    kind = options.prompt or ("text" if api is Api.CHAT else "tokens")
+    if kind not in ("tokens", "text"):
+        raise ConfigError(f"--prompt: {kind!r} is not one of tokens, text")
+    if api is Api.CHAT and kind == "tokens":
+        raise ConfigError("--prompt tokens: the chat API takes text only; give --prompt text or --endpoint completions")
+    stated = _one_of("--send-slo", options.send_slo, SendSLO)
+    return Bench(
+        target=Target(_labelled(options.url, options.compare), options.model, options.api_key, options.warmup),
+        workload=asked_workload(options),
+        slos=find_slos(options.slo) if options.slo is not None else None,
+        load=Load(
+            options.max_requests,
+            tuple(range(options.seed, options.seed + options.seeds)),
+            _rates(options.rps),
+            1.0 if options.rate_scale is None else options.rate_scale,
+        ),
+        shape=Shape(options.max_prompt_tokens, options.max_output_tokens, options.ramp),
+        payload=PayloadSettings("", api, options.ignore_eos, options.continuous_usage, STATING[stated], options.report),
+        prompts=TokenPrompts(options.vocab_size) if kind == "tokens" else None,
+        replay=ReplaySettings(options.max_concurrency, options.timeout),
+        goodput=parse_goodput(options.goodput or (), options.goodput_class or ()),
+        slo_sent=stated,
+    )
+
+
+def _check_ranges(options: BenchOptions) -> None:
+    if options.rps is not None and options.rate_scale is not None:
+        raise ConfigError("give one of --rps and --rate-scale")
+    for name, least in (
+        ("seeds", 1),
+        ("seed", 0),
+        ("max_requests", 1),
+        ("max_concurrency", 1),
+        ("max_prompt_tokens", 1),
+        ("max_output_tokens", 1),
+        ("warmup", 0),
+    ):
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise ConfigError(f"--{name.replace('_', '-')}: {value} is not a whole number >= {least}")
+    if not 0.0 <= options.ramp < float("inf"):
+        raise ConfigError(f"--ramp: {options.ramp} is not a number of seconds >= 0")
+    if not 0.0 < options.timeout < float("inf"):
+        raise ConfigError(f"--timeout: {options.timeout} is not a number of seconds above 0")
+
+
+def _labelled(url: str, other: str | None) -> dict[str, str]:
+    """Endpoints by the name under which they are reported: ``name=URL``, or else host and port."""
+    labelled: dict[str, str] = {}
+    for flag, text in (("--url", url), ("--compare", other)):
+        if text is None:
+            continue
+        name, equals, address = text.partition("=")
+        is_named = equals and "/" not in name
+        address = address if is_named else text
+        host_of(address, flag)  # a mistake in it ends the command before a trace is read
+        name = name if is_named else urlsplit(address).netloc
+        if name in labelled:
+            raise ConfigError(f"--compare: both endpoints are called {name!r}; name them, as in --compare b={address}")
+        labelled[name] = address
+    return labelled
+
+
+def _one_of(flag: str, text: str, kind: Any) -> Any:
+    if text not in list(kind):
+        raise ConfigError(f"{flag}: {text!r} is not one of {', '.join(kind)}")
+    return kind(text)
+
+
+def _rates(text: str | None) -> tuple[float, ...] | None:
+    rates = numbers("--rps", text)
+    if rates is None:
+        return None
+    if not all(0.0 < rate < float("inf") for rate in rates) or len(set(rates)) != len(rates):
+        raise ConfigError(f"--rps: {text!r} is not a list of different numbers above 0")
+    return tuple(sorted(rates))

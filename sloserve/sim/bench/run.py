@@ -1,0 +1,145 @@
+"""Runs a bench: endpoints in turn on the same requests, so that what else the machine does hits them alike."""
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from sloserve.client.endpoint import Agreed, Endpoint, agree, open_endpoint
+from sloserve.client.payload import payload
+from sloserve.client.shaping import check_context
+from sloserve.client.workload_replay import ReplayedRun, replay
+from sloserve.core.clock import Clock
+from sloserve.core.open_files import raise_open_files
+from sloserve.core.progress_bar import progress
+from sloserve.sim.bench.bench_report import BenchReporter
+from sloserve.sim.bench.build_bench import Bench, LoadPoint, points
+
+WARMUP_SEED = 2**31
+"""Seed of the prompts of warm-up requests: no run has it, so that none finds its prompts in a prefix cache."""
+WARMUP_CONCURRENCY = 8
+OTHER_FILES = 512
+"""Open files that are not connections to an endpoint."""
+REFRESHES_PER_S = 2
+"""Refreshes of the progress bar, which shares the client's processor."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    label: str
+    endpoint: Endpoint
+    agreed: Agreed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Measured:
+    """One run of one endpoint."""
+
+    label: str
+    point: LoadPoint
+    run: ReplayedRun
+
+
+def bench(
+    settings: Bench, out_dir: Path, clock: Clock, *, token_log: bool = False, console: Console | None = None
+) -> list[dict[str, Any]]:
+    """Runs ``settings``, prints the table and writes the files of
+    :class:`~sloserve.sim.bench.bench_report.BenchReporter`.
+
+    Returns the runs' records.
+
+    Raises: ConfigError for an endpoint that cannot be used, and requests that it refuses.
+    """
+    console = console or Console()
+    if settings.workload.trace is not None:
+        console.print(settings.workload.description, soft_wrap=True, highlight=False)
+    todo = points(settings)
+    total = len(settings.target.urls) * sum(len(p.requests) for p in todo)
+    _allow_connections(settings, todo)
+    with (
+        progress("requests", console, total, refresh_per_second=REFRESHES_PER_S) as bar,
+        BenchReporter(settings, out_dir, console, token_log=token_log) as reporter,
+    ):
+
+        async def run() -> None:
+            async for measured in measure(settings, todo, clock, reporter, bar.advance):
+                reporter.add(measured.label, measured.point, measured.run, ended_s=clock.now_s())
+
+        asyncio.run(run())
+        return reporter.finish()
+
+
+def _allow_connections(settings: Bench, todo: Sequence[LoadPoint]) -> None:
+    """Allow this process as many open files as requests may be under way, as far as its hard limit allows.
+
+    Where that is too few, the request that finds none left ends the run and says so.
+    """
+    most = max(len(point.requests) for point in todo)
+    at_once = min(most, settings.replay.max_concurrency or most)
+    with suppress(OSError, ValueError):
+        raise_open_files(at_once * len(settings.target.urls) + OTHER_FILES)
+
+
+async def measure(
+    settings: Bench,
+    todo: Sequence[LoadPoint],
+    clock: Clock,
+    reporter: BenchReporter,
+    on_ended: Callable[[], None],
+) -> AsyncIterator[Measured]:
+    """Yields every run: points in order, the endpoints in turn, first one and then the other first.
+
+    reporter: told what the endpoints are. on_ended: called as each request ends.
+    """
+    async with AsyncExitStack() as stack:
+        ready = [
+            await _get_ready(stack, label, url, settings, todo, clock) for label, url in settings.target.urls.items()
+        ]
+        for one in ready:
+            reporter.endpoint(one.label, one.endpoint, one.agreed)
+        for one in ready:
+            await _warm_up(one, settings, todo[0], clock)
+        for i, point in enumerate(todo):
+            for one in ready if i % 2 == 0 else reversed(ready):
+                run = await _run_point(one, point, settings, clock, on_ended)
+                yield Measured(one.label, point, run)
+
+
+async def _get_ready(
+    stack: AsyncExitStack, label: str, url: str, settings: Bench, todo: Sequence[LoadPoint], clock: Clock
+) -> _Ready:
+    target = settings.target
+    endpoint = await stack.enter_async_context(
+        open_endpoint(url, model=target.model, api_key=target.api_key, settings=settings.replay)
+    )
+    for point in todo:
+        check_context(point.requests, endpoint.context_tokens, estimated=settings.prompts is None)
+    asked = replace(settings.payload, model=endpoint.model)
+    return _Ready(label, endpoint, await agree(endpoint, asked, settings.prompts, todo[0].requests[0], clock))
+
+
+async def _warm_up(one: _Ready, settings: Bench, point: LoadPoint, clock: Clock) -> None:
+    """Sends the first requests' lengths with prompts of their own, a few at once; they are not counted."""
+    few = [replace(r, arrival_s=0.0, prefix_ids=()) for r in point.requests[: settings.target.warmup]]
+    limit = min(settings.replay.max_concurrency or WARMUP_CONCURRENCY, WARMUP_CONCURRENCY)
+    payloads = [payload(r, one.agreed.prompts.make(r, WARMUP_SEED), one.agreed.payload) for r in few]
+    if payloads:
+        await replay(one.endpoint.client, payloads, clock, replace(settings.replay, max_concurrency=limit))
+
+
+async def _run_point(
+    one: _Ready, point: LoadPoint, settings: Bench, clock: Clock, on_ended: Callable[[], None]
+) -> ReplayedRun:
+    payloads = [payload(r, one.agreed.prompts.make(r, point.seed), one.agreed.payload) for r in point.requests]
+    # What exists now lives to the end of the run: the collector need not look at it while tokens come.
+    gc.collect()
+    gc.freeze()
+    try:
+        return await replay(one.endpoint.client, payloads, clock, settings.replay, on_ended)
+    finally:
+        gc.unfreeze()

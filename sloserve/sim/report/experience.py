@@ -1,0 +1,95 @@
+"""The experience of the readers of a run: figures of QoE and of delivery speed, and the replies one by one.
+
+A request promises a timeline if it states a TTFT or a TDS.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sloserve.core.arrays import FloatArray
+from sloserve.core.qoe import expectation
+from sloserve.core.runlog import RequestLog
+from sloserve.sim.report.statistics import mean_of, percentiles_of
+from sloserve.sim.workloads.seeding import stream
+
+GOOD_QOE = 0.9
+"""Least QoE of a satisfied user, and least mean QoE of a system within its capacity. Source: Andes, Sec. 6.1."""
+ROUNDING = 1e-9
+"""What the areas of a perfect reply may differ by."""
+PERCENTS = (10, 50, 90)
+"""Source: Andes, Table 4."""
+
+TIMELINE_SHARE = 0.033
+MAX_TIMELINES = 60
+"""Replies whose timelines are kept of a run. Source of the share: Andes, Appendix F."""
+
+
+def qoe_samples(logs: Sequence[RequestLog]) -> FloatArray:
+    """QoE of each request that promises a timeline, ``[such requests]``, in the order of ``logs``."""
+    return np.array([log.qoe for log in logs if log.qoe is not None], np.float64)
+
+
+def experience(logs: Sequence[RequestLog], tpot_s: FloatArray) -> dict[str, float | None]:
+    """The figures of QoE, and of the tokens per second after the first that users saw.
+
+    qoe_good_share, qoe_perfect_share: of the requests that promise a timeline, those of QoE >= 0.9 and of QoE 1.
+
+    Args:
+        tpot_s: of all completed requests of two or more tokens; who got all of them at once has no speed.
+    """
+    qoes = qoe_samples(logs)
+    return {
+        "qoe_mean": mean_of(qoes),
+        **percentiles_of("qoe", qoes, PERCENTS),
+        "qoe_good_share": mean_of(qoes >= GOOD_QOE - ROUNDING),
+        "qoe_perfect_share": mean_of(qoes >= 1.0 - ROUNDING),
+        **percentiles_of("tds", 1.0 / tpot_s[tpot_s > 0.0], PERCENTS),
+    }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Timelines:
+    """When the tokens of some replies came, all under one expectation.
+
+    ttft_s, tds: the expectation. replies: how many were expected like that. delivered_s: of each of the sample,
+    ``[its tokens]`` seconds from its arrival; empty for one that got none.
+    """
+
+    ttft_s: float
+    tds: float
+    replies: int
+    delivered_s: list[FloatArray]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TimedReplies:
+    """One run's requests that promise a timeline, ``[such requests]``: prompt and whole output in tokens, and QoE."""
+
+    total_tokens: FloatArray
+    qoe: FloatArray
+    timelines: Timelines
+
+
+def replies_of(logs: Sequence[RequestLog], seed: int) -> TimedReplies | None:
+    """The requests of ``logs`` that promise a timeline; ``None`` if none does.
+
+    Timelines are of a share of those under the commonest expectation, drawn by ``seed`` without regard to what became
+    of them: the same requests under every policy.
+    """
+    told = [(log, expected) for log in logs if (expected := expectation(log.request.slo.targets)) is not None]
+    if not told:
+        return None
+    [(commonest, _)] = Counter(expected for _, expected in told).most_common(1)
+    alike = [log for log, expected in told if expected == commonest]
+    count = min(int(np.ceil(TIMELINE_SHARE * len(alike))), MAX_TIMELINES)
+    picked = np.sort(stream(seed, "timelines").choice(len(alike), count, replace=False))
+    return TimedReplies(
+        total_tokens=np.array([log.request.prompt_tokens + log.request.output_tokens for log, _ in told], np.float64),
+        qoe=qoe_samples(logs),
+        timelines=Timelines(
+            *commonest, len(alike), [alike[i].token_times_s - alike[i].request.arrival_s for i in picked]
+        ),
+    )

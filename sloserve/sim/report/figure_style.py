@@ -1,0 +1,240 @@
+"""How all figures look: one colour per policy in every figure, and what figures share.
+
+The baseline is black and dashed and drawn last, so that a policy that equals it shows beneath. Colours are those of
+Okabe and Ito, which colour-blind readers tell apart; markers differ as well.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
+from PIL import Image
+
+from sloserve.sim.report.compare import BASELINE
+
+BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+ORANGE, SKY, GREY = "#E69F00", "#56B4E9", "#999999"
+COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY)
+_COLOURS_KEPT = 64
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+POLICY_COLOURS: Mapping[str, str] = {
+    "stock": "black",
+    "edf": BLUE,
+    "sjf": ORANGE,
+    "andes": GREEN,
+    "econo": VERMILION,
+    "sa": PURPLE,
+    "rr": SKY,
+    "fcfs": GREY,
+    "priority": PURPLE,
+    "econo-paper": SKY,
+}
+"""Policies that appear in published figures. Any other policy gets a colour that its figure does not use yet."""
+
+DASHES: Sequence[Any] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)))
+HATCHES = ("", "////", "....", "xxxx")
+PALENESS = (0.0, 0.35, 0.55)
+"""How far towards white the colour of a policy goes with the 1st, 2nd and 3rd set of its options."""
+
+BAR_IN, BAR_HEIGHT = 0.24, 0.7
+"""Height in inches that a bar and the space around it take, and the part of it that is bar."""
+LETTER_IN = 0.075
+"""Width of a letter, about."""
+NAME_LETTERS = 34
+"""Longest line of a policy's name, beside a bar or above a panel."""
+LEGEND_ROW_IN = 0.19
+"""Height of a row of the legend, in inches."""
+
+STYLE: Mapping[str, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#666666",
+    "hatch.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.title_fontsize": 8,
+    "legend.handlelength": 2.6,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 4.5,
+}
+
+
+def styled() -> AbstractContextManager[None]:
+    """Within it figures look as all do, whatever the user's settings of matplotlib are."""
+    return matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE})
+
+
+def write_figure(figure: Figure, path: Path) -> None:
+    """Writes it as PNG with a palette, a third of the size; equal figures leave equal bytes."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB").quantize(_COLOURS_KEPT).save(path, optimize=True)
+
+
+Styles = Mapping[str, Mapping[str, Any]]
+"""Keyword arguments of each policy's line, in the order in which they are drawn."""
+
+
+def line_styles(policies: Sequence[str], baseline: str = BASELINE) -> dict[str, dict[str, Any]]:
+    """Colour, marker and dashes of each policy, in the order of ``policies`` with the baseline last.
+
+    A policy with options (``sjf:length=oracle``, ``edf+predict``) has the colour of the plain policy, paler, with other
+    dashes and another marker.
+    """
+    others = [policy for policy in policies if policy != baseline]
+    colours = _colours(others)
+    options: dict[str, list[str]] = {}
+    styles: dict[str, dict[str, Any]] = {}
+    for i, policy in enumerate(others):
+        name = plain_name(policy)
+        seen = options.setdefault(name, [name])
+        if policy not in seen:
+            seen.append(policy)
+        variant = seen.index(policy)
+        styles[policy] = {
+            "color": paler(colours[name], PALENESS[variant % len(PALENESS)]),
+            "marker": MARKERS[i % len(MARKERS)],
+            "linestyle": DASHES[variant % len(DASHES)],
+        }
+    if baseline in policies:
+        styles[baseline] = {"color": "black", "marker": "o", "markerfacecolor": "white", "linestyle": (0, (4, 2))}
+    return styles
+
+
+def bar_style(style: Mapping[str, Any]) -> dict[str, Any]:
+    """The style of a bar that belongs to a line of ``style``: a hatch stands for its dashes, and the baseline's bar is
+    white with a black edge, as its markers are.
+    """
+    if "markerfacecolor" in style:
+        return {"color": style["markerfacecolor"], "edgecolor": style["color"], "linewidth": 1.0}
+    return {
+        "color": style["color"],
+        "edgecolor": "white",
+        "linewidth": 0.0,
+        "hatch": HATCHES[DASHES.index(style["linestyle"])],
+    }
+
+
+def plain_name(policy: str) -> str:
+    """The policy's name without options and admission."""
+    return policy.partition("+")[0].partition(":")[0]
+
+
+def _colours(policies: Sequence[str]) -> dict[str, str]:
+    """The colour of each plain name: the one it has everywhere, else one that is not used here, else any."""
+    names = list(dict.fromkeys(plain_name(policy) for policy in policies))
+    found = {name: POLICY_COLOURS[name] for name in names if name in POLICY_COLOURS}
+    free = [colour for colour in COLOURS if colour not in found.values()] or list(COLOURS)
+    unnamed = [name for name in names if name not in found]
+    return found | {name: free[i % len(free)] for i, name in enumerate(unnamed)}
+
+
+def paler(colour: str, amount: float) -> str:
+    """``colour`` mixed with white; amount: 0 leaves it, 1 is white."""
+    return to_hex([part + (1.0 - part) * amount for part in to_rgb(colour)])
+
+
+def has_baseline(styles: Styles) -> bool:
+    """Whether the last style is that of a baseline, which alone has white markers."""
+    return any("markerfacecolor" in style for style in styles.values())
+
+
+def baseline_first(styles: Styles) -> list[str]:
+    """The policies in the order of a reader: the styles have the baseline last, here it comes first."""
+    return list(styles)[-1:] + list(styles)[:-1]
+
+
+def folded(label: str, width: int = NAME_LETTERS) -> str:
+    """A policy's name in lines of at most ``width`` characters, broken before its options."""
+    lines = [""]
+    for part in re.split(r"(?=[:+ ])", label):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(line.strip() for line in lines)
+
+
+def bars_height_in(policies: Sequence[str]) -> float:
+    """Height of a figure with a horizontal bar for each policy, in inches."""
+    return BAR_IN * sum(folded(policy).count("\n") + 1 for policy in policies) + 1.1
+
+
+def names_width_in(policies: Sequence[str]) -> float:
+    """What the names beside the bars take, in inches."""
+    return LETTER_IN * max(len(line) for policy in policies for line in folded(policy).split("\n")) + 0.4
+
+
+def write_value(axes: Axes, place: int, text: str) -> None:
+    """The value of a bar, at its foot, where no interval covers it."""
+    box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
+    axes.annotate(
+        text, (0.0, place), xytext=(3.0, 0.0), textcoords="offset points", va="center", fontsize="x-small", bbox=box
+    )
+
+
+def three_digits(value: float) -> str:
+    """Three significant digits, and never fewer than are before the point."""
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
+
+
+def name_bars(axes: Axes, policies: Sequence[str]) -> None:
+    """Names of horizontal bars at 0, 1, ..., the first on top."""
+    axes.set_yticks(range(len(policies)), [folded(policy) for policy in policies])
+    axes.set_ylim(len(policies) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+
+
+def add_legend(figure: Figure, note: str | None = None) -> None:
+    """One legend for all panels, below them, in as many columns as fit; the figure grows by the rows it takes.
+
+    note: what stands above the names.
+    """
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    if not labels:
+        return
+    for rows in range(1, len(labels) + 1):
+        columns = -(-len(labels) // rows)
+        legend = figure.legend(
+            handles, labels, loc="outside lower center", ncols=columns, columnspacing=1.4, title=note
+        )
+        if legend.get_window_extent().width <= figure.bbox.width or columns == 1:
+            break
+        legend.remove()
+    figure.set_figheight(figure.get_figheight() + LEGEND_ROW_IN * (rows - 1 + (note is not None)))
+    figure.set_figwidth(max(figure.get_figwidth(), legend.get_window_extent().width / figure.dpi + 0.1))
+
+
+def plain_log_ticks(axes: Axes) -> None:
+    """Ticks of a logarithmic x axis as plain numbers: 0.5, 1, 2 where the data span little, else powers of ten.
+
+    To be called when all data of the axis, shared ones included, have been drawn.
+    """
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high <= 100.0 * low else (1.0,)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def percent_labels(highest: float) -> PercentFormatter:
+    """Labels of an axis of shares up to ``highest``, in percent."""
+    return PercentFormatter(xmax=1.0, decimals=0 if highest > 0.1 else 1)
+
+
+def load_name(load: float, *, in_capacity: bool) -> str:
+    """A load in words; in_capacity: it counts in multiples of stock's capacity, else in requests per second."""
+    return f"{load:.3g} x stock's capacity" if in_capacity else f"{load:.3g} requests/s"

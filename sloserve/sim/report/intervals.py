@@ -1,0 +1,43 @@
+"""Which interval a figure draws around a mean: that of the difference from the baseline, paired by seed.
+
+A seed fixes the workload, so how seeds differ from each other says nothing of the policies and would hide how they
+differ. The baseline itself has no interval then. Figures without a baseline, or of it alone, show each policy's own.
+"""
+
+from collections.abc import Callable, Sequence
+
+from sloserve.sim.report.figure_style import Styles, has_baseline
+from sloserve.sim.report.statistics import Mean, mean_interval, paired_interval
+from sloserve.sim.report.summary import Run
+
+Pick = Callable[[Run], float | None]
+"""The value of a run that is drawn."""
+
+
+def reference_of(styles: Styles) -> str | None:
+    """The policy from which differences are taken; ``None`` where there is none, or nothing beside it."""
+    return list(styles)[-1] if len(styles) > 1 and has_baseline(styles) else None
+
+
+def interval_note(runs: Sequence[Run], reference: str | None) -> str | None:
+    """What a figure says of its intervals; ``None`` where one seed leaves none."""
+    if len({run["seed"] for run in runs}) < 2:
+        return None
+    if reference is None:
+        return "intervals: 95 %, of each mean over its own seeds"
+    return f"95 % interval of the difference from {reference}, paired by seed"
+
+
+def drawn_mean(runs: Sequence[Run], policy: str, reference: str | None, pick: Pick) -> Mean | None:
+    """Mean of a policy's ``runs`` with the interval that is drawn; ``None`` without values.
+
+    runs: of one load, of all policies.
+    """
+    own = _by_seed(runs, policy, pick)
+    if reference is None:
+        return mean_interval(list(own.values()))
+    return paired_interval(own, {} if policy == reference else _by_seed(runs, reference, pick))
+
+
+def _by_seed(runs: Sequence[Run], policy: str, pick: Pick) -> dict[int, float]:
+    return {run["seed"]: value for run in runs if run["policy"] == policy and (value := pick(run)) is not None}

@@ -1,0 +1,211 @@
+"""Figures against load: attainment, QoE, normalised latency, throughput with preemptions, utilisation.
+
+Values are means over seeds, error bars the 95 % intervals of intervals.py: of the difference from the baseline, paired
+by seed. Experiments at a single load are drawn as bars.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+
+from sloserve.sim.report.compare import load_of, loads_of
+from sloserve.sim.report.figure_style import (
+    BAR_HEIGHT,
+    Styles,
+    add_legend,
+    bar_style,
+    bars_height_in,
+    baseline_first,
+    load_name,
+    name_bars,
+    names_width_in,
+    percent_labels,
+    three_digits,
+    write_value,
+)
+from sloserve.sim.report.intervals import Pick, drawn_mean, interval_note, reference_of
+from sloserve.sim.report.summary import Run
+
+MAX_CLASS_PANELS = 3
+MAX_LOAD_TICKS = 7
+PANEL_IN, HEIGHT_IN, MIN_WIDTH_IN = 3.4, 3.5, 5.6
+DODGE_SHARE, DODGED_SHARE = 0.011, 0.6
+"""Space between the error bars of two policies at one load, in parts of the axis; and the largest part of the space
+between two loads that all of them take."""
+
+Panel = tuple[str, Pick]
+"""Title, and the value of a run that is drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The axis of values. highest: what neither a value nor its interval exceeds; common: to all panels, from 0 to
+    ``highest``. percent: how it is labelled.
+    """
+
+    highest: float = float("inf")
+    common: bool = False
+    percent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """A mean, and how far its interval reaches below and above it: within 0 and the highest possible value."""
+
+    load: float
+    value: float
+    below: float
+    above: float
+
+
+def counts_in_capacity(runs: Sequence[Run]) -> bool:
+    """Whether the load axis is in multiples of stock's capacity, not in requests per second."""
+    return any("load" in run for run in runs)
+
+
+def attainment_figure(runs: Sequence[Run], styles: Styles) -> Figure:
+    """SLO attainment against load: all requests that have targets, then the first classes if there are several."""
+    classes = list(dict.fromkeys(name for run in runs for name in run["slo_attainment_by_class"]))
+    panels: list[Panel] = [("all classes", lambda run: run["slo_attainment"])]
+    if len(classes) > 1:
+        panels += [(name, _of_class(name)) for name in classes[:MAX_CLASS_PANELS]]
+    scale = Scale(1.0, common=True, percent=True)
+    return _against_load(runs, styles, panels, scale, "requests that met every target")
+
+
+def qoe_figure(runs: Sequence[Run], styles: Styles) -> Figure:
+    """Mean and 10th percentile of QoE against load."""
+    panels: list[Panel] = [
+        ("mean", lambda run: run["qoe_mean"]),
+        ("10th percentile", lambda run: run["qoe_p10"]),
+    ]
+    return _against_load(runs, styles, panels, Scale(1.0, common=True), "QoE")
+
+
+def normalized_latency_figure(runs: Sequence[Run], styles: Styles) -> Figure:
+    """Mean of e2e latency per output token against load. Source: Andes, Fig. 21; EconoServe, Fig. 9."""
+    return _against_load(runs, styles, [("normalised latency (ms/token)", lambda run: run["normalized_latency_ms"])])
+
+
+def throughput_figure(runs: Sequence[Run], styles: Styles) -> Figure:
+    """Output throughput and preemptions per request against load. Source: Andes, Fig. 12 and 13."""
+    panels: list[Panel] = [
+        ("output tokens/s", lambda run: run["output_throughput"]),
+        ("preemptions per request", lambda run: run["preemptions_per_request"]),
+    ]
+    return _against_load(runs, styles, panels)
+
+
+def utilization_figure(runs: Sequence[Run], styles: Styles) -> Figure:
+    """KV blocks and step tokens in use, over the time of steps, against load. Source: EconoServe, Fig. 11.
+
+    Each panel has its own scale: decoding alone fills a KV cache with a few per cent of a step's tokens. More of them
+    is not always better, since tokens computed again after preemptions count.
+    """
+    panels: list[Panel] = [
+        ("KV blocks in use", lambda run: run["kv_utilization_mean"]),
+        ("step tokens of the budget", lambda run: run["step_token_utilization_mean"]),
+    ]
+    return _against_load(runs, styles, panels, Scale(1.0, percent=True))
+
+
+def _against_load(
+    runs: Sequence[Run], styles: Styles, panels: Sequence[Panel], scale: Scale = Scale(), name: str | None = None
+) -> Figure:
+    """One panel per entry of ``panels``, side by side: lines over the loads, or bars where there is only one.
+
+    name: of the axis of values, where the titles do not say it.
+    """
+    if len(loads_of(runs)) == 1:
+        return _bars(runs, styles, panels, scale, name)
+    figure = Figure(figsize=(max(PANEL_IN * len(panels), MIN_WIDTH_IN), HEIGHT_IN), dpi=150, layout="constrained")
+    row = figure.subplots(1, len(panels), squeeze=False, sharey=scale.common)[0]
+    reference = reference_of(styles)
+    for (title, pick), axes in zip(panels, row, strict=True):
+        for (policy, style), offset in zip(styles.items(), _dodge(loads_of(runs), len(styles)), strict=True):
+            points = _points(runs, policy, reference, pick, scale)
+            axes.errorbar(
+                [point.load + offset for point in points],
+                [point.value for point in points],
+                yerr=[[point.below for point in points], [point.above for point in points]],
+                capsize=1.5,
+                elinewidth=0.8,
+                label=policy,
+                **style,
+            )
+        axes.set_title(title)
+        axes.set_ylim(*_limits(scale))
+        if scale.percent:
+            axes.yaxis.set_major_formatter(percent_labels(axes.get_ylim()[1]))
+        if len(loads_of(runs)) <= MAX_LOAD_TICKS:
+            axes.set_xticks(loads_of(runs), [f"{load:.3g}" for load in loads_of(runs)])
+        axes.set_xlabel("load (x stock's capacity)" if counts_in_capacity(runs) else "offered requests/s")
+    if name is not None:
+        row[0].set_ylabel(name)
+    add_legend(figure, interval_note(runs, reference))
+    return figure
+
+
+def _bars(runs: Sequence[Run], styles: Styles, panels: Sequence[Panel], scale: Scale, name: str | None) -> Figure:
+    """A bar for each policy, the baseline on top; the names beside the bars are the legend."""
+    policies = baseline_first(styles)
+    figure = Figure(
+        figsize=(2.4 * len(panels) + names_width_in(policies), bars_height_in(policies)), dpi=150, layout="constrained"
+    )
+    row = figure.subplots(1, len(panels), squeeze=False, sharey=True, sharex=scale.common)[0]
+    reference = reference_of(styles)
+    for (title, pick), axes in zip(panels, row, strict=True):
+        for place, policy in enumerate(policies):
+            for point in _points(runs, policy, reference, pick, scale):
+                axes.barh(place, point.value, height=BAR_HEIGHT, label=policy, **bar_style(styles[policy]))
+                text = f"{100.0 * point.value:.1f} %" if scale.percent else three_digits(point.value)
+                write_value(axes, place, text)
+                if point.below or point.above:
+                    reach = [[point.below], [point.above]]
+                    axes.errorbar([point.value], [place], xerr=reach, color="black", capsize=2.0, elinewidth=0.9)
+        axes.set_title(title)
+        axes.set_xlim(*_limits(scale))
+        if scale.percent:
+            axes.xaxis.set_major_formatter(percent_labels(axes.get_xlim()[1]))
+    for axes in row:
+        name_bars(axes, policies)
+        axes.label_outer()
+    at = load_name(loads_of(runs)[0], in_capacity=counts_in_capacity(runs))
+    note = interval_note(runs, reference)
+    figure.supxlabel((f"{name}, {at}" if name else at) + (f"\n{note}" if note else ""), fontsize="medium")
+    return figure
+
+
+def _limits(scale: Scale) -> tuple[float, float | None]:
+    return (0.0, 1.04 * scale.highest) if scale.common else (0.0, None)
+
+
+def _points(runs: Sequence[Run], policy: str, reference: str | None, pick: Pick, scale: Scale) -> list[_Point]:
+    """The means of one policy's runs, loads ascending; a load without values is left out."""
+    points = []
+    for load in loads_of(runs):
+        found = drawn_mean([run for run in runs if load_of(run) == load], policy, reference, pick)
+        if found is not None:
+            # What cannot be below 0 or above the highest value is not drawn so, whatever the t interval says.
+            below = 0.0 if found.low is None else found.value - max(found.low, 0.0)
+            above = 0.0 if found.high is None else min(found.high, scale.highest) - found.value
+            points.append(_Point(load, found.value, below, above))
+    return points
+
+
+def _dodge(loads: Sequence[float], policies: int) -> list[float]:
+    """How far each policy's points stand beside their load, in its unit, so that error bars do not hide one another."""
+    gaps = [high - low for low, high in zip(loads, loads[1:], strict=False)]
+    if not gaps:
+        return [0.0] * policies
+    step = min(DODGE_SHARE * (loads[-1] - loads[0]), DODGED_SHARE * min(gaps) / max(policies - 1, 1))
+    return [(i - (policies - 1) / 2.0) * step for i in range(policies)]
+
+
+def _of_class(name: str) -> Pick:
+    def attainment(run: Run) -> float | None:
+        share: float | None = run["slo_attainment_by_class"].get(name)
+        return share
+
+    return attainment

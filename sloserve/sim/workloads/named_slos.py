@@ -1,0 +1,60 @@
+"""SLO assignments by name, so that ``--slo reading`` gives any workload or trace the expectations of Andes's users."""
+
+import math
+
+from sloserve.core import numbers
+from sloserve.core.errors import ConfigError
+from sloserve.core.qoe import DEFAULT_TTFT_S
+from sloserve.core.slo import SLOClass, Targets
+from sloserve.core.speeds import READING, SPEAKING, DigestSpeeds
+from sloserve.sim.workloads.slo_assignment import DEFAULT_ASSIGNMENT, ClassRule, ScaledDeadline, SLOAssignment
+from sloserve.sim.workloads.slo_file import read_slo_file
+
+
+def digest_assignment(name: str, speeds: DigestSpeeds) -> SLOAssignment:
+    """One class ``name`` of users who digest at ``speeds`` and expect the first token in a second (Andes, Sec. 6.1)."""
+    rule = ClassRule(SLOClass(name, 0, Targets(ttft_s=DEFAULT_TTFT_S)), speeds=speeds)
+    return SLOAssignment(f"built-in SLOs {name!r}", (rule,), default=name)
+
+
+NAMED_SLOS = {
+    "default": DEFAULT_ASSIGNMENT,
+    "reading": digest_assignment("reading", READING),
+    "voice": digest_assignment("voice", SPEAKING),
+}
+"""default: of a workload that comes with no SLOs. reading, voice: people's reading or speaking speeds, TTFT 1 s."""
+
+
+SCALED = "scaled"
+"""``scaled:prompt_ms=50:token_ms=24``: EconoServe's deadlines, in proportion to the reply."""
+
+
+def find_slos(name_or_path: str) -> SLOAssignment:
+    """The assignment of that name, or else in the SLO file at that path.
+
+    Raises: ConfigError for a file that cannot be read, or a key or value in it that is not allowed.
+    """
+    name, colon, options = name_or_path.partition(":")
+    if colon and name == SCALED:
+        return _scaled(name_or_path, options)
+    return NAMED_SLOS.get(name_or_path) or read_slo_file(name_or_path)
+
+
+def _scaled(text: str, options: str) -> SLOAssignment:
+    """e2e = scale * (prompt_ms + token_ms * output tokens), both measured without load; scale 2 if not given."""
+    found = {"scale": 2.0}
+    for pair in options.split(":"):
+        key, _, value = pair.partition("=")
+        try:
+            found[key] = numbers.number(value)
+        except ValueError:
+            found[key] = math.nan
+        if key not in ("scale", "prompt_ms", "token_ms") or not 0.0 <= found[key] < math.inf:
+            raise ConfigError(
+                f"--slo {text}: {pair!r} is not scale, prompt_ms or token_ms with a number of 0 or more behind '='"
+            )
+    if missing := [key for key in ("prompt_ms", "token_ms") if key not in found]:
+        raise ConfigError(f"--slo {text}: give {' and '.join(missing)} too, measured without load")
+    deadline = ScaledDeadline(found["scale"], found["prompt_ms"] / 1e3, found["token_ms"] / 1e3)
+    rule = ClassRule(SLOClass(SCALED, 0, Targets()), deadline=deadline)
+    return SLOAssignment(f"built-in SLOs {text!r}", (rule,), default=SCALED)

@@ -1,0 +1,282 @@
+"""Workloads by name: requests with arrivals, lengths and SLOs, all decided by one seed.
+
+A workload is a source of traces and an SLO assignment. :func:`workload` finds a generated one by name,
+:func:`trace_workload` makes one of a recorded trace; both have :meth:`Workload.requests`. The class of service is
+drawn from a stream of its own, so another SLO file, rate or policy leaves the arrivals and lengths of a seed as they
+are.
+"""
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sloserve.core.errors import ConfigError
+from sloserve.core.request import WorkloadRequest
+from sloserve.core.slo import SLOClass, Targets
+from sloserve.sim.workloads.arrival_processes import ArrivalProcess, Bursts, Gamma, OnOff, Poisson, generate
+from sloserve.sim.workloads.length_models import (
+    IndependentLengths,
+    TokenLengths,
+    alpaca,
+    bookcorpus,
+    multiround,
+    reasoning,
+    sharegpt,
+)
+from sloserve.sim.workloads.named_slos import NAMED_SLOS
+from sloserve.sim.workloads.readers import read_trace
+from sloserve.sim.workloads.readers.token_counter import token_counter
+from sloserve.sim.workloads.seeding import stream
+from sloserve.sim.workloads.slo_assignment import DEFAULT_ASSIGNMENT, ClassRule, SLOAssignment
+from sloserve.sim.workloads.trace import Trace, make_trace, merge
+from sloserve.sim.workloads.traffic_options import TrafficOptions
+from sloserve.sim.workloads.window import Window
+
+TraceSource = Callable[[int, int], Trace]
+"""Gives the trace of (number of requests, seed); fewer requests where a recorded trace has no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What arrives and what it asks for.
+
+    rate_per_s: arrivals per second when no rate is asked for; ``None``: as recorded. slos: who asks for what. trace:
+    what is replayed, ``None`` where it is generated. seed_offset: added to every seed.
+    """
+
+    name: str
+    description: str
+    source: TraceSource
+    rate_per_s: float | None
+    slos: SLOAssignment
+    trace: Trace | None = None
+    seed_offset: int = 0
+
+    def within(self, window: Window) -> "Workload":
+        """The part of it that ``window`` is: of a recorded trace these requests, of a generator these seeds.
+
+        Raises: ConfigError where the part holds no request.
+        """
+        trace = None if self.trace is None else self.trace.part(window.start, window.end)
+        source = self.source if trace is None else lambda n, seed: trace.window(seed, n)
+        return replace(self, source=source, trace=trace, seed_offset=self.seed_offset + window.seed_offset)
+
+    def requests(
+        self,
+        n: int,
+        seed: int,
+        rate_per_s: float | None = None,
+        *,
+        rate_scale: float = 1.0,
+        slos: SLOAssignment | None = None,
+    ) -> list[WorkloadRequest]:
+        """``n`` requests of ``seed``, at ``rate_per_s`` or else ``rate_scale`` times the workload's own rate.
+
+        The rate of generated requests holds on average over seeds, that of a replayed window exactly. slos: replaces
+        the workload's own assignment.
+
+        Raises: ConfigError for a count below 1, a rate that is not positive, or a task without a class.
+        """
+        seed += self.seed_offset
+        trace = self.source(n, seed)
+        if self.rate_per_s is not None:
+            trace = trace.faster((self.rate_per_s if rate_per_s is None else rate_per_s) * rate_scale)
+        else:
+            trace = (trace if rate_per_s is None else trace.at_rate(rate_per_s)).faster(rate_scale)
+        return to_requests(trace, slos or self.slos, seed)
+
+
+def to_requests(trace: Trace, slos: SLOAssignment, seed: int) -> list[WorkloadRequest]:
+    """The requests of ``trace`` with the SLOs that ``slos`` gives them under ``seed``; priority is the rank of the
+    class.
+
+    Raises: ConfigError for a task without a class.
+    """
+    assigned = slos.assign(trace, stream(seed, "slo"))
+    prefixes = trace.prefix_ids or [()] * len(trace)
+    rows = zip(
+        trace.arrival_s.tolist(), trace.prompt_tokens.tolist(), trace.output_tokens.tolist(), trace.task, strict=True
+    )
+    return [
+        WorkloadRequest(
+            request_id=f"r{i}",
+            arrival_s=arrival_s,
+            prompt_tokens=prompt,
+            output_tokens=output,
+            slo=slo,
+            task=task,
+            priority=slo.slo_class.rank,
+            prefix_ids=prefix,
+            prefix_block_tokens=trace.block_tokens,
+        )
+        for i, ((arrival_s, prompt, output, task), slo, prefix) in enumerate(zip(rows, assigned, prefixes, strict=True))
+    ]
+
+
+def trace_workload(trace: Trace, slos: SLOAssignment = DEFAULT_ASSIGNMENT) -> Workload:
+    """A workload that replays windows of ``trace``, half of it interactive and half batch unless ``slos`` says else."""
+    # The file's name without its folder: what is reported must not depend on where the trace lies.
+    description = f"{len(trace)} requests of {Path(trace.source).name}"
+    if trace.reading:
+        description += f" ({trace.summary})"
+    return Workload(trace.name, description, lambda n, seed: trace.window(seed, n), None, slos, trace)
+
+
+CHAT_SHARE = 0.8
+BATCH_BURST = 20
+"""chat-batch-mix: one request in five is a batch job, and those come twenty at once."""
+
+CHAT_BATCH = SLOAssignment(
+    "workload chat-batch-mix",
+    (
+        ClassRule(SLOClass("interactive", 0, Targets(ttft_s=0.5, tpot_s=0.05))),
+        ClassRule(SLOClass("batch", 1, Targets(e2e_s=120.0), aged_after_s=600.0)),
+    ),
+    by_task={"chat": "interactive", "batch": "batch"},
+    default="interactive",
+)
+
+
+def _chat_batch_mix(n: int, seed: int) -> Trace:
+    name = "chat-batch-mix"
+    parts = []
+    for task, arrivals, lengths, share in (
+        ("chat", Poisson(), sharegpt(), CHAT_SHARE),
+        ("batch", Bursts(BATCH_BURST), bookcorpus(), 1.0 - CHAT_SHARE),
+    ):
+        arrival_s = arrivals.draw(max(n, 1), stream(seed, f"{name}/{task}/arrivals")) / share
+        prompt, output = lengths.draw(max(n, 1), stream(seed, f"{name}/{task}/lengths"))
+        parts.append((arrival_s, make_trace(name, task, arrival_s, prompt, output, [task] * arrival_s.size)))
+    return merge(name, f"generator {name}", parts).head(n)
+
+
+def _generated(
+    name: str,
+    description: str,
+    arrivals: ArrivalProcess,
+    lengths: Callable[[], IndependentLengths],
+    rate_per_s: float,
+    slos: SLOAssignment = DEFAULT_ASSIGNMENT,
+) -> Workload:
+    def source(n: int, seed: int) -> Trace:
+        drawn: TokenLengths = lengths()
+        return generate(name, arrivals, drawn, n, seed, 1.0)
+
+    return Workload(name, description, source, rate_per_s, slos)
+
+
+WORKLOADS: dict[str, Workload] = {
+    w.name: w
+    for w in (
+        _generated("sharegpt-poisson", "chats, Poisson", Poisson(), sharegpt, 28.0),
+        _generated("sharegpt-gamma3", "chats in bursts: Gamma gaps, CV 3", Gamma(3.0), sharegpt, 28.0),
+        _generated(
+            "sharegpt-bursts",
+            "chats, half of them fifty at once",
+            OnOff(burst_size=50, burst_share=0.5),
+            sharegpt,
+            28.0,
+        ),
+        _generated("alpaca-poisson", "short instructions, Poisson", Poisson(), alpaca, 36.0),
+        _generated("bookcorpus-poisson", "2048-token chunks of books, Poisson", Poisson(), bookcorpus, 1.2),
+        _generated(
+            "reasoning-poisson", "replies of 1,500 tokens and a tail to 30,000, Poisson", Poisson(), reasoning, 4.0
+        ),
+        Workload(
+            "chat-batch-mix",
+            "chats with TTFT 500 ms and TPOT 50 ms; every fifth request a batch job with e2e 120 s, twenty at once",
+            _chat_batch_mix,
+            4.0,
+            CHAT_BATCH,
+        ),
+        _generated(
+            "reading-speed",
+            "chats at people's reading speeds, TTFT 1 s, Poisson",
+            Poisson(),
+            sharegpt,
+            3.3,
+            NAMED_SLOS["reading"],
+        ),
+        _generated(
+            "reading-speed-gamma3",
+            "chats at people's reading speeds, TTFT 1 s, Gamma gaps of CV 3",
+            Gamma(3.0),
+            sharegpt,
+            3.3,
+            NAMED_SLOS["reading"],
+        ),
+        _generated(
+            "voice",
+            "spoken chats at people's speaking speeds, TTFT 1 s, Poisson",
+            Poisson(),
+            sharegpt,
+            3.3,
+            NAMED_SLOS["voice"],
+        ),
+        _generated(
+            "voice-gamma3",
+            "spoken chats at people's speaking speeds, TTFT 1 s, Gamma gaps of CV 3",
+            Gamma(3.0),
+            sharegpt,
+            3.3,
+            NAMED_SLOS["voice"],
+        ),
+        _generated(
+            "multiround",
+            "chats that carry their earlier rounds, at people's reading speeds, TTFT 1 s, Poisson",
+            Poisson(),
+            multiround,
+            3.3,
+            NAMED_SLOS["reading"],
+        ),
+        _generated(
+            "multiround-gamma3",
+            "chats that carry their earlier rounds, at people's reading speeds, TTFT 1 s, Gamma gaps of CV 3",
+            Gamma(3.0),
+            multiround,
+            3.3,
+            NAMED_SLOS["reading"],
+        ),
+    )
+}
+"""The generated workloads. Rates are those of EconoServe's Table 2 (OPT-13B on an A100) and of Andes's Sec. 6.3
+(OPT-66B on four): starting points, to be set to the engine at hand."""
+
+
+def workload(name: str) -> Workload:
+    """The generated workload ``name``.
+
+    Raises: ConfigError for an unknown name.
+    """
+    if name not in WORKLOADS:
+        close = difflib.get_close_matches(name, WORKLOADS, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"unknown workload {name!r}; known: {', '.join(WORKLOADS)}{hint}")
+    return WORKLOADS[name]
+
+
+def asked_workload(options: TrafficOptions) -> Workload:
+    """The workload that the options name, generated or a trace.
+
+    Raises: ConfigError unless they name one, and as :func:`workload` and readers do.
+    """
+    if (options.workload is None) == (options.trace is None):
+        raise ConfigError("give one of --workload and --trace")
+    if options.trace is None:
+        if options.tokenizer is not None:
+            raise ConfigError("--tokenizer counts the texts of a --trace; --workload has none")
+        if options.trace_format is not None or options.trace_block_tokens is not None:
+            raise ConfigError("--trace-format and --trace-block-tokens say how a --trace is read; --workload has none")
+        return workload(str(options.workload))
+    has_rate = options.rps is not None or getattr(options, "load", None) is not None
+    count = token_counter(options.tokenizer)
+    return trace_workload(
+        read_trace(
+            options.trace,
+            options.trace_format,
+            count=count,
+            draw_arrivals=has_rate,
+            prefix_block_tokens=options.trace_block_tokens,
+        )
+    )

@@ -1,0 +1,210 @@
+"""A view in a terminal: who is late, who is held up and why; names of others stay text."""
+
+import io
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from sloserve.engine.metrics.live_view import COLUMNS
+from sloserve.engine.why import SAYS, Phase, Why, sentence
+from sloserve.sim.report.live_screen import due, duration, plain, reason, screen, took
+
+EVIL = "[red]x[/red]\x1b[2J\x07<img onerror>"
+
+
+def row(**what: Any) -> list[Any]:
+    usual = {"class_id": 0, "phase": int(Phase.DECODE), "since_s": 90.0, "arrival_s": 80.0, "due_s": None,
+             "prompt_tokens": 7, "computed_tokens": 7, "output_tokens": 3, "preemptions": 0, "ahead": -1,
+             "why": 0, "figure": None, "of": None}  # fmt: skip
+    return [(usual | what)[name] for name in COLUMNS]
+
+
+def view(**what: Any) -> dict[str, Any]:
+    counts = {phase.name.lower(): 0 for phase in Phase}
+    return {
+        "at_s": 100.0,
+        "model": EVIL,
+        "classes": ["urgent"],
+        "columns": list(COLUMNS),
+        "phases": [phase.name.lower() for phase in Phase],
+        "says": [SAYS[why] for why in Why],
+        "near": [0, 64],
+        "headlines": ["urgent: 1 late, 1 of them waiting: all places are taken: 3 of 3 requests run"],
+        "engines": [
+            {"rank": 0, "policy": "edf", "shadow_policy": "sjf", "plans_off": None, "plan_s": 0.0012, "live": 2,
+             "shadow": {"plans": 9, "errors": 0, "agreement": 0.5, "gain": 0.25}, "drawn": 2, "frame_s": 99.9,
+             "held_up": [int(Why.BLOCKS), 12, 4],
+             "kv": {"used": 30, "total": 60, "foreseen": {"mean": [30, 45], "sigma": [0, 6]}}},
+        ],
+        "by_class": {"urgent": {**counts, "waiting": 1, "late": 1, "next_due_s": 97.0, "state": "bad",
+                                "attained": [[0.5, 4], [None, 0]],
+                                "latency_s": {"ttft": [0.213, 1.74], "tpot": [0.0061, 0.042], "e2e": None}}},
+        "rows": {},
+    } | what  # fmt: skip
+
+
+def shown(view: dict[str, Any], most: int = 10, width: int = 140) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width, highlight=False, color_system=None).print(screen(view, most, width))
+    return out.getvalue()
+
+
+def test_a_late_request_and_why_it_waits_are_the_first_row() -> None:
+    rows = {
+        "0-1": row(),
+        "0-2": row(phase=int(Phase.WAITING), due_s=97.0, ahead=0),
+        "0-3": row(phase=int(Phase.PREEMPTED), due_s=190.0, why=int(Why.PLAN), figure=2, of=93.0),
+    }
+    text = shown(view(rows=rows))
+    lines = [line.split() for line in text.splitlines()]
+    keys = [line[0] for line in lines if line and line[0].startswith("0-")]
+    assert keys == ["0-2", "0-3", "0-1"]
+    assert (
+        "3.0 s late" in text
+        and "-" not in re.sub(r"0-[0-9]", "", text)
+        and "preempted for request 2, which is due 93 s earlier" in text
+    )
+    assert "the first in the queue waits: it needs 12 KV blocks, and 4 are free" in text
+    assert text.index("urgent: 1 late, 1 of them waiting: all places") < text.index("rank 0")
+    said_already = view(headlines=["urgent: 1 late: it needs 12 KV blocks, and 4 are free"])
+    assert shown(said_already).count("and 4 are free") == 1
+    assert "50%; the running ones hold 75% ± 10% in 64 steps" in text and "50%" in text.split("next due")[1]
+
+
+def test_each_class_has_the_latency_of_its_latest_requests() -> None:
+    header, urgent = (
+        next(line for line in shown(view()).splitlines() if word in line) for word in ("TTFT", "3.0 s late")
+    )
+    assert "TTFT p50,99  TPOT p50,99  e2e p50,99" in header
+    assert "0.21, 1.7 s" in urgent and "6.1, 42 ms" in urgent
+    assert [took(one) for one in (None, [0.9994, 0.9996], [8.4, 31.9], [0.00012, 0.5])] == [
+        "", "999, 1000 ms", "8.4, 32 s", "0.12, 500 ms",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_no_figure_of_a_class_is_cut_on_a_narrow_or_a_wide_screen(width: int) -> None:
+    name = "interactive"
+    text = shown(view(by_class={name: view()["by_class"]["urgent"]}), width=width)
+    table = text[text.index("class") : text.index("no request is live")]
+    assert table.count(name) == 2
+    assert all(
+        word in table
+        for word in ("0.21, 1.7 s", "6.1, 42 ms", "passed" if width == 80 else "3.0 s late", "50%", "preempted")
+    )
+
+
+def test_a_narrow_screen_says_why_before_all_else_and_cuts_no_figure() -> None:
+    rows = {"0-117": row(phase=int(Phase.PREEMPTED), due_s=97.0, why=int(Why.PLAN), figure=1234, of=7.5)}
+    name = "a class whose name takes a long time to say"
+    late = view(classes=[name], by_class={name: view()["by_class"]["urgent"]}, rows=rows, model="m")
+    lines = shown(late, width=80).splitlines()
+    assert lines[1].startswith("urgent: 1 late") and all(len(line) <= 80 for line in lines)
+    (wanted,) = (line for line in lines if line.startswith("0-117"))
+    assert all(word in wanted for word in ("a class who…", "preempted", "3.0 s late"))
+    assert "preempted for request 1,234" in " ".join(lines) and sum("a class who…" in line for line in lines) == 3
+
+
+def test_rows_that_have_no_room_are_counted() -> None:
+    text = shown(view(rows={f"0-{i}": row() for i in range(9)}), most=4)
+    assert "5 more rows" in text and "no request is live" in shown(view())
+
+
+def test_names_are_text_whatever_they_hold() -> None:
+    text = shown(view())
+    assert "\x1b" not in text and "\x07" not in text and "[red]x[/red]" in text and "<img onerror>" in text
+    assert len(plain("x" * 500)) == 60
+
+
+@pytest.mark.parametrize("why", Why)
+def test_each_reason_is_a_sentence_with_its_figures(why: Why) -> None:
+    said = reason(view(), [int(why), 7, 2.5])
+    assert "{" not in said and ("7" in said) == ("{figure}" in SAYS[why])
+
+
+def test_durations() -> None:
+    assert [duration(s) for s in (None, 0.04, -3.2, 59.0, 600.0, 9000.0)] == [
+        "", "0.0 s", "0.0 s", "59 s", "10 min", "2.5 h",
+    ]  # fmt: skip
+    assert [due(s) for s in (None, 0.0, 3.2, -0.04, -3.2, -600.0)] == [
+        "", "0.0 s", "3.2 s", "0.0 s late", "3.2 s late", "10 min late",
+    ]  # fmt: skip
+
+
+def looks(view: dict[str, Any], word: str) -> set[str]:
+    """Return the styles of the cells with ``word``."""
+    lines = Console(width=200).render(screen(view, 10, 200))
+    return {str(part.style) for part in lines if word in part.text and part.style}
+
+
+def test_a_class_is_coloured_by_its_own_requests() -> None:
+    counts = view()["by_class"]["urgent"]
+    by_class = {
+        "chat": counts | {"state": "late", "late": 2, "attained": [[0.98, 50], [None, 0]]},
+        "jobs": counts | {"state": "bad", "late": 0, "next_due_s": 99.6, "attained": [[0.52, 50], [None, 0]]},
+        "rest": counts | {"state": "fine", "late": 0, "next_due_s": 105.0, "attained": [[1.0, 5], [None, 0]]},
+    }
+    headlines = {"headlines": ["xjobs: 3 late", "xchat: 2 late"], "alarms": [True, False]}
+    made = view(classes=list(by_class), by_class=by_class, **headlines)
+    assert [looks(made, word) for word in ("jobs", "chat", "rest", "xjobs", "xchat")] == [
+        {"bold red"}, {"yellow"}, set(), {"bold red"}, {"yellow"},
+    ]  # fmt: skip
+    (jobs,) = (
+        line.split() for line in shown(made, width=200).splitlines() if line.startswith("jobs") and "52%" in line
+    )
+    assert jobs[1:4] == ["0", "0.0", "s"], "none is late, so the next deadline is not in the past"
+
+
+def test_the_page_says_durations_and_sentences_as_the_terminal_does() -> None:
+    """The page's own functions, run by node; skipped without node or the page's packages."""
+    page = Path(__file__).parents[3] / "clients" / "page"
+    if shutil.which("node") is None or not (page / "node_modules" / "esbuild").exists():
+        pytest.skip("needs node and `npm ci` in clients/page")
+    seconds = [None, 0.0, 0.04, 3.21, 9.96, 59.0, 119.4, 600.0, 9000.0, -0.4, -3.21, -600.0]
+    figures = [None, 0, 7, 1234, 7.53, 1234.5]
+    script = """
+        import { buildSync } from "esbuild";
+        const built = buildSync({ entryPoints: ["src/dom.ts"], bundle: true, format: "esm", write: false });
+        const page = await import("data:text/javascript," + encodeURIComponent(built.outputFiles[0].text));
+        const { seconds, figures, says } = JSON.parse(process.argv[1]);
+        const all = says.flatMap((one) => figures.map((figure) => page.sentence(one, figure, figure)));
+        console.log(JSON.stringify([seconds.map(page.duration), seconds.map(page.due), all]));
+    """
+    says = [SAYS[why] for why in Why]
+    asked = json.dumps({"seconds": seconds, "figures": figures, "says": says})
+    command = ["node", "--input-type=module", "-e", script, asked]
+    told = json.loads(subprocess.run(command, cwd=page, check=True, capture_output=True, text=True).stdout)
+    sentences = [sentence(one, figure, figure) for one in says for figure in figures]
+    assert told == [[duration(s) for s in seconds], [due(s) for s in seconds], sentences]
+
+
+def test_a_fleet_shows_what_waits_and_who_is_lost() -> None:
+    fleet = {
+        "fleet": True, "at_s": 100.0, "held": 3, "plan": {"late_s": 0.0, "needed": 2},
+        "counts": {"models": 1, "groups": 1, "instances": 2},
+        "columns": ["host", "phase", "model", "since_s", "ready_in_s", "running", "streams", "room", "parked", "age_s"],
+        "models": {EVIL: {"state": "coming", "serving": 0, "ready_in_s": 4.0}},
+        "groups": [{"model": EVIL, "class": "urgent", "held": 3, "oldest_s": 2.0, "first_due_in_s": -1.0,
+                    "rate_per_s": 1.5, "queues": []}],
+        "by_class": {"urgent": {"attained": [[0.625, 8], [None, 0]]}},
+        "headlines": [f"urgent of {EVIL}: 3 held, the first 1.0 s late: no instance serves it"],
+        "hosts": {"a": {"instances": 1, "lost": 1}, "b": {"instances": 1, "lost": 0}},
+        "switches": [{"at_s": 90.0, "instance": "b/0", "leaving": None, "coming": EVIL, "seconds": 3.5}],
+        "rows": {"a/0": ["a", "lost", None, 50.0, None, 0, 0, 0, 0, None],
+                 "b/0": ["b", "swapping", EVIL, 99.0, 4.0, 0, 0, 0, 1, 0.1]},
+    }  # fmt: skip
+    text = shown(fleet)
+    assert (
+        text.startswith("urgent of [red]x")
+        and "no instance serves it" in text
+        and text.count("1.0 s late") == 2
+        and "in 3.5 s, 10 s ago" in text
+    )
+    assert "62%" in text.split("met 1m")[1]
+    assert "swapping" in text and "\x1b" not in text and "1 more instances" in shown(fleet, most=1)

@@ -1,0 +1,76 @@
+"""What is published under benchmarks/results: small, and enough to make the tables and figures of the docs again."""
+
+import re
+import shutil
+import subprocess
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from sloserve.sim.report.compare import compare
+from sloserve.sim.report.latency_capacity import latency_capacity
+from sloserve.sim.report.runs_csv import read_runs
+from sloserve.sim.report.tables import ATTAINMENT, COLUMNS, capacity_table, summary_table
+
+ROOT = Path(__file__).parents[3]
+RESULTS = ROOT / "benchmarks" / "results"
+DOCS = [ROOT / "README.md", *sorted((ROOT / "docs" / "benchmarks").glob("*.md"))]
+MAX_BYTES = 7_500_000
+MAX_FIGURES = 11
+
+
+def published() -> list[Path]:
+    """The files that git keeps."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("not a checkout")
+    listed = subprocess.run(["git", "ls-files", "-z", RESULTS], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [ROOT / name for name in listed.stdout.split("\0") if name]
+
+
+def test_results_stay_small_and_each_figure_is_shown() -> None:
+    files = published()
+    assert sum(path.stat().st_size for path in files) < MAX_BYTES
+    figures = {path.resolve() for path in files if path.suffix == ".png"}
+    shown = {
+        (page.parent / link).resolve()
+        for page in DOCS
+        for link in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text())
+    }
+    assert figures == shown and len(figures) <= MAX_FIGURES
+
+
+def test_every_experiment_has_its_command_and_table() -> None:
+    for runs in (path for path in published() if path.name == "runs.csv"):
+        assert runs.with_name("command.txt").exists() and runs.with_name("table.txt").exists(), runs.parent.name
+
+
+def test_commands_state_the_flags_whose_defaults_have_moved() -> None:
+    """Without them the command would no longer make the result that lies beside it."""
+    for path in (path for path in published() if path.name == "command.txt"):
+        command = path.read_text()
+        if "sloserve simulate" in command:
+            assert "--aged-share" in command and "--plan-cost" in command, path.parent.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["econo-fixed-deadline", "econo-sharegpt-scale-1.5"])
+def test_the_printed_table_follows_from_the_runs(name: str) -> None:
+    runs = read_runs(RESULTS / name / "runs.csv")
+    console = Console(file=(printed := StringIO()), width=120)
+    shown = [column.key for column in (ATTAINMENT, *COLUMNS) if column.marked]
+    console.print(summary_table(runs, compare(runs, metrics=shown)))
+    rows = {line.strip() for line in printed.getvalue().splitlines() if "econo" in line or "stock" in line}
+    table = (RESULTS / name / "table.txt").read_text()
+    assert {" ".join(row.split()) for row in rows} <= {" ".join(line.split()) for line in table.splitlines()}
+
+
+def test_capacity_follows_from_the_runs() -> None:
+    found = latency_capacity(read_runs(RESULTS / "econo-sharegpt" / "runs.csv"))
+    console = Console(file=(printed := StringIO()), width=120)
+    console.print(capacity_table(found, "x", in_capacity=True))
+    (row,) = [line.split() for line in printed.getvalue().splitlines() if line.split()[:1] == ["econo"]]
+    table = (RESULTS / "econo-sharegpt" / "table.txt").read_text()
+    assert row in [line.split() for line in table.splitlines()]
+    assert row[1] == "1.98", "as docs/benchmarks/econo.md has it"
