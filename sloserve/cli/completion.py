@@ -10,6 +10,6 @@ def policies(incomplete: str) -> list[str]:
 
 def presets(incomplete: str) -> list[str]:
     """Names of shipped presets."""
-    from sloserve import config
+    from sloserve.cli import config
 
     return [name for name in config.presets() if name.startswith(incomplete)]

@@ -23,8 +23,8 @@ def doctor(
     Nothing is changed, and vLLM is not loaded. The exit status is 1 if there is a fault, which keeps a server from
     starting; a warning and an absent part do not. See docs/doctor.md.
     """
-    from sloserve.doctor.examine import examine
-    from sloserve.doctor.finding import State
+    from sloserve.cli.doctor.examine import examine
+    from sloserve.cli.doctor.finding import State
 
     findings = list(examine(host, port or [8000]))
     if as_json:

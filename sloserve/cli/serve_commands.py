@@ -23,7 +23,9 @@ from sloserve.vllm_plugin.versions import ALLOW_UNTESTED, ALLOW_UNTESTED_FLAG
 
 @dataclass(frozen=True, kw_only=True)
 class SettingsFlags:
-    """Settings that have a flag, ``None`` where it is not given. But for preset, by names of sloserve.config.FLAGS."""
+    """Settings that have a flag, ``None`` where it is not given. But for preset, by names of
+    sloserve.cli.config.FLAGS.
+    """
 
     policy: Annotated[
         str | None,
@@ -115,8 +117,8 @@ def serve(
     x-slo-*, in the field `slo`, in `service_tier`, or in `vllm_xargs`. `sloserve check-config` checks a settings file.
     See docs/serve.md.
     """
-    from sloserve import config
     from sloserve.api import http3 as http3_checks
+    from sloserve.cli import config
     from sloserve.vllm_plugin.server import serve, swap_space
     from sloserve.wire.listening import check_port_free
 
@@ -166,7 +168,7 @@ def check_config(
 
     The exit status is 0 if `sloserve serve --slo-config FILE` with the same flags would accept them, else 2.
     """
-    from sloserve import config
+    from sloserve.cli import config
 
     try:
         if file is None and settings.preset is None and not any(one is not None for one in settings.flags().values()):
@@ -183,7 +185,7 @@ def check_config(
 
 
 def _show_settings(rows: list[tuple[str, str, str]]) -> None:
-    from sloserve import config
+    from sloserve.cli import config
 
     title = f"{sloserve.__version__} settings"
     if logs_are_json():
@@ -200,7 +202,7 @@ def _print_warnings(warnings: list[str]) -> None:
 @app.command()
 def presets(as_json: JsonFlag = False) -> None:
     """List the shipped presets."""
-    from sloserve import config
+    from sloserve.cli import config
 
     show_names(config.presets(), as_json)
 

@@ -90,7 +90,15 @@ IDEAS = {
         pattern=r"^from sloserve\.estimator\.length(?!\.choice import check_lengths$)",
         example="from sloserve.estimator.length.empirical import EmpiricalLength",
         instead="sloserve.lso.lengths.Lengths, with the predictor that the option `length` names",
-        homes=frozenset({"sloserve/lso/lengths.py"}),
+        # Admission, the settings and virtual time are no policies: they take a predictor as it is.
+        homes=frozenset(
+            {
+                "sloserve/lso/lengths.py",
+                "sloserve/scheduler/admission/prediction.py",
+                "sloserve/scheduler/settings.py",
+                "sloserve/engine/virtual/virtual_front_end.py",
+            }
+        ),
         under=("sloserve/scheduler/", "sloserve/lso/", "sloserve/engine/"),
     ),
     "the deadline that orders a request that is held back is chosen once": Idea(

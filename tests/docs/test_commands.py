@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from sloserve.doctor.software import engine_for_cpus_alone
+from sloserve.cli.doctor.software import engine_for_cpus_alone
 from tests.docs.pages import ROOT, Block, blocks, blocks_of
 from tests.forked import Command
 from tests.vllm.server import Server

@@ -16,7 +16,7 @@ from sloserve.fleet.store import postgres
 from sloserve.vllm_plugin.server.early import read_flags
 from tests.docs.pages import ROOT
 
-SERVERS = ("vllm_plugin/server/serve.py", "config.py")
+SERVERS = ("vllm_plugin/server/serve.py", "cli/config.py")
 PAGE = (ROOT / "docs" / "ports.md").read_text()
 
 

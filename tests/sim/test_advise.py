@@ -12,7 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from sloserve.cli import app
-from sloserve.config import read_sources, settle
+from sloserve.cli.config import read_sources, settle
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import DEFAULT_CLASSES
 from sloserve.engine.virtual.engine_settings import EngineSettings

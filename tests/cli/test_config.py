@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from sloserve import cli
-from sloserve.config import Effective, presets, read_sources, settle
+from sloserve.cli.config import Effective, presets, read_sources, settle
 from sloserve.core.errors import ConfigError
 from sloserve.scheduler.settings import PluginSettings, plugin_settings
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 EXAMPLES = sorted(CONFIGS.glob("serve*.yaml"))
 
 Made = Callable[..., Effective]

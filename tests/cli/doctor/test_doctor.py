@@ -16,11 +16,11 @@ import pytest
 from typer.testing import CliRunner
 
 from sloserve.cli import app
+from sloserve.cli.doctor import cpu, cuda, driver, host, software
+from sloserve.cli.doctor.driver import Driver, DriverError, Gpu
+from sloserve.cli.doctor.examine import attempted
+from sloserve.cli.doctor.finding import Finding, State
 from sloserve.core.extras import install_command
-from sloserve.doctor import cpu, cuda, driver, host, software
-from sloserve.doctor.driver import Driver, DriverError, Gpu
-from sloserve.doctor.examine import attempted
-from sloserve.doctor.finding import Finding, State
 from sloserve.engine.swap.host.memory_limits import GIB
 
 H100 = Gpu("NVIDIA H100 80GB HBM3", 80 * GIB, (9, 0))

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from sloserve.doctor import software
-from sloserve.doctor.finding import Finding, absent, fault, ok
+from sloserve.cli.doctor import software
+from sloserve.cli.doctor.finding import Finding, absent, fault, ok
 
 CHECK: Final = "instructions"
 _LEAST: Final = "avx2"

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from sloserve.cli.doctor import driver, software
+from sloserve.cli.doctor.finding import Finding, absent, fault, ok, warning
 from sloserve.core.extras import install_command
-from sloserve.doctor import driver, software
-from sloserve.doctor.finding import Finding, absent, fault, ok, warning
 
 GIB = 2**30
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from sloserve.cli.doctor.finding import Finding, absent, fault, ok, warning
 from sloserve.core.errors import ConfigError
-from sloserve.doctor.finding import Finding, absent, fault, ok, warning
 from sloserve.engine.swap.host.memory_limits import GIB, KEPT_FREE_BYTES, memlock_warning, memory_room
 from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.fleet.run.open_files import files_for
