@@ -1,39 +1,24 @@
-"""The ``sloserve`` command: composition root, the one place that turns flags into objects.
+"""The ``sloserve`` command: its root, how it prints and fails, and what checks the installation and the host.
 
-Heavy libraries are imported by the command that needs them, so that ``--help`` and a mistyped policy answer at once.
+Commands stand in the packages that they are of, and register themselves (:mod:`~sloserve.cli.registered`). Heavy
+libraries are imported by the command that needs them, so that ``--help`` and a mistyped policy answer at once.
 """
 
-from sloserve.cli import (
-    advise_command,
-    bench_command,
-    configs_command,
-    doctor_command,
-    edge_command,
-    estimator_commands,
-    fleet_commands,
-    judge_command,
-    schema_command,
-    serve_commands,
-    simulate_command,
-    watch_commands,
-    workloads_command,
-)
-from sloserve.cli.root import app, main
+from typing import Any
 
-__all__ = [
-    "advise_command",
-    "app",
-    "bench_command",
-    "configs_command",
-    "doctor_command",
-    "edge_command",
-    "estimator_commands",
-    "fleet_commands",
-    "judge_command",
-    "main",
-    "schema_command",
-    "serve_commands",
-    "simulate_command",
-    "watch_commands",
-    "workloads_command",
-]
+__all__ = ["app", "main"]
+
+
+def __getattr__(name: str) -> Any:
+    """Return ``app`` or ``main``, the first with all commands registered.
+
+    A package that registers a command imports modules of this one, which must not import that package in turn.
+    """
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from sloserve.cli import registered, root
+
+    registered.import_commands()
+    found = getattr(root, name)
+    globals()[name] = found
+    return found

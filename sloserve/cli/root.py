@@ -1,8 +1,6 @@
 """The command without its subcommands, and how it ends."""
 
-import difflib
 import sys
-from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -50,62 +48,6 @@ def _told(error: Any) -> Exception:
 
 
 app = typer.Typer(cls=OneLine, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
-
-
-VLLMArguments = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="MODEL [VLLM_FLAG]", help="Model and flags exactly as for `vllm serve`.", show_default=False
-    ),
-]
-
-
-SLO_PREFIX = "--slo-"
-TARGETS = ("ttft-ms", "tpot-ms", "e2e-ms", "tds")
-OUR_PREFIXES = (SLO_PREFIX, "--sloserve", "--admission", "--admin-", "--shadow", "--swap", "--http3", "--quic")
-"""How flags begin that vLLM has not; what vLLM's plugins add to its parser begins otherwise."""
-
-NEARLY = 0.85
-"""How alike a flag that vLLM does not have must be to one of ours to be taken for it misspelt."""
-
-
-def our_flags(context: typer.Context) -> list[str]:
-    """The long flags of the command at hand."""
-    return [flag for parameter in context.command.params for flag in parameter.opts if flag.startswith("--")]
-
-
-def vllm_arguments(context: typer.Context, arguments: list[str] | None) -> list[str]:
-    """Return what is passed on to vLLM, which knows all flags but takes seconds to say so.
-
-    Raises: ConfigError for a flag that is nearly one of the command's, or begins as only ours do.
-    """
-    from sloserve.vllm_plugin.server.early import known_flags, long_flag
-
-    theirs, ours = set(known_flags()), our_flags(context)
-    for argument in arguments or []:
-        if argument == "--":
-            break
-        flag = long_flag(argument)
-        if flag is None or flag in theirs:
-            continue
-        written = argument.partition("=")[0]
-        close = nearest(flag, ours)
-        if close is not None:
-            raise ConfigError(f"no such flag: {written}; did you mean {close}?")
-        if flag.removeprefix(SLO_PREFIX) in TARGETS:
-            key, header = flag.removeprefix(SLO_PREFIX).replace("-", "_"), flag.removeprefix("--")
-            raise ConfigError(
-                f"no such flag: {written}; a class has its targets in --slo-config FILE, as classes.NAME.{key}, and a "
-                f"request in its header x-{header}"
-            )
-        if flag.startswith(OUR_PREFIXES):
-            raise ConfigError(f"no such flag: {written}; see sloserve {context.info_name} --help")
-    return arguments or []
-
-
-def nearest(flag: str, known: Sequence[str]) -> str | None:
-    """Which of the ``known`` flags was probably meant."""
-    return next(iter(difflib.get_close_matches(flag.replace("_", "-"), known, n=1, cutoff=NEARLY)), None)
 
 
 def main() -> None:

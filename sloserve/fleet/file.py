@@ -27,6 +27,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, Field
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.files.json_schema import schema_of
 from sloserve.core.files.marked_yaml import Node, load_yaml, parse_yaml
 from sloserve.core.files.model import Allowed, Problem, at_place, check_model, unknown
 from sloserve.estimator.step_time.profile import load_profile, profile_names
@@ -208,3 +209,8 @@ def _beside(profile: str, folder: Path) -> str:
     beside = folder / profile
     is_there = profile not in profile_names() and not Path(profile).is_file() and beside.is_file()
     return str(beside) if is_there else profile
+
+
+def fleet_schema() -> dict[str, Any]:
+    """Return the JSON schema of FleetSections, for ``sloserve schema fleet``."""
+    return schema_of(FleetSections, "Fleet of sloserve")

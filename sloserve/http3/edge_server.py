@@ -8,18 +8,18 @@ import uvicorn
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.json_log import logs_are_json, say
+from sloserve.core.listening import check_certificate, check_port_free
 from sloserve.http3 import self_check
 from sloserve.http3.client_settings import ClientSettings
 from sloserve.http3.edge import Edge, EdgeSettings
 from sloserve.http3.stream_schedulers import scheduler
-from sloserve.wire.listening import check_certificate, check_port_free
 
 PING_S, SILENT_S = 1.0, 4.0
 """How often the edge pings the engine host, and after how long a silence the host counts as dead."""
 
 
 def serve(upstream: Any, listen: Any) -> None:
-    """Serves until it is told to stop. upstream, listen: the flags of :mod:`sloserve.cli.edge_command`.
+    """Serves until it is told to stop. upstream, listen: the flags of :mod:`sloserve.wire.edge_command`.
 
     Raises: ConfigError.
     """

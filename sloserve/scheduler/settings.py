@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
 from sloserve.core.errors import ConfigError
-from sloserve.core.files.json_schema import Written
+from sloserve.core.files.json_schema import Written, schema_of
 from sloserve.core.files.model import NOT_TINY, Allowed, Problem, check_model, dotted, unknown
 from sloserve.core.slo import DEFAULT_CLASSES, MAX_TARGET_S, MAX_TDS, ClassTable, SLOClass, Targets
 from sloserve.estimator.length.at_admission import LengthAtAdmission
@@ -357,3 +357,8 @@ def _unknown_names(section: Mapping[str, Any], table: ClassTable) -> list[Proble
 
 def _no_class(path: tuple[str, ...], value: Any, names: tuple[str, ...]) -> Problem:
     return Problem(path, f"{value!r} is not one of the classes {', '.join(names)}")
+
+
+def settings_schema() -> dict[str, Any]:
+    """Return the JSON schema of PluginSettings, for ``sloserve schema settings``."""
+    return schema_of(PluginSettings, "Settings of sloserve serve")

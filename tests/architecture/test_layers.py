@@ -36,7 +36,7 @@ def test_no_contract_lists_an_exception() -> None:
     "module",
     [
         "sloserve.cli",
-        "sloserve.cli.config",
+        "sloserve.scheduler.config",
         "sloserve.vllm_plugin",
         "sloserve.scheduler.edf",
         "sloserve.sim.model.engine",

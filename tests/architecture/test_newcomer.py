@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sloserve.cli.workloads_command import workloads
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.clock import ManualClock
 from sloserve.core.errors import ConfigError
@@ -38,6 +37,7 @@ from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.workloads.slo_assignment import DEFAULT_ASSIGNMENT
 from sloserve.sim.workloads.trace import make_trace
 from sloserve.sim.workloads.workload_registry import WORKLOADS, Workload
+from sloserve.sim.workloads_command import workloads
 from tests.conformance import conserving_forms, golden_forms
 
 

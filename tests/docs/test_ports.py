@@ -10,13 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from sloserve.cli import app
-from sloserve.cli.edge_command import edge
 from sloserve.fleet.file_sections import GatewaySection
 from sloserve.fleet.store import postgres
 from sloserve.vllm_plugin.server.early import read_flags
+from sloserve.wire.edge_command import edge
 from tests.docs.pages import ROOT
 
-SERVERS = ("vllm_plugin/server/serve.py", "cli/config.py")
+SERVERS = ("vllm_plugin/server/serve.py", "scheduler/config.py")
 PAGE = (ROOT / "docs" / "ports.md").read_text()
 
 

@@ -11,8 +11,8 @@ import yaml
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from sloserve.cli import app
-from sloserve.cli.schema_command import KINDS, schema_text
+from sloserve.cli import app, registered
+from sloserve.cli.schema_command import schema_text
 from sloserve.core.errors import ConfigError
 from sloserve.core.files.marked_yaml import parse_yaml
 from sloserve.estimator.step_time.profile import load_profile
@@ -22,11 +22,12 @@ from sloserve.scheduler.settings import read_settings
 from sloserve.sim.workloads.slo_file import parse_slos
 from tests.docs.pages import ROOT
 
+KINDS = registered.names(registered.SCHEMAS)
 FOLDER = ROOT / "configs" / "schemas"
 EXAMPLES = sorted((ROOT / "configs").glob("*.yaml"))
 SHIPPED = {
     "profile": sorted((ROOT / "sloserve" / "estimator" / "profiles").glob("*.yaml")),
-    "settings": sorted((ROOT / "sloserve" / "presets").glob("*.yaml")),
+    "settings": sorted((ROOT / "sloserve" / "scheduler" / "presets").glob("*.yaml")),
 }
 FLEET = "models: {m: {profile: h100-llama3-8b%s}}\nhosts: {a: {device: h100, devices: %s}}\n%s"
 
@@ -57,7 +58,7 @@ def test_the_command_prints_them_and_names_the_kinds() -> None:
     assert CliRunner().invoke(app, ["schema", "slo"]).output == (FOLDER / "slo.json").read_text()
     error = CliRunner().invoke(app, ["schema", "setings"]).exception
     assert str(error) == (
-        "schema 'setings' is unknown; known here: settings, fleet, slo, profile, router, keys; did you mean 'settings'?"
+        "schema 'setings' is unknown; known here: fleet, keys, profile, router, settings, slo; did you mean 'settings'?"
     )
 
 

@@ -12,10 +12,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from sloserve.cli import app
-from sloserve.cli.config import read_sources, settle
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import DEFAULT_CLASSES
 from sloserve.engine.virtual.engine_settings import EngineSettings
+from sloserve.scheduler.config import read_sources, settle
 from sloserve.scheduler.registry import main_policies
 from sloserve.sim.advice_text import headline, judged_lines, settings_yaml, vllm_flags
 from sloserve.sim.advise import Advice, Found, RunComparison, Space, decide, search

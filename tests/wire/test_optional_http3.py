@@ -33,7 +33,9 @@ def without(code: str, *args: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_servers_and_the_command_line_load_without_it() -> None:
     """That no other module imports it is held by a contract of pyproject.toml."""
-    loads = "import sloserve.api.middleware, sloserve.cli, sloserve.cli.config, sloserve.fleet.run.gateway_process"
+    loads = (
+        "import sloserve.api.middleware, sloserve.cli, sloserve.scheduler.config, sloserve.fleet.run.gateway_process"
+    )
     tried = without(f"{loads}\nsloserve.cli.main()", "edge", "--help")
     assert tried.returncode == 0 and "--upstream" in tried.stdout, tried.stderr
 

@@ -49,15 +49,3 @@ def torch_fits(cuda: tuple[int, int]) -> Iterator[Finding]:
         )
     else:
         yield ok("torch", f"{installed}, made for CUDA {built}")
-
-
-def kv_copies() -> Iterator[Finding]:
-    """The library with which ``--swap-space-gib`` copies KV blocks of a GPU."""
-    try:
-        from sloserve.engine.swap.host.cuda_library import built_library  # here: the extension it needs may not load
-
-        built_library()
-    except (OSError, ImportError) as error:
-        yield absent("KV copies on GPU", str(error), "for --swap-space-gib alone, which uses vLLM's method without it")
-    else:
-        yield ok("KV copies on GPU", "built, for --swap-space-gib")

@@ -1,19 +1,16 @@
-"""What the host allows: memory, files, processors, ports, and whether its clock can be believed."""
+"""Check what the host has: shared memory, processors, free ports, and a clock that can be trusted."""
 
 import ctypes
 import os
-import resource
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from sloserve.cli.doctor.finding import Finding, absent, fault, ok, warning
 from sloserve.core.errors import ConfigError
-from sloserve.engine.swap.host.memory_limits import GIB, KEPT_FREE_BYTES, memlock_warning, memory_room
-from sloserve.fleet.gateway_settings import GatewaySettings
-from sloserve.fleet.run.open_files import files_for
-from sloserve.wire.listening import check_port_free
+from sloserve.core.listening import check_port_free
 
+GIB: Final = 2**30
 LEAST_SHM_BYTES: Final = GIB
 """Least size of /dev/shm, for messages between vLLM's processes; containers have 64 MiB by default, deploy/ 2 GiB."""
 LEAST_CPUS: Final = 2
@@ -22,17 +19,6 @@ MOST_CLOCK_ERROR_S: Final = 0.1
 """A fifth of a usual TTFT target: agents and gateways compare the times of their own clocks."""
 _UNSYNCHRONISED: Final = 5
 _SLOW_CLOCKS: Final = ("hpet", "acpi_pm", "refined-jiffies", "jiffies")
-
-
-def memory(root: Path = Path("/")) -> Iterator[Finding]:
-    room = memory_room(root)
-    if room is None:
-        yield absent("memory", "cannot be read from /proc/meminfo")
-    elif room.bytes < KEPT_FREE_BYTES:
-        needed = f"vLLM's own processes need {KEPT_FREE_BYTES / GIB:.0f} GiB beside the weights; raise that limit"
-        yield fault("memory", f"{room.bytes / GIB:.1f} GiB free within {room.limit}", needed)
-    else:
-        yield ok("memory", f"{room.bytes / GIB:.1f} GiB free within {room.limit}")
 
 
 def shared_memory(folder: Path = Path("/dev/shm")) -> Iterator[Finding]:
@@ -51,29 +37,6 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Iterator[Finding]:
         )
     else:
         yield ok("shared memory", text)
-
-
-def open_files() -> Iterator[Finding]:
-    """The hard limit: vLLM and a fleet raise their own soft limit, as far as it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed, requests = files_for(GatewaySettings().max_requests), GatewaySettings().max_requests
-    text = f"{_limit(soft)}, up to {_limit(hard)}"
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        remedy = f"{needed} serve a gateway's {requests} requests; raise LimitNOFILE= or ulimit -Hn"
-        yield warning("open files", text, remedy)
-    else:
-        yield ok("open files", text)
-
-
-def locked_memory(root: Path = Path("/")) -> Iterator[Finding]:
-    """For one GiB of --swap-space-gib."""
-    told = memlock_warning(GIB, root)
-    if told is None:
-        yield ok("locked memory", "not limited for this process")
-    else:
-        limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] / GIB
-        remedy = "for --swap-space-gib on a GPU: ulimit -l unlimited, or --ulimit memlock=-1 of docker run"
-        yield warning("locked memory", f"{limit:.3g} GiB", remedy)
 
 
 def processors() -> Iterator[Finding]:
@@ -135,7 +98,3 @@ def clock_source(root: Path = Path("/")) -> Iterator[Finding]:
         )
     else:
         yield ok("clock source", source)
-
-
-def _limit(value: int) -> str:
-    return "unlimited" if value == resource.RLIM_INFINITY else f"{value}"

@@ -9,11 +9,12 @@ import difflib
 import functools
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.files.json_schema import schema_of
 from sloserve.core.files.model import read_yaml_model
 from sloserve.core.kernels.kv_layout import STATE_WINDOW, KVGroups, KVLayout
 from sloserve.estimator.step_time.inverse import ROUNDING
@@ -302,3 +303,8 @@ def load_profile(name_or_path: str | Path) -> Profile:
 @functools.cache
 def _shipped(name: str) -> Profile:
     return read_yaml_model(Profile, f"profile {name}", (_SHIPPED / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+def profile_schema() -> dict[str, Any]:
+    """Return the JSON schema of Profile, for ``sloserve schema profile``."""
+    return schema_of(Profile, "Profile of sloserve")

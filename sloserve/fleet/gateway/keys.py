@@ -24,11 +24,12 @@ import secrets
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.files.json_schema import schema_of
 from sloserve.core.files.marked_yaml import Node, load_yaml
 from sloserve.core.files.model import Allowed, Problem, at_place, check_model, unknown
 from sloserve.core.slo import ClassTable
@@ -163,3 +164,8 @@ def _add(found: dict[bytes, Tenant], tenant: Tenant, text: str, at: tuple[str | 
         yield Problem(at, f"is the hash of a key of {found[digest].name!r} already; a key has one tenant")
         return
     found[digest] = tenant
+
+
+def keys_schema() -> dict[str, Any]:
+    """Return the JSON schema of KeysFile, for ``sloserve schema keys``."""
+    return schema_of(KeysFile, "Keys of a fleet of sloserve")

@@ -15,12 +15,13 @@ file, line, column, key, value and what is allowed.
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.files.json_schema import schema_of
 from sloserve.core.files.marked_yaml import Node, load_yaml, parse_yaml
 from sloserve.core.files.model import NOT_TINY, Allowed, Problem, at_place, check_model, unknown
 from sloserve.estimator.step_time.latency import StepLoad
@@ -222,3 +223,8 @@ def profile_speed(profile: Profile, prompt_tokens: float, output_tokens: int) ->
     usual = [context] * _USUAL_BATCH
     beside = profile.step_s(StepLoad.of([(prompt, 0)], usual)) - profile.step_s(StepLoad.of([], usual))
     return Speed(one - seq_s, seq_s, max(beside, 0.0) / prompt, profile.max_num_seqs)
+
+
+def router_schema() -> dict[str, Any]:
+    """Return the JSON schema of RouterSettings, for ``sloserve schema router``."""
+    return schema_of(RouterSettings, "Router of sloserve")

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.listening import cannot_listen, check_certificate, family_of
 from sloserve.fleet.file_sections import GatewaySection
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.gateway.gateway import Gateway, Surroundings, check_address
@@ -21,7 +22,6 @@ from sloserve.fleet.run.signals import Stopping
 from sloserve.fleet.store.store import Store, open_store
 from sloserve.scheduler.settings import ADMIN_KEY
 from sloserve.wire.asgi import Message, Receive, Scope, Send
-from sloserve.wire.listening import cannot_listen, check_certificate, family_of
 from sloserve.wire.optional_http3 import Http3Front, Tls, check
 
 

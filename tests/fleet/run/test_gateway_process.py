@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from sloserve.cli.fleet_commands import _read
 from sloserve.core.errors import ConfigError
+from sloserve.fleet.commands import _read
 from sloserve.fleet.contract.reports import AgentReport, to_json
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.gateway.keys import hash_of

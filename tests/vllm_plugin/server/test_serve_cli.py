@@ -17,11 +17,11 @@ from sloserve import cli
 from sloserve.cli import root
 from sloserve.core.addresses import is_exposed
 from sloserve.core.errors import ConfigError
+from sloserve.core.listening import check_port_free
 from sloserve.scheduler.registry import policy_names
 from sloserve.scheduler.settings import ADMIN_KEY
 from sloserve.vllm_plugin.server import serve
 from sloserve.vllm_plugin.server.early import known_flags, read_flags
-from sloserve.wire.listening import check_port_free
 from tests.ports import free_port
 
 

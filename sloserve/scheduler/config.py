@@ -43,7 +43,7 @@ FLAGS: dict[str, Key] = {
 }
 """Flags of ``sloserve serve`` to the settings they are."""
 
-_PRESETS = resources.files("sloserve.cli") / "presets"
+_PRESETS = resources.files("sloserve.scheduler") / "presets"
 
 ADDITIONAL = "--additional-config"
 DEFAULT = "default"

@@ -10,6 +10,6 @@ def policies(incomplete: str) -> list[str]:
 
 def presets(incomplete: str) -> list[str]:
     """Names of shipped presets."""
-    from sloserve.cli import config
+    from sloserve.scheduler import config
 
     return [name for name in config.presets() if name.startswith(incomplete)]

@@ -14,12 +14,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sloserve.cli.http3_flags import Http3Flags
 from sloserve.cli.log_flag import LogFlag, LogFormat, begin_logging
 from sloserve.cli.option_groups import with_option_groups
 from sloserve.cli.output_flags import JsonFlag
 from sloserve.cli.root import app
 from sloserve.core.json_log import say
+from sloserve.sim.report.watch_commands import DEFAULT_URL, UrlFlag, show
+from sloserve.wire.http3_flags import Http3Flags
 
 FileArgument = Annotated[Path, typer.Argument(help="The fleet's file, see configs/fleet-tiny.yaml.")]
 StateFlag = Annotated[
@@ -278,6 +279,15 @@ def logs(
         raise ConfigError(str(UnknownModel(model, list(fleet.models))))
     for line in last_lines(place_of(fleet, state).logs, model, lines):
         print(line)
+
+
+@fleet_app.command("top")
+def fleet_top(url: UrlFlag = DEFAULT_URL) -> None:
+    """Show what a fleet does now: instances and their models, switches, what waits. Ends with Ctrl-C.
+
+    The admin key is that of the gateway, read from the environment: SLOSERVE_ADMIN_KEY. See docs/watch.md.
+    """
+    show(url)
 
 
 _HTTP3 = {

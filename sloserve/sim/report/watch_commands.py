@@ -1,4 +1,4 @@
-"""``sloserve top``, ``sloserve status``, and the same for a fleet: the live feed in a terminal."""
+"""``sloserve top`` and ``sloserve status``: the live feed of a server or of a fleet, in a terminal."""
 
 import os
 import time
@@ -8,7 +8,6 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from sloserve.cli.fleet_commands import fleet_app
 from sloserve.cli.root import app
 from sloserve.core import json_text
 from sloserve.core.errors import ConfigError
@@ -19,30 +18,21 @@ _OTHER_LINES: Final = 20
 _MOST_ROWS: Final = 200
 
 UrlFlag = Annotated[str, typer.Option(help="Where the server or the gateway is reached.")]
-_DEFAULT_URL = "http://127.0.0.1:8000"
+DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 @app.command()
-def top(url: UrlFlag = _DEFAULT_URL) -> None:
+def top(url: UrlFlag = DEFAULT_URL) -> None:
     """Show what a server does now: its requests, why they wait, attainment, the KV cache. Ends with Ctrl-C.
 
     The admin key is read from the environment: SLOSERVE_ADMIN_KEY. See docs/watch.md.
     """
-    _show(url)
-
-
-@fleet_app.command("top")
-def fleet_top(url: UrlFlag = _DEFAULT_URL) -> None:
-    """Show what a fleet does now: instances and their models, switches, what waits. Ends with Ctrl-C.
-
-    The admin key is that of the gateway, read from the environment: SLOSERVE_ADMIN_KEY. See docs/watch.md.
-    """
-    _show(url)
+    show(url)
 
 
 @app.command()
 def status(
-    url: UrlFlag = _DEFAULT_URL,
+    url: UrlFlag = DEFAULT_URL,
     as_json: Annotated[bool, typer.Option("--json", help="Print the view as one JSON object, for scripts.")] = False,
 ) -> None:
     """Print once what a server or a fleet does now.
@@ -98,7 +88,7 @@ def _admin_key() -> str:
     return key
 
 
-def _show(url: str) -> None:
+def show(url: str) -> None:
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text

@@ -6,11 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
+from sloserve.cli import registered
 from sloserve.cli.option_groups import given, with_option_groups
-from sloserve.cli.output_flags import OutputFlags
 from sloserve.cli.root import app
 from sloserve.core.errors import ConfigError
 from sloserve.sim.experiment_options import FleetOptions, SimulateOptions
+from sloserve.sim.report.output_flags import OutputFlags
 
 _OF_A_FLEET = tuple(field.name for field in fields(FleetOptions))
 _ALTERNATIVES = (("workload", "trace"), ("rps", "rate_scale", "load"))
@@ -88,12 +89,10 @@ def simulate(
 
 
 def _simulate_fleet(fleet: Path, flags: dict[str, Any], output: OutputFlags, *, other: bool, jobs: int) -> None:
-    from sloserve.fleet.simulated.simulate_fleet import build_fleet_experiment, simulate_fleet
-
     wrong = [f"--{name.replace('_', '-')}" for name in flags if name not in _OF_A_FLEET]
     if wrong or other:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in _OF_A_FLEET)
         raise ConfigError(f"--fleet goes with {names} alone, not with {', '.join(wrong) or '--experiment or --tune'}")
-    experiment = build_fleet_experiment(fleet, FleetOptions(**flags))
-    simulate_fleet(experiment, output.out, token_log=output.token_log, jobs=jobs, console=output.console())
+    run = registered.load(registered.SIMULATORS, "fleet")
+    run(fleet, FleetOptions(**flags), output.out, token_log=output.token_log, jobs=jobs, console=output.console())
     output.show_result()

@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from sloserve.cli.option_groups import with_option_groups
-from sloserve.cli.output_flags import OutputFlags
 from sloserve.cli.root import app
 from sloserve.core.errors import ConfigError
 from sloserve.sim.bench.bench_options import BenchOptions
+from sloserve.sim.report.output_flags import OutputFlags
 
 
 @app.command()

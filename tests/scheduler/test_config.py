@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sloserve import cli
-from sloserve.cli.config import Effective, presets, read_sources, settle
 from sloserve.core.errors import ConfigError
+from sloserve.scheduler.config import Effective, presets, read_sources, settle
 from sloserve.scheduler.settings import PluginSettings, plugin_settings
 
 CONFIGS = Path(__file__).parents[2] / "configs"

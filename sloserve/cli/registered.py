@@ -1,0 +1,54 @@
+"""What packages, ours and others, add to the command line by entry points, so that it imports none of them.
+
+===================  ==============================================================================================
+group                value of an entry point
+===================  ==============================================================================================
+sloserve.commands    a module that adds its commands to :data:`sloserve.cli.root.app` when it is imported
+sloserve.checks      a function that yields findings of ``sloserve doctor``; hyphens of its name are shown as spaces
+sloserve.schemas     a function that returns the JSON schema of the kind of file that the entry point is named after
+sloserve.simulators  a function that ``sloserve simulate`` runs in place of a single engine
+===================  ==============================================================================================
+"""
+
+import sys
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from sloserve.core.errors import ConfigError
+
+COMMANDS = "sloserve.commands"
+CHECKS = "sloserve.checks"
+SCHEMAS = "sloserve.schemas"
+SIMULATORS = "sloserve.simulators"
+
+
+def names(group: str) -> list[str]:
+    """Return the names that are registered in ``group``, sorted."""
+    return sorted({one.name for one in entry_points(group=group)})
+
+
+def load(group: str, name: str) -> Any:
+    """Return what is registered in ``group`` as ``name``.
+
+    Raises: ConfigError where nothing is.
+    """
+    for one in entry_points(group=group, name=name):
+        return one.load()
+    raise ConfigError(f"{group}: nothing is registered as {name!r}; known: {', '.join(names(group))}")
+
+
+def import_commands() -> None:
+    """Import all modules that register commands, in the order of their names.
+
+    A module that fails to import does not take the other commands away; a line on standard error names it.
+    """
+    for one in sorted(entry_points(group=COMMANDS), key=lambda one: one.name):
+        try:
+            one.load()
+        except Exception as error:
+            print(f"sloserve: the commands {_described(one)} could not be loaded: {error}", file=sys.stderr)
+
+
+def _described(one: EntryPoint) -> str:
+    """Return the name of an entry point and the distribution that it comes from."""
+    return one.name if one.dist is None else f"{one.name} of {one.dist.name}"

@@ -1,0 +1,88 @@
+"""What the router of a fleet is made from: ``sloserve train-router`` and ``router-quality``."""
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sloserve.cli.option_groups import with_option_groups
+from sloserve.cli.output_flags import JsonFlag
+from sloserve.cli.root import app
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingFlags:
+    """What a router learns from: the fields of its ``TrainingSettings`` that have flags."""
+
+    steps: Annotated[int, typer.Option(help="Number of simulated requests to learn from.")] = 1_200_000
+    seed: Annotated[int, typer.Option(help="Seed of weights, arrivals and exploration.")] = 0
+    masked: Annotated[bool, typer.Option(help="Choose only among models that should be in time, or among all.")] = True
+
+
+@app.command("train-router")
+@with_option_groups
+def train_router(
+    file: Annotated[
+        Path, typer.Argument(metavar="ROUTER.yaml", help="Models, quality table and system.", show_default=False)
+    ],
+    *,
+    out: Annotated[Path, typer.Option(help="File for the policy.")] = Path("router.safetensors"),
+    training: TrainingFlags,
+    evaluate: Annotated[
+        Path | None,
+        typer.Option(help="Judge this policy instead of training one.", metavar="POLICY", show_default=False),
+    ] = None,
+    plots: Annotated[Path | None, typer.Option(help="Folder for figures. Default: no figures.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train a router, which chooses the model of each request, in a simulation of the system in ROUTER.yaml.
+
+    The policy is compared with each model alone and with greedy, which needs no training: the best model for the task
+    that should be in time. It is written after each tenth of the training. Serving it needs only numpy. See
+    docs/router.md.
+    """
+    # Threads of numpy and torch that wait for each other take many times longer than such small products do.
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+    from sloserve.fleet.router.train_command import train_and_report
+    from sloserve.fleet.router.training_settings import TrainingSettings
+
+    settings = TrainingSettings(**asdict(training))
+    train_and_report(file, out, settings, evaluate=evaluate, plots=plots, as_json=as_json)
+
+
+@app.command("router-quality")
+def router_quality(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="Folders or samples_*.jsonl of lm_eval --log_samples, or JSON with model, task and score.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option(help="File for the table. Default: standard output.")] = None,
+    models: Annotated[
+        str | None, typer.Option(help="All models, smallest first, comma-separated. Default: least accurate first.")
+    ] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODEL=FOLDER", help="Name of a model in the router, for one of lm_eval's folders."),
+    ] = None,
+    metric: Annotated[str, typer.Option(help="The score of lm_eval that counts, as acc_norm or exact_match.")] = "acc",
+    filtered: Annotated[
+        str | None,
+        typer.Option("--filter", help="The filter of lm_eval, where a task has several.", show_default=False),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Make the router's quality table from graded answers, with intervals.
+
+    Written is a router's file with `models` and `quality`: accuracy relative to the best model of each task. Comments
+    have accuracies with Wilson's 95 % intervals. See docs/router.md.
+    """
+    from sloserve.fleet.router.quality_command import quality_and_report
+
+    quality_and_report(files, out, models=models, names=name or [], metric=metric, filtered=filtered, as_json=as_json)
