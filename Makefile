@@ -6,6 +6,7 @@
 #   make whole   the longest tests in full, where make test has some: every KV layout, policy and mode, the hammered server
 #   make clients the tests of the TypeScript client, where npm is installed
 #   make docs    the site of the documentation, in build/site/html; a dead link ends it
+#   make words   finds docstrings, comments and messages that are not plain English; WORDS=sloserve/core for one package
 #   make check   format, lint, types, import contracts, fast tests
 #   make compat VLLM=0.31.0   the tests that run vLLM, in an environment of their own with another version; TESTS=tests/sim for
 #                some. What passed is written into docs/kv-layouts.md
@@ -45,7 +46,7 @@ export CUDACXX ?= $(NVCC)
 # Compiled modules are kept, whatever the environment says: compiling them takes the fast tests a fifth of their time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: docs env serve demo-fleet ray report test whole clients check static fast compat interop clean
+.PHONY: docs env serve demo-fleet ray report test whole clients check static words fast compat interop clean
 
 env: $(VENV)/.installed-$(ENGINE)
 
@@ -106,6 +107,12 @@ static: env
 
 fast: env
 	$(RUN_FAST)
+
+# Part of `static` once the whole package passes.
+WORDS = sloserve
+words: env
+	$(BIN)/ruff check --extend-select D205,D400,D401,D404,D417 --config 'lint.pydocstyle.convention = "google"' $(WORDS)
+	$(BIN)/python -m tests.plain_english $(WORDS)
 
 # An override replaces the engine version that pyproject.toml pins. KERNELS=0.32.0: the CPU kernels of that version under the
 # Python code of another, which has no CPU build.
