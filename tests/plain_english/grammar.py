@@ -70,7 +70,7 @@ _PLAIN_VERBS: Final = frozenset(
     """
     come go begin become arrive bring give get take keep know make need read write serve send receive hold lose
     mean add apply belong leave say see seem want use run wait end depend happen remain follow contain carry
-    cause count
+    cause count put die stay
     """.split()
 )
 """Plural forms that are rarely nouns; they count as main verbs behind a clause that follows the subject."""
@@ -141,8 +141,12 @@ def _begins_clause(token: str, before: str, following: str, position: int) -> bo
     if token == "so" and not position:
         return False
     if token in _WEAK:
-        return following in _SUBJECTS or following.lower() == "x"
+        return before != "such" and following in _SUBJECTS or following.lower() == "x"
     return following not in ("any", "possible", "needed", "known", "necessary", "not", ",", ")", ".")
+
+
+def _is_plural(word: str) -> bool:
+    return word.endswith("s") and len(word) > 3 and not word.endswith(("ss", "'s", "us", "is"))
 
 
 def _is_finite(tokens: list[str], position: int) -> bool:
@@ -160,7 +164,7 @@ def _is_finite(tokens: list[str], position: int) -> bool:
         return before in _PRONOUNS or before == "X" or singular
     if token in VERBS:
         begins = before in (".", ",", ":", ";", "(", "and", "or", "please") and token not in ("one",)
-        plural = before.endswith("s") and len(before) > 3 and not before.endswith(("ss", "'s", "us", "is"))
+        plural = _is_plural(before) or (token in _PLAIN_VERBS and before != "to" and any(map(_is_plural, previous)))
         return begins or plural or before in _PRONOUNS
     if token in _PASTS or (token.endswith("ed") and len(token) > 4):
         return (

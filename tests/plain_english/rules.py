@@ -178,6 +178,8 @@ def _judged(prose: Prose, sentence: str, number: int) -> tuple[str, str] | None:
         return None
     if sentence.endswith(":") or words < 2:
         return None
+    if prose.kind is Kind.COMMENT and number == 0 and not OPENERS.match(sentence):
+        return None  # a comment may name what the next line defines
     return None if has_main_verb(sentence) else ("fragment", "no verb in the main clause")
 
 
