@@ -4,7 +4,7 @@ import ipaddress
 
 
 def is_exposed(host: str | None) -> bool:
-    """Whether other machines may reach a server that listens on ``host``; a name that is not known counts as such."""
+    """Return whether other machines may reach a server that listens on ``host``; an unknown name counts as such."""
     try:
         return not ipaddress.ip_address(host or "::").is_loopback
     except ValueError:

@@ -14,9 +14,14 @@ Item = TypeVar("Item", bound=np.generic)
 
 
 def grown(column: NDArray[Item], size: int, fill: object = 0) -> NDArray[Item]:
-    """A longer copy of ``[slots]`` or ``[slots, n]``: of ``size`` slots, the new ones hold ``fill``.
+    """Return a longer copy of ``column``.
 
-    For columns of the request table, and for what a policy remembers by slot beside them.
+    It serves columns of the request table, and what a policy remembers by slot beside them.
+
+    Args:
+        column: Values by slot, ``[slots]`` or ``[slots, n]``.
+        size: Number of slots of the copy, at least as many as now.
+        fill: Value of the new slots.
     """
     longer: NDArray[Item] = np.full((size, *column.shape[1:]), fill, column.dtype)
     longer[: len(column)] = column

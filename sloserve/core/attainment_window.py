@@ -12,7 +12,7 @@ SPAN_S = 300.0
 """Requests that ended longer ago are forgotten: five minutes, long enough for a class of few requests to show."""
 
 MAX_REQUESTS = 1_000
-"""At most so many are remembered, the latest: the third digit of a ratio, and a bound on memory."""
+"""Most requests that are remembered, the latest ones: enough for the third digit of a ratio, and a bound on memory."""
 
 SHOWN_SPANS_S: Final = (60.0, 600.0)
 """What people who watch are shown."""
@@ -33,7 +33,13 @@ class AttainmentWindow:
         self._ring = Ring(stamps)
 
     def record(self, met: Mapping[str, bool], rejected: bool, now_s: float) -> None:
-        """Takes in a request that ended now. met: for each target it had, at least one, whether it was met."""
+        """Record a request that ended now.
+
+        Args:
+            met: Whether each target of the request was met, by its name; at least one.
+            rejected: Whether the request was rejected before it was queued.
+            now_s: The present time, in epoch seconds.
+        """
         bits = _REJECTED if rejected else 0
         for name, was_met in met.items():
             bits |= (0b11 if was_met else 0b01) << 2 * TARGETS.index(name)
@@ -41,10 +47,14 @@ class AttainmentWindow:
 
 
 def ratios(windows: Iterable[Stamps], now_s: float) -> dict[str, float]:
-    """Share of requests, 0..1, that met: each target, among those that had it; all of theirs, under ``all``, and
-    among those not rejected under ``all_admitted``. A share of nothing is left out.
+    """Return the shares of requests, 0..1, that met their targets.
 
-    windows: of one class, of each process that serves it; they count as one.
+    Each target has the share among the requests that had it. ``all`` is the share of requests that met all of their
+    targets, ``all_admitted`` the same share among requests that were not rejected. A share of no requests is left out.
+
+    Args:
+        windows: The windows of one class, one of each process that serves it; they count as one window.
+        now_s: The present time, in epoch seconds.
     """
     ended = latest(windows, MAX_REQUESTS, now_s - SPAN_S)
     found = {}
@@ -59,17 +69,26 @@ def ratios(windows: Iterable[Stamps], now_s: float) -> dict[str, float]:
 
 
 def attained(windows: Iterable[Stamps], now_s: float, span_s: float) -> Attainment:
-    """Requests that ended within the last ``span_s``, as far as they are remembered: of how many all targets were met.
+    """Return how many requests ended within the last ``span_s`` seconds, and how many of them met all targets.
 
-    windows: as for :func:`ratios`.
+    Only requests that are still remembered count.
+
+    Args:
+        windows: The windows of one class, one of each process that serves it; they count as one window.
+        now_s: The present time, in epoch seconds.
+        span_s: Length of the span that ends now, in seconds.
     """
     return _counts(latest(windows, MAX_REQUESTS, now_s - span_s))
 
 
 def shown(windows: Iterable[Stamps], now_s: float) -> list[list[float | int | None]]:
-    """For each of :data:`SHOWN_SPANS_S` the share of the requests that met all targets, and how many had some.
+    """Return for each of :data:`SHOWN_SPANS_S` the share of requests that met all targets, and how many had targets.
 
-    windows: as for :func:`ratios`. The share is ``None`` where none had any.
+    The share is ``None`` where no request had a target.
+
+    Args:
+        windows: The windows of one class, one of each process that serves it; they count as one window.
+        now_s: The present time, in epoch seconds.
     """
     rings = list(windows)
     counts = [attained(rings, now_s, span_s) for span_s in SHOWN_SPANS_S]

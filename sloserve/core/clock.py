@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 
 class Clock(Protocol):
-    """What time is it, in seconds since the epoch, and how long has it been, in seconds?"""
+    """The time: seconds since the epoch, and seconds on a clock that only measures durations."""
 
     def now_s(self) -> float: ...
 
@@ -33,10 +33,10 @@ _NOT_SET_S: Final = 1e-3
 
 
 class SteadyClock:
-    """Epoch seconds that are never set: those of the host at the start, and the seconds that have passed since then.
+    """Epoch seconds that are never set: the host's time at the start plus the seconds that have passed since then.
 
-    What a process compares over time (ages, deadlines, when something happened) is of this clock, so that setting the
-    host's clock changes no decision. Times that were stamped with the host's clock come in through :meth:`of_host`.
+    Every time that a process compares (ages, deadlines, when something happened) is of this clock, so that setting the
+    host's clock changes no decision. Times that were stamped with the host's clock are converted by :meth:`of_host`.
     """
 
     def __init__(self, host: Clock) -> None:
@@ -50,20 +50,22 @@ class SteadyClock:
         return self._host.monotonic_s()
 
     def of_host(self, stamped_s: float) -> float:
-        """When it was on this clock that the host's clock said ``stamped_s``, a moment ago.
+        """Return the time on this clock at which the host's clock said ``stamped_s``, a moment ago.
 
-        That is ``stamped_s`` itself unless the host's clock has been set; then the time that has passed since counts,
-        now at the latest. If the host's clock was set within that moment, the answer is off by as much.
+        That is ``stamped_s`` itself unless the host's clock has been set. If it has, the time that has passed since the
+        stamp counts, and the result is the present time at the latest. If the host's clock was set within that moment,
+        the result is off by as much.
         """
         now_s, host_s = self.now_s(), self._host.now_s()
         return stamped_s if abs(host_s - now_s) < _NOT_SET_S else now_s - max(host_s - stamped_s, 0.0)
 
 
 class ManualClock:
-    """A clock that moves only when told: virtual time in the simulator and in tests.
+    """A clock that moves only when its methods are called: virtual time in the simulator and in tests.
 
-    Starts at an arbitrary epoch offset rather than at zero, so that code which reads the host's clock by mistake is off
-    by years and fails loudly; ``monotonic_s`` starts at zero, so that code which takes one time for the other is too.
+    It starts at an arbitrary epoch offset rather than at zero, so that code which reads the host's clock by mistake is
+    off by years and fails loudly. ``monotonic_s`` starts at zero, so that code which mixes up the two times fails as
+    well.
     """
 
     EPOCH_OFFSET_S = 1_000_000.0
@@ -78,7 +80,7 @@ class ManualClock:
         return self._now_s - self._start_s
 
     def advance_to(self, now_s: float) -> None:
-        """Moves the clock forward to ``now_s``.
+        """Move the clock forward to ``now_s``.
 
         Raises: ValueError if that lies in the past.
         """
@@ -87,6 +89,6 @@ class ManualClock:
         self._now_s = now_s
 
     def set_wall(self, now_s: float) -> None:
-        """Sets the time since the epoch, forward or back, as an operator or NTP does; no time passes."""
+        """Set the time since the epoch, forward or back, as an operator or NTP does; no time passes."""
         self._start_s += now_s - self._now_s
         self._now_s = now_s

@@ -33,7 +33,7 @@ _SHOWN.maxstring = _SHOWN.maxother = 80
 
 
 def shown(value: object) -> str:
-    """``value`` as a message repeats it: never in full where it is long, since messages are logged."""
+    """Return ``value`` as a message repeats it: a long value is shortened, since messages are logged."""
     return _SHOWN.repr(value)
 
 
@@ -41,8 +41,10 @@ class SloServeError(Exception):
     """Root of every error raised on purpose by this package."""
 
     def to_keep(self) -> Self:
-        """The error without where it was raised: those frames hold the request, body and all, and a request that keeps
-        its own error would stay in memory until the garbage collector comes round.
+        """Return the error without the traceback and the context in which it was raised.
+
+        Those frames hold the request with its body. A request that keeps its own error would otherwise stay in memory
+        until the garbage collector runs.
         """
         self.__context__ = None
         return self.with_traceback(None)
@@ -57,7 +59,7 @@ class InvalidRequest(SloServeError):
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
         self.param = shown(field)[1:-1]
-        """The field as an answer repeats it: short and printable."""
+        """The field as a response repeats it: short and printable."""
         super().__init__(f"{self.param}: {shown(value)} is not {allowed}")
         self.field = field
         self.value = value
@@ -72,11 +74,11 @@ class BadBody(SloServeError):
 
 
 class MalformedBody(BadBody):
-    """It is not of the form that its route reads."""
+    """The body does not have the form that its route reads."""
 
 
 class BodyTooLarge(BadBody):
-    """It is longer than may be, by what its request declares or by what has come."""
+    """The body is longer than the limit, by what its request declares or by what has arrived."""
 
     param: str | None = None
     """Field of the body that makes it so, where that is known."""
@@ -86,7 +88,7 @@ class BodyTooLarge(BadBody):
 
 
 class BodyTooSlow(BadBody):
-    """It does not come, or comes more slowly than may be."""
+    """The body does not arrive, or arrives more slowly than the limit."""
 
     def __init__(self, whole_s: float, bytes_per_s: float) -> None:
         more = "" if bytes_per_s == math.inf else f" and a second more for each {bytes_per_s:g} bytes"
@@ -94,7 +96,7 @@ class BodyTooSlow(BadBody):
 
 
 class UnknownModel(SloServeError):
-    """There is no such model for this client; names those that it may ask for."""
+    """The model does not exist for this client; the message names the models that the client may ask for."""
 
     param = "model"
 
@@ -116,8 +118,9 @@ class QueueFull(Rejected):
 
 
 class SLOUnattainable(Rejected):
-    """The targets cannot, or probably cannot, be met; says after how many seconds a retry may succeed, ``None`` where
-    never.
+    """The targets cannot, or probably cannot, be met.
+
+    The error says after how many seconds a retry may succeed, or ``None`` where no retry can.
     """
 
     def __init__(self, message: str, retry_after_s: int | None, slo_class: str) -> None:

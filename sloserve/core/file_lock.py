@@ -22,14 +22,17 @@ _open: set[int] = set()
 
 
 def open_to_lock(path: Path) -> int:
-    """A descriptor on a file of this user's own, made if it is not there; not locked yet. Raises: OSError."""
+    """Return a descriptor of a file that only this user may read, created if it does not exist, and not locked yet.
+
+    Raises: OSError if the file cannot be opened.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     _open.add(fd)
     return fd
 
 
 def has_locked(fd: int) -> bool:
-    """Tries to lock it; whether no other process has."""
+    """Try to lock the file; return ``False`` if another process has locked it."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -38,7 +41,7 @@ def has_locked(fd: int) -> bool:
 
 
 def close_lock(fd: int) -> None:
-    """Lets go of it, if it was locked."""
+    """Release the lock, if this process holds it, and close the descriptor."""
     _open.discard(fd)
     fcntl.flock(fd, fcntl.LOCK_UN)  # else a child that is just being forked holds it a moment longer
     os.close(fd)
@@ -46,9 +49,13 @@ def close_lock(fd: int) -> None:
 
 @contextlib.contextmanager
 def one_at_a_time(path: Path, limit_s: float) -> Iterator[None]:
-    """Waits until no other process is within the same lines. path: of the lock's file, made if it is not there.
+    """Wait until no other process runs the same block of code.
 
-    Raises: ConfigError if another is for ``limit_s`` seconds. OSError: the file cannot be opened.
+    Args:
+        path: Path of the lock's file, which is created if it does not exist.
+        limit_s: Most seconds to wait.
+
+    Raises: ConfigError if another process holds the lock for ``limit_s`` seconds; OSError if the file cannot be opened.
     """
     fd, looks = open_to_lock(path), int(limit_s / _LOOK_S)
     try:
@@ -63,12 +70,13 @@ def one_at_a_time(path: Path, limit_s: float) -> Iterator[None]:
 
 
 class OwnLock:
-    """A lock that one process at a time may have, and that process is this one, until it ends or closes it.
+    """A lock that one process at a time can hold; this process holds it until it ends or closes the lock.
 
-    path: of the lock's file, which keeps a name of its own from one process to the next. what: it is the lock of, for
-    the error: ``an agent of host a``.
+    Args:
+        path: Path of the lock's file, which keeps its own name from one process to the next.
+        what: Words for what is locked, for the error, such as ``an agent of host a``.
 
-    Raises: ConfigError where another process has it, or no file can be made.
+    Raises: ConfigError if another process holds the lock, or no file can be created.
     """
 
     def __init__(self, path: Path, what: str) -> None:
@@ -81,12 +89,12 @@ class OwnLock:
             close_lock(self._fd)
             raise ConfigError(f"{what} runs already{f' (process {pid})' if pid else ''}: stop it first")
         self.name = name if len(name) == _NAME_BYTES else secrets.token_hex(_NAME_BYTES // 2)
-        """Of the file: who has the lock later, with the same name, knows that who had it before has ended."""
+        """Name of the file: a later holder that finds the same name knows that the earlier holder has ended."""
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"{self.name} {os.getpid()}".encode(), 0)
 
     def close(self) -> None:
-        """Lets go of it."""
+        """Release the lock."""
         close_lock(self._fd)
 
 

@@ -19,9 +19,11 @@ TOLERANCE_S = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """The figures of one completed request that targets speak about, in seconds.
+    """The figures of one completed request to which targets apply, in seconds.
 
-    tpot_s: (last - first token) / (tokens - 1); 0 for a single token, which thereby meets any TPOT or TDS target.
+    Args:
+        tpot_s: Seconds per token, (last - first token) / (tokens - 1); 0 for a single token, which therefore meets any
+            TPOT or TDS target.
     """
 
     ttft_s: float
@@ -30,9 +32,11 @@ class Latency:
 
 
 def targets_met(targets: Targets, measured: Latency | None) -> dict[str, bool]:
-    """For each target that is set, under its name of ``ttft``, ``tpot``, ``e2e``, ``tds``: whether it was met.
+    """Return for each target that is set whether it was met, under its name: ``ttft``, ``tpot``, ``e2e`` or ``tds``.
 
-    measured: ``None`` for a request that was not completed, which meets none.
+    Args:
+        targets: The targets of the request.
+        measured: The latency of the request; ``None`` if it was not completed, in which case it meets no target.
     """
     limits_s = {
         "ttft": targets.ttft_s,
@@ -59,7 +63,7 @@ class FinishedRequest(ABC):
     @property
     @abstractmethod
     def latency(self) -> Latency | None:
-        """In seconds from its arrival, queueing included; ``None`` unless it was completed with at least one token."""
+        """Latency in seconds from the arrival, queueing included; ``None`` unless completed with at least one token."""
 
     @property
     @abstractmethod
@@ -68,7 +72,7 @@ class FinishedRequest(ABC):
 
     @cached_property
     def met(self) -> dict[str, bool]:
-        """For each of its targets, ``ttft``, ``tpot``, ``e2e``, ``tds``: whether it was met."""
+        """Whether each target of the request was met, by its name: ``ttft``, ``tpot``, ``e2e`` or ``tds``."""
         return targets_met(self.asked.targets, self.latency)
 
     @cached_property

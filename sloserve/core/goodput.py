@@ -20,7 +20,10 @@ Finished = TypeVar("Finished", bound=FinishedRequest)
 class Attainment:
     """Counts of requests that have targets.
 
-    good: met all of them. total: all, whatever became of them. rejected: those of ``total`` refused before queueing.
+    Args:
+        good: Requests that met all of their targets.
+        total: All requests, whatever their outcome.
+        rejected: Requests of ``total`` that were refused before queueing.
     """
 
     good: int = 0
@@ -39,12 +42,12 @@ class Attainment:
         return self.good / admitted if admitted else None
 
     def goodput_per_s(self, duration_s: float) -> float | None:
-        """Good requests per second over ``duration_s`` > 0; ``None`` if no request has a target."""
+        """Return good requests per second over ``duration_s`` > 0; ``None`` if no request has a target."""
         return self.good / duration_s if self.total else None
 
 
 def attainment(ended: Iterable[FinishedRequest]) -> Attainment:
-    """Attainment over ``ended``; those without targets are left out."""
+    """Return the attainment over ``ended``; requests without targets are left out."""
     good = total = rejected = 0
     for one in ended:
         if one.good is None:
@@ -56,7 +59,7 @@ def attainment(ended: Iterable[FinishedRequest]) -> Attainment:
 
 
 def by_class(ended: Iterable[Finished]) -> dict[str, list[Finished]]:
-    """The requests of each service class, classes in order of rank and then name."""
+    """Return the requests of each service class, classes in order of rank and then name."""
     found: dict[str, list[Finished]] = {}
     ranks: dict[str, int] = {}
     for one in ended:
@@ -67,6 +70,6 @@ def by_class(ended: Iterable[Finished]) -> dict[str, list[Finished]]:
 
 
 def attainment_by_class(ended: Iterable[FinishedRequest]) -> dict[str, Attainment]:
-    """Attainment of each service class in which at least one request has a target, in order of rank."""
+    """Return the attainment of each service class in which at least one request has a target, in order of rank."""
     counted = {name: attainment(of_class) for name, of_class in by_class(ended).items()}
     return {name: counts for name, counts in counted.items() if counts.total}

@@ -4,7 +4,7 @@ import math
 
 
 def figure(value: float | None) -> str:
-    """With at most one decimal; ``some`` for what is not known."""
+    """Return ``value`` with at most one decimal, or ``some`` if it is not known."""
     if value is None or not math.isfinite(value):
         return "some"
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"

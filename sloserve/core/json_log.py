@@ -30,7 +30,7 @@ _logger = logging.getLogger("sloserve")
 
 
 def formatter() -> logging.Formatter:
-    """Fields timestamp (ISO 8601, UTC), level, logger, process, message; where there is one, exc_info as text."""
+    """Make a formatter with the fields timestamp (ISO 8601, UTC), level, logger, process, message and exc_info."""
     return JsonFormatter(
         "%(levelname)s %(name)s %(process)d %(message)s",
         rename_fields={"levelname": "level", "name": "logger"},
@@ -40,16 +40,19 @@ def formatter() -> logging.Formatter:
 
 
 def handler() -> logging.Handler:
-    """Writes to standard output, below the text layer: there older vLLMs put the process's name before each line."""
+    """Make a handler that writes to standard output below the text layer.
+
+    There, older versions of vLLM put the name of the process before each line.
+    """
     made = logging.StreamHandler(open(1, "w", encoding="utf-8", buffering=1, closefd=False))
     made.setFormatter(formatter())
     return made
 
 
 def use_json_logs() -> None:
-    """From now on this process, and those that it starts, log JSON to standard output.
+    """Make this process, and the processes that it starts from here on, log JSON to standard output.
 
-    Raises: ConfigError where vLLM was told of another configuration.
+    Raises: ConfigError if the environment names another logging configuration for vLLM.
     """
     other = os.environ.get(_VLLM_CONFIG)
     if other not in (None, "", str(CONFIG)):
@@ -63,7 +66,7 @@ def logs_are_json() -> bool:
 
 
 def say(line: str, **fields: Any) -> None:
-    """Tells the operator ``line``: on standard output, or as a record with ``fields``."""
+    """Write ``line`` for the operator, to standard output or as a log record with ``fields``."""
     if logs_are_json():
         _logger.info(line, extra=fields)
         return
@@ -74,7 +77,7 @@ def say(line: str, **fields: Any) -> None:
 
 
 def warn(line: str) -> None:
-    """Warns the operator: on standard error, or as a record."""
+    """Warn the operator, on standard error or by a log record."""
     if logs_are_json():
         _logger.warning(line)
     else:

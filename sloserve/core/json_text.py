@@ -10,7 +10,12 @@ _EXACT_CHARS: Final = 19
 
 
 def dumps(value: Any, **options: Any) -> str:
-    """Return ``value`` as JSON. options: of :func:`json.dumps`."""
+    """Return ``value`` as JSON.
+
+    Args:
+        value: A value that JSON can hold; numbers that are not finite become ``null``.
+        **options: Options of :func:`json.dumps`.
+    """
     try:
         return json.dumps(value, allow_nan=False, **options)
     except ValueError:
@@ -18,7 +23,7 @@ def dumps(value: Any, **options: Any) -> str:
 
 
 def compact(value: Any) -> bytes:
-    """Return ``value``, of an answer that was read from JSON, as JSON without spaces, in UTF-8.
+    """Return ``value``, a part of a response that was read from JSON, as JSON without spaces, in UTF-8.
 
     Characters stay as they are. A lone half of a UTF-16 pair has no UTF-8: a value with one is written in ASCII.
     """

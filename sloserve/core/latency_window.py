@@ -13,7 +13,7 @@ import numpy as np
 from sloserve.core.stamps import BITS, Ring, Stamps, latest
 
 MAX_LATENCIES: Final = 500
-"""At most so many are remembered, the latest: five stand above the 99th percentile."""
+"""Most requests that are remembered, the latest ones: five of them stand above the 99th percentile."""
 SPAN_S: Final = 60.0
 QUANTILES: Final = (50, 99)
 _LEAST_S: Final = 1e-4
@@ -28,16 +28,19 @@ class LatencyWindow:
         self._ring = Ring(stamps)
 
     def record(self, latency_s: float, now_s: float) -> None:
-        """Takes in a request that ended now."""
+        """Record a request that ended now."""
         within_s = min(max(latency_s, _LEAST_S), _MOST_S)
         self._ring.add(1 + round(math.log(within_s / _LEAST_S) / _STEP), now_s)
 
 
 def quantiles_s(windows: Iterable[Stamps], now_s: float) -> list[float] | None:
-    """Latency in seconds at each of :data:`QUANTILES` (in percent), of requests that ended within :data:`SPAN_S`;
-    ``None`` where none did.
+    """Return the latency in seconds at each of :data:`QUANTILES` of requests that ended within :data:`SPAN_S`.
 
-    windows: of one class, of each process that serves it; they count as one.
+    The result is ``None`` if no request ended.
+
+    Args:
+        windows: The windows of one class, one of each process that serves it; they count as one window.
+        now_s: The present time, in epoch seconds.
     """
     ended = latest(windows, MAX_LATENCIES, now_s - SPAN_S)
     if not ended.size:

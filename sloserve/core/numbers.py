@@ -1,7 +1,8 @@
 """Numbers in text that a person or a client wrote: policy options, flags, headers, environment variables.
 
-Python's own ``int`` and ``float`` also read ``1_000``, the digits of all scripts, ``nan``, ``inf``, and any
-number of digits. Here a number is ASCII digits with an optional sign, point and exponent, and is bounded.
+Python's own functions accept more: ``1_000``, the digits of all scripts, ``nan``, ``inf``, and any number of digits are
+numbers for ``int`` or ``float``. Here a number is ASCII digits with an optional sign, point and exponent, and is
+bounded.
 """
 
 import re
@@ -50,9 +51,13 @@ def whole(text: str) -> int:
 
 
 def bounded(value: _Number, written: object = None) -> _Number:
-    """Return ``value``. written: how a message shows it.
+    """Return ``value`` if it is within the bounds.
 
-    Raises: NotANumber where its magnitude is above :data:`MOST`, or below :data:`LEAST` and not 0, or it is no number.
+    Args:
+        value: The number to check.
+        written: The number as a message shows it; ``None`` for ``value`` itself.
+
+    Raises: NotANumber if the magnitude is above :data:`MOST`, or below :data:`LEAST` and not 0, or ``value`` is NaN.
     """
     if not abs(value) <= MOST:
         raise NotANumber(f"{shown(value if written is None else written)} is not within -{MOST}..{MOST}")
@@ -62,10 +67,10 @@ def bounded(value: _Number, written: object = None) -> _Number:
 
 
 def is_tiny(value: float) -> bool:
-    """Whether ``value`` is so near to 0 that it counts as 0 once its unit is converted."""
+    """Return whether ``value`` is so near to 0 that it counts as 0 once its unit is converted."""
     return 0.0 < abs(value) < LEAST
 
 
 def is_whole(text: str) -> bool:
-    """Whether ``text`` is nothing but ASCII digits, as headers and protocols write whole numbers."""
+    """Return whether ``text`` consists of ASCII digits alone, as headers and protocols write whole numbers."""
     return text.isascii() and text.isdecimal()

@@ -17,4 +17,7 @@ class Outcome(StrEnum):
     FAILED = "failed"
     """The engine or this package failed."""
     LOST = "lost"
-    """Never ended: the simulator ran out of work that could be scheduled. Always a bug; counted so that it shows."""
+    """The request never ended: the simulator ran out of work that could be scheduled.
+
+    This is always a bug; it is counted so that it shows.
+    """

@@ -1,4 +1,4 @@
-"""What a client is told at admission about its request's latency: medians, and bounds that nine in ten keep."""
+"""The latency that is predicted at admission of a request: medians, and bounds that nine in ten requests keep."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class Quantiles:
     p90_s: float
 
     def kept(self, actual_s: float) -> dict[float, bool]:
-        """By level, 0.5 and 0.9: whether the request took no longer."""
+        """Return by level, 0.5 and 0.9, whether the request took no longer than predicted."""
         return {MEDIAN: actual_s <= self.median_s, P90: actual_s <= self.p90_s}
 
 
@@ -26,7 +26,12 @@ class Predicted:
     e2e: Quantiles | None
 
     def kept(self, *, ttft_s: float, e2e_s: float) -> dict[tuple[str, float], bool]:
-        """By figure, ``ttft`` or ``e2e``, and level: whether a request that took so long took no longer than told."""
+        """Return whether a request took no longer than predicted, by figure, ``ttft`` or ``e2e``, and level.
+
+        Args:
+            ttft_s: Measured seconds from the arrival to the first token.
+            e2e_s: Measured seconds from the arrival to the last token.
+        """
         told = (("ttft", self.ttft, ttft_s), ("e2e", self.e2e, e2e_s))
         return {
             (name, level): kept
@@ -37,7 +42,7 @@ class Predicted:
 
 
 def worst(predictions: Iterable[Predicted]) -> Predicted:
-    """The prediction for a client that waits for all of them: the greatest of each figure."""
+    """Return the prediction for a client that waits for all of these requests: the greatest of each figure."""
     each = list(predictions)
     if len(each) == 1:
         return each[0]

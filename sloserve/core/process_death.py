@@ -4,8 +4,8 @@ There are two ways. :func:`die_with` has the kernel kill a process as soon as it
 the parent must have started the process in a thread that lives as long as itself. :func:`end_with_starter` watches the
 parent from a thread, which works for whatever ``multiprocessing`` started, and lets the process end in order.
 
-An engine of a fleet is several processes: an API server, its core, workers. Each is told by its parent, in the
-environment, whose child it is to be; a parent that has died before the child could ask is found out by that.
+An engine of a fleet is several processes: an API server, its core, workers. Each learns the process id of its parent
+from the environment; if it finds another parent at its start, the parent has already died.
 """
 
 import ctypes
@@ -21,7 +21,10 @@ from typing import Any, Final
 from sloserve.core import numbers
 
 PARENT: Final = "SLOSERVE_DIES_WITH"
-"""In the environment: the process id of the parent that a process dies with. Unset: it dies with none."""
+"""Variable of the environment with the process id of the parent with which a process dies.
+
+A process without this variable dies with no other process.
+"""
 
 END_S: Final = 5.0
 """Seconds that a process has to end in order after its starter has gone; then it is killed."""
@@ -31,9 +34,9 @@ _watching = False
 
 
 def die_with(parent: int) -> None:
-    """From now on the process is killed when ``parent``, its parent, ends; at once where that has ended already.
+    """Have this process killed when its parent, the process ``parent``, ends, or at once if it has ended already.
 
-    Its own children find its id in the environment, and call :func:`die_with_named_parent`.
+    The children of this process find its id in the environment, and call :func:`die_with_named_parent`.
     """
     os.environ[PARENT] = str(os.getpid())
     if not sys.platform.startswith("linux"):
@@ -44,7 +47,10 @@ def die_with(parent: int) -> None:
 
 
 def die_with_named_parent() -> None:
-    """As the environment says, if it says so. A second call in the same process changes nothing."""
+    """Call :func:`die_with` for the parent that the environment names, if it names one.
+
+    A second call in the same process has no effect.
+    """
     named = os.environ.get(PARENT, "")
     if numbers.is_whole(named) and int(named) != os.getpid():
         die_with(int(named))
@@ -86,7 +92,7 @@ def _wait_for_end(starter: Any) -> None:
         starter.join()
         return
     with os.fdopen(descriptor, "rb", buffering=0):
-        if not starter.is_alive():  # its number may be that of another process by now
+        if not starter.is_alive():  # another process may have its number by now
             return
         ends = select.poll()  # select takes no descriptor above 1,023
         ends.register(descriptor, select.POLLIN)

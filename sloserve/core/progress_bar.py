@@ -16,7 +16,7 @@ from rich.progress import (
 )
 
 LINES = 10
-"""So many, each after an equal part of the work,"""
+"""Number of lines that are printed, each after an equal part of the work."""
 LINE_AFTER_S = 60.0
 """and one when there was none for so long: a log shows that the command lives."""
 
@@ -31,12 +31,17 @@ class Bar:
         self._part, self._said_s = 0, 0.0
 
     def advance(self) -> None:
-        """One step more is done."""
+        """Count one more step as done."""
         task = self._progress.tasks[0]
         self.update(int(task.completed) + 1, None if task.total is None else int(task.total))
 
     def update(self, done: int, total: int | None) -> None:
-        """So many steps are done of so many; ``None`` where that is not known yet."""
+        """Set how many steps are done, of how many.
+
+        Args:
+            done: Number of steps that are done.
+            total: Number of all steps; ``None`` where it is not known yet.
+        """
         self._progress.update(self._id, completed=done, total=total)
         if not self._lines or not total:
             return
@@ -51,7 +56,7 @@ class Bar:
 
 @contextmanager
 def progress(what: str, console: Console, total: int | None = None, *, refresh_per_second: float = 10) -> Iterator[Bar]:
-    """A bar of ``what`` on ``console``, gone at the end; lines on stderr where the console is no terminal."""
+    """Show a bar of ``what`` on ``console`` until the block ends, or lines on stderr where this is no terminal."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -1,20 +1,21 @@
-"""Quality of experience of a streamed reply (Andes, Sec. 3.1, Eq. 1): how much of the expected reading was possible.
+"""Quality of experience of a streamed output: how much of the expected reading was possible.
 
-Two curves over the time since arrival, for a reply of ``l`` tokens whose reader digests ``tds`` tokens per second:
+Two curves (Andes, Sec. 3.1, Eq. 1) over the time since arrival describe an output of ``l`` tokens and a reader that
+digests ``tds`` tokens per second:
 
 * expected, ``min(T(t), l)`` with ``T(t) = tds * max(0, t - ttft)``;
 * actual, ``A(t)``, tokens digested: slope ``tds`` while delivered tokens are undigested, else 0. Tokens that come
   faster than they are read wait in the reader's buffer and add nothing.
 
 QoE is the ratio of the areas under both from arrival to the delivery of the last token (the paper's TTLT), clamped to
-[0, 1]. Both areas are exact, in closed form. What follows from that upper limit, and is meant:
+[0, 1]. Both areas are exact, in closed form. Three consequences of that upper limit are intended:
 
-* a reply that ended no later than the expected TTFT was not waited for: expected area 0, QoE 1;
-* what is read after the last token's delivery does not count, for either curve. A late reply that comes all at once
-  therefore scores 0, however short; between that and 1 there is no continuous passage for a reply of one token;
+* an output that ended no later than the expected TTFT kept no reader waiting: expected area 0, QoE 1;
+* what is read after the last token's delivery does not count, for either curve. A late output that comes all at once
+  therefore scores 0, however short; between that and 1 there is no continuous passage for an output of one token;
 * early tokens earn credit against later stalls, as areas do; the clamp keeps the credit from exceeding 1.
 
-A request that was not completed has QoE 0, one that promises neither TTFT nor TDS has none.
+A request that was not completed has QoE 0; a request that promises neither TTFT nor TDS has no QoE.
 """
 
 import numpy as np
@@ -30,9 +31,9 @@ DEFAULT_TDS = 4.8
 
 
 def digest_start_s(token_times_s: FloatArray, tds: float) -> FloatArray:
-    """When the reader takes up each token, ``[tokens]``: once it is there and the one before it is digested.
+    """Return when the reader takes up each token, ``[tokens]``: once it has arrived and the one before it is digested.
 
-    Unrolls ``s[i] = max(d[i], s[i-1] + 1/tds)`` into a running maximum of ``d[i] - i/tds``.
+    The recurrence ``s[i] = max(d[i], s[i-1] + 1/tds)`` is computed as a running maximum of ``d[i] - i/tds``.
     """
     reading_s = np.arange(token_times_s.size) / tds
     starts: FloatArray = np.maximum.accumulate(token_times_s - reading_s) + reading_s
@@ -40,7 +41,7 @@ def digest_start_s(token_times_s: FloatArray, tds: float) -> FloatArray:
 
 
 def digested_area(token_times_s: FloatArray, tds: float, until_s: float) -> float:
-    """Area under ``A(t)`` from 0 to ``until_s``, in token seconds.
+    """Return the area under ``A(t)`` from 0 to ``until_s``, in token seconds.
 
     Each token is a ramp from 0 to 1 that lasts ``1/tds`` from the moment the reader takes it up.
     """
@@ -51,19 +52,22 @@ def digested_area(token_times_s: FloatArray, tds: float, until_s: float) -> floa
 
 
 def expected_area(tokens: int, ttft_s: float, tds: float, until_s: float) -> float:
-    """Area under ``min(T(t), tokens)`` from 0 to ``until_s``, in token seconds."""
+    """Return the area under ``min(T(t), tokens)`` from 0 to ``until_s``, in token seconds."""
     since_s = max(until_s - ttft_s, 0.0)
     reading_s = tokens / tds
     return 0.5 * tds * min(since_s, reading_s) ** 2 + tokens * max(since_s - reading_s, 0.0)
 
 
 def qoe(token_times_s: FloatArray, *, ttft_s: float, tds: float, alpha: float | None = None) -> float:
-    """QoE in [0, 1] of a reply that was delivered to its end.
+    """Return the QoE in [0, 1] of an output that was delivered to its end.
 
     Args:
-        token_times_s: ``[tokens]``, at least one: seconds from arrival to each token's delivery, ascending, ties
-        allowed. ttft_s: expected seconds to the first token. tds: expected tokens per second. alpha: in [0, 1]; if
-        given, the ratio is multiplied by ``alpha`` to the power of the first token's lateness in seconds.
+        token_times_s: Seconds from arrival to each token's delivery, ``[tokens]``, at least one, ascending, ties
+            allowed.
+        ttft_s: Expected seconds to the first token.
+        tds: Expected tokens per second.
+        alpha: A number in [0, 1], or ``None``; if given, the ratio is multiplied by ``alpha`` to the power of the first
+            token's lateness in seconds.
 
     Raises: ValueError for a timeline that is empty, descends or begins before arrival, and for an alpha out of range.
     Source: Andes, Eq. 1, and the paragraph behind it for alpha.
@@ -86,9 +90,9 @@ def qoe(token_times_s: FloatArray, *, ttft_s: float, tds: float, alpha: float | 
 
 
 def expectation(targets: Targets) -> tuple[float, float] | None:
-    """Expected TTFT in seconds and TDS in tokens/s of a request; ``None`` where it promises neither.
+    """Return the expected TTFT in seconds and TDS in tokens/s of a request; ``None`` if it promises neither.
 
-    The one of the two that is not stated takes its default; TPOT and e2e targets say nothing about a reader.
+    Of the two, a target that is not stated takes its default; TPOT and e2e targets say nothing about a reader.
     """
     if targets.ttft_s is None and targets.tds is None:
         return None

@@ -15,12 +15,16 @@ PREFIX_BLOCK_TOKENS = 512
 class WorkloadRequest:
     """One request of a trace or of a generator.
 
-    arrival_s: seconds from the start of the run. prompt_tokens, output_tokens: at least 1 each. task: the trace's own
-    label.
-    max_tokens: the client's cap on output; ``None``: whatever the context length leaves. priority: lower is earlier
-    (vLLM).
-    prefix_ids: ids of the prompt's blocks of ``prefix_block_tokens`` tokens; two prompts share KV as far as their
-    leading ids agree; empty: shares nothing. model: that it asks for; empty where there is one.
+    Args:
+        arrival_s: Seconds from the start of the run.
+        prompt_tokens: Length of the prompt in tokens, at least 1.
+        output_tokens: Length of the output in tokens, at least 1.
+        task: The trace's own label.
+        max_tokens: The client's cap on output tokens; ``None`` for whatever the context length leaves.
+        priority: vLLM's priority; a lower number is served earlier.
+        prefix_ids: Ids of the prompt's blocks of ``prefix_block_tokens`` tokens. Two prompts share KV as far as their
+            leading ids agree; a prompt without ids shares nothing.
+        model: Name of the model that the request asks for; empty where there is only one.
     """
 
     request_id: str

@@ -16,12 +16,12 @@ from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 
 
 class State(IntEnum):
-    """Where a request stands in the engine."""
+    """State of a request in the engine."""
 
     FREE = 0
     """No request has this slot."""
     WAITING = 1
-    """Never admitted, holds no KV blocks."""
+    """The request was never admitted and holds no KV blocks."""
     PREEMPTED = 2
     """Preempted after it had been admitted; waits to be recomputed, or loaded from the host. Holds no KV blocks."""
     RUNNING = 3
@@ -46,23 +46,23 @@ COLUMNS: dict[str, tuple[type, float]] = {
     "max_tokens": (np.int64, 0),
     "item_tokens": (np.int64, 0),  # the largest multimodal item of the prompt, which no chunk may divide
     "oracle_output_tokens": (np.int64, -1),  # known only to a simulator or a client that says so; -1 where unknown
-    "length_p10": (np.float64, np.nan),  # quantiles of the reply's whole length, as the front end predicted; else nan
+    "length_p10": (np.float64, np.nan),  # quantiles of the output's whole length, as the front end predicted; else nan
     "length_p25": (np.float64, np.nan),
     "length_p50": (np.float64, np.nan),
     "length_p75": (np.float64, np.nan),
     "length_p90": (np.float64, np.nan),
     # Prompt tokens found in the prefix cache at first admission.
     "cached_tokens": (np.int64, 0),
-    # Of a waiting request: tokens that the engine's own prefix cache holds, as of when it was last asked, which is when
-    # the request was queued or preempted, and from time to time while it is near the head of the queue.
+    # Tokens of a waiting request in the engine's own prefix cache, as of when it was last asked: when the request was
+    # queued or preempted, and from time to time while it is near the head of the queue.
     "hit_tokens": (np.int64, 0),
-    "computed_tokens": (np.int64, 0),  # tokens with KV, those in flight included
+    "computed_tokens": (np.int64, 0),  # tokens with KV, including tokens in flight
     # Scheduled, result not yet seen: the step budget counts them when it works out a request's slack.
     "in_flight_tokens": (np.int64, 0),
     "output_tokens": (np.int64, 0),
     # What the KV layout makes of computed and in-flight tokens; shared prefix blocks count for every holder.
     "kv_blocks": (np.int64, 0),
-    "swapped_tokens": (np.int64, 0),  # of a preempted request: tokens whose KV the host pool keeps
+    "swapped_tokens": (np.int64, 0),  # tokens of a preempted request of which the host pool keeps KV
     "num_preemptions": (np.int64, 0),
     # With speculative decoding: drafts of the request that were accepted since its row was made, and how many would
     # have been of the mean request.
@@ -88,7 +88,7 @@ class Rows:
     """Columns as attributes (``rows.arrival_s``), each ``[capacity]``; index them with slots.
 
     Args:
-        needs: the columns to keep, beside those that are always kept.
+        needs: Columns to keep, beside :data:`ALWAYS_KEPT`.
     """
 
     def __init__(self, needs: frozenset[str], capacity: int = 64) -> None:
@@ -102,7 +102,7 @@ class Rows:
         self._blocks: list[tuple[NDArray[Any], list[float]]] = []
         """Columns of a dtype, ``[columns, capacity]``, and their values in a fresh row: rows are written in one go."""
         self._place: dict[str, tuple[int, int]] = {}
-        """Of a column, its block and its place there."""
+        """The block and the place within it, by the name of a column."""
         self._make_columns()
 
     # Declared for type checkers; an attribute exists only for a kept column.
@@ -154,7 +154,7 @@ class Rows:
         return self._capacity - len(self._free)
 
     def _make_columns(self) -> None:
-        """Columns of the present capacity, with what those that were there before hold."""
+        """Make the columns of the present capacity, and copy what the previous columns hold."""
         before = {name: self.__dict__.pop(name) for name in COLUMNS if name in self.__dict__}
         of_dtype: dict[type, list[str]] = {}
         for name in sorted(self.kept):
@@ -172,7 +172,7 @@ class Rows:
             self._blocks.append((block, fresh))
 
     def keep(self, needs: frozenset[str]) -> frozenset[str]:
-        """Keeps these columns from now on, and no others beside those always kept; returns the new ones.
+        """Keep these columns, and no others beside :data:`ALWAYS_KEPT`; return the new ones.
 
         New columns hold their fresh value in every slot.
         """
@@ -185,9 +185,9 @@ class Rows:
         return new
 
     def add(self, **values: float) -> int:
-        """Takes a slot for a new request, with the next ``seq`` and state WAITING, and returns it.
+        """Take a slot for a new request, with the next ``seq`` and state WAITING, and return it.
 
-        Values for columns that are not kept are ignored; kept ones without a value get the column's fresh value.
+        Values for columns that are not kept are ignored; kept columns without a value get the column's fresh value.
         """
         if not self._free:
             self._free.extend(range(2 * self._capacity - 1, self._capacity - 1, -1))
@@ -208,17 +208,17 @@ class Rows:
         return slot
 
     def free(self, slot: int) -> None:
-        """Gives the slot back; it may be reused by the next :meth:`add`."""
+        """Give the slot back; the next :meth:`add` may use it again."""
         self.state[slot] = State.FREE
         self._free.append(slot)
 
     def count(self, *states: State) -> int:
-        """How many requests are in one of ``states``."""
+        """Return how many requests are in one of ``states``."""
         found = self.state.tobytes()  # bytes count in a third of the time of numpy
         return sum(map(found.count, states))
 
     def slots_in(self, *states: State) -> IntArray:
-        """Slots of all requests in one of ``states``, ascending, which is not an order of service."""
+        """Return the slots of all requests in one of ``states``, ascending, which is not an order of service."""
         mask = self.state == int(states[0])
         for state in states[1:]:
             mask |= self.state == int(state)

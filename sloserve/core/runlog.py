@@ -20,11 +20,13 @@ from sloserve.core.slo import SLO
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Where the time of a request went, from its arrival to its last token; together its e2e latency.
+    """Seconds that a request spent in each stage, from its arrival to its last token; the sum is its e2e latency.
 
-    waiting_s: until the step began that first served it. running_s: admitted and none of the following, be it prefill
-    or decode. preempted_s: without KV, until the step began that admitted it again. paused_s: passed over by a plan, KV
-    kept.
+    Args:
+        waiting_s: Seconds until the step began that first served the request.
+        running_s: Seconds in which the request was admitted and in none of the following stages, in prefill or decode.
+        preempted_s: Seconds without KV, until the step began that admitted the request again.
+        paused_s: Seconds in which a plan passed over the request and its KV was kept.
     """
 
     waiting_s: float
@@ -34,19 +36,22 @@ class StageTimes:
 
 
 def latency_of(arrival_s: float, first_token_s: float, last_token_s: float, tokens: int) -> Latency:
-    """The figures of a completed request that got ``tokens`` tokens, at least one."""
+    """Return the latency of a completed request that got ``tokens`` tokens, at least one."""
     tpot_s = (last_token_s - first_token_s) / (tokens - 1) if tokens > 1 else 0.0
     return Latency(ttft_s=first_token_s - arrival_s, tpot_s=tpot_s, e2e_s=last_token_s - arrival_s)
 
 
 @dataclass(frozen=True, eq=False)
 class RequestLog(FinishedRequest):
-    """How one request fared.
+    """The course of one request.
 
-    token_times_s: ``[tokens delivered]``, ascending: when each left the engine; empty if none did.
-    recomputed_tokens: tokens whose KV was computed again after preemptions. num_swaps: how often KV of it was copied to
-    the host and back. predicted: what was told at admission.
-    stages: ``None`` unless it was completed, and where it is not known: a client sees nothing of them.
+    Args:
+        token_times_s: When each token left the engine, ``[tokens delivered]``, ascending; empty if none did.
+        recomputed_tokens: Tokens of which KV was computed again after preemptions.
+        num_swaps: How often KV of the request was copied to the host and back.
+        predicted: The latency that was predicted at admission.
+        stages: Seconds in each stage; ``None`` if the request was not completed, or where stages are not known, as on a
+            client's side.
     """
 
     request: WorkloadRequest
@@ -93,10 +98,10 @@ class RequestLog(FinishedRequest):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepLog:
-    """One entry per executed engine step, all ``[steps]``: when it ended and lasted, its tokens, and the engine around
-    it.
+    """One entry per executed engine step, all ``[steps]``: its end, its duration, its tokens, and the engine around it.
 
-    kv_utilization: share of KV blocks in use, 0..1, when the step was scheduled.
+    Args:
+        kv_utilization: Share of KV blocks in use, 0..1, when the step was scheduled.
     """
 
     end_s: FloatArray
@@ -111,8 +116,10 @@ class StepLog:
 class RunLog:
     """One run: the requests in the order of the workload, the steps, and wall-clock measurements.
 
-    timing: measured, so different in each run: plan_us_mean, plan_us_p99, vllm_schedule_us_mean, wall_s. Nothing else
-    is. token_budget: most tokens that a step of this engine may compute; ``None`` where it is not known.
+    Args:
+        timing: Measurements, which differ from run to run while all other fields do not: plan_us_mean, plan_us_p99,
+            vllm_schedule_us_mean, wall_s.
+        token_budget: Most tokens that a step of this engine may compute; ``None`` where it is not known.
     """
 
     requests: list[RequestLog]

@@ -10,10 +10,12 @@ from sloserve.core.slo import SLO
 
 @dataclass(frozen=True, slots=True)
 class Interruptions:
-    """What kept an admitted request from running.
+    """Time in which an admitted request did not run.
 
-    paused_steps: engine steps it sat out with its KV kept. paused_s: how long that was. preempted_s: how long it was
-    without KV, from each preemption to the step that took it in again.
+    Args:
+        paused_steps: Engine steps in which the request was paused with its KV kept.
+        paused_s: Seconds for which it was paused.
+        preempted_s: Seconds without KV, from each preemption to the step that admitted the request again.
     """
 
     paused_steps: int = 0
@@ -33,11 +35,18 @@ class Interruptions:
 class ServedRequest(FinishedRequest):
     """One request that ended, of a class and perhaps a tenant.
 
-    latency: in seconds from the arrival at our front end, queueing included; ``None`` unless it was completed with at
-    least one token. qoe: 0..1; ``None`` where it promises no timeline, or was not streamed: no user reads it as it
-    comes. waited_s: from arrival to the first step that served it, ``None`` where it never was or is not known.
-    preemptions: by the policy and by vLLM. predicted: what was told at its admission. It is never in two of waiting,
-    preempted and paused at once; with the time it ran and what the front end takes they are its e2e latency.
+    The request is never in two of waiting, preempted and paused at once; these times, the time in which it ran, and the
+    front end's own time sum to its e2e latency.
+
+    Args:
+        latency: Seconds from the arrival at our front end, queueing included; ``None`` unless the request was completed
+            with at least one token.
+        qoe: Quality of experience, 0..1; ``None`` if the request promises no timeline, or was not streamed, since no
+            user reads such an output as it comes.
+        waited_s: Seconds from arrival to the first step that served the request; ``None`` if no step did, or if it is
+            not known.
+        preemptions: Number of preemptions by the policy and by vLLM.
+        predicted: The latency that was predicted at admission.
     """
 
     slo: SLO

@@ -25,10 +25,13 @@ DUE_NOW_S = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """The targets of one request; ``None`` where it has none.
+    """The targets of one request; ``None`` for each that it does not have.
 
-    ttft_s: arrival to first token. tpot_s: mean time per output token after the first. e2e_s: arrival to last token.
-    tds: tokens per second the user digests (Andes, Sec. 3.1).
+    Args:
+        ttft_s: Seconds from arrival to first token.
+        tpot_s: Mean seconds per output token after the first.
+        e2e_s: Seconds from arrival to last token.
+        tds: Tokens per second that the user digests (Andes, Sec. 3.1).
     """
 
     ttft_s: float | None = None
@@ -44,16 +47,16 @@ class Targets:
                 raise ValueError(f"{name}: {value!r} is not a positive number up to {limit:.0f}")
 
     def __bool__(self) -> bool:
-        """Whether any target is set."""
+        """Return whether any target is set."""
         return not (self.ttft_s is None and self.tpot_s is None and self.e2e_s is None and self.tds is None)
 
     @property
     def stated(self) -> tuple[str, ...]:
-        """Names of those that are set."""
+        """Names of the targets that are set."""
         return tuple(name for name in _TARGETS if getattr(self, name) is not None)
 
     def as_config(self) -> dict[str, float]:
-        """Those that are set, as on the wire and in configuration: milliseconds, and tokens per second."""
+        """Return the targets that are set, as on the wire and in configuration: milliseconds, and tokens per second."""
         limits_ms = {f"{name[:-2]}_ms": getattr(self, name) * 1e3 for name in self.stated if name != "tds"}
         return limits_ms if self.tds is None else limits_ms | {"tds": self.tds}
 
@@ -64,19 +67,25 @@ class Targets:
         return min(paces_s, default=None)
 
     def next_s(self, *, begun: bool = False) -> float | None:
-        """Seconds from arrival to the deadline that comes next, which orders the request while it is held back.
+        """Return the seconds from arrival to the next deadline, which orders the request while it is held back.
 
-        Until its first token that is the earlier of TTFT and e2e; once it has ``begun``, the whole reply's. ``None``
-        where nothing is promised.
+        Until the first token that is the earlier of TTFT and e2e; afterwards it is the e2e target alone. The result is
+        ``None`` if nothing is promised.
+
+        Args:
+            begun: Whether the first token has been emitted.
         """
         binding = (self.e2e_s,) if begun else (self.ttft_s, self.e2e_s)
         return min((limit_s for limit_s in binding if limit_s is not None), default=None)
 
     def left(self, elapsed_s: float, *, begun: bool) -> "Targets":
-        """Return what is left of these targets ``elapsed_s`` after the arrival of a request.
+        """Return the rest of these targets ``elapsed_s`` seconds after the arrival of a request.
 
-        begun: whether its first token is out, so that nothing is left of TTFT. A duration that has passed is due now.
-        Targets of its pace stay.
+        A duration that has passed is due now. Targets for the pace stay as they are.
+
+        Args:
+            elapsed_s: Seconds since the arrival.
+            begun: Whether the first token has been emitted, so that the TTFT target is over.
         """
 
         def rest(limit_s: float | None) -> float | None:
@@ -85,11 +94,11 @@ class Targets:
         return Targets(None if begun else rest(self.ttft_s), self.tpot_s, rest(self.e2e_s), self.tds)
 
     def over(self, default: "Targets") -> "Targets":
-        """These targets, with what they leave open taken from ``default``."""
+        """Return these targets, and for targets that are not set the ones of ``default``."""
         return Targets(*(getattr(self if getattr(self, name) is not None else default, name) for name in _TARGETS))
 
     def no_tighter_than(self, limit: "Targets") -> "Targets":
-        """These targets, each as lax as that of ``limit``; a kind that ``limit`` does not have is dropped."""
+        """Return these targets, each at least as lax as in ``limit``, without targets that ``limit`` does not have."""
         own = {name: getattr(self, name) for name in _TARGETS}
         bounded = {}
         for name, value in own.items():
@@ -105,11 +114,11 @@ _TARGETS = tuple(f.name for f in fields(Targets))
 
 @dataclass(frozen=True, slots=True)
 class SLOClass:
-    """A service class: default targets, rank among classes, and the age from which it must not be overtaken without
-    bound.
+    """A service class: default targets, rank among classes, and the age from which overtaking a request is bounded.
 
-    rank: lower is more urgent. aged_after_s: waiting time after which the adapter's ageing guard counts a request as
-    aged.
+    Args:
+        rank: Rank of the class; a lower rank is more urgent.
+        aged_after_s: Seconds of waiting after which the adapter's ageing guard counts a request as aged.
     """
 
     name: str
@@ -153,16 +162,24 @@ class ClassTable:
         return tuple(self._classes)
 
     def __getitem__(self, name: str) -> SLOClass:
-        """Raises: KeyError for an unknown class; callers turn it into their own message."""
+        """Return the class of a name.
+
+        Raises: KeyError for an unknown class; callers turn it into their own message.
+        """
         return self._classes[name]
 
     def slo(self, name: str | None, targets: Targets) -> SLO:
-        """The SLO of a request of class ``name`` (``None``: the default class) that states ``targets`` of its own."""
+        """Return the SLO of a request that states ``targets`` of its own.
+
+        Args:
+            name: Name of the request's class; ``None`` for the default class.
+            targets: The targets that the request states; the class supplies the others.
+        """
         slo_class = self.default if name is None else self._classes[name]
         return SLO(slo_class, targets.over(slo_class.targets))
 
     def as_config(self) -> dict[str, Any]:
-        """Plain values, as the settings ``classes`` and ``default_class`` have them; they travel as JSON."""
+        """Return plain values, as the settings ``classes`` and ``default_class`` have them; they travel as JSON."""
         classes = {
             c.name: {
                 "rank": c.rank,

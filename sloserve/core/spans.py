@@ -10,18 +10,22 @@ class Phase(StrEnum):
     EMPTY = "empty"
     """No model is active."""
     SERVING = "serving"
-    """Its active model takes requests."""
+    """The active model of the instance takes requests."""
     DRAINING = "draining"
-    """Its streams end, since another model comes; it takes no requests."""
+    """Another model is to come: the streams of the present one end, and it takes no requests."""
     SWITCHING = "swapping"
     """One model's weights leave, and another's come; it takes no requests."""
     FAILED = "failed"
-    """Its engine died or failed its check, and another is being started."""
+    """The engine died or failed its check, and another is being started."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """An instance was in one phase with one model. warm: of a swap, whether the weights came from host memory."""
+    """A span of time in which an instance was in one phase with one model.
+
+    Args:
+        warm: Whether, in a swap of models, the weights came from host memory.
+    """
 
     instance: str
     phase: Phase

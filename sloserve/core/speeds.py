@@ -1,11 +1,11 @@
-"""How fast people take in a reply: reading speeds by age and speaking speeds by language (Andes, Tables 1 and 2).
+"""Speeds at which people take in text: reading speeds by age and speaking speeds by language (Andes, Tables 1 and 2).
 
 The tables are in words per minute; Andes states their averages in tokens, 4.8 tokens/s for reading and 3.3 tokens/s for
 speaking, but not the ratio of words to tokens. So each table is scaled by the one ratio that gives its stated average:
 1.388 tokens a word for reading, 1.283 for speaking.
 
-For a reader of a known group ``READING.of("25-44")``, for a listener ``SPEAKING.of("Spanish")``, for a known pace
-:func:`tokens_per_s`; each is a TDS.
+A reader of a known group has ``READING.of("25-44")``, a listener has ``SPEAKING.of("Spanish")``, and
+:func:`tokens_per_s` converts a known pace; each is a TDS.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,9 @@ from sloserve.core.errors import ConfigError
 class DigestSpeeds:
     """Groups of users, each with its share of them and its speed; the mean over users is ``mean_tds``.
 
-    groups: (name, share, words per minute); shares sum to 1. mean_tds: tokens per second.
+    Args:
+        groups: Tuples of (name, share, words per minute); shares sum to 1.
+        mean_tds: Mean speed of all users in tokens per second.
     """
 
     groups: tuple[tuple[str, float, float], ...]
@@ -32,11 +34,11 @@ class DigestSpeeds:
         return self.mean_tds * 60.0 / sum(share * wpm for _, share, wpm in self.groups)
 
     def tds(self) -> FloatArray:
-        """Speed of each group in tokens per second, ``[groups]``."""
+        """Return the speed of each group in tokens per second, ``[groups]``."""
         return np.array([wpm for _, _, wpm in self.groups]) / 60.0 * self.tokens_per_word
 
     def of(self, group: str) -> float:
-        """Speed of one group in tokens per second.
+        """Return the speed of one group in tokens per second.
 
         Raises: ConfigError for a group that the table does not have.
         """
@@ -46,7 +48,11 @@ class DigestSpeeds:
         raise ConfigError(f"no speed of {group!r}; groups are {', '.join(name for name, _, _ in self.groups)}")
 
     def at(self, quantile: FloatArray) -> FloatArray:
-        """The speeds of users drawn by ``quantile``, uniform numbers in [0, 1), ``[n]``; tokens per second, ``[n]``."""
+        """Return the speeds of users drawn by ``quantile``, in tokens per second, ``[n]``.
+
+        Args:
+            quantile: Uniform numbers in [0, 1), ``[n]``.
+        """
         steps = np.cumsum([share for _, share, _ in self.groups])
         return np.asarray(self.tds()[np.searchsorted(steps / steps[-1], quantile, side="right")], np.float64)
 
@@ -76,11 +82,15 @@ SPEAKING = DigestSpeeds(
 """Source: Andes, Table 2 and Sec. 2.2."""
 
 SPEEDS = {"reading": READING, "voice": SPEAKING}
-"""By the name that an SLO file uses in ``tds:``."""
+"""The tables of speeds, by the name that an SLO file uses in ``tds:``."""
 
 
 def tokens_per_s(words_per_minute: float, tokens_per_word: float = READING.tokens_per_word) -> float:
-    """A pace in tokens per second; ``tokens_per_word`` depends on language and tokenizer, by default Andes's reading.
+    """Return a pace in tokens per second.
+
+    Args:
+        words_per_minute: The pace in words per minute, above 0.
+        tokens_per_word: Tokens per word, which depend on language and tokenizer; by default of reading in Andes.
 
     Raises: ConfigError unless both are above 0.
     """

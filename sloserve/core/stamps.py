@@ -25,13 +25,24 @@ class Ring:
         self._next = 0
 
     def add(self, bits: int, now_s: float) -> None:
-        """Takes in an event that happened now. bits: at least one, below ``2**BITS``."""
+        """Record an event that happened now.
+
+        Args:
+            bits: What happened; at least one bit is set, and the value is below ``2**BITS``.
+            now_s: The present time, in epoch seconds.
+        """
         self._stamps[self._next] = max(int(now_s * 1e3), 0) << BITS | bits
         self._next = (self._next + 1) % self._stamps.size
 
 
 def latest(rings: Iterable[Stamps], limit: int, since_s: float = 0.0) -> Stamps:
-    """The bits of the latest events of all rings, oldest first: at most ``limit``, none from before ``since_s``."""
+    """Return the bits of the latest events of all rings, oldest first.
+
+    Args:
+        rings: The events of each process.
+        limit: Most events to return.
+        since_s: Start of the span that counts, in epoch seconds; earlier events are left out.
+    """
     together = np.concatenate([np.zeros(0, np.uint64), *rings])
     first = max(max(int(since_s * 1e3), 0) << BITS, 1)
     return np.sort(together[together >= first])[-limit:] & np.uint64(2**BITS - 1)

@@ -7,10 +7,13 @@ from sloserve.core.slo import SLO
 
 @dataclass(frozen=True, slots=True)
 class StatedSLO:
-    """What a request states. class_id: index of its class in the table. output_tokens: of the reply, where known.
+    """What a request states.
 
-    length: quantiles of the reply's length in tokens, at :data:`~sloserve.estimator.length.at_admission.LEVELS`, where
-    the front end predicted them.
+    Args:
+        class_id: Index of the request's class in the table of classes.
+        output_tokens: Length of the output in tokens, where it is known.
+        length: Quantiles of the output's length in tokens, at :data:`~sloserve.estimator.length.at_admission.LEVELS`,
+            where the front end predicted them.
     """
 
     slo: SLO

@@ -21,17 +21,17 @@ def home() -> Path | None:
 
 
 def user_folder(variable: str, below_home: str) -> Path:
-    """Return a folder named ``sloserve`` for data of one kind, made if need be.
+    """Return a folder named ``sloserve`` for data of one kind; create it if it does not exist.
 
     It stands below the folder that the environment's ``variable`` names, else below the home folder, else below the
     temporary folder, where only this user may write it.
 
     Args:
-        variable: of the XDG base directories, as XDG_CACHE_HOME.
-        below_home: where that is by default, as ``.cache``.
+        variable: Name of a variable of the XDG base directories, such as XDG_CACHE_HOME.
+        below_home: Default path of that folder below the home folder, such as ``.cache``.
 
     Raises:
-        ConfigError: where none of them can be had.
+        ConfigError: none of these folders can be created.
     """
     named = os.environ.get(variable)
     at_home = home()

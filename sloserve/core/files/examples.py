@@ -9,12 +9,15 @@ from sloserve.core.json_lines import lines_of
 
 _PACKAGE: Final = Path(sloserve.__file__).parent
 _PLACES: Final = (_PACKAGE / "configs", _PACKAGE.parent / "configs")
-"""In a wheel, and in a checkout."""
+"""Folders of the example files: in a wheel, and in a checkout."""
 _SCHEMA_LINE: Final = "# yaml-language-server"
 
 
 def examples() -> dict[str, Path]:
-    """The files by their names below ``configs``, in order. Raises: ConfigError where the package came without them."""
+    """Return the example files by their names below ``configs``, in order.
+
+    Raises: ConfigError if the package was installed without them.
+    """
     for place in _PLACES:
         if place.is_dir():
             return {str(path.relative_to(place)): path for path in sorted(place.rglob("*")) if path.is_file()}
@@ -22,7 +25,7 @@ def examples() -> dict[str, Path]:
 
 
 def purpose(path: Path) -> str:
-    """The first comment of an example; empty where it has none."""
+    """Return the first comment of an example; the empty string if it has none."""
     for line in lines_of(path.read_text(encoding="utf-8")):
         if line.startswith("# ") and not line.startswith(_SCHEMA_LINE):
             return line.removeprefix("# ")
@@ -32,9 +35,13 @@ def purpose(path: Path) -> str:
 
 
 def copied(names: list[str], folder: Path) -> list[Path]:
-    """Copies the examples of these names, all of them for none, below ``folder``, which is made; returns the copies.
+    """Copy examples into ``folder``, which is created, and return the paths of the copies.
 
-    Raises: ConfigError for a name that is none, a file that is there already, or a folder that cannot be written.
+    Args:
+        names: Names of the examples; an empty list for all of them.
+        folder: Folder below which the copies are written.
+
+    Raises: ConfigError for an unknown name, a file that exists already, or a folder that cannot be written.
     """
     found = examples()
     for name in names:

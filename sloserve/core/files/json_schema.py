@@ -20,7 +20,7 @@ JsonSchema = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """In a field's ``Annotated``: the type of its value in a file, where the reader makes another of it."""
+    """Type of a value in a file, for a field's ``Annotated``, where the reader makes another type of it."""
 
     type: Any
 
@@ -30,23 +30,23 @@ class Written:
 
 class _Generator(GenerateJsonSchema):
     schema_dialect = DIALECT
-    # A default that is an object of ours is not what a file would hold, hence left out.
+    # A default that is an object of ours is not what a file would hold, so the schema leaves it out.
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}
 
 
 def schema_of(model: type[BaseModel], title: str) -> JsonSchema:
-    """The schema of a file that holds ``model``."""
+    """Return the schema of a file that holds ``model``."""
     made = model.model_json_schema(schema_generator=_Generator, ref_template="#/definitions/{model}")
     return titled(title, {key: value for key, value in _plain(made).items() if key != "description"})
 
 
 def titled(title: str, schema: JsonSchema) -> JsonSchema:
-    """``schema`` with dialect and ``title`` first."""
+    """Return ``schema`` with the dialect and ``title`` before its other keys."""
     return {"$schema": DIALECT, "title": title, **schema}
 
 
 def _plain(schema: Any) -> Any:
-    """``schema`` without the titles that pydantic makes of names, and with the words of draft 7."""
+    """Return ``schema`` without the titles that pydantic makes of names, and with the words of draft 7."""
     if isinstance(schema, list):
         return [_plain(one) for one in schema]
     if not isinstance(schema, dict):

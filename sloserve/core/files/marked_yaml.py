@@ -1,7 +1,7 @@
-"""YAML whose every value knows where it stands, so that a message can say file, line, column and key.
+"""YAML in which every value knows its place, so that a message can state file, line, column and key.
 
-Values are those of YAML's safe subset, and ``1e3`` is a number as in YAML 1.2. Keys are text; a key that is given twice
-is an error, and so is an alias that contains itself.
+Values are of YAML's safe subset, and ``1e3`` is a number as in YAML 1.2. Keys are text; a key that is given twice is an
+error, and so is an alias that contains itself.
 """
 
 import difflib
@@ -18,7 +18,7 @@ from sloserve.core import numbers
 from sloserve.core.errors import ConfigError, shown
 
 Path = tuple[str | int, ...]
-"""Where a value stands in nested mappings and lists."""
+"""Path to a value in nested mappings and lists: keys, and indices from 0."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -34,8 +34,10 @@ _Loader.add_implicit_resolver(
 class Node:
     """A value and its place.
 
-    value: a ``dict[str, Node]``, a ``list[Node]`` or a scalar. place: file, line and column, of its key if it has one.
-    key: its path, as ``classes.chat.share``.
+    Args:
+        value: A ``dict[str, Node]``, a ``list[Node]`` or a scalar.
+        place: File, line and column of the value's key, or of the value if it has no key.
+        key: Path of the keys to the value, such as ``classes.chat.share``.
     """
 
     value: Any
@@ -43,13 +45,13 @@ class Node:
     key: str
 
     def plain(self) -> Any:
-        """The value without places: mappings, lists and scalars."""
+        """Return the value without places: mappings, lists and scalars."""
         if isinstance(self.value, dict):
             return {key: node.plain() for key, node in self.value.items()}
         return [node.plain() for node in self.value] if isinstance(self.value, list) else self.value
 
     def nearest(self, path: Path) -> "Node":
-        """The value at ``path`` below this one, or as far on the way there as there is any."""
+        """Return the value at ``path`` below this one, or the last value on the way there that exists."""
         node = self
         for part in path:
             below = node.value
@@ -62,18 +64,21 @@ class Node:
         return node
 
     def fail(self, message: str) -> ConfigError:
-        """An error about this value: place, key, then ``message``."""
+        """Return an error about this value: place, key, then ``message``."""
         return ConfigError(f"{self.place}: {self.key + ': ' if self.key else ''}{message}")
 
     def not_allowed(self, allowed: str) -> ConfigError:
-        """An error that states the value and what is allowed."""
+        """Return an error that states the value and what is allowed."""
         kinds: dict[type, str] = {dict: "a mapping", list: "a list"}
         return self.fail(f"{kinds.get(type(self.value)) or shown(self.value)} is not {allowed}")
 
     def mapping(self, keys: Collection[str] | None = None) -> dict[str, "Node"]:
-        """The entries of this mapping, whose keys must be among ``keys`` if those are given.
+        """Return the entries of this mapping.
 
-        Raises: ConfigError if it is no mapping or has another key.
+        Args:
+            keys: The keys that are allowed; ``None`` for any.
+
+        Raises: ConfigError if the value is no mapping or has another key.
         """
         if not isinstance(self.value, dict):
             raise self.not_allowed(f"a mapping with {', '.join(keys)}" if keys else "a mapping")
@@ -85,13 +90,21 @@ class Node:
         return dict(self.value)
 
     def text(self) -> str:
-        """Raises: ConfigError unless this is non-empty text."""
+        """Return this value as text.
+
+        Raises: ConfigError unless it is non-empty text.
+        """
         if not isinstance(self.value, str) or not self.value:
             raise self.not_allowed("text")
         return self.value
 
     def number(self, low: float, high: float, *, above: bool = False) -> float:
-        """The number, within ``low``..``high``, or above ``low`` if ``above``. Text such as ``1e3`` counts as one.
+        """Return the number that this value is; text such as ``1e3`` counts as a number.
+
+        Args:
+            low: The least number that is allowed.
+            high: The greatest number that is allowed.
+            above: Whether the number must be above ``low``.
 
         Raises: ConfigError for anything else.
         """
@@ -113,7 +126,7 @@ class Node:
 
 
 def load_yaml(path: pathlib.Path) -> Node:
-    """The document in the file at ``path``.
+    """Return the document in the file at ``path``.
 
     Raises: ConfigError for a file that cannot be read or is not one well-formed YAML document.
     """
@@ -127,7 +140,7 @@ def load_yaml(path: pathlib.Path) -> Node:
 
 
 def parse_yaml(text: str, source: str) -> Node:
-    """The document in ``text``; ``source`` stands for the file's name in messages.
+    """Return the document in ``text``; ``source`` stands for the file's name in messages.
 
     Raises: ConfigError unless it is one well-formed YAML document.
     """

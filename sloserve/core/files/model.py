@@ -44,7 +44,13 @@ class Problem(NamedTuple):
 
 
 def check_model(model: type[Model], values: Any, at: Path = ()) -> tuple[Model | None, list[Problem]]:
-    """``model`` made of ``values``, or ``None`` and everything that is wrong with them. at: where ``values`` stand."""
+    """Return ``model`` made of ``values`` and no problems, or ``None`` and everything that is wrong with the values.
+
+    Args:
+        model: The model to make.
+        values: The values to check.
+        at: Path of ``values`` in the file, which problems state.
+    """
     try:
         return model.model_validate(values), []
     except ValidationError as error:
@@ -54,7 +60,7 @@ def check_model(model: type[Model], values: Any, at: Path = ()) -> tuple[Model |
 
 
 def read_yaml_model(model: type[Model], where: str, text: str) -> Model:
-    """Builds ``model`` from YAML; ``where`` names the file in messages.
+    """Build ``model`` from YAML; ``where`` names the file in messages.
 
     Raises: ConfigError that lists each missing, unknown or out-of-range field with its place and what is needed.
     """
@@ -68,7 +74,7 @@ def read_yaml_model(model: type[Model], where: str, text: str) -> Model:
 
 
 def at_place(root: Node, problem: Problem) -> str:
-    """One line: place in the file that ``root`` was read from, field, what is wrong."""
+    """Return one line: the place in the file that ``root`` was read from, the field, and what is wrong."""
     return f"{root.nearest(problem.path).place}: {dotted(problem.path) or 'the file'}: {problem.text}"
 
 
@@ -77,7 +83,7 @@ def dotted(path: Path) -> str:
 
 
 def unknown(name: object, known: tuple[str, ...]) -> str:
-    """What to say of a name that is not one of ``known``."""
+    """Return the words for a name that is not one of ``known``."""
     close = difflib.get_close_matches(str(name), known, n=1)
     return f"is unknown; known here: {', '.join(known)}" + (f"; did you mean {close[0]!r}?" if close else "")
 
@@ -105,7 +111,10 @@ def _problem(model: type[BaseModel], detail: Mapping[str, Any]) -> Problem:
 
 
 def _resolve(model: type[BaseModel], loc: Path) -> tuple[Path, Mapping[str, FieldInfo], FieldInfo | None]:
-    """The path as written in the file (pydantic's adds the union's tag), the fields known there, the field meant."""
+    """Return the path as written in the file, the fields known there, and the field that is meant.
+
+    In a union pydantic adds its tag to the path; that part is left out.
+    """
     path: list[str | int] = []
     fields: Mapping[str, FieldInfo] = model.model_fields
     field: FieldInfo | None = None
@@ -128,6 +137,6 @@ def _resolve(model: type[BaseModel], loc: Path) -> tuple[Path, Mapping[str, Fiel
 
 
 def _tags(field: FieldInfo | None) -> dict[str, type]:
-    """The classes of a union by the value of the field that tells them apart."""
+    """Return the classes of a union by the value of the field that tells them apart."""
     assert field is not None and isinstance(field.discriminator, str)
     return {get_args(cls.__annotations__[field.discriminator])[0]: cls for cls in get_args(field.annotation)}
