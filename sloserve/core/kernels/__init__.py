@@ -1,4 +1,4 @@
 """Typed wrappers over the compiled kernels of ``csrc/``: they fix dtypes and layout, the compiled side checks sizes.
 
-Imports core and numpy. Add a wrapper here for each function that ``csrc/bindings`` binds.
+The package imports core and numpy. Add a wrapper here for each function that ``csrc/bindings`` binds.
 """

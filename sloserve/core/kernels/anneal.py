@@ -1,6 +1,6 @@
 """Plans for requests served in successive batches: order and batch boundaries, by simulated annealing.
 
-The model is that of the simulated-annealing paper (csrc/include/sloserve/batch_plan.h); times are linear in the batch
+The model of the simulated-annealing paper is used (csrc/include/sloserve/batch_plan.h); times are linear in the batch
 size, so that any latency model can be brought into this form.
 """
 
@@ -30,10 +30,14 @@ class Cooling:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchTimes:
-    """How long requests take in a batch of b: prefill base + slope * b, and all decode steps together likewise.
+    """Seconds that requests take in a batch of size b: prefill ``base + slope * b``, and likewise all decode steps.
 
-    Columns ``[n]``, in seconds; beside the first also one value for all. share: part of its time during which the next
-    batch has to wait; 1 in the paper.
+    Args:
+        prefill_base_s: Constant part of the prefill time in seconds, ``[n]``.
+        prefill_slope_s: Part of the prefill time that grows with the batch size, seconds, ``[n]`` or one value for all.
+        decode_base_s: Constant part of the time of all decode steps in seconds, ``[n]`` or one value for all.
+        decode_slope_s: Part of the decode time that grows with the batch size, seconds, ``[n]`` or one value for all.
+        share: Part of the request's time during which the next batch has to wait; 1 in the paper.
     """
 
     prefill_base_s: FloatArray
@@ -45,7 +49,7 @@ class BatchTimes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchRequests:
-    """Requests to plan, in order of arrival: one matrix, ``[9, n]``, whose rows :meth:`of` names."""
+    """Requests to plan, in order of arrival: one matrix, ``[9, n]``, with a row for each argument of :meth:`of`."""
 
     columns: FloatArray
 
@@ -59,9 +63,14 @@ class BatchRequests:
         decode_limit_s: ArrayLike = np.nan,
         e2e_s: ArrayLike = np.nan,
     ) -> Self:
-        """Requests of these times; each argument is a column ``[n]`` or one value for all, nan for no such target.
+        """Return requests that take these times.
 
-        waited_s: since arrival. decode_limit_s: TPOT target * output tokens.
+        Args:
+            times: Seconds that the requests take.
+            waited_s: Seconds since arrival, ``[n]`` or one value for all.
+            ttft_s: TTFT targets in seconds, ``[n]`` or one value for all; nan for no target.
+            decode_limit_s: TPOT target * output tokens in seconds, ``[n]`` or one value for all; nan for no target.
+            e2e_s: Targets of the end-to-end latency in seconds, ``[n]`` or one value for all; nan for no target.
         """
         values: tuple[ArrayLike, ...] = (
             times.prefill_base_s,
@@ -85,9 +94,13 @@ class BatchRequests:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchPlan:
-    """order: indices of the requests ``[n]``; sizes: of the batches, ``[batches]``, in the same order.
+    """A plan: which requests are served in which batch.
 
-    met: requests that meet every target they have. latency_s: the end-to-end latencies, summed.
+    Args:
+        order: Indices of the requests in order of service, ``[n]``.
+        sizes: Sizes of the batches in order of service, ``[batches]``.
+        met: Number of requests that meet every target they have.
+        latency_s: Sum of the end-to-end latencies in seconds.
     """
 
     order: IntArray
@@ -104,7 +117,7 @@ class BatchPlan:
 def anneal(
     requests: BatchRequests, max_batch: int, *, fixed: int = 0, cooling: Cooling | None = None, seed: int = 0
 ) -> BatchPlan:
-    """A plan with a high G; the first ``fixed`` requests run already and stay in the first batch.
+    """Return a plan with a high G; the first ``fixed`` requests run already and stay in the first batch.
 
     The same arguments give the same plan, on every platform.
 
@@ -119,7 +132,7 @@ def anneal(
 
 
 def exhaustive(requests: BatchRequests, max_batch: int, *, fixed: int = 0) -> BatchPlan:
-    """For tests and benchmarks: the plan with the highest G, of at most 12 requests.
+    """Return the plan with the highest G, of at most 12 requests; it serves tests and benchmarks.
 
     Raises: ValueError as :func:`anneal`, and for more requests.
     """

@@ -1,6 +1,7 @@
 """Virtual queues of a fleet by local search: which instance serves which request groups, in which order.
 
-The arithmetic of a plan is in csrc/include/sloserve/fleet_queues.h, the search in fleet_search.h. Seconds from now.
+The arithmetic of a plan is in csrc/include/sloserve/fleet_queues.h, the search in fleet_search.h. Times are in seconds
+from now.
 """
 
 from collections.abc import Sequence
@@ -14,23 +15,26 @@ from sloserve.core.kernels import _csrc
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FleetProblem:
-    """What a plan of n groups on i instances is judged by; m models, k kinds of instances that take equally long.
+    """The facts by which a plan of n groups on i instances is judged; m models, k kinds of instances of equal speed.
 
     Args:
-        model: of each group, ``[n]``.
-        first_due_s, last_due_s: of the requests that are served first and last, ``[n]``; inf for none.
-        weight: of a second of lateness of all its requests, ``[n]``.
-        work_s: how long what comes behind the group waits for it, ``[k, n]``.
-        judged_s: from the start of one request's service to the token that its deadline is about, ``[k, n]``.
-        own_s: from the start of one request's service to its end, ``[k, n]``.
-        kind: of each instance, ``[i]``.
-        active: its active model, -1 for none, ``[i]``.
-        ready_s: when it could serve more of that model, ``[i]``.
-        drained_s: when that model may leave, ``[i]``.
-        swap_s: from the model of the row, the last row for none, to that of the column, ``[i, m + 1, m]``; 0 from a
-            model to itself, inf in the row and column of a model that the instance cannot serve.
-        min_active_s: a model stays at least so long once it has come.
-        swap_price: what a second of swapping costs, in weighted seconds of lateness.
+        model: Index of each group's model, ``[n]``.
+        first_due_s: Deadline of the request of each group that is served first, in seconds from now, ``[n]``; inf for
+            none.
+        last_due_s: Deadline of the request of each group that is served last, in seconds from now, ``[n]``; inf for
+            none.
+        weight: Weight of a second of lateness of all requests of the group, ``[n]``.
+        work_s: Seconds for which the next group waits for this one, ``[k, n]``.
+        judged_s: Seconds from the start of one request's service to the token that its deadline is about, ``[k, n]``.
+        own_s: Seconds from the start of one request's service to its end, ``[k, n]``.
+        kind: Kind of each instance, ``[i]``.
+        active: Index of each instance's active model, -1 for none, ``[i]``.
+        ready_s: Seconds until each instance could serve more of that model, ``[i]``.
+        drained_s: Seconds until that model may leave each instance, ``[i]``.
+        swap_s: Seconds to swap the model of the row, the last row for none, for the model of the column, ``[i, m + 1,
+            m]``; 0 from a model to itself, inf in the row and column of a model that the instance cannot serve.
+        min_active_s: Least seconds for which a model stays once it has come.
+        swap_price: Cost of a second of swapping, in weighted seconds of lateness.
     """
 
     model: IntArray
@@ -51,9 +55,14 @@ class FleetProblem:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FleetQueues:
-    """queues: of each instance, indices of groups. cost: weighted lateness and the price of swaps; late: the former.
+    """A plan of virtual queues, and its cost.
 
-    start_cost, start_late: of the queues that the search was given, with the groups put in that they lacked.
+    Args:
+        queues: Indices of groups in order of service, for each instance.
+        cost: Weighted lateness plus the price of swaps, in weighted seconds of lateness.
+        late: Weighted lateness alone, in weighted seconds.
+        start_cost: Cost of the queues that the search was given, with the groups put in that they lacked.
+        start_late: Weighted lateness of those starting queues.
     """
 
     queues: list[list[int]]
@@ -66,11 +75,17 @@ class FleetQueues:
 def fleet_search(
     problem: FleetProblem, last: Sequence[Sequence[int]] = (), *, moves: int = 0, seed: int = 0
 ) -> FleetQueues:
-    """Queues of low cost: never above that of ``last``, queues of indices of groups, with the others put in greedily.
+    """Return queues of low cost, never above the cost of ``last`` with the groups that it lacks put in greedily.
 
-    A function of its arguments, on every platform. moves: 0 to have ``last`` completed and judged alone.
+    The result is a function of the arguments, on every platform.
 
-    Raises: ValueError for values out of range, and for a group whose model no instance serves.
+    Args:
+        problem: The facts by which a plan is judged.
+        last: Queues to start from: for each instance indices of groups, in order of service.
+        moves: Number of moves that the search tries; 0 to have ``last`` completed and judged alone.
+        seed: Seed of the search.
+
+    Raises: ValueError for values out of range, and for a group with a model that no instance serves.
     """
     last = last or [()] * problem.kind.size
     models = problem.swap_s.shape[-1]

@@ -17,7 +17,7 @@ MOST_THREADS = _csrc.MOST_KV_THREADS
 
 
 class Region(NamedTuple):
-    """One run of bytes of every block: that of block b begins at the address ``base + b * stride``."""
+    """One run of bytes of every block: the bytes of block b begin at the address ``base + b * stride``."""
 
     base: int
     stride: int
@@ -25,7 +25,7 @@ class Region(NamedTuple):
 
 
 def block_bytes(regions: Sequence[Region]) -> int:
-    """Bytes of a packed block."""
+    """Return the bytes of a packed block."""
     return sum(region.bytes for region in regions)
 
 
@@ -40,19 +40,22 @@ def copy_blocks(
     to_host: bool,
     threads: int = 1,
 ) -> None:
-    """Copies block ``device_ids[i]`` of the cache to block ``host_ids[i]`` of the pool, or back, for each of n.
+    """Copy block ``device_ids[i]`` of the cache to block ``host_ids[i]`` of the pool, or back, for each of n.
 
-    Returns when all is written, and releases the GIL until then. The regions' memory and the pool's must stay allocated
-    meanwhile, and no other copy may write the same blocks.
+    The function returns when all bytes are written, and releases the GIL until then. The regions' memory and the pool's
+    must stay allocated meanwhile, and no other copy may write the same blocks.
 
     Args:
-        num_blocks: of the cache.
-        pool_base: address of the pool; it holds ``pool_blocks`` packed blocks.
-        device_ids: ``[n]``; none twice.
-        host_ids: ``[n]``; none twice.
-        threads: at most so many, 1 to :data:`MOST_THREADS`; fewer where there are few bytes.
+        regions: Runs of bytes of which a block consists.
+        num_blocks: Number of blocks of the cache.
+        pool_base: Address of the pool.
+        pool_blocks: Number of packed blocks that the pool holds.
+        device_ids: Ids of the cache's blocks, each at most once, ``[n]``.
+        host_ids: Ids of the pool's blocks, each at most once, ``[n]``.
+        to_host: Whether to copy to the pool; else the copy goes back to the cache.
+        threads: Most threads to use, 1 to :data:`MOST_THREADS`; few bytes take fewer.
 
-    Raises: ValueError, before a byte moves, for ids out of range or given twice, regions whose blocks overlap or none.
+    Raises: ValueError, before a byte moves, for ids out of range or given twice, overlapping blocks, or no region.
     """
     _csrc.copy_blocks(
         np.array(regions, np.int64).reshape(-1, 3),

@@ -27,21 +27,23 @@ RING_WINDOW = 1
 
 
 class KVGroups(NamedTuple):
-    """KV cache groups that are counted alike. At most one of ``window_tokens``, ``chunk_tokens`` and ``states`` is set;
-    where none is, all tokens are kept.
+    """KV cache groups that are counted alike.
+
+    At most one of ``window_tokens``, ``chunk_tokens`` and ``states`` is set; if none is, all tokens are kept.
 
     Args:
-        num_groups: how many.
-        block_size: tokens in a block.
-        window_tokens: a token is given back once it is out of reach of a next token that sees so many, itself included;
+        num_groups: Number of groups.
+        block_size: Tokens in a block.
+        window_tokens: Tokens that the next token sees, itself included; the block of a token beyond them is given back.
             STATE_WINDOW for a Mamba layer, RING_WINDOW for a ring.
-        chunk_tokens: tokens before the last multiple of it are given back.
-        states: for Mamba layers that keep a state at the end of each chunk (``align``): of how many steps at once.
-        checkpoints: 1 where a chunk keeps a state inside it besides: the last of a prompt, or each, as the prefix cache
-            is told to keep (``--prefix-cache-retention-interval``).
-        spare_blocks: blocks beside those of tokens, for the states of draft tokens.
-        most_blocks: most blocks that vLLM wants free to admit a request; 0 for no limit.
-        copied_blocks: 1 where a prefix that ends inside a block is copied into a block of the request's own.
+        chunk_tokens: Size of a chunk in tokens; tokens before the last multiple of it are given back.
+        states: Number of steps of which a state is kept at the same time, for Mamba layers that keep a state at the end
+            of each chunk (``align``).
+        checkpoints: 1 if a chunk also keeps a state inside it: only the last chunk of a prompt, or each chunk, as
+            ``--prefix-cache-retention-interval`` has the prefix cache keep them.
+        spare_blocks: Blocks beside the blocks of tokens, for the states of draft tokens.
+        most_blocks: Most blocks that vLLM wants free to admit a request; 0 for no limit.
+        copied_blocks: 1 if a prefix that ends inside a block is copied into a block of the request's own.
     """
 
     num_groups: int
@@ -62,26 +64,27 @@ class KVGroups(NamedTuple):
 
 @dataclass(frozen=True)
 class KVLayout(_csrc.KvLayout):
-    """The groups of one KV cache. Tokens and blocks are those of one request, over all groups.
+    """The groups of one KV cache. Tokens and blocks are counted for one request, over all groups.
 
-    Counts are vLLM's own, but for Mamba states at chunk ends, of which they may be above, and for drafts that were
-    rejected: the request may hold the blocks of those besides, and take as many less. The compiled class counts; of its
-    methods those that take ``[n]`` counts take contiguous arrays of int64 alone:
+    Counts are vLLM's own, with two exceptions: counts of Mamba states at chunk ends may be above vLLM's, and of drafts
+    that were rejected the request may hold the blocks besides, and take as many less. The compiled class counts; its
+    methods that take counts, ``[n]``, take contiguous arrays of int64 alone:
 
     - ``held(computed, in_flight)``: blocks held, ``[n]``, once vLLM has given back what computed tokens no longer need
       that are not in flight; it does so when it next schedules the request.
-    - ``growth(computed, tokens)``: blocks that each takes in a step of ``tokens`` beyond the computed ones, ``[n]``.
-      What a window gives back in the same step is not taken off, so a sum may be above what the step takes.
-    - ``most_growth(tokens, requests)``: most blocks that so many requests take in a step of so many tokens in all.
+    - ``growth(computed, tokens)``: blocks that each request takes in a step of ``tokens`` beyond the computed ones,
+      ``[n]``. What a window gives back in the same step is not taken off, so a sum may be above what the step takes.
+    - ``most_growth(tokens, requests)``: most blocks that ``requests`` requests take in a step of ``tokens`` tokens in
+      all.
     - ``to_admit(tokens)``: blocks that must be free to admit requests of which the prefix cache has nothing, ``[n]``.
 
     Args:
-        groups: at least one.
-        lookahead_tokens: slots beyond the tokens of a step, for drafts.
-        max_model_len: beyond which no slots are taken.
+        groups: The groups of the cache, at least one.
+        lookahead_tokens: Slots beyond the tokens of a step, for drafts.
+        max_model_len: Context length in tokens beyond which no slots are taken.
 
     Raises:
-        ValueError: where a field is out of its range.
+        ValueError: a field is out of its range.
     """
 
     groups: tuple[KVGroups, ...]
@@ -96,7 +99,7 @@ class KVLayout(_csrc.KvLayout):
 
     @classmethod
     def full(cls, block_size: int) -> Self:
-        """Full attention in all layers."""
+        """Return the layout of full attention in all layers."""
         return cls((KVGroups(1, block_size),))
 
     @property
@@ -115,7 +118,7 @@ class KVLayout(_csrc.KvLayout):
         return len(self.groups) == 1 and self.groups[0].num_groups == 1 and self.groups[0].keeps_all
 
     def capacity_tokens(self, blocks: int, tokens: float) -> float:
-        """Tokens that ``blocks`` hold, of requests of so many ``tokens`` each."""
+        """Return how many tokens ``blocks`` blocks hold, if each request has ``tokens`` tokens."""
         if self.is_full:
             return blocks * self.block_size
         each = float(self.filled(np.array([tokens], np.float64))[0])
@@ -123,13 +126,13 @@ class KVLayout(_csrc.KvLayout):
 
     @property
     def chunk_multiple(self) -> int:
-        """Tokens of whose multiples the chunks of a prompt must end, but for the last; 1 for any."""
+        """Tokens of which the chunks of a prompt, except for the last chunk, must end at a multiple; 1 for any end."""
         return max((one.block_size for one in self.groups if one.states), default=1)
 
     def filled(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Blocks that tokens fill, in the shape of ``tokens``: fractions, on average over a long reply."""
+        """Return the blocks that tokens fill, in the shape of ``tokens``: fractions, on average over a long output."""
         return super().filled(np.ascontiguousarray(tokens, np.float64).ravel()).reshape(np.shape(tokens))
 
     def mean(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Blocks held on average, in the shape of ``tokens``: half of each group's last block is empty."""
+        """Return the blocks held on average, in the shape of ``tokens``: half of each group's last block is empty."""
         return super().mean(np.ascontiguousarray(tokens, np.float64).ravel()).reshape(np.shape(tokens))

@@ -19,8 +19,9 @@ from sloserve.core.arrays import BoolArray, IntArray
 from sloserve.core.kernels import _csrc
 
 FOREVER: Final = 2**62
-"""``hold_steps`` of a request that keeps its blocks until it is put anew: it is paused, or does not decode yet. Its
-``grow_steps`` are not read.
+"""``hold_steps`` of a request that keeps its blocks until it is booked again: it is paused, or does not decode yet.
+
+Its ``grow_steps`` are not read.
 """
 
 
@@ -42,14 +43,15 @@ class KvReservation:
     """Predicted KV occupancy, exact in blocks, at each future step.
 
     A request holds ``tokens`` (a prompt counts whole, however it is chunked) for ``hold_steps``, then takes one token
-    more in each of ``grow_steps``, then is gone. Prefill of p steps and o tokens of output: hold p, grow o - 1, since
-    the last token is never computed. One that decodes, with r tokens to come: hold 0, grow r. Engines that schedule a
-    step ahead of their output see each end one step late: grow one more.
+    more in each of ``grow_steps``, then its blocks are free. A request with p steps of prefill and o tokens of output
+    has hold p and grow o - 1, since the last token is never computed. A request that decodes, with r tokens to come,
+    has hold 0 and grow r. Engines that schedule a step ahead of their output see each end one step late: add one to
+    grow.
 
     Growth as predicted needs no call. A request past its predicted end is counted with what it held last, until it is
-    removed or put anew. A change or a question costs the request's own future steps, however many others there are;
-    with a ``hold_steps`` of FOREVER, a question costs the steps to the last predicted end. A paused request keeps what
-    others may count on: where it is not forced, ask whether the pause fits, as for anything else.
+    removed or booked again. A change or a question costs the request's own future steps, however many other requests
+    there are; with a ``hold_steps`` of FOREVER, a question costs the steps to the last predicted end. A paused request
+    keeps blocks that others may count on: unless the pause is forced, ask whether it fits, as for anything else.
     """
 
     def __init__(self, capacity_blocks: int, block_size: int, now: int = 0) -> None:
@@ -73,9 +75,15 @@ class KvReservation:
         return id in self._steps
 
     def put(self, ids: ArrayLike, tokens: ArrayLike, *, hold_steps: ArrayLike = 0, grow_steps: ArrayLike = 0) -> None:
-        """Books what requests hold and will hold from now on, whether it fits or not, in place of what was booked.
+        """Book what requests hold and will hold, whether it fits or not, in place of what was booked for them.
 
-        For what is a fact already: other progress than predicted, a new prediction, a pause.
+        Call it for facts: progress that differs from the prediction, a new prediction, or a pause.
+
+        Args:
+            ids: Ids of the requests, ``[n]``.
+            tokens: Tokens that each request holds now, ``[n]`` or one value for all.
+            hold_steps: Steps for which it holds them, ``[n]`` or one value for all.
+            grow_steps: Following steps in which it takes one more token each, ``[n]`` or one value for all.
         """
         self._steps.put(_columns(ids, tokens, hold_steps, grow_steps))
 
@@ -88,7 +96,7 @@ class KvReservation:
         grow_steps: ArrayLike = 0,
         reserve_blocks: int = 0,
     ) -> BoolArray:
-        """Whether each, alone, could be put so that at no future step fewer than ``reserve_blocks`` are left.
+        """Return whether each request, alone, could be booked with ``reserve_blocks`` left at every future step.
 
         What was booked for a known request does not count against it.
         """
@@ -104,10 +112,17 @@ class KvReservation:
         reserve_blocks: int = 0,
         stop_at_misfit: bool = False,
     ) -> BoolArray:
-        """Puts each in turn if it fits beside the ones before it; whether each was put.
+        """Book each request in turn if it fits beside the ones before it; return whether each was booked.
 
-        ``stop_at_misfit``: puts none after the first that does not fit. A known request that is refused keeps what it
-        had.
+        A known request that is refused keeps what it had.
+
+        Args:
+            ids: Ids of the requests in order, ``[n]``.
+            tokens: Tokens that each request holds now, ``[n]`` or one value for all.
+            hold_steps: Steps for which it holds them, ``[n]`` or one value for all.
+            grow_steps: Following steps in which it takes one more token each, ``[n]`` or one value for all.
+            reserve_blocks: Blocks that must stay free at every future step.
+            stop_at_misfit: Whether no request is booked after the first that does not fit.
         """
         columns = _columns(ids, tokens, hold_steps, grow_steps)
         return self._steps.admit(columns, reserve_blocks, stop_at_misfit).view(np.bool_)
@@ -121,31 +136,40 @@ class KvReservation:
         hold_steps: ArrayLike = 0,
         reserve_blocks: int = 0,
     ) -> IntArray:
-        """The most ``grow_steps``, at most ``up_to``, with which each would fit alone; 0 if it does not at all."""
+        """Return the most ``grow_steps``, at most ``up_to``, with which each would fit alone; 0 if none would."""
         return self._steps.grantable(_columns(ids, tokens, hold_steps, up_to), reserve_blocks)
 
     def remove(self, ids: ArrayLike) -> None:
-        """These ended, or lost their KV: their blocks are free at once. Raises: ValueError for an unknown id."""
+        """Free the blocks of requests that ended or lost their KV.
+
+        Raises: ValueError for an unknown id.
+        """
         self._steps.remove(_ids(ids))
 
     def advance(self, step: int) -> None:
-        """The steps before ``step`` have run. Raises: ValueError for one in the past."""
+        """Record that all steps before ``step`` have run.
+
+        Raises: ValueError for a step in the past.
+        """
         self._steps.advance(step)
 
     def overrunners(self, within_steps: int = 0) -> tuple[IntArray, IntArray]:
-        """Ids of requests whose predicted end has passed, or will in ``within_steps``, by (end, id); when each is due.
+        """Return ids of requests with a predicted end up to ``within_steps`` from now, and when each is due.
+
+        They are in order of (end, id).
 
         A request is due at the first step for which, if it goes on, it takes a block that is not counted: extend or
-        pause it before. A pause frees nothing: if :meth:`first_over` names a step, preempt some before that one.
+        pause it before. A pause frees nothing: if :meth:`first_over` names a step, preempt some requests before that
+        step.
         """
         return self._steps.overrunners(within_steps)
 
     def first_over(self, reserve_blocks: int = 0) -> int | None:
-        """The earliest step at which fewer than ``reserve_blocks`` are left; ``None`` if there is no such step."""
+        """Return the earliest step at which fewer than ``reserve_blocks`` are left; ``None`` if there is none."""
         return self._steps.first_over(reserve_blocks)
 
     def headroom(self, step: int) -> int:
-        """Blocks that no request will hold while ``step`` runs; negative if more are promised than there are."""
+        """Return the blocks that no request will hold while ``step`` runs; negative if more are promised than exist."""
         return self.capacity_blocks - self._steps.occupied(step)
 
 
@@ -185,10 +209,16 @@ class KvHosting:
         reserve_blocks: int = 0,
         stop_at_misfit: bool = False,
     ) -> BoolArray:
-        """Allocates to each in turn the blocks of its ``tokens`` and all ``grow_steps`` to come; whether each got them.
+        """Allocate to each request in turn the blocks of its ``tokens`` and all ``grow_steps`` to come.
 
-        They replace what it had. A request gets none if fewer than ``reserve_blocks`` would stay free.
-        ``stop_at_misfit``: allocates to none after the first such.
+        The result says whether each request got them. They replace what it had.
+
+        Args:
+            ids: Ids of the requests in order, ``[n]``.
+            tokens: Tokens that each request holds now, ``[n]`` or one value for all.
+            grow_steps: Steps in which it takes one more token each, ``[n]`` or one value for all.
+            reserve_blocks: Blocks that must stay free; a request that would leave fewer gets none.
+            stop_at_misfit: Whether no request gets blocks after the first that does not fit.
         """
         columns = _columns(ids, tokens, grow_steps, 0)
         return self._spans.allocate(columns, reserve_blocks, stop_at_misfit).view(np.bool_)
@@ -202,26 +232,35 @@ class KvHosting:
         buffer_tokens: ArrayLike,
         reserve_blocks: int = 0,
     ) -> tuple[IntArray, IntArray]:
-        """Finds guests for the requests that started in this step: the guests' indices, in order, and their hosts' ids.
+        """Find guests for the requests that started in this step.
 
-        Candidates wait, in queue order. The blocks of what they hold are theirs already, or are taken of the free ones
-        beside ``reserve_blocks``. Raises: ValueError for a request that grows already.
+        The result is the guests' indices, in order, and their hosts' ids.
+
+        Candidates wait, in queue order. The blocks of what they hold are theirs already, or are taken from the free
+        blocks beyond ``reserve_blocks``.
+
+        Raises: ValueError for a request that grows already.
         """
         return self._spans.host(_columns(ids, tokens, grow_steps, buffer_tokens), reserve_blocks)
 
     def remove(self, ids: ArrayLike) -> None:
-        """The requests ended, or lost their KV: their blocks are free at once, but for spans in which guests grow.
+        """Free the blocks of requests that ended or lost their KV, except for spans in which guests grow.
 
         Raises: ValueError for an unknown id.
         """
         self._spans.remove(_ids(ids))
 
     def advance(self, step: int) -> None:
-        """The steps before ``step`` have run. Raises: ValueError for one in the past."""
+        """Record that all steps before ``step`` have run.
+
+        Raises: ValueError for a step in the past.
+        """
         self._spans.advance(step)
 
     def overrunners(self, within_steps: int = 0) -> tuple[IntArray, IntArray]:
-        """Growing requests that need a block that they have not, or that their host needs back, and the step; by step.
+        """Return growing requests that need a block that they lack, or that their host needs back, and the step.
+
+        They are in order of the step.
 
         To pause such a guest frees nothing: allocate blocks of its own to it, or preempt it.
         """

@@ -1,11 +1,11 @@
-"""Ranking of requests: the first few by a policy's key, without sorting them all, and where class rank stands in it.
+"""Ranking of requests: the first few by a policy's key, without sorting them all, and the place of class rank.
 
 A policy ranks thousands of waiting requests in each plan, of which a step admits at most ``max_num_seqs``.
 
 ``by_class``, ``first_places`` and ``ranked`` are the arithmetic of the functions of these names in
-:mod:`sloserve.lso.ordering`, on contiguous columns; those of ``ranked`` are by slot, and ``None`` for ``class_rank``
-takes all for one class. They raise ValueError for columns of several lengths, more queued than there are, or a negative
-``most``.
+:mod:`sloserve.lso.ordering`, on contiguous columns; the columns of ``ranked`` are by slot, and ``None`` for
+``class_rank`` takes all requests for one class. They raise ValueError for columns of different lengths, more queued
+requests than rows, or a negative ``most``.
 """
 
 import numpy as np
@@ -18,14 +18,14 @@ __all__ = ["by_class", "first_places", "ranked", "top_k"]
 
 
 def top_k(keys: ArrayLike, seqs: ArrayLike, k: int) -> NDArray[np.int64]:
-    """Indices ``[min(k, n)]`` of the ``k`` smallest of ``n`` requests by (key, seq), ascending.
+    """Return the indices ``[min(k, n)]`` of the ``k`` smallest of ``n`` requests by (key, seq), ascending.
 
-    Takes O(n + k).
+    The time is O(n + k).
 
     Args:
-        keys: ``[n]``, any real numbers; infinities rank where they belong, NaN last.
-        seqs: ``[n]``, integers that break ties.
-        k: how many.
+        keys: Any real numbers, ``[n]``; infinities rank where they belong, NaN last.
+        seqs: Integers that break ties, ``[n]``.
+        k: Number of indices to return.
 
     Raises: ValueError for a negative ``k``, or when the two are not one-dimensional and of one length.
     """

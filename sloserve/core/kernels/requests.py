@@ -19,11 +19,11 @@ Progress = tuple[NDArray[np.int64], ...]
 
 
 def counts_of(objects: Sequence[object], names: tuple[str, ...]) -> list[NDArray[np.int64]]:
-    """Attributes of many objects, ``[len(objects)]`` for each name: the number, or how many it holds if it is none.
+    """Return attributes of many objects, ``[len(objects)]`` for each name: the number, or else the length of the value.
 
-    A third of the time of a comprehension for each.
+    This takes a third of the time of a comprehension for each name.
 
-    Raises: AttributeError for a name that one does not have, TypeError for what is no number and holds nothing.
+    Raises: AttributeError for a name that an object lacks, TypeError for a value that is no number and has no length.
     """
     return _csrc.counts_of(objects if isinstance(objects, list) else list(objects), names)
 
@@ -39,7 +39,7 @@ def uncomputed_tokens(progress: Progress, slots: NDArray[np.int64]) -> NDArray[n
 
 
 def context_and_uncomputed(progress: Progress, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Tokens of prompt and output, and :func:`uncomputed_tokens`, ``[len(slots)]`` each."""
+    """Return the tokens of prompt and output, and :func:`uncomputed_tokens`, ``[len(slots)]`` each."""
     return _csrc.context_and_uncomputed(progress, np.ascontiguousarray(slots))
 
 
@@ -53,7 +53,17 @@ def service_order(
     token_budget: int,
     decode_tokens: int,
 ) -> NDArray[np.int64]:
-    """See :func:`sloserve.lso.decode_first.service_order`; empty where it is ``order``. preemptable: a column."""
+    """Return the order of :func:`sloserve.lso.decode_first.service_order`; an empty array where that is ``order``.
+
+    Args:
+        progress: Columns of the request table that state the progress of requests.
+        preemptable: Whether the request in a slot may be preempted, by slot.
+        order: Slots in the order of the policy, ``[n]``.
+        layout: The layout of the KV cache.
+        free_blocks: KV blocks that are free.
+        token_budget: Tokens that the step may compute.
+        decode_tokens: Most tokens that a decode takes of the step.
+    """
     slots = np.ascontiguousarray(order)
     return _csrc.service_order(progress, preemptable, slots, layout, free_blocks, token_budget, decode_tokens)
 
@@ -61,25 +71,36 @@ def service_order(
 def read_counts(
     objects: list[Any], slots: NDArray[np.int64], names: tuple[str, ...], columns: list[NDArray[np.int64]]
 ) -> None:
-    """As :func:`counts_of`, of the objects in ``slots``: into these slots of ``columns``, ``[len(objects)]`` each.
+    """Read the counts of :func:`counts_of` for the objects in ``slots`` into these slots of ``columns``.
 
-    Raises: as there; what was read before is written then.
+    Args:
+        objects: The objects by slot.
+        slots: Slots of the objects to read, ``[n]``.
+        names: Names of the attributes.
+        columns: A column by slot for each name, ``[len(objects)]`` each.
+
+    Raises: the errors of :func:`counts_of`; counts that were read before the error are written.
     """
     _csrc.read_counts(objects, slots, names, columns)
 
 
 def any_up_to(state: NDArray[np.int8], seq: NDArray[np.int64], last: int, *allowed: int) -> bool:
-    """Whether a slot in one of the states ``allowed`` has a ``seq`` of at most ``last``."""
+    """Return whether a slot in one of the states ``allowed`` has a ``seq`` of at most ``last``."""
     return _csrc.any_up_to(state, sum(1 << one for one in allowed), seq, last)
 
 
 def places_stated(column: NDArray[np.float64], slots: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Places of those of ``slots`` for which ``column`` is not nan."""
+    """Return the places within ``slots`` at which ``column`` is not nan."""
     return _csrc.places_stated(column, np.ascontiguousarray(slots))
 
 
 def chunks_scheduled(tokens_of: dict[str, int], ids: list[str], computed: list[int]) -> list[tuple[int, int]]:
-    """Tokens, and tokens computed before, of those of ``ids`` that get more than one token. computed: of each id.
+    """Return the tokens that the step computes, and the tokens computed before, of ids that get more than one token.
+
+    Args:
+        tokens_of: Tokens that the step computes, by id.
+        ids: Ids of requests.
+        computed: Tokens computed before, for each id of ``ids``.
 
     Raises: KeyError for an id that ``tokens_of`` lacks.
     """
@@ -87,9 +108,9 @@ def chunks_scheduled(tokens_of: dict[str, int], ids: list[str], computed: list[i
 
 
 def slots_in_order(objects: list[Any], slots: NDArray[np.int64], order: Sequence[object]) -> NDArray[np.int64]:
-    """``slots`` in the order in which ``order`` has their objects; those of others are left out.
+    """Return ``slots`` in the order in which ``order`` has their objects; slots of other objects are left out.
 
-    Which object it is decides, not what it is equal to: none is looked at.
+    Objects are compared by identity; their values are not read.
     """
     return _csrc.slots_in_order(objects, slots, order if isinstance(order, list) else list(order))
 
@@ -97,9 +118,10 @@ def slots_in_order(objects: list[Any], slots: NDArray[np.int64], order: Sequence
 def moved_to_front(
     present: Iterable[Any], objects: list[Any], slots: NDArray[np.int64]
 ) -> tuple[list[Any], list[Any]] | None:
-    """The objects in ``slots`` as far as they are among ``present``, and the others of ``present``, each in its order.
+    """Return the objects in ``slots`` that are among ``present``, and the others of ``present``, each in order.
 
-    ``None`` where the first of ``present`` are these already. Which object it is decides. No slot is there twice.
+    The result is ``None`` if ``present`` begins with these objects already. Objects are compared by identity. No slot
+    occurs twice.
     """
     slots = np.ascontiguousarray(slots, np.int64)
     if not isinstance(present, list):
@@ -112,7 +134,9 @@ def moved_to_front(
 def slots_found(
     slot_of: dict[str, int], objects: Iterable[object], name: str, most: int | None = None
 ) -> NDArray[np.int64]:
-    """Slots of those of ``objects``, in order, whose attribute ``name`` is in ``slot_of``; the first ``most`` of them.
+    """Return the slots of ``objects``, in order, that have their attribute ``name`` in ``slot_of``.
+
+    Only the first ``most`` slots are returned, if it is not ``None``.
 
     Raises: AttributeError for an object without that attribute.
     """
@@ -120,17 +144,19 @@ def slots_found(
 
 
 def slots_misused(slots: NDArray[np.int64], state: NDArray[np.int8], *allowed: int) -> str | None:
-    """What is wrong with slots that should each be named once, in one of the states ``allowed``; ``None`` for nothing.
+    """Return what is wrong with slots that should each be named once, in one of the states ``allowed``.
 
-    ``"outside"``: one is none of ``state``'s; else ``"twice"``, else ``"state"``.
+    The result is ``"outside"`` if a slot is not among the slots of ``state``, else ``"twice"``, else ``"state"``, and
+    ``None`` if nothing is wrong.
     """
     found = _csrc.slots_misused(np.ascontiguousarray(slots, np.int64), state, sum(1 << one for one in allowed))
     return (None, "state", "twice", "outside")[found]
 
 
 def split_running(progress: Progress, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Those of ``slots`` that decode, which have no uncomputed tokens; the others; and the tokens of prompt and output
-    of the former. Each in this order.
+    """Return the slots that decode, which have no uncomputed tokens, the other slots, and the context of the former.
+
+    The slots keep the order of ``slots``. The context is the tokens of prompt and output of all decoding requests.
     """
     return _csrc.split_running(progress, np.ascontiguousarray(slots))
 
@@ -141,5 +167,5 @@ def token_pace(tpot_s: NDArray[np.float64], tds: NDArray[np.float64], slots: NDA
 
 
 def without_targets(targets: tuple[NDArray[np.float64], ...], slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether all four of the columns ``targets`` are nan, ``[len(slots)]``."""
+    """Return whether all four of the columns ``targets`` are nan, ``[len(slots)]``."""
     return _csrc.without_targets(targets, np.ascontiguousarray(slots))

@@ -21,7 +21,7 @@ Counted = tuple[NDArray[np.int64], ...]
 
 
 def any_promised(stated: Stated, counted: Counted, slots: NDArray[np.int64]) -> bool:
-    """Whether one of ``slots`` states a pace or a time for its whole reply."""
+    """Return whether one of ``slots`` states a pace or a time for its whole output."""
     return _csrc.any_promised(stated, counted, slots)
 
 
@@ -37,20 +37,24 @@ def decoding(
     headroom: float,
     spend_tokens: float,
 ) -> Decoding:
-    """Those of ``slots``, which decode, that were promised a pace and are not late whatever is done: ``len()`` of them,
-    in order of the longest steps that they can bear until they end, ``bearable_s(place)``.
+    """Return the decoding requests among ``slots`` that were promised a pace and can still meet it.
 
-    ``lost(step_s, rate, pending, arrival_rate)``: how many can still meet all their targets, which is all but
-    ``lost_already``, and do not if steps with prompts take ``step_s`` and compute ``rate`` prompt tokens per second,
-    above 0, where ``pending`` are to be computed and ``arrival_rate`` arrive per second.
+    ``len()`` of the result is their number. They are in order of the longest steps that they can bear until they end,
+    ``bearable_s(place)``. ``lost(step_s, rate, pending, arrival_rate)`` is how many requests can still meet all their
+    targets, which is all but ``lost_already``, and do not if steps with prompts take ``step_s`` and compute ``rate``
+    prompt tokens per second, above 0, where ``pending`` tokens are to be computed and ``arrival_rate`` arrive per
+    second.
 
     Args:
-        left: ``[len(slots)]``, tokens to come, those in flight included.
-        per_step: ``[len(slots)]``, tokens that a step is expected to bring, at least 1.
-        starts_s: when the step can begin, on the clock of ``arrival_s``.
-        alone_s: of a step without prompts.
-        headroom: share of the time that a request can bear which is planned for.
-        spend_tokens: over which a lead on the pace is spent; a lag is made up over all tokens to come.
+        stated: Columns of the request table with what requests state.
+        counted: Columns of the request table with what requests have got.
+        slots: Slots of decoding requests, ``[n]``.
+        left: Tokens to come, tokens in flight included, ``[len(slots)]``.
+        per_step: Tokens that a step is expected to bring, at least 1, ``[len(slots)]``.
+        starts_s: Time at which the step can begin, on the clock of ``arrival_s``.
+        alone_s: Seconds that a step without prompts takes.
+        headroom: Share of the time that a request can bear for which the plan is made.
+        spend_tokens: Tokens over which a lead on the pace is spent; a lag is made up over all tokens to come.
     """
     return Decoding(stated, counted, slots, left, per_step, starts_s, alone_s, headroom, spend_tokens)
 
@@ -63,16 +67,18 @@ def step_prompts(
     layout: KVLayout,
     free_blocks: int,
 ) -> StepPrompts:
-    """Prompts in order of service, ``slots``: those in progress, then the first of ``waiting`` that have KV blocks
-    beside what the former still need, and compute something. ``startable`` counts also those that compute nothing.
+    """Return prompts in order of service, ``slots``: prompts in progress, then the first waiting ones with blocks.
 
-    ``end(place)`` is the prompt tokens of a step that computes each and those before it, ``prefix(place)`` the tokens
-    computed of it. ``load(tokens)``: prompt tokens, chunks, and ``sum(chunk * (chunk + 2 * prefix))`` of a step of so
-    many, in order. ``in_chunks(tokens, longest, multiple)``: the same where no chunk is longer than ``longest``, and
-    one that does not end its prompt ends at a multiple.
+    A waiting prompt is among them if it has KV blocks beside what the prompts in progress still need, and computes
+    something; ``startable`` counts prompts that compute nothing as well.
+
+    ``end(place)`` is the prompt tokens of a step that computes the prompts up to ``place``, ``prefix(place)`` the
+    tokens computed of that prompt before. ``load(tokens)`` is the prompt tokens, the chunks, and ``sum(chunk * (chunk +
+    2 * prefix))`` of a step of ``tokens`` tokens, in order. ``in_chunks(tokens, longest, multiple)`` is the same where
+    no chunk is longer than ``longest``, and a chunk that does not end its prompt ends at a multiple.
 
     ``promise(stated, counted, left, step_s, starts_s)`` says when each must be computed, from the tokens ``left`` of
-    its reply, of ``step_s`` each; after it ``late(rate, full_rate)`` says how many are late at ``rate`` prompt tokens
+    its output, of ``step_s`` each. After it ``late(rate, full_rate)`` says how many are late at ``rate`` prompt tokens
     per second and would be in time at ``full_rate``, and ``late_by_token`` the same for seconds a token.
     """
     return StepPrompts(progress, np.ascontiguousarray(in_progress), np.ascontiguousarray(waiting), layout, free_blocks)

@@ -1,5 +1,6 @@
-"""How likely requests are to go on and for how long, looked up in a table of each class: ten thousands of look-ups in
-each plan, where all are made.
+"""Chances that requests go on, and for how long, looked up in a table of each class.
+
+A plan that makes all of them makes ten thousands of look-ups.
 """
 
 import numpy as np
@@ -22,20 +23,22 @@ def chances(
     ahead: NDArray[np.int64],
     known: tuple[NDArray[np.float64], NDArray[np.int64]] | None = None,
 ) -> Chances:
-    """P(more than ``ahead`` tokens are still to come) of each of ``slots``, looked up when another kernel asks.
+    """Return P(more than ``ahead`` tokens are still to come) of each of ``slots``, looked up when another kernel asks.
 
-    It reads the arrays then: use it before they change. ``matrix()`` has all of them, ``[len(slots) * len(ahead)]``.
+    The arrays are read at that time: use the result before they change. ``matrix()`` has all chances, ``[len(slots) *
+    len(ahead)]``.
 
     Args:
-        longer: ``[classes, lengths]``, above 0: P(length > place * stride) of each class.
-        stride: tokens between two lengths.
-        lengths: the columns ``class_id``, ``output_tokens`` and ``max_tokens``; a class is a row of ``longer``.
-        slots: ``[n]``, of these columns.
-        ahead: tokens, ascending from 0.
-        known: chances that stand instead, ``[rows, len(ahead)]``, and the row of each request, ``[n]``, -1 for none.
+        longer: P(length > place * stride) of each class, above 0, ``[classes, lengths]``.
+        stride: Tokens between two lengths.
+        lengths: The columns ``class_id``, ``output_tokens`` and ``max_tokens``; a class is a row of ``longer``.
+        slots: Slots of these columns, ``[n]``.
+        ahead: Tokens ahead, ascending from 0.
+        known: Chances that replace the ones of the table, ``[rows, len(ahead)]``, and the row of each request, ``[n]``,
+            -1 for none.
 
-    Raises: ValueError for a class without a row, a slot that is none, tokens below 0 or above 2^32 - 1, ``ahead`` that
-        does not ascend from 0, or arrays that do not fit together.
+    Raises: ValueError for a class without a row, a slot out of range, tokens below 0 or above 2^32 - 1, ``ahead`` that
+    does not ascend from 0, or arrays that do not fit together.
     """
     table, rows = (_NONE_KNOWN, None) if known is None else (np.ascontiguousarray(known[0]), known[1])
     return Chances(longer, stride, lengths, np.ascontiguousarray(slots), ahead, table, rows)
@@ -48,12 +51,15 @@ def mean_left(
     lengths: LengthColumns,
     slots: NDArray[np.int64],
 ) -> NDArray[np.float64]:
-    """Expected tokens still to come, ``[len(slots)]``: at least 1, at most what ``max_tokens`` leaves.
+    """Return the expected tokens still to come, ``[len(slots)]``: at least 1, at most what ``max_tokens`` leaves.
 
     Args:
-        longer, stride, lengths, slots: as of :func:`chances`.
-        beyond: ``[classes, lengths]``, the sum of ``longer`` over all tokens from a length on.
+        longer: P(length > place * stride) of each class, above 0, ``[classes, lengths]``.
+        beyond: Sum of ``longer`` over all tokens from a length on, ``[classes, lengths]``.
+        stride: Tokens between two lengths.
+        lengths: The columns ``class_id``, ``output_tokens`` and ``max_tokens``.
+        slots: Slots of these columns, ``[n]``.
 
-    Raises: as :func:`chances`.
+    Raises: the errors of :func:`chances`.
     """
     return _csrc.mean_left(longer, beyond, stride, lengths, np.ascontiguousarray(slots))
