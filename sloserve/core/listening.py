@@ -11,13 +11,13 @@ def family_of(host: str) -> socket.AddressFamily:
 
 
 def cannot_listen(host: str, port: int, error: Exception) -> ConfigError:
-    """What to tell the operator for an OSError or OverflowError of ``bind``."""
+    """Return the error for the operator for an OSError or OverflowError of ``bind``."""
     reason = getattr(error, "strerror", None) or str(error).rstrip(".")
     return ConfigError(f"cannot listen on {host} port {port}: {reason}; choose another with --port or --host")
 
 
 def check_port_free(host: str, port: int) -> None:
-    """Raises: ConfigError when a server could not listen there. It binds the port itself, later."""
+    """Raise ConfigError if a server could not listen there; the server binds the port itself, later."""
     with socket.socket(family_of(host), socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -27,7 +27,7 @@ def check_port_free(host: str, port: int) -> None:
 
 
 def check_certificate(certfile: str | None, keyfile: str | None) -> None:
-    """Raises: ConfigError for one without the other, and for files that are no PEM certificate and key."""
+    """Raise ConfigError for one without the other, and for files that are no PEM certificate and key."""
     if (certfile is None) != (keyfile is None):
         raise ConfigError("--ssl-certfile and --ssl-keyfile belong together; give both or none")
     if certfile is not None:

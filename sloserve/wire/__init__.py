@@ -1,4 +1,5 @@
-"""SLOs on the wire: how requests state them, how errors and outcomes are told. Knows no web framework and no engine.
+"""SLOs on the wire: how requests state them, and how errors and outcomes are reported to clients.
 
-Imports core. Add a header or a field here, and nowhere else.
+The package knows no web framework and no engine, and imports core alone. Add a header or a field here, and nowhere
+else.
 """

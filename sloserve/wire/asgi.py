@@ -17,50 +17,65 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 SLO_KNOWN = "sloserve.slo_known"
-"""ASGI extension of a server that sends answers by their SLO: a function that takes the :class:`SLO` of the request.
+"""ASGI extension of a server that sends responses by their SLO: a function that takes the :class:`SLO` of the request.
 
-The application calls it once it has all of the request, hence knows more than its headers say.
+The application calls it once it has read the whole request, and so knows more than its headers say.
 """
 
 CLOSE = ("connection", "close")
-"""Goes with an answer to a request whose body is not read to its end."""
+"""Header of a response to a request if the body of the request is not read to its end."""
 
 
 def tell_slo(scope: Scope, slo: SLO) -> None:
-    """Tells the server, where it wants to know, what the SLO of a request has turned out to be."""
+    """Report to the server, if it asks for it, the SLO that a request has turned out to have."""
     told = (scope.get("extensions") or {}).get(SLO_KNOWN)
     if told is not None:
         told(slo)
 
 
 async def unsent() -> None:
-    """What a ``send`` returns for a message that it keeps."""
+    """Return at once: a ``send`` returns this for a message that it keeps."""
 
 
 async def refuse(
     send: Send, status: HTTPStatus, message: str, param: str | None = None, headers: Iterable[tuple[str, str]] = ()
 ) -> None:
-    """Answers a request with an error. param: the field at fault, as the client wrote it."""
+    """Answer a request with an error.
+
+    Args:
+        send: ASGI's ``send`` of the request.
+        status: Status of the response.
+        message: Words for the client.
+        param: The field at fault, as the client wrote it.
+        headers: Further headers of the response.
+    """
     await answer_json(send, status, errors.body(status, message, param), headers)
 
 
 async def refuse_error(
     send: Send, error: SloServeError, headers: Iterable[tuple[str, str]] = (CLOSE,), param: str | None = None
 ) -> None:
-    """Answers a request with what is wrong with it. headers: beside those of the error. param: where it says none."""
+    """Answer a request with an error of ours.
+
+    Args:
+        send: ASGI's ``send`` of the request.
+        error: The error, which fixes the status and some headers.
+        headers: Headers of the response beside the headers of the error.
+        param: The field at fault, for an error that names none.
+    """
     told = [*errors.headers(error), *headers]
     await refuse(send, errors.status(error), str(error), getattr(error, "param", param), told)
 
 
 async def answer_json(send: Send, status: HTTPStatus, value: Any, headers: Iterable[tuple[str, str]] = ()) -> None:
-    """Answers a request with ``value`` as JSON."""
+    """Answer a request with ``value`` as JSON."""
     await answer(send, status, json_text.dumps(value).encode(), "application/json", headers)
 
 
 async def answer(
     send: Send, status: HTTPStatus, body: bytes, content_type: str, headers: Iterable[tuple[str, str]] = ()
 ) -> None:
-    """Answers a request with ``body``."""
+    """Answer a request with ``body``."""
     own = [("content-type", content_type), ("content-length", str(len(body)))]
     raw = [(name.encode(), value.encode()) for name, value in (*own, *headers)]
     await send({"type": "http.response.start", "status": status.value, "headers": raw})
@@ -74,7 +89,7 @@ def route_path(scope: Scope) -> str:
 
 
 def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
-    """A header's value, empty where it is missing; of one given twice the first, which is what vLLM's server reads."""
+    """Return the value of a header, empty if it is missing; of repeated headers the first, as vLLM reads it."""
     for found, value in headers:
         if found == name:
             return value
@@ -82,13 +97,13 @@ def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
 
 
 def bearer(authorization: bytes) -> bytes:
-    """The key that a header of this value shows; empty where it shows none."""
+    """Return the key in an ``Authorization`` header of this value; empty if it holds none."""
     scheme, _, shown = authorization.partition(b" ")
     return shown.strip() if scheme.lower() == b"bearer" else b""
 
 
 async def shows_admin_key(scope: Scope, send: Send, key: bytes) -> bool:
-    """Whether a request shows the admin key; else it is answered 401, with nothing of it read."""
+    """Return whether a request shows the admin key; if not, answer it with 401 without reading its body."""
     if secrets.compare_digest(bearer(first(scope["headers"], b"authorization")), key):
         return True
     asks = ("www-authenticate", "Bearer")
@@ -98,18 +113,19 @@ async def shows_admin_key(scope: Scope, send: Send, key: bytes) -> bool:
 
 
 def declares_more(headers: Iterable[tuple[bytes, bytes]], max_bytes: float) -> bool:
-    """Whether a request says that its body is longer than ``max_bytes``."""
+    """Return whether a request declares a body longer than ``max_bytes``."""
     declared = first(headers, b"content-length")
     return declared.isdigit() and int(declared[:20]) > max_bytes
 
 
 class ClientLeft(Exception):
-    """Raised to the reader of a body whose client has left before its end."""
+    """The client left before the end of the body that is being read."""
 
 
 async def opened(scope: Scope, send: Send) -> tuple[Scope, Send, str] | None:
-    """The request with an id, a ``send`` that repeats it in the answer, and the id; ``None`` where the client's is no
-    label: then it was refused.
+    """Give a request an id; return the request, a ``send`` that repeats the id in the response, and the id.
+
+    The result is ``None`` if the client's own id is no label: then the request was refused.
     """
     try:
         scope, request_id = identified(scope)
@@ -120,7 +136,10 @@ async def opened(scope: Scope, send: Send) -> tuple[Scope, Send, str] | None:
 
 
 def identified(scope: Scope) -> tuple[Scope, str]:
-    """The request with an id, the client's or a new one, and the id. Raises: InvalidRequest where it is no label."""
+    """Return the request with an id, the client's or a new one, and the id.
+
+    Raises: InvalidRequest if the client's id is no label.
+    """
     headers, name = scope["headers"], REQUEST_ID.encode()
     given = first(headers, name)
     if given:
@@ -130,10 +149,10 @@ def identified(scope: Scope) -> tuple[Scope, str]:
 
 
 def repeating(request_id: str, send: Send) -> Send:
-    """``send``, with the id in the answer's head; every answer has it, refusals of ours too.
+    """Return ``send`` with the id in the head of the response; every response has it, refusals of ours too.
 
-    Functions that stand around ``send`` return what it returns: of a stream each token comes through all of them, and
-    to await within a coroutine of their own would cost more than all else they do.
+    Functions that wrap ``send`` return what it returns: each token of a stream passes through all of them, and to await
+    within a coroutine of their own would cost more than everything else they do.
     """
     name = REQUEST_ID.encode()
 

@@ -26,7 +26,7 @@ NESTED = {
 }
 REPORT = "report"
 LENGTH_HINT = "nvext.agent_hints.osl"
-"""Where Dynamo's clients say how long a reply is expected to be: a hint, which states no SLO."""
+"""Field in which Dynamo's clients state the expected length of the output: a hint, which states no SLO."""
 
 _FORM = b"multipart/form-data"
 _FORM_FIELD = re.compile(rb'name="?slo["\[;\s]')
@@ -34,7 +34,7 @@ _FORM_FIELD = re.compile(rb'name="?slo["\[;\s]')
 
 
 class Body(msgspec.Struct):
-    """What of a body is read here, as it stands there. Who needs more of it reads a subclass."""
+    """The fields of a body that are read here, as they stand there; a reader that needs more reads a subclass."""
 
     slo: Any = None
     service_tier: Any = None
@@ -49,8 +49,11 @@ Read = TypeVar("Read", bound=Body)
 class BodyFields:
     """What the body of one request states.
 
-    fields: by key of ``vllm_xargs``. tier: its ``service_tier``. xargs: those of its ``vllm_xargs`` that state an SLO,
-    since vLLM passes none on for a beam search.
+    Args:
+        fields: Stated fields by key of ``vllm_xargs``.
+        tier: The ``service_tier`` of the body.
+        report: Whether the client asks for a report of its outcome.
+        xargs: Entries of ``vllm_xargs`` that state an SLO; vLLM passes no ``vllm_xargs`` on for a beam search.
     """
 
     fields: dict[str, Field] = field(default_factory=dict)
@@ -60,10 +63,12 @@ class BodyFields:
 
 
 def read_body(body: bytes, content_type: bytes = b"application/json") -> BodyFields:
-    """The SLO that a body states beside ``vllm_xargs``; no body, and JSON that is no object, state none.
+    """Return the SLO that a body states beside ``vllm_xargs``.
 
-    Raises: InvalidRequest for an ``slo`` that is no object, or has an unknown key, for a tier that is no string, and
-    for a body that cannot be searched for an SLO. (Where the server cannot read it either, its answer comes first.)
+    An empty body, and JSON that is no object, state none.
+
+    Raises: InvalidRequest for an ``slo`` that is no object or has an unknown key, for a tier that is no string, and for
+    a body that cannot be searched for an SLO. (If vLLM's server cannot read the body either, its error comes first.)
     """
     if not body:
         return BodyFields()
@@ -74,7 +79,10 @@ def read_body(body: bytes, content_type: bytes = b"application/json") -> BodyFie
 
 
 def fields_of(read: Body) -> BodyFields:
-    """The SLO in what was read of a body. Raises: as :func:`read_body`."""
+    """Return the SLO in the fields that were read of a body.
+
+    Raises: the errors of :func:`read_body`.
+    """
     found = BodyFields()
     if read.service_tier is not None:
         if not isinstance(read.service_tier, str):
@@ -102,7 +110,7 @@ def fields_of(read: Body) -> BodyFields:
 
 
 def _expected_length(nvext: Any) -> int | None:
-    """The reply's length in tokens as Dynamo's agent hints have it; a hint that cannot be one is passed over."""
+    """Return the output's length in tokens by Dynamo's agent hints; an impossible hint is ignored."""
     hints = nvext.get("agent_hints") if isinstance(nvext, dict) else None
     length = hints.get("osl") if isinstance(hints, dict) else None
     if isinstance(length, bool) or not isinstance(length, int) or not 1 <= length <= MAX_OUTPUT_TOKENS:
@@ -116,12 +124,12 @@ def _decoder(kind: type[Read]) -> msgspec.json.Decoder[Read]:
 
 
 def parse(body: bytes, kind: type[Read]) -> Read:
-    """The fields of a JSON body that ``kind`` has, as vLLM's server would find them: by Python's ``json``.
+    """Return the fields of a JSON body that ``kind`` has, as vLLM's server would find them by Python's ``json``.
 
-    That one takes more than JSON (NaN, lone surrogates, UTF-16) and builds the whole body. Most bodies are read by a
-    stricter parser in a tenth of the time, which finds the same where it finds no fault.
+    Python's parser takes more than JSON (NaN, lone surrogates, UTF-16) and builds the whole body. Most bodies are read
+    by a stricter parser in a tenth of the time; it finds the same values if it finds no fault.
 
-    Raises: InvalidRequest for what cannot be read.
+    Raises: InvalidRequest for a body that cannot be read.
     """
     try:
         read: Read = _decoder(kind).decode(body)
@@ -137,7 +145,7 @@ def parse(body: bytes, kind: type[Read]) -> Read:
 
 
 def _refuse_form_field(body: bytes) -> None:
-    """Raises: InvalidRequest where a form (audio to transcribe) has a field ``slo``: only headers state its SLO."""
+    """Raise InvalidRequest if a form (audio to transcribe) has a field ``slo``: only headers state its SLO."""
     for match in _FORM_FIELD.finditer(body):
         # One byte, not the body up to it: a body of nothing but this name would be copied at each match.
         if body[max(match.start() - 1, 0) : match.start()] in (b";", b" ", b"\t"):

@@ -29,13 +29,16 @@ class WhileClientWaits:
             raise ClientLeft from None
 
     def give_up(self) -> None:
-        """Ends the block as if the client had left: it does not read."""
+        """End the block as if the client had left, since it does not read."""
         if not self._left:  # a second cancellation, before the block runs again, would be left over
             self._left = True
             self._task.cancel()
 
     def answered(self) -> None:
-        """The answer is complete but for its last message: servers tell that as the client's leaving."""
+        """Stop watching the client: the response is complete except for its last message.
+
+        After that message servers report that the client has left.
+        """
         self._watch.cancel()
 
     async def _watching(self) -> None:

@@ -19,7 +19,7 @@ from sloserve.wire.headers import DEFAULT_RULES, REPORT, TTL, Field, HeaderField
 from sloserve.wire.resolve import XARGS, Resolved
 
 RETRY_UNSEEN_S = 5
-"""What a client is told whose request was given up before anything was known of the queue that it would wait in."""
+"""Seconds until a retry (Retry-After) for a request that was given up before anything was known of its queue."""
 
 
 def check_no_slo(headers: HeaderFields, body: BodyFields) -> None:
@@ -37,28 +37,38 @@ class AdmittedRequest(Protocol):
 
     @property
     def standing(self) -> ServedRequest | None:
-        """How it fared if no further call of the engine follows; ``None`` while a call runs, or once it has ended."""
+        """The outcome if no further call of the engine follows; ``None`` while a call runs, or once it has ended."""
 
     def is_waiting(self) -> bool:
-        """Whether it has no token yet."""
+        """Return whether the request has no token yet."""
 
     def expire(self) -> int:
-        """Book it as given up; return in how many whole seconds a request of its class should find a place."""
+        """Book the request as given up; return in how many whole seconds a request of its class should find a place."""
 
     def answer_ends(self, *, begun: bool) -> None:
-        """Note that no further call of the engine follows. begun: whether any of the answer was sent."""
+        """Note that no further call of the engine follows.
+
+        Args:
+            begun: Whether any part of the response was sent.
+        """
 
 
 @dataclass(slots=True, weakref_slot=True)
 class HTTPContext:
     """One HTTP request.
 
-    arrival_s: when its head arrived, by ``Clock.monotonic_s``. error: why what it states cannot be read; raised where
-    an SLO is asked for, since most routes have no use for one. served: how its requests fared that ended, in that
-    order. rejection: why it was refused or given up, if it was. predicted: of its requests, at their admission. tier:
-    the ``service_tier`` to answer with. requests: those that were admitted. says_end: whether :meth:`answer_ends` is
-    called in the end, so that requests can wait for further calls until then. on_slo: is told its SLO once all of it is
-    read.
+    Args:
+        arrival_s: Time at which its head arrived, by ``Clock.monotonic_s``.
+        error: Why its statement of an SLO cannot be read; raised where an SLO is asked for, since most routes have no
+            use for one.
+        served: Outcomes of its calls of the engine that ended, in the order in which they ended.
+        rejection: Why the request was refused or given up, if it was.
+        predicted: Predictions for its calls of the engine, made at their admission.
+        tier: The ``service_tier`` to state in the response.
+        requests: Calls of the engine that were admitted.
+        says_end: Whether :meth:`answer_ends` is called in the end, so that requests can wait for further calls until
+            then.
+        on_slo: Called with its SLO once the whole request is read.
     """
 
     arrival_s: float
@@ -86,13 +96,13 @@ class HTTPContext:
             self.error = self.error or error.to_keep()
 
     def resolved(self, resolved: Resolved) -> None:
-        """Takes in what all that it states comes to."""
+        """Take in the SLO and the tier that the statements of the request amount to."""
         self.tier = resolved.tier
         self.on_slo(resolved.slo)
 
     @property
     def outcomes(self) -> list[ServedRequest]:
-        """How its requests fared, of those that have ended or will have if no further call of the engine follows."""
+        """The outcomes of the calls that have ended, or will have ended if no further call of the engine follows."""
         return [*self.served, *(one for request in self.requests if (one := request.standing) is not None)]
 
     @property
@@ -101,14 +111,18 @@ class HTTPContext:
         return all(request.is_waiting() for request in self.requests)
 
     def answer_ends(self, *, begun: bool) -> None:
-        """Note that its answer has ended; a second call changes nothing. begun: whether any of it was sent."""
+        """Note that the response has ended; a second call has no effect.
+
+        Args:
+            begun: Whether any part of the response was sent.
+        """
         if self.says_end:
             self.says_end = False
             for request in self.requests:
                 request.answer_ends(begun=begun)
 
     def expire(self) -> DeadlinePassed:
-        """Book all its requests as given up, since the time that the client gave them is over; the error to answer."""
+        """Book all calls as given up, since the client's time for them is over; return the error to send."""
         retry_after_s = max((request.expire() for request in self.requests), default=RETRY_UNSEEN_S)
         ms = 1e3 * (self.headers.ttl_s or 0.0)
         message = f"no token within the {ms:g} ms of {TTL}; retry in {retry_after_s} s or allow for more"
@@ -122,7 +136,7 @@ class HTTPContext:
 
     @property
     def wants_report(self) -> bool:
-        """Whether the client asked to be told how it fared."""
+        """Whether the client asked for a report of the outcome."""
         return self.headers.report or self.body.report
 
 

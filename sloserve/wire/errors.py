@@ -56,17 +56,17 @@ REASON: dict[type[SloServeError], str] = {
 
 
 def status(error: SloServeError) -> HTTPStatus:
-    """The status that answers ``error``."""
+    """Return the HTTP status for ``error``."""
     return STATUS[type(error)]
 
 
 def reason(error: SloServeError) -> str | None:
-    """Why a request was dropped, as a word of few; ``None`` where no queue was the cause."""
+    """Return why a request was dropped, as one of a few words; ``None`` if no queue was the cause."""
     return REASON.get(type(error))
 
 
 def headers(error: SloServeError) -> list[tuple[str, str]]:
-    """The headers that go with the answer to ``error``."""
+    """Return the headers of the response to ``error``."""
     found = []
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
@@ -78,5 +78,5 @@ def headers(error: SloServeError) -> list[tuple[str, str]]:
 
 
 def body(status: HTTPStatus, message: str, param: str | None = None) -> dict[str, Any]:
-    """OpenAI's error format, as vLLM's server writes it."""
+    """Return an error in OpenAI's format, as vLLM's server writes it."""
     return {"error": {"message": message, "type": status.phrase, "param": param, "code": status.value}}

@@ -17,7 +17,7 @@ class EventCounter:
         self._has_data = False
 
     def add(self, part: bytes) -> int:
-        """The next part of the stream. Returns how many events end in it."""
+        """Add the next part of the stream; return how many events end in it."""
         if self._after_cr and part:  # the LF of a CRLF that is cut in two ends no line
             self._after_cr, part = False, part.removeprefix(b"\n")
         if not part:

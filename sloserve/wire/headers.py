@@ -51,7 +51,7 @@ TTL = "x-request-ttl-ms"
 COUNTING_DOWN = {"slo_ttft_ms": "ttft_s", "slo_e2e_ms": "e2e_s"}
 """Targets that count from the client's request, as :data:`TTL` does: key of ``vllm_xargs`` to field of ``Targets``.
 
-Who holds a request for a while states what is left of them, see :func:`left_ms`.
+A server that holds a request for a while states the rest of them to the next one, see :func:`left_ms`.
 """
 
 HOP_BY_HOP = frozenset(
@@ -67,10 +67,10 @@ DROPPED_REASON = "x-slo-dropped-reason"
 PREDICTED_TTFT = "x-slo-predicted-ttft-ms"
 PREDICTED_E2E = "x-slo-predicted-e2e-ms"
 ANSWERS = frozenset({DROPPED_REASON, PREDICTED_TTFT, PREDICTED_E2E})
-"""Names of ours that stand in answers; a proxy that copies them into a request is not told off."""
+"""Names of our headers that stand in responses; a proxy that copies them into a request gets no error."""
 
 EXPOSED = (REQUEST_ID, RETRY_AFTER, *sorted(ANSWERS))
-"""Headers of an answer that a page of another origin may read, where the server lets it read answers at all."""
+"""Headers of a response that a page of another origin may read, if the server lets it read responses at all."""
 
 DUE_NOW = f"{DUE_NOW_S * 1e3:g}"
 """What a TTFT of 0 or less is read as, in ms."""
@@ -102,13 +102,18 @@ class Field(NamedTuple):
 
 
 def is_ours(name: str) -> bool:
-    """Whether a header, named in lower case, already says something else than whose request it is."""
+    """Return whether a header, named in lower case, already has a meaning other than the tenant of the request."""
     return name.startswith("x-slo-") or name in FIELDS or name in (PRIORITY, TTL, REQUEST_ID, *OBJECTIVES)
 
 
 @dataclass(frozen=True)
 class HeaderRules:
-    """tenant_headers: who names the tenant, in lower case. reject_unknown: refuses every unknown ``x-slo-*``."""
+    """The rules of a deployment for headers.
+
+    Args:
+        tenant_headers: Names of headers that state the tenant, in lower case.
+        reject_unknown: Whether every unknown ``x-slo-*`` header is refused.
+    """
 
     tenant_headers: tuple[str, ...] = TENANTS
     reject_unknown: bool = False
@@ -121,10 +126,17 @@ class HeaderRules:
 
 @dataclass(slots=True)
 class HeaderFields:
-    """What the headers of one request state. fields: by key of ``vllm_xargs``.
+    """What the headers of one request state.
 
-    objective: of a gateway. ttl_s: from arrival to the first token. task, network_s: for a router of models.
-    ignored: ``x-slo-*`` headers that are not ours.
+    Args:
+        fields: Stated fields by key of ``vllm_xargs``.
+        tenant: The tenant of the request.
+        report: Whether the client asks for a report of its outcome.
+        objective: The objective that a gateway states.
+        ttl_s: Seconds from arrival to the first token, after which the client no longer wants the response.
+        task: Task of the request, for a router of models.
+        network_s: Seconds that the network takes, for a router of models.
+        ignored: Names of ``x-slo-*`` headers that are not ours.
     """
 
     fields: dict[str, Field] = field(default_factory=dict)
@@ -141,11 +153,12 @@ DEFAULT_RULES = HeaderRules()
 
 
 def read_headers(headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DEFAULT_RULES) -> HeaderFields:
-    """The SLO, tenant and wish for a report in ``headers``, names in lower case as ASGI has them.
+    """Return the SLO, the tenant and the wish for a report in ``headers``, names in lower case as ASGI has them.
+
+    Values of targets are read later, together with the values of the body; but a TTFT of 0 or less, which only a header
+    may state, is read as due now.
 
     Raises: InvalidRequest for a misspelt ``x-slo-*`` header, contradicting values, or a tenant that is no label.
-    Values of targets are read later, together with those of the body; but a TTFT of 0 or less, which only a header may
-    state, is due now.
     """
     found = HeaderFields()
     for raw_name, raw_value in headers:
@@ -196,7 +209,9 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DE
 
 
 def stating(xargs: Mapping[str, object]) -> list[tuple[str, str]]:
-    """The headers that state what ``xargs`` do, keys and values as in ``vllm_xargs``; the inverse of what is read here.
+    """Return the headers that state what ``xargs`` do, keys and values as in ``vllm_xargs``.
+
+    This is the inverse of what is read here.
 
     Raises: UnicodeEncodeError for the name of a class that no header can carry.
     """
@@ -207,9 +222,13 @@ def stating(xargs: Mapping[str, object]) -> list[tuple[str, str]]:
 
 
 def left_ms(total_s: float, late_s: float = 0.0) -> int:
-    """What is left of a time that counts from the client's request, ``late_s`` after that, as a header states it.
+    """Return the rest of a time that counts from the client's request, as a header states it in milliseconds.
 
-    At least 1, which is due now: where nothing is left, the next server is to say so.
+    The result is at least 1, which is due now: if no time is left, the next server has to report it.
+
+    Args:
+        total_s: The whole time in seconds.
+        late_s: Seconds since the client's request.
     """
     return max(round((min(total_s, MAX_TARGET_S) - late_s) * 1e3), 1)
 
@@ -218,8 +237,9 @@ _COUNTING_DOWN = frozenset(name.encode() for name, key in FIELDS.items() if key 
 
 
 def remaining(headers: Iterable[tuple[bytes, bytes]], late_s: float) -> Iterator[tuple[bytes, bytes]]:
-    """The headers as they go on ``late_s`` after they came, names in lower case. Values that are no time above 0 stay
-    as they are: what they mean, or that they mean nothing, is for the server that reads them.
+    """Yield the headers as they are passed on ``late_s`` seconds after they came, names in lower case.
+
+    A value that is no time above 0 stays as it is: the server that reads it judges it.
     """
     for name, value in headers:
         if name in _COUNTING_DOWN and late_s >= 1e-3:
@@ -229,7 +249,7 @@ def remaining(headers: Iterable[tuple[bytes, bytes]], late_s: float) -> Iterator
 
 
 def _is_past(text: str) -> bool:
-    """Whether the time that is left, as a gateway counts it, is none: llm-d's batch gateway sends 0 and less."""
+    """Return whether a gateway says that no time is left: llm-d's batch gateway sends 0 and less."""
     try:
         return numbers.number(text) <= 0.0
     except ValueError:
@@ -237,7 +257,10 @@ def _is_past(text: str) -> bool:
 
 
 def _time_s(name: str, raw: bytes) -> float:
-    """Seconds of a header that states milliseconds. Raises: InvalidRequest; of a :data:`TTL`, for 0 as well."""
+    """Return the seconds of a header that states milliseconds.
+
+    Raises: InvalidRequest for anything but a time in range; for a :data:`TTL` also for 0.
+    """
     text = raw.decode("latin-1").strip()
     seconds, above = _seconds(text), name == TTL
     if not 0.0 <= seconds <= MAX_TARGET_S or (above and seconds == 0.0):
@@ -247,7 +270,7 @@ def _time_s(name: str, raw: bytes) -> float:
 
 
 def _seconds(text: str) -> float:
-    """Returns the seconds of a text that states milliseconds; nan where it is no number."""
+    """Return the seconds of a text that states milliseconds; nan if it is no number."""
     try:
         return numbers.number(text) / 1e3
     except ValueError:
@@ -255,9 +278,10 @@ def _seconds(text: str) -> float:
 
 
 def predictions(predicted: Iterable[Predicted]) -> list[tuple[str, str]]:
-    """The headers that tell what was predicted of one HTTP request's calls of the engine: the worst of them.
+    """Return the headers that report the predictions for one HTTP request's calls of the engine: the worst of them.
 
-    A structured field (RFC 8941): the median as an integer, the 0.9-quantile as its parameter, ``120;p90=480``, in ms.
+    A value is a structured field (RFC 8941): the median as an integer, the 0.9-quantile as its parameter,
+    ``120;p90=480``, in ms.
     """
     told = worst(predicted)
     return [
@@ -272,7 +296,10 @@ def _whole_ms(seconds: float) -> int:
 
 
 def label(name: str, raw: bytes) -> str:
-    """``raw`` as a label of at most 128 visible characters. Raises: InvalidRequest."""
+    """Return ``raw`` as a label of at most 128 visible characters.
+
+    Raises: InvalidRequest for anything else.
+    """
     text = raw.decode("latin-1").strip()
     if not text or len(text) > MAX_LABEL_CHARS or not text.isascii() or not text.isprintable():
         raise InvalidRequest(name, text[:MAX_LABEL_CHARS], f"1 to {MAX_LABEL_CHARS} visible ASCII characters")

@@ -1,8 +1,8 @@
-"""A feed of what a server does now: server-sent events, a snapshot first and then what has changed, twice a second.
+"""A feed of what a server does now: server-sent events, a snapshot first and then changes, twice a second.
 
-What is shown is one object, a *view*, read anew while there are watchers and not at all without them. Its part ``rows``
-is an object of arrays by key; in a change it holds the rows that are new or other, and ``null`` for those that are
-gone. Every other part of a change replaces the one before; what is missing has not changed.
+A *view* is one object. It is read again for each event while there are watchers, and not at all without them. Its part
+``rows`` is an object of arrays by key; in a change it holds the rows that are new or different, and ``null`` for rows
+that are gone. Every other part of a change replaces the one before; a part that is missing has not changed.
 
 A watcher that does not read as fast as frames come is dropped, and never waited for. Any number may ask, but only
 :data:`MOST_WATCHERS` are served by one process, and no frame is longer than :data:`MOST_BYTES`.
@@ -39,7 +39,7 @@ View = dict[str, Any]
 
 
 def changes(before: View, now: View) -> View:
-    """What a watcher that has ``before`` needs to have ``now``; both have the same parts."""
+    """Return the change that turns the view ``before`` into ``now``; both have the same parts."""
     found = {name: part for name, part in now.items() if name != ROWS and part != before[name]}
     rows, old = now[ROWS], before[ROWS]
     changed = {key: row for key, row in rows.items() if row != old.get(key)}
@@ -48,9 +48,9 @@ def changes(before: View, now: View) -> View:
 
 
 def fitted(view: View) -> View:
-    """``view`` with as many of its rows, the first ones, as a frame has room for.
+    """Return ``view`` with only as many of its rows, from the first, as fit into a frame.
 
-    Raises: ValueError where it is too long even without rows.
+    Raises: ValueError if it is too long even without rows.
     """
     spare = _MOST_VIEW_BYTES - len(_json({**view, ROWS: {}}))
     if spare < 0:
@@ -65,7 +65,12 @@ def fitted(view: View) -> View:
 
 
 def frame(kind: str, value: View) -> bytes:
-    """One event. kind: ``snapshot`` or ``change``."""
+    """Return one event as bytes of the stream.
+
+    Args:
+        kind: Type of the event, ``snapshot`` or ``change``.
+        value: The view, or the change of it.
+    """
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), _json(value))
 
 
@@ -77,7 +82,12 @@ class LiveFeed:
     """The watchers of one process."""
 
     def __init__(self, read: Callable[[], View], *, in_loop: bool = False) -> None:
-        """read: the view as of now, by one at a time; called in a thread, or ``in_loop``, where its facts change."""
+        """Create a feed without watchers.
+
+        Args:
+            read: Returns the present view; called by one caller at a time, in a thread.
+            in_loop: Whether ``read`` is called in the event loop instead, because its facts change there.
+        """
         self._read, self._in_loop = read, in_loop
         self._watchers: set[_Watcher] = set()
         self._reading: asyncio.Task[None] | None = None
@@ -85,7 +95,10 @@ class LiveFeed:
         self._closed = False
 
     async def serve(self, receive: Receive, send: Send) -> None:
-        """Answers a request whose body was read, until its client leaves or reads too slowly, or the feed is closed."""
+        """Serve a watcher until its client leaves or reads too slowly, or the feed is closed.
+
+        The body of the request was read before.
+        """
         if self._closed:
             message = "the server is stopping and shows its requests no more; ask it again once it is back"
             await refuse(send, HTTPStatus.SERVICE_UNAVAILABLE, message, headers=[("retry-after", "5"), CLOSE])
@@ -115,7 +128,7 @@ class LiveFeed:
             self._watchers.discard(watcher)
 
     def close(self) -> None:
-        """Ends the answers of all watchers, and takes no more: they would hold up a server that stops."""
+        """End the responses to all watchers, which would delay a server that stops, and accept no more."""
         self._closed = True
         self._send_away()
 
@@ -148,7 +161,7 @@ class LiveFeed:
 
 
 class _Watcher:
-    """One client. too_slow: called when it does not read; begun: whether it was given a snapshot."""
+    """One client that watches; ``too_slow`` is called when it does not read, ``begun`` says if it got a frame."""
 
     def __init__(self) -> None:
         self.frames: asyncio.Queue[bytes | None] = asyncio.Queue(_BEHIND)
@@ -156,7 +169,11 @@ class _Watcher:
         self.begun = False
 
     def offer(self, part: bytes | None) -> None:
-        """part: the next frame, ``None`` for the end."""
+        """Queue the next frame.
+
+        Args:
+            part: The frame; ``None`` for the end.
+        """
         self.begun = True
         try:
             self.frames.put_nowait(part)
@@ -164,4 +181,4 @@ class _Watcher:
             self.too_slow()
 
     def _not_yet(self) -> None:
-        """Its answer has not begun."""
+        """Do nothing: this stands for the end of a response that has not begun."""

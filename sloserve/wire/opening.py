@@ -1,9 +1,9 @@
-"""How every server of ours opens a request: once, its id first, then its body within limits.
+"""The one way in which our servers open a request: first its id, then its body within limits.
 
 What is wrong with either is an error of :mod:`sloserve.core.errors`, which :meth:`OpenedRequest.refuse` answers. A body
 that only sloserve reads is JSON as its standard has it (:meth:`BoundedBody.json_object`); one that vLLM's server reads
-as well is read as vLLM reads it (:mod:`sloserve.wire.body`). What is left of a request's times when it goes on to the
-next server: :func:`sloserve.wire.headers.remaining`.
+as well is read as vLLM reads it (:mod:`sloserve.wire.body`). :func:`sloserve.wire.headers.remaining` reduces a
+request's times when it is passed on to the next server.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ SILENT_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """What the body of a request may be.
+    """Limits of the body of a request.
 
     Args:
-        most_bytes: inf for any length.
-        whole_s: time in which it must come whole, waits for its parts alone; inf for any time.
-        bytes_per_s: so many add a second to that; inf for none.
+        most_bytes: Most bytes of the body; inf for any length.
+        whole_s: Seconds in which the whole body must come, where only waits for its parts count; inf for any time.
+        bytes_per_s: Bytes that add a second to that time; inf for no addition.
     """
 
     most_bytes: float
@@ -36,8 +36,9 @@ class BodyLimits:
 
 
 class BoundedBody:
-    """The ``receive`` of a request, which ends the reading of a body beyond its limits. What follows a body, as that
-    its client leaves, is passed on whenever it comes.
+    """The ``receive`` of a request, which ends the reading of a body beyond its limits.
+
+    Messages after the body, such as the client's leaving, are passed on whenever they come.
     """
 
     def __init__(self, scope: Scope, receive: Receive, limits: BodyLimits) -> None:
@@ -48,12 +49,15 @@ class BoundedBody:
         """Whether it was read to its end."""
 
     def check_length(self) -> None:
-        """Raises: BodyTooLarge where the request says that its body is longer than may be."""
+        """Raise BodyTooLarge if the request declares a body that is longer than the limit."""
         if declares_more(self._scope["headers"], self._limits.most_bytes):
             raise BodyTooLarge(self._limits.most_bytes)
 
     async def __call__(self) -> Message:
-        """The next message. Raises: BodyTooLarge; BodyTooSlow."""
+        """Return the next message.
+
+        Raises: BodyTooLarge, BodyTooSlow.
+        """
         if not self._is_bounded:
             return await self._receive()
         message = await self._in_time()
@@ -66,7 +70,7 @@ class BoundedBody:
         return message
 
     def is_answered(self) -> None:
-        """What still comes of it is bounded no more, since the answer has begun."""
+        """Lift the limits of the rest of the body, since the response has begun."""
         self._is_bounded = False
 
     async def _in_time(self) -> Message:
@@ -84,10 +88,14 @@ class BoundedBody:
             self._waited_s += clock() - began_s
 
     async def read(self, take: Callable[[int], None] = lambda size: None) -> bytes:
-        """The whole body.
+        """Return the whole body.
 
-        take: is told the size of each part before it is kept; what it raises ends the reading.
-        Raises: BodyTooLarge, where it is declared before any of it is read; BodyTooSlow; ClientLeft.
+        Args:
+            take: Called with the size of each part in bytes before the part is kept; an error that it raises ends the
+                reading.
+
+        Raises: BodyTooLarge, before any of the body is read if its declared length is too large; BodyTooSlow;
+        ClientLeft.
         """
         self.check_length()
         parts: list[bytes] = []
@@ -101,7 +109,10 @@ class BoundedBody:
         return b"".join(parts)
 
     async def json_object(self) -> dict[str, Any]:
-        """The whole body as an object of JSON, each key once. Raises: as :meth:`read`; MalformedBody."""
+        """Return the whole body as an object of JSON with unique keys.
+
+        Raises: the errors of :meth:`read`; MalformedBody.
+        """
         body = await self.read()
         try:
             values = strict_json.loads(body)
@@ -117,9 +128,10 @@ class OpenedRequest:
     """A request with an id, the client's or a new one.
 
     Args:
-        scope: with the id in its headers.
-        body: to be read, or to be passed on as ``receive``.
-        send: repeats the id in the answer's head. at_once: the server's own, for a head that has the id already.
+        scope: ASGI's scope, with the id in its headers.
+        body: The body, to be read, or to be passed on as ``receive``.
+        send: ASGI's ``send``, which repeats the id in the head of the response.
+        at_once: The server's own ``send``, for a head that has the id already.
     """
 
     id: str
@@ -134,12 +146,12 @@ class OpenedRequest:
         return [] if self.body.is_whole else [CLOSE]
 
     async def refuse(self, error: SloServeError, headers: Iterable[tuple[str, str]] = ()) -> None:
-        """Answers with what is wrong."""
+        """Answer the request with an error."""
         await refuse_error(self.send, error, [*headers, *self.closing])
 
 
 async def open_request(scope: Scope, receive: Receive, send: Send, limits: BodyLimits) -> OpenedRequest | None:
-    """The request, of whose body nothing is read yet; ``None`` where its id is none: then it was refused."""
+    """Return the request, with its body unread; ``None`` if its id is no label, in which case it was refused."""
     found = await opened(scope, send)
     if found is None:
         return None

@@ -24,23 +24,31 @@ Seconds = Annotated[
 
 
 class Http3Settings(BaseModel):
-    """What an HTTP/3 listener does, and what it puts up with.
+    """The duties of an HTTP/3 listener, and the limits that it sets to clients.
 
-    enabled: whether there is one. scheduler: of streams, see docs/http3.md. port: UDP,
-    ``None`` for the number of the TCP port. self_signed: makes a certificate for localhost at start. deadlines:
-    ``renewed`` gives each chunk of an event stream the moment when its reader runs dry, ``fixed`` one deadline for the
-    whole answer.
-    late: ``send`` goes on with an answer that is past its e2e target, ``drop`` resets its stream then.
-    congestion: ``cubic``, ``reno``, or ``constant``, a window of ``window_bytes`` whatever is lost: for private links
-    of known bandwidth alone.
-
-    connections, connections_per_address: at once. handshakes_per_s, handshakes_per_s_per_address: that are
-    begun, with bursts of twice as many.
-    retry_above: from so many unfinished handshakes on a client must show that it receives at its address. idle_s: after
-    which a silent connection ends. streams: requests of a connection at once. header_bytes: of one request's headers.
-    buffer_bytes: of one answer that wait for its client; more makes the application wait. unread_bytes: of a
-    connection's answers; more makes its next requests wait. unread_total_bytes: of all connections' answers; more ends
-    the connection that holds the most. unread_s: an answer of which its client reads nothing for so long is reset.
+    Args:
+        enabled: Whether HTTP/3 is served.
+        scheduler: Scheduler of streams, see docs/http3.md.
+        port: UDP port; ``None`` for the number of the TCP port.
+        self_signed: Whether to make a certificate for localhost at start.
+        deadlines: ``renewed`` gives each chunk of an event stream the moment when its reader runs dry, ``fixed`` one
+            deadline for the whole response.
+        late: ``send`` continues a response that is past its e2e target, ``drop`` resets its stream then.
+        congestion: ``cubic``, ``reno``, or ``constant``, a window of ``window_bytes`` whatever is lost: for private
+            links of known bandwidth alone.
+        window_bytes: Window of the congestion control ``constant``, in bytes.
+        connections: Most connections at a time.
+        connections_per_address: Most connections of one client address at a time.
+        handshakes_per_s: Handshakes that may begin per second, with bursts of twice as many.
+        handshakes_per_s_per_address: Handshakes of one address that may begin per second, with bursts of twice as many.
+        retry_above: Number of unfinished handshakes above which a client must show that it receives at its address.
+        idle_s: Seconds after which a silent connection ends.
+        streams: Most requests of a connection at a time.
+        header_bytes: Most bytes of one request's headers.
+        buffer_bytes: Bytes of one response that wait for its client; beyond them the application waits.
+        unread_bytes: Unread bytes of a connection's responses; beyond them its next requests wait.
+        unread_total_bytes: Unread bytes of all connections; beyond them the connection that holds the most is ended.
+        unread_s: Seconds after which a response is reset if its client reads nothing of it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -71,8 +79,11 @@ class Http3Settings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """As vLLM's flags ``--ssl-*``. cert_reqs: what clients must show, as ``ssl.CERT_REQUIRED``. refresh: files that
-    change are read for the next connection.
+    """TLS of a server, as vLLM's flags ``--ssl-*`` set it.
+
+    Args:
+        cert_reqs: What clients must show, such as ``ssl.CERT_REQUIRED``.
+        refresh: Whether changed files are read for the next connection.
     """
 
     certfile: str | None = None
@@ -83,12 +94,15 @@ class Tls:
 
     @property
     def client_authorities(self) -> str | None:
-        """Who must have signed a client's certificate; ``None`` where clients need none."""
+        """Authorities one of which must have signed a client's certificate; ``None`` if clients need none."""
         return self.ca_certs if self.cert_reqs == ssl.CERT_REQUIRED else None
 
 
 def part(name: str) -> Any:
-    """A module of :mod:`sloserve.http3`. Raises: ConfigError where it, or what it needs, is not installed."""
+    """Return a module of :mod:`sloserve.http3`.
+
+    Raises: ConfigError if the module, or a package that it needs, is not installed.
+    """
     try:
         return importlib.import_module(f"sloserve.http3.{name}")
     except ModuleNotFoundError as error:
@@ -96,12 +110,17 @@ def part(name: str) -> Any:
 
 
 def check(settings: Http3Settings, tls: Tls, address: tuple[str, int]) -> None:
-    """Raises: ConfigError for whatever would keep a server at this UDP address from being what was asked for."""
+    """Raise ConfigError for whatever would keep a server at this UDP address from working as configured."""
     part("beside_tcp").check(settings, tls, address)
 
 
 class Http3Server(Protocol):
-    """HTTP/3 that is being served. where: for the operator to read. alt_svc: the header that tells clients of it."""
+    """A running HTTP/3 server.
+
+    Args:
+        where: Address of the server, for the operator to read.
+        alt_svc: The header that announces it to clients.
+    """
 
     where: str
     alt_svc: tuple[bytes, bytes]
@@ -120,25 +139,36 @@ class Http3Front:
     async def listen(
         self, app: Any, settings: Http3Settings, tls: Tls, address: tuple[str, int], classify: Classify, registry: Any
     ) -> str:
-        """Listens, and says where, and which certificate to trust. registry: of metrics. Raises: ConfigError."""
+        """Start to listen; return the address, and which certificate to trust, as a line for the operator.
+
+        Args:
+            app: The ASGI application.
+            settings: Settings of the listener.
+            tls: Certificate and keys.
+            address: Host and port of the TCP server.
+            classify: Returns a request's SLO and tenant from its headers.
+            registry: Registry of metrics.
+
+        Raises: ConfigError if the server cannot be started.
+        """
         serving: Http3Server = await part("beside_tcp").serve(app, settings, tls, address, classify, registry)
         self._serving = serving
         return serving.where
 
     def going_away(self) -> None:
-        """Takes no more requests, and tells clients so at once; what they have asked for is answered."""
+        """Accept no more requests, and announce this to clients at once; requests in progress are finished."""
         self._going = True
         if self._serving is not None:
             self._serving.going_away()
 
     async def stop(self, linger_s: float) -> None:
-        """Ends once all requests are answered, or after ``linger_s``."""
+        """Stop once all requests have got their responses, or after ``linger_s`` seconds."""
         self._going = True
         if self._serving is not None:
             await self._serving.stop(linger_s)
 
     def advertising(self, scope: Scope, send: Send) -> Send:
-        """``send``, which tells clients on TCP where HTTP/3 is served."""
+        """Return ``send`` with a header that announces HTTP/3 to clients on TCP."""
         if self._serving is None or self._going or scope["http_version"] == "3":
             return send
         alt_svc = self._serving.alt_svc

@@ -1,4 +1,4 @@
-"""How a request fared, as its client is told: the ``slo`` object of an answer."""
+"""The outcome of a request as its client sees it: the ``slo`` object of a response."""
 
 from typing import Any
 
@@ -6,9 +6,10 @@ from sloserve.core.served import ServedRequest
 
 
 def outcome(served: ServedRequest) -> dict[str, Any]:
-    """Targets, what was achieved, and what became of the request on the way; milliseconds, and tokens per second.
+    """Return a request's targets, what it achieved, and its history; milliseconds, and tokens per second.
 
-    A target that the request does not have is left out; so is what is not known (QoE of a reply that was not streamed).
+    A target that the request does not have is left out, and so is an unknown figure (QoE of an output that was not
+    streamed).
     """
     targets, latency = served.slo.targets, served.latency
     told: dict[str, Any] = {"class": served.slo.slo_class.name, "outcome": served.outcome.value}

@@ -1,7 +1,7 @@
-"""One SLO out of everything a request says: header over body over service tier over the default class.
+"""One SLO out of all statements of a request: header over body over service tier over the default class.
 
 A gateway's objective stands for a header that names a class, where no header does. A tenant that is held to a class may
-ask for nothing more urgent: neither a class, nor a target that is tighter than that of its class, or of a kind that its
+ask for nothing more urgent: neither a class, nor a target that is tighter than the target of its class or that its
 class does not have, nor a ``priority`` ahead of vLLM's default.
 
 The result is written as the flat ``slo_*`` keys of ``vllm_xargs``, the one form that reaches the engine, so that there
@@ -25,7 +25,7 @@ TIERS = ("default", "priority", "flex", "scale")
 XARGS = "vllm_xargs"
 
 MAX_REMEMBERED, MAX_REMEMBERED_CHARS = 1024, 32
-"""Clients state few SLOs, each many times: so many are remembered, of values no longer than that."""
+"""Most SLOs that are remembered, and the longest values, in characters: clients state few SLOs, each many times."""
 
 _Stated = tuple[tuple[str, Field, type], ...]
 """What a request states, by key of ``vllm_xargs``; ``True``, 1 and 1.0, which are equal, differ by their type."""
@@ -36,12 +36,15 @@ Classify = Callable[[Iterable[tuple[bytes, bytes]]], tuple[SLO, str | None]]
 
 @dataclass(frozen=True)
 class Rules:
-    """What a deployment makes of requests' SLOs.
+    """The rules by which a deployment reads requests' SLOs.
 
-    classes: its service classes. service_tiers: ``service_tier`` to class. unknown_to_default: whether an
-    unknown class becomes the default one instead of an error. tenants: the most urgent class a tenant may use;
-    tenant_default: that of tenants not named, ``None`` for no limit. objectives: a gateway's objective to class; one
-    that is not named says nothing.
+    Args:
+        classes: The service classes.
+        service_tiers: Class by ``service_tier``.
+        unknown_to_default: Whether an unknown class becomes the default class instead of an error.
+        tenants: The most urgent class that each tenant may use.
+        tenant_default: The most urgent class of tenants that are not named; ``None`` for no limit.
+        objectives: Class by a gateway's objective; an objective that is not named has no effect.
     """
 
     classes: ClassTable
@@ -59,9 +62,12 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A request's SLO, and ``vllm_xargs`` that state it; ``xargs`` is ``None`` where the request has none.
+    """A request's SLO, and the ``vllm_xargs`` that state it.
 
-    tier: the ``service_tier`` that it is served in, where it asks for one and the class has one.
+    Args:
+        slo: The SLO.
+        xargs: The ``vllm_xargs``; ``None`` if the request has none.
+        tier: The ``service_tier`` in which it is served, if it asks for one and the class has one.
     """
 
     slo: SLO
@@ -72,9 +78,15 @@ class Resolved:
 def resolve(
     rules: Rules, xargs: Mapping[str, Any] | None, headers: HeaderFields, body: BodyFields, priority: int = 0
 ) -> Resolved:
-    """Merges what a request states in ``vllm_xargs``, its headers and its body. ``xargs`` is left as it is.
+    """Merge what a request states in ``vllm_xargs``, its headers and its body. ``xargs`` is left as it is.
 
-    priority: vLLM's number, as vLLM read it.
+    Args:
+        rules: The rules of the deployment.
+        xargs: The request's ``vllm_xargs``.
+        headers: What its headers state.
+        body: What its body states.
+        priority: vLLM's number, as vLLM read it; lower is earlier.
+
     Raises: InvalidRequest that names the field as the client wrote it.
     """
     stated: dict[str, Field] = {}
@@ -105,10 +117,15 @@ def resolve(
 def resolve_headers(
     rules: Rules, header_rules: HeaderRules, headers: Iterable[tuple[bytes, bytes]], tenant: str | None = None
 ) -> tuple[SLO, str | None]:
-    """A request's SLO and tenant by its headers, as the server will have them once it has read the body too.
+    """Return a request's SLO and tenant by its headers, before the body is read.
 
-    tenant: whose request it is, where that is known; else what the headers say. What cannot be read is the server's to
-    refuse; until then it has the default class.
+    A request that cannot be read has the default class here; the server refuses it later.
+
+    Args:
+        rules: The rules of the deployment.
+        header_rules: The deployment's rules for headers.
+        headers: Headers of the request, names in lower case.
+        tenant: The tenant of the request, where it is known; else the headers state it.
     """
     try:
         fields = read_headers(headers, header_rules)
@@ -123,7 +140,7 @@ def _is_ours(key: Any) -> bool:
 
 
 def _held(ceiling: SLOClass, slo: SLO, merged: Mapping[str, Any]) -> dict[str, Any]:
-    """What is stated, lowered to what ``ceiling`` allows."""
+    """Return the stated keys, lowered to what ``ceiling`` allows."""
     lowered = dict(merged)
     if slo.slo_class.rank < ceiling.rank:
         lowered[CLASS] = ceiling.name
@@ -160,7 +177,7 @@ def _is_short(value: object) -> bool:
 
 
 def _merge(classes: ClassTable, stated: _Stated, ceiling: str | None) -> tuple[SLO, dict[str, Any]]:
-    """The SLO that is stated, and the keys that say so, lowered to what the class ``ceiling`` allows, if there is one.
+    """Return the SLO that is stated, and the keys that state it, lowered to the class ``ceiling`` if there is one.
 
     Raises: InvalidRequest.
     """

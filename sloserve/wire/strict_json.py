@@ -13,7 +13,10 @@ from sloserve.core.errors import shown
 
 
 def loads(text: bytes) -> Any:
-    """The value. Raises: ValueError that says what is wrong, to be read after the name of the text."""
+    """Return the value of a JSON text in which each key of an object occurs once and numbers are finite.
+
+    Raises: ValueError that says what is wrong, to be read after the name of the text.
+    """
     try:
         return json.loads(text, object_pairs_hook=_object, parse_constant=_refuse, parse_float=_float, parse_int=_int)
     except _Stated:

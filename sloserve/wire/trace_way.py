@@ -11,13 +11,18 @@ from typing import Any, Final, NamedTuple
 
 HEADER: Final = "sloserve-way"
 MOST_EVENTS: Final = 32
-"""As many are told of one request, the earliest; the others are counted. Together they are below 3 KB."""
+"""Most events that are kept of one request, the earliest; the others are counted. Together they are below 3 KB."""
 
 
 class WayEvent(NamedTuple):
-    """Something that befell a request. name: ``admitted``, ``preempted``, ``swapped``, ``resumed``, ``paused`` or
-    ``continued``. at_s: epoch seconds. why: a reason as docs/watch.md has them, in small letters, empty where there is
-    none. figure, of: its two figures, ``None`` for one that is not known.
+    """An event in the life of a request.
+
+    Args:
+        name: ``admitted``, ``preempted``, ``swapped``, ``resumed``, ``paused`` or ``continued``.
+        at_s: Time of the event in epoch seconds.
+        why: A reason as docs/watch.md has them, in small letters; empty if there is none.
+        figure: First figure of the reason; ``None`` if it is not known.
+        of: Second figure of the reason; ``None`` if it is not known.
     """
 
     name: str
@@ -29,7 +34,13 @@ class WayEvent(NamedTuple):
 
 @dataclass(slots=True)
 class Way:
-    """Of one request so far. left_out: events beyond those told. paused_s, preempted_s: together, up to the last."""
+    """Events of one request up to now.
+
+    Args:
+        left_out: Number of events beyond the ones that are kept.
+        paused_s: Seconds for which the request was paused, up to the last event.
+        preempted_s: Seconds for which it was preempted, up to the last event.
+    """
 
     events: list[WayEvent] = field(default_factory=list)
     left_out: int = 0
@@ -43,12 +54,12 @@ class Way:
             self.left_out += 1
 
     def header(self) -> str:
-        """What :meth:`read` understands."""
+        """Return a header's value that :meth:`read` understands."""
         return json.dumps([self.events, self.left_out, self.paused_s, self.preempted_s], separators=(",", ":"))
 
     @classmethod
     def read(cls, headers: Mapping[str, Any] | None) -> "Way":
-        """The way beside a request's trace ``headers``; an empty one where none is told, or it cannot be read."""
+        """Return the events in a request's trace ``headers``; none if there is no such header or it cannot be read."""
         try:
             events, left_out, paused_s, preempted_s = json.loads((headers or {})[HEADER])
             return cls([WayEvent(*event) for event in events], int(left_out), float(paused_s), float(preempted_s))

@@ -1,4 +1,4 @@
-"""The page for those who watch, built from ``clients/page``: files that hold no data, so no key is asked for them.
+"""The page for watching a server, built from ``clients/page``: files that hold no data, so no key is asked for them.
 
 Which file is sent is looked up by name in what the package holds; no path of a request is opened. The page asks for
 the admin key, keeps it in memory and shows it to the live feed alone.
@@ -44,9 +44,13 @@ _NO_PAGE: Final = "start it with SLOSERVE_ADMIN_KEY in its environment for the p
 
 
 async def sent_signpost(scope: Scope, send: Send, what: str, *, watched: bool) -> bool:
-    """Answers a GET of ``/``, which is no route else, with where the page and the API are; else returns ``False``.
+    """Answer a GET of ``/`` with where the page and the API are; return ``False`` for any other request.
 
-    what: that serves, as people call it. watched: whether it has the page.
+    Args:
+        scope: ASGI's scope of the request.
+        send: ASGI's ``send``.
+        what: The kind of server, in words for people.
+        watched: Whether the server has the page.
     """
     root = scope.get("root_path", "")
     if scope["method"] != "GET" or route_path(scope) != "/":
@@ -58,8 +62,12 @@ async def sent_signpost(scope: Scope, send: Send, what: str, *, watched: bool) -
 
 
 async def sent_page(scope: Scope, send: Send, name: str) -> bool:
-    """Answers a GET for the page or one of its files; else returns ``False``. name: what of the path follows the
-    prefix, empty for the page itself.
+    """Answer a GET for the page or one of its files; return ``False`` for any other request.
+
+    Args:
+        scope: ASGI's scope of the request.
+        send: ASGI's ``send``.
+        name: The rest of the path behind the prefix, empty for the page itself.
     """
     name = name or "index.html"
     if scope["method"] != "GET" or name not in _TYPES:

@@ -1,8 +1,9 @@
-"""SLOs in ``vllm_xargs``: flat keys that plain vLLM already carries from the request body to
-``SamplingParams.extra_args``.
+"""SLOs in ``vllm_xargs``: flat keys that vLLM carries from the request body to ``SamplingParams.extra_args``.
 
-slo_ttft_ms, slo_tpot_ms, slo_e2e_ms   milliseconds     slo_tds            tokens per second
-slo_class                              class name       slo_output_tokens  length of the reply, if the client knows it
+The keys are::
+
+    slo_ttft_ms, slo_tpot_ms, slo_e2e_ms   milliseconds     slo_tds            tokens per second
+    slo_class                              class name       slo_output_tokens  output length, if the client knows it
 """
 
 import math
@@ -30,7 +31,9 @@ PROGRESS_KEY = "sloserve_progress"
 
 
 def parse_slo(extra_args: Mapping[str, Any] | None, classes: ClassTable) -> SLO:
-    """The SLO that ``extra_args`` state; keys that do not begin with ``slo_`` are other software's and are ignored.
+    """Return the SLO that ``extra_args`` state; keys that do not begin with ``slo_`` are ignored.
+
+    Such keys belong to other software.
 
     Raises: InvalidRequest for an unknown ``slo_`` key, an unknown class, or a value that is not a positive number in
     range.
@@ -48,7 +51,10 @@ def parse_slo(extra_args: Mapping[str, Any] | None, classes: ClassTable) -> SLO:
 
 
 def stated_targets(args: Mapping[str, Any]) -> Targets:
-    """The targets among ``args``, without those of any class. Raises: InvalidRequest."""
+    """Return the targets among ``args``, without targets of any class.
+
+    Raises: InvalidRequest.
+    """
     targets = {}
     for key, (name, factor, limit, unit) in TARGET_KEYS.items():
         if key in args:
@@ -58,7 +64,10 @@ def stated_targets(args: Mapping[str, Any]) -> Targets:
 
 
 def stated_output_tokens(extra_args: Mapping[str, Any] | None) -> int | None:
-    """The reply's length in tokens as the client states it, or ``None``. Raises: InvalidRequest."""
+    """Return the output's length in tokens as the client states it, or ``None``.
+
+    Raises: InvalidRequest.
+    """
     value = (extra_args or {}).get("slo_output_tokens")
     if value is None:
         return None
@@ -67,9 +76,11 @@ def stated_output_tokens(extra_args: Mapping[str, Any] | None) -> int | None:
 
 
 def with_length(extra_args: Mapping[str, Any] | None, quantiles: Sequence[float] | None) -> dict[str, Any] | None:
-    """``extra_args`` with the front end's prediction of the reply's length, and nothing internal that a client sent.
+    """Return ``extra_args`` with the front end's prediction of the output's length, without a client's internal keys.
 
-    quantiles: output tokens, ascending; ``None`` where nothing was predicted.
+    Args:
+        extra_args: The ``extra_args`` that the client sent.
+        quantiles: Quantiles of the length in output tokens, ascending; ``None`` if nothing was predicted.
     """
     args = {key: value for key, value in (extra_args or {}).items() if key not in (LENGTH_KEY, PROGRESS_KEY)}
     if quantiles is not None:
@@ -78,7 +89,7 @@ def with_length(extra_args: Mapping[str, Any] | None, quantiles: Sequence[float]
 
 
 def stating_keys(extra_args: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return those of ``extra_args`` that state an SLO."""
+    """Return the entries of ``extra_args`` that state an SLO."""
     return {key: value for key, value in (extra_args or {}).items() if isinstance(key, str) and key.startswith(PREFIX)}
 
 
@@ -87,8 +98,11 @@ def of_further_call(
 ) -> dict[str, Any]:
     """Return ``extra_args`` for a further call of the engine by a request that has made one before.
 
-    stated: the keys that state the request's SLO. elapsed_s: from the request's arrival to the call. begun: whether its
-    first token is out.
+    Args:
+        extra_args: The ``extra_args`` of the call.
+        stated: The keys that state the request's SLO.
+        elapsed_s: Seconds from the request's arrival to the call.
+        begun: Whether its first token has been emitted.
     """
     others = {key: value for key, value in (with_length(extra_args, None) or {}).items() if key not in stated}
     return others | dict(stated) | {PROGRESS_KEY: [float(elapsed_s), float(begun)]}
@@ -105,7 +119,7 @@ def progress(extra_args: Mapping[str, Any] | None) -> tuple[float, bool] | None:
 
 
 def predicted_length(extra_args: Mapping[str, Any] | None, count: int) -> tuple[float, ...] | None:
-    """The ``count`` quantiles that the front end predicted; ``None`` where it did not, or where they are none."""
+    """Return the ``count`` quantiles that the front end predicted; ``None`` if it did not, or if they are malformed."""
     value = (extra_args or {}).get(LENGTH_KEY)
     if not isinstance(value, list) or len(value) != count:
         return None
@@ -129,7 +143,7 @@ def _read(value: Any) -> float:
 
 
 def to_xargs(slo: SLO, output_tokens: int | None = None) -> dict[str, str | float]:
-    """The inverse of :func:`parse_slo`: what a client sends to state ``slo``."""
+    """Return what a client sends to state ``slo``: the inverse of :func:`parse_slo`."""
     args: dict[str, str | float] = {"slo_class": slo.slo_class.name}
     for key, (name, factor, _, _) in TARGET_KEYS.items():
         value = getattr(slo.targets, name)

@@ -47,6 +47,8 @@ _SUBORDINATORS: Final = frozenset(
 )
 _WEAK: Final = frozenset("since before after as than so once".split())
 """They begin a clause only before a subject."""
+_PREPOSITIONS: Final = frozenset("of in to by from with for at on than after and ,".split())
+"""Behind them ``that`` begins no clause."""
 _SUBJECTS: Final = frozenset(
     """
     it they we you he the a an its their this these those one x each all both no every some nobody nothing
@@ -124,20 +126,7 @@ def has_main_verb(sentence: str) -> bool:
 
 def _begins_clause(token: str, before: str, following: str, position: int) -> bool:
     if token == "that":
-        return position > 0 and before not in (
-            "of",
-            "in",
-            "to",
-            "by",
-            "from",
-            "with",
-            "for",
-            "at",
-            "on",
-            "than",
-            "and",
-            ",",
-        )
+        return position > 0 and before not in _PREPOSITIONS
     if token == "so" and not position:
         return False
     if token in _WEAK:

@@ -45,7 +45,7 @@ BANNED: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
             "use 'response' (HTTP) or 'output' (tokens)",
         ),
         (
-            r"\bfrom when on\b|\bfrom now on\b|\bof late\b|\bno more\.|\bin vain\b|\bat a stroke\b|\bat the least(?=[,.;)])",
+            r"\bfrom when on\b|\bfrom now on\b|\bof late\b|\bin vain\b|\bat a stroke\b|\bat the least(?=[,.;)])",
             "not plain",
         ),
         (
