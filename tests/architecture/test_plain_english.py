@@ -29,6 +29,8 @@ def rules_in(source: str) -> list[str]:
         "Whether it runs.",
         "A request of it goes to ``model``.",
         "What a plan costs.",
+        "Mean tokens of a step.",
+        "Time until the next step.",
         "Raises: ConfigError for a cap out of range.",
     ],
 )

@@ -62,6 +62,7 @@ _PRONOUNS: Final = _SUBJECTS - {"the", "a", "an", "its", "their", "no", "every",
     """.split()
 )
 _DETERMINERS: Final = frozenset("the a an its their each every no this that another any one our".split())
+_PARTICIPLE_BEHIND: Final = frozenset("is are was were be been has have had the a".split())
 _ADVERBS: Final = frozenset(
     """
     not also here still never always only then now already yet just so too even again ever thus both all alone
@@ -156,13 +157,9 @@ def _is_finite(tokens: list[str], position: int) -> bool:
         plural = _is_plural(before) or (token in _PLAIN_VERBS and before != "to" and any(map(_is_plural, previous)))
         return begins or plural or before in _PRONOUNS
     if token in _PASTS or (token.endswith("ed") and len(token) > 4):
-        return (
-            before in _PRONOUNS
-            and before not in ("all", "both", "that's", "one", "each", "others", "x")
-            or (
-                token in _PASTS
-                and not token.endswith("ed")
-                and before not in ("is", "are", "was", "were", "be", "been", "has", "have", "had", "the", "a")
-            )
-        )
+        following = tokens[position + 1] if position + 1 < len(tokens) else "."
+        acts = token in _PASTS and not token.endswith("ed")  # "went" is no participle
+        acts_on_something = following in _DETERMINERS
+        by_subject = before in _PRONOUNS - {"all", "both", "one", "each", "others", "x"}
+        return by_subject or ((acts or acts_on_something) and before not in _PARTICIPLE_BEHIND)
     return False

@@ -71,6 +71,9 @@ _PARAMETER_OPENERS = re.compile(
     re.IGNORECASE,
 )
 
+COMMANDS: Final = VERBS - frozenset("amount average cost draft last mean own prompt rank score size step sum".split())
+"""Verbs with which the first line of a function begins; the others are nearly always nouns there."""
+_NOUN_PHRASE = re.compile(r"\w+ (?:of|at which)\b|Time until\b")
 _CODE = re.compile(r"``.+?``|:\w+:`[^`]+`|`[^`]+`|\"[^\"]*\"", re.DOTALL)
 _SENTENCE_END = re.compile(
     r"(?<!\be\.g)(?<!\bi\.e)(?<!\bcf)(?<!\bEq)(?<!\bvs)(?<!\bSec)(?<!\bFig)[.!?][)\"]?(?=\s+[\"“(`A-Z:]|\s*$)"
@@ -150,7 +153,7 @@ def _judged(prose: Prose, sentence: str, number: int) -> tuple[str, str] | None:
     first = re.match(r"[\w'-]*", sentence)
     word = first[0] if first else ""
     if prose.kind is Kind.FUNCTION and number == 0:
-        if word.lower() in VERBS and not word.isupper():
+        if word.lower() in COMMANDS and not word.isupper() and not _NOUN_PHRASE.match(sentence):
             return None
         return "imperative", "begin with a verb in the imperative ('Return', 'Record', 'Raise')"
     if prose.kind is Kind.NAMING and number == 0:
