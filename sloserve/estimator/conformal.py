@@ -39,10 +39,13 @@ _LEAST = 1e-9
 
 @dataclass(slots=True, eq=False)
 class Promise:
-    """One prediction: its quantiles by level, ascending, a higher level's never below a lower one's.
+    """One prediction with its quantiles; the quantile of a higher level is never below one of a lower level.
 
-    quantiles: ``None`` while too little was seen. broken: levels that are known to have been passed. over: nothing more
-    can be learnt of it.
+    Args:
+        predicted: The prediction, above 0.
+        quantiles: Quantiles by level, ascending; ``None`` while too few outcomes were seen.
+        broken: Levels with quantiles that are known to have been passed.
+        over: Whether nothing more can be learnt of the prediction.
     """
 
     predicted: float
@@ -51,7 +54,7 @@ class Promise:
     over: bool = False
 
     def factor(self, level: float) -> float | None:
-        """What the prediction is multiplied by at ``level``."""
+        """Return the factor by which the prediction is multiplied at ``level``."""
         return None if self.quantiles is None else self.quantiles[level] / self.predicted
 
 
@@ -59,7 +62,7 @@ class ConformalQuantiles:
     """The quantiles of one stream of predictions of positive amounts, such as the TTFT of one class.
 
     Args:
-        levels: which quantiles, each within 0..1, ends excluded.
+        levels: Levels of the quantiles, each within 0..1, ends excluded.
     """
 
     def __init__(self, levels: Sequence[float], window: int = WINDOW) -> None:
@@ -73,8 +76,10 @@ class ConformalQuantiles:
     def promise(self, predicted: float, at_least: Mapping[float, float] | None = None) -> Promise:
         """Return what the actual value stays at or below with the probability of each level.
 
-        predicted: above 0. at_least: by level, the quantiles of an amount that is a part of this one, so that these may
-        not lie below them; ``None`` for no such bound.
+        Args:
+            predicted: The prediction, above 0.
+            at_least: Quantiles, by level, of an amount that is a part of this one, so that these may not lie below
+                them; ``None`` for no such bound.
         """
         if len(self._sorted) < MIN_SCORES:
             return Promise(predicted, None)
@@ -85,13 +90,16 @@ class ConformalQuantiles:
         return Promise(predicted, found)
 
     def ran_out(self, promise: Promise, level: float) -> None:
-        """The actual value will lie above the promise at ``level``; known again from the outcome, it counts once."""
+        """Record that the actual value will lie above the promise at ``level``.
+
+        The outcome will say so again; it counts once.
+        """
         if not promise.over and level not in promise.broken:
             promise.broken.add(level)
             self._judge(level, kept=False)
 
     def observe(self, promise: Promise, actual: float) -> None:
-        """What came of a prediction."""
+        """Record the actual value of a prediction."""
         for level, limit in (promise.quantiles or {}).items():
             if actual > limit:
                 self.ran_out(promise, level)
@@ -105,7 +113,7 @@ class ConformalQuantiles:
         insort(self._sorted, score)
 
     def coverage(self, level: float) -> float | None:
-        """Share of the latest promises at ``level`` that were kept; ``None`` before the first was judged."""
+        """Return the share of the latest promises at ``level`` that were kept, or ``None`` before one was judged."""
         judged = self._judged[level]
         return sum(judged) / len(judged) if judged else None
 
@@ -116,7 +124,7 @@ class ConformalQuantiles:
         self._at[level] = min(max(at, 0.0), _MAX_LEVEL)
 
     def _factor(self, at: float) -> float:
-        """The score of rank ``at`` * (n + 1), between two of them the mixture; past a level of 1, more than all.
+        """Return the score of rank ``at`` * (n + 1), interpolated between two scores; past a level of 1 it grows.
 
         The largest of the n scores is taken to be as large as the second largest.
         """

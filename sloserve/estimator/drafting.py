@@ -1,11 +1,11 @@
 """Speculative decoding: how many tokens a decode gains in a step, by class, learnt from the engine's own steps.
 
-A step verifies a decode's draft tokens in order, keeps those before the first that is wrong, and adds one of its own.
+A step verifies a decode's draft tokens in order, keeps the drafts before the first wrong one, and adds one of its own.
 So it brings between one token and one more than it had drafts. How many drafts a decode has varies: an engine may draft
 fewer under load, n-grams find no match, a plan leaves some out. So what is learnt is how the drafts of each *place*
-fare, over all requests, and how a class fares beside that: the drafts that were accepted over those that their places
-promised. Classes differ (code is easier to draft than poetry), and so do requests: a policy asks for a request by
-:func:`sloserve.lso.drafted.tokens_per_step`.
+fare, over all requests, and how a class fares beside that: the drafts that were accepted over the drafts that their
+places promised. Classes differ (code is easier to draft than poetry), and so do requests: a policy asks for a request
+by :func:`sloserve.lso.drafted.tokens_per_step`.
 
 Guarantees: figures are finite, tokens are between 1 and one more than the engine's drafts; equal observations give
 equal figures; memory is constant.
@@ -26,7 +26,7 @@ _PRIOR_DECODES: Final = 16.0
 _MOST_DECODES: Final = 8192.0
 """Decodes that count; when there are more, all count half."""
 _LATE_DECODES: Final = 512.0
-"""Decodes over which the drafts of late are averaged."""
+"""Decodes over which recent drafts are averaged."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,11 +34,11 @@ class DraftFacts:
     """What drafts bring the engine's decodes, as observed so far.
 
     Args:
-        tokens_per_step: tokens that a decode gains in a step with as many drafts as of late, of all classes.
-        error: standard error of that mean.
-        promised: drafts that are accepted of those that a decode has had of late, by their places.
-        of_class: ``[classes]``, drafts that were accepted over those that were promised.
-        accepted: ``[num_drafts]``, chance that the draft at each place is accepted where those before it were.
+        tokens_per_step: Tokens that a decode gains in a step with the recent number of drafts, over all classes.
+        error: Standard error of that mean.
+        promised: Drafts that are accepted of the drafts that a decode has had recently, by their places.
+        of_class: Drafts that were accepted over drafts that were promised, ``[classes]``.
+        accepted: Chance that the draft at each place is accepted if the drafts before it were, ``[num_drafts]``.
     """
 
     tokens_per_step: float

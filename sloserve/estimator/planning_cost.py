@@ -31,7 +31,7 @@ class _CostSection(BaseModel):
 
 
 class CostLine(_CostSection):
-    """µs: ``base_us``, and so much for each request that runs and each that waits."""
+    """Cost in µs: ``base_us``, plus ``running_us`` for each running and ``waiting_us`` for each waiting request."""
 
     base_us: NotNegative = 0.0
     """µs whatever the number of requests"""
@@ -64,7 +64,7 @@ class CostLine(_CostSection):
 
 
 class GroupLine(_CostSection):
-    """µs of a plan of a fleet: ``base_us``, and so much for each request group."""
+    """Cost in µs of a plan of a fleet: ``base_us``, plus ``group_us`` for each request group."""
 
     base_us: NotNegative = 0.0
     """µs whatever the number of groups"""
@@ -79,7 +79,12 @@ FREE = CostLine()
 
 
 class PlanningCost(_CostSection):
-    """What one policy costs. plan: cost of a fresh plan. step: cost that every step adds."""
+    """The planning cost of one policy.
+
+    Args:
+        plan: Cost of a fresh plan.
+        step: Cost that every step adds.
+    """
 
     plan: CostLine = FREE
     step: CostLine = FREE
@@ -93,18 +98,18 @@ class PlanningCosts(_CostSection):
     source: Text
     """how it was measured, and on what"""
     step: CostLine = FREE
-    """of every step of a policy that plans, whether with a fresh plan or not"""
+    """cost of each step of a policy that plans, whether with a fresh plan or not"""
     step_budget: CostLine = FREE
-    """of every step of a policy that limits steps, besides"""
+    """further cost of each step of a policy that limits steps"""
     default: CostLine = FREE
-    """of a fresh plan of a policy that has no row"""
+    """cost of a fresh plan of a policy that has no row"""
     policies: Mapping[str, CostLine] = {}
-    """of a fresh plan, by policy, with or without options"""
+    """cost of a fresh plan, by policy, with or without options"""
     fleet: GroupLine = GroupLine()
-    """of a plan of a fleet's virtual queues, by the process that plans"""
+    """cost of a plan of a fleet's virtual queues, by the process that plans"""
 
     def of(self, policy: str) -> PlanningCost:
-        """What ``policy``, written as for ``--policy``, costs."""
+        """Return the cost of ``policy``, written as for ``--policy``."""
         name, *options = policy.split(":")
         plain = ":".join([name, *(option for option in options if not option.startswith(_STEP_BUDGET))])
         limits = any(option.lower() in _LIMITS for option in options)
@@ -114,7 +119,7 @@ class PlanningCosts(_CostSection):
         )
 
     def times(self, factor: float) -> "PlanningCosts":
-        """The table of a machine that plans ``factor`` times as slowly; 0 charges nothing."""
+        """Return the table of a machine that plans ``factor`` times as slowly; 0 makes plans free."""
         return PlanningCosts(
             hardware=self.hardware,
             source=self.source,
@@ -130,12 +135,12 @@ NO_PLANNING_COST = PlanningCosts(hardware="any", source="planning is not charged
 
 
 def constant_cost(plan_us: float) -> PlanningCosts:
-    """Every plan of every policy costs as much, and a step without one nothing."""
+    """Return a table in which every plan of every policy costs ``plan_us`` µs, and a step without a plan nothing."""
     return PlanningCosts(hardware="any", source="a constant", default=CostLine(base_us=plan_us))
 
 
 @cache
 def planning_costs() -> PlanningCosts:
-    """The shipped table."""
+    """Return the shipped table."""
     text = (resources.files("sloserve.estimator") / _FILE).read_text(encoding="utf-8")
     return read_yaml_model(PlanningCosts, _FILE, text)

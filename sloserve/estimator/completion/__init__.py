@@ -1,4 +1,4 @@
-"""How long does a group of requests keep an engine busy, and each of them once it is served? Means and deviations.
+"""Time for which a group of requests keeps an engine busy, and each of them once it is served: means and deviations.
 
-Imports core and the two other subjects. The planner of a fleet and ``--policy qlm`` call it.
+The package imports core and the two other subjects. It is used by the planner of a fleet and by ``--policy qlm``.
 """

@@ -24,9 +24,12 @@ _LEAST_LOAD = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """One model on one kind of device: how long its engine's steps take, and the engine's limits.
+    """One model on one kind of device: the latency of its engine's steps, and the engine's limits.
 
-    tokens_per_s: Theta of Eq. 2, to divide output tokens by; ``None`` for waiting by work.
+    Args:
+        latency: Seconds that a step takes.
+        engine: Limits of the engine.
+        tokens_per_s: Theta of Eq. 2, by which output tokens are divided; ``None`` to derive the wait from the work.
     """
 
     latency: StepLatency
@@ -38,8 +41,13 @@ class Serving:
 class GroupTimes:
     """Service times of n groups on one engine, in seconds, ``[n]`` each. Standard deviations count the lengths alone.
 
-    work_s, work_sd_s: how long what comes behind the group waits for it. first_token_s: from the start of one request's
-    service to its first token; own_s, own_sd_s: to its last. batch: requests of this kind that run at once.
+    Args:
+        work_s: Seconds for which what comes behind the group waits for it.
+        work_sd_s: Standard deviation of ``work_s``.
+        first_token_s: Seconds from the start of one request's service to its first token.
+        own_s: Seconds from the start of one request's service to its last token.
+        own_sd_s: Standard deviation of ``own_s``.
+        batch: Requests of this kind that run at once.
     """
 
     work_s: FloatArray
@@ -53,8 +61,14 @@ class GroupTimes:
 def group_times(
     serving: Serving, requests: FloatArray, prompt_tokens: FloatArray, output_tokens: FloatArray, output2: FloatArray
 ) -> GroupTimes:
-    """Returns the times of groups, ``[n]`` each: requests (at least 1), and sums over them of the prompt tokens, of the
-    expected output tokens, and of the squared output tokens (``output2``).
+    """Return the service times of groups.
+
+    Args:
+        serving: The model on its device.
+        requests: Number of requests of each group, at least 1, ``[n]``.
+        prompt_tokens: Sum of the prompt tokens of each group, ``[n]``.
+        output_tokens: Sum of the expected output tokens of each group, ``[n]``.
+        output2: Sum of the squared output tokens of each group, ``[n]``.
     """
     engine = serving.engine
     prompt = prompt_tokens / requests
@@ -78,7 +92,10 @@ def group_times(
 
 
 def _steps_s(serving: Serving, logs: list[list[float]]) -> list[float]:
-    """Mean durations of steps, from their loads as logarithms times _FINE; like loads are computed once."""
+    """Return mean durations of steps in seconds, from their loads as logarithms times _FINE.
+
+    Like loads are computed once.
+    """
     known: dict[tuple[float, ...], float] = {}
     found = []
     for log in logs:
@@ -97,10 +114,18 @@ def running_time(
     output_tokens: float,
     longest_output_tokens: float,
 ) -> tuple[float, float]:
-    """Returns (delay_s, finish_s) of the running requests: how long they delay what comes next, and run themselves.
+    """Return (delay_s, finish_s) of the running requests: how long they delay what comes next, and run themselves.
 
-    Expected values. The delay is the share of the engine that the requests take, times how long they take it.
-    Arguments are sums over the running requests, as in :func:`group_times`.
+    Both are expected values in seconds. The delay is the share of the engine that the requests take, times how long
+    they take it.
+
+    Args:
+        serving: The model on its device.
+        requests: Number of the running requests.
+        prefill_tokens: Prompt tokens that they have yet to compute, summed.
+        context_tokens: Tokens that they hold, summed.
+        output_tokens: Output tokens that are expected to come, summed.
+        longest_output_tokens: Output tokens that are expected to come of the request with the most of them.
     """
     if not requests:
         return 0.0, 0.0

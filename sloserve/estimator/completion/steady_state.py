@@ -1,4 +1,4 @@
-"""A full engine at equilibrium: how often a request comes in, and how long steps take with so much in them."""
+"""A full engine at equilibrium: how often a request is admitted, and how long its steps take."""
 
 import math
 from dataclasses import dataclass, replace
@@ -13,8 +13,10 @@ from sloserve.estimator.step_time.latency import StepLatency, StepLoad
 class EngineSize:
     """The engine's limits: requests at once, tokens a step, tokens of KV cache; and the depth of its pipeline.
 
-    steps_ahead: steps until what arrives now can be scheduled; with two in flight, half of the present one and the
-    whole next one. idle_steps: steps a slot stays empty between two requests; with two in flight, one.
+    Args:
+        steps_ahead: Steps until what arrives now can be scheduled; with two in flight, half of the present one and the
+            whole next one.
+        idle_steps: Steps for which a slot stays empty between two requests; with two in flight, one.
     """
 
     max_num_seqs: int
@@ -31,10 +33,11 @@ class EngineSize:
 
 @dataclass(frozen=True, slots=True)
 class TokenLatency:
-    """An engine with drafts as one that brings a decode one token a step: ``per_step`` such steps are one of its own.
+    """An engine with drafts, seen as one in which a decode gains one token a step.
 
-    So formulas in which a reply of ``n`` tokens takes ``n`` steps hold for it. Its steps are as long as a token, and
-    have a token's share of the prompts; the engine's token budget is that of ``token_budget / per_step`` tokens.
+    One step of the real engine is ``per_step`` steps here, so formulas in which an output of ``n`` tokens takes ``n``
+    steps hold. A step is as long as a token, and has a token's share of the prompts; the token budget is ``token_budget
+    / per_step`` tokens.
     """
 
     latency: StepLatency
@@ -59,9 +62,13 @@ class TokenLatency:
 def equilibrium_steps(
     prefill_tokens: FloatArray, output_mean: FloatArray, output_sd: FloatArray, engine: EngineSize
 ) -> FloatArray:
-    """Steps by which each that waits delays the next once the engine is full: the scarcest of its needs decides.
+    """Return by how many steps each waiting request delays the next once the engine is full: its scarcest need decides.
 
-    prefill_tokens: of the prompt. output_mean, output_sd: tokens to come, and how sure that is; ``[n]`` each.
+    Args:
+        prefill_tokens: Tokens of the prompt, ``[n]``.
+        output_mean: Expected tokens to come, ``[n]``.
+        output_sd: Standard deviation of the tokens to come, ``[n]``.
+        engine: Limits of the engine.
     """
     chunks = np.maximum(prefill_tokens / engine.prompt_budget, 1.0)
     service = output_mean + engine.idle_steps + chunks - 1.0
@@ -74,7 +81,10 @@ def equilibrium_steps(
 def mean_step_s(
     latency: StepLatency, engine: EngineSize, slots: float, context: float, prompt_tokens: float, prompts: float
 ) -> tuple[float, float]:
-    """Mean duration of steps, some of them with prompts (as many as there are, at most all), and of one without."""
+    """Return the mean duration in seconds of steps of which some have prompts, and of a step without prompts.
+
+    There are as many steps with prompts as there are prompts, at most all steps.
+    """
     seqs, tokens = (round(slots), round(context)) if slots >= 0.5 else (0, 0)
     decode = StepLoad(decode_seqs=max(seqs, 1), decode_context_tokens=max(tokens, 1))
     decode_s = latency.step_s(decode)

@@ -1,4 +1,5 @@
-"""How many tokens will a request still emit? One interface (``remaining.py``), several predictors, their training.
+"""Predictors of how many tokens a request will still emit.
 
-Imports core. Add a predictor as a module and name it in ``choice.py``.
+The package has one interface (``remaining.py``), several predictors, and their training. It imports core. Add a
+predictor as a module and name it in ``choice.py``.
 """

@@ -10,12 +10,18 @@ from sloserve.estimator.length.remaining import Rest
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """How good ``requests`` predictions were; tokens are what was still to come, shares lie within 0..1.
+    """Accuracy of predictions of tokens still to come; shares lie within 0..1.
 
-    within_10, within_25: share whose median prediction is off by at most that percentage of the truth. mae_tokens: of
-    the median. mean_mae_tokens, mean_bias_tokens: of the mean, the bias above 0 where predictions are too long.
-    cover_50, cover_90: share not longer than the predicted quantile; calibrated predictions have 0.5 and 0.9, more
-    where one length is common. pinball_tokens: mean pinball loss of the two quantiles, a proper score; less is better.
+    Args:
+        requests: Number of predictions.
+        within_10: Share of predictions with a median that is off by at most 10 % of the truth.
+        within_25: Share of predictions with a median that is off by at most 25 % of the truth.
+        mae_tokens: Mean absolute error of the median, in tokens.
+        mean_mae_tokens: Mean absolute error of the mean, in tokens.
+        mean_bias_tokens: Bias of the mean, in tokens, above 0 where predictions are too long.
+        cover_50: Share not longer than the predicted median; 0.5 if calibrated, more where one length is common.
+        cover_90: Share not longer than the predicted 0.9-quantile; 0.9 if calibrated, more where one length is common.
+        pinball_tokens: Mean pinball loss of the two quantiles, a proper score; less is better.
     """
 
     requests: int
@@ -43,7 +49,10 @@ class Predictions:
 
 
 def accuracy(predicted: Predictions, actual: IntArray) -> Accuracy:
-    """How good ``predicted`` was for requests that had ``actual`` tokens to come. Raises: ValueError for none."""
+    """Return the accuracy of ``predicted`` for requests that had ``actual`` tokens to come.
+
+    Raises: ValueError without requests.
+    """
     if not actual.size:
         raise ValueError("actual: no requests, so no accuracy")
     off = np.abs(predicted.median - actual)

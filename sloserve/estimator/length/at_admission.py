@@ -1,4 +1,4 @@
-"""The length of a reply, predicted once at its admission by what ``sloserve train-length`` learned.
+"""The length of an output, predicted once at admission by what ``sloserve train-length`` learned.
 
 The front end predicts, since it has the prompt and time to spare; the prediction travels to the engine as quantiles at
 ``LEVELS`` beside the request's SLO, and policies read them as columns of the request table.
@@ -20,7 +20,7 @@ LEVELS: Final[FloatArray] = np.array([0.1, 0.25, 0.5, 0.75, 0.9])
 
 
 def expected_tokens(quantiles: Sequence[float], max_tokens: int) -> float:
-    """Mean length, 1 to ``max_tokens``, of a reply whose quantiles at LEVELS were predicted."""
+    """Return the mean length, 1 to ``max_tokens``, of an output with these quantiles at LEVELS."""
     none = np.zeros(1, np.int64)
     asked = KnownRequests(class_id=none, output_tokens=none, max_tokens=np.array([max_tokens]))
     return float(rest_of(quantile_lengths(LEVELS, np.array([quantiles])), asked).mean()[0])
@@ -45,16 +45,16 @@ class LengthAtAdmission:
         max_tokens: int | None = None,
         prompt: str | None = None,
     ) -> list[float]:
-        """Output tokens at LEVELS, ascending.
+        """Return output tokens at LEVELS, ascending.
 
         Args:
-            class_name: of the request; an unknown one is predicted as of no class.
-            arrival_s: epoch seconds; the hour of the day is a feature.
-            prompt_tokens: ``None`` where the prompt is not tokenized yet.
-            max_tokens: the client's cap.
-            prompt: its text, where the front end has it.
+            class_name: Class of the request; a request of an unknown class is predicted without a class.
+            arrival_s: Arrival in epoch seconds; the hour of the day is a feature.
+            prompt_tokens: Length of the prompt in tokens; ``None`` if the prompt is not tokenized yet.
+            max_tokens: The client's cap on output tokens; ``None`` for no cap.
+            prompt: Text of the prompt, if the front end has it.
         """
-        # Without a cap: more than any reply, and what the features take for none.
+        # Without a cap, take more than any output has, which the features treat as no cap.
         cap = 1 << 20 if max_tokens is None else max_tokens
         asked = KnownRequests(
             class_id=np.array([self._class_id.get(class_name, -1)]),

@@ -6,7 +6,7 @@
 * ``oracle``: as the client or the simulator states, with an error if one is asked for; requests without a statement as
   under ``predicted``.
 
-To add a predictor: a module with an :class:`~sloserve.estimator.length.remaining.Estimator`, and a line in
+To add a predictor, write a module with an :class:`~sloserve.estimator.length.remaining.Estimator`, and a line in
 ``CLASS_PREDICTORS``.
 """
 
@@ -34,12 +34,12 @@ ORACLE: Final = "oracle"
 
 
 def length_names() -> tuple[str, ...]:
-    """What the option ``length`` may say."""
+    """Return the values that the option ``length`` may have."""
     return (PREDICTED, *CLASS_PREDICTORS, ORACLE)
 
 
 def check_lengths(length: str, length_error: float = 0.0) -> None:
-    """Raises: ValueError unless ``length`` is one of :func:`length_names` and ``length_error`` 0 or more."""
+    """Raise ValueError unless ``length`` is one of :func:`length_names` and ``length_error`` is 0 or more."""
     if length not in length_names():
         raise ValueError(f"length: {length!r} is not one of {', '.join(length_names())}")
     if not 0.0 <= length_error < np.inf:

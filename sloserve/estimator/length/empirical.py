@@ -1,18 +1,18 @@
-"""How many tokens a request will still emit, judged from the requests of its class that have ended.
+"""Tokens that a request will still emit, predicted from the requests of its class that have ended.
 
 Pure and deterministic: a prediction follows from the lengths observed, in their order. A request that its cap, its
 client or an error cut is known only to be longer (Kaplan-Meier).
 
-Requests that run are left out. Just after a start those that ended are the short ones, and counting the others as known
-to be longer mends that; but served by truer, longer lengths, fewer requests are admitted beside each other, and on
-replies of a long tail ``auto`` kept 3 points less in time and ``econo`` 20 (benchmarks/policies/long_replies.py has the
-workload).
+Requests that run are left out. Just after a start the requests that ended are the short ones, and counting the others
+as known to be longer corrects that; but served by truer, longer lengths, fewer requests are admitted beside each other,
+and on outputs with a long tail ``auto`` kept 3 points less in time and ``econo`` 20
+(benchmarks/policies/long_replies.py has the workload).
 
 When the lengths of a class change, what came before is forgotten: the ``RECENT`` last ones are compared with all before
 them by a log-rank test.
 
-The other predictors behind the same interface, ``remaining.LengthEstimator``: ``gaussian``, ``given`` (oracle, oracle
-with an error) and ``learned_length``.
+The other predictors behind the same interface, ``remaining.LengthEstimator``, are ``gaussian``, ``given`` (oracle,
+oracle with an error) and ``learned_length``.
 """
 
 from collections import deque
@@ -53,13 +53,13 @@ class _Window:
         self.keep(most)
 
     def keep(self, most: int) -> None:
-        """The ``most`` last ones."""
+        """Keep only the ``most`` last requests."""
         while len(self.tokens) > most:
             self.tokens.popleft()
             self.cut.popleft()
 
     def has_drifted(self) -> bool:
-        """Whether the last RECENT are of other lengths than those before them, of which there are as many at least."""
+        """Return whether the last RECENT requests differ in length from at least as many before them."""
         if self.ended % _EVERY or len(self.tokens) < 2 * RECENT:
             return False
         recent = np.arange(len(self.tokens)) >= len(self.tokens) - RECENT

@@ -34,7 +34,7 @@ class Examples:
         return self.lengths.size
 
     def take(self, places: IntArray) -> "Examples":
-        """The examples at ``places``."""
+        """Return the examples at ``places``."""
         return Examples(self.requests.take(places), self.lengths[places], self.tasks)
 
 
@@ -51,7 +51,7 @@ def make_examples(
     max_tokens: IntArray | None = None,
     arrival_s: FloatArray | None = None,
 ) -> Examples:
-    """Examples of columns ``[n]``, those that are known."""
+    """Return examples with the columns ``[n]`` that are known."""
     labels = task or [""] * lengths.size
     tasks = tuple(sorted(set(labels)))
     place = {label: i for i, label in enumerate(tasks)}
@@ -68,14 +68,14 @@ def make_examples(
 
 
 def count_tokens(text: str) -> int:
-    """Words and punctuation marks in ``text``, at least 1: stands in for a tokeniser where no count is given."""
+    """Return the number of words and punctuation marks in ``text``, at least 1, in place of a tokenizer's count."""
     return max(len(_TOKEN.findall(text)), 1)
 
 
 def read_examples(path: Path) -> Examples:
-    """The examples in the file at ``path``: one JSON object a line, gzipped or not.
+    """Return the examples in the file at ``path``: one JSON object a line, gzipped or not.
 
-    Fields: ``output_tokens``, or ``output``, a text whose words and marks are counted; and what is known of
+    The fields are ``output_tokens``, or ``output``, a text of which words and marks are counted; and, as far as known,
     ``prompt``, ``prompt_tokens``, ``max_tokens``, ``task``, ``arrival_s``. Other fields are ignored. A column is used
     if every line has it.
 

@@ -1,7 +1,7 @@
-"""Regression trees as arrays: what a learned length model computes with, and nothing else.
+"""Regression trees as arrays, with which a learned length model computes.
 
 A model file holds numbers only and is checked before use, so a file from anywhere can at worst predict badly: children
-lie behind their parents, hence every walk ends, and every index is in range. Predicting needs numpy alone.
+lie behind their parents, so every walk ends, and every index is in range. Predicting needs numpy alone.
 """
 
 from dataclasses import dataclass
@@ -20,10 +20,16 @@ MAX_TREES = 20_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forest:
-    """Nodes of all trees in a row ``[nodes]``; raises ValueError when they are not trees.
+    """Nodes of all trees in a row, ``[nodes]``.
 
-    feature: column to compare, -1 in a leaf. threshold: go left if value <= threshold; in a leaf, its value. left,
-    right: child nodes. roots: first node of each tree ``[levels, trees]``.
+    Args:
+        feature: Column to compare, -1 in a leaf.
+        threshold: Greatest value with which to go left; in a leaf, its value.
+        left: Left child of each node.
+        right: Right child of each node.
+        roots: First node of each tree, ``[levels, trees]``.
+
+    Raises: ValueError if the nodes are not trees.
     """
 
     feature: NDArray[np.int32]
@@ -51,7 +57,7 @@ class Forest:
             raise ValueError(f"roots: {self.roots.size} trees; at most {MAX_TREES} are evaluated")
 
     def predict(self, rows: FloatArray) -> FloatArray:
-        """The sum of each level's trees for each row ``[n, num_features]``: ``[n, levels]``."""
+        """Return the sum of each level's trees, ``[n, levels]``, for each row of ``rows``, ``[n, num_features]``."""
         out = np.empty((rows.shape[0], self.roots.shape[0]))
         for start in range(0, rows.shape[0], 256):  # bounds the memory of a large batch
             out[start : start + 256] = self._predict(rows[start : start + 256])
@@ -77,13 +83,16 @@ class Forest:
         return total
 
     def as_json(self) -> dict[str, Any]:
-        """Lists of numbers; :func:`forest_from_json` reads them back exactly."""
+        """Return lists of numbers; :func:`forest_from_json` reads them back exactly."""
         names = ("feature", "threshold", "left", "right", "roots")
         return {name: getattr(self, name).tolist() for name in names}
 
 
 def forest_from_json(fields: dict[str, Any], num_features: int) -> Forest:
-    """The forest of :meth:`Forest.as_json`. Raises: ValueError or KeyError for anything else."""
+    """Return the forest of :meth:`Forest.as_json`.
+
+    Raises: ValueError or KeyError for anything else.
+    """
     whole = {name: _whole(name, fields[name]) for name in ("feature", "left", "right", "roots")}
     threshold = np.asarray(fields["threshold"])
     if threshold.dtype.kind not in "fi":

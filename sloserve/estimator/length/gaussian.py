@@ -1,7 +1,7 @@
 """Output lengths as one Gaussian per class, fitted on line; the simulated-annealing paper's predictor.
 
 A length is positive, so the Gaussian is cut at 0, and at k once a request has emitted k tokens. Its parameters are
-those whose *cut* distribution has the mean and the standard deviation observed. A cut Gaussian spreads by less than
+chosen so that the *cut* distribution has the observed mean and standard deviation. A cut Gaussian spreads by less than
 its mean, the exponential's spread being the limit; classes that spread more keep their mean and get that limit.
 
 Source: SLO-aware scheduling by simulated annealing, section 5.1. Differs: the paper fits mean and deviation without
@@ -26,7 +26,7 @@ _SQRT2 = np.sqrt(2.0)
 
 
 def _hazard(z: FloatArray) -> FloatArray:
-    """The standard Gaussian's density at z over its mass above z."""
+    """Return the standard Gaussian's density at z over its mass above z."""
     hazard: FloatArray = np.sqrt(2.0 / np.pi) / special.erfcx(z / _SQRT2)
     return hazard
 
@@ -65,7 +65,7 @@ class NormalLengths:
 
 
 def cut_normal(mean: FloatArray, deviation: FloatArray) -> NormalLengths:
-    """The Gaussians that, cut at 0, have this mean and standard deviation; see the module for spreads above 1."""
+    """Return Gaussians that, cut at 0, have this mean and standard deviation; see the module for spreads above 1."""
     z = np.interp(deviation / mean, _CUT_SPREAD, _CUT)
     sigma = mean / np.interp(z, _CUT, _CUT_MEAN)
     return NormalLengths(-z * sigma, sigma)
@@ -116,7 +116,7 @@ class GaussianLength(Estimator):
         return cut_normal(mean, deviation) if self._cut_fit else NormalLengths(mean, deviation)
 
     def _shrunk(self, class_id: int) -> tuple[float, float]:
-        """The class's mean and standard deviation, with the prior."""
+        """Return the class's mean and standard deviation, with the prior."""
         count, own_mean, variance = self._moments.get(class_id, (0.0, 0.0, 0.0))
         prior = PRIOR_WEIGHT
         mean = (count * own_mean + prior * PRIOR_MEAN_TOKENS) / (count + prior)

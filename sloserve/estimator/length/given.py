@@ -41,7 +41,7 @@ class RangeLengths:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogNormalLengths:
-    """Lengths whose logarithm is Gaussian around ``centre`` with ``sigma > 0``, each ``[n]``."""
+    """Lengths with a logarithm that is Gaussian around ``centre`` with ``sigma > 0``, each ``[n]``."""
 
     centre: FloatArray
     sigma: FloatArray
@@ -78,7 +78,7 @@ class OracleLength(Estimator):
 
     Args:
         error: relative error, 0 or more.
-        seed: of the errors.
+        seed: Seed of the errors.
 
     Raises: ValueError when the error is out of range.
     """
@@ -90,7 +90,7 @@ class OracleLength(Estimator):
         self._seed = seed
 
     def observe(self, class_id: int, output_tokens: int, *, cut: bool = False) -> bool:
-        """Nothing follows: what is stated needs no learning."""
+        """Return ``False``: a stated length needs no learning."""
         return False
 
     def form(self, requests: KnownRequests) -> LengthForm:
@@ -112,7 +112,7 @@ class OracleLength(Estimator):
 
 
 def _uniform(seed: int, seq: IntArray) -> FloatArray:
-    """One number within (0, 1) for each ``seq``: splitmix64 (Steele, Lea, Flood 2014) of the pair."""
+    """Return one number within (0, 1) for each ``seq``: splitmix64 (Steele, Lea, Flood 2014) of the pair."""
     with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is the method
         x = seq.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         x += np.uint64((seed * 0xD1B54A32D192ED03 + 0x9E3779B97F4A7C15) % 2**64)

@@ -1,10 +1,10 @@
 """The distribution of the lengths of one class, from requests that ended by themselves and requests that were cut.
 
-Kaplan-Meier: a request that was cut after c tokens is at risk at every length up to c and ends at none.
-Without such requests the estimate is the share of lengths above k. Mixed in is a prior: ``prior_weight``
-pseudo-requests of geometric length, of which ``prior_weight * (1 - 1/m) ** k`` outlive k tokens and whose expected
-rest is m whatever k. m is the class's own mean, itself shrunk to the prior's; beyond the greatest length to which any
-request was followed the rest is geometric too.
+Kaplan-Meier: a request that was cut after c tokens is at risk at every length up to c and ends at none. Without such
+requests the estimate is the share of lengths above k. Mixed in is a prior: ``prior_weight`` pseudo-requests of
+geometric length, of which ``prior_weight * (1 - 1/m) ** k`` outlive k tokens and have an expected rest of m for any k.
+m is the class's own mean, itself shrunk to the prior's; beyond the greatest length to which any request was followed
+the rest is geometric too.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,13 @@ from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 class SurvivalCurve:
     """Weight of requests longer than k, as steps at ``ends`` plus a geometric part.
 
-    ends: distinct lengths at which requests ended, ascending ``[a]``; the last may be one to which a request was
-    followed without ending. weight: that outlives the first i of them ``[a + 1]``. area: its sum over all k from
-    ``ends[i]`` on ``[a]``. prior_weight, mean: of the geometric part.
+    Args:
+        ends: Distinct lengths at which requests ended, ascending, ``[a]``; the last may be one to which a request was
+            followed without ending.
+        weight: Weight that outlives the first i of ``ends``, ``[a + 1]``.
+        area: Sum of the weight over all k from ``ends[i]`` on, ``[a]``.
+        prior_weight: Weight of the geometric part.
+        mean: Mean of the geometric part, in tokens.
     """
 
     ends: IntArray
@@ -36,7 +40,7 @@ class SurvivalCurve:
         return float(np.log1p(-1.0 / self.mean))
 
     def _steps(self, k: IntArray | FloatArray) -> tuple[FloatArray, FloatArray]:
-        """The steps' weight above k, and its sum over all lengths from k on."""
+        """Return the steps' weight above k, and its sum over all lengths from k on."""
         index = np.searchsorted(self.ends, k, side="right")
         weight = self.weight[index]
         if not self.ends.size:
@@ -87,7 +91,7 @@ class SurvivalCurve:
 
 
 def survival_curve(ended: IntArray, cut: IntArray, *, prior_mean_tokens: float, prior_weight: float) -> SurvivalCurve:
-    """The curve of requests that ended after ``ended`` tokens and others known only to be longer than ``cut``."""
+    """Return the curve of requests that ended after ``ended`` tokens and others known to be longer than ``cut``."""
     mean = (ended.sum() + cut.sum() + prior_weight * prior_mean_tokens) / (ended.size + prior_weight)
     ends, counts = np.unique(ended, return_counts=True)
     if cut.size and (not ends.size or cut.max() > ends[-1]):
@@ -98,7 +102,7 @@ def survival_curve(ended: IntArray, cut: IntArray, *, prior_mean_tokens: float, 
         longer = cut.size - np.searchsorted(np.sort(cut), ends, side="left")
         at_risk = weight[:-1] + longer
         weight[1:] = ended.size * np.cumprod(1.0 - counts / at_risk)
-    mean = max(float(mean), 1.0 + 1e-12)  # so that a class of one-token replies has a logarithm
+    mean = max(float(mean), 1.0 + 1e-12)  # so that a class of one-token outputs has a logarithm
     area = np.empty(ends.size)
     if ends.size:
         area[-1] = weight[-1] * mean
@@ -107,15 +111,15 @@ def survival_curve(ended: IntArray, cut: IntArray, *, prior_mean_tokens: float, 
 
 
 def log_rank(tokens: IntArray, cut: BoolArray, chosen: BoolArray) -> float:
-    """How far the lengths of the ``chosen`` lie from those of the others, in standard deviations; below 0 if longer.
+    """Return how many standard deviations the ``chosen`` lengths lie from the others; below 0 if they are longer.
 
-    The log-rank test (Mantel 1966): at each length at which requests end, as many of the chosen should end as are their
-    share of those that come so far.
+    This is the log-rank test (Mantel 1966): at each length at which requests end, the chosen should make up the share
+    of the ended requests that they have of the requests which come that far.
 
     Args:
-        tokens: ``[n]``, lengths, or the least that they are.
-        cut: ``[n]``, of which only the least is known.
-        chosen: ``[n]``, one of the two groups.
+        tokens: Lengths, or the least that they can be, ``[n]``.
+        cut: Whether only the least is known of a length, ``[n]``.
+        chosen: Whether a length belongs to the first of the two groups, ``[n]``.
     """
     ends, ended = np.unique(tokens[~cut], return_counts=True)
     of_chosen = tokens[chosen & ~cut].size

@@ -27,20 +27,24 @@ _REMEMBERED = 65_536
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LengthModel:
-    """What is learned. levels: ascending within (0, 1) ``[levels]``, one row of ``forest.roots`` each."""
+    """A learned model of lengths.
+
+    Args:
+        levels: Levels of the quantiles, ascending within (0, 1), ``[levels]``; each has one row of ``forest.roots``.
+    """
 
     levels: FloatArray
     features: Features
     forest: Forest
 
     def quantiles(self, requests: KnownRequests, class_names: Sequence[str] = ()) -> FloatArray:
-        """Output tokens at each level, ``[n, levels]``; may cross."""
+        """Return output tokens at each level, ``[n, levels]``; quantiles may cross."""
         log_tokens = self.forest.predict(self.features.matrix(requests, class_names))
         quantiles: FloatArray = np.exp(np.clip(log_tokens, 0.0, _MAX_LOG_TOKENS))
         return quantiles
 
     def save(self, path: Path) -> None:
-        """Writes the model to ``path``, replacing what is there."""
+        """Write the model to ``path``, replacing what is there."""
         fields = {
             "format": FORMAT,
             "levels": self.levels.tolist(),
@@ -53,7 +57,10 @@ class LengthModel:
 
 
 def load_length_model(path: Path) -> LengthModel:
-    """The model in the file at ``path``. Raises: ConfigError when there is none or it is malformed."""
+    """Return the model in the file at ``path``.
+
+    Raises: ConfigError if there is no such file or it is malformed.
+    """
     try:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
@@ -104,7 +111,7 @@ class LearnedLength(Estimator):
         self._known: dict[int, FloatArray] = {}  # seq -> quantiles; the oldest go first
 
     def observe(self, class_id: int, output_tokens: int, *, cut: bool = False) -> bool:
-        """Nothing follows: the model is fixed. Train it again when the workload changes."""
+        """Return ``False``: the model is fixed. Train it again when the workload changes."""
         return False
 
     def form(self, requests: KnownRequests) -> QuantileLengths:

@@ -9,10 +9,13 @@ from sloserve.core.arrays import FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantileLengths:
-    """Build one with :func:`quantile_lengths`.
+    """Distributions that are known by quantiles; build them with :func:`quantile_lengths`.
 
-    survival: P(L > knot) ``[m]``, descending from 1. knots: ``[n, m]``, ascending from 0. area: expected tokens beyond
-    each knot, times its survival ``[n, m]``. tail: mean of the exponential beyond the last knot ``[n]``.
+    Args:
+        survival: P(L > knot), descending from 1, ``[m]``.
+        knots: Lengths in tokens, ascending from 0, ``[n, m]``.
+        area: Expected tokens beyond each knot, times its survival, ``[n, m]``.
+        tail: Mean of the exponential beyond the last knot in tokens, ``[n]``.
     """
 
     survival: FloatArray
@@ -21,7 +24,10 @@ class QuantileLengths:
     tail: FloatArray
 
     def _at(self, tokens: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Survival at ``tokens``, relative to the last knot's where beyond it, and the area from there."""
+        """Return the survival at ``tokens``, and the area from there.
+
+        Beyond the last knot both are relative to the survival of that knot.
+        """
         rows = np.arange(tokens.size)
         right = np.minimum((self.knots <= tokens[:, None]).sum(axis=1), self.survival.size - 1)
         left = right - 1
@@ -58,10 +64,14 @@ class QuantileLengths:
 
 
 def quantile_lengths(levels: FloatArray, tokens: FloatArray) -> QuantileLengths:
-    """The distributions with quantiles ``tokens`` ``[n, m]`` at ``levels`` ``[m]``, ascending within (0, 1).
+    """Return the distributions with quantiles ``tokens``.
 
     Quantiles of separate models may cross: they are sorted, and kept apart by a thousandth of a token. The tail falls
     as between the last two levels.
+
+    Args:
+        levels: Levels of the quantiles, ascending within (0, 1), ``[m]``.
+        tokens: Quantiles in tokens, ``[n, m]``.
     """
     survival = np.concatenate(([1.0], 1.0 - levels))
     knots = np.concatenate((np.zeros((tokens.shape[0], 1)), np.sort(np.maximum(tokens, 0.001), axis=1)), axis=1)

@@ -14,7 +14,7 @@ import numpy as np
 from sloserve.core.arrays import FloatArray, IntArray
 
 PRIOR_MEAN_TOKENS: Final = 256.0
-"""Mean length of replies before any has ended: between those of Azure's conversations (201) and of Mooncake's (346)."""
+"""Mean length of outputs before any has ended: between Azure's conversations (201) and Mooncake's (346)."""
 PRIOR_WEIGHT: Final = 4.0
 """Ended requests that the prior counts as."""
 
@@ -23,9 +23,13 @@ PRIOR_WEIGHT: Final = 4.0
 class KnownRequests:
     """What is known of n requests, one column each; ``None`` where the deployment does not know a column.
 
-    output_tokens: emitted so far. stated_tokens: the whole length that a simulator or a client states, -1 where none.
-    seq: the enqueue counter, which identifies a request. arrival_s: epoch seconds. task: a label, where it is finer
-    than the class. prompt: the text.
+    Args:
+        output_tokens: Tokens emitted so far.
+        stated_tokens: The whole length in tokens that a simulator or a client states, -1 where neither does.
+        seq: The enqueue counter, which identifies a request.
+        arrival_s: Arrival in epoch seconds.
+        task: A label, where it is finer than the class.
+        prompt: The text of the prompt.
     """
 
     class_id: IntArray
@@ -39,7 +43,7 @@ class KnownRequests:
     prompt: Sequence[str] | None = None
 
     def take(self, places: Sequence[int] | IntArray) -> "KnownRequests":
-        """The requests at ``places``."""
+        """Return the requests at ``places``."""
         columns = {}
         for name in self.__dataclass_fields__:
             values = getattr(self, name)
@@ -52,18 +56,18 @@ class KnownRequests:
 
 
 class LengthForm(Protocol):
-    """How long are these n requests, given that each is longer than ``so_far``?"""
+    """Distribution of the lengths of n requests, given that each is longer than ``so_far``."""
 
     def mean_after(self, so_far: IntArray) -> FloatArray:
-        """E[L - so_far | L > so_far]: positive and finite for any ``so_far >= 0``."""
+        """Return E[L - so_far | L > so_far]: positive and finite for any ``so_far >= 0``."""
         ...
 
     def survival_after(self, so_far: IntArray, tokens: FloatArray) -> FloatArray:
-        """P(L > so_far + tokens | L > so_far), for ``tokens >= 0``."""
+        """Return P(L > so_far + tokens | L > so_far), for ``tokens >= 0``."""
         ...
 
     def quantile_after(self, so_far: IntArray, q: FloatArray) -> FloatArray:
-        """The least t with P(L <= so_far + t | L > so_far) >= q, for q within (0, 1)."""
+        """Return the least t with P(L <= so_far + t | L > so_far) >= q, for q within (0, 1)."""
         ...
 
 
@@ -76,14 +80,18 @@ class Rest:
     left: IntArray
 
     def mean(self) -> FloatArray:
-        """Expected tokens still to come, the cap's effect included: E[min(L - so_far, left)]."""
+        """Return the expected tokens still to come, the cap's effect included: E[min(L - so_far, left)]."""
         beyond = self.form.survival_after(self.so_far, self.left.astype(np.float64))
         mean = self.form.mean_after(self.so_far) - beyond * self.form.mean_after(self.so_far + self.left)
         capped: FloatArray = np.clip(mean, 1.0, self.left)
         return capped
 
     def quantile(self, q: float | FloatArray) -> FloatArray:
-        """The least number of tokens that the rest does not exceed with probability ``q``, within (0, 1); whole."""
+        """Return the least whole number of tokens that the rest does not exceed with probability ``q``.
+
+        Args:
+            q: Probability within (0, 1), ends excluded; one for all requests, or ``[n]``.
+        """
         levels = np.broadcast_to(np.asarray(q, np.float64), self.so_far.shape)
         if levels.size and not (levels.min() > 0.0 and levels.max() < 1.0):
             raise ValueError(f"q: {q} is not within 0..1, ends excluded")
@@ -93,42 +101,48 @@ class Rest:
         return capped
 
     def survival(self, tokens: float | IntArray | FloatArray) -> FloatArray:
-        """The probability that more than ``tokens``, 0 or more, are still to come."""
+        """Return the probability that more than ``tokens``, 0 or more, are still to come."""
         asked = np.broadcast_to(np.asarray(tokens, np.float64), self.so_far.shape)
         survival: FloatArray = np.where(asked >= self.left, 0.0, self.form.survival_after(self.so_far, asked))
         return np.where(asked < 1.0, 1.0, survival)
 
 
 def rest_of(form: LengthForm, requests: KnownRequests) -> Rest:
-    """What remains of ``requests`` when their whole lengths are distributed as ``form``."""
+    """Return what remains of ``requests`` when their whole lengths are distributed as ``form``."""
     left = np.maximum(requests.max_tokens - requests.output_tokens, 1)
     return Rest(form, requests.output_tokens, left)
 
 
 def tells_nothing(output_tokens: int, *, cut: bool) -> bool:
-    """Return whether a reply that ended tells nothing of lengths: it was cut at its first token, and each has one.
+    """Return whether an output that ended says nothing of lengths: it was cut at its first token, and each has one.
 
-    Such are the calls of a beam search, of which there are hundreds: they must not crowd out what is known of replies.
+    The calls of a beam search are such outputs. There are hundreds of them: they must not crowd out what is known of
+    other outputs.
     """
     return cut and output_tokens <= 1
 
 
 class LengthEstimator(Protocol):
-    """How many tokens are still to come, and how sure is that?"""
+    """Predictor of how many tokens are still to come, and of how sure that is."""
 
     def observe(self, class_id: int, output_tokens: int, *, cut: bool = False) -> bool:
-        """A request of the class ended after ``output_tokens``: by itself, or ``cut`` by its cap, its client or else.
+        """Record that a request of the class ended, and return whether the lengths of the class have changed.
 
-        Returns: whether the lengths of the class are others now, and what was known of them is forgotten.
+        If they have, what was known of them is forgotten.
+
+        Args:
+            class_id: Index of the class.
+            output_tokens: Tokens after which the request ended.
+            cut: Whether its cap, its client or something else ended it, rather than the request itself.
         """
         ...
 
     def form(self, requests: KnownRequests) -> LengthForm:
-        """The distribution of the whole lengths of ``requests``."""
+        """Return the distribution of the whole lengths of ``requests``."""
         ...
 
     def rest(self, requests: KnownRequests) -> Rest:
-        """The distribution of what ``requests`` have still to emit."""
+        """Return the distribution of what ``requests`` have still to emit."""
         ...
 
 

@@ -27,10 +27,12 @@ _TEXT_LIMIT = 8192
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Which columns there are and what stands in for an unknown value; part of the model file.
+    """The columns of features, and what stands in for an unknown value; part of the model file.
 
-    medians: per column. tasks: label -> output tokens at TASK_LEVELS in training. buckets: of hashed words; 0: no text
-    is used.
+    Args:
+        medians: Median of each column.
+        tasks: Output tokens at TASK_LEVELS in training, by label.
+        buckets: Number of buckets of hashed words; 0 if no text is used.
     """
 
     medians: tuple[float, ...] = ()
@@ -44,15 +46,17 @@ class Features:
         return (*_PLAIN, *_TEXT, *words) if self.buckets else _PLAIN
 
     def matrix(self, requests: KnownRequests, class_names: Sequence[str] = ()) -> FloatArray:
-        """One row per request, ``[n, len(names)]``.
+        """Return one row per request, ``[n, len(names)]``.
 
-        class_names: label of each ``class_id``, used where the requests have no task.
+        Args:
+            requests: What is known of the requests.
+            class_names: Label of each ``class_id``, used where the requests have no task.
         """
         n = requests.class_id.size
         out = np.full((n, len(self.names)), np.nan)
         if requests.prompt_tokens is not None:
             out[:, 0] = requests.prompt_tokens
-        # A cap far above any reply says nothing; engines without one put the context length or more there.
+        # A cap far above any output says nothing; engines without one put the context length or more there.
         out[:, 1] = np.minimum(requests.max_tokens, 1 << 20)
         if requests.arrival_s is not None:
             out[:, 2] = requests.arrival_s / 3600.0 % 24.0
@@ -72,7 +76,7 @@ class Features:
 
 
 def _text_row(text: str, buckets: int) -> tuple[list[float], FloatArray]:
-    """The counts, and the words by bucket; a word counts once, since long prompts repeat theirs."""
+    """Return the counts, and the words by bucket; a word counts once, since long prompts repeat their words."""
     chars = len(text)
     if chars > _TEXT_LIMIT:
         text = text[: _TEXT_LIMIT // 2] + "\n" + text[-_TEXT_LIMIT // 2 :]
@@ -90,7 +94,7 @@ def _text_row(text: str, buckets: int) -> tuple[list[float], FloatArray]:
     hashed = np.zeros(buckets)
     for word in sorted(set(words)):
         hashed[zlib.crc32(word.encode()) % buckets] += 1.0
-    # The first word is mostly the verb, which says most about the answer; it also counts in a bucket of its own weight.
+    # The first word is mostly the verb, which says most about the output; it also counts in a bucket of its own weight.
     if words:
         hashed[zlib.crc32(words[0].encode()) % buckets] += 8.0
     return counts, hashed

@@ -30,7 +30,7 @@ class SurvivalTable:
         self._longer: FloatArray = np.empty((0, _LENGTHS.size))
         """P(L > length), ``[classes, lengths]``."""
         self._beyond: FloatArray = np.empty((0, _LENGTHS.size))
-        """Its sum from each length on, in tokens."""
+        """Sum of ``_longer`` from each length on, in tokens."""
 
     def observe(self, class_id: int, output_tokens: int, *, cut: bool = False) -> None:
         """See :meth:`sloserve.estimator.length.remaining.LengthEstimator.observe`."""
@@ -41,18 +41,28 @@ class SurvivalTable:
             self._longer[class_id], self._beyond[class_id] = self._row(class_id)
 
     def mean(self, lengths: LengthColumns, slots: IntArray) -> FloatArray:
-        """Expected tokens still to come, ``[len(slots)]``, the cap's effect included: at least 1, at most what
-        ``max_tokens`` leaves. As :meth:`sloserve.estimator.length.remaining.Rest.mean`, within STRIDE_TOKENS.
+        """Return the expected tokens still to come, ``[len(slots)]``: at least 1, at most what ``max_tokens`` leaves.
 
-        lengths: the columns ``class_id``, ``output_tokens`` and ``max_tokens``, by slot.
+        The cap's effect is included. The result is within STRIDE_TOKENS of
+        :meth:`sloserve.estimator.length.remaining.Rest.mean`.
+
+        Args:
+            lengths: The columns ``class_id``, ``output_tokens`` and ``max_tokens``, by slot.
+            slots: Slots of the requests.
         """
         return self._looked_up(
             lambda: mean_left(self._longer, self._beyond, STRIDE_TOKENS, lengths, slots), lengths[0], slots
         )
 
     def mean_within(self, lengths: LengthColumns, slots: IntArray, most: FloatArray) -> FloatArray:
-        """:meth:`mean` if no more than ``most`` tokens are to come, ``[len(slots)]``; :meth:`mean` itself where that is
-        sure, by the cap, or cannot be.
+        """Return :meth:`mean` under the condition that no more than ``most`` tokens are to come, ``[len(slots)]``.
+
+        The result is :meth:`mean` itself if the condition is sure to hold, by the cap, or cannot hold.
+
+        Args:
+            lengths: The columns ``class_id``, ``output_tokens`` and ``max_tokens``, by slot.
+            slots: Slots of the requests.
+            most: Most tokens that are to come, ``[len(slots)]``.
         """
         mean = self.mean(lengths, slots)
         class_id, output_tokens, max_tokens = (column[slots] for column in lengths)
@@ -73,13 +83,13 @@ class SurvivalTable:
         ahead: IntArray,
         known: tuple[FloatArray, IntArray] | None = None,
     ) -> Chances:
-        """P(more than ``ahead`` tokens are still to come), see :func:`sloserve.core.kernels.survival.chances`."""
+        """Return P(more than ``ahead`` tokens are still to come), see :func:`sloserve.kernels.survival.chances`."""
         return self._looked_up(
             lambda: chances(self._longer, STRIDE_TOKENS, lengths, slots, ahead, known), lengths[0], slots
         )
 
     def _looked_up(self, look_up: Callable[[], T], class_id: IntArray, slots: IntArray) -> T:
-        """What ``look_up`` finds, once each class of ``slots`` has a curve: nearly always they all have."""
+        """Return what ``look_up`` finds, once each class of ``slots`` has a curve: nearly always they all have."""
         try:
             return look_up()
         except ValueError:

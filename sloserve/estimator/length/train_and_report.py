@@ -33,9 +33,17 @@ _LEGEND = (
 def train_and_report(
     data: Path, out: Path, *, text: bool, seeds: int, share: float, seed: int, as_json: bool = False
 ) -> None:
-    """Trains on ``data`` and writes the model to ``out``; prints the held-out accuracy over ``seeds`` splits.
+    """Train on ``data`` and write the model to ``out``; print the held-out accuracy over ``seeds`` splits.
 
-    as_json: as an object with a list of them by predictor; the table then goes to standard error.
+    Args:
+        data: File of examples.
+        out: File to write the model into.
+        text: Whether to use the texts of prompts.
+        seeds: Number of splits.
+        share: Share of the examples that is held out, 0..1.
+        seed: Seed of the training and the first seed of the splits.
+        as_json: Whether to print an object with a list of accuracies by predictor; the table then goes to standard
+            error.
 
     Raises: ConfigError for a malformed file or impossible settings, and when ``out`` cannot be written.
     """

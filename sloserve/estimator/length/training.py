@@ -1,8 +1,8 @@
-"""Trains a length model, and says what it is worth on requests it has not seen.
+"""Training of a length model, and its accuracy on requests that it has not seen.
 
 The learner is LightGBM: gradient-boosted trees, one set for each quantile. It is imported here alone and only when a
-model is trained; its trees are then turned into plain numbers (``length_forest``). Single-threaded and seeded, so the
-same examples give the same model.
+model is trained; its trees are then turned into plain numbers (``length_forest``). Training is single-threaded and
+seeded, so the same examples give the same model.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,11 +30,19 @@ _TASK_PRIOR = 10.0
 
 @dataclass(frozen=True)
 class LengthTrainingSettings:
-    """levels: quantiles learned; more cost more per prediction. text: whether prompts are used, where there are any.
+    """Settings of the training of a length model.
 
-    word_buckets: columns of hashed words; 2,000 short prompts gained nothing from more. trees, leaves, learning_rate,
-    least_in_leaf: of each quantile. Twice as many leaves predict no better on production traces of some thousand
-    requests, and their p90 covers less than it should.
+    Twice as many leaves predict no better on production traces of some thousand requests, and their p90 covers less
+    than it should.
+
+    Args:
+        levels: Quantiles that are learned; more of them cost more per prediction.
+        text: Whether prompts are used, if the examples have them.
+        word_buckets: Columns of hashed words; 2,000 short prompts gained nothing from more.
+        trees: Trees of each quantile.
+        leaves: Leaves of each tree.
+        learning_rate: Learning rate of each quantile.
+        least_in_leaf: Least examples in a leaf.
     """
 
     levels: tuple[float, ...] = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
@@ -52,7 +60,10 @@ Progress = Callable[[], None]
 
 
 def train(examples: Examples, settings: LengthTrainingSettings, progress: Progress = lambda: None) -> LengthModel:
-    """The model of ``examples``. Raises: ConfigError for too few examples, or when LightGBM is not installed."""
+    """Return the model of ``examples``.
+
+    Raises: ConfigError for too few examples, or when LightGBM is not installed.
+    """
     if len(examples) < LEAST_EXAMPLES:
         raise ConfigError(f"{len(examples)} requests to train on; at least {LEAST_EXAMPLES} are needed")
     buckets = settings.word_buckets if settings.text and examples.requests.prompt is not None else 0
@@ -83,7 +94,7 @@ def _task_quantiles(examples: Examples) -> dict[str, tuple[float, ...]]:
 def _boost(
     rows: FloatArray, target: FloatArray, level: float, settings: LengthTrainingSettings
 ) -> list[dict[str, Any]]:
-    """The trees of one quantile, as nested dictionaries."""
+    """Return the trees of one quantile, as nested dictionaries."""
     try:
         import lightgbm
     except ImportError as error:
@@ -106,7 +117,7 @@ def _boost(
 
 
 def _forest(levels: list[list[dict[str, Any]]], num_features: int) -> Forest:
-    """The trees of each level as arrays; a level with fewer trees than another is filled up with trees worth 0."""
+    """Return the trees of each level as arrays; a level with too few trees gets further trees with value 0."""
     feature, threshold, left, right = [-1], [0.0], [0], [0]
 
     def add(tree: dict[str, Any]) -> int:
@@ -130,9 +141,9 @@ def _forest(levels: list[list[dict[str, Any]]], num_features: int) -> Forest:
 def held_out(
     examples: Examples, settings: LengthTrainingSettings, *, share: float, seeds: int, progress: Progress = lambda: None
 ) -> Iterator[dict[str, Accuracy]]:
-    """For each seed, the accuracy by predictor on a random ``share`` of the examples, trained on the others.
+    """Yield for each seed the accuracy by predictor on a random ``share`` of the examples, trained on the others.
 
-    Beside the model: what the predictors that learn on line make of the same training requests, by task.
+    Beside the model, the predictors that learn on line are judged after the same training requests, by task.
     """
     if not 0.0 < share < 1.0 or seeds < 1:
         raise ConfigError(
@@ -151,12 +162,12 @@ def held_out(
 
 
 def fed(estimator: Estimator, examples: Examples) -> Estimator:
-    """``estimator``, after it has observed ``examples``."""
+    """Return ``estimator``, after it has observed ``examples``."""
     for class_id, length in zip(examples.requests.class_id.tolist(), examples.lengths.tolist(), strict=True):
         estimator.observe(class_id, length)
     return estimator
 
 
 def judge(estimator: Estimator, examples: Examples) -> Accuracy:
-    """How well ``estimator`` predicts ``examples`` at admission, learning nothing on the way."""
+    """Return how well ``estimator`` predicts ``examples`` at admission; it learns nothing from them."""
     return accuracy(Predictions.of(estimator.rest(examples.requests)), examples.lengths)

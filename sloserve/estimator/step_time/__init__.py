@@ -1,4 +1,4 @@
-"""How long does one engine step take? Latency forms, their fit to measurements, profiles, correction on line.
+"""The time of one engine step: latency forms, their fit to measurements, profiles, correction on line.
 
-Imports core and files. Add a latency form in ``latency.py``; a profile as YAML in ``estimator/profiles``.
+The package imports core and files. Add a latency form in ``latency.py``; a profile as YAML in ``estimator/profiles``.
 """

@@ -38,10 +38,12 @@ class MeasuredStep:
 
 @dataclass(frozen=True, slots=True)
 class FitScore:
-    """How well a form predicts ``steps`` measured ones.
+    """Accuracy of a form's predictions of measured steps.
 
-    r2: coefficient of determination, of durations; 1 is perfect, 0 no better than their mean. mape_percent: mean
-    absolute percentage error.
+    Args:
+        steps: Number of the measured steps.
+        r2: Coefficient of determination of the durations; 1 is perfect, 0 no better than their mean.
+        mape_percent: Mean absolute percentage error.
     """
 
     steps: int
@@ -50,7 +52,10 @@ class FitScore:
 
 
 def score(form: StepLatency, steps: Sequence[MeasuredStep]) -> FitScore:
-    """Raises: ValueError for fewer than two steps, of which R^2 says nothing."""
+    """Return how well ``form`` predicts ``steps``.
+
+    Raises: ValueError for fewer than two steps, of which R^2 says nothing.
+    """
     if len(steps) < 2:
         raise ValueError(f"{len(steps)} steps: R^2 needs at least two")
     measured = np.array([s.duration_s for s in steps])
@@ -61,10 +66,10 @@ def score(form: StepLatency, steps: Sequence[MeasuredStep]) -> FitScore:
 
 
 def held_out(steps: Sequence[MeasuredStep], share: float, seed: int) -> tuple[list[MeasuredStep], list[MeasuredStep]]:
-    """``(to fit, held out)``: every 1/share-th step by duration, from a place ``seed`` chooses, is held out.
+    """Return ``(to fit, held out)``: every 1/share-th step by duration, from a place ``seed`` chooses, is held out.
 
-    So both parts span the whole range, and the shortest and longest steps are always fitted: a profile promises
-    nothing outside its grid.
+    So both parts span the whole range, and the shortest and longest steps are always fitted: a profile promises nothing
+    outside its grid.
 
     Raises: ValueError for a share outside 0..0.5.
     """
@@ -78,7 +83,9 @@ def held_out(steps: Sequence[MeasuredStep], share: float, seed: int) -> tuple[li
 
 
 def fit_hinge(steps: Sequence[MeasuredStep]) -> Hinge:
-    """The hinge of least relative error over ``free_tokens``; see :class:`~sloserve.estimator.step_time.latency.Hinge`.
+    """Return the hinge of least relative error over ``free_tokens``.
+
+    See :class:`~sloserve.estimator.step_time.latency.Hinge` for the form.
 
     Raises: ValueError when there are too few steps with prefill, or without.
     """
@@ -120,7 +127,7 @@ def _hinge_with(free_tokens: int, steps: Sequence[MeasuredStep], line: DecodeLin
 
 
 def fit_bilinear(steps: Sequence[MeasuredStep]) -> Bilinear:
-    """The simulated-annealing paper's two fits (Eq. 14 and 15), from steps that do not mix prefill and decode.
+    """Return the simulated-annealing paper's two fits (Eq. 14 and 15), from steps that do not mix prefill and decode.
 
     Raises: ValueError when there are too few steps of one of the two kinds.
     """
@@ -141,7 +148,7 @@ def fit_bilinear(steps: Sequence[MeasuredStep]) -> Bilinear:
 
 
 def fit_distserve(steps: Sequence[MeasuredStep]) -> DistServe:
-    """DistServe's fits, from steps that do not mix prefill and decode.
+    """Return DistServe's fits, from steps that do not mix prefill and decode.
 
     Raises: ValueError when there are too few steps of one of the two kinds.
     """
@@ -175,7 +182,14 @@ def _decode_line(steps: Sequence[MeasuredStep]) -> DecodeLine:
 
 
 def _apart(steps: Sequence[MeasuredStep], mixed: bool = True) -> tuple[list[MeasuredStep], list[MeasuredStep]]:
-    """Steps without prefill, and steps with; the latter only if they also decode nothing where ``mixed`` is False."""
+    """Return the steps without prefill, and the steps with prefill.
+
+    Args:
+        steps: The measured steps.
+        mixed: Whether steps with prefill may decode as well.
+
+    Raises: ValueError when there are too few steps of one of the two kinds.
+    """
     decode = [s for s in steps if s.load.decode_seqs and not s.load.prefill_tokens]
     prefill = [s for s in steps if s.load.prefill_tokens and (mixed or not s.load.decode_seqs)]
     for kind, found in (("without prefill", decode), ("with prefill", prefill)):
@@ -185,7 +199,10 @@ def _apart(steps: Sequence[MeasuredStep], mixed: bool = True) -> tuple[list[Meas
 
 
 def _nnls(steps: Sequence[MeasuredStep], columns: Callable[[StepLoad], tuple[float, ...]]) -> list[float]:
-    """Coefficients in ms, none negative, of the columns that best explain the durations, relative to them."""
+    """Return the coefficients in ms, none negative, of the columns that best explain the durations.
+
+    Errors count relative to the durations.
+    """
     design = np.array([columns(s.load) for s in steps], np.float64)
     duration_ms = np.array([s.duration_s for s in steps]) * _MS_PER_S
     design /= duration_ms[:, None]

@@ -1,8 +1,8 @@
-"""Which steps to measure on an engine: batches that decode at some context, and prompts that join them.
+"""Steps to measure on an engine: batches that decode at some context, and prompts that join them.
 
 Sizes go up in powers, since a step's time is a matter of orders of magnitude. A scenario fills the KV cache once and
-then measures many steps: those that decode only, then waves of prompts beside them. A wave's prompt is computed in
-chunks, so that one long prompt yields the same chunk on ever longer prefixes.
+then measures many steps: first steps that only decode, then waves of prompts beside the decodes. A wave's prompt is
+computed in chunks, so that one long prompt yields the same chunk on ever longer prefixes.
 """
 
 from collections.abc import Iterable
@@ -71,15 +71,17 @@ class Scenario:
 
 
 def full_grid(limits: EngineCapacity, max_context_tokens: int = 131_072) -> list[Scenario]:
-    """What ``sloserve profile`` measures: about 40 scenarios, some 300 kinds of steps.
+    """Return what ``sloserve profile`` measures: about 40 scenarios, some 300 kinds of steps.
 
-    max_context_tokens: most tokens that the decoding requests of a scenario hold together; filling the cache is what
-    takes the time.
+    Args:
+        limits: Limits of the engine.
+        max_context_tokens: Most tokens that the decoding requests of a scenario hold together; filling the cache is
+            what takes the time.
 
     Raises: ConfigError for an engine too small to fit anything to.
     """
     seqs, length = limits.max_num_seqs, limits.max_model_len
-    # Half of the KV cache for those that decode, half for the prompts beside them.
+    # Half of the KV cache is for requests that decode, half for the prompts beside them.
     budget = min(limits.max_num_batched_tokens, limits.kv_capacity_tokens // 2)
     room = min(max_context_tokens, limits.kv_capacity_tokens // 2)
     waves = [Wave(1, chunk, chunk) for chunk in _fitting(_CHUNKS, min(budget, length - 1))]
@@ -100,7 +102,7 @@ def full_grid(limits: EngineCapacity, max_context_tokens: int = 131_072) -> list
 
 
 def small_grid(limits: EngineCapacity) -> list[Scenario]:
-    """A few seconds' worth, for tests: enough steps to fit, not to trust.
+    """Return a few seconds' worth of scenarios, for tests: enough steps to fit, not to trust.
 
     Raises: ConfigError for an engine too small to fit anything to.
     """

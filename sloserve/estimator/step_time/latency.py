@@ -1,20 +1,20 @@
-"""How long one engine step takes, as a function of the tokens in it.
+"""The time of one engine step, as a function of the tokens in it.
 
-Three forms, each from a published fit: a hinge over the token count (fitted to per-kernel tables), DistServe's two
-linear fits, and the bilinear fits of the simulated-annealing paper. Coefficients are in milliseconds, results in
-seconds.
+There are three forms, each from a published fit: a hinge over the token count (fitted to per-kernel tables),
+DistServe's two linear fits, and the bilinear fits of the simulated-annealing paper. Coefficients are in milliseconds,
+results in seconds.
 
-Guarantees: a step without tokens costs 0; any other step costs a positive, finite time. Coefficients are checked when
-a form is built, so that ``step_s`` does arithmetic only. A form need not be monotone: hinge's decode-only set is a fit
-of its own. Its inverse, ``prefill_within``, is monotone: it uses each form's monotone bound.
+Guarantees: a step without tokens costs 0; any other step costs a positive, finite time. Coefficients are checked when a
+form is built, so that ``step_s`` does arithmetic only. A form need not be monotone: hinge's decode-only set is a fit of
+its own. Its inverse, ``prefill_within``, is monotone: it uses each form's monotone bound.
 
-Draft tokens of speculative decoding pass through the model beside the token of their sequence. They read no weights
-and no context that the decode does not read anyway, so each costs at most its matrix products. Drafting them costs time
-of its own, which depends on the draft model: no form knows it; a recalibrated or learnt latency does.
+Draft tokens of speculative decoding pass through the model beside the token of their sequence. They read no weights and
+no context that the decode does not read anyway, so each costs at most its matrix products. Drafting them costs time of
+its own, which depends on the draft model: no form knows it; a recalibrated or learnt latency does.
 
-Steps that mix prefill and decode. DistServe and the simulated-annealing paper measured the two apart, on engines that
-did not mix them. Here such a step costs prefill + decode - the smaller of the two constants: the constant stands for
-reading the weights and launching the kernels, which a fused step does once. The result is never below either part.
+Steps may mix prefill and decode. The papers of DistServe and of simulated annealing measured the two apart, on engines
+that did not mix them. Here such a step costs prefill + decode - the smaller of the two constants: the constant stands
+for reading the weights and launching the kernels, which a fused step does once. The result is never below either part.
 """
 
 from collections.abc import Iterable
@@ -39,15 +39,15 @@ class StepLoad:
     """What one engine step computes.
 
     Args:
-        prefill_tokens: prompt tokens computed, summed over num_prefills chunks.
-        num_prefills: chunks of prompts.
-        decode_seqs: sequences that decode, each one token and its draft tokens.
-        decode_context_tokens: tokens that those attend to, summed.
-        prefill_attention_tokens2: the sum over the chunks of ``chunk * (chunk + 2 * prefix)``, twice the pairs that
-            are attended; equal to the sum of squared lengths where no chunk has a prefix.
-        draft_tokens: draft tokens that are verified beside the decodes, summed. ``None`` leaves them open:
-            :class:`~sloserve.estimator.step_time.online.OnlineLatency` then takes as many as the engine's decodes have
-            had of late, and a profile takes none.
+        prefill_tokens: Prompt tokens computed, summed over num_prefills chunks.
+        num_prefills: Number of chunks of prompts.
+        decode_seqs: Sequences that decode, each one token and its draft tokens.
+        decode_context_tokens: Tokens that the decodes attend to, summed.
+        prefill_attention_tokens2: Sum over the chunks of ``chunk * (chunk + 2 * prefix)``, twice the attended pairs;
+            equal to the sum of squared lengths where no chunk has a prefix.
+        draft_tokens: Draft tokens that are verified beside the decodes, summed. ``None`` leaves them open:
+            :class:`~sloserve.estimator.step_time.online.OnlineLatency` then takes the mean of the engine's recent
+            decodes, and a profile takes none.
     """
 
     prefill_tokens: int = 0
@@ -88,17 +88,17 @@ class StepLoad:
 
 
 class StepLatency(Protocol):
-    """How long does the engine take for this step, in seconds? And which step is within so many seconds?"""
+    """Seconds that the engine takes for a step, and the step that fits into a given time."""
 
     def step_s(self, load: StepLoad) -> float: ...
 
     def prefill_within(self, seconds: float, base: StepLoad, prefix_tokens: int) -> int:
-        """Most tokens of one more chunk, after ``prefix_tokens`` computed ones, beside ``base`` within ``seconds``.
+        """Return the most tokens of one more chunk, after ``prefix_tokens`` tokens, beside ``base`` in ``seconds``.
 
-        0 where not even one fits, at most 2 ** 20. ``step_s`` of the two together is within ``seconds`` wherever the
-        answer is above 0. The answer never falls with ``seconds``, never rises with ``prefix_tokens``, nor with
-        ``base`` where each of its decodes has as many drafts: hence it may be below the largest chunk where ``step_s``
-        itself is not monotone.
+        The result is 0 if not even one fits, and at most 2 ** 20. ``step_s`` of the two together is within ``seconds``
+        wherever the result is above 0. The result never falls with ``seconds``, and never rises with ``prefix_tokens``,
+        nor with ``base`` if each of its decodes has as many drafts; so it may be below the largest chunk where
+        ``step_s`` itself is not monotone.
         """
         ...
 
@@ -107,13 +107,16 @@ class FittedLatency(StepLatency, Protocol):
     """A latency form, or a profile: known before the engine runs."""
 
     def decode_bound_s(self, load: StepLoad) -> float:
-        """Time of the load's decodes alone, in seconds; never falls with them, nor is it below ``step_s`` of them."""
+        """Return the time of the load's decodes alone, in seconds.
+
+        The result never falls with them, and is never below their ``step_s``.
+        """
         ...
 
     def decode_floor_s(self, load: StepLoad) -> float:
-        """What the load's decodes surely add to the time of the smallest step, in seconds; never falls with them.
+        """Return the seconds that the load's decodes surely add to the smallest step; never falls with them.
 
-        Not above what they add to a step without prompts, nor does it grow faster than the bound that
+        The result is not above what they add to a step without prompts, nor does it grow faster than the bound that
         ``prefill_within`` keeps to.
         """
         ...
@@ -135,14 +138,14 @@ class DecodeLine:
 class Hinge:
     """Weight reads bound small steps, so the first ``free_tokens`` cost nothing beyond the base.
 
-    With prefill: ``base + token * max(0, tokens - free_tokens) + seq * decode_seqs + context_token * context +
-    attention * Q0 + prefix_attention * Q1 + prefill * num_prefills``; without: ``decode``. Q1 is the part of the
-    attention term that is surely due to prefixes, above ``prefill_tokens ** 2``; Q0 is the rest. The shipped fits saw
-    no prefixes, and their attention coefficient also absorbs curvature of the matrix products, which long prefixes do
-    not bring: hence a coefficient of its own, the attention kernel's. prefill_ms is what each prompt in the step costs
-    by itself, its row in the batch and its own attention; sums of kernel times have none. seq_ms may be negative (a
-    decode token's own cost is in token_ms already); the set is valid as a whole only. Draft tokens count among the
-    tokens; without prefill each of them that is beyond ``free_tokens`` costs ``token``.
+    With prefill the time is ``base + token * max(0, tokens - free_tokens) + seq * decode_seqs + context_token * context
+    + attention * Q0 + prefix_attention * Q1 + prefill * num_prefills``; without, it is ``decode``. Q1 is the part of
+    the attention term that is surely due to prefixes, above ``prefill_tokens ** 2``; Q0 is the rest. The shipped fits
+    saw no prefixes, and their attention coefficient also absorbs curvature of the matrix products, which long prefixes
+    do not bring: so prefixes have a coefficient of their own, the attention kernel's. prefill_ms is what each prompt in
+    the step costs by itself, its row in the batch and its own attention; sums of kernel times have none. seq_ms may be
+    negative (a decode token's own cost is in token_ms already); the set is valid as a whole only. Draft tokens count
+    among the tokens; without prefill each of them that is beyond ``free_tokens`` costs ``token``.
     """
 
     form: Literal["hinge"] = "hinge"
@@ -190,8 +193,10 @@ class Hinge:
         return (context_ms + seqs_ms) / _MS_PER_S
 
     def prefill_within(self, seconds: float, base: StepLoad, prefix_tokens: int) -> int:
-        """As the protocol says. The bound: not below the decodes alone; a negative seq_ms makes no step cheaper than
-        the same without decodes; attention to a prefix is never cheaper than that within a chunk.
+        """Return the most tokens of one more chunk, see :meth:`StepLatency.prefill_within`.
+
+        The bound is not below the time of the decodes alone. A negative seq_ms makes no step cheaper than the same step
+        without decodes, and attention to a prefix is never cheaper than attention within a chunk.
         """
         limit_ms = seconds * _MS_PER_S * ROUNDING
         if self.decode_bound_s(base) * _MS_PER_S > limit_ms:
@@ -268,14 +273,18 @@ class DistServe:
         return self._decodes_bound_ms(load, 0.0) / _MS_PER_S if load.decode_seqs else 0.0
 
     def decode_floor_s(self, load: StepLoad) -> float:
-        """Counts the context alone, since one more sequence may bring the cheaper of the two sets."""
+        """Return the seconds that decodes surely add: of the context alone.
+
+        One more sequence may select the cheaper of the two sets, so sequences do not count.
+        """
         small, large = self.decode_small, self.decode_large
         context_ms = min(small.context_token_ms, large.context_token_ms) * max(load.decode_context_tokens - 1, 0)
         return max(context_ms - max(small.base_ms + small.seq_ms - large.base_ms, 0.0), 0.0) / _MS_PER_S
 
     def _decodes_bound_ms(self, load: StepLoad, least_base_ms: float) -> float:
-        """Time of the decodes, of which the constant is at least ``least_base_ms``. The bound: a large batch costs no
-        less than the largest small one with the same context.
+        """Return the time of the decodes, in ms, with a constant of at least ``least_base_ms``.
+
+        It is a bound: a large batch costs no less than the largest small one with the same context.
         """
         positions = load.decode_seqs + (load.draft_tokens or 0)
         small, context = min(positions, self.small_batch_below - 1), load.decode_context_tokens
@@ -290,7 +299,10 @@ class DistServe:
         return most_ms
 
     def prefill_within(self, seconds: float, base: StepLoad, prefix_tokens: int) -> int:
-        """As the protocol says. The bound: see ``_decodes_bound_ms``; prefill is monotone by itself."""
+        """Return the most tokens of one more chunk, see :meth:`StepLatency.prefill_within`.
+
+        The bound of the decodes is ``_decodes_bound_ms``; prefill is monotone by itself.
+        """
         limit_ms = seconds * _MS_PER_S * ROUNDING
         decodes_ms = self._decodes_bound_ms(base, self.prefill_base_ms)
 
@@ -316,7 +328,7 @@ class BatchFit:
     delta_ms: Positive
 
     def ms(self, requests: int, tokens: int) -> float:
-        """The batch's time when its ``requests`` have ``tokens`` in all; their mean stands for the common length."""
+        """Return the batch's time in ms if ``requests`` requests of equal length have ``tokens`` tokens in all."""
         return self.alpha_ms * tokens + self.beta_ms * requests + self.gamma_ms * tokens / requests + self.delta_ms
 
 
@@ -345,7 +357,10 @@ class Bilinear:
         return ms / _MS_PER_S
 
     def decode_bound_s(self, load: StepLoad) -> float:
-        """Differs from the protocol: a decode of less than the mean context may lower it, as it does the form."""
+        """Return the time of the load's decodes alone, in seconds.
+
+        Differs from the protocol: a decode of less than the mean context may lower the result, as it lowers the form.
+        """
         return self._decodes_ms(load) / _MS_PER_S if load.decode_seqs else 0.0
 
     def _decodes_ms(self, load: StepLoad) -> float:
@@ -353,11 +368,13 @@ class Bilinear:
         return self.decode.ms(load.decode_seqs, load.decode_context_tokens) + drafts_ms
 
     def decode_floor_s(self, load: StepLoad) -> float:
-        """As decode_bound_s, less the smallest step."""
+        """Return ``decode_bound_s`` minus the time of the smallest step, in seconds."""
         return max(self.decode_bound_s(load) - self.decode.ms(1, 1) / _MS_PER_S, 0.0)
 
     def prefill_within(self, seconds: float, base: StepLoad, prefix_tokens: int) -> int:
-        """As the protocol says; a prefix costs nothing. The bound: the mean prompt is as long as all of them together.
+        """Return the most tokens of one more chunk, see :meth:`StepLatency.prefill_within`; a prefix costs nothing.
+
+        It is a bound: the mean prompt is taken to be as long as all of them together.
 
         Differs: a decode is more load if its context is at least the mean. A bound for any other would charge a batch
         as one sequence of the whole context, several times its time.

@@ -1,8 +1,8 @@
 """Step times of an engine without a profile, learnt from its own steps.
 
 A step's time is a sum of non-negative terms: a constant, decodes, their context, a constant for any prompt, prompt
-tokens, tokens beyond those that the reading of the weights hides, attention of the prompts, and what drafts add. So it
-never falls with anything in the step, where each decode has as many drafts, and its inverse needs no bound.
+tokens, tokens beyond the number that the reading of the weights hides, attention of the prompts, and what drafts add.
+So it never falls with anything in the step, where each decode has as many drafts, and its inverse needs no bound.
 Coefficients are fitted by recursive least squares with forgetting, of relative errors.
 
 Guarantees, whatever is observed: coefficients are finite and never negative; a step takes constant memory, and some ten
@@ -10,8 +10,9 @@ microseconds; equal observations give an equal fit.
 
 - Rare outliers hardly move anything: an error counts at most ``_CLIP`` times the usual one (Huber). A lasting change is
   followed all the same, since clipped errors raise the usual error, and with it the clip.
-- What the load of late does not excite keeps its coefficient: forgetting never takes the information below its first
-  value. Before the first steps that value, a usual engine of a model of some ten billion parameters, is all there is.
+- A term that the recent load does not excite keeps its coefficient: forgetting never takes the information below its
+  first value. Before the first steps that value, a usual engine of a model of some ten billion parameters, is all there
+  is.
 """
 
 import math
@@ -44,7 +45,7 @@ _WINDOW_STEPS = 256.0
 _KEEP = 1.0 - 1.0 / _WINDOW_STEPS
 _LEAK_EACH = _PRIOR_STEPS * (1.0 - _KEEP)
 _FIRST_STEPS = 8
-"""So many steps count in full, as there is no usual error yet."""
+"""Number of first steps that count in full, as there is no usual error yet."""
 _MOST_SOLVES = 3
 _CLIP = 2.5
 _ERROR_MIN, _ERROR_MAX, _ERROR_STEPS = 0.01, 1.0, 32.0
@@ -54,7 +55,7 @@ class Learned:
     """A step latency that knows nothing at first, and follows the engine's steps."""
 
     def __init__(self) -> None:
-        # In multiples of the prior, so that one number says how much the prior counts.
+        # The coefficients are in multiples of the prior, so that one number says how much the prior counts.
         self._theta: FloatArray = np.ones(len(_PRIOR_S))
         self._information: FloatArray = np.eye(len(_PRIOR_S)) * _PRIOR_STEPS
         self._aim: FloatArray = self._information @ self._theta
@@ -74,13 +75,13 @@ class Learned:
         return tuple(theta * prior for theta, prior in zip(self._theta.tolist(), _PRIOR_S, strict=True))
 
     def step_s(self, load: StepLoad) -> float:
-        """Seconds the engine takes for the step, as far as observed; 0 for a step without tokens."""
+        """Return the seconds that the engine takes for the step, as far as observed; 0 for a step without tokens."""
         if not load.tokens:
             return 0.0
         return float(sum(map(operator.mul, self._theta.tolist(), _parts_s(load))))
 
     def prefill_within(self, seconds: float, base: StepLoad, prefix_tokens: int) -> int:
-        """Most tokens of one more chunk in a step of ``seconds``; see StepLatency."""
+        """Return the most tokens of one more chunk in a step of ``seconds``; see StepLatency."""
         constant, seq, context, prompts, prefill, beyond, attention, *_ = self.coefficients_s
         tokens, limit_s = base.tokens, seconds * ROUNDING
         fixed_s = constant + prompts + seq * base.decode_seqs + context * base.decode_context_tokens
@@ -107,7 +108,10 @@ class Learned:
         return most_tokens(bound_s, limit_s, guess)
 
     def observe(self, load: StepLoad, duration_s: float) -> None:
-        """A step of ``load`` took ``duration_s``. Ignored if it has no tokens or no positive, finite time."""
+        """Record that a step of ``load`` took ``duration_s``.
+
+        The step is ignored if it has no tokens or no positive, finite time.
+        """
         if not (load.tokens and 0.0 < duration_s < math.inf):
             return
         predicted_s = max(self.step_s(load), 1e-9)
@@ -136,7 +140,7 @@ class Learned:
         self.observed += 1
 
     def state(self) -> Mapping[str, Any]:
-        """All that it has learnt, as plain values."""
+        """Return all that was learnt, as plain values."""
         return {
             "theta": self._theta.tolist(),
             "information": self._information.tolist(),
@@ -148,7 +152,10 @@ class Learned:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "Learned":
-        """The one whose :meth:`state` this is. Raises: KeyError for one that is not complete."""
+        """Return the latency with this :meth:`state`.
+
+        Raises: KeyError for a state that is not complete.
+        """
         made = cls()
         made._theta, made._aim = np.array(state["theta"]), np.array(state["aim"])
         made._information, made._positive = np.array(state["information"]), np.array(state["positive"])

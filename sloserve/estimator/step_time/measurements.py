@@ -1,7 +1,8 @@
-"""Raw measurements of an engine: a file that grows by a line a scenario, so that an interrupted run goes on.
+"""Raw measurements of an engine: a file that grows by a line a scenario, so that an interrupted run can be continued.
 
-JSON lines. The first says what was measured: engine, limits, versions. Each further line is a start of the engine, with
-its times, or one repetition of one scenario, with its steps. A line cut short by the interruption is dropped.
+The file has JSON lines. The first says what was measured: engine, limits, versions. Each further line is a start of the
+engine, with its times, or one repetition of one scenario, with its steps. A line cut short by the interruption is
+dropped.
 """
 
 import json
@@ -20,7 +21,11 @@ from sloserve.estimator.step_time.latency import StepLoad
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """One step of a scenario. kind: what it was for, the same in each repetition ("decode", "wave 0 step 1")."""
+    """One step of a scenario.
+
+    Args:
+        kind: Purpose of the step, the same in each repetition ("decode", "wave 0 step 1").
+    """
 
     kind: str
     load: StepLoad
@@ -29,7 +34,13 @@ class TimedStep:
 
 @dataclass(slots=True)
 class Measurements:
-    """What the file holds. subject: the first line. starts: for each start, what was measured at it, by name."""
+    """The measurements that a file holds.
+
+    Args:
+        path: The file.
+        subject: The first line: what was measured.
+        starts: Figures that were measured at each start of the engine, by name.
+    """
 
     path: Path
     subject: dict[str, Any]
@@ -38,9 +49,9 @@ class Measurements:
 
     @classmethod
     def open(cls, path: Path, subject: Mapping[str, Any]) -> "Measurements":
-        """Goes on with ``path`` if it is about ``subject``, else begins it.
+        """Open the file at ``path`` if it is about ``subject``; create it if it does not exist.
 
-        Raises: ConfigError when the file is about something else, or is none of ours.
+        Raises: ConfigError when the file is about something else, or is not a file of measurements.
         """
         if not path.exists():
             made = cls(path, dict(subject))
@@ -56,7 +67,10 @@ class Measurements:
 
     @classmethod
     def read(cls, path: Path) -> "Measurements":
-        """Raises: ConfigError when there is no such file, or it is none of ours."""
+        """Read the measurements in the file at ``path``.
+
+        Raises: ConfigError when there is no such file, or it is not a file of measurements.
+        """
         try:
             text = path.read_text(encoding="utf-8")
             lines = [json.loads(line) for line in lines_of(text[: text.rfind("\n") + 1])]  # the last may be cut off
@@ -77,27 +91,30 @@ class Measurements:
         return made
 
     def has(self, scenario: str, repetition: int) -> bool:
-        """Whether this repetition of the scenario is in the file."""
+        """Return whether this repetition of the scenario is in the file."""
         return (scenario, repetition) in self._steps
 
     def add(self, scenario: str, repetition: int, steps: list[TimedStep]) -> None:
-        """Writes one repetition down."""
+        """Append one repetition of a scenario to the file."""
         self._steps[scenario, repetition] = steps
         rows = [[s.kind, _row(s.load), s.duration_s] for s in steps]
         self._append({"scenario": scenario, "repetition": repetition, "steps": rows})
 
     def add_start(self, figures: Mapping[str, float]) -> None:
-        """Writes down what was measured when the engine started."""
+        """Append what was measured when the engine started."""
         self.starts.append(dict(figures))
         self._append({"start": dict(figures)})
 
     def median(self, name: str) -> float | None:
-        """Returns the median of ``name`` over the starts that measured it; ``None`` where none did."""
+        """Return the median of ``name`` over the starts that measured it; ``None`` if none did."""
         found = [start[name] for start in self.starts if name in start]
         return median(found) if found else None
 
     def steps(self) -> list[MeasuredStep]:
-        """One a kind of step: the medians, over repetitions and over like steps of a scenario, of load and duration."""
+        """Return one step of each kind, with the median load and duration.
+
+        The medians are over repetitions and over like steps of a scenario.
+        """
         alike: dict[tuple[str, str], list[TimedStep]] = defaultdict(list)
         for (scenario, _), steps in self._steps.items():
             for step in steps:

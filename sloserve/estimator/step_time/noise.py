@@ -18,10 +18,14 @@ _STREAM = 7
 
 @dataclass(slots=True)
 class StepNoise:
-    """Factors on step times, the same of a step's number whatever runs in it.
+    """Factors on step times, which depend on a step's number alone, whatever runs in it.
 
-    seed: at least 0. scatter: coefficient of variation of the lognormal factors, whose mean is 1; at 0 nothing
-    scatters and nothing stalls. Besides, one step in a thousand takes five times as long.
+    One step in a thousand takes five times as long, unless ``scatter`` is 0.
+
+    Args:
+        seed: Seed of the factors, at least 0.
+        scatter: Coefficient of variation of the lognormal factors, which have a mean of 1; at 0 nothing scatters and
+            nothing stalls.
 
     Raises: ConfigError for a scatter outside 0..1.
     """
@@ -35,7 +39,7 @@ class StepNoise:
             raise ConfigError(f"--step-noise: {self.scatter} is not within 0..1")
 
     def factor(self, step: int) -> float:
-        """Returns the factor of the ``step``-th step, counted from 0."""
+        """Return the factor of the ``step``-th step, counted from 0."""
         if not self.scatter:
             return 1.0
         while step >= len(self._factors):

@@ -1,10 +1,10 @@
 """The best current estimate of this engine's step times, and its error.
 
-A profile where the deployment names one, corrected by the engine's steps; else what the steps alone have taught. Either
-is trusted as far as two figures go. *Error*: each step is predicted before it is observed, and the usual error widens
-every promise. *Coverage*: the largest loads seen; a step of more prefill is promised at most ``_PROBE`` times as large,
-so that a wrong extrapolation costs one step of bounded length, and a few steps reach any size. A profile's grid counts
-as seen.
+It is a profile where the deployment names one, corrected by the engine's steps; else what the steps alone have taught.
+Either is trusted as far as two figures go. *Error*: each step is predicted before it is observed, and the usual error
+widens every promise. *Coverage*: the largest loads seen; a step of more prefill is promised at most ``_PROBE`` times as
+large, so that a wrong extrapolation costs one step of bounded length, and a few steps reach any size. A profile's grid
+counts as seen.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ class Coverage:
 
     @classmethod
     def of(cls, profile: Profile) -> "Coverage":
-        """What a profile was measured on."""
+        """Return the coverage of the steps on which a profile was measured."""
         grid = profile.grid
         return cls(
             grid.max_step_tokens,
@@ -58,12 +58,12 @@ class Coverage:
         self.decode_context_tokens = max(self.decode_context_tokens, load.decode_context_tokens)
 
     def excess(self, base: StepLoad) -> float:
-        """How many times as large as the largest seen the load's decodes are; 1 where they are no larger."""
+        """Return how many times as large as the largest seen the load's decodes are; 1 where they are no larger."""
         seqs = base.decode_seqs / self.decode_seqs
         return max(seqs, base.decode_context_tokens / self.decode_context_tokens, 1.0)
 
     def most_prefill(self, base: StepLoad, prefix_tokens: int) -> int:
-        """Most tokens of one more chunk that probe no further than allowed; may be below 0."""
+        """Return the most tokens of one more chunk that probe no further than allowed; may be below 0."""
         pairs = max(_PROBE * self.prefill_attention_tokens2 - base.prefill_attention_tokens2, 0.0)
         tokens = min(_PROBE * self.prefill_tokens - base.prefill_tokens, float(MOST_TOKENS))
         return int(min(tokens, quadratic_root(pairs, 2.0 * prefix_tokens, 1.0)))
@@ -82,7 +82,7 @@ class OnlineLatency:
         self.covered = 0.0
         """Share of the last few hundred steps that were no larger than those before them."""
         self.drafts = 0.0
-        """Draft tokens that a decode of late has had in a step, on average."""
+        """Mean number of draft tokens that a decode has had in a recent step."""
 
     @property
     def observed(self) -> int:
@@ -99,9 +99,9 @@ class OnlineLatency:
         return self.fit.step_s(self._drafted(load))
 
     def prefill_within(self, seconds: float, base: StepLoad, prefix_tokens: int) -> int:
-        """Most tokens of one more chunk in a step of ``seconds``; see StepLatency.
+        """Return the most tokens of one more chunk in a step of ``seconds``; see StepLatency.
 
-        Less than the expected time allows, by the usual error, and the more so beyond what was seen.
+        The result is less than the expected time allows, by the usual error, and more so beyond what was seen.
         """
         base = self._drafted(base)
         margin = self.relative_error * self.coverage.excess(base)
@@ -125,7 +125,10 @@ class OnlineLatency:
         return replace(load, draft_tokens=round(self.drafts * load.decode_seqs))
 
     def figures(self) -> Mapping[str, float]:
-        """How far it can be trusted, by names of the page's figures. Factors are a profile's; 0 where there is none."""
+        """Return how far the estimate can be trusted, by names of the page's figures.
+
+        Factors are a profile's; they are 0 without a profile.
+        """
         fit = self.fit
         constant, prefill, decode, draft = fit.factors if isinstance(fit, Recalibrated) else (0.0, 0.0, 0.0, 0.0)
         return {
@@ -139,7 +142,7 @@ class OnlineLatency:
         }
 
     def state(self) -> Mapping[str, Any]:
-        """All that it has learnt, as plain values: with the profile, what a replay begins with."""
+        """Return all that was learnt, as plain values: with the profile, a replay begins with them."""
         return {
             "fit": self.fit.state(),
             "coverage": asdict(self.coverage),
@@ -149,7 +152,10 @@ class OnlineLatency:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], profile: Profile | None = None) -> "OnlineLatency":
-        """The one whose :meth:`state` this is, of the same profile. Raises: KeyError for one that is not complete."""
+        """Return the latency with this :meth:`state`, of the same profile.
+
+        Raises: KeyError for a state that is not complete.
+        """
         made = cls(profile)
         made.fit = (
             Learned.from_state(state["fit"]) if profile is None else Recalibrated.from_state(state["fit"], profile)

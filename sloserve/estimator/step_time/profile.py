@@ -58,7 +58,7 @@ class Grid(_ProfileSection):
     """context of those, summed"""
 
     def covers(self, load: StepLoad) -> bool:
-        """Whether the step lies within the fit's range in each direction."""
+        """Return whether the step lies within the fit's range in each direction."""
         return (
             load.tokens <= self.max_step_tokens
             and load.num_prefills <= self.max_prefills
@@ -69,8 +69,9 @@ class Grid(_ProfileSection):
 
 
 class KVGroup(_ProfileSection):
-    """KV cache groups that are counted alike, see :class:`~sloserve.core.kernels.kv_layout.KVGroups`; 0 where a rule
-    does not hold.
+    """KV cache groups that are counted alike; a rule that does not hold is 0.
+
+    See :class:`~sloserve.kernels.kv_layout.KVGroups`.
     """
 
     num_groups: Count
@@ -80,16 +81,23 @@ class KVGroup(_ProfileSection):
     window_tokens: NotBelowZero = 0
     """tokens that a token sees, itself included; 2 for a Mamba layer that keeps the last state alone"""
     chunk_tokens: NotBelowZero = 0
-    """tokens before whose last multiple nothing is seen"""
+    """tokens of a chunk: nothing before the last multiple of them is seen"""
     states: NotBelowZero = 0
     """states of Mamba layers kept at the ends of chunks, for the prefix cache: steps in flight"""
     checkpoints: NotBelowZero = 0
     """1 where the last chunk of a prompt keeps a state inside it"""
     spare_blocks: NotBelowZero = 0
-    """blocks beside those of tokens, for draft tokens"""
+    """blocks for draft tokens, beside the blocks of tokens"""
 
     def groups(self, max_model_len: int, *, caches: bool) -> KVGroups:
-        """Those of an engine. Without a prefix cache vLLM keeps one state of a request, in one block of any length."""
+        """Return the groups of an engine.
+
+        Without a prefix cache vLLM keeps one state of a request, in one block of any length.
+
+        Args:
+            max_model_len: Context length in tokens.
+            caches: Whether the engine has a prefix cache.
+        """
         found = KVGroups(**self.model_dump())
         if caches or not found.states:
             return found
@@ -97,7 +105,7 @@ class KVGroup(_ProfileSection):
 
 
 class KVCache(_ProfileSection):
-    """The KV cache of a model whose layers do not all keep the whole context: one pool of blocks for all its groups."""
+    """The KV cache of a model with layers that do not all keep the whole context: one pool of blocks for all groups."""
 
     groups: Annotated[tuple[KVGroup, ...], Field(min_length=1)]
     """KV cache groups as vLLM makes them of the model's layers"""
@@ -129,7 +137,7 @@ class Published(_ProfileSection):
 
 
 class Derived(_ProfileSection):
-    """Marks a profile whose step times were derived: no step of this model on this hardware was measured for it."""
+    """Mark of a profile with derived step times: no step of this model on this hardware was measured for it."""
 
     method: Text
     """what the step times were derived from"""
@@ -231,29 +239,29 @@ class Profile(_ProfileSection):
         return self.engine_overhead_ms / 1000.0
 
     def step_s(self, load: StepLoad) -> float:
-        """Seconds the engine takes for the step, its overhead included; 0 for a step without tokens."""
+        """Return the seconds that the engine takes for the step, its overhead included; 0 for a step without tokens."""
         return self.latency.step_s(load) + self._overhead_s if load.tokens else 0.0
 
     def prefill_within(self, seconds: float, base: StepLoad, prefix_tokens: int) -> int:
-        """Most tokens of one more chunk in a step of ``seconds``; see StepLatency."""
+        """Return the most tokens of one more chunk in a step of ``seconds``; see StepLatency."""
         return self.latency.prefill_within(seconds * ROUNDING - self._overhead_s, base, prefix_tokens)
 
     def decode_bound_s(self, load: StepLoad) -> float:
-        """Time of the load's decodes alone, in seconds, as a bound that never falls; see FittedLatency."""
+        """Return the time of the load's decodes alone, in seconds, as a bound that never falls; see FittedLatency."""
         return self.latency.decode_bound_s(load) + self._overhead_s if load.decode_seqs else 0.0
 
     def decode_floor_s(self, load: StepLoad) -> float:
-        """What the load's decodes surely add to the smallest step, in seconds; see FittedLatency."""
+        """Return the seconds that the load's decodes surely add to the smallest step; see FittedLatency."""
         return self.latency.decode_floor_s(load)
 
     def within_grid(self, load: StepLoad) -> bool:
-        """Whether the latency form was fitted on steps as large as this one; ``False``: it extrapolates."""
+        """Return whether the latency form was fitted on steps as large as this one; else it extrapolates."""
         return self.grid.covers(load)
 
 
 @functools.cache
 def profile_names() -> tuple[str, ...]:
-    """Names of the shipped profiles, sorted."""
+    """Return the names of the shipped profiles, sorted."""
     return tuple(
         sorted(entry.name.removesuffix(".yaml") for entry in _SHIPPED.iterdir() if entry.name.endswith(".yaml"))
     )
@@ -269,7 +277,7 @@ class ProfileName(str):
 
 
 def _closest(name: str) -> str:
-    """Return a hint with the shipped profile whose name is most like ``name``, or nothing where none is like it.
+    """Return a hint with the shipped profile of the name most like ``name``, or nothing if no name is like it.
 
     A message does not list all of them: a client's error has a bounded length, and new profiles would lengthen it.
     """
@@ -278,7 +286,7 @@ def _closest(name: str) -> str:
 
 
 def load_profile(name_or_path: str | Path) -> Profile:
-    """The shipped profile of this name, or the one in this YAML file.
+    """Return the shipped profile of this name, or the one in this YAML file.
 
     Text that names a shipped profile is never a path; write ``./name`` for a file of that name.
 

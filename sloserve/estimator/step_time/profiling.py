@@ -40,9 +40,13 @@ GRIDS = ("full", "small")
 
 @dataclass(frozen=True, slots=True)
 class ProfileSettings:
-    """What ``sloserve profile`` is told: grid (full, or small: to try out), repetitions, latency form to write.
+    """Settings of ``sloserve profile``.
 
-    max_context_tokens: most tokens of KV cache that a scenario of the full grid fills.
+    Args:
+        grid: Scenarios to measure: full, or small, to try the command out.
+        repetitions: Repetitions of each scenario.
+        form: Latency form to write.
+        max_context_tokens: Most tokens of KV cache that a scenario of the full grid fills.
 
     Raises: ConfigError for an unknown name or a number below 1.
     """
@@ -61,12 +65,12 @@ class ProfileSettings:
                 raise ConfigError(f"--{name}: {number} is not a whole number >= 1")
 
     def scenarios(self, limits: EngineCapacity) -> list[Scenario]:
-        """The grid for an engine of these limits."""
+        """Return the grid for an engine of these limits."""
         return small_grid(limits) if self.grid == "small" else full_grid(limits, self.max_context_tokens)
 
 
 class ScenarioEngine(Protocol):
-    """How long do the steps of this scenario take?"""
+    """An engine that measures the steps of a scenario."""
 
     def measure(self, scenario: Scenario) -> list[TimedStep]: ...
 
@@ -78,7 +82,7 @@ def measure_grid(
     into: Measurements,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Measures what ``into`` does not hold yet.
+    """Measure what ``into`` does not hold yet.
 
     Each repetition goes through the whole grid in an order of its own, so that a machine that slows down for a while
     spoils single repetitions of many scenarios, which the medians drop, and not all repetitions of one.
@@ -97,16 +101,21 @@ def measure_grid(
 
 
 def scores(steps: Sequence[MeasuredStep], seed: int = 0) -> dict[str, FitScore]:
-    """Each form fitted to three quarters of the steps and scored on the rest, by name. seed: of which are the rest."""
+    """Return the score of each form by name, fitted to three quarters of the steps and scored on the rest.
+
+    Args:
+        steps: The measured steps.
+        seed: Seed that selects the rest.
+    """
     fitted, out = held_out(steps, HELD_OUT_SHARE, seed=seed)
     return {name: score(fit(fitted), out) for name, fit in FITS.items()}
 
 
 def knee_tokens(steps: Sequence[MeasuredStep]) -> int | None:
-    """Step tokens from which throughput is within a tenth of the highest measured; EconoServe's target forward size.
+    """Return the tokens of a step from which throughput is within a tenth of the highest measured throughput.
 
-    Of steps that compute whole prompts and decode nothing; between measured sizes throughput is interpolated. ``None``
-    where fewer than two sizes were measured.
+    This is EconoServe's target forward size. Only steps that compute whole prompts and decode nothing count; between
+    measured sizes throughput is interpolated. The result is ``None`` if fewer than two sizes were measured.
     """
     best: dict[int, float] = {}
     for step in steps:
@@ -122,7 +131,7 @@ def knee_tokens(steps: Sequence[MeasuredStep]) -> int | None:
 
 
 def make_profile(measured: Measurements, form: str) -> dict[str, Any]:
-    """The fields of a profile; coefficients are fitted to all steps, the error is that of a fit to three quarters.
+    """Return the fields of a profile; coefficients are fitted to all steps, the error is of a fit to three quarters.
 
     ``measured.subject`` holds the fields that are not measured by steps, by the profile's names.
 
@@ -164,7 +173,7 @@ def make_profile(measured: Measurements, form: str) -> dict[str, Any]:
 
 
 def doubts(profile: Profile) -> str | None:
-    """Why a measured profile is not to be trusted, and what to do; ``None`` where it is as good as one can expect."""
+    """Return why a measured profile should not be trusted, and what to do; ``None`` if it is as good as can be."""
     error = profile.error.mape_percent
     if error is None or error <= DOUBTFUL_PERCENT:
         return None
@@ -176,7 +185,7 @@ def doubts(profile: Profile) -> str | None:
 
 
 def write_profile(path: Path, fields: dict[str, Any]) -> Profile:
-    """Writes the profile, and reads it back as a server will."""
+    """Write the profile, and read it back as a server will."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=110), encoding="utf-8")
     return load_profile(path.absolute())

@@ -11,7 +11,7 @@ Guarantees, whatever is observed:
   by the parts, and no factor moves further. Beyond that, an innovation counts at most ``_CLIP`` times the usual error
   (Huber), so that rare outliers hardly move anything.
 - A lasting change is followed all the same: clipped errors raise the usual error, and with it the clip.
-- A part that the load of late does not excite keeps its factor, and stays as ready to change as it was at the start:
+- A part that the recent load does not excite keeps its factor, and stays as ready to change as it was at the start:
   forgetting never takes the information below its first value.
 - Factors stay within ``LIMITS``; predictions are positive and finite.
 """
@@ -47,10 +47,10 @@ _NO_INFORMATION: _Symmetric = (_PRIOR_STEPS, 0.0, 0.0, 0.0, _PRIOR_STEPS, 0.0, 0
 
 
 class Recalibrated:
-    """A step latency that starts as ``profile`` and follows the engine; itself a step latency.
+    """A step latency that starts as ``profile`` and follows the engine.
 
     Args:
-        profile: what to correct; a Profile, whose overhead is then part of it, or a bare form.
+        profile: The latency to correct; a Profile, in which case its overhead is a part of it, or a bare form.
     """
 
     def __init__(self, profile: FittedLatency) -> None:
@@ -73,13 +73,14 @@ class Recalibrated:
         return math.sqrt(self._error2)
 
     def step_s(self, load: StepLoad) -> float:
-        """Seconds the engine takes for the step, as far as observed; 0 for a step without tokens."""
+        """Return the seconds that the engine takes for the step, as far as observed; 0 for a step without tokens."""
         return _dot(self._parts_s(load), self._factors) if load.tokens else 0.0
 
     def prefill_within(self, seconds: float, base: StepLoad, prefix_tokens: int) -> int:
-        """Most tokens of one more chunk in a step of ``seconds``; see StepLatency.
+        """Return the most tokens of one more chunk in a step of ``seconds``; see StepLatency.
 
-        The bound: of decodes, which may be corrected otherwise than prefill, only what they surely cost is cheaper.
+        Decodes may have a lower factor than prefill; the bound charges the lower factor only for what decodes surely
+        cost.
         """
         constant, prefill, decode, draft = self.factors
         if decode < prefill:
@@ -93,7 +94,10 @@ class Recalibrated:
         return self._profile.prefill_within(self._constant_s + spare_s / prefill, base, prefix_tokens)
 
     def observe(self, load: StepLoad, duration_s: float) -> None:
-        """A step of ``load`` took ``duration_s``. Ignored if it has no tokens or no positive, finite time."""
+        """Record that a step of ``load`` took ``duration_s``.
+
+        The step is ignored if it has no tokens or no positive, finite time.
+        """
         if not (load.tokens and 0.0 < duration_s < math.inf):
             return
         parts_s = self._parts_s(load)
@@ -134,7 +138,7 @@ class Recalibrated:
         self.observed += 1
 
     def state(self) -> Mapping[str, Any]:
-        """All that it has learnt, as plain values."""
+        """Return all that was learnt, as plain values."""
         xx, xy, xz, xw, yy, yz, yw, zz, zw, ww = self._information
         return {
             "factors": list(self._factors),
@@ -145,7 +149,10 @@ class Recalibrated:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], profile: FittedLatency) -> "Recalibrated":
-        """Return the one whose :meth:`state` this is, of the same profile. Raises: KeyError if it is not complete."""
+        """Return the latency with this :meth:`state`, of the same profile.
+
+        Raises: KeyError for a state that is not complete.
+        """
         made = cls(profile)
         (xx, xy, xz, xw), (_, yy, yz, yw), (_, _, zz, zw), (_, _, _, ww) = state["information"]
         made._factors, made._information = tuple(state["factors"]), (xx, xy, xz, xw, yy, yz, yw, zz, zw, ww)
@@ -153,7 +160,7 @@ class Recalibrated:
         return made
 
     def _moved(self, factor: float, move: float) -> float:
-        """``factor`` after a move, which is cut to what one observation may do, within the limits."""
+        """Return ``factor`` after a move, which is cut to what one observation may do, within the limits."""
         furthest = MAX_CHANGE * factor
         least, most = LIMITS
         return min(max(factor + min(max(move, -furthest), furthest), least), most)

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 COUNT = 32
-"""Samples that count: exactly so many for the median and the line, by their weight for the mean."""
+"""Samples that count: exactly this number for the median and the line, by their weight for the mean."""
 
 EVERY = 5
-"""New samples after which a line is fitted anew; after each while it has seen less than twice as many."""
+"""New samples after which a line is fitted again; a line with less than twice COUNT samples is fitted after each."""
 
 KEEP = 1.0 - 1.0 / COUNT
 """Weight of what was known before each new sample."""
@@ -77,7 +77,7 @@ class RunningLine:
 
     _latest: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=COUNT))
     _fitted: tuple[float, float, float] | None = None
-    """The line's start and slope, and the median of y; ``None`` where it is to be fitted anew."""
+    """The line's start and slope, and the median of y; ``None`` if it has to be fitted again."""
     _since: int = 0
 
     def add(self, x: float, y: float) -> None:
@@ -87,7 +87,7 @@ class RunningLine:
             self._fitted = None
 
     def at(self, x: float | None) -> float | None:
-        """The line at ``x``, its median for ``None``; ``None`` before the first sample."""
+        """Return the line at ``x``, or its median if ``x`` is ``None``; ``None`` before the first sample."""
         if not self._latest:
             return None
         if self._fitted is None:

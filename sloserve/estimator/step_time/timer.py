@@ -1,8 +1,8 @@
-"""Which step took how long, when the next one is scheduled before the last one's output is there.
+"""Durations of steps, also when the next step is scheduled before the output of the last one is available.
 
-The rule. An engine runs its steps one after another, in the order in which they were scheduled, and at most one is
-being computed at a time. So a step's time runs from when it could start, the later of its own scheduling and the output
-of the step before it, to its own output. Between scheduling and output alone lie up to two steps when two are in
+The rule is this. An engine runs its steps one after another, in the order in which they were scheduled, and at most one
+is being computed at a time. So a step's time runs from when it could start, the later of its own scheduling and the
+output of the step before it, to its own output. Between scheduling and output alone lie up to two steps when two are in
 flight, which would count each step about twice; between outputs alone lies also the time in which the engine had
 nothing to do.
 
@@ -11,13 +11,14 @@ once the next step is scheduled, and the step is charged for that, as are the re
 successive steps add up to the time that passed while any step was in flight. So that this holds for vLLM, a step is
 scheduled when ``schedule()`` is entered, and its output is there when ``update_from_output()`` has returned.
 
-Outputs that come late. Where a step is launched by the same thread, kernel by kernel or graph by graph (prompts,
-without a CUDA graph for the whole step), launching takes longer than many a step before it computes: that step's
-output is there and is not read. By the rule alone a decode step before a prompt would be charged for launching the
-prompt, and the prompt's step be nearly free (on an H100 2.7 ms of 13). So where the output was there at once, within
-a share of what launching the next step took, the step before ended when it was predicted to, within what is known:
-not before the next was scheduled, and not after its output was seen. A time that follows from its prediction tells
-nothing, and is not told. An output that was waited for came when its step ended, however long launching took.
+Some outputs are read late. Where a step is launched by the same thread, kernel by kernel or graph by graph (prompts,
+without a CUDA graph for the whole step), launching takes longer than many a step before it computes: that step's output
+is there and is not read. The rule alone would charge a decode step before a prompt for launching the prompt, and the
+prompt's step would be nearly free (on an H100 2.7 ms of 13). Such an output was there at once, within a share of the
+time in which the next step was launched; then the step before is taken to have ended when it was predicted to, within
+what is known: not before the next was scheduled, and not after its output was seen. A time that follows from its
+prediction teaches nothing, and is not reported. An output that was waited for came when its step ended, however long
+launching took.
 """
 
 from collections import deque
@@ -31,7 +32,10 @@ launched, and the output worked in, meanwhile: 1 to 3 ms beside launches of 8 to
 
 
 class StepTimer:
-    """Fed with what happens to steps, in order; answers how long each of them took. Times in seconds of one clock."""
+    """A timer of steps: it receives the events of steps in order, and returns their durations.
+
+    Times are in seconds of one clock.
+    """
 
     def __init__(self) -> None:
         self._in_flight: deque[tuple[StepLoad, float]] = deque()
@@ -39,28 +43,31 @@ class StepTimer:
 
     @property
     def in_flight(self) -> int:
-        """Steps scheduled whose output is not there yet."""
+        """Number of steps that were scheduled and have no output yet."""
         return len(self._in_flight)
 
     @property
     def started_s(self) -> float | None:
-        """When the oldest step in flight could start; ``None`` where nothing is in flight."""
+        """Time at which the oldest step in flight could start; ``None`` if nothing is in flight."""
         return max(self._in_flight[0][1], self._last_output_s) if self._in_flight else None
 
     def scheduled(self, load: StepLoad, now_s: float) -> None:
-        """A step was scheduled at ``now_s``; also one without tokens, since it has an output too."""
+        """Record that a step was scheduled at ``now_s``; also one without tokens, since it has an output too."""
         self._in_flight.append((load, now_s))
 
     def output(
         self, now_s: float, launched_s: float | None = None, predicted_s: float = 0.0
     ) -> tuple[StepLoad, float] | None:
-        """The oldest step in flight gave its output at ``now_s``: its load and duration.
+        """Record the output of the oldest step in flight; return the step's load and duration in seconds.
 
-        launched_s: when the engine had launched the step that was scheduled last; ``None`` where that is not known.
-        predicted_s: how long the step was expected to take.
+        The result is ``None`` for a step that teaches nothing: one without tokens, one that was scheduled before this
+        timer existed, one during which the clock was set back, or one that may well have taken as long as predicted.
 
-        ``None`` for a step that has nothing to tell: one without tokens, one that was scheduled before this timer
-        was, one whose clock was set back meanwhile, or one that may well have taken as long as predicted.
+        Args:
+            now_s: Time of the output.
+            launched_s: Time at which the engine had launched the step that was scheduled last; ``None`` if it is not
+                known.
+            predicted_s: Seconds that the step was expected to take.
         """
         if not self._in_flight:
             return None
@@ -76,5 +83,5 @@ class StepTimer:
         return (load, end_s - start_s) if tells and end_s > start_s else None
 
     def forget(self) -> None:
-        """What was in flight will have no output: the engine was reset."""
+        """Forget the steps in flight, which will have no output: the engine was reset."""
         self._in_flight.clear()
