@@ -14,9 +14,12 @@ from sloserve.core.arrays import IntArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AgedTurns:
-    """The turns of aged requests. aged: their slots, oldest first. period: one in so many admissions is a turn.
+    """The turns of aged requests.
 
-    before_next: admissions of other requests that may come before the next turn.
+    Args:
+        aged: Slots of the aged requests, oldest first.
+        period: Number of admissions of which one is a turn of an aged request.
+        before_next: Admissions of other requests that may come before the next turn.
     """
 
     aged: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
@@ -24,7 +27,7 @@ class AgedTurns:
     before_next: int = 0
 
     def weave(self, order: IntArray) -> IntArray:
-        """``order`` with aged requests moved forward to their turns; aged requests that it does not name come last.
+        """Return ``order`` with aged requests moved forward to their turns, and aged requests that it lacks at its end.
 
         Each slot occurs once. No aged request has more of the other requests before it than in ``order``. Weaving the
         result again does not change it.

@@ -10,5 +10,10 @@ def blocks_of(tokens: int, block_size: int) -> int: ...
 @overload
 def blocks_of(tokens: IntArray, block_size: int) -> IntArray: ...
 def blocks_of(tokens: int | IntArray, block_size: int) -> int | IntArray:
-    """How many KV blocks hold so many tokens: one number, or ``[n]`` for ``[n]``. block_size: tokens a block."""
+    """Return how many KV blocks hold ``tokens`` tokens: one number, or ``[n]`` for ``[n]``.
+
+    Args:
+        tokens: Number of tokens, or ``[n]`` of them.
+        block_size: Tokens in a block.
+    """
     return -(-tokens // block_size)

@@ -21,36 +21,38 @@ PREFILL_COLUMNS = frozenset({"computed_tokens", "hit_tokens", "prompt_tokens", "
 
 
 def progress_columns(rows: Rows) -> requests.Progress:
-    """PREFILL_COLUMNS as :mod:`sloserve.core.kernels.requests` takes them."""
+    """Return PREFILL_COLUMNS as :mod:`sloserve.kernels.requests` takes them."""
     return rows.prompt_tokens, rows.output_tokens, rows.computed_tokens, rows.swapped_tokens, rows.hit_tokens
 
 
 def tokens_without_kv(rows: Rows, slots: IntArray) -> IntArray:
-    """Tokens of prompt and output that no step has been given yet, and that neither the prefix cache nor the host pool
-    holds, ``[len(slots)]``.
+    """Return the tokens of prompt and output, ``[len(slots)]``, that have no KV and that no step has been given.
 
-    Below 0 where drafts are in flight.
+    Neither the prefix cache nor the host pool holds these tokens. The result is below 0 if drafts are in flight.
     """
     return requests.tokens_without_kv(progress_columns(rows), slots)
 
 
 def uncomputed_tokens(rows: Rows, slots: IntArray) -> IntArray:
-    """Prefill tokens that no step has been given yet, ``[len(slots)]``: of a waiting request all, of a decode none.
+    """Return the prefill tokens that no step has been given yet, ``[len(slots)]``.
 
-    After a preemption the prompt and the output so far are computed again, both as prefill, but for what the prefix
-    cache or the host pool has of them.
+    A waiting request has all of its prompt to compute, a decode none. A preempted request computes its prompt and its
+    output so far again, both as prefill, except for what the prefix cache or the host pool has of them.
     """
     return requests.uncomputed_tokens(progress_columns(rows), slots)
 
 
 def unfinished(rows: Rows, slots: IntArray) -> BoolArray:
-    """Which running requests have prefill tokens that no step has been given yet, ``[len(slots)]``; others decode."""
+    """Return which running requests have prefill tokens that no step has been given yet, ``[len(slots)]``.
+
+    The others decode.
+    """
     found: BoolArray = uncomputed_tokens(rows, slots) > 0
     return found
 
 
 def decode_first(rows: Rows, order: IntArray) -> IntArray:
-    """``order``, running slots in a policy's order of service, with decodes before unfinished prompts.
+    """Return ``order``, running slots in a policy's order of service, with decodes before unfinished prompts.
 
     Both parts keep the policy's order.
     """
@@ -59,13 +61,16 @@ def decode_first(rows: Rows, order: IntArray) -> IntArray:
 
 
 def service_order(rows: Rows, order: IntArray, engine: EngineFacts, token_budget: int | None = None) -> IntArray:
-    """``order`` as a plan should have it: decodes, unfinished prompts, the next victims. See this module.
+    """Return ``order`` as a plan should have it: decodes, unfinished prompts, the next victims. See this module.
 
-    The victims are the last of ``order``, as many as hold the blocks that the next step may lack, and none where blocks
+    The victims are the last of ``order``, as many as hold the blocks that the next step may lack, and none if blocks
     suffice. A request that no plan may preempt is not among them.
 
-    order: running slots in a policy's order of service, which is from its end the policy's order of victims.
-    token_budget: of the step; ``None`` for the engine's own.
+    Args:
+        rows: The request table.
+        order: Running slots in a policy's order of service, which is from its end the policy's order of victims.
+        engine: What the engine can do.
+        token_budget: Tokens that the step may compute; ``None`` for the engine's own limit.
     """
     found = requests.service_order(
         progress_columns(rows),

@@ -1,18 +1,19 @@
-"""How many of its draft tokens each decode verifies in the next step.
+"""Choice of how many of its draft tokens each decode verifies in the next step.
 
 A draft that is rejected takes compute from all requests of the step, once the step has more positions than the reading
-of the weights hides. So its worth depends on the load, and on who would gain the token: a request whose pace is tight
+of the weights hides. So its worth depends on the load, and on who would gain the token: a request with a tight pace
 needs all its drafts, one that is far ahead of its reader needs none.
 
-Each draft has a chance to be accepted, that of its place and of its request. Two rules use it, for one step each:
+Each draft has a chance to be accepted, which depends on its place and on its request. Two rules use it, for one step
+each:
 
 - *load*: drafts are ranked by their chances, and taken from the top as long as they raise the tokens of the step per
   second. Targets do not count.
 - *slack*: as many as there are, unless the step then takes longer than some request can bear that could be kept. Then
-  no request has more than that number with which the most requests keep their pace; and of what is left,
-  drafts of requests that can do without are left out, those of the least chance first, until the step is as short as
-  these requests need it. A request can do without the drafts that its own targets do not need; and only such drafts
-  are left out as cost more now than the token that they would bring costs later, as a row of another step.
+  no request has more than that number with which the most requests keep their pace; and of what is left, drafts of
+  requests that can do without are left out, beginning with the least chance, until the step is as short as these
+  requests need it. A request can do without the drafts that its own targets do not need; and only such drafts are left
+  out as cost more now than the token that they would bring costs later, as a row of another step.
 
 No paper has it: SmartSpec and vLLM's ``num_speculative_tokens_per_batch_size`` choose one number of drafts for all
 requests, by the load.
@@ -107,7 +108,7 @@ def _by_load(chances: FloatArray, step_s: Callable[[int], float]) -> IntArray:
 def _most_kept(chances: FloatArray, token_s: FloatArray, step_s: Callable[[int], float]) -> int:
     """Return the number of drafts of each request with which the most keep their pace, the largest of equals.
 
-    Arguments are those of :func:`_by_slack`.
+    The arguments are the same as for :func:`_by_slack`.
     """
     decodes, most = chances.shape
     gains = np.ones(decodes)
@@ -122,9 +123,13 @@ def _most_kept(chances: FloatArray, token_s: FloatArray, step_s: Callable[[int],
 
 
 def _pays_from(latency: StepLatency, every: StepLoad) -> float:
-    """Return the chance from which on a draft costs no more than a row of a later step for the token that it may bring.
+    """Return the chance from which on a draft is worth its cost.
 
-    every: the step with all drafts.
+    Such a draft costs no more than a row of a later step for the token that it may bring.
+
+    Args:
+        latency: Seconds that a step takes.
+        every: The step with all drafts.
     """
     seqs, drafts = every.decode_seqs, every.draft_tokens or 0
     mean = every.decode_context_tokens // seqs
@@ -141,13 +146,13 @@ def _by_slack(
 ) -> IntArray | None:
     """Return the drafts of each request, ``[n]``, with which the most keep their pace.
 
-    ``None`` where no request is at risk that can be saved.
+    The result is ``None`` if no request is at risk that can be saved.
 
     Args:
-        chances: ``[n, num_drafts]``, that each draft brings a token.
-        token_s: ``[n]``, seconds that each request can bear for a token.
-        step_s: seconds of the step with so many drafts.
-        pays_from: chance from which on a draft is never left out.
+        chances: Chance that each draft brings a token, ``[n, num_drafts]``.
+        token_s: Seconds that each request can bear for a token, ``[n]``.
+        step_s: Function that returns the seconds of the step by its number of drafts.
+        pays_from: Chance from which on a draft is never left out.
     """
     decodes, most = chances.shape
     all_s = step_s(chances.size)
@@ -161,7 +166,7 @@ def _by_slack(
     saved_s = bears_s[at_risk & (bears_s[:, most] >= step_s(least)), most]
     if not saved_s.size:
         return None
-    # The drafts that can be left out, those of the least chance first.
+    # The drafts that can be left out, least chance first.
     spare = np.arange(1, most + 1) > needs[:, None]
     order = np.argsort(chances[spare], kind="stable")
     left_out = bisect_left(range(order.size), True, key=lambda count: step_s(chances.size - count) <= saved_s.min())
@@ -188,8 +193,8 @@ def bearable_token_s(
 ) -> FloatArray:
     """Return the seconds that each may take for a token from ``starts_s`` on, ``[n]``; inf without a target.
 
-    Zero or less where its target is lost. The step budget has the same rule (csrc/include/sloserve/step_budget.h), but
-    keeps only the requests that can bear a step of decodes.
+    The result is zero or less for a request with a lost target. The step budget has the same rule
+    (csrc/include/sloserve/step_budget.h), but keeps only the requests that can bear a step of decodes.
     """
     pace = pace_s(rows, decodes)
     first_s = np.where(np.isnan(rows.first_token_s[decodes]), starts_s, rows.first_token_s[decodes])

@@ -1,7 +1,7 @@
-"""How many tokens a step brings each request under speculative decoding.
+"""Tokens that a step brings each request under speculative decoding.
 
-A target per token is a target per step times these: a reply of ``n`` tokens takes ``n / tokens_per_step`` steps, and a
-request that may take 20 ms for a token may take 50 ms for a step of 2.5 tokens.
+A target per token is a target per step times these: an output of ``n`` tokens takes ``n / tokens_per_step`` steps, and
+a request that may take 20 ms for a token may take 50 ms for a step of 2.5 tokens.
 """
 
 from typing import Final
@@ -21,9 +21,10 @@ differs from the next.
 
 
 def draft_luck(rows: Rows, slots: IntArray, engine: EngineFacts) -> FloatArray:
-    """Return the drafts that are accepted of each of ``slots`` over those that their places promise, ``[len(slots)]``.
+    """Return each request's accepted drafts over the drafts that their places promise, ``[len(slots)]``.
 
-    It is that of the request's own drafts, and that of its class for those it has not had. Only with drafts.
+    The ratio is of the request's own drafts; its class stands in for drafts that the request has not had. Call it only
+    for an engine with drafts.
     """
     drafts = engine.drafts
     assert drafts is not None
@@ -36,7 +37,7 @@ def draft_luck(rows: Rows, slots: IntArray, engine: EngineFacts) -> FloatArray:
 def tokens_per_step(rows: Rows, slots: IntArray, engine: EngineFacts) -> FloatArray:
     """Return the tokens that a step is expected to bring each of ``slots``, ``[len(slots)]``; 1 without drafts.
 
-    With as many drafts as decodes have had of late.
+    The step is taken to have the number of drafts that decodes have had recently.
     """
     drafts = engine.drafts
     if drafts is None:

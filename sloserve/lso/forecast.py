@@ -1,11 +1,10 @@
-"""What will the KV cache hold at future steps, and which requests fit beside it?
+"""Forecast of the KV cache's occupancy at future steps, and the requests that fit beside it.
 
 EconoServe reserves blocks for each request's predicted length (exact allocation), and lends what is not used yet (KVC
 pipelining). Both trust one figure per request, and must pad it. With a distribution of lengths neither is needed:
-occupancy at a future step is a sum over many requests, whose errors even out. Its mean and variance follow from the
-chance of each that it still runs by then, and admission leaves room for some standard deviations. With lengths
-that are known this is the step function of :class:`sloserve.core.kernels.kv_reservation.KvReservation`, looked at on a
-grid.
+occupancy at a future step is a sum over many requests, and their errors even out. Its mean and variance follow from the
+chance of each that it still runs by then, and admission leaves room for some standard deviations. With lengths that are
+known this is the step function of :class:`sloserve.kernels.kv_reservation.KvReservation`, looked at on a grid.
 """
 
 from typing import Final
@@ -24,7 +23,7 @@ AHEAD: Final[IntArray] = np.unique(np.append(0, np.geomspace(4, 8192, 36).astype
 
 
 def _grown(ahead: IntArray) -> FloatArray:
-    """Tokens that come until then: a request that still runs at one such step is taken to end halfway to the next."""
+    """Return the tokens that come until then; a request that runs at one such step ends halfway to the next."""
     grown: FloatArray = (ahead + np.append(ahead[1:], ahead[-1])) / 2.0
     return grown
 
@@ -38,7 +37,15 @@ OCCUPANCY_COLUMNS = LENGTH_COLUMNS | {"prompt_tokens"}
 def occupancy(
     lengths: Lengths, rows: Rows, slots: IntArray, layout: KVLayout, ahead: IntArray = AHEAD
 ) -> tuple[FloatArray, FloatArray]:
-    """Mean and variance of the blocks that each will hold so many steps ``ahead``, ascending: ``[n, t]``."""
+    """Return mean and variance of the blocks that each request will hold after ``ahead`` steps, ``[n, t]`` each.
+
+    Args:
+        lengths: Predictor of the tokens to come.
+        rows: The request table.
+        slots: Slots of the requests, ``[n]``.
+        layout: Layout of the KV cache.
+        ahead: Numbers of steps from now, ascending, ``[t]``.
+    """
     runs = lengths.survival(rows, slots, ahead)
     blocks = layout.mean((rows.prompt_tokens[slots] + rows.output_tokens[slots])[:, None] + _grown(ahead))
     mean = blocks * runs
@@ -54,16 +61,16 @@ def how_many_fit_to_the_end(
     capacity_blocks: float,
     sigmas: float,
 ) -> int:
-    """As :func:`how_many_fit` of the :func:`occupancy` of both, where the chances that each still runs are known.
+    """Return :func:`how_many_fit` of the :func:`occupancy` of both, if the chances that each still runs are known.
 
     Args:
-        runs: that each of n requests still runs AHEAD.
-        context_tokens: ``[n]``, of prompt and output.
-        layout: of the KV cache.
-        held: places of the running requests among the n.
-        asked: places of those that ask, in order.
-        capacity_blocks: blocks that there are.
-        sigmas: standard deviations to keep free.
+        runs: Chance that each of n requests still runs AHEAD steps from now.
+        context_tokens: Tokens of prompt and output, ``[n]``.
+        layout: Layout of the KV cache.
+        held: Places of the running requests among the n.
+        asked: Places of the requests that ask for admission, in order.
+        capacity_blocks: Number of blocks of the cache.
+        sigmas: Standard deviations to keep free.
     """
     held, asked = np.ascontiguousarray(held, np.int64), np.ascontiguousarray(asked, np.int64)
     return forecast.how_many_fit(runs, context_tokens, _GROWN, layout, held, asked, capacity_blocks, sigmas)
@@ -72,13 +79,13 @@ def how_many_fit_to_the_end(
 def how_many_fit(
     held: tuple[FloatArray, FloatArray], asked: tuple[FloatArray, FloatArray], capacity_blocks: float, sigmas: float
 ) -> int:
-    """How many of ``asked``, in order, fit beside ``held``: none after the first that does not.
+    """Return how many of ``asked``, in order, fit beside ``held``: none after the first that does not fit.
 
     Args:
-        held: mean and variance of the blocks that all running requests will hold together, ``[t]`` each.
-        asked: mean and variance of the blocks that each request asks for, ``[m, t]`` each.
-        capacity_blocks: blocks that there are.
-        sigmas: standard deviations to keep free.
+        held: Mean and variance of the blocks that all running requests will hold together, ``[t]`` each.
+        asked: Mean and variance of the blocks that each request asks for, ``[m, t]`` each.
+        capacity_blocks: Number of blocks of the cache.
+        sigmas: Standard deviations to keep free.
     """
     mean = held[0] + np.cumsum(asked[0], axis=0)
     variance = held[1] + np.cumsum(asked[1], axis=0)

@@ -25,16 +25,16 @@ LENGTH_COLUMNS = frozenset(
 
 _EMPIRICAL = "empirical"
 _Known = tuple[IntArray, Callable[[int], Rest]]
-"""Places of requests, and what remains of them, each so many times, one after another."""
+"""Places of requests, and a function that returns what remains of them, each repeated as often as it is given."""
 
 
 class Lengths:
-    """How many tokens are still to come?
+    """Predictions of how many tokens are still to come.
 
     Args:
-        length: which predictor, one of :func:`~sloserve.estimator.length.choice.length_names`.
-        length_error: relative error put on what is stated, for ``oracle``.
-        seed: of the errors.
+        length: Name of the predictor, one of :func:`~sloserve.estimator.length.choice.length_names`.
+        length_error: Relative error put on what is stated, for ``oracle``.
+        seed: Seed of the errors.
 
     Raises: ValueError for an unknown predictor or a negative error.
     """
@@ -50,9 +50,9 @@ class Lengths:
             self._oracle = OracleLength(length_error, seed=seed)
 
     def observe(self, rows: Rows, slot: int) -> None:
-        """A request ended, in whatever way; one without output tells nothing.
+        """Learn from a request that ended, in whatever way; a request without output teaches nothing.
 
-        A reply that its cap, its client or an error cut is known only to be longer.
+        An output that its cap, its client or an error cut is known only to be longer.
         """
         tokens = int(rows.output_tokens[slot])
         if tokens > 0:
@@ -60,19 +60,19 @@ class Lengths:
             self._of_class.observe(int(rows.class_id[slot]), tokens, cut=cut)
 
     def learn(self, class_id: int, output_tokens: int) -> None:
-        """A request of the class ended by itself after ``output_tokens``, 1 or more."""
+        """Learn from a request of the class that ended by itself after ``output_tokens``, 1 or more."""
         self._of_class.observe(class_id, output_tokens)
 
     def left(self, rows: Rows, slots: IntArray) -> FloatArray:
-        """Expected tokens still to come, ``[n]``: at least 1, at most what ``max_tokens`` leaves."""
+        """Return the expected tokens still to come, ``[n]``: at least 1, at most what ``max_tokens`` leaves."""
         return self._left(rows, slots, self._better_known(rows, slots))
 
     def chances(self, rows: Rows, slots: IntArray, ahead: IntArray) -> Chances:
-        """P(more than ``ahead`` tokens are still to come) of each, looked up when asked for, until the rows change."""
+        """Return P(more than ``ahead`` tokens are to come) of each, looked up when read, until the rows change."""
         return self._chances(rows, slots, ahead, self._better_known(rows, slots))
 
     def outlook(self, rows: Rows, slots: IntArray, ahead: IntArray) -> tuple[FloatArray, Chances]:
-        """:meth:`left` and :meth:`chances`."""
+        """Return :meth:`left` and :meth:`chances`."""
         better = self._better_known(rows, slots)
         return self._left(rows, slots, better), self._chances(rows, slots, ahead, better)
 
@@ -91,16 +91,19 @@ class Lengths:
         return self._of_class.chances(_columns(rows), slots, ahead, (np.concatenate(tables), row))
 
     def left_within(self, rows: Rows, slots: IntArray, most: FloatArray) -> FloatArray:
-        """:meth:`left` if no more than ``most`` tokens come; :meth:`left` itself where more is known than the class."""
+        """Return :meth:`left` under the condition that no more than ``most`` tokens come.
+
+        Where more is known of a request than its class, the result is :meth:`left` itself.
+        """
         left = self._of_class.mean_within(_columns(rows), slots, most)
         return _with_better(left, self._better_known(rows, slots))
 
     def survival(self, rows: Rows, slots: IntArray, ahead: IntArray) -> FloatArray:
-        """All of :meth:`chances`, ``[n, len(ahead)]``."""
+        """Return all of :meth:`chances`, ``[n, len(ahead)]``."""
         return self.chances(rows, slots, ahead).matrix().reshape(-1, ahead.size)
 
     def _better_known(self, rows: Rows, slots: IntArray) -> list[_Known]:
-        """Those of ``slots`` of which more is known than their class, the surest last."""
+        """Return the requests of which more is known than their class, the surest knowledge last."""
         found: list[_Known] = []
         if self._reads_quantiles:
             known = places_stated(getattr(rows, LENGTH_QUANTILES[0]), slots)

@@ -1,7 +1,7 @@
-"""Which KV blocks of a request its next token reads: what swap space keeps of a preempted request, and loads again.
+"""KV blocks of a request that its next token reads: swap space keeps them of a preempted request, and loads them again.
 
-Full attention reads all computed tokens, a window its last ones, a local chunk those since the last multiple of the
-chunk, and a Mamba layer the state at the last token. What is before that vLLM has given back, and a request that is
+Full attention reads all computed tokens, a window its last ones, a local chunk the tokens since the last multiple of
+the chunk, and a Mamba layer the state at the last token. What is before that vLLM has given back, and a request that is
 admitted with KV from a connector gets no blocks for it.
 
 Source: ``get_num_skipped_tokens`` of the managers in vLLM's v1/core/single_type_kv_cache_manager.py.
@@ -40,7 +40,9 @@ def unneeded_blocks(groups: KVGroups, tokens: int | IntArray) -> int | IntArray:
 def needed_blocks(layout: KVLayout, tokens: IntArray) -> IntArray:
     """Return how many blocks of all groups the token after ``tokens`` computed ones reads, in the shape of ``tokens``.
 
-    tokens: at least 0 each.
+    Args:
+        layout: Layout of the KV cache.
+        tokens: Computed tokens, at least 0 each, ``[n]``.
     """
     found: IntArray = np.zeros_like(tokens)
     for one in layout.groups:

@@ -25,13 +25,13 @@ from sloserve.lso.swapping import cheaper_later, preemption_price
 
 
 class ClassRank(Enum):
-    """Where the rank of a request's class stands in a policy's order."""
+    """Place of the rank of a request's class in a policy's order."""
 
     UNREAD = "unread"
     UNDECIDED = "undecided"
-    """It decides for requests whose key is inf: the policy's targets say nothing about them."""
+    """The rank decides for requests with a key of inf: the policy's targets say nothing about them."""
     FIRST = "first"
-    """It decides before the key: the policy reads no targets."""
+    """The rank decides before the key: the policy reads no targets."""
 
 
 PREEMPTION_COLUMNS = PREFILL_COLUMNS | {"kv_blocks", "num_preemptions", "preemptable"}
@@ -40,12 +40,15 @@ PREEMPTION_COLUMNS = PREFILL_COLUMNS | {"kv_blocks", "num_preemptions", "preempt
 
 @dataclass(frozen=True, slots=True)
 class PreemptionRule:
-    """When a key policy may preempt a running request for a waiting one.
+    """Conditions under which a key policy may preempt a running request for a waiting one.
 
-    margin: a victim's key must exceed the waiting request's by more than this, or by less where it can be swapped
-    (:func:`~sloserve.lso.swapping.cheaper_later`). in_seconds: whether keys are times. max_preemptions: a request that
-    was preempted so often is not a victim again, so that recomputation is bounded. keep_free: share of KV blocks that
-    stay free for the growth of decoding requests.
+    Args:
+        margin: Amount by which a victim's key must exceed the waiting request's key, or less where the victim can be
+            swapped (:func:`~sloserve.lso.swapping.cheaper_later`).
+        in_seconds: Whether keys are times in seconds.
+        max_preemptions: Number of preemptions after which a request is not a victim again, so that recomputation is
+            bounded.
+        keep_free: Share of KV blocks that stay free for the growth of decoding requests.
     """
 
     margin: float = 0.0
@@ -55,7 +58,7 @@ class PreemptionRule:
 
 
 def preemption_in_seconds(preempt: bool, margin_s: float, max_preemptions: int) -> PreemptionRule | None:
-    """The rule of a policy whose keys are times, ``None`` where it may not preempt."""
+    """Return the rule of a policy with keys that are times, or ``None`` if it may not preempt."""
     return PreemptionRule(margin_s, in_seconds=True, max_preemptions=max_preemptions) if preempt else None
 
 
@@ -64,26 +67,28 @@ TARGET_COLUMNS = frozenset({"ttft_s", "tpot_s", "e2e_s", "tds"})
 
 
 def without_targets(rows: Rows, slots: IntArray) -> BoolArray:
-    """Which requests ask for nothing, ``[len(slots)]``."""
+    """Return which requests have no target, ``[len(slots)]``."""
     return requests.without_targets((rows.ttft_s, rows.tpot_s, rows.e2e_s, rows.tds), slots)
 
 
 def by_class(key: FloatArray, rank: IntArray, undecided: BoolArray | None = None) -> FloatArray:
-    """``key``, lowered where no target decides it to the least key of any less urgent class; ``[n]`` each.
+    """Return ``key``, lowered where no target decides it to the least key of any less urgent class; ``[n]`` each.
 
     With :func:`first_places`, which puts the more urgent class first among equals, this is the rule of the module.
 
     Args:
-        key: the least is served first.
-        rank: of each request's class, 0 the most urgent.
-        undecided: which keys no target decides; ``None`` for all, which then are served class after class.
+        key: Key of each request; the least is served first.
+        rank: Rank of each request's class, 0 the most urgent.
+        undecided: Whether no target decides a key; ``None`` for all keys, which then are served class after class.
     """
     return compiled.by_class(np.ascontiguousarray(key, np.float64), np.ascontiguousarray(rank, np.int64), undecided)
 
 
 def first_places(key: FloatArray, lowered: FloatArray, rank: IntArray, seq: IntArray, most: int) -> IntArray:
-    """Places of the first ``most`` by what :func:`by_class` made of the key, then class, key, and arrival; by key and
-    arrival where all are of one class.
+    """Return the places of the first ``most`` requests.
+
+    They are ordered by what :func:`by_class` made of the key, then class, key, and arrival; by key and arrival where
+    all are of one class.
     """
     return compiled.first_places(
         np.ascontiguousarray(key, np.float64),
@@ -96,10 +101,12 @@ def first_places(key: FloatArray, lowered: FloatArray, rank: IntArray, seq: IntA
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """Requests in the order of the rule, those that wait and those that run.
+    """Waiting and running requests in the order of the rule.
 
-    lowered: ``[n]``, what :func:`by_class` made of the key. waiting, running: places of either in order, each counted
-    from the first of its part of the n.
+    Args:
+        lowered: What :func:`by_class` made of the key, ``[n]``.
+        waiting: Places of the waiting requests in order, counted from the first waiting one.
+        running: Places of the running requests in order, counted from the first running one.
     """
 
     lowered: FloatArray
@@ -114,14 +121,16 @@ def ranked(
     undecided: BoolArray | None = None,
     class_rank: ClassRank = ClassRank.UNDECIDED,
 ) -> Ranked:
-    """The rule of the module applied to all requests of a snapshot.
+    """Apply the rule of the module to all requests of a snapshot.
 
-    As many of the waiting ones as there are slots: no step can admit more, so the rest of the queue needs no order.
+    Of the waiting requests, only as many are ordered as there are slots: no step can admit more.
 
     Args:
-        slots: ``snapshot.waiting``, then ``snapshot.running``.
-        key, undecided: of these, see :func:`by_class`.
-        class_rank: ``UNREAD`` to take them for one class.
+        snapshot: The engine's state.
+        slots: Slots of ``snapshot.waiting``, then of ``snapshot.running``, ``[n]``.
+        key: Key of each slot, ``[n]``; the least is served first.
+        undecided: Whether no target decides a key, see :func:`by_class`.
+        class_rank: Place of the class's rank in the order; ``UNREAD`` to take all requests for one class.
     """
     rows, queued = snapshot.rows, snapshot.waiting.size
     rank = None if class_rank is ClassRank.UNREAD else rows.class_rank
@@ -132,9 +141,9 @@ def ranked(
 
 
 def ranks(*keys: IntArray) -> FloatArray:
-    """One key for several, the first the most significant: 0, 1, 2, ... in ascending order, equals alike; all ``[n]``.
+    """Return one key for several, the first the most significant: 0, 1, 2, ... in ascending order, equals alike.
 
-    Exact for every 64-bit integer, which no sum of scaled keys is.
+    All keys are ``[n]``. The result is exact for every 64-bit integer, which no sum of scaled keys is.
     """
     order = np.lexsort(keys[::-1])
     steps = np.zeros(order.size, np.bool_)
@@ -146,7 +155,7 @@ def ranks(*keys: IntArray) -> FloatArray:
 
 
 def woven_places(snapshot: Snapshot, order: IntArray) -> IntArray:
-    """:meth:`Snapshot.woven` for an order given as indices into ``snapshot.waiting``.
+    """Return :meth:`Snapshot.woven` for an order given as indices into ``snapshot.waiting``.
 
     An aged request in its turn takes over the key of the request that ``order`` has at this rank: the choice of victims
     compares with that key.
@@ -167,20 +176,20 @@ def plan_by_key(
     class_rank: ClassRank = ClassRank.UNREAD,
     undecided: BoolArray | None = None,
 ) -> Plan:
-    """A plan that serves and admits in ascending key where class rank does not decide; ties by ``seq``.
+    """Return a plan that serves and admits in ascending key where class rank does not decide; ties by ``seq``.
 
     Decodes are served before unfinished prompts, whatever the key: see :func:`service_order`.
 
     Args:
-        snapshot: the engine's state.
-        waiting_key: ``[len(snapshot.waiting)]``; inf ranks last.
-        running_key: ``[len(snapshot.running)]``; inf ranks last.
-        preempt: when to preempt; ``None`` for never.
-        may_preempt_for: ``[len(snapshot.waiting)]``, zero or not: whether others may be preempted for the request. Its
+        snapshot: The engine's state.
+        waiting_key: Key of each waiting request, ``[len(snapshot.waiting)]``; inf ranks last.
+        running_key: Key of each running request, ``[len(snapshot.running)]``; inf ranks last.
+        preempt: Rule that says when to preempt; ``None`` for never.
+        may_preempt_for: Whether others may be preempted for the request, zero or not, ``[len(snapshot.waiting)]``. Its
             rank stays the same. ``None`` for all.
-        class_rank: where the class's rank stands in the order.
-        undecided: ``[len(snapshot.waiting)]``, with ``ClassRank.UNDECIDED``: requests whose key orders them within
-            their class alone, whatever it is. ``None`` for those whose key is inf, which always belong to them.
+        class_rank: Place of the class's rank in the order.
+        undecided: Whether a request's key orders it within its class alone, with ``ClassRank.UNDECIDED``,
+            ``[len(snapshot.waiting)]``. ``None`` for requests with a key of inf, which always belong to them.
     """
     rows, engine = snapshot.rows, snapshot.engine
     queued = snapshot.waiting.size
@@ -204,7 +213,7 @@ def plan_by_key(
 
 
 def _leading(flags: FloatArray) -> int:
-    """How many leading entries are true."""
+    """Return how many leading entries are true."""
     false = np.flatnonzero(~flags.astype(bool))
     return int(false[0]) if false.size else flags.size
 

@@ -15,5 +15,5 @@ PACE_COLUMNS: Final = frozenset({"tpot_s", "tds"})
 
 
 def pace_s(rows: Rows, slots: IntArray) -> FloatArray:
-    """Seconds a token may take, ``[len(slots)]``: min(TPOT, 1 / TDS); nan where a request states neither."""
+    """Return the seconds that a token may take, ``[len(slots)]``: min(TPOT, 1 / TDS); nan if neither is stated."""
     return token_pace(rows.tpot_s, rows.tds, slots)

@@ -18,17 +18,17 @@ def short_of_blocks(
     decode_tokens: int,
     free_blocks: int,
 ) -> IntArray:
-    """Indices of the requests to pause for the next step, the last in the order of service first.
+    """Return the indices of the requests to pause for the next step, the last in the order of service first.
 
     A decoding request needs a new block when its tokens fill its last one: as many requests are paused as would take
     the blocks that are missing, as far as ``may_pause`` allows.
 
     Args:
-        computed_tokens: ``[n]``, in order of service, as the next two.
-        decodes: ``[n]``; which requests decode.
-        may_pause: ``[n]``; which requests may be paused.
-        layout: of the KV cache.
-        decode_tokens: tokens that a decode takes of the step.
+        computed_tokens: Computed tokens of each request, in order of service, ``[n]``.
+        decodes: Whether each request decodes, ``[n]``.
+        may_pause: Whether each request may be paused, ``[n]``.
+        layout: Layout of the KV cache.
+        decode_tokens: Tokens that a decode takes of the step.
         free_blocks: KV blocks that are free.
     """
     if free_blocks >= computed_tokens.size * layout.most_growth(decode_tokens, 1):

@@ -22,7 +22,7 @@ from sloserve.lso.preemption import Holding
 
 NO_SLOTS: IntArray = np.empty(0, np.int64)
 
-# Plain numbers: an enum member is looked up anew at each use, and these are used at each step.
+# Plain numbers are used at each step: an enum member would be looked up again at each use.
 _WAITING, _PREEMPTED, _RUNNING = int(State.WAITING), int(State.PREEMPTED), int(State.RUNNING)
 
 
@@ -34,17 +34,17 @@ STAGING_BYTES: Final = 128 * 2**20
 class SwapFacts:
     """The host memory into which the KV of preempted requests can be copied, and the link to it, as of now.
 
-    The link is duplex: what is copied out does not wait for what comes in.
+    The link is duplex: copies to the host do not wait for copies to the device.
 
     Args:
-        block_bytes: of one KV block, over all layers and ranks.
+        block_bytes: Bytes of one KV block, over all layers and ranks.
         total_blocks: KV blocks that the pool holds.
-        free_blocks: of those, how many keep nothing.
-        bytes_per_s: of the link in one direction, above 0, as observed so far.
-        out_s: seconds until the copies to the host that are queued now have ended; 0 where none is.
-        in_s: as ``out_s``, of copies to the device.
-        wait_s: seconds for which preempted requests of late waited for their turn, on average.
-        staging_bytes: that the device can take out of its KV cache at once, before the link has them.
+        free_blocks: Blocks of the pool that keep nothing.
+        bytes_per_s: Rate of the link in one direction, above 0, as observed so far.
+        out_s: Seconds until the copies to the host that are queued now have ended; 0 if there are none.
+        in_s: Seconds until the copies to the device that are queued now have ended; 0 if there are none.
+        wait_s: Mean seconds for which recently preempted requests waited for their turn.
+        staging_bytes: Bytes that the device can take out of its KV cache at once, before the link has them.
     """
 
     block_bytes: int
@@ -109,7 +109,11 @@ class EngineFacts:
         return self.free_blocks + self.freeing_blocks - self.watermark_blocks
 
     def begun(self, prompt_tokens: IntArray) -> int:
-        """How many prompts, in order, one step begins at least. prompt_tokens: to compute of each."""
+        """Return how many prompts, in order, one step begins at least.
+
+        Args:
+            prompt_tokens: Tokens to compute of each prompt, ``[n]``.
+        """
         chunks = prompt_tokens if self.chunk_tokens is None else np.minimum(prompt_tokens, self.chunk_tokens)
         if not self.chunked_prefill:
             return int(chunks.cumsum().searchsorted(self.token_budget, side="right"))
@@ -118,30 +122,34 @@ class EngineFacts:
     def encoded(self, item_tokens: IntArray) -> int:
         """Return how many prompts, in order, have room in the encoder in the next step.
 
-        item_tokens: the largest multimodal item of each, ``[n]``; 0 where it has none.
+        Args:
+            item_tokens: Tokens of the largest multimodal item of each prompt, ``[n]``; 0 for a prompt without items.
         """
         if self.encoder_tokens is None:
             return int(item_tokens.size)
         return int(item_tokens.cumsum().searchsorted(self.encoder_tokens, side="right"))
 
     def has_room_for(self, decodes: int) -> bool:
-        """Whether so many decodes have blocks for the next step, whatever each needs."""
+        """Return whether ``decodes`` decodes have blocks for the next step, whatever each needs."""
         return self.free_blocks >= decodes * self.layout.most_growth(self.decode_tokens, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The engine as a policy sees it. Slots index the columns of ``rows``; the two arrays are sets, ascending, not
-    orders.
+    """The engine as a policy sees it.
+
+    Slots index the columns of ``rows``; the two arrays of slots are sets, ascending, not orders.
 
     Args:
-        rows: the columns of the request table.
-        waiting: requests that could be admitted (never admitted, or preempted), blocked ones left out.
-        running: admitted requests.
-        engine: what the engine can do for these requests.
-        holding_of: KV blocks of the running request in a slot, and how many requests share each. The call is slow:
-            use it only to choose victims. ``None`` means that the column ``kv_blocks`` says it all, nothing is shared.
-        turns: turns of the waiting requests that have aged. An order of admission should respect them (:meth:`woven`);
+        rows: Columns of the request table.
+        waiting: Slots of requests that could be admitted (never admitted, or preempted), blocked ones left out.
+        running: Slots of admitted requests.
+        engine: What the engine can do for these requests.
+        holding_of: Function that returns the KV blocks of the running request in a slot, and how many requests share
+            each.
+            The call is slow: use it only to choose victims. ``None`` means that the column ``kv_blocks`` says it all,
+                nothing is shared.
+        turns: Turns of the waiting requests that have aged. An order of admission should respect them (:meth:`woven`);
             where it does not, the engine port corrects it.
     """
 
@@ -153,14 +161,14 @@ class Snapshot:
     turns: AgedTurns = NO_TURNS
 
     def woven(self, order: IntArray) -> IntArray:
-        """``order``, waiting slots in the order of admission, with aged requests in the places that are their turn.
+        """Return ``order``, waiting slots in order of admission, with aged requests in the places of their turns.
 
         The result has the length of ``order``: requests that are pushed past its end are left out.
         """
         return self.turns.weave(order)[: order.size]
 
     def holding(self, slot: int) -> Holding:
-        """KV blocks of the running request in ``slot``: its own, and those that it shares."""
+        """Return the KV blocks of the running request in ``slot``: blocks of its own, and blocks that it shares."""
         return Holding(int(self.rows.kv_blocks[slot])) if self.holding_of is None else self.holding_of(slot)
 
 
@@ -203,11 +211,11 @@ class PlanError(Exception):
 
 
 def check_plan(plan: Plan, snapshot: Snapshot) -> None:
-    """Raises PlanError unless every slot is known, in the right state and named once, and every limit is possible."""
+    """Raise PlanError unless every slot is known, in the right state and named once, and every limit is possible."""
     state = snapshot.rows.state
 
     def misused(name: str, slots: IntArray, *allowed: int) -> bool:
-        """Whether one of these is in another state."""
+        """Return whether one of these slots is in another state."""
         if slots.ndim != 1 or slots.dtype.kind != "i":
             raise PlanError(
                 f"{name}: an array of slots is one-dimensional and integer, not {slots.dtype}{list(slots.shape)}"

@@ -22,28 +22,42 @@ _NONE: Mapping[int, int] = MappingProxyType({})
 
 
 class Holding(NamedTuple):
-    """KV blocks of a request. own: number that no other request holds. shared: block id to number of its holders."""
+    """KV blocks of a request.
+
+    Args:
+        own: Number of blocks that no other request holds.
+        shared: Number of holders of each shared block, by block id.
+    """
 
     own: int
     shared: Mapping[int, int] = _NONE
 
 
 class Head(NamedTuple):
-    """A waiting request that needs room. key: rank, lower is served first. blocks: KV blocks needed."""
+    """A waiting request that needs room.
+
+    Args:
+        key: Key of its rank; lower is served first.
+        blocks: KV blocks that it needs.
+    """
 
     key: float
     blocks: int
 
 
 class PreemptionCandidate(NamedTuple):
-    """A running request that may be preempted. key: rank, lower is served first."""
+    """A running request that may be preempted.
+
+    Args:
+        key: Key of its rank; lower is served first.
+    """
 
     slot: int
     key: float
 
 
 def freed_blocks(holdings: Iterable[Holding]) -> Iterator[int]:
-    """KV blocks that each preemption frees, if requests with these holdings are preempted in this order."""
+    """Return the KV blocks that each preemption frees, if requests with these holdings are preempted in this order."""
     gone: dict[int, int] = {}
     return (_release(holding, gone) for holding in holdings)
 
@@ -57,20 +71,20 @@ def select_victims(
     free_blocks: int,
     margin: float,
 ) -> list[int]:
-    """Slots to preempt so that the requests first in line can be admitted, in the order chosen.
+    """Return the slots to preempt so that the requests first in line can be admitted, in the order chosen.
 
     A head gets victims only if they suffice to admit it. The first head that cannot be admitted ends the search, since
     the engine's admission stops there too. Victims are the first candidates that suffice. If some of these share
-    blocks, a second set is tried: the first candidates whose own blocks suffice, without those that the later ones make
-    unnecessary. The smaller set is taken, of at most ``MOST_SHARERS`` requests.
+    blocks, a second set is tried: the first candidates that suffice by their own blocks, without candidates that later
+    ones make unnecessary. The smaller set is taken, of at most ``MOST_SHARERS`` requests.
 
     Args:
-        heads: waiting requests, most urgent first.
-        candidates: running requests that may be preempted, most expendable first; read only as far as needed.
-        holding_of: the KV blocks of the request in a slot.
-        free_slots: how many more requests could be admitted now.
+        heads: Waiting requests, most urgent first.
+        candidates: Running requests that may be preempted, most expendable first; read only as far as needed.
+        holding_of: Function that returns the KV blocks of the request in a slot.
+        free_slots: Number of further requests that could be admitted now.
         free_blocks: KV blocks that are free.
-        margin: a candidate gives way to a head only if its key exceeds the head's by more than this.
+        margin: Amount by which a candidate's key must exceed the head's key for the candidate to be preempted.
     """
     victims: list[int] = []
     pool = _Pool(candidates, holding_of)
@@ -92,7 +106,7 @@ def select_victims(
 class _Pool:
     """The candidates examined so far that are not victims, most expendable first, with their holdings.
 
-    shares: whether any candidate examined so far shares blocks.
+    ``shares`` says whether any candidate examined so far shares blocks.
     """
 
     def __init__(self, candidates: Iterable[PreemptionCandidate], holding_of: Callable[[int], Holding]) -> None:
@@ -104,14 +118,14 @@ class _Pool:
     def places_for(
         self, short: Head, free_slots: int, gone: Mapping[int, int], margin: float, *, together: bool
     ) -> range | None:
-        """Indices of the victims for one head; ``None`` if all candidates that may give way do not suffice.
+        """Return the indices of the victims for one head; ``None`` if all candidates that may give way do not suffice.
 
         Args:
-            short: the head, with the number of blocks that it lacks.
-            free_slots: how many more requests could be admitted now.
-            gone: block id to number of its holders that are victims already.
-            margin: as for :func:`select_victims`.
-            together: whether to count shared blocks whose holders are all victims.
+            short: The head, with the number of blocks that it lacks.
+            free_slots: Number of further requests that could be admitted now.
+            gone: Number of holders of each block that are victims already, by block id.
+            margin: Margin of :func:`select_victims`.
+            together: Whether to count shared blocks of which all holders are victims.
         """
         taken, blocks, trial = 0, 0, dict(gone)
         while free_slots + taken < 1 or blocks < short.blocks:
@@ -132,7 +146,7 @@ class _Pool:
         return range(first, taken) if taken - first <= MOST_SHARERS else None
 
     def take(self, places: range, gone: dict[int, int]) -> tuple[list[int], int]:
-        """Removes these victims from the pool and counts them in ``gone``; returns their slots and the freed blocks."""
+        """Remove these victims from the pool and count them in ``gone``; return their slots and the freed blocks."""
         chosen = self._seen[places.start : places.stop]
         del self._seen[places.start : places.stop]
         return [candidate.slot for candidate, _ in chosen], sum(_release(holding, gone) for _, holding in chosen)
@@ -146,7 +160,12 @@ class _Pool:
 
 
 def _release(holding: Holding, gone: dict[int, int]) -> int:
-    """Blocks freed when a request with this holding leaves. gone: block id to number of holders gone; is updated."""
+    """Return the blocks that are freed when a request with this holding leaves.
+
+    Args:
+        holding: Blocks of the request.
+        gone: Number of holders of each block that are gone, by block id; it is updated.
+    """
     blocks = holding.own
     for block, holders in holding.shared.items():
         gone[block] = gone.get(block, 0) + 1

@@ -1,11 +1,12 @@
-"""How many prompt tokens a step may compute beside its decodes, so that running requests keep their targets.
+"""Limit of the prompt tokens of a step beside its decodes, so that running requests keep their targets.
 
 Every request that decodes waits for the whole step, and prompts make a step long. The slack of each running request
 says how long a step it can bear; the budget is what fits into the step that is worth most. Decodes are never cut.
 
-Well posed, since a plan is made while the step before it runs: slack counts from the predicted end of that step, and
-from the tokens that it will bring; the step is predicted from the chunks that the order of service would give, each
-with its prefix; and the budget is derived anew at each step from the requests that decode in it, whichever plan holds.
+The problem is well posed although a plan is made while the step before it runs: slack counts from the predicted end of
+that step, and from the tokens that it will bring; the step is predicted from the chunks that the order of service would
+give, each with its prefix; and the budget is derived again at each step from the requests that decode in it, whichever
+plan holds.
 
 No paper has it: Sarathi-Serve's budget is one number for a deployment, chosen so that a full step keeps the TPOT.
 """
@@ -28,19 +29,22 @@ from sloserve.lso.pace import PACE_COLUMNS, pace_s
 from sloserve.lso.plan import EngineFacts
 
 MOST_PROMPTS: Final = 64
-"""Waiting prompts that are looked at: what one step can begin, and what long steps of late could have saved."""
+"""Waiting prompts that are looked at: what one step can begin, and what recent long steps could have saved."""
 SPEND_TOKENS: Final = 64
-"""A lead over the promised pace is spent over so many tokens, not at once: the next prompts may come soon."""
+"""Tokens over which a lead over the promised pace is spent, not at once: the next prompts may come soon."""
 HEADROOM: Final = 0.95
 """Share of the time that a request can bear which is planned for: step times are predictions."""
 LEAST_SHARE: Final = 0.1
 """Prompts are computed at this share of the full rate at least, whatever decodes: see :class:`StepBudget`."""
 ARRIVALS: Final = 64
-"""The rate at which prompt tokens arrive is that of the last so many requests; below a quarter it is not known."""
+"""Last requests of which the rate of arriving prompt tokens is taken; with less than a quarter it is not known."""
 SPREAD_STEPS: Final = 16
-"""Where room is short, prompts are computed over so many steps. Half of it gains as much, in virtual time."""
+"""Steps over which prompts are computed where room is short. Half of it gains as much, in virtual time."""
 SPREAD_COST: Final = 1.5
-"""Spread, a prompt token may cost the decodes so many times what it costs them in a full step: they also end sooner."""
+"""Most cost of a prompt token for the decodes if it is spread, in multiples of its cost in a full step.
+
+The decodes also end sooner.
+"""
 NEARLY_FREE: Final = 1.03
 """A step of spread prompts may be longer than its decodes alone by this: reading the weights leaves room for some."""
 LEAST_CHUNK: Final = 64
@@ -63,7 +67,7 @@ class _Prompts:
         return self.found.end(len(self.found) - 1)
 
     def load(self, tokens: int) -> StepLoad:
-        """The step that computes so many prompt tokens, in order."""
+        """Return the step that computes ``tokens`` prompt tokens, in order."""
         # A step below one multiple may end a chunk anywhere.
         multiple = self._multiple if self._decode_tokens + tokens >= self._multiple else 1
         if multiple == 1 and self._longest is None:
@@ -74,7 +78,7 @@ class _Prompts:
         return StepLoad(done, chunks, decodes.decode_seqs, decodes.decode_context_tokens, pairs)
 
     def within(self, seconds: float, most: int) -> int:
-        """Prompt tokens of the largest step of at most ``seconds`` and ``most`` prompt tokens."""
+        """Return the prompt tokens of the largest step of at most ``seconds`` and ``most`` prompt tokens."""
         # What the latency promises for one chunk bounds them all: that is where it says how far it can be trusted.
         most = min(most, self.latency.prefill_within(seconds, self.decodes, 0))
         if self._longest is not None:  # in chunks the order of service says nothing of what a step computes whole
@@ -94,11 +98,16 @@ class _Prompts:
         return min(done + min(part, found.end(low) - done), most)
 
     def spread(self, full: StepLoad, full_s: float, alone_s: float) -> int:
-        """Prompt tokens of a step if all prompts are computed evenly over the next ones; those of ``full`` if one of
-        them becomes late by that. full: the largest step, of ``full_s``. alone_s: of the decodes alone.
+        """Return the prompt tokens of a step if all prompts are computed evenly over the next ones.
 
-        Where every step with prompts takes longer, however few their tokens (no CUDA graph holds it, say), they are
-        computed over fewer steps, see ``SPREAD_COST``.
+        If a prompt becomes late by that, the result is the prompt tokens of ``full``. Where every step with prompts
+        takes longer, however few their tokens (no CUDA graph holds it, say), they are computed over fewer steps, see
+        ``SPREAD_COST``.
+
+        Args:
+            full: The largest step.
+            full_s: Seconds that it takes.
+            alone_s: Seconds that the decodes take alone.
         """
         nearly_free = self.latency.prefill_within(NEARLY_FREE * alone_s, self.decodes, 0)
         tokens, step_s = max(self.left // SPREAD_STEPS, nearly_free, LEAST_CHUNK), full_s
@@ -113,17 +122,18 @@ class _Prompts:
 
 
 class StepBudget:
-    """Limits the prompt tokens of each step; keeps the lengths of replies, and what prompts are owed.
+    """Limit of the prompt tokens of each step; keeps the lengths of outputs, and the tokens that prompts are owed.
 
-    The step's length is that which loses the fewest requests: decodes whose pace such steps would break; prompts whose
-    first token would come too late at the rate of prefill that it leaves; and of the requests that arrive while the
-    decodes run, as many as these are (Little's law), those whose prompts that rate does not keep up with, and of the
-    others the share that loses its pace as the decodes do. Of equals the longest, since long steps compute most.
+    The step has the length that loses the fewest requests. Three kinds can be lost: decodes with a pace that such steps
+    would break; prompts with a first token that would come too late at the rate of prefill that is left; and requests
+    that arrive while the decodes run, as many as these are (Little's law): the ones with prompts that the rate does not
+    keep up with, and of the others the share that loses its pace as the decodes do. Of equals the longest step is
+    taken, since long steps compute most.
 
-    What is lost whatever is done does not count: prompts that are late at the full rate, decodes whose first token came
-    too late; these are spared long steps only where no other request pays for it. And a decode is not lost by prompts
-    that are computed while it has time left. (Else a pace that cannot be kept beside the prompts that arrive holds them
-    up until all of them are late, and late ones count for nothing.)
+    What is lost whatever is done does not count: prompts that are late at the full rate, decodes with a first token
+    that came too late; these are spared long steps only where no other request pays for it. And a decode is not lost by
+    prompts that are computed while it has time left. (Else a pace that cannot be kept beside the prompts that arrive
+    holds them up until all of them are late, and late ones count for nothing.)
 
     Where KV blocks or slots decide how many run, and not prefill, prompts need not be ready at once: they are spread
     over the next steps if none of them becomes late. Then every step computes what the reading of the weights leaves
@@ -150,12 +160,12 @@ class StepBudget:
         self._arrived_tokens = 0
 
     def learn_from(self, before: "StepBudget") -> None:
-        """Goes on with the lengths and the rate of arrivals that ``before`` knew, whose rows are lost."""
+        """Continue with the lengths and the rate of arrivals that ``before`` knew; its rows are lost."""
         self.lengths = before.lengths
         self._arrivals, self._arrived_tokens = before._arrivals, before._arrived_tokens
 
     def arrived(self, rows: Rows, slot: int, now_s: float) -> None:
-        """A request arrived; its row is there."""
+        """Record that a request arrived; its row exists."""
         if len(self._arrivals) == ARRIVALS:
             self._arrived_tokens -= self._arrivals[0][1]
         tokens = int(rows.prompt_tokens[slot] - rows.hit_tokens[slot])
@@ -163,7 +173,7 @@ class StepBudget:
         self._arrived_tokens += tokens
 
     def finished(self, rows: Rows, slot: int) -> None:
-        """A request ended, in whatever way; its row is still there."""
+        """Record that a request ended, in whatever way; its row still exists."""
         self.lengths.observe(rows, slot)
 
     def tokens(
@@ -177,16 +187,17 @@ class StepBudget:
         *,
         admits: int = MOST_PROMPTS,
     ) -> int | None:
-        """Tokens that the next step may compute, decodes included; ``None`` for as many as the engine's own limit.
+        """Return the tokens that the next step may compute, decodes included; ``None`` for the engine's own limit.
 
         Args:
-            rows: the request table, up to date for ``running``.
-            running: slots of the running requests that the step serves, in order of service.
-            waiting: slots of those that wait, in order of admission; ``MOST_PROMPTS`` are looked at.
-            aged: slots of requests that get full chunks.
-            engine: what the engine can do now.
-            now_s: epoch seconds.
-            admits: how many of ``waiting`` the plan lets in; those that it keeps out compute nothing in the next steps.
+            rows: The request table, up to date for ``running``.
+            running: Slots of the running requests that the step serves, in order of service.
+            waiting: Slots of waiting requests, in order of admission; the first ``MOST_PROMPTS`` are looked at.
+            aged: Slots of requests that get full chunks.
+            engine: What the engine can do now.
+            now_s: The present time, in epoch seconds.
+            admits: Number of requests of ``waiting`` that the plan admits; the others compute nothing in the next
+                steps.
         """
         tokens = self._limited(rows, running, waiting, aged, engine, now_s, admits)
         if tokens is None:
@@ -194,7 +205,7 @@ class StepBudget:
         return tokens
 
     def nothing_to_compute(self) -> None:
-        """A step that limits no prompt: none is owed anything from before it."""
+        """Record a step that limits no prompt: no prompt is owed anything from before it."""
         self._owed_tokens, self._last_s = 0.0, None
 
     def _limited(
@@ -268,13 +279,18 @@ class StepBudget:
         return decodes.size * engine.decode_tokens + tokens
 
     def _to_come(self, rows: Rows, decodes: IntArray, starts_s: float, token_s: FloatArray) -> FloatArray:
-        """Return the tokens still to come of each of ``decodes``, ``[n]``, expected.
+        """Return the tokens that each of ``decodes`` is expected to emit still, ``[n]``.
 
-        token_s: ``[n]``, seconds that each takes for a token in steps without prompts.
+        Where none has a pace to keep, an output that has a time to end by counts as if it could be in time: if it is
+        too long for that, nothing is lost by long steps. With all lengths, the long ones of which hardly any is that
+        long hold prompts up, and outputs that would soon end wait behind them. Where a request has a pace to keep, this
+        would cost more than it gains.
 
-        Where none has a pace to keep, a reply that has a time to end by counts as if it could be in time: if it is too
-        long for that, nothing is lost by long steps. With all lengths, the long ones of which hardly any is that long
-        hold prompts up, and replies that would soon end wait behind them. Beside a pace that costs more than it gains.
+        Args:
+            rows: The request table.
+            decodes: Slots of the decoding requests, ``[n]``.
+            starts_s: Time at which the step starts, in epoch seconds.
+            token_s: Seconds that each takes for a token in steps without prompts, ``[n]``.
         """
         left = self.lengths.left(rows, decodes)
         timed = places_stated(rows.e2e_s, decodes)
@@ -285,16 +301,16 @@ class StepBudget:
         return left
 
     def _arrival_rate(self, now_s: float) -> float:
-        """Prompt tokens that arrive, per second; 0 where it is not known."""
+        """Return the prompt tokens that arrive per second; 0 if the rate is not known."""
         if len(self._arrivals) * 4 < ARRIVALS:
             return 0.0
         since_s, first = self._arrivals[0]
         return (self._arrived_tokens - first) / max(now_s - since_s, 1e-9)
 
     def _owed(self, full_tokens: int, full_s: float, planned: int, now_s: float) -> int:
-        """Tokens that prompts must get in this step for their least share.
+        """Return the tokens that prompts must get in this step for their least share.
 
-        At most those of a full step, so that a clock which jumps forward makes one step long and no more.
+        They are at most the tokens of a full step, so that a clock which jumps forward makes one step long and no more.
         """
         if self._last_s is not None:
             self._owed_tokens += LEAST_SHARE * (full_tokens / full_s) * max(now_s - self._last_s, 0.0)
@@ -305,13 +321,13 @@ class StepBudget:
 
 
 def _worth_most(prompts: _Prompts, decoding: Decoding, full: StepLoad, full_s: float, arrival_rate: float) -> float:
-    """The length of step that loses the fewest requests, see :class:`StepBudget`."""
+    """Return the length of step that loses the fewest requests, in seconds, see :class:`StepBudget`."""
     full_rate = full.prefill_tokens / full_s
     pending, num_decodes = prompts.left, prompts.decodes.decode_seqs
     first_prefix = prompts.found.prefix(0)
 
     def losses(step_s: float, rate: float) -> tuple[int, float]:
-        """Prompts that come late, and all that is lost, less what arrives meanwhile and is good."""
+        """Return the prompts that come late, and all that is lost, less what arrives meanwhile and is good."""
         late = prompts.found.late(rate, full_rate)  # the others are late even if all steps are full
         lost = decoding.lost(step_s, rate, pending, arrival_rate)
         kept_up = min(rate / arrival_rate, 1.0) if arrival_rate else 1.0

@@ -1,12 +1,12 @@
-"""Recompute or swap? The engine time that each takes, for a request at the moment it is preempted.
+"""The engine time of recomputing and of swapping, for a request at the moment it is preempted.
 
 *Recomputed*, its context passes through the model once more, chunk by chunk beside what runs, and every step is longer
-by that. *Swapped*, its KV goes to the host and back by the link, which takes nothing from those who run but
+by that. *Swapped*, its KV goes to the host and back by the link, which takes nothing from running requests but
 
 * the packing and unpacking on the device, and
 * what the device cannot take out of the cache at once (``staging_bytes``): the next step waits until the link has it.
 
-The victim itself waits for both copies, behind those that are queued; but it waits for its turn anyhow, and its delay
+The victim itself waits for both copies, behind copies that are queued; but it waits for its turn anyhow, and its delay
 counts only beyond that. The KV is swapped if that is less than the recomputation.
 
 Source: QLM, Sec. 5 and Insight 2. Differs: QLM compares one request's own times.
@@ -26,19 +26,21 @@ from sloserve.lso.plan import EngineFacts, SwapFacts
 __all__ = ["SwapFacts", "cheaper_later", "preemption_price", "recompute_s", "swap_s", "swap_worth_s"]
 
 STAGING_BYTES_PER_S: Final = 0.7e12
-"""At which KV is packed and unpacked: each byte is read and written once, at half of an A100's memory bandwidth of
-1.55e12 bytes/s. Newer devices are faster. 1,000 tokens of Llama 3 8B take 0.2 ms.
+"""Rate at which KV is packed and unpacked.
+
+Each byte is read and written once, at half of an A100's memory bandwidth of 1.55e12 bytes/s. Newer devices are faster.
+1,000 tokens of Llama 3 8B take 0.2 ms.
 """
 _CONTEXTS: Final = 12
 """Contexts at which the price of a preemption is computed; between them it is a line."""
 
 
 def recompute_s(tokens: int, running: StepLoad, engine: EngineFacts) -> float:
-    """Engine seconds that steps with ``running`` last longer because they compute ``tokens`` of context again.
+    """Return the engine seconds that steps with ``running`` last longer if they compute ``tokens`` of context again.
 
     The context is computed in chunks that fill the steps, in full attention to what is before. The steps compute other
     prompts too, since some wait where requests are preempted: what the first prompt adds to a step of decodes is not
-    charged. Never falls with ``tokens`` where the latency does not.
+    charged. The result never falls with ``tokens`` where the latency does not.
     """
     if tokens <= 0:
         return 0.0
@@ -48,7 +50,7 @@ def recompute_s(tokens: int, running: StepLoad, engine: EngineFacts) -> float:
     chunk = max(min(room, tokens), 1)
     whole, rest = divmod(tokens, chunk)
     done = whole * chunk
-    # Steps are linear in the pairs attended, so all whole chunks take as long as so many of their mean.
+    # Steps are linear in the pairs attended, so all whole chunks together take as long as equal ones of their mean.
     taken_s = whole * _longer_s(latency, running, chunk, chunk * done, alone_s)
     if rest:
         taken_s += _longer_s(latency, running, rest, rest * (rest + 2 * done), alone_s)
@@ -61,12 +63,15 @@ def _longer_s(latency: StepLatency, running: StepLoad, chunk: int, pairs: int, a
 
 
 def stall_s(num_bytes: int, swap: SwapFacts) -> float:
-    """Seconds that the next step waits for the link, which takes what is beyond the staging memory."""
+    """Return the seconds that the next step waits for the link, which takes what is beyond the staging memory."""
     return max(swap.out_s + (num_bytes - swap.staging_bytes) / swap.bytes_per_s, 0.0)
 
 
 def swap_s(tokens: int, layout: KVLayout, swap: SwapFacts) -> float:
-    """What it costs to swap the KV of ``tokens`` out and in, to be held against :func:`recompute_s`."""
+    """Return the engine seconds that swapping the KV of ``tokens`` out and in costs.
+
+    Compare it with :func:`recompute_s`.
+    """
     num_bytes = int(needed_blocks(layout, np.array([tokens], np.int64))[0]) * swap.block_bytes
     copies_s = swap.out_s + swap.in_s + 2.0 * num_bytes / swap.bytes_per_s
     own_s = max(copies_s - swap.wait_s, 0.0)
@@ -74,9 +79,12 @@ def swap_s(tokens: int, layout: KVLayout, swap: SwapFacts) -> float:
 
 
 def swap_worth_s(tokens: int, running: StepLoad, engine: EngineFacts) -> float:
-    """Engine seconds saved by swapping a request of ``tokens`` with KV instead of recomputing it; 0 or less: none.
+    """Return the engine seconds that swapping saves compared with recomputing; 0 or less for none.
 
-    running: decodes that run beside. engine: with ``swap``; without, nothing is ever saved.
+    Args:
+        tokens: Tokens of the request that have KV.
+        running: Decodes that run beside it.
+        engine: What the engine can do; without ``swap``, nothing is ever saved.
     """
     if engine.swap is None:
         return 0.0
@@ -84,9 +92,9 @@ def swap_worth_s(tokens: int, running: StepLoad, engine: EngineFacts) -> float:
 
 
 def preemption_price(rows: Rows, slots: IntArray, engine: EngineFacts) -> FloatArray:
-    """What preempting each of ``slots`` costs the engine, as a share of computing it again: ``[len(slots)]``, 0 to 1.
+    """Return what preempting each of ``slots`` costs, as a share of computing it again, ``[len(slots)]``, 0 to 1.
 
-    1 where there is nothing to swap to, or no room. A policy multiplies by it what it charges a preemption.
+    The share is 1 if there is no swap space, or no room in it. A policy multiplies its charge for a preemption by it.
     """
     price = np.ones(slots.size)
     swap = engine.swap
@@ -105,15 +113,19 @@ def preemption_price(rows: Rows, slots: IntArray, engine: EngineFacts) -> FloatA
 
 
 def cheaper_later(key: FloatArray, margin: float, price: FloatArray, wait_s: float = 0.0) -> FloatArray:
-    """Keys by which victims are chosen: a victim's must exceed that of the request that it gives way to by ``margin``,
-    which stands for its wait for another turn and for computing it again.
+    """Return keys by which victims are chosen: cheap preemptions rank later.
 
-    One whose preemption costs the share ``price`` needs that share of the margin, hence ranks later by the rest of it.
-    But it waits for its turn however its KV comes back: where keys are times, it needs no less than ``wait_s``, or else
-    cheap preemptions thrash in a queue that grows (docs/swap.md#recompute-or-swap).
+    A victim's key must exceed the key of the request that it gives way to by ``margin``, which stands for its wait for
+    another turn and for computing it again. A victim with a preemption that costs the share ``price`` needs that share
+    of the margin, so it ranks later by the rest of it. But it waits for its turn however its KV comes back: where keys
+    are times, it needs no less than ``wait_s``, or else cheap preemptions thrash in a queue that grows
+    (docs/swap.md#recompute-or-swap).
 
-    key, price: ``[n]``; ``key`` is as it was where the price is 1. wait_s: of :class:`~sloserve.lso.plan.SwapFacts`,
-    where ``key`` and ``margin`` are seconds.
+    Args:
+        key: Keys of the candidates, ``[n]``; a key stays as it is where the price is 1.
+        margin: The margin, in the unit of ``key``.
+        price: Cost of preempting each candidate as a share of computing it again, ``[n]``.
+        wait_s: ``wait_s`` of :class:`~sloserve.lso.plan.SwapFacts`, where ``key`` and ``margin`` are seconds.
     """
     if margin <= 0.0:
         return key
