@@ -42,10 +42,10 @@ _PASTS: Final = frozenset(
 _SUBORDINATORS: Final = frozenset(
     """
     that which who whom what where when whether if while until because whose how why unless though although once
-    whatever whoever whichever wherever since before after as than so
+    whatever whoever whichever wherever since before after as so
     """.split()
 )
-_WEAK: Final = frozenset("since before after as than so once".split())
+_WEAK: Final = frozenset("since before after as so once".split())
 """They begin a clause only before a subject."""
 _PREPOSITIONS: Final = frozenset("of in to by from with for at on than after and ,".split())
 """Behind them ``that`` begins no clause."""
@@ -55,6 +55,7 @@ _SUBJECTS: Final = frozenset(
     everything any others
     """.split()
 )
+_NUMERALS: Final = frozenset("one all both each".split())
 _PRONOUNS: Final = _SUBJECTS - {"the", "a", "an", "its", "their", "no", "every", "any"} | frozenset(
     """
     two three four five six seven eight nine ten many that which who what there another itself themselves either
@@ -143,6 +144,7 @@ def _is_finite(tokens: list[str], position: int) -> bool:
     token = tokens[position]
     previous = [each for each in tokens[max(0, position - 4) : position] if each not in _ADVERBS]
     before = previous[-1] if previous else "."
+    following = tokens[position + 1] if position + 1 < len(tokens) else "."
     if before in _MODALS:
         return False
     if token in _AUXILIARIES:
@@ -151,13 +153,13 @@ def _is_finite(tokens: list[str], position: int) -> bool:
         if token not in _NOUNS:
             return before not in ("the", "a", "an", "of", "and its", "their", "its")
         singular = not before.endswith("s") and not {*previous[:-1]}.isdisjoint(_DETERMINERS)
-        return before in _PRONOUNS or before == "X" or singular
+        has_object = following in _SUBJECTS - _NUMERALS and before not in _PREPOSITIONS
+        return before in _PRONOUNS or before == "X" or singular or has_object
     if token in VERBS:
         begins = before in (".", ",", ":", ";", "(", "and", "or", "please") and token not in ("one",)
         plural = _is_plural(before) or (token in _PLAIN_VERBS and before != "to" and any(map(_is_plural, previous)))
         return begins or plural or before in _PRONOUNS
     if token in _PASTS or (token.endswith("ed") and len(token) > 4):
-        following = tokens[position + 1] if position + 1 < len(tokens) else "."
         acts = token in _PASTS and not token.endswith("ed")  # "went" is no participle
         acts_on_something = following in _DETERMINERS
         by_subject = before in _PRONOUNS - {"all", "both", "one", "each", "others", "x"}
