@@ -24,7 +24,7 @@ Seconds = Annotated[
 
 
 class Http3Settings(BaseModel):
-    """The duties of an HTTP/3 listener, and the limits that it sets to clients.
+    """What an HTTP/3 listener serves, and the limits that it sets to clients.
 
     Args:
         enabled: Whether HTTP/3 is served.
