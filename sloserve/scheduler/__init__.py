@@ -1,4 +1,4 @@
-"""Scheduling policies and their contract: a snapshot in, a plan out. Knows nothing of vLLM.
+"""Scheduling policies and their contract: a policy turns a snapshot into a plan, and knows nothing of vLLM.
 
-Imports lso and below. Add a policy as one file and one entry point (docs/add-a-policy.md).
+The package imports lso and below. Add a policy as one file and one entry point (docs/add-a-policy.md).
 """

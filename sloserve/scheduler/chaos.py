@@ -1,7 +1,7 @@
-"""Random plans, legal and illegal, to test the adapter: outputs must stay equal and no request may be lost whatever it
-plans.
+"""Random plans, legal and illegal, to test the adapter.
 
-For tests alone; not listed by ``sloserve policies``.
+Outputs must stay equal and no request may be lost whatever it plans. It is for tests alone, and ``sloserve policies``
+does not list it.
 """
 
 from dataclasses import dataclass

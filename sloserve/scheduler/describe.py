@@ -15,7 +15,12 @@ from sloserve.scheduler.registry import make_policy
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. kind: its type as written in Python. meaning: empty where no docstring stands beneath it."""
+    """One option of a policy.
+
+    Args:
+        kind: Type of its value as written in Python.
+        meaning: Words for its meaning; empty where no docstring stands beneath it.
+    """
 
     name: str
     kind: str
@@ -25,14 +30,21 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """summary: the first sentence about the policy."""
+    """Description of a policy.
+
+    Args:
+        summary: The first sentence about the policy.
+    """
 
     summary: str
     options: tuple[Option, ...]
 
 
 def describe_policy(name: str) -> Description:
-    """The policy registered under ``name``. Raises: ConfigError for one that is unknown or cannot be loaded."""
+    """Describe the policy registered under ``name``.
+
+    Raises: ConfigError for a policy that is unknown or cannot be loaded.
+    """
     cls = type(make_policy(name))
     summary = re.match(r"(.+?[.!?])(?:\s|$)", _plain(inspect.getdoc(cls) or ""))
     return Description(summary[1] if summary else "", _options(cls))
@@ -49,7 +61,7 @@ def _options(cls: type[Policy]) -> tuple[Option, ...]:
 
 
 def _meanings(settings: type) -> dict[str, str]:
-    """Returns the docstrings beneath the fields of the class and of its bases, read as vLLM reads its own settings'."""
+    """Return the docstrings beneath the fields of the class and of its bases, read as vLLM reads its own settings'."""
     found: dict[str, str] = {}
     for base in reversed(settings.__mro__[:-1]):
         try:
@@ -65,5 +77,5 @@ def _meanings(settings: type) -> dict[str, str]:
 
 
 def _plain(docstring: str) -> str:
-    """As one line, without marks of code."""
+    """Return a docstring as one line, without marks of code."""
     return " ".join(docstring.replace("``", "").split())

@@ -5,21 +5,20 @@ both); after it, the time by which the next token is due at the TPOT target (or 
 with a TTFT alone has a reader all the same: after the first token the next is due at the pace of ``default_tds``
 tokens per second. Without a pace it would be the first victim, and last in the queue again.
 
-Without any target the deadline is infinite. Then class rank decides: such a request is served before every request of
-a less urgent class, late or not, and after those with a deadline of its own class or a more urgent one; within a class
+Without any target the deadline is infinite. Then class rank decides: such a request is served before every request of a
+less urgent class, late or not, and after requests with a deadline of its own class or a more urgent one; within a class
 by arrival. Equal deadlines are ordered by class too.
 
-A waiting request that is late already goes behind those of its class that can still be in time (``late_last``): plain
-EDF breaks down under overload, since it serves first the request that it can help least (the domino effect). It stays
-ahead of those of its class without a deadline, and of every less urgent class: its deadline says nothing any more, so
-that class rank decides, as where there never was one.
+A waiting request that is late already goes behind the requests of its class that can still be in time (``late_last``):
+plain EDF breaks down under overload, since it serves first the request that it can help least (the domino effect). It
+stays ahead of the requests of its class without a deadline, and of every less urgent class: its deadline says nothing
+any more, so that class rank decides, as where there never was one.
 
-Preempts when a waiting request that can still be in time finds no slot or no KV blocks, and running requests whose
-deadlines lie later by ``preempt_margin_s`` can make room (by less where a victim can be swapped, which takes less of
-the engine's time); each request at most ``max_preemptions`` times. The margin
-stands in for an estimate: a victim must afford to wait for its turn again and to be recomputed. With 1 s instead of the
-default 30 s, 1.5 times stock's capacity and deadlines of half a minute, preemptions cost more deadlines than they saved
-(docs/benchmarks/deadlines.md).
+It preempts when a waiting request that can still be in time finds no slot or no KV blocks, and running requests with
+deadlines that are later by ``preempt_margin_s`` can make room (by less where a victim can be swapped, which takes less
+of the engine's time); each request at most ``max_preemptions`` times. The margin stands in for an estimate: a victim
+must afford to wait for its turn again and to be recomputed. With 1 s instead of the default 30 s, 1.5 times stock's
+capacity and deadlines of half a minute, preemptions cost more deadlines than they saved (docs/benchmarks/deadlines.md).
 """
 
 import math
@@ -42,9 +41,12 @@ _BEHIND_S = 1e12
 
 
 def deadlines_s(rows: Rows, slots: IntArray, default_tds: float = DEFAULT_TDS) -> FloatArray:
-    """Absolute deadlines ``[len(slots)]`` in epoch seconds, inf where a request has no target that still binds.
+    """Return absolute deadlines ``[len(slots)]`` in epoch seconds, inf for a request without a target that still binds.
 
-    default_tds: tokens per second, after the first, of a request that has a TTFT target alone.
+    Args:
+        rows: The request table.
+        slots: Slots of the requests.
+        default_tds: Tokens per second, after the first, of a request that has a TTFT target alone.
     """
     arrival, ttft, first_token = rows.arrival_s[slots], rows.ttft_s[slots], rows.first_token_s[slots]
     pace = pace_s(rows, slots)
@@ -57,18 +59,18 @@ def deadlines_s(rows: Rows, slots: IntArray, default_tds: float = DEFAULT_TDS) -
 
 
 class EDF(Policy):
-    """Serves the request whose deadline is nearest; may preempt for one that would otherwise wait for a slot."""
+    """Serves the request with the nearest deadline; may preempt for one that would otherwise wait for a slot."""
 
     needs = PREEMPTION_COLUMNS | PACE_COLUMNS | {"arrival_s", "ttft_s", "e2e_s", "first_token_s", "class_rank"}
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
         late_last: bool = True
-        """a waiting request whose deadline has passed comes after those of its class that can be in time"""
+        """whether a waiting request with a missed deadline comes after all of its class that can be in time"""
         preempt: bool = True
         """whether to preempt at all"""
         preempt_margin_s: float = 30.0
-        """a victim's deadline is later than that of the request that it makes room for by at least this, in seconds"""
+        """seconds by which a victim's deadline must be later than the deadline of the request that it makes room for"""
         max_preemptions: int = 3
         """most preemptions of one request"""
         default_tds: float = DEFAULT_TDS

@@ -4,7 +4,7 @@ import math
 
 
 def check_within(options: object, least: float, most: float, *names: str) -> None:
-    """Raises: ValueError unless each option is a finite number within ``least..most``, ends included."""
+    """Raise ValueError unless each option is a finite number within ``least..most``, ends included."""
     for name in names:
         value = getattr(options, name)
         if not (least <= value <= most and math.isfinite(value)):

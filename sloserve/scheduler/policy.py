@@ -59,7 +59,7 @@ class Policy(ABC):
 
     @property
     def reads(self) -> frozenset[str]:
-        """All columns that must be kept: those of its plans, and those of its step budget."""
+        """All columns that must be kept: the columns that its plans and its step budget read."""
         return self.needs | (StepBudget.NEEDS if self.settings.step_budget else frozenset())
 
     @property
@@ -74,40 +74,48 @@ class Policy(ABC):
 
     @property
     def lengths(self) -> Lengths | None:
-        """What it knows of the lengths of replies; ``None`` where it asks for none."""
+        """What the policy knows of the lengths of outputs; ``None`` for a policy that does not need them."""
         return None
 
     def arrived(self, rows: Rows, slot: int, now_s: float) -> None:  # noqa: B027 - an optional hook
-        """A request was enqueued; its row is complete."""
+        """Take note of a request that was enqueued; its row is complete."""
 
     def progressed(self, rows: Rows, slots: IntArray, tokens: IntArray, now_s: float) -> None:  # noqa: B027
-        """The requests in ``slots`` got ``tokens`` new output tokens each, both ``[n]``."""
+        """Take note that the requests in ``slots`` got ``tokens`` new output tokens each, both ``[n]``."""
 
     def finished(self, rows: Rows, slot: int, now_s: float) -> None:  # noqa: B027
-        """A request ended, in whatever way; its row is still there, and is freed after this call."""
+        """Take note of a request that ended, in whatever way; its row is freed after this call."""
 
     def learn_from(self, before: "Policy") -> None:
-        """Goes on with what ``before`` learned, whose rows are lost, if it is the same policy with the same options."""
+        """Continue with what ``before`` learned, if it is the same policy with the same options; its rows are lost."""
         if type(before) is type(self) and before.settings == self.settings:
             for name in self.learned:
                 setattr(self, name, getattr(before, name))
 
     def is_idle(self, waiting: int, running: int, engine: EngineFacts) -> bool:
-        """Whether its plan is IDENTITY with so many requests, whatever their rows say; then no snapshot is taken."""
+        """Return whether the plan is IDENTITY with these numbers of requests, whatever their rows say.
+
+        No snapshot is taken then.
+
+        Args:
+            waiting: Number of waiting requests.
+            running: Number of running requests.
+            engine: What the engine can do.
+        """
         return False
 
     @abstractmethod
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
-        """The plan from now on. The snapshot is read only and valid during the call. Ties end in ``seq``.
+        """Return the plan for the next steps. The snapshot is read only and valid during the call. Ties end in ``seq``.
 
-        May raise: the planner then uses the identity plan for this step, logs the error and counts it.
+        The method may raise: the planner then uses the identity plan for this step, logs the error and counts it.
         """
 
 
 class PredictingPolicy(Policy):
-    """A policy that plans with predicted lengths of replies, and learns them from the requests that end.
+    """A policy that plans with predicted lengths of outputs, and learns them from the requests that end.
 
-    Its ``Settings`` have ``length``, which predictor, and ``length_error``, the relative error of an oracle.
+    Its ``Settings`` have ``length``, the name of the predictor, and ``length_error``, the relative error of an oracle.
     """
 
     learned: ClassVar[tuple[str, ...]] = ("_lengths",)

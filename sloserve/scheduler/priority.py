@@ -1,5 +1,4 @@
-"""Strict priority: the request's own number first (lower is earlier, as in vLLM), then the rank of its class, then
-arrival.
+"""Strict priority: the request's own number (lower is earlier, as in vLLM), then the rank of its class, then arrival.
 
 Differs from vLLM's ``--scheduling-policy priority``: a waiting request of better priority preempts a running one also
 when all ``max_num_seqs`` slots are taken, not only when KV blocks run out (vLLM #40004).

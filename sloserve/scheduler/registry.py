@@ -28,29 +28,31 @@ GENERAL = "auto"
 
 @functools.cache
 def _entry_points() -> dict[str, EntryPoint]:
-    """What was installed when first asked: finding out reads a file of every distribution there is."""
+    """Return the policies that were installed at the first call: finding them reads a file of every distribution."""
     return {ep.name: ep for ep in entry_points(group=GROUP)}
 
 
 def policy_names(*, for_experiments: bool | None = None) -> tuple[str, ...]:
-    """Names of the installed policies, sorted.
+    """Return the names of the installed policies, sorted.
 
-    for_experiments: those alone that only reproduce a paper, or those alone that a server can be run with; ``None``
-    for both.
+    Args:
+        for_experiments: Whether to return only policies that reproduce a paper, or only policies for a server; ``None``
+            for both.
     """
     found = {name: ep.value.startswith(FOR_EXPERIMENTS) for name, ep in _entry_points().items() if name not in HIDDEN}
     return tuple(sorted(name for name, apart in found.items() if for_experiments in (None, apart)))
 
 
 def main_policies() -> tuple[str, ...]:
-    """Names of the policies that a server can be run with, the general one first, the others sorted; a list of all
-    policies is taken from here.
+    """Return the names of the policies that a server can be run with, the general one first, the others sorted.
+
+    A list of all policies is taken from here.
     """
     return tuple(sorted(policy_names(for_experiments=False), key=lambda name: (name != GENERAL, name)))
 
 
 def parse_policy(text: str) -> tuple[str, dict[str, str]]:
-    """Splits ``name:option=value:...`` into the name and its options.
+    """Split ``name:option=value:...`` into the name and its options.
 
     Raises: ConfigError when an option is not of the form ``option=value``.
     """
@@ -65,17 +67,21 @@ def parse_policy(text: str) -> tuple[str, dict[str, str]]:
 
 
 def policy_text(name: str, options: Mapping[str, Any]) -> str:
-    """The inverse of :func:`parse_policy`."""
+    """Return the text of a policy with these options: the inverse of :func:`parse_policy`."""
     return ":".join([name, *(f"{key}={value}" for key, value in options.items())])
 
 
 def make_policy(
     name: str, options: Mapping[str, Any] | None = None, *, seed: int = 0, allow_files: bool = True
 ) -> Policy:
-    """Builds the policy registered under ``name`` with its ``Settings`` filled from ``options``.
+    """Build the policy registered under ``name`` with its ``Settings`` filled from ``options``.
 
-    allow_files: whether an option of type ``Path`` may name a file. Off for what arrives over the network: there an
-    option of type ``ProfileName | Path`` takes names alone, and one of type ``Path`` cannot be set.
+    Args:
+        name: Name of the policy.
+        options: Values by option; ``None`` for the defaults.
+        seed: Seed of what the policy draws.
+        allow_files: Whether an option of type ``Path`` may name a file. It is off for what arrives over the network:
+            there an option of type ``ProfileName | Path`` takes names alone, and one of type ``Path`` cannot be set.
 
     Raises: ConfigError for an unknown policy or option, a value of the wrong type, or a package that is missing.
     """
@@ -91,7 +97,10 @@ def make_policy(
 
 
 def policy_class(name: str) -> type[Policy]:
-    """The class registered under ``name``. Raises: ConfigError where there is none, or it cannot be loaded."""
+    """Return the class registered under ``name``.
+
+    Raises: ConfigError for an unknown name, or a class that cannot be loaded.
+    """
     found = _entry_points().get(name)
     if found is None:
         close = difflib.get_close_matches(name, policy_names(), n=1)
@@ -129,7 +138,7 @@ def _settings(name: str, cls: type[Policy], options: Mapping[str, Any], allow_fi
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
-    """The types of an option that is given, the first that fits holds: ``float, str`` of ``float | str | None``.
+    """Return the types that an option may have, tried in this order: ``float, str`` of ``float | str | None``.
 
     A file's path fits any text, and so comes last.
     """
@@ -138,7 +147,7 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
 
 
 def _convert(where: str, value: Any, kinds: tuple[Any, ...], allow_files: bool) -> Any:
-    """``value`` as the first of ``kinds`` that fits: text is read, numbers may only widen."""
+    """Return ``value`` as the first of ``kinds`` that fits: text is read, numbers may only widen."""
     if kinds == (bool,):
         flags = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
         if str(value).lower() not in flags:

@@ -60,10 +60,10 @@ class SJF(PredictingPolicy):
         )
 
     def _work(self, rows: Rows, slots: IntArray) -> FloatArray:
-        """Weighted tokens left ``[len(slots)]``; a preempted request has its prompt and output to compute again.
+        """Return the weighted tokens left ``[len(slots)]``; a preempted request computes its prompt and output again.
 
-        What the host pool keeps counts as well: it takes KV blocks from others as it comes back. Without, victims came
-        back before short requests: swap space cost readers in overload 4 points of attainment (docs/swap.md).
+        What the host pool keeps counts as well: it takes KV blocks from others as it comes back. Without this, victims
+        came back before short requests: swap space cost readers in overload 4 points of attainment (docs/swap.md).
         """
         left = self._lengths.left(rows, slots)
         uncomputed = np.maximum(tokens_without_kv(rows, slots) + rows.swapped_tokens[slots], 0)

@@ -1,7 +1,8 @@
 """What Andes knows of each request when it plans: its reader's lead, and the QoE that serving it now would gain.
 
-Three kinds of requests. With a TTFT, TDS or TPOT target it has a reader, whose curve is kept (a TPOT is a TDS of its
-inverse). With an e2e target alone its QoE is 1 if it ends in time, else 0. Without any, nothing is gained by haste.
+There are three kinds of requests. A request with a TTFT, TDS or TPOT target has a reader, and the reader's curve is
+kept (a TPOT is a TDS of its inverse). A request with an e2e target alone has QoE 1 if it ends in time, else 0. A
+request without targets gains nothing by haste.
 """
 
 from dataclasses import dataclass
@@ -17,11 +18,11 @@ from sloserve.lso.lengths import LENGTH_COLUMNS
 from sloserve.lso.pace import pace_s
 
 COLUMNS = LENGTH_COLUMNS | PREFILL_COLUMNS | {"arrival_s", "e2e_s", "first_token_s", "tds", "tpot_s", "ttft_s"}
-"""Columns that :class:`Outlook` reads, those of the length predictor included."""
+"""Columns that :class:`Outlook` reads, including the columns of the length predictor."""
 
 
 def reading_tds(rows: Rows, slots: IntArray) -> FloatArray:
-    """Tokens per second that each reader digests, ``[n]``: at the pace asked for, else as readers usually do."""
+    """Return the tokens per second that each reader digests, ``[n]``: at the stated pace, else the usual one."""
     pace = pace_s(rows, slots)
     return np.where(np.isnan(pace), DEFAULT_TDS, 1.0 / pace)
 
@@ -30,8 +31,10 @@ def reading_tds(rows: Rows, slots: IntArray) -> FloatArray:
 class Foresight:
     """QoE within the horizon, for each of several step times.
 
-    serve: ``[num_steps, n]``; of a request that is served. wait: ``[n]``; of one that is not. gain: ``[num_steps, n]``;
-    what serving gains, 0 at least.
+    Args:
+        serve: QoE of a request that is served, ``[num_steps, n]``.
+        wait: QoE of a request that is not served, ``[n]``.
+        gain: QoE that serving a request gains, at least 0, ``[num_steps, n]``.
     """
 
     serve: FloatArray
@@ -40,11 +43,15 @@ class Foresight:
 
 
 class Outlook:
-    """Requests in ``slots``, ``[n]`` each. context_tokens: prompt and output so far.
+    """Figures of the requests in ``slots``, ``[n]`` each.
 
-    left_tokens: still to come, predicted.
-    prefill_tokens: to compute before the next token. tds: of the reader. lead_s: how long the reader, or the deadline,
-    can do without; negative where it is late, inf without a reader or a deadline.
+    Attributes:
+        context_tokens: Tokens of the prompt and of the output so far.
+        left_tokens: Predicted tokens still to come.
+        prefill_tokens: Tokens to compute before the next token.
+        tds: Tokens per second that the reader digests.
+        lead_s: Seconds that the reader, or the deadline, can do without service; negative for a late request, inf
+            without a reader or a deadline.
     """
 
     def __init__(
@@ -70,9 +77,15 @@ class Outlook:
     def foresee(
         self, steps_s: FloatArray, prefill_token_s: float, horizon_s: float, *, alpha: float = 1.0
     ) -> Foresight:
-        """What serving gains within ``horizon_s``, for each time of a step. alpha: see :func:`sloserve.core.qoe.qoe`.
+        """Return what serving gains within ``horizon_s``, for each time of a step.
 
         Source: Andes, Eq. 2.
+
+        Args:
+            steps_s: Times of a step in seconds, ``[num_steps]``.
+            prefill_token_s: Seconds that a token of a prefill takes.
+            horizon_s: Seconds from now within which QoE is compared.
+            alpha: Penalty for a late first token, see :func:`sloserve.core.qoe.qoe`.
         """
         prefill_s: FloatArray = np.multiply(self.prefill_tokens, prefill_token_s)
         replies = self.replies(prefill_s)
@@ -86,7 +99,11 @@ class Outlook:
         return Foresight(serve, wait, np.maximum(serve - wait, 0.0))
 
     def replies(self, prefill_s: FloatArray) -> Replies:
-        """The replies as the QoE kernel reads them. prefill_s: ``[n]``; time that their prefills take."""
+        """Return the outputs as the QoE kernel reads them.
+
+        Args:
+            prefill_s: Seconds that the prefills of the requests take, ``[n]``.
+        """
         return Replies.of(
             self.slots,
             now_s=self._now_s,

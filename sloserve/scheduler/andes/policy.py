@@ -1,9 +1,9 @@
-"""Andes: serves where it adds most to the readers' quality of experience for the KV cache it takes.
+"""Andes: a policy that serves the requests which add most to readers' quality of experience for their KV cache.
 
-Readers are slower than engines. A reply that is far ahead of its reader can give its place to one that has not begun.
+Readers are slower than engines. A request that is far ahead of its reader can give its place to one that has not begun.
 Each plan orders the waiting requests by QoE gained within a horizon per token of context (Andes, Eq. 5), makes room for
-the first of them, and orders the running ones so that a shortage of KV takes the one furthest ahead. Nothing is
-planned while neither memory nor time is short (selective triggering).
+the first of them, and orders the running ones so that a shortage of KV takes the one furthest ahead. Nothing is planned
+while neither memory nor time is short (selective triggering).
 
 When memory is short, a running request is *preempted* (its KV is dropped and computed again later), or *paused* with
 its KV kept if only its next block is missing, which spares a preemption.
@@ -13,9 +13,9 @@ of a less urgent class.
 
 Source: Andes, Sec. 4. Differs (the policy ``andes-paper`` has the paper's form, docs/benchmarks/andes.md the figures):
 
-* victims are those with the longest lead, ``lead_s`` at least, and not those of least gain per token. Without swap
-  space vLLM recomputes what it preempts, where the paper swaps; then a preemption pays only if its victim can stay away
-  for long. With it the lead asked for is less by the share of the cost that swapping saves.
+* victims are the requests with the longest lead, ``lead_s`` at least, and not the ones with the least gain per token.
+  Without swap space vLLM recomputes what it preempts, where the paper swaps; then a preemption pays only if its victim
+  can stay away for long. With it the lead asked for is less by the share of the cost that swapping saves.
 * vLLM's slots and lazy allocation decide which requests run; a share of the blocks is left for growth.
 * pausing, which the paper does not have.
 * the batch size is not searched.
@@ -45,11 +45,11 @@ from sloserve.scheduler.options import check_within
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, PredictingPolicy, Snapshot
 
 URGENT_QUALITY = 0.5
-"""A request whose QoE would be below this even if it were served at once is not urgent: it is lost anyway."""
+"""QoE if served at once below which a request is not urgent: it is lost anyway."""
 URGENT_GAIN = 0.02
 """Nor is one that gains less by being served."""
 FIRST_HORIZON_S = 8.0
-"""Prediction timeframe before any reply has ended."""
+"""Prediction timeframe in seconds before any output has ended."""
 _URGENT_FIRST = 2.0
 """More than any gain per token."""
 
@@ -131,7 +131,7 @@ class Andes(PredictingPolicy):
         return self._plan(snapshot, all_, foresight)
 
     def _outlook(self, snapshot: Snapshot, now_s: float) -> Outlook:
-        """Returns the outlook of the waiting requests, followed by the running ones."""
+        """Return the outlook of the waiting requests, followed by the running ones."""
         rows, slots = snapshot.rows, np.concatenate((snapshot.waiting, snapshot.running))
         return Outlook(rows, slots, self._lengths.left(rows, slots), self._curves, now_s)
 
@@ -149,7 +149,7 @@ class Andes(PredictingPolicy):
         return np.array([engine.step_latency.step_s(load) for load in loads]) / mean_tokens_per_step(engine)
 
     def _foresee(self, engine: EngineFacts, all_: Outlook, batches: FloatArray) -> Foresight:
-        """What serving gains at each of several batch sizes."""
+        """Return what serving gains at each of several batch sizes."""
         return all_.foresee(*self._times_s(engine, all_, batches), self._horizon_s())
 
     def _times_s(self, engine: EngineFacts, all_: Outlook, batches: FloatArray) -> tuple[FloatArray, float]:
@@ -161,7 +161,14 @@ class Andes(PredictingPolicy):
         return self.horizon_s or self._serving_s.value or FIRST_HORIZON_S
 
     def _victim_order(self, all_: Outlook, worth: FloatArray, running: IntArray, snapshot: Snapshot) -> VictimOrder:
-        """worth: gain per token, ``[len(all_)]``. running: indices, the shortest lead first."""
+        """Return which running requests may be preempted, and in which order.
+
+        Args:
+            all_: The outlook of all requests.
+            worth: Gain per token, ``[len(all_)]``.
+            running: Indices of the running requests, the shortest lead first.
+            snapshot: The engine's state.
+        """
         price = preemption_price(snapshot.rows, all_.slots[running], snapshot.engine)
         swap = snapshot.engine.swap
         return longest_lead_first(all_, running, self.settings.lead_s, price, 0.0 if swap is None else swap.wait_s)
@@ -173,7 +180,14 @@ class Andes(PredictingPolicy):
         foresight: Foresight,
         most_urgent: int = sys.maxsize,
     ) -> Plan:
-        """most_urgent: waiting requests, at most, for which others are preempted."""
+        """Return a plan that orders all requests and makes room for the urgent ones.
+
+        Args:
+            snapshot: The engine's state.
+            all_: The outlook of all requests.
+            foresight: QoE within the horizon.
+            most_urgent: Most waiting requests for which others are preempted.
+        """
         rows, engine, queued = snapshot.rows, snapshot.engine, snapshot.waiting.size
         worth = foresight.gain[0] / all_.context_tokens
         urgent = self._urgent(all_, foresight, queued)
@@ -219,7 +233,7 @@ class Andes(PredictingPolicy):
         )
 
     def _urgent(self, all_: Outlook, foresight: Foresight, queued: int) -> BoolArray:
-        """Returns which waiting requests have a reader about to run dry that can still be served well, ``[queued]``."""
+        """Return which waiting requests have a reader about to run dry that can still be served well, ``[queued]``."""
         urgent: BoolArray = (
             (all_.lead_s[:queued] < self.urgent_s)
             & (foresight.serve[0, :queued] >= URGENT_QUALITY)

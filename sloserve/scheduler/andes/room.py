@@ -19,10 +19,14 @@ PAUSING_LEAD_S = 5.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VictimOrder:
-    """Which running requests may be preempted for a waiting one, and in which order.
+    """The running requests that may be preempted for a waiting one, and their order.
 
-    places: indices in an :class:`Outlook`, the first choice first. key, head_key: ``[len(outlook)]``; a victim's key
-    exceeds the waiting request's head key by more than ``margin``.
+    A victim's key exceeds the waiting request's head key by more than ``margin``.
+
+    Args:
+        places: Indices in an :class:`Outlook`, the first choice first.
+        key: Key of each request as a victim, ``[len(outlook)]``.
+        head_key: Key of each request as a waiting one, ``[len(outlook)]``.
     """
 
     places: IntArray
@@ -35,29 +39,34 @@ class VictimOrder:
 class HeadOfLine:
     """The waiting requests that are first in the order of admission; others may be preempted for them.
 
-    places: indices in an :class:`Outlook` of the requests with these ranks. blocks: KV blocks needed at each
-    of these ranks: by the request itself, or by the aged request that has its turn there.
+    Args:
+        places: Indices in an :class:`Outlook` of the requests with these ranks.
+        blocks: KV blocks needed at each of these ranks: by the request itself, or by the aged request that has its turn
+            there.
     """
 
     places: IntArray
     blocks: IntArray
 
     def fit(self, free_slots: int, free_blocks: int) -> bool:
-        """Whether they can be admitted as things are."""
+        """Return whether the requests can be admitted without a preemption."""
         return not self.places.size or (self.places.size <= free_slots and int(self.blocks.sum()) <= free_blocks)
 
 
 def longest_lead_first(
     all_: Outlook, running: IntArray, lead_s: float, price: FloatArray, wait_s: float = 0.0
 ) -> VictimOrder:
-    """Preempts the requests that are furthest ahead of their readers, as far as their preemption costs the same.
+    """Return the order in which the requests furthest ahead of their readers are preempted first.
+
+    Leads are compared as if all preemptions cost the same: a cheap preemption adds to the lead.
 
     Args:
-        running: indices, the shortest lead first.
-        lead_s: least lead of a victim, and least difference between its lead and the waiting request's, where it is
-            computed again.
-        price: ``[len(running)]``; the share of ``lead_s`` that each must have.
-        wait_s: for which it will wait for its turn again, and which its lead must last.
+        all_: The outlook of all requests.
+        running: Indices of the running requests, the shortest lead first.
+        lead_s: Least lead of a victim in seconds, and least difference between its lead and the waiting request's,
+            where it is computed again.
+        price: Share of ``lead_s`` that each must have, ``[len(running)]``.
+        wait_s: Seconds for which a victim will wait for its turn again, which its lead must last.
     """
     key = all_.lead_s.copy()
     key[running] = cheaper_later(key[running], lead_s, price, wait_s)
@@ -75,9 +84,16 @@ def victims_for(
     free_blocks: int,
     most: int,
 ) -> IntArray:
-    """Indices of at most ``most`` requests to preempt so that ``heads`` can be admitted.
+    """Return the indices of at most ``most`` requests to preempt so that ``heads`` can be admitted.
 
-    max_preemptions: a request that was preempted so often is not a victim again.
+    Args:
+        heads: The waiting requests that are first in the order of admission.
+        all_: The outlook of all requests.
+        order: The running requests that may be preempted, in order.
+        snapshot: The engine's state.
+        max_preemptions: Number of preemptions after which a request is not a victim again.
+        free_blocks: KV blocks that are free.
+        most: Most requests to preempt.
     """
     rows = snapshot.rows
     slots = all_.slots[order.places]
@@ -95,9 +111,15 @@ def victims_for(
 
 
 def short_of_blocks(all_: Outlook, running: IntArray, rows: Rows, engine: EngineFacts) -> IntArray:
-    """Slots of the requests to pause because their next KV block is missing, the longest lead first.
+    """Return the slots of the requests to pause because their next KV block is missing, the longest lead first.
 
-    Without the pauses vLLM would preempt a request for each block. running: indices, the shortest lead first.
+    Without the pauses vLLM would preempt a request for each block.
+
+    Args:
+        all_: The outlook of all requests.
+        running: Indices of the running requests, the shortest lead first.
+        rows: The request table.
+        engine: What the engine can do.
     """
     slots = all_.slots[running]
     places = pausing.short_of_blocks(

@@ -9,14 +9,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """experience: what the perfect experience of a reader counts, in good requests. stretch: what an immediate reply
-    counts, in good requests. unhurried_s: the target by which the stretch of a request without targets is measured.
+    """Constants of the worth of requests.
 
-    wait_share: the mean delay of what is not served now, as a share of the cost of all that wait and have a chance.
-    late_wait_share: the same in deep overload, where ``late_at`` of the requests with targets, or more, have no chance
-    any more and step time is what is short; in between the share grows as a power of both.
-    class_weight: of a class relative to the next more urgent one. price_power: a resource that is needed for the share
-    x of the time for which the scarcest is has the price x to this power.
+    Args:
+        experience: Worth of the perfect experience of a reader, in good requests.
+        stretch: Worth of an immediate response, in good requests.
+        unhurried_s: Target in seconds by which the stretch of a request without targets is measured.
+        wait_share: Mean delay of a request that is not served now, as a share of the cost of all waiting requests that
+            have a chance.
+        late_wait_share: ``wait_share`` in deep overload, where ``late_at`` of the requests with targets, or more, have
+            no chance any more and step time is short; in between the share grows as a power of both.
+        late_at: Share of the requests with targets that have no chance any more, from which on overload is deep.
+        class_weight: Weight of a class relative to the next more urgent one.
+        price_power: Power that turns the time for which a resource is needed, as a share of the time for which the
+            scarcest is needed, into its price.
     """
 
     experience: float = 0.5

@@ -14,10 +14,13 @@ _MORE_SEQS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class EnginePace:
-    """How fast the engine is now, in seconds.
+    """Speed of the engine now, in seconds.
 
-    step_s: of a step of decodes alone. full_s: of a full one. prompt_token_s: of a prompt token, at the rate of full
-    steps. token_s: what one more decode adds to a step.
+    Args:
+        step_s: Seconds of a step of decodes alone.
+        full_s: Seconds of a full step.
+        prompt_token_s: Seconds of a prompt token, at the rate of full steps.
+        token_s: Seconds that one more decode adds to a step.
     """
 
     step_s: float
@@ -27,17 +30,20 @@ class EnginePace:
 
 
 def pace_of(engine: EngineFacts, decodes: int, context_tokens: int) -> EnginePace:
-    """The engine with these running.
+    """Return the speed of the engine with these running requests.
 
-    decodes, context_tokens: running requests, and the tokens in their KV.
-
-    Prompts that wait do not count in ``step_s``: the step budget keeps steps as short as the replies that run need, and
-    what a prompt takes of the time of others is in its price. Counted in both, the reply of every request looks slower
-    than it will be, and long ones, whose length is known, are given up too early.
+    Prompts that wait do not count in ``step_s``: the step budget keeps steps as short as the running requests need, and
+    what a prompt takes of the time of others is in its price. Counted in both, every request looks slower than it will
+    be, and long outputs of known length are given up too early.
 
     Decodes and their drafts may fill the whole step. They end, and prompts take their tokens: so a full step counts as
     having room for ``LEAST_SHARE`` of its tokens. With the room of this very step, a prompt token would take a step,
     and no request that waits could be in time.
+
+    Args:
+        engine: What the engine can do.
+        decodes: Number of running requests.
+        context_tokens: Tokens in their KV.
     """
     latency = engine.step_latency
     mean = context_tokens // max(decodes, 1)

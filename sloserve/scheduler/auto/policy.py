@@ -124,7 +124,7 @@ class Auto(PredictingPolicy):
         running: IntArray,
         waiting: IntArray,
     ) -> int:
-        """How many of ``waiting``, in order, the KV cache will hold beside ``running``, to the end of all."""
+        """Return how many of ``waiting``, in order, the KV cache will hold beside ``running``, to the end of all."""
         most = min(engine.free_slots, MOST_ADMITTED)
         if not most:
             return 0
@@ -136,7 +136,10 @@ class Auto(PredictingPolicy):
     def _heads(
         self, order: IntArray, ranked: IntArray, prefill: IntArray, engine: EngineFacts, fit: int
     ) -> list[tuple[int, int]]:
-        """Who comes after those that fit, and whose gain counts for it: as many as a step can begin with."""
+        """Return the requests after the first ``fit`` in ``order``, each with the request of its rank, for its gain.
+
+        There are at most as many as a step can begin with.
+        """
         begun = engine.begun(prefill[order])
         last = max(begun, fit + 1)
         return list(zip(order[fit:last].tolist(), ranked[fit:last].tolist(), strict=True))
@@ -151,11 +154,11 @@ class Auto(PredictingPolicy):
         running: IntArray,
         loss: FloatArray,
     ) -> tuple[IntArray, int]:
-        """Slots to preempt, and how many of ``heads`` are then admitted though the forecast has no room for them.
+        """Return the slots to preempt, and how many of ``heads`` are then admitted beyond what the forecast allows.
 
-        What is free is promised once: those that are ``admitted`` come first, and the heads get what they leave.
-        A running request will have to give way for each of them, now or later: it is admitted where its gain clearly
-        exceeds the loss of those that lose least for the blocks that they free.
+        What is free is promised once: the requests in ``admitted`` come first, and the heads get what they leave. A
+        running request will have to give way for each head, now or later: it is admitted where its gain clearly exceeds
+        the loss of the requests that lose least for the blocks that they free.
         """
         rows, engine = snapshot.rows, snapshot.engine
         may = rows.preemptable[slots[running]] & (rows.num_preemptions[slots[running]] < self.settings.max_preemptions)
@@ -193,9 +196,10 @@ class Auto(PredictingPolicy):
 
 
 def _as_if_dropped(rows: Rows, slots: IntArray, queued: int, context: IntArray, prefill: IntArray) -> IntArray:
-    """``prefill`` if no KV of those that wait were kept on the host.
+    """Return ``prefill`` as if no KV of waiting requests were kept on the host.
 
-    Cheap to bring back, a victim would come back before those that it gave way to, and be preempted again.
+    If it were cheap to bring back, a victim would come back before the requests that it gave way to, and be preempted
+    again.
     """
     waiting = slots[:queued]
     again = np.minimum(prefill[:queued] + rows.swapped_tokens[waiting], context[:queued])
@@ -203,5 +207,5 @@ def _as_if_dropped(rows: Rows, slots: IntArray, queued: int, context: IntArray, 
 
 
 def _blocks_to_start(rows: Rows, slots: IntArray, layout: KVLayout) -> IntArray:
-    """KV blocks that each takes until its next token is there."""
+    """Return the KV blocks that each request takes until its next token is there."""
     return layout.to_admit(rows.prompt_tokens[slots] + rows.output_tokens[slots] + 1)

@@ -65,7 +65,7 @@ class Econo(PredictingPolicy):
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
         late_last: bool = False
-        """whether requests whose target has passed come after all others of their class"""
+        """whether requests with a missed target come after all others of their class"""
         sigmas: float = 1.0
         """standard deviations of the predicted KV usage to keep free; 0 plans with the mean"""
         reserve: float = 0.01
@@ -106,13 +106,13 @@ class Econo(PredictingPolicy):
         return Plan(running=service_order(rows, stay, engine), waiting=waiting.slots, preempt=preempt, max_running=most)
 
     def _ranked(self, snapshot: Snapshot, now_s: float) -> tuple[ServiceOrder, ServiceOrder]:
-        """The waiting requests, as many as there are slots, and the running ones, each in the order of service."""
+        """Return the waiting requests, as many as there are slots, and the running ones, each in order of service."""
         rows, queued = snapshot.rows, snapshot.waiting.size
         slots = np.concatenate((snapshot.waiting, snapshot.running))
         done = rows.output_tokens[slots]
         left = self._lengths.left(rows, slots)
         target_s = _target_s(rows, slots, done + left)
-        # It holds its context from now on, and what comes half of the time.
+        # A request holds its context to its end, and its tokens to come half of the time.
         work = (rows.prompt_tokens[slots] + done + left / 2.0) * left
         key = self._key(rows, slots, work, target_s)
         undecided = without_targets(rows, slots)
@@ -129,13 +129,13 @@ class Econo(PredictingPolicy):
         )
 
     def _key(self, rows: Rows, slots: IntArray, work: FloatArray, target_s: FloatArray) -> FloatArray:
-        """The least is served first, ``[len(slots)]``."""
+        """Return the key of each request, ``[len(slots)]``; the least is served first."""
         return work * target_s
 
     def _room(
         self, rows: Rows, engine: EngineFacts, waiting: ServiceOrder, running: ServiceOrder
     ) -> tuple[int | None, int]:
-        """Index of the running request to preempt, if any, and how many of ``waiting`` then fit."""
+        """Return the index of the running request to preempt, if any, and how many of ``waiting`` then fit."""
         slots, free_slots = waiting.slots, min(engine.free_slots, MOST_ADMITTED)
         held_mean, held_variance = (one.sum(axis=0) for one in self._occupancy(rows, engine, running.slots))
         first = self._occupancy(rows, engine, slots[:1])
@@ -173,9 +173,9 @@ class Econo(PredictingPolicy):
 
 
 def _target_s(rows: Rows, slots: IntArray, output_tokens: FloatArray) -> FloatArray:
-    """Within how many seconds of its arrival a request of ``output_tokens`` should end, ``[n]``.
+    """Return the seconds from arrival within which a request of ``output_tokens`` should end, ``[n]``.
 
-    Its e2e target, or else what its TTFT and its pace come to, or else UNHURRIED_S.
+    That is its e2e target, or else what its TTFT and its pace add up to, or else UNHURRIED_S.
     """
     ttft_s, tpot_s = rows.ttft_s[slots], pace_s(rows, slots)
     streamed_s = np.where(np.isnan(ttft_s), DEFAULT_TTFT_S, ttft_s) + np.where(

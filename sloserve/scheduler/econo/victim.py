@@ -1,4 +1,4 @@
-"""Which running request should be preempted for the waiting ones? The one whose preemption saves most, if any.
+"""Choice of the running request to preempt for the waiting ones: the one that saves most, if any saves something.
 
 The KV cache is a machine that serves ``total`` tokens in each step; a request occupies it alone for its KV tokens x
 steps to go, divided by that. After a preemption all waiting requests with a smaller key go before the victim: each of
@@ -26,7 +26,10 @@ either is ever reached)."""
 class ServiceOrder:
     """Requests in the order of service; all ``[n]``.
 
-    key: ascending. work: KV tokens x steps to go. target_s: within which it should end, from its arrival.
+    Args:
+        key: Keys, ascending.
+        work: KV tokens x steps to go.
+        target_s: Seconds from its arrival within which a request should end.
     """
 
     slots: IntArray
@@ -44,15 +47,15 @@ def victim_worth_preempting(
     total_tokens: float,
     tokens_per_step: float = TOKENS_PER_STEP,
 ) -> int | None:
-    """Index in ``running`` of the request whose preemption saves most; ``None`` if no preemption saves anything.
+    """Return the index in ``running`` of the request that saves most if it is preempted; ``None`` if none does.
 
     Args:
-        waiting: the waiting requests, in the order of service.
-        running: the running requests, in the order of service.
-        again_tokens: ``[n]`` of ``running``; what a preemption costs, in tokens to compute again.
-        may_preempt: ``[n]`` of ``running``; which requests may be preempted.
-        total_tokens: tokens that the KV cache holds.
-        tokens_per_step: tokens that can be computed again in the time of one step.
+        waiting: The waiting requests, in the order of service.
+        running: The running requests, in the order of service, ``[n]``.
+        again_tokens: Cost of a preemption, in tokens to compute again, ``[n]``.
+        may_preempt: Whether each running request may be preempted, ``[n]``.
+        total_tokens: Tokens that the KV cache holds.
+        tokens_per_step: Tokens that can be computed again in the time of one step.
     """
     before = np.searchsorted(waiting.key, running.key)
     weight = np.append(0.0, np.cumsum(1.0 / waiting.target_s))

@@ -4,9 +4,9 @@ Requests with similar deadlines and lengths form groups. The order of the groups
 with one model; a new one is searched when the last one would miss deadlines. Inside a group requests are served in
 order of arrival (``inside=fcfs``, the paper's), or by their own deadlines (``inside=edf``).
 
-A request's deadline is that of ``edf``. Preempts (request eviction) where a waiting request finds no slot or no KV
-blocks, and running ones whose deadlines lie later by ``preempt_margin_s`` can make room. A request without a deadline
-is served before those of less urgent classes, and otherwise behind all groups that have one.
+A request has the deadline of ``edf``. The policy preempts (request eviction) where a waiting request finds no slot or
+no KV blocks, and running requests with deadlines that are later by ``preempt_margin_s`` can make room. A request
+without a deadline is served before requests of less urgent classes, and otherwise behind all groups that have one.
 
 Source: QLM, Sec. 3 to 7. Differs: what serves many models, model swaps and load balancing, is the fleet's
 (``virtual_queues``).
@@ -140,7 +140,7 @@ class QLM(PredictingPolicy):
         )
 
     def _wait(self, rows: Rows, slot: int) -> None:
-        """The request joins a group, or the one that it was taken from."""
+        """Put the request into a group, or back into the one that it was taken from."""
         if slot in self._member:
             ref, member = self._member[slot]
             self._groups.put_back(member, ref)
@@ -164,7 +164,7 @@ class QLM(PredictingPolicy):
         self._ref[slot] = ref
 
     def _follow(self, snapshot: Snapshot) -> None:
-        """Requests that were admitted leave their groups, preempted ones come back."""
+        """Take requests that were admitted out of their groups, and put preempted ones back."""
         rows, ref = snapshot.rows, self._ref
         if ref.size < rows.capacity:
             ref = self._ref = grown(ref, rows.capacity, _NOT_WAITING)
@@ -175,7 +175,7 @@ class QLM(PredictingPolicy):
             self._wait(rows, slot)
 
     def _replan(self, snapshot: Snapshot, now_s: float) -> Iterator[None]:
-        """A new plan, in pieces of which a step does one: none takes much longer than ordering the queue."""
+        """Make a new plan, in pieces of which a step does one: none takes much longer than ordering the queue."""
         self._planned_s = now_s
         self._groups.set_batch(_ENGINE, max(float(snapshot.running.size), 8.0))
         groups, running = self._groups.sums(), self._running(snapshot)
@@ -219,9 +219,9 @@ class QLM(PredictingPolicy):
         )
 
     def _keys(self, waiting: IntArray, due: FloatArray, now_s: float) -> FloatArray:
-        """Returns the keys of waiting requests: their groups' places, as deadlines; inf for a request without one.
+        """Return the keys of waiting requests: their groups' places, as deadlines; inf for a request without one.
 
-        A group that came since the last plan is placed by deadline.
+        A group that is newer than the last plan is placed by deadline.
         """
         refs, keys = self._known
         if not refs.size:
@@ -246,7 +246,10 @@ def _size_of(engine: EngineFacts) -> EngineSize:
 
 
 def _keys_of(order: list[GroupSums]) -> FloatArray:
-    """Ascending along the queue: the latest deadline so far, so that distances to running requests' deadlines count."""
+    """Return keys that ascend along the queue: the latest deadline so far.
+
+    Distances between these keys and running requests' deadlines count.
+    """
     due = np.array([group.first_due_s for group in order])
     last = float(due[np.isfinite(due)].max(initial=0.0))
     keys: FloatArray = np.maximum.accumulate(np.where(np.isinf(due), last, due)) + _APART_S * np.arange(due.size)

@@ -1,4 +1,4 @@
 """``sa``: the order of service that simulated annealing finds (SLO-aware scheduling).
 
-``policy.py`` plans; ``times.py`` says what the annealer is told about requests.
+``policy.py`` plans; ``times.py`` describes requests for the annealer.
 """

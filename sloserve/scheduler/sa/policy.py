@@ -2,10 +2,9 @@
 
 A new plan is made when a request arrived or ended; between, the order holds. What runs stays; there are no preemptions.
 Output lengths are predicted by a Gaussian per class fitted on line, as in the paper (``length=gaussian``), or otherwise
-(:mod:`sloserve.estimator.length.choice`); step times are those of the engine. A reader's speed (TDS) counts as a TPOT
-target.
-A good order puts requests that it cannot help behind all others: they starve under overload unless ageing is on.
-A request without targets counts by its latency alone; class rank decides beside: whatever order is found, it is
+(:mod:`sloserve.estimator.length.choice`); step times are the engine's. The speed of a reader (TDS) is treated as a TPOT
+target. A good order puts requests that it cannot help behind all others: they starve under overload unless ageing is
+on. A request without targets counts by its latency alone; class rank decides as well: whatever order is found, it is
 admitted before every request of a less urgent class.
 
 Source: SLO-aware scheduling by simulated annealing, Algorithm 1. Differs: see csrc/include/sloserve/anneal.h.
@@ -44,9 +43,10 @@ _TEMPERATURES = 45
 
 
 def cooling_for(requests: int, max_batch: int, effort: float) -> Cooling:
-    """As many moves as take about 0.25 ms, times ``effort``; one costs 100 ns, more where there are more to follow.
+    """Return a cooling with as many moves as take about 0.25 ms, times ``effort``.
 
-    A count, not a time limit: the same requests get the same plan on a slow machine.
+    A move costs 100 ns, and more where more requests follow. The limit is a count, not a time: the same requests get
+    the same plan on a slow machine.
     """
     moves = min(_PLAN_NS / (100.0 + 3.0 * requests + 4.0 * min(max_batch, requests)), _MOST_MOVES)
     return Cooling(moves=round(effort * moves / _TEMPERATURES))
@@ -110,7 +110,7 @@ class SA(PredictingPolicy):
         return Plan(waiting=snapshot.woven(waiting[:MOST_ANNEALED]), max_running=self._max_running)
 
     def _in_last_order(self, snapshot: Snapshot) -> IntArray:
-        """The waiting requests in the last plan's order, those it did not know behind it as they came."""
+        """Return the waiting requests in the last plan's order, and new requests behind them as they came."""
         waits = np.zeros(snapshot.rows.capacity, np.bool_)
         waits[snapshot.waiting] = True
         known = self._order[waits[self._order]]
@@ -119,7 +119,7 @@ class SA(PredictingPolicy):
         return np.concatenate((known, new[np.argsort(snapshot.rows.seq[new])]))
 
     def _annealed(self, snapshot: Snapshot, waiting: IntArray, now_s: float) -> tuple[IntArray, int | None]:
-        """The new order, and how many may run, if limited."""
+        """Return the new order, and how many may run, if limited."""
         rows, engine, running = snapshot.rows, snapshot.engine, snapshot.running
         rest = NO_SLOTS
         if waiting.size > MOST_ANNEALED:
@@ -137,15 +137,20 @@ class SA(PredictingPolicy):
     def _best_order(
         self, snapshot: Snapshot, present: IntArray, work: RemainingWork, max_batch: int, now_s: float
     ) -> tuple[IntArray, int | None]:
-        """Returns the best order of the waiting requests of ``present``, and how many may run, ``None`` for no limit.
+        """Return the best order of the waiting requests of ``present``, and how many may run, ``None`` for no limit.
 
-        present: slots, the running requests first.
+        In :mod:`sloserve.scheduler.published.sa_batches` a subclass, ``sa-batches``, overrides this to plan in batches.
 
-        ``sa-batches`` (:mod:`sloserve.scheduler.published.sa_batches`) plans in batches instead.
+        Args:
+            snapshot: The engine's state.
+            present: Slots of the requests, the running ones first.
+            work: What is left of these requests.
+            max_batch: Most requests that may run at once.
+            now_s: The present time, in epoch seconds.
         """
         fixed = snapshot.running.size
         bind = present.size > max_batch
-        # While slots are free they fill up: from those that run to all.
+        # Free slots fill up: from the running requests to all.
         slots = max_batch if bind else (fixed + present.size + 1) // 2
         times = slot_times(self._fit, work, Slots(slots, snapshot.engine.token_budget, bind))
         requests = self._requests(snapshot.rows, present, work, times, now_s)
@@ -163,7 +168,7 @@ class SA(PredictingPolicy):
     def _requests(
         self, rows: Rows, slots: IntArray, work: RemainingWork, times: BatchTimes, now_s: float
     ) -> BatchRequests:
-        """The targets that can still be met or missed; what was missed already stays so."""
+        """Return the targets that can still be met or missed; what was missed already stays so."""
         waited = np.maximum(now_s - rows.arrival_s[slots], 0.0)
         first, done = rows.first_token_s[slots], rows.output_tokens[slots]
         begun = ~np.isnan(first)
@@ -178,7 +183,7 @@ class SA(PredictingPolicy):
 
 
 def _by_class(rows: Rows, order: IntArray) -> IntArray:
-    """``order``, with class rank heeded where no target decides."""
+    """Return ``order``, with class rank applied where no target decides."""
     place, rank = np.arange(order.size, dtype=np.float64), rows.class_rank[order]
     lowered = by_class(place, rank, without_targets(rows, order))
     return order[first_places(place, lowered, rank, rows.seq[order], order.size)]

@@ -1,8 +1,8 @@
-"""What the annealer is told about requests: their times as lines in the batch size, from the paper's bilinear fits.
+"""The annealer's view of requests: their times as lines in the batch size, from the paper's bilinear fits.
 
-Two views of an engine. In *batches* (the paper's), requests start together and the next batch waits for the slowest. In
-*slots* (continuous batching), each takes the place of one that ends: it runs beside ``slots`` others and delays those
-behind it by its share of the engine's time alone.
+There are two views of an engine. In *batches* (the paper's), requests start together and the next batch waits for the
+slowest. In *slots* (continuous batching), each takes the place of one that ends: it runs beside ``slots`` others and
+delays the requests behind it by its share of the engine's time alone.
 
 Source: SLO-aware scheduling by simulated annealing, Eq. 14 to 19.
 """
@@ -25,9 +25,11 @@ _DECODE_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def bilinear_of(latency: StepLatency) -> Bilinear:
-    """The paper's fits, if the latency consists of them; else fits to its step times over a usual engine's batches.
+    """Return the paper's fits, if the latency consists of them; else fits to its step times.
 
-    A profile is asked for steps within its own grid alone. Takes a few milliseconds.
+    The step times are over a usual engine's batches.
+
+    A profile is asked for steps within its own grid alone. The call takes a few milliseconds.
     """
     profile = latency if isinstance(latency, Profile) else None
     form = profile.latency if profile is not None and profile.engine_overhead_ms == 0.0 else latency
@@ -44,10 +46,10 @@ class RemainingWork:
     """What is left of requests, ``[n]`` each.
 
     Args:
-        prefill_tokens: of the prompt, and of the output so far of preempted ones, still to be computed.
-        context_tokens: of the next output token.
-        output_tokens: still to come, predicted.
-        per_step: tokens that a step brings each; 1 without drafts.
+        prefill_tokens: Tokens still to be computed of the prompt, and of the output so far of preempted requests.
+        context_tokens: Tokens of context of the next output token.
+        output_tokens: Predicted tokens still to come.
+        per_step: Tokens that a step brings each; 1 without drafts.
     """
 
     prefill_tokens: IntArray
@@ -67,7 +69,7 @@ class RemainingWork:
 
 
 def batch_times(fit: Bilinear, work: RemainingWork) -> BatchTimes:
-    """Returns the times of requests that run in batches."""
+    """Return the times of requests that run in batches."""
     prompt, steps = work.prefill_tokens, work.decode_steps
     # Eq. 16: the contexts of all decode steps, summed. Differs: with drafts a step brings more than one token.
     context = steps * work.context_tokens + steps * (work.output_tokens + 1.0) / 2.0
@@ -83,9 +85,10 @@ def batch_times(fit: Bilinear, work: RemainingWork) -> BatchTimes:
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """How the engine admits: ``running`` requests at once, while steps are full of up to ``token_budget`` tokens.
+    """The engine's admission: ``running`` requests at once, while steps are full of up to ``token_budget`` tokens.
 
-    bind: whether a request waits for the end of another; else only for the prompts before it.
+    Args:
+        bind: Whether a request waits for the end of another; else only for the prompts before it.
     """
 
     running: int
@@ -94,12 +97,12 @@ class Slots:
 
 
 def slot_times(fit: Bilinear, work: RemainingWork, slots: Slots) -> BatchTimes:
-    """Returns the times of requests that run beside others and take the places of those that end, one by one.
+    """Return the times of requests that run beside others and take the places of ended requests, one by one.
 
     A step that computes prompts decodes too. So while requests wait, steps are full, and a prompt gets through at the
-    rate of full steps; decoding is slowed by the prompts that start meanwhile, at most to one token a full
-    step. Behind it, others wait for a slot as long as it keeps the engine busy: its prompt and its part of each step's
-    decoding; or, where slots are free, for its prompt alone.
+    rate of full steps; decoding is slowed by the prompts that start meanwhile, at most to one token a full step. Behind
+    it, others wait for a slot as long as it keeps the engine busy: its prompt and its part of each step's decoding; or,
+    where slots are free, for its prompt alone.
     """
     times = batch_times(fit, work)
     alone = times.prefill_base_s + times.prefill_slope_s

@@ -156,7 +156,7 @@ def test_a_policy_is_shown_with_its_options(
 ) -> None:
     assert run_main(monkeypatch, "policies", "edf") == 0
     out = capsys.readouterr().out
-    assert out.startswith("edf: Serves the request whose deadline is nearest; ")
+    assert out.startswith("edf: Serves the request with the nearest deadline; ")
     assert re.search(r"\n  max_preemptions +3 +int +most preemptions of one request\n", out)
     assert run_main(monkeypatch, "policies", "fcfs") == 0
     assert re.search(r"\n  step_budget +false +bool +limit the prompt tokens of each step", capsys.readouterr().out)
