@@ -1,4 +1,4 @@
-"""Which batch sizes Andes considers, and when steps are too slow for its readers.
+"""Batch sizes that Andes considers, and the test whether steps are too slow for its readers.
 
 Source: Andes, Sec. 4.2, optimizations 1 and 2. Differs: of the sizes between the least and the largest, BATCH_SIZES are
 considered, not all.
@@ -19,7 +19,7 @@ class AndesOfBatches(Andes):
     """Andes with the parts of its paper that depend on how many requests are served together."""
 
     def _is_slow(self, snapshot: Snapshot) -> bool:
-        """Whether a step of the running requests takes longer than the fastest reader's token."""
+        """Return whether a step of the running requests takes longer than the fastest reader's token."""
         rows, running = snapshot.rows, snapshot.running
         if not running.size:
             return False
@@ -28,9 +28,14 @@ class AndesOfBatches(Andes):
         return float(self._token_s(snapshot.engine, np.array([float(running.size)]), context)[0]) * fastest > 1.0
 
     def _batch_sizes(self, engine: EngineFacts, all_: Outlook, blocks: IntArray) -> FloatArray:
-        """Candidates, ascending whole numbers. blocks: that each request of ``all_`` needs, ``[len(all_)]``.
+        """Return the candidate batch sizes, ascending whole numbers.
 
         The least is the largest that is still fast enough for the fastest reader, the largest what fits the KV cache.
+
+        Args:
+            engine: What the engine can do.
+            all_: The outlook of all requests.
+            blocks: KV blocks that each request of ``all_`` needs, ``[len(all_)]``.
         """
         most = int(np.searchsorted(np.cumsum(np.sort(blocks)), engine.total_blocks, side="right"))
         most = max(min(most, engine.max_num_seqs), 1)

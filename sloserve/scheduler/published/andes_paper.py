@@ -1,4 +1,4 @@
-"""Andes in the form of its paper: whenever memory or time is short, choose the requests to serve next anew.
+"""Andes in the form of its paper: whenever memory or time is short, the requests to serve next are chosen again.
 
 *Trigger*: most of the KV cache is in use, or a step takes longer than the fastest reader's token. Else every request
 is served in the order of arrival. *Choice*: for each candidate batch size, the requests of most QoE gained within the
@@ -11,8 +11,8 @@ how often one request is hit does not matter.
 which is exact and slow: virtual time charges it by the cells of the paper's tables, a column for each token of KV.
 
 Source: Andes, Sec. 4 and Appendix C. Differs: weights are KV blocks and not tokens, so ``dp`` fills a table that is
-smaller than what it is charged for; the batch sizes are those of ``andes_batches``; requests of equal gain per token go
-by whether they run, then by arrival, where the paper leaves it open.
+smaller than what it is charged for; the batch sizes come from ``andes_batches``; requests of equal gain per token go by
+whether they run, then by arrival, where the paper leaves it open.
 """
 
 import math
@@ -95,7 +95,7 @@ class AndesPaper(AndesOfBatches):
         return 1.0 - engine.free_blocks / engine.total_blocks >= self.settings.watermark or self._is_slow(snapshot)
 
     def _choose(self, snapshot: Snapshot, all_: Outlook) -> tuple[IntArray, FloatArray]:
-        """Indices of the requests to serve, the highest priority first, and the priority of each request (Eq. 5)."""
+        """Return indices of the requests to serve, the highest priority first, and each request's priority (Eq. 5)."""
         engine = snapshot.engine
         blocks = engine.layout.to_admit(all_.context_tokens + 1)  # + 1: the slot of the next token
         batches = self._batch_sizes(engine, all_, blocks)
@@ -119,7 +119,7 @@ class AndesPaper(AndesOfBatches):
         return best, best_priority
 
     def _victims(self, snapshot: Snapshot, all_: Outlook, chosen: IntArray, priority: FloatArray) -> IntArray:
-        """Indices of the running requests to preempt, the lowest priority first, as many as the cap leaves."""
+        """Return indices of the running requests to preempt, the lowest priority first, as many as the cap leaves."""
         running = np.setdiff1d(np.arange(snapshot.waiting.size, all_.slots.size), chosen)
         running = running[snapshot.rows.preemptable[all_.slots[running]]]
         order = np.lexsort((-snapshot.rows.seq[all_.slots[running]], priority[running]))

@@ -85,7 +85,7 @@ class AndesParts(AndesOfBatches):
     # How many run at once.
 
     def _searched(self, snapshot: Snapshot, now_s: float) -> Plan:
-        """The plan at the best batch size; the running requests that are not of the best batch are paused."""
+        """Return the plan at the best batch size; the running requests that are not of the best batch are paused."""
         all_, running = self._outlook(snapshot, now_s), snapshot.running.size
         foresight, pause, batch_size = self._best_batch(snapshot, all_)
         made = self._plan(snapshot, all_, foresight, max(batch_size - running + pause.size, 0))
@@ -100,7 +100,7 @@ class AndesParts(AndesOfBatches):
         )
 
     def _best_batch(self, snapshot: Snapshot, all_: Outlook) -> tuple[Foresight, IntArray, int]:
-        """Eq. 4 with the batch size searched: what serving gains at it, the requests to pause, and the size."""
+        """Search the batch size (Eq. 4); return what serving gains at it, the requests to pause, and the size."""
         engine = snapshot.engine
         blocks = engine.layout.to_admit(all_.context_tokens + 1)  # + 1: the slot of the next token
         batches = self._batch_sizes(engine, all_, blocks)
@@ -121,7 +121,7 @@ class AndesParts(AndesOfBatches):
 def foresee(
     objective: str, alpha: float, all_: Outlook, steps_s: FloatArray, prefill_token_s: float, horizon_s: float
 ) -> Foresight:
-    """What serving gains by one of OBJECTIVES.
+    """Return what serving gains by one of OBJECTIVES.
 
     Source: Andes, Eq. 2, 6 and 7.
     """
@@ -141,7 +141,7 @@ def foresee(
 
 
 def least_worth_first(all_: Outlook, worth: FloatArray, running: IntArray, rows: Rows) -> VictimOrder:
-    """Preempts any request that is worth less than the waiting one.
+    """Return the order that preempts any request that is worth less than the waiting one.
 
     Source: Andes, Algorithm 1.
     """

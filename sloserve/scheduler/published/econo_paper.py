@@ -5,7 +5,7 @@ its KV, until it is granted blocks for its context and its predicted remaining l
 without asking for more. After the grants of a step, PTs are admitted up to the step's target size. Some blocks are kept
 from grants; PTs may have them, and are confined to them while a GT waits for KV, so that GTs come first.
 
-*Under-prediction* (the goal is reached and the request still runs): its remaining length is predicted anew, and it is
+*Under-prediction* (the goal is reached and the request still runs): its remaining length is predicted again, and it is
 granted that from the reserve if there is room; else it waits again with its KV. A GT is preempted only where no request
 could run otherwise: then the last in the queue of GTs are preempted until the first fits.
 
@@ -15,7 +15,7 @@ pipelining* in ``ledger``.
 
 Source: EconoServe, Sec. 3 and Algorithm 1. Differs: the ledger holds reservations, since vLLM allocates blocks as
 tokens come; a preempted request is recomputed, not swapped; a GT that has reached its prediction gets a new one, where
-the paper's is the difference of the two, 0; a guest whose span its host needs back waits with what it holds, and the
+the paper's is the difference of the two, 0; a guest waits with what it holds if its host needs the span back, and the
 last in the queue is preempted when blocks really run out. Padding follows the errors of prediction, see ``shares``.
 Prompts are cut where they would not fit a step alone (``fcfs``: at its end).
 """
@@ -41,7 +41,7 @@ from sloserve.scheduler.published.variants import PaperParts, PaperSettings
 
 
 class EconoPaper(PredictingPolicy):
-    """Admits prompts to fill the step; a reply runs once KV for its whole length is reserved, else it is paused."""
+    """Admits prompts to fill the step; a request runs once KV for its whole output is reserved, else it is paused."""
 
     full_attention_only = True
     needs = LENGTH_COLUMNS | ORDER_COLUMNS | PREFILL_COLUMNS
@@ -99,7 +99,7 @@ class EconoPaper(PredictingPolicy):
     def _grant(
         self, tasks: GenerationTasks, rows: Rows, gts: IntArray, pts: AdmittedPrompts, capacity: int, now_s: float
     ) -> tuple[IntArray, IntArray]:
-        """The GTs that still wait after this step's grants, in queue order, and the GTs to preempt."""
+        """Return the GTs that still wait after this step's grants, in queue order, and the GTs to preempt."""
         over, preempt = tasks.overrun(rows, gts), NO_SLOTS
         if over.size and self.settings.remedy == "preempt":
             preempt = over[rows.preemptable[over]]
@@ -123,7 +123,7 @@ class EconoPaper(PredictingPolicy):
         served: int,
         now_s: float,
     ) -> tuple[IntArray, int]:
-        """The order of admission and how many to admit; one at least while nothing else can be served."""
+        """Return the order of admission and how many to admit; at least one while nothing else can be served."""
         rows, engine, waiting, ledger = snapshot.rows, snapshot.engine, snapshot.waiting, tasks.ledger
         busy = served + pts.slots.size > 0
         blocks = ledger.free_blocks

@@ -1,6 +1,6 @@
 """The queue of generation tasks: which wait with their KV, what each is predicted to need, and which run next.
 
-Grants are booked in the ledger; the order is the paper's or that of arrival.
+Grants are booked in the ledger; the order is the paper's or the order of arrival.
 """
 
 import numpy as np
@@ -18,7 +18,11 @@ from sloserve.scheduler.published.variants import PaperParts
 
 
 class GenerationTasks:
-    """Grants KV to GTs and takes grants back. ledger: what each admitted request has reserved or holds."""
+    """The generation tasks: grants KV to GTs and takes grants back.
+
+    Args:
+        ledger: What each admitted request has reserved or holds.
+    """
 
     def __init__(self, parts: PaperParts, tuning: Tuning, lengths: Lengths, grants: Grants, ledger: Exact) -> None:
         self._parts = parts
@@ -30,14 +34,14 @@ class GenerationTasks:
         self._full = False
 
     def forget(self, slots: IntArray) -> None:
-        """These requests have ended, or lost their KV."""
+        """Forget requests that have ended or lost their KV."""
         known = slots[self._grants.goal[slots] > 0]
         if known.size:
             self._release(known)
             self._grants.goal[known] = 0
 
     def ended(self, rows: Rows, slot: int) -> None:
-        """A request has ended; its prediction is compared with its length."""
+        """Record that a request has ended; its prediction is compared with its length."""
         left, before = float(self._grants.first_left[slot]), int(self._grants.first_output[slot])
         if left:
             came = int(rows.output_tokens[slot]) - before
@@ -45,14 +49,14 @@ class GenerationTasks:
         self.forget(np.array([slot]))
 
     def granted(self, slots: IntArray) -> IntArray:
-        """Those of ``slots`` that run."""
+        """Return the tasks of ``slots`` that run."""
         running: IntArray = slots[self._grants.group[slots] != NO_GROUP]
         return running
 
     def overrun(self, rows: Rows, slots: IntArray) -> IntArray:
-        """The GTs of ``slots`` that have used up their grants, which are taken back.
+        """Return the GTs of ``slots`` that have used up their grants, which are taken back.
 
-        Also predicts the remaining length of these GTs and of new ones.
+        The remaining length of these GTs and of new ones is predicted as well.
         """
         grants = self._grants
         granted = self.granted(slots)
@@ -64,12 +68,20 @@ class GenerationTasks:
         return over
 
     def state(self, rows: Rows, granted: IntArray, queue: IntArray, pts: AdmittedPrompts, capacity: int) -> None:
-        """Tells the ledger what requests hold in this step; a prompt counts whole. capacity: KV blocks in all."""
+        """Set in the ledger what requests hold in this step; a prompt counts whole.
+
+        Args:
+            rows: The request table.
+            granted: Slots of the GTs with a grant.
+            queue: Slots of the GTs that wait.
+            pts: The admitted prompts.
+            capacity: KV blocks in all.
+        """
         tokens = np.concatenate((rows.computed_tokens[queue], pts.tokens))
         self.ledger.state(capacity, (granted, *self._need(rows, granted)), (np.concatenate((queue, pts.slots)), tokens))
 
     def queue(self, rows: Rows, slots: IntArray, now_s: float) -> IntArray:
-        """Those of ``slots`` that wait, the first to be granted first."""
+        """Return the tasks of ``slots`` that wait, the first to be granted first."""
         grants = self._grants
         waiting: IntArray = slots[grants.group[slots] == NO_GROUP]
         if waiting.size < 2:
@@ -84,9 +96,15 @@ class GenerationTasks:
         return ordered
 
     def grant(self, rows: Rows, queue: IntArray, first: IntArray, reserve_blocks: int) -> IntArray:
-        """Does a round of grants, if one is due; the GTs that still wait.
+        """Make a round of grants, if one is due; return the GTs that still wait.
 
-        first: GTs that may use the reserve. GTs that cannot be paused are granted in any case.
+        GTs that cannot be paused are granted in any case.
+
+        Args:
+            rows: The request table.
+            queue: Slots of the GTs that wait, in order.
+            first: Slots of GTs that may use the reserve.
+            reserve_blocks: KV blocks that other grants leave free.
         """
         grants = self._grants
         fixed = queue[~rows.pausable[queue]]
@@ -109,7 +127,7 @@ class GenerationTasks:
         return queue
 
     def serve_first(self, rows: Rows, queue: IntArray) -> tuple[IntArray, IntArray]:
-        """Grants the first GT while no other is granted; the GTs that still wait, and those to preempt for it.
+        """Grant the first GT while no other is granted; return the GTs that still wait, and the GTs to preempt for it.
 
         If even all KV of the others is not enough, its goal is lowered to what there is.
         """

@@ -30,11 +30,16 @@ class Grants:
         self._next_group = NO_GROUP + 1
 
     def __len__(self) -> int:
-        """How many requests have a grant."""
+        """Return how many requests have a grant."""
         return self._members.total()
 
     def enter(self, slot: int, capacity: int) -> None:
-        """A new request, without a grant. capacity: of the request table."""
+        """Add a new request, without a grant.
+
+        Args:
+            slot: Slot of the request.
+            capacity: Capacity of the request table, in slots.
+        """
         if capacity > self.goal.size:
             self.goal, self.rest, self.group = (grown(one, capacity) for one in (self.goal, self.rest, self.group))
             self.first_left, self.first_output = grown(self.first_left, capacity), grown(self.first_output, capacity)
@@ -43,12 +48,12 @@ class Grants:
         self.group[slot] = NO_GROUP
 
     def predicted(self, slots: IntArray, left: FloatArray, output: IntArray) -> None:
-        """Notes that ``left`` tokens were predicted after ``output``; only the first prediction of each is kept."""
+        """Note that ``left`` tokens were predicted after ``output``; only the first prediction of each is kept."""
         new = self.first_left[slots] == 0.0
         self.first_left[slots[new]], self.first_output[slots[new]] = left[new], output[new]
 
     def grant(self, slots: IntArray, bucket: IntArray | None) -> None:
-        """These tasks run from now on: tasks of one bucket as a group, or each in a group of its own."""
+        """Let these tasks run: tasks of one bucket as a group, or each in a group of its own."""
         of = np.arange(slots.size) if bucket is None else np.unique(bucket, return_inverse=True)[1]
         groups = self._next_group + of
         self.group[slots] = groups
@@ -56,7 +61,7 @@ class Grants:
         self._next_group += slots.size
 
     def leave(self, slots: IntArray) -> None:
-        """These tasks have ended, used up their grants or lost their KV; the rest of their groups runs on."""
+        """Remove tasks that have ended, used up their grants or lost their KV; the rest of their groups runs on."""
         for group in self.group[slots].tolist():
             if group == NO_GROUP:
                 continue

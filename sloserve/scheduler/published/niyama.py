@@ -1,15 +1,15 @@
 """Niyama (published again as QoServe): deadlines and remaining work in one priority, and eager relegation.
 
-A request's priority is its deadline, plus ``alpha_ms`` for each token of work that is left: its prompt where it has a
-first-token target, prompt and reply where it has one for the whole reply. With alpha 0 it is earliest deadline first,
-with a large one shortest remaining work first. A waiting request whose deadline it cannot keep behind those that stand
-before it is relegated: it is served after all others, and holds up none that can still be in time. No decode is
-preempted; the paper's dynamic chunks are the option ``step_budget=true``, which all policies here have.
+A request's priority is its deadline, plus ``alpha_ms`` for each token of work that is left: its prompt if it has a
+first-token target, prompt and output if it has a target for the whole output. With alpha 0 it is earliest deadline
+first, with a large one shortest remaining work first. A waiting request that cannot keep its deadline behind the
+requests before it is relegated: it is served after all others, and holds up none that can still be in time. No decode
+is preempted; the paper's dynamic chunks are the option ``step_budget=true``, which all policies here have.
 
-Source: Goel et al., Niyama, arXiv 2503.22562, Sec. 3 (hybrid prioritisation, eager relegation). Differs: the paper's
-replies are as long as the mean of their application plus two deviations, here as predicted; its hints of which requests
-to relegate first are service classes here, which decide where no target does; a reader's speed (TDS) counts as its pace
-in the step budget alone, as TPOT does in the paper.
+Source: Goel et al., Niyama, arXiv 2503.22562, Sec. 3 (hybrid prioritisation, eager relegation). Differs: the paper
+takes outputs to be as long as the mean of their application plus two deviations, here they are as predicted; its hints
+of which requests to relegate first are service classes here, which decide where no target does; a reader's speed (TDS)
+counts as its pace in the step budget alone, as TPOT does in the paper.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ _RELEGATED_S = 1e12
 
 
 class Niyama(PredictingPolicy):
-    """Serves by deadline and remaining work, those that can still be in time first; never preempts."""
+    """Serves by deadline and remaining work, requests that can still be in time first; never preempts."""
 
     needs = PREFILL_COLUMNS | LENGTH_COLUMNS | TARGET_COLUMNS | {"arrival_s", "first_token_s", "class_rank"}
 
@@ -75,9 +75,15 @@ class Niyama(PredictingPolicy):
         time_s: FloatArray,
         pace: EnginePace,
     ) -> BoolArray:
-        """``[len(snapshot.waiting)]``: who is late behind those before it that are not.
+        """Return which waiting requests are late behind the punctual ones before them, ``[len(snapshot.waiting)]``.
 
-        time_s: until its prompt must be computed, nan for any time.
+        Args:
+            snapshot: The engine's state.
+            slots: Slots of ``snapshot.waiting``, then of ``snapshot.running``, ``[n]``.
+            key: Key of each, ``[n]``; the least is served first.
+            prompt: Prompt tokens that each has to compute, ``[n]``.
+            time_s: Seconds until its prompt must be computed, nan for any time, ``[n]``.
+            pace: Speed of the engine.
         """
         queued = snapshot.waiting.size
         late = np.zeros(queued, np.bool_)

@@ -2,7 +2,7 @@
 
 Tasks are ordered by three factors, each divided into ranges: time left to the deadline (nearest first), then occupied
 KV (most first), then length (longest first): the predicted tokens of a generation task, the prompt of a prompt task.
-Ties end in ``seq``. A task whose deadline has passed ranks with those that have most time left. A task without a
+Ties end in ``seq``. A task with a missed deadline ranks with the tasks that have most time left. A task without a
 deadline ranks behind all. The paper does not say where either stands.
 """
 
@@ -16,14 +16,14 @@ from sloserve.core.rows import Rows
 DEADLINE_EDGES_S: FloatArray = np.array([0.2, 0.5, 2.0])
 """Sec. 3.4, e.g. 0.2-0.5 s, 0.5-2 s, > 2 s."""
 RANGE_TOKENS = 128
-"""Width of the ranges of lengths (Sec. 3.4), and of those of occupied KV, for which the paper names none."""
+"""Width in tokens of the ranges of lengths (Sec. 3.4) and of occupied KV; the paper names no width for the latter."""
 
 ORDER_COLUMNS = frozenset({"arrival_s", "e2e_s"})
 """Columns that a deadline is read from."""
 
 
 def deadline_ranges(rows: Rows, slots: IntArray, now_s: float) -> IntArray:
-    """Rank of each task's range of time left, 0 the most urgent, ``[len(slots)]``."""
+    """Return the rank of each task's range of time left, 0 the most urgent, ``[len(slots)]``."""
     left_s = rows.arrival_s[slots] + rows.e2e_s[slots] - now_s
     lax = DEADLINE_EDGES_S.size
     ranges: IntArray = np.searchsorted(DEADLINE_EDGES_S, left_s, side="right")
@@ -33,14 +33,14 @@ def deadline_ranges(rows: Rows, slots: IntArray, now_s: float) -> IntArray:
 
 
 def paper_order(rows: Rows, slots: IntArray, held_tokens: IntArray, length_tokens: IntArray, now_s: float) -> IntArray:
-    """Indices in ``slots``, the first to be served first.
+    """Return indices in ``slots``, the first to be served first.
 
     Args:
-        rows: the request table.
-        slots: row indices.
-        held_tokens: ``[len(slots)]``; tokens in the KV cache.
-        length_tokens: ``[len(slots)]``; predicted tokens of generation tasks, prompt tokens of prompt tasks.
-        now_s: epoch seconds.
+        rows: The request table.
+        slots: Slots of the tasks, ``[n]``.
+        held_tokens: Tokens in the KV cache, ``[n]``.
+        length_tokens: Predicted tokens of generation tasks, prompt tokens of prompt tasks, ``[n]``.
+        now_s: The present time, in epoch seconds.
     """
     longest, fullest = -(length_tokens // RANGE_TOKENS), -(held_tokens // RANGE_TOKENS)
     order: IntArray = np.lexsort((rows.seq[slots], longest, fullest, deadline_ranges(rows, slots, now_s)))
@@ -48,9 +48,11 @@ def paper_order(rows: Rows, slots: IntArray, held_tokens: IntArray, length_token
 
 
 def grouped(order: IntArray, bucket: IntArray) -> IntArray:
-    """``order`` with the tasks of each bucket together, where the first of them stood.
+    """Return ``order`` with the tasks of each bucket together, where the first of them stood.
 
-    order: indices. bucket: by index.
+    Args:
+        order: Indices of the tasks, in order.
+        bucket: Bucket of each task, by index.
     """
     _, first, of = np.unique(bucket[order], return_index=True, return_inverse=True)
     together: IntArray = order[np.argsort(first[of], kind="stable")]
@@ -66,7 +68,7 @@ class BestFit:
         self._places: list[int] = places.tolist()
 
     def take(self, most: int) -> int | None:
-        """The index of the largest size up to ``most``, which is then removed; ``None`` if all are larger."""
+        """Remove the largest size up to ``most`` and return its index; ``None`` if all are larger."""
         beyond = bisect_right(self._sizes, most)
         if not beyond:
             return None

@@ -1,4 +1,4 @@
-"""Which prompts join the next step: they fill it up to its target size, as far as their KV fits (Sec. 3.3.1)."""
+"""Prompts that join the next step: they fill it up to its target size, as far as their KV fits (Sec. 3.3.1)."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,12 @@ from sloserve.scheduler.published.paper_order import BestFit, paper_order
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdmittedPrompts:
-    """Admitted prompt tasks, ``[n]`` each. tokens: to compute in all. left: of these, not computed yet."""
+    """Admitted prompt tasks, ``[n]`` each.
+
+    Args:
+        tokens: Tokens to compute in all.
+        left: Tokens of these that are not computed yet.
+    """
 
     slots: IntArray
     tokens: IntArray
@@ -31,7 +36,7 @@ class StepRoom:
 
 
 def fcfs_prompts(snapshot: Snapshot, room: StepRoom) -> tuple[IntArray, int]:
-    """Slots in the order of admission, and how many to admit: the last is cut at the end of the step."""
+    """Return slots in the order of admission, and how many to admit: the last is cut at the end of the step."""
     rows, waiting = snapshot.rows, snapshot.waiting
     seq = rows.seq[waiting]
     order = snapshot.woven(waiting[top_k(seq, seq, min(waiting.size, max(room.requests, 1)))])
@@ -43,7 +48,10 @@ def fcfs_prompts(snapshot: Snapshot, room: StepRoom) -> tuple[IntArray, int]:
 
 
 def paper_prompts(snapshot: Snapshot, room: StepRoom, now_s: float) -> tuple[IntArray, int]:
-    """As :func:`fcfs_prompts`, in the paper's order; if the next does not fit, the longest that does comes next."""
+    """Return what :func:`fcfs_prompts` does, but in the paper's order.
+
+    If the next prompt does not fit, the longest one that fits comes next.
+    """
     rows, waiting = snapshot.rows, snapshot.waiting
     tokens = rows.prompt_tokens[waiting] + rows.output_tokens[waiting]
     order = paper_order(rows, waiting, np.zeros_like(tokens), tokens, now_s)
@@ -69,7 +77,7 @@ def paper_prompts(snapshot: Snapshot, room: StepRoom, now_s: float) -> tuple[Int
 
 
 def _leading(tokens: IntArray, room: StepRoom) -> int:
-    """How many prompts of an ordered list fit, none of them cut."""
+    """Return how many prompts of an ordered list fit, none of them cut."""
     blocks = blocks_of(tokens, room.block_size)
     return min(
         int(np.searchsorted(np.cumsum(tokens), room.tokens, side="right")),

@@ -1,11 +1,11 @@
-"""Which request has reserved which KV blocks: three ledgers over vLLM's lazy allocation.
+"""Reservations of KV blocks by requests: three ledgers over vLLM's lazy allocation.
 
 A grant reserves a request's context up to a goal in tokens: what it holds and all that is to come. A request without a
 grant keeps what it holds. *Exact* counts each reservation in full from the start (exact allocation). *Hosting* lends
 the second halves of reserved spans (KVC pipelining, Sec. 3.2). *Future* counts reservations as they grow: a grant fits
 if predicted occupancy does at all future steps, which subsumes hosting.
 
-Each plan states the ledger anew from what the requests hold by then, so it cannot drift from the engine.
+Each plan sets the ledger again from what the requests hold by then, so it cannot drift from the engine.
 """
 
 from typing import Final
@@ -35,24 +35,34 @@ class Exact:
         self.free_blocks = 0
 
     def blocks(self, tokens: IntArray) -> IntArray:
-        """Blocks that hold so many tokens."""
+        """Return the blocks that hold ``tokens`` tokens."""
         return blocks_of(tokens, self.block_size)
 
     def overrun(self, granted: IntArray, tokens: IntArray, goals: IntArray) -> BoolArray:
-        """Which of the granted requests have used up their reservations, ``[len(granted)]``."""
+        """Return which of the granted requests have used up their reservations, ``[len(granted)]``."""
         reached: BoolArray = tokens >= goals
         return reached
 
     def state(
         self, capacity_blocks: int, granted: tuple[IntArray, IntArray, IntArray], waiting: tuple[IntArray, IntArray]
     ) -> None:
-        """As of this step. granted: slots, tokens, goals. waiting: slots and tokens of requests without a grant."""
+        """Set the ledger to this step.
+
+        Args:
+            capacity_blocks: KV blocks in all.
+            granted: Slots, tokens and goals of the requests with a grant.
+            waiting: Slots and tokens of the requests without a grant.
+        """
         self.free_blocks = capacity_blocks - int(self.blocks(granted[2]).sum()) - int(self.blocks(waiting[1]).sum())
 
     def grant(self, slots: IntArray, tokens: IntArray, goals: IntArray, reserve_blocks: int) -> int:
-        """Reserves the goals of the first of ``slots``, which wait; how many fit, none after the first misfit.
+        """Reserve the goals of the first of ``slots``, which wait; return how many fit, none after the first misfit.
 
-        reserve_blocks: to be left free.
+        Args:
+            slots: Slots of the requests in order.
+            tokens: Tokens that each holds.
+            goals: Tokens up to which each reserves.
+            reserve_blocks: KV blocks to leave free.
         """
         sums = np.cumsum(self.blocks(goals) - self.blocks(tokens))
         fit = int(np.searchsorted(sums, self.free_blocks - reserve_blocks, side="right"))
@@ -60,7 +70,7 @@ class Exact:
         return fit
 
     def fill(self, slots: IntArray, tokens: IntArray, goals: IntArray, reserve_blocks: int) -> IntArray:
-        """Reserves for the largest that still fits, again and again; their indices in ``slots``."""
+        """Reserve for the largest that still fits, again and again; return their indices in ``slots``."""
         cost = self.blocks(goals) - self.blocks(tokens)
         shelf = BestFit(cost)
         room = self.free_blocks - reserve_blocks
@@ -73,18 +83,22 @@ class Exact:
         return places
 
     def force(self, slots: IntArray, tokens: IntArray, goals: IntArray) -> None:
-        """Reserves their goals, whether they fit or not."""
+        """Reserve the goals of these requests, whether they fit or not."""
         self.free_blocks -= int((self.blocks(goals) - self.blocks(tokens)).sum())
 
     def host(self, slots: IntArray, tokens: IntArray, goals: IntArray, buffer: float) -> IntArray:
-        """Lends spans of the requests that were granted in this step; indices in ``slots`` of their guests.
+        """Lend spans of the requests that were granted in this step; return the indices in ``slots`` of their guests.
 
-        buffer: share of what is to come by which a guest should end before its host needs the span.
+        Args:
+            slots: Slots of the requests that wait, in order.
+            tokens: Tokens that each holds.
+            goals: Tokens up to which each reserves.
+            buffer: Share of what is to come by which a guest should end before its host needs the span.
         """
         return NO_SLOTS
 
     def release(self, slot: int) -> None:
-        """The request has no reservation any more."""
+        """Drop the reservation of a request."""
 
 
 class Hosting(Exact):
@@ -191,7 +205,7 @@ class Future(Exact):
         return granted
 
     def _look(self) -> None:
-        """Blocks left at every future step, by bisection: a question costs one pass over the steps."""
+        """Set the blocks left at every future step, by bisection: a question costs one pass over the steps."""
         steps = self._steps
         if steps.first_over() is not None:
             self.free_blocks = min(steps.headroom(steps.now), 0)
@@ -207,7 +221,7 @@ class Future(Exact):
 
 
 def make_ledger(pipeline: str, block_size: int) -> Exact:
-    """The ledger by the name of its pipelining: ``none``, ``hosting`` or ``future``."""
+    """Return the ledger by the name of its pipelining: ``none``, ``hosting`` or ``future``."""
     if pipeline == "hosting":
         return Hosting(block_size)
     return Future(block_size) if pipeline == "future" else Exact(block_size)

@@ -1,7 +1,8 @@
-"""Padding, reserve and buffer of EconoServe, set by how far its predictions have been off of late.
+"""Padding, reserve and buffer of EconoServe, set by how far its recent predictions have been off.
 
 The paper tries values by hand for each dataset: padding 10 to 20 %, reserve 2 to 4 %, buffer 10 to 15 % (Sec. 2.3, 4,
-Fig. 4 and 15). Here each is read off the requests that ended. No clock, no chance: the same ends give the same shares.
+Fig. 4 and 15). Here each is read off the requests that ended. Neither a clock nor chance counts: the same ends give the
+same shares.
 
 Differs: at the paper's best padding 70 to 77 % of the predictions are not exceeded, here a quarter, by which padding is
 as a rule negative. A request that outlives its grant keeps its KV and is granted what is missing a little later, so
@@ -19,12 +20,13 @@ import numpy as np
 WINDOW: Final = 256
 """Requests, the last that ended, which count."""
 LEAST: Final = 16
-"""Until so many have ended the first shares stay."""
+"""Number of ended requests up to which the first shares stay."""
 PADDED, BUFFERED = 0.25, 0.4
 """Shares of the requests that end within their padded prediction, and within that and the buffer."""
 _PADDING = (-0.3, 1.0)
-"""Lower, where predictions are of a class's mean, so many outlive their grants that the waits for the next are what
-costs: the best is at -0.5 under one workload and at -0.3 under another, and worse than none at -0.7.
+"""Least and greatest padding. With less, where predictions are of a class's mean, too many requests outlive their
+grants, and the waits for the next grant cost most: the best is at -0.5 under one workload and at -0.3 under another,
+and worse than none at -0.7.
 """
 _RESERVE = (0.01, 0.1)
 _BUFFER = (0.0, 0.5)
@@ -32,8 +34,12 @@ _BUFFER = (0.0, 0.5)
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """padding: of a predicted length, added to it; may be negative. reserve: of the KV blocks, left free by grants.
-    buffer: of a guest's padded length, by which it should end before its host needs the span.
+    """The three shares of EconoServe.
+
+    Args:
+        padding: Share of a predicted length that is added to it; may be negative.
+        reserve: Share of the KV blocks that grants leave free.
+        buffer: Share of a guest's padded length by which it should end before its host needs the span.
     """
 
     padding: float
@@ -42,7 +48,12 @@ class Shares:
 
 
 class Tuning:
-    """shares: as of now. tuned: names of those that follow what ends; the others stay as given."""
+    """The shares, and what they are learned from.
+
+    Args:
+        shares: The shares as of now.
+        tuned: Names of the shares that follow the requests that end; the others stay as given.
+    """
 
     def __init__(self, shares: Shares, tuned: frozenset[str] = frozenset(Shares.__slots__)) -> None:
         self.shares = shares
@@ -50,12 +61,12 @@ class Tuning:
         self._ended: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)
 
     def observe(self, predicted: float, actual: float, context: float) -> None:
-        """A request ended.
+        """Record a request that ended.
 
         Args:
-            predicted: tokens that were to come, by its first prediction; not 0.
-            actual: tokens that came after it.
-            context: tokens that the request had at that time.
+            predicted: Tokens that were to come, by its first prediction; not 0.
+            actual: Tokens that came after it.
+            context: Tokens that the request had at that time.
         """
         if not self.tuned:
             return

@@ -25,7 +25,7 @@ _RANGES = {
 
 @dataclass(frozen=True, slots=True)
 class PaperParts:
-    """Which parts of EconoServe are at work beside the two queues and exact allocation; see :class:`PaperSettings`."""
+    """The parts of EconoServe that work beside the two queues and exact allocation; see :class:`PaperSettings`."""
 
     sync_tokens: int
     order: str
@@ -97,7 +97,7 @@ class PaperSettings(Policy.Settings):
         return replace(VARIANTS[self.parts], **{name: one for name, one in single.items() if one is not None})
 
     def tuning(self) -> Tuning:
-        """The three shares, at their first values."""
+        """Return the three shares, at their first values."""
         exact = self.length == "oracle" and self.length_error == 0.0
         first = replace(PAPER, padding=0.0) if exact else PAPER
         given = {name: getattr(self, name) for name in Shares.__slots__}
