@@ -21,7 +21,7 @@ PREFILL_COLUMNS = frozenset({"computed_tokens", "hit_tokens", "prompt_tokens", "
 
 
 def progress_columns(rows: Rows) -> requests.Progress:
-    """Return PREFILL_COLUMNS as :mod:`sloserve.kernels.requests` takes them."""
+    """Return PREFILL_COLUMNS as :mod:`sloserve.core.kernels.requests` takes them."""
     return rows.prompt_tokens, rows.output_tokens, rows.computed_tokens, rows.swapped_tokens, rows.hit_tokens
 
 

@@ -71,7 +71,7 @@ class Grid(_ProfileSection):
 class KVGroup(_ProfileSection):
     """KV cache groups that are counted alike; a rule that does not hold is 0.
 
-    See :class:`~sloserve.kernels.kv_layout.KVGroups`.
+    See :class:`~sloserve.core.kernels.kv_layout.KVGroups`.
     """
 
     num_groups: Count
