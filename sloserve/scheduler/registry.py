@@ -1,13 +1,15 @@
-"""Policies by name: the entry point group ``sloserve.policies``, in which third parties register theirs as we do ours.
+"""Policies by name, found as entry points: third parties register theirs in the same groups as we do ours.
 
-A policy is written ``name`` or ``name:option=value:option=value``, on the command line and in configuration alike.
+The group says whom a policy is for: ``sloserve.policies`` for servers, ``sloserve.policies_for_experiments`` for
+comparisons with papers and rivals, ``sloserve.policies_for_tests`` for tests alone. A policy is written ``name`` or
+``name:option=value:option=value``, on the command line and in configuration alike.
 """
 
 import dataclasses
 import difflib
 import functools
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
@@ -15,31 +17,32 @@ from typing import Any, get_args, get_type_hints
 from sloserve.core import numbers
 from sloserve.core.errors import ConfigError
 from sloserve.core.extras import explained
+from sloserve.core.registrations import registered
 from sloserve.scheduler.policy import Policy
 
 GROUP = "sloserve.policies"
-HIDDEN = frozenset({"chaos"})
-"""Registered for tests alone; not offered to users, yet loadable by name."""
-FOR_EXPERIMENTS = "sloserve.scheduler.published."
-"""Policies of this package reproduce papers; they are listed apart."""
+"""Policies that a server can be run with."""
+FOR_EXPERIMENTS = "sloserve.policies_for_experiments"
+"""Policies that reproduce a paper or one of its rivals; they are listed apart."""
+FOR_TESTS = "sloserve.policies_for_tests"
+"""Policies that can be loaded by name and are listed nowhere."""
 GENERAL = "auto"
 """The policy for all kinds of targets; each other one has fewer parts, and suits fewer mixes."""
 
 
 @functools.cache
 def _entry_points() -> dict[str, EntryPoint]:
-    """Return the policies that were installed at the first call: finding them reads a file of every distribution."""
-    return {ep.name: ep for ep in entry_points(group=GROUP)}
+    """Return the policies that are installed; of two with one name, the one for servers."""
+    return registered(FOR_TESTS) | registered(FOR_EXPERIMENTS) | registered(GROUP)
 
 
 def policy_names(*, for_experiments: bool | None = None) -> tuple[str, ...]:
-    """Return the names of the installed policies, sorted.
+    """Return the names of the installed policies, sorted, without those for tests.
 
-    Args:
-        for_experiments: Whether to return only policies that reproduce a paper, or only policies for a server; ``None``
-            for both.
+    for_experiments: ``True`` for the policies for experiments alone, ``False`` for those that a server can be run with
+    alone, ``None`` for both.
     """
-    found = {name: ep.value.startswith(FOR_EXPERIMENTS) for name, ep in _entry_points().items() if name not in HIDDEN}
+    found = {name: ep.group == FOR_EXPERIMENTS for name, ep in _entry_points().items() if ep.group != FOR_TESTS}
     return tuple(sorted(name for name, apart in found.items() if for_experiments in (None, apart)))
 
 

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,21 @@ def test_policies_that_reproduce_papers_are_listed_apart() -> None:
         ("sa-batches", "sa"),
     ):
         assert variant in apart and issubclass(policy_class(variant), policy_class(of))
+
+
+def test_the_group_of_its_entry_point_says_whom_a_policy_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third party's module may stand anywhere: its package does not matter."""
+    value, names = f"{EDF.__module__}:EDF", {"served": (True, False), "apart": (False, True), "hidden": (False, False)}
+    groups = (registry.GROUP, registry.FOR_EXPERIMENTS, registry.FOR_TESTS)
+    found = {name: EntryPoint(name, value, group) for name, group in zip(names, groups, strict=True)}
+    monkeypatch.setattr(registry, "_entry_points", lambda: found)
+    for name, (served, apart) in names.items():
+        assert (name in policy_names(for_experiments=False), name in policy_names(for_experiments=True)) == (
+            served,
+            apart,
+        )
+        assert (name in policy_names()) == (name != "hidden") and policy_class(name) is EDF
+    assert main_policies() == ("served",)
 
 
 @pytest.mark.parametrize("text", ["edf:preempt", "edf:=3", "edf:"])
