@@ -57,7 +57,7 @@ _URGENT_FIRST = 2.0
 class Andes(PredictingPolicy):
     """Maximises the mean QoE of readers: first those about to run out of tokens, then short contexts.
 
-    ``andes-parts`` (:mod:`sloserve.scheduler.published.andes_parts`) overrides the class attributes, ``_foresee`` and
+    ``andes-parts`` (:mod:`sloserve.scheduler.papers.andes_parts`) overrides the class attributes, ``_foresee`` and
     ``_victim_order``.
     """
 

@@ -45,7 +45,7 @@ _LATE: Final = 1e15
 class Econo(PredictingPolicy):
     """Admits requests that fit the KV cache to their end, least KV x time x target first; preempts if it gains time.
 
-    ``econo-parts`` (:mod:`sloserve.scheduler.published.econo_parts`) overrides ``_key`` and ``_room``.
+    ``econo-parts`` (:mod:`sloserve.scheduler.papers.econo_parts`) overrides ``_key`` and ``_room``.
     """
 
     needs = (

@@ -141,12 +141,7 @@ class SA(PredictingPolicy):
 
         In :mod:`sloserve.scheduler.published.sa_batches` a subclass, ``sa-batches``, overrides this to plan in batches.
 
-        Args:
-            snapshot: The engine's state.
-            present: Slots of the requests, the running ones first.
-            work: What is left of these requests.
-            max_batch: Most requests that may run at once.
-            now_s: The present time, in epoch seconds.
+        ``sa-batches`` (:mod:`sloserve.scheduler.papers.sa_batches`) plans in batches instead.
         """
         fixed = snapshot.running.size
         bind = present.size > max_batch

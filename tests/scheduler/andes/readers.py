@@ -12,8 +12,8 @@ import numpy as np
 
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.scheduler.andes.policy import FIRST_HORIZON_S, Andes
+from sloserve.scheduler.papers.andes_parts import AndesParts
 from sloserve.scheduler.policy import Plan, Snapshot, check_plan
-from sloserve.scheduler.published.andes_parts import AndesParts
 from tests.snapshots import STEP_S, make_snapshot
 
 Make = Callable[..., Snapshot]

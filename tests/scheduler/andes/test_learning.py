@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from sloserve.scheduler.andes.policy import Andes
+from sloserve.scheduler.papers.andes_parts import AndesParts
 from sloserve.scheduler.policy import Snapshot
-from sloserve.scheduler.published.andes_parts import AndesParts
 from tests.scheduler.andes.readers import (
     NOW_S,
     URGENT,

@@ -12,9 +12,9 @@ from sloserve.core.kernels.digest import DigestCurves
 from sloserve.core.qoe import digested_area, expected_area
 from sloserve.core.rows import Rows
 from sloserve.scheduler.andes.outlook import COLUMNS, Foresight, Outlook, reading_tds
+from sloserve.scheduler.papers import andes_parts
+from sloserve.scheduler.papers.andes_parts import OBJECTIVES
 from sloserve.scheduler.policy import Snapshot
-from sloserve.scheduler.published import andes_parts
-from sloserve.scheduler.published.andes_parts import OBJECTIVES
 
 Make = Callable[..., Snapshot]
 NOW_S = 1000.0

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.core.rows import State
+from sloserve.scheduler.papers.andes_parts import AndesParts
 from sloserve.scheduler.policy import Plan, Snapshot
-from sloserve.scheduler.published.andes_parts import AndesParts
 from tests.scheduler.andes.readers import (
     NOW_S,
     TTFT_S,

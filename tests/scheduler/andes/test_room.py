@@ -18,8 +18,8 @@ from sloserve.scheduler.andes.room import (
     short_of_blocks,
     victims_for,
 )
+from sloserve.scheduler.papers.andes_parts import least_worth_first
 from sloserve.scheduler.policy import Snapshot
-from sloserve.scheduler.published.andes_parts import least_worth_first
 from tests.snapshots import make_snapshot
 
 Make = Callable[..., Snapshot]

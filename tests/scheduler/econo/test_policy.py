@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sloserve.scheduler.econo.policy import UNHURRIED_S, Econo
+from sloserve.scheduler.papers.econo_parts import EconoParts
 from sloserve.scheduler.policy import Plan, Snapshot, check_plan
-from sloserve.scheduler.published.econo_parts import EconoParts
 from tests.snapshots import make_snapshot
 
 

@@ -11,8 +11,8 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.rows import Rows, State
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
+from sloserve.scheduler.papers.sa_batches import SABatches
 from sloserve.scheduler.policy import Plan, Snapshot, check_plan
-from sloserve.scheduler.published.sa_batches import SABatches
 from sloserve.scheduler.sa.policy import MOST_ANNEALED, SA, cooling_for
 from sloserve.scheduler.sa.times import RemainingWork, Slots, batch_times, bilinear_of, slot_times
 

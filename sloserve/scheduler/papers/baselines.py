@@ -16,9 +16,9 @@ from sloserve.core.arrays import IntArray
 from sloserve.estimator.length.choice import check_lengths
 from sloserve.lso.lengths import LENGTH_COLUMNS
 from sloserve.scheduler.options import check_within
+from sloserve.scheduler.papers.allocation import RESERVATION_COLUMNS, admit, max_blocks, oldest
+from sloserve.scheduler.papers.preemptive import RANKED_COLUMNS, plan_ranked
 from sloserve.scheduler.policy import Plan, Policy, PredictingPolicy, Snapshot
-from sloserve.scheduler.published.allocation import RESERVATION_COLUMNS, admit, max_blocks, oldest
-from sloserve.scheduler.published.preemptive import RANKED_COLUMNS, plan_ranked
 
 
 class Orca(Policy):

@@ -12,8 +12,8 @@ from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 from sloserve.core.kernels.rank import top_k
 from sloserve.lso.decode_first import PREFILL_COLUMNS, decode_first
 from sloserve.lso.ordering import woven_places
+from sloserve.scheduler.papers.allocation import RESERVATION_COLUMNS, capacity_blocks, leading, max_blocks
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Snapshot
-from sloserve.scheduler.published.allocation import RESERVATION_COLUMNS, capacity_blocks, leading, max_blocks
 
 RANKED_COLUMNS = RESERVATION_COLUMNS | PREFILL_COLUMNS
 """Columns that :func:`plan_ranked` reads, and ``kv_blocks`` where it pauses."""

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from sloserve.core.errors import ConfigError
+from sloserve.scheduler.papers.baselines import SRTF, Orca, Sarathi
 from sloserve.scheduler.policy import Plan, Policy, Snapshot, check_plan
-from sloserve.scheduler.published.baselines import SRTF, Orca, Sarathi
 from sloserve.scheduler.registry import make_policy
 
 Make = Callable[..., Snapshot]

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sloserve.scheduler.papers.andes_paper import AndesPaper
 from sloserve.scheduler.policy import Plan, Snapshot
-from sloserve.scheduler.published.andes_paper import AndesPaper
 from tests.scheduler.andes.readers import NOW_S, Make, Request, Steps, ahead, engine, new, order
 from tests.scheduler.andes.readers import plan as checked_plan
 

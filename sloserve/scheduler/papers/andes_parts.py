@@ -17,8 +17,8 @@ from sloserve.scheduler.andes.outlook import Foresight, Outlook
 from sloserve.scheduler.andes.policy import Andes
 from sloserve.scheduler.andes.room import VictimOrder
 from sloserve.scheduler.options import check_within
+from sloserve.scheduler.papers.andes_batches import AndesOfBatches
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Snapshot
-from sloserve.scheduler.published.andes_batches import AndesOfBatches
 
 OBJECTIVES = ("mean", "min", "perfect")
 VICTIMS = ("lead", "gain")

@@ -8,13 +8,13 @@ import numpy as np
 from sloserve.core.arrays import IntArray
 from sloserve.core.rows import Rows
 from sloserve.lso.lengths import Lengths
+from sloserve.scheduler.papers.grants import NO_GROUP, Grants
+from sloserve.scheduler.papers.paper_order import grouped, paper_order
+from sloserve.scheduler.papers.prompt_queue import AdmittedPrompts
+from sloserve.scheduler.papers.reservations import Exact
+from sloserve.scheduler.papers.shares import Tuning
+from sloserve.scheduler.papers.variants import PaperParts
 from sloserve.scheduler.policy import NO_SLOTS
-from sloserve.scheduler.published.grants import NO_GROUP, Grants
-from sloserve.scheduler.published.paper_order import grouped, paper_order
-from sloserve.scheduler.published.prompt_queue import AdmittedPrompts
-from sloserve.scheduler.published.reservations import Exact
-from sloserve.scheduler.published.shares import Tuning
-from sloserve.scheduler.published.variants import PaperParts
 
 
 class GenerationTasks:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 
 from sloserve.estimator.length.choice import check_lengths
+from sloserve.scheduler.papers.shares import Shares, Tuning
 from sloserve.scheduler.policy import Policy
-from sloserve.scheduler.published.shares import Shares, Tuning
 
 ORDERS = ("fcfs", "paper")
 PIPELINES = ("none", "hosting", "future")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from sloserve.core.rows import State
+from sloserve.scheduler.papers.mlfq import FastServe
 from sloserve.scheduler.policy import Plan, Snapshot, check_plan
-from sloserve.scheduler.published.mlfq import FastServe
 from tests.seeds import seeds
 
 Make = Callable[..., Snapshot]

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sloserve.scheduler.published.econo_paper import EconoPaper
-from sloserve.scheduler.published.shares import BUFFERED, LEAST, PADDED, WINDOW, Shares, Tuning
-from tests.scheduler.published.fake_engine import FakeEngine, Task
+from sloserve.scheduler.papers.econo_paper import EconoPaper
+from sloserve.scheduler.papers.shares import BUFFERED, LEAST, PADDED, WINDOW, Shares, Tuning
+from tests.scheduler.papers.fake_engine import FakeEngine, Task
 
 FIRST = Shares(padding=0.15, reserve=0.03, buffer=0.15)
 

@@ -16,8 +16,8 @@ from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
 from sloserve.lso.lengths import LENGTH_COLUMNS
 from sloserve.scheduler.options import check_within
+from sloserve.scheduler.papers.allocation import RESERVATION_COLUMNS, admit, capacity_blocks, exact_blocks, oldest
 from sloserve.scheduler.policy import Plan, Policy, PredictingPolicy, Snapshot
-from sloserve.scheduler.published.allocation import RESERVATION_COLUMNS, admit, capacity_blocks, exact_blocks, oldest
 
 
 @dataclass(frozen=True)

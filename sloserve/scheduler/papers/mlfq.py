@@ -24,8 +24,8 @@ from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows
 from sloserve.lso.ordering import ranks
 from sloserve.scheduler.options import check_within
+from sloserve.scheduler.papers.preemptive import RANKED_COLUMNS, plan_ranked
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
-from sloserve.scheduler.published.preemptive import RANKED_COLUMNS, plan_ranked
 
 
 class FastServe(Policy):

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.scheduler.published.paper_order import BestFit, deadline_ranges, grouped, paper_order
+from sloserve.scheduler.papers.paper_order import BestFit, deadline_ranges, grouped, paper_order
 from tests.snapshots import make_snapshot
 
 NOW_S = 1000.0

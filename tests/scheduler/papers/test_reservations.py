@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from sloserve.core.arrays import IntArray
 from sloserve.core.kernels.kv_reservation import FOREVER, KvReservation
 from sloserve.scheduler.policy import NO_SLOTS
-from sloserve.scheduler.published.reservations import Exact, Future, Hosting, make_ledger
 
 BLOCK_SIZE = 4
 NOBODY = (NO_SLOTS, NO_SLOTS, NO_SLOTS)

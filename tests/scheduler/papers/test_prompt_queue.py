@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sloserve.core.arrays import IntArray
-from sloserve.scheduler.published.prompt_queue import StepRoom, fcfs_prompts, paper_prompts
+from sloserve.scheduler.papers.prompt_queue import StepRoom, fcfs_prompts, paper_prompts
 from tests.snapshots import make_snapshot
 
 NOW_S = 1000.0

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sloserve.scheduler.papers.coupled import MultiRes, SyncCoupled, grouped, nearest
 from sloserve.scheduler.policy import Plan, Policy, Snapshot, check_plan
-from sloserve.scheduler.published.coupled import MultiRes, SyncCoupled, grouped, nearest
 from tests.seeds import seeds
 
 Make = Callable[..., Snapshot]

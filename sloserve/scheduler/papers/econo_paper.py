@@ -29,15 +29,15 @@ from sloserve.core.arrays import IntArray
 from sloserve.core.rows import Rows
 from sloserve.lso.decode_first import PREFILL_COLUMNS, uncomputed_tokens
 from sloserve.lso.lengths import LENGTH_COLUMNS
+from sloserve.scheduler.papers.allocation import capacity_blocks
+from sloserve.scheduler.papers.generation_queue import GenerationTasks
+from sloserve.scheduler.papers.grants import Grants
+from sloserve.scheduler.papers.paper_order import ORDER_COLUMNS
+from sloserve.scheduler.papers.prompt_queue import AdmittedPrompts, StepRoom, fcfs_prompts, paper_prompts
+from sloserve.scheduler.papers.reservations import make_ledger
+from sloserve.scheduler.papers.shares import Tuning
+from sloserve.scheduler.papers.variants import PaperParts, PaperSettings
 from sloserve.scheduler.policy import NO_SLOTS, Plan, PredictingPolicy, Snapshot
-from sloserve.scheduler.published.allocation import capacity_blocks
-from sloserve.scheduler.published.generation_queue import GenerationTasks
-from sloserve.scheduler.published.grants import Grants
-from sloserve.scheduler.published.paper_order import ORDER_COLUMNS
-from sloserve.scheduler.published.prompt_queue import AdmittedPrompts, StepRoom, fcfs_prompts, paper_prompts
-from sloserve.scheduler.published.reservations import make_ledger
-from sloserve.scheduler.published.shares import Tuning
-from sloserve.scheduler.published.variants import PaperParts, PaperSettings
 
 
 class EconoPaper(PredictingPolicy):

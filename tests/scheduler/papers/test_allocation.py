@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sloserve.scheduler.papers.allocation import admit, capacity_blocks, exact_blocks, leading, max_blocks, oldest
 from sloserve.scheduler.policy import Plan, Snapshot, check_plan
-from sloserve.scheduler.published.allocation import admit, capacity_blocks, exact_blocks, leading, max_blocks, oldest
 from tests.seeds import seeds
 
 Make = Callable[..., Snapshot]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from sloserve.core.request import WorkloadRequest
+from sloserve.scheduler.papers.rr import RR
 from sloserve.scheduler.policy import Plan, Snapshot, check_plan
-from sloserve.scheduler.published.rr import RR
 
 Make = Callable[..., Snapshot]
 

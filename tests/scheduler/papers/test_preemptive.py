@@ -8,8 +8,6 @@ import pytest
 
 from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.scheduler.policy import EngineFacts, Plan, Snapshot, check_plan
-from sloserve.scheduler.published.allocation import capacity_blocks, max_blocks
-from sloserve.scheduler.published.preemptive import divide, plan_ranked
 from tests.seeds import seeds
 
 Make = Callable[..., Snapshot]

@@ -7,8 +7,8 @@ import numpy as np
 from sloserve.core.arrays import IntArray
 from sloserve.core.kernels.rank import top_k
 from sloserve.lso.blocks import blocks_of
+from sloserve.scheduler.papers.paper_order import BestFit, paper_order
 from sloserve.scheduler.policy import Snapshot
-from sloserve.scheduler.published.paper_order import BestFit, paper_order
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -28,8 +28,8 @@ from sloserve.estimator.length.choice import check_lengths
 from sloserve.lso.decode_first import service_order
 from sloserve.scheduler.andes.outlook import COLUMNS, Outlook
 from sloserve.scheduler.options import check_within
+from sloserve.scheduler.papers.andes_batches import AndesOfBatches
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
-from sloserve.scheduler.published.andes_batches import AndesOfBatches
 
 SOLVERS = ("greedy", "dp")
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from sloserve.core.arrays import IntArray
 from sloserve.core.errors import ConfigError
 from sloserve.core.rows import State
+from sloserve.scheduler.papers.econo_paper import EconoPaper
+from sloserve.scheduler.papers.grants import NO_GROUP
 from sloserve.scheduler.policy import Plan, Snapshot, check_plan
-from sloserve.scheduler.published.econo_paper import EconoPaper
-from sloserve.scheduler.published.grants import NO_GROUP
 from sloserve.scheduler.registry import make_policy
-from tests.scheduler.published.fake_engine import FakeEngine, Task
+from tests.scheduler.papers.fake_engine import FakeEngine, Task
 from tests.snapshots import make_snapshot
 
 BLOCKS, BLOCK_SIZE = 24, 4

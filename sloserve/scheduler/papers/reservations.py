@@ -15,8 +15,8 @@ import numpy as np
 from sloserve.core.arrays import BoolArray, IntArray, grown
 from sloserve.core.kernels.kv_reservation import FOREVER, KvHosting, KvReservation
 from sloserve.lso.blocks import blocks_of
+from sloserve.scheduler.papers.paper_order import BestFit
 from sloserve.scheduler.policy import NO_SLOTS
-from sloserve.scheduler.published.paper_order import BestFit
 
 _BOUNDLESS: Final = 2**31 - 1
 """Blocks of the hosting kernel: it decides which request lends to which; the real number is counted here."""
