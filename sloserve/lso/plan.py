@@ -104,6 +104,11 @@ class EngineFacts:
     drafts: DraftFacts | None = None
 
     @property
+    def capacity_blocks(self) -> int:
+        """KV blocks that requests can have together: vLLM keeps one for itself."""
+        return max(self.total_blocks - 1, 1)
+
+    @property
     def admission_blocks(self) -> int:
         """KV blocks for requests that are admitted now or in the next steps; below 0 where running ones need more."""
         return self.free_blocks + self.freeing_blocks - self.watermark_blocks

@@ -27,11 +27,6 @@ RESERVATION_COLUMNS = frozenset({"prompt_tokens", "output_tokens", "max_tokens"}
 """Columns that a reservation is computed from."""
 
 
-def capacity_blocks(engine: EngineFacts) -> int:
-    """Blocks that requests can have: vLLM keeps one for itself."""
-    return max(engine.total_blocks - 1, 1)
-
-
 def max_blocks(rows: Rows, slots: IntArray, engine: EngineFacts) -> IntArray:
     """Blocks of prompt + max_tokens, ``[len(slots)]``."""
     return _blocks(rows.prompt_tokens[slots] + rows.max_tokens[slots], engine)
@@ -52,7 +47,7 @@ def exact_blocks(rows: Rows, slots: IntArray, left: FloatArray, padding: float, 
 
 
 def _blocks(tokens: IntArray, engine: EngineFacts) -> IntArray:
-    blocks: IntArray = np.minimum(blocks_of(tokens, engine.layout.block_size), capacity_blocks(engine))
+    blocks: IntArray = np.minimum(blocks_of(tokens, engine.layout.block_size), engine.capacity_blocks)
     return blocks
 
 
@@ -85,5 +80,5 @@ def admit(
         return Plan.IDENTITY
     order = snapshot.woven(order)
     most = min(engine.free_slots, batch - running) if batch else engine.free_slots
-    fit = leading(reserves(order), capacity_blocks(engine) - reserved, most)
+    fit = leading(reserves(order), engine.capacity_blocks - reserved, most)
     return Plan(waiting=order, max_running=max(running + fit, 1))

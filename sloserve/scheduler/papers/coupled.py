@@ -16,7 +16,7 @@ from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
 from sloserve.lso.lengths import LENGTH_COLUMNS
 from sloserve.scheduler.options import check_within
-from sloserve.scheduler.papers.allocation import RESERVATION_COLUMNS, admit, capacity_blocks, exact_blocks, oldest
+from sloserve.scheduler.papers.allocation import RESERVATION_COLUMNS, admit, exact_blocks, oldest
 from sloserve.scheduler.policy import Plan, Policy, PredictingPolicy, Snapshot
 
 
@@ -75,7 +75,7 @@ class MultiRes(_Exact):
             _uncomputed(rows, candidates),
             blocks,
             engine.token_budget - int(_uncomputed(rows, running).sum()),
-            capacity_blocks(engine) - reserved,
+            engine.capacity_blocks - reserved,
             engine.free_slots,
         )
         return admit(snapshot, candidates[chosen], partial(self._blocks, snapshot), reserved)

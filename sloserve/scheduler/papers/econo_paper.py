@@ -29,7 +29,6 @@ from sloserve.core.arrays import IntArray
 from sloserve.core.rows import Rows
 from sloserve.lso.decode_first import PREFILL_COLUMNS, uncomputed_tokens
 from sloserve.lso.lengths import LENGTH_COLUMNS
-from sloserve.scheduler.papers.allocation import capacity_blocks
 from sloserve.scheduler.papers.generation_queue import GenerationTasks
 from sloserve.scheduler.papers.grants import Grants
 from sloserve.scheduler.papers.paper_order import ORDER_COLUMNS
@@ -80,7 +79,7 @@ class EconoPaper(PredictingPolicy):
         gts, pts = running[is_gt], AdmittedPrompts(running[~is_gt], (computed + left)[~is_gt], left[~is_gt])
         tasks.forget(waiting)
         tasks.forget(pts.slots)
-        capacity = capacity_blocks(engine)
+        capacity = engine.capacity_blocks
         # Untracked requests hold KV too.
         untracked = max(capacity - engine.free_blocks - int(tasks.ledger.blocks(computed).sum()), 0)
         queue, preempt = self._grant(tasks, rows, gts, pts, capacity - untracked, now_s)
@@ -128,7 +127,7 @@ class EconoPaper(PredictingPolicy):
         busy = served + pts.slots.size > 0
         blocks = ledger.free_blocks
         if queue.size:
-            reserve = math.ceil(self.tuning.shares.reserve * capacity_blocks(engine))
+            reserve = math.ceil(self.tuning.shares.reserve * engine.capacity_blocks)
             held = int(ledger.blocks(rows.computed_tokens[queue]).sum() + ledger.blocks(pts.tokens).sum())
             blocks = min(blocks, reserve - held)
         step_tokens = min(self.settings.tfs_tokens or engine.token_budget, engine.token_budget)

@@ -12,7 +12,7 @@ from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 from sloserve.core.kernels.rank import top_k
 from sloserve.lso.decode_first import PREFILL_COLUMNS, decode_first
 from sloserve.lso.ordering import woven_places
-from sloserve.scheduler.papers.allocation import RESERVATION_COLUMNS, capacity_blocks, leading, max_blocks
+from sloserve.scheduler.papers.allocation import RESERVATION_COLUMNS, leading, max_blocks
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Snapshot
 
 RANKED_COLUMNS = RESERVATION_COLUMNS | PREFILL_COLUMNS
@@ -41,7 +41,7 @@ def divide(
         engine: the engine's limits.
         batch: most requests to serve; ``None`` for as many as may run.
     """
-    capacity, slots = capacity_blocks(engine), engine.max_num_seqs
+    capacity, slots = engine.capacity_blocks, engine.max_num_seqs
     first = leading(blocks, capacity, slots if batch is None else min(batch, slots))
     served = np.arange(blocks.size) < first
     others = np.flatnonzero(runs & ~served)

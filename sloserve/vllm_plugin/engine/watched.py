@@ -146,7 +146,7 @@ class Watched:
                 at_monotonic_s=monotonic_s,
                 live=live.size,
                 free_blocks=facts.free_blocks,
-                total_blocks=facts.total_blocks - 1,  # of vLLM's blocks one is never given out
+                total_blocks=facts.capacity_blocks,
                 head=head_held_up(waiting, step, facts),
                 counts=live.counts(self._classes),
                 late=np.bincount(live.class_id[live.due_s < now_s], minlength=self._classes),

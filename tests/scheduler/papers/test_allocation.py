@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sloserve.scheduler.papers.allocation import admit, capacity_blocks, exact_blocks, leading, max_blocks, oldest
+from sloserve.scheduler.papers.allocation import admit, exact_blocks, leading, max_blocks, oldest
 from sloserve.scheduler.policy import Plan, Snapshot, check_plan
 from tests.seeds import seeds
 
@@ -80,12 +80,12 @@ def test_admission_never_promises_more_than_there_is(seed: int, snapshot: Make) 
     admitted = plan.max_running - runs
     assert plan.waiting.tolist() == order.tolist() and 0 <= admitted <= at.engine.free_slots
     if admitted:
-        assert promised + blocks[:admitted].sum() <= capacity_blocks(at.engine)
+        assert promised + blocks[:admitted].sum() <= at.engine.capacity_blocks
         assert not batch or plan.max_running <= batch
     # Whoever is next was refused for a reason.
     room = admitted < at.engine.free_slots and (not batch or runs + admitted < batch)
     if room and admitted < order.size:
-        assert promised + blocks[: admitted + 1].sum() > capacity_blocks(at.engine)
+        assert promised + blocks[: admitted + 1].sum() > at.engine.capacity_blocks
     if not runs:
         assert admitted >= 1
 

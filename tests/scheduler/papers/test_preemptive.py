@@ -43,7 +43,7 @@ def test_division_is_that_of_a_plain_loop(seed: int) -> None:
     batch = int(rng.integers(1, 6)) if seed % 2 else None
     found = divide(blocks, held, runs, engine, batch=batch)
     served, stays = plain_division(
-        blocks.tolist(), held.tolist(), runs.tolist(), capacity_blocks(engine), slots, slots if batch is None else batch
+        blocks.tolist(), held.tolist(), runs.tolist(), engine.capacity_blocks, slots, slots if batch is None else batch
     )
     assert np.flatnonzero(found.served).tolist() == served and len(served) >= 1
     assert np.flatnonzero(found.stays).tolist() == stays
@@ -125,6 +125,6 @@ def test_never_promises_more_than_there_is(seed: int, pause: bool, snapshot: Mak
     assert made.running is not None and made.waiting is not None and made.max_running is not None
     served = np.concatenate((made.running[~np.isin(made.running, made.pause)], made.waiting))
     promised = max_blocks(at.rows, served, at.engine).sum() + at.rows.kv_blocks[made.pause].sum()
-    assert promised <= capacity_blocks(at.engine)
+    assert promised <= at.engine.capacity_blocks
     assert made.max_running == made.running.size + made.waiting.size <= 6
     assert sorted([*made.running, *made.preempt]) == order(at.running)
