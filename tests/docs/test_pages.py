@@ -33,10 +33,10 @@ MOST_NOT_RUN = 10
 MOST_README_LINES = 150
 POLICY_PAGES = ROOT / "docs" / "policies"
 PUBLISHED = POLICY_PAGES / "published.md"
-OURS = [name for name in policy_names() if policy_class(name).__module__.startswith("sloserve.")]
+OURS = [name for name in policy_names() if policy_class(name).__module__.startswith(("sloserve.", "benchmarks."))]
 """Without what third parties have installed."""
 TO_CHOOSE_FROM = [name for name in main_policies() if name in OURS]
-"""The policies that a deployment chooses from, each with a page; the others reproduce what was published."""
+"""The policies that a deployment chooses from, each with a page; the others are for experiments."""
 
 _GENERATED = re.compile(r"<!-- (options|columns): (\S+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
 _BENCHMARK = re.compile(r"\b(benchmarks(?:\.[a-z]\w*)+)\b(?!\.NAME)")

@@ -10,6 +10,7 @@ from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.core.rows import State
 from sloserve.scheduler.chaos import Chaos
 from sloserve.scheduler.policy import EngineFacts, Plan, PlanError, Snapshot, check_plan
+from tests.chaos import Chaos
 
 # Slots 0 and 1 run, 2 and 3 wait, 4 was preempted, 5 waits for its grammar; the table has 64 slots.
 RUNNING: list[dict[str, Any]] = [{}, {}]

@@ -10,11 +10,11 @@ import pytest
 from sloserve.core.errors import ConfigError
 from sloserve.estimator.length.choice import length_names
 from sloserve.scheduler import registry
-from sloserve.scheduler.chaos import Chaos
 from sloserve.scheduler.edf import EDF
 from sloserve.scheduler.fcfs import FCFS
 from sloserve.scheduler.registry import main_policies, make_policy, parse_policy, policy_class, policy_names
 from sloserve.scheduler.sjf import SJF
+from tests.chaos import Chaos
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ class Fault(Exception):
 
 OWNERS = (
     "sloserve.engine.planner:Planner", "sloserve.engine.request_table:RequestTable", "sloserve.core.rows:Rows",
-    "sloserve.engine.step_counts:StepCounts", "sloserve.engine.shadow:Shadow", "sloserve.scheduler.chaos:Chaos",
+    "sloserve.engine.step_counts:StepCounts", "sloserve.engine.shadow:Shadow", "tests.chaos:Chaos",
     "sloserve.scheduler.edf:EDF", "sloserve.scheduler.policy:Policy",
     "sloserve.engine.guards:PlanBudget", "sloserve.engine.guards:Ageing",
     "sloserve.engine.guards", "sloserve.engine.held_plan:HeldPlan", "sloserve.engine.swap.store:SwapStore",

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.baselines.mlfq import FastServe
 from sloserve.core.rows import State
-from sloserve.scheduler.papers.mlfq import FastServe
 from sloserve.scheduler.policy import Plan, Snapshot, check_plan
 from tests.seeds import seeds
 

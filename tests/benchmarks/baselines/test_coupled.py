@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sloserve.scheduler.papers.coupled import MultiRes, SyncCoupled, grouped, nearest
+from benchmarks.baselines.coupled import MultiRes, SyncCoupled, grouped, nearest
 from sloserve.scheduler.policy import Plan, Policy, Snapshot, check_plan
 from tests.seeds import seeds
 

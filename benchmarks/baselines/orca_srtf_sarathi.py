@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.baselines.allocation import RESERVATION_COLUMNS, admit, max_blocks, oldest
+from benchmarks.baselines.preemptive import RANKED_COLUMNS, plan_ranked
 from sloserve.core.arrays import IntArray
 from sloserve.estimator.length.choice import check_lengths
 from sloserve.lso.lengths import LENGTH_COLUMNS
 from sloserve.scheduler.options import check_within
-from sloserve.scheduler.papers.allocation import RESERVATION_COLUMNS, admit, max_blocks, oldest
-from sloserve.scheduler.papers.preemptive import RANKED_COLUMNS, plan_ranked
 from sloserve.scheduler.policy import Plan, Policy, PredictingPolicy, Snapshot
 
 

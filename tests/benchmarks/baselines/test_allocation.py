@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sloserve.scheduler.papers.allocation import admit, exact_blocks, leading, max_blocks, oldest
+from benchmarks.baselines.allocation import admit, exact_blocks, leading, max_blocks, oldest
 from sloserve.scheduler.policy import Plan, Snapshot, check_plan
 from tests.seeds import seeds
 

@@ -11,12 +11,12 @@ from functools import partial
 
 import numpy as np
 
+from benchmarks.baselines.allocation import RESERVATION_COLUMNS, admit, exact_blocks, oldest
 from sloserve.core.arrays import IntArray
 from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
 from sloserve.lso.lengths import LENGTH_COLUMNS
 from sloserve.scheduler.options import check_within
-from sloserve.scheduler.papers.allocation import RESERVATION_COLUMNS, admit, exact_blocks, oldest
 from sloserve.scheduler.policy import Plan, Policy, PredictingPolicy, Snapshot
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.baselines.orca_srtf_sarathi import SRTF, Orca, Sarathi
 from sloserve.core.errors import ConfigError
-from sloserve.scheduler.papers.baselines import SRTF, Orca, Sarathi
 from sloserve.scheduler.policy import Plan, Policy, Snapshot, check_plan
 from sloserve.scheduler.registry import make_policy
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.baselines.allocation import RESERVATION_COLUMNS, leading, max_blocks
 from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 from sloserve.core.kernels.rank import top_k
 from sloserve.lso.decode_first import PREFILL_COLUMNS, decode_first
 from sloserve.lso.ordering import woven_places
-from sloserve.scheduler.papers.allocation import RESERVATION_COLUMNS, leading, max_blocks
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Snapshot
 
 RANKED_COLUMNS = RESERVATION_COLUMNS | PREFILL_COLUMNS

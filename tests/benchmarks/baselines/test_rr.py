@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.baselines.rr import RR
 from sloserve.core.request import WorkloadRequest
-from sloserve.scheduler.papers.rr import RR
 from sloserve.scheduler.policy import Plan, Snapshot, check_plan
 
 Make = Callable[..., Snapshot]

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.baselines.preemptive import RANKED_COLUMNS, plan_ranked
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows
 from sloserve.lso.ordering import ranks
 from sloserve.scheduler.options import check_within
-from sloserve.scheduler.papers.preemptive import RANKED_COLUMNS, plan_ranked
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 
 
