@@ -10,7 +10,6 @@ in a profile's ``engine_overhead_ms``.
 
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -141,6 +140,11 @@ def constant_cost(plan_us: float) -> PlanningCosts:
 
 @cache
 def planning_costs() -> PlanningCosts:
-    """Return the shipped table."""
-    text = (resources.files("sloserve.estimator") / _FILE).read_text(encoding="utf-8")
-    return read_yaml_model(PlanningCosts, _FILE, text)
+    """Return the shipped table, with rows of further policies from the packages that add some.
+
+    Raises: ConfigError where the file of such a package is not such a table.
+    """
+    files = [folder / _FILE for folder in data_folders()]
+    own, *others = (read_yaml_model(PlanningCosts, str(f), f.read_text(encoding="utf-8")) for f in files if f.is_file())
+    policies = {name: line for table in reversed(others) for name, line in table.policies.items()}
+    return own.model_copy(update={"policies": policies | dict(own.policies)})

@@ -1,4 +1,4 @@
-"""A profile: one model on one machine, as far as scheduling is concerned. Read from YAML, several are shipped.
+"""A profile: one model on one machine, as far as scheduling is concerned. It is read from YAML; several are shipped.
 
 A profile says where its figures come from, how large their error is, and for which steps they were measured; the
 simulator counts the steps outside. A file with anything missing, unknown or out of range is refused with one error
@@ -7,7 +7,8 @@ that lists every problem.
 
 import difflib
 import functools
-from importlib import resources
+from collections.abc import Mapping
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -26,8 +27,6 @@ Text = Annotated[str, Field(min_length=1)]
 
 _BALANCED = 0.05
 """A mean ratio to published times that is nearer to 1 is said to be neither too short nor too long."""
-
-_SHIPPED = resources.files("sloserve.estimator") / "profiles"
 
 
 class _ProfileSection(BaseModel):
@@ -259,12 +258,21 @@ class Profile(_ProfileSection):
         return self.grid.covers(load)
 
 
+def _files() -> Mapping[str, Traversable]:
+    """Return the file of each profile that has a name; no other package replaces a profile of this one."""
+    found: dict[str, Traversable] = {}
+    for folder in data_folders():
+        profiles = folder / "profiles"
+        for file in profiles.iterdir() if profiles.is_dir() else ():
+            if file.name.endswith(".yaml"):
+                found.setdefault(file.name.removesuffix(".yaml"), file)
+    return found
+
+
 @functools.cache
 def profile_names() -> tuple[str, ...]:
-    """Return the names of the shipped profiles, sorted."""
-    return tuple(
-        sorted(entry.name.removesuffix(".yaml") for entry in _SHIPPED.iterdir() if entry.name.endswith(".yaml"))
-    )
+    """Return the names of the shipped profiles and of those that installed packages add, sorted."""
+    return tuple(sorted(_files()))
 
 
 class ProfileName(str):
@@ -310,9 +318,4 @@ def load_profile(name_or_path: str | Path) -> Profile:
 
 @functools.cache
 def _shipped(name: str) -> Profile:
-    return read_yaml_model(Profile, f"profile {name}", (_SHIPPED / f"{name}.yaml").read_text(encoding="utf-8"))
-
-
-def profile_schema() -> dict[str, Any]:
-    """Return the JSON schema of Profile, for ``sloserve schema profile``."""
-    return schema_of(Profile, "Profile of sloserve")
+    return read_yaml_model(Profile, f"profile {name}", _files()[name].read_text(encoding="utf-8"))
