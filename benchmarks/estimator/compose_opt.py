@@ -216,7 +216,7 @@ latency:
 
 
 def main() -> None:
-    out = parser_for(__doc__, out=Path(__file__).parents[2] / "sloserve" / "estimator" / "profiles").parse_args().out
+    out = parser_for(__doc__, out=Path(__file__).parent / "profiles").parse_args().out
     for text in ASSUMED:
         print("assumed:", text)
     kernels = Kernels()

@@ -297,7 +297,7 @@ def texts(rows: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def main() -> None:
-    out = parser_for(__doc__, out=Path(__file__).parents[2] / "sloserve" / "estimator" / "profiles").parse_args().out
+    out = parser_for(__doc__, out=Path(__file__).parent / "profiles").parse_args().out
     rows = checks()
     for row in rows:
         print(json.dumps(row))

@@ -4,8 +4,8 @@ Usage: python -m benchmarks.serving.plan_overhead [--quick]
 
 Requests come at once to a virtual engine with scarce KV, in several numbers of running and waiting ones. Timed in
 thread CPU time is what the engine pays for a plan: rows gathered, the plan made, checked and carried out. Writes the
-table that the simulator reads (sloserve/estimator/planning_cost.yaml): lines of non-negative least squares through
-means over steps.
+tables that the simulator reads (estimator/planning_cost.yaml of sloserve and of benchmarks): lines of non-negative
+least squares through means over steps.
 """
 
 import itertools
@@ -20,7 +20,6 @@ import numpy as np
 import yaml
 from scipy.optimize import nnls
 
-import sloserve
 from benchmarks.arguments import is_quick
 from benchmarks.publish import provenance
 from sloserve.engine.virtual.engine_settings import EngineSettings
@@ -31,7 +30,11 @@ from sloserve.sim.workloads.workload_registry import workload
 
 WARM_UP = 5
 PROFILE = "a100-opt-13b"
-TABLE = Path(sloserve.__file__).parent / "estimator" / "planning_cost.yaml"
+TABLES = {
+    package: Path(__file__).parents[2] / package / "estimator" / "planning_cost.yaml"
+    for package in ("sloserve", "benchmarks")
+}
+"""The file that has the rows of a package's policies."""
 SIZES = ((16, 256), (64, 256), (200, 256), (200, 32), (600, 128), (1500, 64), (2000, 256))
 """Requests that come at once, and how many of them may run."""
 LATER, GAP_S = 100, 0.05
@@ -175,15 +178,33 @@ def planning_table(quick: bool) -> dict[str, Any]:
     }
 
 
+def tables(table: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the part of ``table`` that each package keeps: the rows of its policies, and all else in our own."""
+    found: dict[str, dict[str, Any]] = {}
+    for package in TABLES:
+        rows = {
+            name: line
+            for name, line in table["policies"].items()
+            if policy_class(name).__module__.startswith(f"{package}.")
+        }
+        kept = table if package == "sloserve" else {key: table[key] for key in ("hardware", "source")}
+        found[package] = kept | {"policies": rows}
+    return found
+
+
+def text_of(table: dict[str, Any]) -> str:
+    """Return a table as YAML."""
+    return yaml.safe_dump(table, sort_keys=False, width=120)
+
+
 def main() -> None:
     logging.getLogger("vllm").setLevel(logging.ERROR)
     quick = is_quick(__doc__)
-    text = yaml.safe_dump(planning_table(quick), sort_keys=False, width=120)
-    print(text)
-    if not quick:
-        TABLE.write_text(
-            f"# Thread CPU time of planning, µs. What it covers: planning_cost.py.\n{text}", encoding="utf-8"
-        )
+    table = planning_table(quick)
+    print(text_of(table))
+    for package, part in () if quick else tables(table).items():
+        head = "# Thread CPU time of planning, µs. What it covers: planning_cost.py."
+        TABLES[package].write_text(f"{head}\n{text_of(part)}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import httpx
 import pytest
 
 from sloserve.scheduler.registry import FOR_EXPERIMENTS, GROUP
-from tests.architecture.test_wheel_and_checkout import WHEEL
+from tests.architecture.test_wheel_and_checkout import PROFILES, WHEEL
 from tests.fleet.stand_in.engine import reply
 from tests.orphans import kill_with_children
 from tests.ports import free_port
@@ -167,6 +167,7 @@ def test_it_works_without_compiler_and_checkout(bare: Path, tmp_path: Path) -> N
     listed = json.loads(ran(bare, tmp_path, "configs", "--json"))
     policies = json.loads(ran(bare, tmp_path, "policies", "--json"))
     assert set(policies["servers"]) == WHEEL[GROUP] and set(policies["experiments"]) == WHEEL[FOR_EXPERIMENTS]
+    assert set(json.loads(ran(bare, tmp_path, "workloads", "--json"))["profile"]) == PROFILES["sloserve"]
     copied = ran(bare, tmp_path, "configs", "serve.yaml", "slo-10s.yaml", "--to", "mine").split()
     assert copied == ["mine/serve.yaml", "mine/slo-10s.yaml"] and set(listed) >= {"serve.yaml", "slo-10s.yaml"}
     flags = [

@@ -26,8 +26,10 @@ KINDS = registered.names(registered.SCHEMAS)
 FOLDER = ROOT / "configs" / "schemas"
 EXAMPLES = sorted((ROOT / "configs").glob("*.yaml"))
 SHIPPED = {
-    "profile": sorted((ROOT / "sloserve" / "estimator" / "profiles").glob("*.yaml")),
-    "settings": sorted((ROOT / "sloserve" / "scheduler" / "presets").glob("*.yaml")),
+    "profile": sorted(
+        file for root in ("sloserve", "benchmarks") for file in ROOT.glob(f"{root}/estimator/profiles/*.yaml")
+    ),
+    "settings": sorted((ROOT / "sloserve" / "presets").glob("*.yaml")),
 }
 FLEET = "models: {m: {profile: h100-llama3-8b%s}}\nhosts: {a: {device: h100, devices: %s}}\n%s"
 

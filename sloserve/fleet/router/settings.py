@@ -8,7 +8,7 @@
     sets: {small: [opt-125m, opt-1.3b]}
     token_ms: 40
     policy: greedy
-    system: {speed: {opt-125m: {profile: a100-opt-125m}, ...}, devices: 4}
+    system: {speed: {opt-125m: {base_ms: 1.957, seq_ms: 0.0058}, ...}, devices: 4}
 
 ``system`` is what ``sloserve train-router`` trains on; serving does not read it. Every fault is one line that names
 file, line, column, key, value and what is allowed.

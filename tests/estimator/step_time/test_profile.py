@@ -13,55 +13,12 @@ import pytest
 from sloserve.core.errors import ConfigError
 from sloserve.estimator.step_time.latency import DistServe, Hinge, StepLoad
 from sloserve.estimator.step_time.profile import Derived, Profile, Published, load_profile, profile_names
+from tests.architecture.test_wheel_and_checkout import PROFILES
 
 GIB = 2**30
 ROOT = Path(__file__).parents[3]
 
-NAMES = (
-    "a10-mistral-7b",
-    "a100-llama2-7b",
-    "a100-llama3-70b-tp4",
-    "a100-mistral-7b",
-    "a100-opt-1.3b",
-    "a100-opt-125m",
-    "a100-opt-13b",
-    "a100-opt-13b-12gb",
-    "a100-opt-2.7b",
-    "a100-opt-6.7b",
-    "a100-vicuna-13b",
-    "a100x2-llama-33b",
-    "a100x4-opt-175b-int8",
-    "a100x4-opt-30b",
-    "a100x4-opt-66b",
-    "a100x8-opt-175b",
-    "a10x2-vicuna-13b",
-    "a40x4-opt-66b",
-    "a800-qwen2.5-32b",
-    "a800-qwen2.5-7b",
-    "b200-deepseek-v4-pro-dp8",
-    "b200-gpt-oss-120b",
-    "b200-llama3-70b-fp8",
-    "b200-llama3-8b",
-    "b200x4-deepseek-v4-flash",
-    "b200x4-qwen3-235b",
-    "b200x8-deepseek-v4-pro",
-    "h100-gemma3-12b",
-    "h100-gpt-oss-20b",
-    "h100-granite4-small",
-    "h100-llama2-7b",
-    "h100-llama3-8b",
-    "h100x2-gpt-oss-120b",
-    "h100x2-qwen3-next-80b",
-    "h100x4-llama3-70b-fp8",
-    "h200-gpt-oss-120b",
-    "h200-llama3-8b",
-    "h200x2-llama3-70b-fp8",
-    "h200x4-deepseek-v4-flash",
-    "h200x4-qwen3-235b",
-    "h200x8-deepseek-v4-pro",
-    "v100x2-qwen2.5-7b",
-    "v100x4-qwen2.5-32b",
-)
+NAMES = tuple(sorted(PROFILES["sloserve"] | PROFILES["benchmarks"]))
 
 # layers, KV heads, head size, weights, GPUs, GiB a GPU; 2 bytes a number.
 SHAPES = {
