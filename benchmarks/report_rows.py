@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.experiments import EXPERIMENTS
 from benchmarks.fleet.fleet_qlm import SECTIONS
 from benchmarks.publish import RESULTS
 from benchmarks.republish import COMMAND, DATA, OUT, published

@@ -1,6 +1,6 @@
 """Policies by name, found as entry points: third parties register theirs in the same groups as we do ours.
 
-The group says whom a policy is for: ``sloserve.policies`` for servers, ``sloserve.policies_for_experiments`` for
+The group says what a policy is for: ``sloserve.policies`` for servers, ``sloserve.policies_for_experiments`` for
 comparisons with papers and rivals, ``sloserve.policies_for_tests`` for tests alone. A policy is written ``name`` or
 ``name:option=value:option=value``, on the command line and in configuration alike.
 """

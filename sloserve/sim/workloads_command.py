@@ -16,7 +16,7 @@ def workloads(as_json: JsonFlag = False) -> None:
     found = {
         "workload": {item.name: item.description for item in WORKLOADS.values()},
         "of a fleet": dict(KINDS),
-        "experiment": {name: row.question for name, row in EXPERIMENTS.items()},
+        "experiment": {name: row.question for name, row in experiments().items()},
         "profile": {name: load_profile(name).marker for name in profile_names()},
     }
     if as_json:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.experiments import EXPERIMENTS
 from benchmarks.fleet.fleet_qlm import SECTIONS
 from benchmarks.paper_tables import PAPERS
 from benchmarks.report import RAN, as_html, page, ran, table
 from benchmarks.report_rows import MODULES, ReportRow, published_size, rows
-from sloserve.sim.experiments import EXPERIMENTS
 
 README = Path(__file__).parents[2] / "benchmarks" / "README.md"
 

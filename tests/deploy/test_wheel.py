@@ -167,7 +167,8 @@ def test_it_works_without_compiler_and_checkout(bare: Path, tmp_path: Path) -> N
     listed = json.loads(ran(bare, tmp_path, "configs", "--json"))
     policies = json.loads(ran(bare, tmp_path, "policies", "--json"))
     assert set(policies["servers"]) == WHEEL[GROUP] and set(policies["experiments"]) == WHEEL[FOR_EXPERIMENTS]
-    assert set(json.loads(ran(bare, tmp_path, "workloads", "--json"))["profile"]) == PROFILES["sloserve"]
+    workloads = json.loads(ran(bare, tmp_path, "workloads", "--json"))
+    assert set(workloads["profile"]) == PROFILES["sloserve"] and workloads["experiment"] == {}
     copied = ran(bare, tmp_path, "configs", "serve.yaml", "slo-10s.yaml", "--to", "mine").split()
     assert copied == ["mine/serve.yaml", "mine/slo-10s.yaml"] and set(listed) >= {"serve.yaml", "slo-10s.yaml"}
     flags = [

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.experiments import EXPERIMENTS
 from benchmarks.fleet.fleet_qlm import SECTIONS
 from benchmarks.page_tables import TABLES, page_table
 from benchmarks.paper_tables import PAGES, PAPERS, command, figure, filled, paper_table
-from sloserve.sim.experiments import EXPERIMENTS
 from tests.docs.pages import ROOT, anchors
 
 REASONS = {"needs a GPU", "needs human subjects", "needs data that cannot be had", "not about the system"}

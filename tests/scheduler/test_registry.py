@@ -45,7 +45,7 @@ def test_policies_that_reproduce_papers_are_listed_apart() -> None:
         assert variant in apart and issubclass(policy_class(variant), policy_class(of))
 
 
-def test_the_group_of_its_entry_point_says_whom_a_policy_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_group_of_its_entry_point_says_what_a_policy_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A third party's module may stand anywhere: its package does not matter."""
     value, names = f"{EDF.__module__}:EDF", {"served": (True, False), "apart": (False, True), "hidden": (False, False)}
     groups = (registry.GROUP, registry.FOR_EXPERIMENTS, registry.FOR_TESTS)

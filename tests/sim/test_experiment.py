@@ -5,6 +5,7 @@ import gzip
 import json
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,18 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.experiments import EXPERIMENTS
 from sloserve.cli import app
 from sloserve.core.errors import ConfigError
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog, StepLog
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.sim import experiments as experiments_module
 from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment import capacity_rps, engine_class, measured_points
 from sloserve.sim.experiment_options import SimulateOptions
-from sloserve.sim.experiments import EXPERIMENTS, experiment_flags
+from sloserve.sim.experiments import experiment_flags, experiments
 from tests.forked import Command
 
 RUN_KEYS = {
@@ -87,6 +90,21 @@ def test_replayed_experiments_can_be_built(name: str, monkeypatch: pytest.Monkey
     targets = [r.slo.targets for r in experiment.requests(seed=0)]
     assert len(targets) == 2
     assert all(t.tds for t in targets) if name.startswith("qoe-") else all(targets)
+
+
+def test_experiments_are_those_that_installed_packages_register(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert experiments().items() >= EXPERIMENTS.items()
+    found = {"ours": EntryPoint("ours", "benchmarks.experiments:EXPERIMENTS", experiments_module.GROUP)}
+    monkeypatch.setattr(experiments_module, "registered", lambda group: found)
+    assert experiments() == EXPERIMENTS
+    found["gone"] = EntryPoint("gone", "not_installed:EXPERIMENTS", experiments_module.GROUP)
+    with pytest.raises(
+        ConfigError, match=r"experiments of 'gone' \(not_installed:EXPERIMENTS\) cannot be loaded: No mod"
+    ):
+        experiments()
+    found.clear()
+    with pytest.raises(ConfigError, match="unknown experiment 'azure-conv'; known: none, since only a checkout"):
+        experiment_flags("azure-conv")
 
 
 def test_an_experiment_on_a_trace_says_where_it_is_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
