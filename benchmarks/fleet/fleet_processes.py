@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 PACED_ENGINE = (
-    *("--worker-cls", "sloserve.vllm_plugin.paced_worker.PacedWorker", "--enforce-eager", "--block-size", "16"),
+    *("--worker-cls", "benchmarks.paced_worker.PacedWorker", "--enforce-eager", "--block-size", "16"),
     *("--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor"),
     *("--stream-interval", "16"),
 )

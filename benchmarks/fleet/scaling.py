@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.arguments import parser_for
+from benchmarks.fleet.scaled_fleet import Hosts, Needed, ScaledFleet
 from benchmarks.publish import RESULTS, aligned, write_result
 from sloserve.core.request import WorkloadRequest
 from sloserve.fleet.contract.plan_in_force import Plan

@@ -3,8 +3,8 @@
 import time
 from typing import Any
 
+from benchmarks.paced_worker import PacedWorker
 from sloserve.vllm_plugin.engine.step_load import step_load
-from sloserve.vllm_plugin.paced_worker import PacedWorker
 
 GRAPH_TOKENS = 512
 """Tokens of the largest step that vLLM captures by default."""

@@ -54,7 +54,7 @@ class Engine:
         self._engine = LLMEngine.from_engine_args(
             EngineArgs(
                 model=resolve_model("builtin:tiny"),
-                worker_cls=f"sloserve.vllm_plugin.paced_worker.{'' if is_async else 'Sync'}PacedWorker",
+                worker_cls=f"benchmarks.paced_worker.{'' if is_async else 'Sync'}PacedWorker",
                 scheduler_cls=None if policy == "stock" else "sloserve.vllm_plugin.SLOScheduler",
                 additional_config={"sloserve": section},
                 max_num_seqs=streams,

@@ -43,7 +43,7 @@ def real(items: list[WorkloadRequest], policy: str | None) -> dict[str, np.ndarr
     engine = LLMEngine.from_engine_args(
         EngineArgs(
             model=resolve_model("builtin:tiny"),
-            worker_cls="sloserve.vllm_plugin.paced_worker.PacedWorker",
+            worker_cls="benchmarks.paced_worker.PacedWorker",
             scheduler_cls=None if policy is None else "sloserve.vllm_plugin.SLOScheduler",
             additional_config={"sloserve": section},
             max_num_seqs=SEQS,

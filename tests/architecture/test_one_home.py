@@ -47,7 +47,11 @@ IDEAS = {
         example="engine = LLMEngine.from_engine_args(EngineArgs(model=model))",
         instead="tests.equality.engine.started, or tests.engine_process.restored_process around it",
         homes=frozenset(
-            {"tests/equality/engine.py", "tests/vllm/test_paced_worker.py", "tests/vllm_plugin/test_profile_engine.py"}
+            {
+                "tests/equality/engine.py",
+                "tests/benchmarks/test_paced_worker.py",
+                "tests/vllm_plugin/test_profile_engine.py",
+            }
         ),
         under=("tests/",),
     ),

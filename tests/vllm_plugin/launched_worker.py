@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from benchmarks.paced_worker import PacedWorker
 from sloserve.vllm_plugin.engine.step_load import step_load
-from sloserve.vllm_plugin.paced_worker import PacedWorker
 
 LAUNCH_S = 0.027
 

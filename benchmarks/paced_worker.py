@@ -4,7 +4,7 @@ With it real API servers, schedulers and sockets run at a GPU's pace on a machin
 engines on two CPU cores. Step times and the size of the KV cache are those of the profile that the settings name; every
 token is the same one, so that replies are as long as ``max_tokens``.
 
-    vllm serve MODEL --worker-cls sloserve.vllm_plugin.paced_worker.PacedWorker \\
+    vllm serve MODEL --worker-cls benchmarks.paced_worker.PacedWorker \\
         --additional-config '{"sloserve": {"profile": "h100-llama3-8b"}}'
 
 MODEL gives tokenizer and context; its weights are not read. A step begins when it is launched or when the one before

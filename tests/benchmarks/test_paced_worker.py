@@ -11,7 +11,7 @@ from tests.equality.engine import ENGINE_WARNINGS
 
 pytestmark = [pytest.mark.vllm, *map(pytest.mark.filterwarnings, ENGINE_WARNINGS)]
 
-PACED = "sloserve.vllm_plugin.paced_worker.PacedWorker"
+PACED = "benchmarks.paced_worker.PacedWorker"
 
 
 def start() -> Any:
@@ -72,7 +72,7 @@ def test_each_request_gets_its_tokens_whatever_is_preempted(engine: Any) -> None
 def test_a_step_begins_when_it_is_launched_and_the_one_before_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
-    from sloserve.vllm_plugin import paced_worker
+    from benchmarks import paced_worker
 
     now_s, waited_until = [10.0], []
     monkeypatch.setattr(paced_worker, "step_load", lambda output: output)
@@ -100,6 +100,7 @@ def test_a_step_begins_when_it_is_launched_and_the_one_before_has_ended(monkeypa
 
 
 def test_a_swap_of_models_takes_the_profiles_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import paced_worker
     from sloserve.estimator.step_time.profile import load_profile
     from sloserve.scheduler.virtual_queues.model_swap import model_swap
     from sloserve.vllm_plugin import paced_worker
@@ -126,8 +127,8 @@ def test_a_swap_of_models_takes_the_profiles_time(monkeypatch: pytest.MonkeyPatc
 def test_what_it_cannot_do_is_refused(section: dict[str, str], ranks: int, message: str) -> None:
     from vllm.config import VllmConfig
 
+    from benchmarks.paced_worker import PacedWorker
     from sloserve.core.errors import ConfigError
-    from sloserve.vllm_plugin.paced_worker import PacedWorker
 
     config = VllmConfig(additional_config={"sloserve": section})
     config.parallel_config.world_size = ranks
