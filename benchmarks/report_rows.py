@@ -19,7 +19,7 @@ from benchmarks.fleet.fleet_qlm import SECTIONS
 from benchmarks.publish import RESULTS
 from benchmarks.republish import COMMAND, DATA, OUT, published
 from sloserve.core.errors import ConfigError
-from sloserve.sim.experiments import EXPERIMENTS, experiment_flags
+from sloserve.sim.experiments import experiment_flags
 from sloserve.sim.workloads.readers.found import find_trace
 
 SEEDS, REQUESTS, FLEET_SECONDS = 1, 100, 15

@@ -33,7 +33,6 @@ from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.planning.scaling import instances_needed
 from sloserve.fleet.simulated.fleet_experiment import FleetExperiment
-from sloserve.fleet.simulated.live.scaled_fleet import Hosts, Needed, ScaledFleet
 from sloserve.fleet.simulated.loop import FleetRun
 from sloserve.sim.model.engine import ModelEngine
 from sloserve.sim.report.summary import duration_s, summarize

@@ -25,7 +25,6 @@ from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.papers.econo_paper import EconoPaper
 from sloserve.scheduler.policy import Plan, Snapshot
-from sloserve.scheduler.published.econo_paper import EconoPaper
 from sloserve.sim.workloads.workload_registry import workload
 from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 

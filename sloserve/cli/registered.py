@@ -11,10 +11,11 @@ sloserve.simulators  a function that ``sloserve simulate`` runs in place of a si
 """
 
 import sys
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.registrations import registered
 
 COMMANDS = "sloserve.commands"
 CHECKS = "sloserve.checks"
@@ -24,7 +25,7 @@ SIMULATORS = "sloserve.simulators"
 
 def names(group: str) -> list[str]:
     """Return the names that are registered in ``group``, sorted."""
-    return sorted({one.name for one in entry_points(group=group)})
+    return sorted(registered(group))
 
 
 def load(group: str, name: str) -> Any:
@@ -32,9 +33,10 @@ def load(group: str, name: str) -> Any:
 
     Raises: ConfigError where nothing is.
     """
-    for one in entry_points(group=group, name=name):
-        return one.load()
-    raise ConfigError(f"{group}: nothing is registered as {name!r}; known: {', '.join(names(group))}")
+    found = registered(group).get(name)
+    if found is None:
+        raise ConfigError(f"{group}: nothing is registered as {name!r}; known: {', '.join(names(group))}")
+    return found.load()
 
 
 def import_commands() -> None:
@@ -42,13 +44,13 @@ def import_commands() -> None:
 
     A module that fails to import does not take the other commands away; a line on standard error names it.
     """
-    for one in sorted(entry_points(group=COMMANDS), key=lambda one: one.name):
+    for name, one in sorted(registered(COMMANDS).items()):
         try:
             one.load()
         except Exception as error:
-            print(f"sloserve: the commands {_described(one)} could not be loaded: {error}", file=sys.stderr)
+            print(f"sloserve: the commands {_described(name, one)} could not be loaded: {error}", file=sys.stderr)
 
 
-def _described(one: EntryPoint) -> str:
+def _described(name: str, one: EntryPoint) -> str:
     """Return the name of an entry point and the distribution that it comes from."""
-    return one.name if one.dist is None else f"{one.name} of {one.dist.name}"
+    return name if one.dist is None else f"{name} of {one.dist.name}"

@@ -15,6 +15,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from sloserve.core.files.model import read_yaml_model
+from sloserve.estimator.data_files import data_folders
 
 _FILE = "planning_cost.yaml"
 _US = 1e-6

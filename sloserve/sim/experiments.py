@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.registrations import registered
 from sloserve.sim.workloads.readers.found import find_trace
 
 GROUP = "sloserve.experiments"

@@ -9,7 +9,7 @@ from sloserve.core import json_text
 def workloads(as_json: JsonFlag = False) -> None:
     """List the named workloads, the named experiments and the shipped profiles."""
     from sloserve.estimator.step_time.profile import load_profile, profile_names
-    from sloserve.sim.experiments import EXPERIMENTS
+    from sloserve.sim.experiments import experiments
     from sloserve.sim.workloads.multi_model import KINDS
     from sloserve.sim.workloads.workload_registry import WORKLOADS
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from sloserve.core.files.model import read_yaml_model
 from sloserve.estimator.planning_cost import PlanningCosts
 from sloserve.estimator.step_time.profile import profile_names
-from sloserve.files.model import read_yaml_model
 from sloserve.scheduler.registry import FOR_EXPERIMENTS, FOR_TESTS, GROUP, policy_class, policy_names
 
 ROOT = Path(__file__).parents[2]

@@ -103,7 +103,6 @@ def test_a_swap_of_models_takes_the_profiles_time(monkeypatch: pytest.MonkeyPatc
     from benchmarks import paced_worker
     from sloserve.estimator.step_time.profile import load_profile
     from sloserve.scheduler.virtual_queues.model_swap import model_swap
-    from sloserve.vllm_plugin import paced_worker
 
     worker = object.__new__(paced_worker.PacedWorker)
     worker._profile, worker._level = load_profile("h100-llama3-8b"), 0

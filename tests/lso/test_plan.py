@@ -8,7 +8,6 @@ import pytest
 
 from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.core.rows import State
-from sloserve.scheduler.chaos import Chaos
 from sloserve.scheduler.policy import EngineFacts, Plan, PlanError, Snapshot, check_plan
 from tests.chaos import Chaos
 

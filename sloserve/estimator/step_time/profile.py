@@ -10,14 +10,14 @@ import functools
 from collections.abc import Mapping
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from sloserve.core.errors import ConfigError
-from sloserve.core.files.json_schema import schema_of
 from sloserve.core.files.model import read_yaml_model
 from sloserve.core.kernels.kv_layout import STATE_WINDOW, KVGroups, KVLayout
+from sloserve.estimator.data_files import data_folders
 from sloserve.estimator.step_time.inverse import ROUNDING
 from sloserve.estimator.step_time.latency import Bilinear, DistServe, Hinge, NotNegative, Positive, StepLoad
 

@@ -139,7 +139,7 @@ class SA(PredictingPolicy):
     ) -> tuple[IntArray, int | None]:
         """Return the best order of the waiting requests of ``present``, and how many may run, ``None`` for no limit.
 
-        In :mod:`sloserve.scheduler.published.sa_batches` a subclass, ``sa-batches``, overrides this to plan in batches.
+        In :mod:`sloserve.scheduler.papers.sa_batches` a subclass, ``sa-batches``, overrides this to plan in batches.
 
         ``sa-batches`` (:mod:`sloserve.scheduler.papers.sa_batches`) plans in batches instead.
         """

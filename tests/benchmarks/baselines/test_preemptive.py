@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.baselines.allocation import max_blocks
+from benchmarks.baselines.preemptive import divide, plan_ranked
 from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.scheduler.policy import EngineFacts, Plan, Snapshot, check_plan
 from tests.seeds import seeds

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from sloserve.core.arrays import IntArray
 from sloserve.core.kernels.kv_reservation import FOREVER, KvReservation
+from sloserve.scheduler.papers.reservations import Exact, Future, Hosting, make_ledger
 from sloserve.scheduler.policy import NO_SLOTS
 
 BLOCK_SIZE = 4
