@@ -1,27 +1,27 @@
-"""Which requests are admitted: by a cap on waiting requests of a class, and by the predicted chance to meet targets.
+"""Admission of requests: by a cap on waiting requests of a class, and by the predicted chance to meet targets.
 
-Every request is predicted, whatever the mode; who refuses is decided at construction. A refusal says why, and when to
-come again, where coming again helps. In order:
+Every request is predicted, whatever the mode; the rules of refusal are set at construction. A refusal says why, and
+when to retry, if a retry helps. The rules are, in order:
 
-- a target that the engine could not meet if it were idle, by the least it was seen to take (``floors``), is refused
-  without a time to come again;
-- a request whose chance to meet its TTFT target, or its e2e target, is predicted to be below ``min_chance`` is refused
-  while others of its class wait, and told when the queue should be short enough. Where none does it is let in, whatever
-  was learnt before: otherwise a wrong belief would keep away what corrects it;
-- a class at its cap is full, where places count that are kept for those who were sent away before and told to come
-  about now (:mod:`sloserve.scheduler.admission.promises`): who has waited comes before who has not.
+- a target that the engine could not meet if it were idle, by the least time it was seen to take (``floors``), is
+  refused without a time to retry;
+- a request with a chance to meet its TTFT target, or its e2e target, that is predicted to be below ``min_chance`` is
+  refused while others of its class wait, with the time at which the queue should be short enough. If none waits, it is
+  admitted, whatever was learnt before: otherwise a wrong prediction would keep away the requests that correct it;
+- a class at its cap is full. Places count that are kept for clients that were refused before and asked to retry about
+  now (:mod:`sloserve.scheduler.admission.promises`): a client that has waited comes before one that has not.
 
-A list of prompts is several requests that begin at once (:class:`Together`): all of them are admitted or none. Where no
-other request of the class waits, and no place is kept, a list is let in however long it is, as one request is.
+A list of prompts is several requests that begin at once (:class:`Together`): all of them are admitted or none. If no
+other request of the class waits, and no place is kept, a list is admitted however long it is, as one request is.
 
-Where several processes admit requests to one engine, a cap is that of all together: a place is booked first and counted
-then, and given back where the class is full. So they never pass a cap together; two that ask for the last place in the
-same instant may both be refused. Predictions are each process' own, of its own requests, which have the rate of its own
-queue; a request is known to have found no other waiting only where none waits in any process.
+Where several processes admit requests to one engine, a cap holds for all of them together: a place is booked first and
+counted then, and given back if the class is full. So they never pass a cap together; two requests that ask for the last
+place in the same instant may both be refused. Predictions are each process' own, of its own requests, which have the
+rate of its own queue; a request is known to have found no other waiting only if none waits in any process.
 
-Guarantees: no class has more than its cap waiting; with neither cap nor chance no request is refused; one without
-targets is never refused for its targets. Memory is bounded by the requests in flight. Deterministic: time is an
-argument, in seconds of a clock that is never set. Not for several threads.
+Guarantees: no class has more than its cap waiting; with neither cap nor chance no request is refused; a request without
+targets is never refused for its targets. Memory is bounded by the requests in flight. The module is deterministic: time
+is an argument, in seconds of a clock that is never set. It must be used from one thread alone.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,11 +35,11 @@ from sloserve.scheduler.admission.prediction import ArrivingRequest, Figure, For
 from sloserve.scheduler.admission.queue_view import Backlog, Elsewhere, WaitingPlace
 
 UNCALIBRATED = 0.5
-"""Before it is known what comes of predictions, one must miss a target twofold to count."""
+"""Calibration before any prediction was judged: a request must miss a target twofold to count."""
 
 
 class Admission:
-    """Answers: what is predicted of this request, may it come in, and if not, when is it worth another try?"""
+    """Admission of requests: predicts a request's latency, decides whether it may wait, and says when to retry."""
 
     def __init__(
         self,
@@ -50,13 +50,16 @@ class Admission:
         min_chance: float | None = None,
         elsewhere: Elsewhere | None = None,
     ) -> None:
-        """
+        """Create an admission without waiting requests.
+
         Args:
-            still_waiting: whether a place's request has yet to emit its first token; must not call back.
-            elsewhere: other processes that admit requests to this engine; ``None`` for none.
-            caps: how many requests of each class may wait, at least 1; ``None`` for no limit.
-            min_chance: least chance, within 0..1, to meet its targets with which a request is let in; ``None`` lets all
-                in.
+            class_names: Names of the service classes.
+            still_waiting: Function that returns whether a place's request has yet to emit its first token; it must not
+                call back.
+            caps: Most requests of each class that may wait, at least 1; ``None`` for no limit.
+            min_chance: Least chance to meet its targets with which a request is admitted, within 0..1, ends excluded;
+                ``None`` to admit all.
+            elsewhere: Other processes that admit requests to this engine; ``None`` for none.
 
         Raises: ConfigError for a cap or a chance out of range.
         """
@@ -71,7 +74,10 @@ class Admission:
         self._predictor = Predictor(class_names, () if min_chance is None else (min_chance,))
 
     def forecast(self, new: ArrivingRequest, now_s: float) -> Forecast:
-        """The prediction of a request that arrives now. Raises: KeyError for an unknown class."""
+        """Return the prediction of a request that arrives now.
+
+        Raises: KeyError for an unknown class.
+        """
         name = new.slo.slo_class.name
         self._backlog.sweep(name, now_s)
         ahead, interval_s = self._backlog.waiting(name), self._backlog.interval_s(name)
@@ -87,9 +93,13 @@ class Admission:
     ) -> "Ticket":
         """Book a request as waiting.
 
-        request: what ``still_waiting`` finds again in ``place.request``. together: the requests that begin with it, of
-        which the earlier ones have been admitted; ``None`` for one that comes alone. If this one is refused, its caller
-        ends those.
+        Args:
+            new: What is known of the request.
+            forecast: The prediction of the request.
+            request: An object that ``still_waiting`` finds again in ``place.request``.
+            now_s: The present time, in seconds.
+            together: The requests that begin with it, of which the earlier ones have been admitted; ``None`` for a
+                request that comes alone. If this request is refused, the caller ends the earlier ones.
 
         Raises: SLOUnattainable, QueueFull.
         """
@@ -106,7 +116,7 @@ class Admission:
         return ticket
 
     def _is_idle(self, name: str, now_s: float) -> bool:
-        """Whether no request of the class waits anywhere, and no place is kept for any."""
+        """Return whether no request of the class waits anywhere, and no place is kept for any."""
         cap = 0 if self._caps is None else self._caps[name]
         return not self._backlog.waiting_anywhere(name) and not self._backlog.kept(name, None, cap, now_s)
 
@@ -121,7 +131,7 @@ class Admission:
                 self._refuse_impossible(new, now_s)
                 if waits_for_others:
                     self._refuse_unlikely(new, forecast, self._min_chance, now_s)
-            except SLOUnattainable:  # whatever its chance, who came for a place does not need it now
+            except SLOUnattainable:  # whatever its chance, a client that came for a place does not need it
                 if new.key is not None and self._backlog.has_promised(name):
                     self._backlog.came(name, new.key(), now_s)
                 raise
@@ -154,7 +164,7 @@ class Admission:
         )
 
     def _take_place(self, new: ArrivingRequest, place: WaitingPlace, cap: int, now_s: float) -> None:
-        """Raises: QueueFull where there is none for it, of those that are not kept for others."""
+        """Take a place for a request, or raise QueueFull if all places are taken or kept for others."""
         name, waiting = new.slo.slo_class.name, self._backlog.waiting_anywhere(new.slo.slo_class.name)
         promised = self._backlog.has_promised(name)
         key = new.key() if new.key is not None and (promised or waiting > cap) else None
@@ -174,7 +184,7 @@ class Admission:
         )
 
     def is_full(self, class_name: str, now_s: float) -> bool:
-        """Whether a request of the class would find it at its cap."""
+        """Return whether a request of the class would find it at its cap."""
         if self._caps is None:
             return False
         self._backlog.sweep(class_name, now_s)
@@ -182,17 +192,17 @@ class Admission:
         return self._backlog.waiting_anywhere(class_name) >= cap - self._backlog.kept(class_name, None, cap, now_s)
 
     def promise_place(self, class_name: str, now_s: float) -> int:
-        """In how many whole seconds one of the class should find a place, for a client that is sent away."""
+        """Promise a place to a client that is refused; return in how many whole seconds a place should be free."""
         return self._backlog.promise_place(class_name, now_s)
 
     def waiting(self, class_name: str) -> int:
-        """How many requests of the class are booked as waiting, here."""
+        """Return how many requests of the class are booked as waiting in this process."""
         return self._backlog.waiting(class_name)
 
     def sweep(self, now_s: float) -> bool:
-        """Notices first tokens that were not seen to leave; whether any request waits still.
+        """Record first tokens that were not seen to leave; return whether any request still waits.
 
-        For other processes' sake, which count the requests that wait here; a forecast sweeps its own class.
+        It serves other processes, which count the requests that wait here; a forecast sweeps its own class.
         """
         return self._backlog.sweep_all(now_s)
 
@@ -234,7 +244,7 @@ class Admission:
 def _least(
     targets: Targets, output_tokens: int | None, ttft_s: float | None, tpot_s: float | None
 ) -> Iterator[tuple[str, float, float]]:
-    """Yields (name, target_s, least_s) of each target that can be judged; least_s: the least time it can take."""
+    """Yield (name, target_s, least_s) of each target that can be judged; least_s is the least time it can take."""
     # What is due already is not refused for that: it asks to be served soon, not for a latency.
     if targets.ttft_s is not None and targets.ttft_s > DUE_NOW_S and ttft_s is not None:
         yield "ttft", targets.ttft_s, ttft_s
@@ -276,12 +286,12 @@ class Ticket:
         self._is_typical = True
 
     def started(self, now_s: float) -> None:
-        """Its first token leaves now."""
+        """Record that the first token leaves now."""
         self.place.started(now_s)
         self._judge(max(now_s - self.new.arrival_s, 0.0), now_s)
 
     def is_not_alone(self) -> None:
-        """Note that others began with it, so that its TTFT is not that of an idle engine."""
+        """Note that others began with it, so that its TTFT is not the TTFT of an idle engine."""
         self.forecast = replace(self.forecast, alone=False)
 
     def holds(self) -> None:
@@ -302,7 +312,13 @@ class Ticket:
         self._predictor.gave_up(self.forecast)
 
     def ended(self, latency: Latency | None, output_tokens: int, now_s: float) -> None:
-        """It is over. latency: ``None`` unless it was completed with at least one token."""
+        """Record that the request has ended.
+
+        Args:
+            latency: Latency of the request; ``None`` unless it was completed with at least one token.
+            output_tokens: Tokens of its output.
+            now_s: The present time, in seconds.
+        """
         if latency is None:
             self.place.left(now_s)
             self._predictor.gave_up(self.forecast)
@@ -322,9 +338,11 @@ class Ticket:
 class Together:
     """The requests of one HTTP request that begin at once, as a list of prompts does: all are admitted or none.
 
-    tickets: of those admitted so far. found_none_waiting: whether no other request of the class waited when the first
-    of them came, and no place was kept for one. is_decided: whether the HTTP request is being served, so that what it
-    still asks for is let in.
+    Args:
+        tickets: Tickets of the requests admitted so far.
+        found_none_waiting: Whether no other request of the class waited when the first of them came, and no place was
+            kept for one.
+        is_decided: Whether the HTTP request is being served, so that its further requests are admitted.
     """
 
     tickets: list[Ticket] = field(default_factory=list)

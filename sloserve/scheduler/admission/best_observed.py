@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 PERIOD_S = 300.0
 MIN_SAMPLES = 8
 MIN_TPOT_TOKENS = 16
-"""A shorter reply's tokens may all have passed the front end at once, which tells nothing of the engine."""
+"""Output tokens below which all may have passed the front end at once, which says nothing about the engine."""
 _BUCKETS = 24
 """Powers of two of prompt tokens; the last holds all longer ones."""
 
@@ -43,25 +43,25 @@ class _Least:
 
 @dataclass(slots=True)
 class Floors:
-    """Answers: how fast can this engine be, at best?"""
+    """The shortest times that this engine was seen to take."""
 
     _ttft: list[_Least] = field(default_factory=lambda: [_Least() for _ in range(_BUCKETS)])
     _tpot: _Least = field(default_factory=_Least)
 
     def saw_ttft(self, prompt_tokens: int, ttft_s: float, now_s: float) -> None:
-        """The TTFT of a request that found no other waiting."""
+        """Record the TTFT of a request that found no other waiting."""
         of_length = self._ttft[_bucket(prompt_tokens)]
         of_length.pass_time(now_s)
         of_length.add(ttft_s)
 
     def saw_tpot(self, output_tokens: int, tpot_s: float, now_s: float) -> None:
-        """The time per token of a reply of that length."""
+        """Record the time per token of an output of that length."""
         if output_tokens >= MIN_TPOT_TOKENS:
             self._tpot.pass_time(now_s)
             self._tpot.add(tpot_s)
 
     def ttft_s(self, prompt_tokens: int, now_s: float) -> float | None:
-        """The least TTFT of prompts as long or longer; ``None`` if too little was seen.
+        """Return the least TTFT of prompts as long or longer; ``None`` if too little was seen.
 
         Longer ones count too: part of one may have been in the prefix cache, as may part of this one.
         """
@@ -73,7 +73,7 @@ class Floors:
         return least if samples >= MIN_SAMPLES else None
 
     def tpot_s(self, now_s: float) -> float | None:
-        """The least time per output token; ``None`` if too little was seen."""
+        """Return the least time per output token in seconds; ``None`` if too little was seen."""
         self._tpot.pass_time(now_s)
         least, samples = self._tpot.both
         return least if samples >= MIN_SAMPLES else None

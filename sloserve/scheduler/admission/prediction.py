@@ -4,15 +4,16 @@ TTFT = time already passed + requests of its class ahead * seconds from one star
 its own prompt. The class's queue and its rate are Little's law, so they hold under any policy: a class that others
 overtake starts more slowly, which is observed, not assumed. The service is a line in prompt tokens through the TTFTs of
 requests that found no other waiting. e2e = TTFT + output tokens, as stated, as the length model predicts or as the
-class's replies are long, within ``max_tokens`` * time per token of the class. What these estimates leave out (the order
+class's outputs are long, within ``max_tokens`` * time per token of the class. What these estimates leave out (the order
 within a class, what arrives later, the spread of lengths) is in the calibration of each class: quantiles of actual over
-predicted. No quantile of e2e lies below that of TTFT.
+predicted. No quantile of e2e lies below the same quantile of TTFT.
 
-All that is learnt of single requests is a median or a quantile, so that one outlier (the first request after a start,
-a stall of the machine, one reply of great length) moves no forecast beyond what ordinary requests say.
+All that is learnt of single requests is a median or a quantile, so that one outlier (the first request after a start, a
+stall of the machine, one output of great length) moves no forecast beyond what ordinary requests say.
 
-Events are calls with ``now_s``; no clock, no policy, no page. O(1) per event but for the windows of lengths and scores,
-which are bounded. Deterministic. A request that is refused teaches nothing, so quantiles are of those admitted.
+Events are calls with ``now_s``; no clock, no policy, no page. An event takes constant time except for the windows of
+lengths and scores, which are bounded. All is deterministic. A request that is refused teaches nothing, so quantiles are
+of admitted requests.
 """
 
 import heapq
@@ -38,12 +39,16 @@ MAX_STALE = 64
 
 @dataclass(frozen=True, slots=True)
 class ArrivingRequest:
-    """What is known of a request at its admission; ``None`` for what is not.
+    """What is known of a request at its admission; ``None`` for what is not known.
 
-    arrival_s: from when its latency counts. output_tokens: the reply's length as the client states it.
-    replies: to this one prompt; lengths are those of each. streamed: its first token is seen when it leaves.
-    length_quantiles: output tokens at ``LEVELS``, as the server's length model predicts them. key: makes that by which
-    the request is known when it is sent again; asked for under overload alone.
+    Args:
+        arrival_s: Time from which its latency counts, in seconds.
+        output_tokens: The output's length in tokens as the client states it.
+        replies: Number of outputs for this one prompt; lengths are of each of them.
+        streamed: Whether its first token is seen when it leaves.
+        length_quantiles: Output tokens at ``LEVELS``, as the server's length model predicts them.
+        key: Function that returns a key which is equal when a client resends the same request; called under overload
+            alone.
     """
 
     slo: SLO
@@ -59,7 +64,11 @@ class ArrivingRequest:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One predicted figure, in seconds from arrival. unqueued_s: part that remains if no request waits ahead."""
+    """One predicted figure, in seconds from arrival.
+
+    Args:
+        unqueued_s: Part of the figure that remains if no request waits ahead, in seconds.
+    """
 
     promise: Promise
     unqueued_s: float
@@ -67,7 +76,12 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The prediction of one request. ahead: requests of its class that waited. alone: none waited, in no class."""
+    """The prediction of one request.
+
+    Args:
+        ahead: Number of requests of its class that waited.
+        alone: Whether no request waited, in any class.
+    """
 
     ttft: Figure | None
     e2e: Figure | None
@@ -76,28 +90,35 @@ class Forecast:
 
     @property
     def predicted(self) -> Predicted | None:
-        """What to tell the client; ``None`` while nothing can be told."""
+        """The prediction for the client; ``None`` while nothing can be predicted."""
         ttft, e2e = _told(self.ttft), _told(self.e2e)
         return None if ttft is None and e2e is None else Predicted(ttft, e2e)
 
 
 class Predictor:
-    """Answers: when will this request get its first token and its last, and how sure is that?"""
+    """Predictor of when a request will get its first token and its last, and of how sure that is."""
 
     def __init__(self, class_names: Iterable[str], levels: Iterable[float] = ()) -> None:
-        """levels: quantiles that are wanted besides the median and 0.9."""
+        """Create a predictor that has seen no request.
+
+        Args:
+            class_names: Names of the service classes.
+            levels: Levels of the quantiles that are wanted besides the median and 0.9.
+        """
         wanted = tuple(sorted({MEDIAN, P90, *levels}))
         self.floors = Floors()
         self._line = RunningLine()
         self._due: list[tuple[float, int, ConformalQuantiles, Promise, float]] = []
         self._counter = 0
-        self._lengths = EmpiricalLength()  # for requests that no length model predicts; it knows of replies cut short
+        self._lengths = (
+            EmpiricalLength()
+        )  # for requests that no length model predicts; it takes account of outputs cut short
         self._classes = {name: _OfClass(i, wanted) for i, name in enumerate(class_names)}
 
     def forecast(
         self, new: ArrivingRequest, ahead: int, interval_s: float | None, now_s: float, *, alone: bool
     ) -> Forecast:
-        """The prediction of a request behind ``ahead`` others of its class, which start ``interval_s`` apart.
+        """Return the prediction of a request behind ``ahead`` others of its class, which start ``interval_s`` apart.
 
         Raises: KeyError for an unknown class.
         """
@@ -117,7 +138,7 @@ class Predictor:
         return Forecast(ttft, e2e, ahead, alone)
 
     def admitted(self, new: ArrivingRequest, forecast: Forecast) -> None:
-        """It came in; from now on its promises can run out."""
+        """Record that the request was admitted, so that its promises can run out."""
         of_class = self._classes[new.slo.slo_class.name]
         # A first token that is not seen may have come in time.
         ttft = forecast.ttft if new.streamed else None
@@ -129,7 +150,7 @@ class Predictor:
                     heapq.heappush(self._due, due)
 
     def started(self, new: ArrivingRequest, forecast: Forecast, ttft_s: float, now_s: float) -> None:
-        """Its first token came after ``ttft_s``."""
+        """Record that the first token of the request came after ``ttft_s``."""
         if forecast.alone and new.prompt_tokens is not None:
             self._line.add(new.prompt_tokens, ttft_s)
             self.floors.saw_ttft(new.prompt_tokens, ttft_s, now_s)
@@ -137,7 +158,7 @@ class Predictor:
             self._classes[new.slo.slo_class.name].ttft.observe(forecast.ttft.promise, ttft_s)
 
     def gave_up(self, forecast: Forecast) -> None:
-        """It ended before its time; what it would have taken is not known."""
+        """Record that the request ended early: close its promises and learn nothing from it."""
         for figure in (forecast.ttft, forecast.e2e):
             if figure is not None:
                 figure.promise.over = True
@@ -145,7 +166,7 @@ class Predictor:
     def completed(
         self, new: ArrivingRequest, forecast: Forecast, latency: Latency, output_tokens: int, now_s: float
     ) -> None:
-        """It is complete, after ``output_tokens`` in all its replies."""
+        """Record that the request is complete, after ``output_tokens`` in all its outputs."""
         output_tokens = max(output_tokens // new.replies, 1)
         of_class = self._classes[new.slo.slo_class.name]
         if output_tokens > 1:
@@ -182,10 +203,11 @@ class _LengthKnown(Enum):
 
 
 class _OfClass:
-    """What is known of one class. e2e: by where the length is known from, since a stated one is far surer.
+    """What is known of one class.
 
-    length: the median length of its replies in tokens, as of up to ``MAX_STALE`` replies ago, since it costs 100 us;
-    ``None`` once it is to be computed anew.
+    ``e2e`` is kept by the source of the length, since a stated length is far surer. ``length`` is the median length of
+    the class's outputs in tokens, as of up to ``MAX_STALE`` outputs ago, since it costs 100 us; ``None`` once it has to
+    be computed again.
     """
 
     def __init__(self, class_id: int, levels: tuple[float, ...]) -> None:
@@ -197,7 +219,7 @@ class _OfClass:
         self._e2e = {known: ConformalQuantiles(levels) for known in _LengthKnown}
 
     def saw_length(self, *, changed: bool) -> None:
-        """Forget the median once enough further replies have come to change it."""
+        """Forget the median once enough further outputs have come to change it."""
         self._seen += 1
         self._seen_since += 1
         if changed or self._seen_since >= min(1 + self._seen // 16, MAX_STALE):

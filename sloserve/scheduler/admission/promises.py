@@ -1,13 +1,13 @@
-"""Places that were promised to clients who were sent away, and are kept for them until they come for them.
+"""Places that were promised to clients when they were refused, and are kept until these clients come for them.
 
-Without that a promise is worth little: at 2.2 times an engine's load three of four clients that came when they were
-told to found their place taken by a request that had never waited, at ten times its load nine of ten. A client comes
-again with the same request, and is known by it (its key). From a little before a place is predicted to be free until
-a little after its client was told to come it is kept from all others. Of the clients of the latest past it is learnt
-which share comes again, and only so large a share of the places is kept.
+Without that a promise is worth little: at 2.2 times an engine's load three of four clients that retried at the promised
+time found their place taken by a request that had never waited, at ten times its load nine of ten. A client retries
+with the same request, and is known by it (its key). A place is kept from all others from a little before it is
+predicted to be free until a little after its client was asked to retry. The share of clients that retry is learnt from
+the latest ones, and only that share of the places is kept.
 
-Guarantees: who comes too early has no claim, and one request has at most ``MOST_OF_KEY`` promises, however often it is
-sent. Memory is bounded by ``MOST``. Deterministic: time is an argument, in seconds of a clock
+Guarantees: a client that retries too early has no claim, and one request has at most ``MOST_OF_KEY`` promises, however
+often it is sent. Memory is bounded by ``MOST``. The module is deterministic: time is an argument, in seconds of a clock
 that is never set.
 """
 
@@ -20,7 +20,7 @@ from typing import Final
 AHEAD_S: Final = 2.0
 """A place is kept from so long before it is predicted to be free, since it may be free earlier."""
 GRACE_S: Final = 2.0
-"""For the way back to the server, which begins when the time is over that a client was told."""
+"""Seconds for the way back to the server, which begins when the client's time to wait is over."""
 MOST: Final = 4096
 MOST_OF_KEY: Final = 16
 """Clients may send the same request at the same time; one that sends it again and again gains no more by that."""
@@ -40,7 +40,11 @@ class _Promise:
 
 @dataclass(slots=True)
 class Promises:
-    """Places kept for clients of one class that were told when to retry. share: of them that come again then."""
+    """Places kept for clients of one class that were asked to retry at a certain time.
+
+    Args:
+        share: Share of the clients that retry then.
+    """
 
     share: float = 1.0
     _later: deque[_Promise] = field(default_factory=deque)
@@ -53,7 +57,7 @@ class Promises:
         return len(self._later) + self._count
 
     def pass_time(self, now_s: float) -> None:
-        """Keeps the places whose time has come; those that no client has come for are free again."""
+        """Keep the places that have become due, and free the places that no client has come for."""
         self._seen_s = now_s
         while self._later and self._later[0].kept_from_s <= now_s:
             self._keep(self._later.popleft())
@@ -69,29 +73,29 @@ class Promises:
         return math.ceil(self._count * self.share)
 
     def claim(self, key: Hashable) -> bool:
-        """Whether a place is kept for such a request that comes now, when it was told to."""
+        """Return whether a place is kept for a request of this key that comes now, at its promised time."""
         return self._first(key) is not None
 
     def fulfil(self, key: Hashable) -> None:
-        """A request that has a claim is dealt with: its place is kept no more."""
+        """Release the place of a request that has a claim, once the request is dealt with."""
         promise = self._first(key)
         if promise is not None:
             self._end(promise)
             self._learn(came=True)
 
     def may_make(self, key: Hashable) -> bool:
-        """Whether there is room for one more promise to such a request."""
+        """Return whether there is room for one more promise to a request of this key."""
         return len(self) < MOST and len(self._of_key.get(key, ())) < MOST_OF_KEY
 
     def make(self, key: Hashable, free_s: float, comes_s: float) -> None:
-        """Promises the place that is predicted to be free at ``free_s``, for which a client comes at ``comes_s``.
+        """Promise the place that is predicted to be free at ``free_s``, for which a client comes at ``comes_s``.
 
         ``free_s`` never falls from one promise to the next.
         """
         self._later.append(self._made(key, free_s - AHEAD_S, comes_s))
 
     def renew(self, key: Hashable, comes_s: float) -> None:
-        """Keeps the next place for one that came in time and found none; it comes again at ``comes_s``."""
+        """Keep the next place for a client that came in time and found none; it comes again at ``comes_s``."""
         self.fulfil(key)
         self._keep(self._made(key, -math.inf, comes_s))
 

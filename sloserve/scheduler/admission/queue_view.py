@@ -1,18 +1,18 @@
-"""Waiting requests of each class, the rate at which they start, and when refused ones should try again.
+"""Waiting requests of each class, the rate at which they start, and the time at which refused ones should retry.
 
-When to try again is a promise (:mod:`sloserve.scheduler.admission.promises`): the next place that is not promised yet,
-at the rate of the latest starts. Neither a profile nor a nominal step time has a part in it, only what the engine did.
+The time to retry is a promise (:mod:`sloserve.scheduler.admission.promises`): the next place that is not promised yet, at the
+rate of the latest starts. Neither a profile nor a nominal step time has a part in it, only what the engine did.
 
-A request waits from :meth:`Backlog.enter` until its place is told that the first token is out, or that it ended before.
-Who keeps the places may not see every first token (a reply that is not streamed is seen when it is complete),
-so a class can be swept: the keeper is asked which of its requests still wait.
+A request waits from :meth:`Backlog.enter` until its place is notified that the first token is out, or that the request
+ended before. The keeper of the places may not see every first token (an output that is not streamed is seen when it is
+complete), so a class can be swept: the keeper is asked which of its requests still wait.
 
 Where several processes admit requests to one engine, each has a backlog of its own, and :class:`Elsewhere` says how
 many wait in the others. Rates are of a backlog's own requests: each process has its share of the engine's speed as it
 has its share of the queue.
 
-Guarantees: a place counts once, however often it is released. Deterministic: time is an argument, in seconds of a clock
-that is never set. Not for several threads.
+Guarantees: a place counts once, however often it is released. The module is deterministic: time is an argument, in
+seconds of a clock that is never set. It must be used from one thread alone.
 """
 
 import math
@@ -24,10 +24,13 @@ from sloserve.scheduler.admission.promises import Promises
 
 MIN_RETRY_AFTER_S = 1
 MAX_RETRY_AFTER_S = 30
-"""Longest wait a client is told to make; conventions of the ecosystem ask for at most 30 s."""
+"""Longest wait in seconds that a refusal asks for; conventions of the ecosystem ask for at most 30 s."""
 
 DEFAULT_RETRY_AFTER_S = 5
-"""What a client is told while no request of its class was ever seen to start: the queue's speed is unknown."""
+"""Wait in seconds that a refusal asks for while no request of its class was ever seen to start.
+
+The queue's speed is unknown then.
+"""
 
 SWEEP_INTERVAL_S = 0.02
 SWEEP_INTERVAL_S_PER_WAITING = 1e-4
@@ -41,20 +44,23 @@ FAR, ENOUGH_STARTS = 4.0, 8.0
 """A gap between two starts counts at most as ``FAR`` times the others, once as many as ``ENOUGH_STARTS`` were seen."""
 
 MEMORY_STARTS = 16.0
-"""Promises go by the rate of about so many of the latest starts: an engine that was idle takes many requests at once,
-and one whose machine is busy slows down, and neither is to be believed for longer than it takes to see. (Predictions
-go by a steadier one, since what they leave out is learnt from what came of them.)"""
+"""Number of the latest starts, about, that make up the rate for promises.
+
+An engine that was idle takes many requests at once, and an engine on a busy machine slows down; neither should count
+for longer than it takes to see. (Predictions go by a steadier rate, since what they leave out is learnt from their
+outcomes.)
+"""
 
 
 class Elsewhere(Protocol):
     """The other processes that admit requests to the same engine. Classes go by their place in the table."""
 
     def tell(self, class_id: int, waiting: int) -> None:
-        """So many requests of the class wait here from now on."""
+        """Set how many requests of the class wait in this process."""
         ...
 
     def waiting(self, class_id: int) -> int:
-        """How many requests of the class wait in the others."""
+        """Return how many requests of the class wait in the other processes."""
         ...
 
 
@@ -69,7 +75,7 @@ class Nowhere:
 
 
 class Backlog:
-    """Answers: how many wait in a class, and how long from one start to the next?"""
+    """The waiting requests of each class, and the time from one start to the next."""
 
     def __init__(
         self,
@@ -77,13 +83,25 @@ class Backlog:
         still_waiting: Callable[["WaitingPlace"], bool],
         elsewhere: Elsewhere | None = None,
     ) -> None:
-        """still_waiting: whether a place's request has yet to emit its first token; must not call back."""
+        """Create a backlog without requests.
+
+        Args:
+            class_names: Names of the service classes.
+            still_waiting: Function that returns whether a place's request has yet to emit its first token; it must not
+                call back.
+            elsewhere: Other processes that admit requests to this engine; ``None`` for none.
+        """
         self._still_waiting = still_waiting
         self._elsewhere = elsewhere or Nowhere()
         self._queues = {name: _ClassQueue(i, self._elsewhere) for i, name in enumerate(class_names)}
 
     def enter(self, class_name: str, request: Any, now_s: float) -> "WaitingPlace":
-        """Books a request as waiting. request: what ``still_waiting`` finds again in ``place.request``.
+        """Book a request as waiting.
+
+        Args:
+            class_name: Name of its class.
+            request: An object that ``still_waiting`` finds again in ``place.request``.
+            now_s: The present time, in seconds.
 
         Raises: KeyError for an unknown class.
         """
@@ -94,7 +112,7 @@ class Backlog:
         return place
 
     def sweep(self, class_name: str, now_s: float) -> None:
-        """Asks the keeper who still waits, unless it was asked just now."""
+        """Ask the keeper which requests still wait, unless it was asked just now."""
         queue = self._queues[class_name]
         queue.pass_time(now_s)
         if queue.may_sweep(now_s):
@@ -102,17 +120,17 @@ class Backlog:
                 place.started(now_s)
 
     def sweep_all(self, now_s: float) -> bool:
-        """Sweeps every class; whether any request waits still."""
+        """Sweep every class; return whether any request still waits."""
         for name in self._queues:
             self.sweep(name, now_s)
         return any(queue.waiting for queue in self._queues.values())
 
     def waiting(self, class_name: str) -> int:
-        """How many requests of the class are booked as waiting, here."""
+        """Return how many requests of the class are booked as waiting in this process."""
         return len(self._queues[class_name].waiting)
 
     def waiting_anywhere(self, class_name: str) -> int:
-        """How many requests of the class are booked as waiting, in all processes."""
+        """Return how many requests of the class are booked as waiting in all processes."""
         queue = self._queues[class_name]
         return len(queue.waiting) + self._elsewhere.waiting(queue.class_id)
 
@@ -122,17 +140,18 @@ class Backlog:
         return not any(queue.waiting or self._elsewhere.waiting(queue.class_id) for queue in self._queues.values())
 
     def interval_s(self, class_name: str) -> float | None:
-        """Expected seconds from one start of the class to the next while any waits; ``None`` if none was seen."""
+        """Return the expected seconds from one start of the class to the next while any waits; ``None`` if unknown."""
         return self._queues[class_name].rate.interval_s
 
     def has_promised(self, class_name: str) -> bool:
-        """Whether there are clients of the class that were sent away and may come again."""
+        """Return whether there are clients of the class that were refused and may retry."""
         return len(self._queues[class_name].promises) > 0
 
     def kept(self, class_name: str, key: Hashable | None, cap: int, now_s: float) -> int:
-        """How many of ``cap`` places are kept for clients that were sent away, from one with a request of this key.
+        """Return how many of ``cap`` places are kept from a request of this key for clients that were refused.
 
-        None from those themselves. Half of them at most, so that the engine has requests to start even if none comes.
+        No place is kept from a client that has a kept place. At most half of the places are kept, so that the
+        engine has requests to start even if no client retries.
         """
         promises = self._queues[class_name].promises
         promises.pass_time(now_s)
@@ -141,19 +160,24 @@ class Backlog:
         return min(promises.kept, cap // 2)
 
     def came(self, class_name: str, key: Hashable | None, now_s: float) -> None:
-        """A request of this key came, and needs no place any more: if one was kept for it, it is kept no more."""
+        """Record that a request of this key came and needs no place any more; a place kept for it is released."""
         if key is not None:
             promises = self._queues[class_name].promises
             promises.pass_time(now_s)
             promises.fulfil(key)
 
     def promise_place(self, class_name: str, now_s: float, after_s: float = 0.0, key: Hashable | None = None) -> int:
-        """Whole seconds until the next place that was promised to no client yet is predicted to be free, from 1 to 30.
+        """Return the whole seconds, from 1 to 30, until the next unpromised place is predicted to be free.
 
-        after_s: until when none can be, for a client who needs a shorter queue. key: of the request, by which it is
-        known when it comes again; its place is kept then. Clients sent away thus queue virtually: the n-th is told to
-        come for the n-th place, which keeps them from coming back all at once. Places beyond the longest wait are
-        neither kept nor promised: those clients are told that wait.
+        Refused clients thus queue virtually: the n-th is asked to retry for the n-th place, which keeps them from
+        coming back all at once. Places beyond the longest wait are neither kept nor promised: their clients are asked
+        to wait that long.
+
+        Args:
+            class_name: Name of the class.
+            now_s: The present time, in seconds.
+            after_s: Seconds for which no place can be free, for a client that needs a shorter queue.
+            key: Key of the request, by which it is known when it is sent again; its place is kept then.
         """
         return self._queues[class_name].promise_place(now_s, after_s, key)
 
@@ -168,13 +192,16 @@ class WaitingPlace:
         self._queue = queue
 
     def started(self, now_s: float) -> None:
-        """The first token is out: the place is free, and counts towards the rate at which the queue drains."""
+        """Record that the first token is out: the place is free, and counts towards the rate of the queue."""
         if self._release(now_s):
             for rate in self._queue.rates:
                 rate.start()
 
     def left(self, now_s: float) -> None:
-        """The request ended. Before its first token: its place is free, which says nothing about the queue's speed."""
+        """Record that the request ended.
+
+        If it ended before its first token, its place is free, which says nothing about the queue's speed.
+        """
         self._release(now_s)
 
     def _release(self, now_s: float) -> bool:
@@ -187,10 +214,10 @@ class WaitingPlace:
 
 @dataclass(slots=True)
 class _DrainRate:
-    """Requests started per second of time during which a request waited, older time weighing exponentially less, and
-    so do older starts, of which about ``memory_starts`` count.
+    """Requests started per second of time during which a request waited.
 
-    Idle time does not count: a queue that is empty because no request came says nothing about how fast it would drain.
+    Older time weighs exponentially less, and so do older starts, of which about ``memory_starts`` count. Idle time does
+    not count: a queue that is empty because no request came says nothing about how fast it would drain.
     """
 
     memory_starts: float
@@ -215,8 +242,10 @@ class _DrainRate:
 
     @property
     def interval_now_s(self) -> float | None:
-        """The same, but not much less than the time since the last start: where starts come by chance, one in twenty
-        takes three times as long as the mean."""
+        """``interval_s``, but not much less than the time since the last start.
+
+        Where starts come by chance, one in twenty takes three times as long as the mean.
+        """
         interval_s = self.interval_s
         return None if interval_s is None else max(interval_s, self.stalled_s / 3.0)
 
@@ -251,8 +280,9 @@ class _SteadyRate:
 
     @property
     def interval_s(self) -> float | None:
-        """Expected seconds from one start to the next, not much less than the time since the last start; ``None``
-        where none was observed.
+        """Expected seconds from one start to the next, not much less than the time since the last start.
+
+        The value is ``None`` if no start was observed.
         """
         if not self.waited_s:
             return None
@@ -261,9 +291,9 @@ class _SteadyRate:
 
 @dataclass(slots=True)
 class _ClassQueue:
-    """One class: its places in order of entering, its rate, and what was promised to those sent away.
+    """One class: its places in order of entering, its rate, and its promises to refused clients.
 
-    promised_until_s: when the last place is predicted to be free that a client was told to come for.
+    ``promised_until_s`` is when the last promised place is predicted to be free.
     """
 
     class_id: int
@@ -289,14 +319,14 @@ class _ClassQueue:
         self.elsewhere.tell(self.class_id, len(self.waiting))
 
     def pass_time(self, now_s: float) -> None:
-        """Credits the time since the last event to the rate if a request waited in it."""
+        """Credit the time since the last event to the rate if a request waited in it."""
         if self.waiting and self.seen_s is not None and now_s > self.seen_s:
             for rate in self.rates:
                 rate.pass_time(now_s - self.seen_s)
         self.seen_s = now_s
 
     def may_sweep(self, now_s: float) -> bool:
-        """Whether the last sweep is long enough ago; if so, now is the last sweep."""
+        """Return whether the last sweep is long enough ago; if so, now becomes the last sweep."""
         interval_s = max(SWEEP_INTERVAL_S, SWEEP_INTERVAL_S_PER_WAITING * len(self.waiting))
         if self.swept_s is not None and now_s - self.swept_s < interval_s:
             return False
