@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 
 class ModelState(Enum):
-    """Where the weights of a model are, as seen from one instance."""
+    """Place of the weights of a model, as seen from one instance."""
 
     ACTIVE = "active"
     """On the device; at most one model of an instance."""
     WARM = "warm"
-    """In host memory."""
+    """The weights are in host memory."""
     COLD = "cold"
-    """On disk."""
+    """The weights are on disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +29,19 @@ class GroupSums:
     """What a planner knows of one request group: sums over its requests that no instance has taken yet.
 
     Args:
-        ref: the reference by which plans name the group; never reused.
-        model: the model that its requests ask for.
-        requests: how many there are, at least 1.
-        prompt_tokens: summed.
-        output_tokens: expected, summed.
-        output_tokens2: expected squares of each one's output tokens, summed.
-        first_due_s, last_due_s: deadlines of the requests that are served first and last, epoch seconds; inf where
-            there is none.
-        first_arrival_s: of its oldest request, epoch seconds.
-        until_first_token: the deadlines are those of first tokens, not of whole replies.
-        weight: what a second of lateness of one request counts, above 0.
-        cached_tokens: of the prompts, those that an instance's prefix cache is expected to hold, by its name.
-        comes_over_s: its requests come over so many seconds from now; an instance is not done with them sooner.
+        ref: The reference by which plans name the group; never reused.
+        model: The model that its requests ask for.
+        requests: Number of its requests, at least 1.
+        prompt_tokens: Prompt tokens, summed.
+        output_tokens: Expected output tokens, summed.
+        output_tokens2: Expected squares of each one's output tokens, summed.
+        first_due_s: Deadline of the request that is served first, in epoch seconds; inf for none.
+        last_due_s: Deadline of the request that is served last, in epoch seconds; inf for none.
+        first_arrival_s: Arrival of its oldest request, in epoch seconds.
+        until_first_token: Whether the deadlines are for first tokens, not for whole outputs.
+        weight: Weight of a second of lateness of one request, above 0.
+        cached_tokens: Prompt tokens that an instance's prefix cache is expected to hold, by the instance's name.
+        comes_over_s: Seconds from now over which its requests arrive; an instance is not done with them sooner.
     """
 
     ref: int
@@ -63,9 +63,14 @@ class GroupSums:
 class RunningSums:
     """What an instance has taken and not finished, all of its active model.
 
-    prefill_tokens: of prompts, still to be computed, summed. context_tokens: in the KV cache, summed. output_tokens:
-    expected to come, summed; output_tokens2: their expected squares. longest_output_tokens: expected of the request
-    that has most to come; the model cannot leave before, since what streams is never aborted.
+    Args:
+        requests: Number of requests.
+        prefill_tokens: Prompt tokens still to be computed, summed.
+        context_tokens: Tokens in the KV cache, summed.
+        output_tokens: Output tokens expected to come, summed.
+        output_tokens2: Expected squares of the output tokens to come, summed.
+        longest_output_tokens: Output tokens expected of the request that has most to come. The model cannot leave
+            before, since streams are never aborted.
     """
 
     requests: int = 0
@@ -81,14 +86,16 @@ class InstanceState:
     """One serving instance: a device, or several that serve one model together.
 
     Args:
-        name: unique in the fleet, and the same after a restart.
-        device: its kind; with a model's name it says how long work takes and what a swap costs.
-        models: of each model that it can serve, where the weights are. During a swap the model that comes is active.
-        activated_s: when the active model became active, epoch seconds; -inf where none is, or that is not known.
-        ready_s: when a swap in progress is expected to end, epoch seconds; not after now where there is none.
-        running: what it has taken.
-        drained_s: when what runs is expected to have ended, or to have been parked, were the active model to leave now,
-            epoch seconds; ``None`` where that follows from ``running`` alone.
+        name: Name that is unique in the fleet, and the same after a restart.
+        device: Kind of device; with a model's name it fixes how long work takes and what a swap costs.
+        models: Place of the weights of each model that it can serve. During a swap the model that comes is active.
+        activated_s: Time at which the active model became active, in epoch seconds; -inf if no model is active, or if
+            it is not known.
+        ready_s: Time at which a swap in progress is expected to end, in epoch seconds; not after now if there is no
+            swap.
+        running: What it has taken.
+        drained_s: Time at which all running requests are expected to have ended or been parked if the active model were
+            to leave now, in epoch seconds; ``None`` if that follows from ``running`` alone.
     """
 
     name: str
@@ -106,9 +113,13 @@ class InstanceState:
 
 
 class Swap(NamedTuple):
-    """One model takes another's place on a device of this kind; leaving is ``None`` where the device is empty.
+    """A swap in which one model takes another's place on a device of this kind.
 
-    state: of the coming model, WARM or COLD.
+    Args:
+        device: Kind of device.
+        leaving: The leaving model; ``None`` if the device is empty.
+        coming: The coming model.
+        state: Place of the coming model's weights, WARM or COLD.
     """
 
     device: str
@@ -119,14 +130,16 @@ class Swap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """Virtual queues: of each instance, the groups in the order in which it serves them.
+    """Virtual queues: the groups of each instance in the order in which it serves them.
 
     Args:
-        queues: by the instance's name; each group that an instance can serve is in one of them, once.
-        unserved: groups whose model no instance can serve.
-        late_s: lateness that this plan is expected to bring, summed over requests times weights, in seconds.
-        instances_needed: where no plan that was found keeps all deadlines: how many instances would do; else ``None``.
-        solver: what made it: ``kept`` (the last plan, gone on with), ``search``, or the name of a rule.
+        queues: References of groups in order, by the instance's name; each group that an instance can serve is in one
+            of them, once.
+        unserved: References of groups with a model that no instance can serve.
+        late_s: Lateness that this plan is expected to bring, summed over requests times weights, in seconds.
+        instances_needed: Number of instances that would do, if no plan that was found keeps all deadlines; else
+            ``None``.
+        solver: Origin of the plan: ``kept`` (the last plan is continued), ``search``, or the name of a rule.
     """
 
     queues: Mapping[str, tuple[int, ...]]
@@ -138,15 +151,16 @@ class FleetPlan:
 
 @dataclass(frozen=True, slots=True)
 class FleetState:
-    """All that a plan follows from.
+    """All facts from which a plan follows.
 
     Args:
-        now_s: epoch seconds.
-        groups: those with at least one waiting request.
-        instances: those that are alive.
-        swap_s: seconds that a swap takes from the last token of the leaving model to the first step of the coming one.
-            A pair that is missing is not planned where it can be helped.
-        last: the plan that is in force, as stored; ``None`` at the start. It may name what is gone by now.
+        now_s: The present time, in epoch seconds.
+        groups: The groups with at least one waiting request.
+        instances: The instances that are alive.
+        swap_s: Seconds that a swap takes from the last token of the leaving model to the first step of the coming one.
+            A missing pair is not planned where it can be avoided.
+        last: The plan that is in force, as stored; ``None`` at the start. It may name groups and instances that are
+            gone.
     """
 
     now_s: float

@@ -1,8 +1,8 @@
-"""What a virtual queue asks of its instance: pull, preempt, park, switch models, keep models warm. Plain values.
+"""What a virtual queue asks of its instance: pull, preempt, park, switch models, keep models warm, as plain values.
 
-The order of the queue says it all: its first groups, as long as they are of the active model, are pulled from; a head
-of another model ends pulling, and the model is switched once what streams has ended; models further back are kept in
-host memory, in the order of the queue, as far as there is room. Running requests give way only when the head has
+All follows from the order of the queue: its first groups, as long as they are of the active model, are pulled from; a
+head of another model ends pulling, and the model is switched once its streams have ended; models further back are kept
+in host memory, in the order of the queue, as far as there is room. Running requests give way only when the head has
 changed. Whether the KV of a request that gives way is dropped or swapped is decided for each request by its cost
 (``lso/swapping.py``), inside the engine.
 
@@ -15,7 +15,11 @@ from typing import NamedTuple
 
 
 class Queued(NamedTuple):
-    """A group in a virtual queue. due_s: of its request that is due first, epoch seconds; inf for none."""
+    """A group in a virtual queue.
+
+    Args:
+        due_s: Deadline of its request that is due first, in epoch seconds; inf for none.
+    """
 
     ref: int
     model: str
@@ -24,16 +28,16 @@ class Queued(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FleetOperations:
-    """What one instance shall do now, groups by their references.
+    """What one instance has to do now, groups by their references.
 
     Args:
-        pull: groups to take requests from while there is room, in this order.
-        preempt: groups whose running requests give way to the first of ``pull``, in this order, as far as it needs.
-        park: groups whose running requests that do not stream return to the queue with their tokens so far, since
+        pull: Groups to take requests from while there is room, in this order.
+        preempt: Groups of which running requests give way to the first of ``pull``, in this order, as far as it needs.
+        park: Groups of which running requests that do not stream return to the queue with their tokens so far, since
             their model leaves.
-        switch_to: the model to switch to once nothing runs; ``None`` where the active one stays.
-        warm: models to have in host memory, the most needed first.
-        drop: models to remove from host memory.
+        switch_to: Model to switch to once nothing runs; ``None`` if the active one stays.
+        warm: Models to have in host memory, the most needed first.
+        drop: Models to remove from host memory.
     """
 
     pull: tuple[int, ...] = ()
@@ -54,16 +58,16 @@ def fleet_operations(
     weights_bytes: Mapping[str, int],
     host_bytes: int,
 ) -> FleetOperations:
-    """What an instance shall do for its virtual queue.
+    """Return what an instance has to do for its virtual queue.
 
     Args:
-        queue: its groups, the head first.
-        active: the model on its device.
-        last_head: reference of the head when this was asked last.
-        running: groups of which it runs requests.
-        warm: models in host memory.
-        weights_bytes: of each model that may be warm.
-        host_bytes: host memory for models that are not active.
+        queue: Groups of the queue, the head first.
+        active: Model on the instance's device.
+        last_head: Reference of the head at the previous call.
+        running: Groups of which it runs requests.
+        warm: Models in host memory.
+        weights_bytes: Bytes of the weights of each model that may be warm.
+        host_bytes: Bytes of host memory for models that are not active.
     """
     head = queue[0] if queue else None
     comes = head.model if head is not None and head.model != active else None

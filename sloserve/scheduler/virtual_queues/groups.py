@@ -34,10 +34,13 @@ _NO_DEADLINE_S: Final = 2.0**20
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A request, as far as planning goes.
+    """What planning needs of a request.
 
-    slo_s: from arrival to due_s, inf where there is none. output_tokens, output_sd: expected to come. cached_tokens:
-    of the prompt, those whose KV an instance is expected to have, by its name.
+    Args:
+        slo_s: Seconds from arrival to due_s; inf for no deadline.
+        output_tokens: Output tokens expected to come.
+        output_sd: Standard deviation of the output tokens to come.
+        cached_tokens: Prompt tokens of which an instance is expected to have the KV, by the instance's name.
     """
 
     request: Hashable
@@ -108,7 +111,7 @@ class _Cluster:
 
 @dataclass(slots=True)
 class _Kind:
-    """All requests of one model whose deadlines mean the same."""
+    """All requests of one model with deadlines of one kind."""
 
     clusters: list[_Cluster] = field(default_factory=list)
     sample: "deque[_Point]" = field(default_factory=lambda: deque(maxlen=_SAMPLE))
@@ -119,12 +122,12 @@ class _Kind:
 
 
 class Groups:
-    """Which group is each waiting request in, and what are the groups' sums?
+    """Groups of waiting requests, and the groups' sums.
 
     Args:
-        delta: largest size of a group, in mean batches.
-        most_clusters: of one model.
-        batch: requests in a mean batch, of a model without a figure of its own (:meth:`set_batch`).
+        delta: Largest size of a group, in mean batches.
+        most_clusters: Most clusters of one model.
+        batch: Requests in a mean batch, of a model without a figure of its own (:meth:`set_batch`).
     """
 
     def __init__(self, delta: float = 4.0, most_clusters: int = 8, batch: float = 64.0) -> None:
@@ -138,7 +141,7 @@ class Groups:
         self._next_ref = 0
 
     def __len__(self) -> int:
-        """Groups that have a waiting request."""
+        """Return the number of groups that have a waiting request."""
         return len(self._groups)
 
     @property
@@ -147,11 +150,11 @@ class Groups:
         return len(self._group_of)
 
     def set_batch(self, model: str, requests: float) -> None:
-        """From now on groups of the model are cut at delta times so many requests."""
+        """Cut further groups of the model at delta times ``requests`` requests."""
         self._batches[model] = max(requests, 1.0)
 
     def add(self, member: Member) -> int:
-        """The request joins a group, behind all others of it; returns the group's reference.
+        """Add a request to a group, behind all others of it; return the group's reference.
 
         Raises: ValueError for a request that is in a group already.
         """
@@ -167,7 +170,7 @@ class Groups:
         return group.ref
 
     def put_back(self, member: Member, ref: int) -> None:
-        """A request that was taken from group ``ref`` waits again, before all others of it (request eviction).
+        """Put a request that was taken from group ``ref`` back before all others of it (request eviction).
 
         Raises: ValueError for a request that is in a group already.
         """
@@ -177,7 +180,7 @@ class Groups:
         group.members.move_to_end(member.request, last=False)
 
     def restore(self, rows: Iterable[tuple[int, Member]]) -> None:
-        """Groups as they were, from each waiting request and the reference of its group, in the order of arrival.
+        """Restore groups from each waiting request and the reference of its group, in the order of arrival.
 
         Groups that still fill are closed: what arrives next opens new ones.
         """
@@ -188,7 +191,7 @@ class Groups:
             self._put(group, member)
 
     def remove(self, request: Hashable) -> None:
-        """The request no longer waits: taken by an instance, cancelled, expired. Unknown ones are ignored."""
+        """Remove a request that no longer waits: taken by an instance, cancelled, expired. Unknown ones are ignored."""
         group = self._group_of.pop(request, None)
         if group is None:
             return
@@ -197,16 +200,16 @@ class Groups:
             del self._groups[group.ref]
 
     def head(self, ref: int, most: int) -> list[Member]:
-        """The first ``most`` requests of the group, in the order of service; none where it is empty or gone."""
+        """Return the first ``most`` requests of the group, in order of service; none if it is empty or gone."""
         group = self._groups.get(ref)
         return [] if group is None else [m for m, _ in zip(group.members.values(), range(most), strict=False)]
 
     def sums(self) -> tuple[GroupSums, ...]:
-        """Returns the sums of all groups, in the order of their references; takes a microsecond or two a group."""
+        """Return the sums of all groups, in the order of their references; takes a microsecond or two a group."""
         return tuple(self._groups[ref].sums() for ref in sorted(self._groups))
 
     def tidy(self) -> bool:
-        """One piece of k-means for one model whose requests may have changed; whether there is more to do."""
+        """Run one piece of k-means for one model with requests that may have changed; return whether more is to do."""
         for kind in self._kinds.values():
             if kind.moving is not None or kind.seen >= kind.tidy_at:
                 self._iterate(kind)

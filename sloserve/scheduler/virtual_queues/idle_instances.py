@@ -1,7 +1,7 @@
-"""Idle instances get work that waits elsewhere, where that costs no deadline and a swap pays back.
+"""Idle instances get work that waits elsewhere, if that costs no deadline and a swap pays back.
 
 A plan that keeps all deadlines would otherwise stay as it is for hours, with an instance that came later empty beside a
-long queue. Not in QLM, whose search minimises lateness alone.
+long queue. QLM does not have this: its search minimises lateness alone.
 """
 
 from typing import Final, NamedTuple
@@ -12,9 +12,11 @@ from sloserve.core.kernels.fleet import FleetProblem, FleetQueues, fleet_search
 from sloserve.scheduler.virtual_queues.contract import FleetState, GroupSums
 
 _TIMES_PAID: Final = 2.0
-"""A group is done sooner by so many times the swap and one reply: before another model can come back, what was begun
-ends, and a swap takes place again. (With the swap alone, 487 requests that one instance would have served in 6 s were
-done 8 s later.)"""
+"""Multiple of the swap and one output by which a group must be done sooner.
+
+Before another model can come back, what was begun ends, and a swap takes place again. (With the swap alone, 487
+requests that one instance would have served in 6 s were done 8 s later.)
+"""
 
 
 class _Move(NamedTuple):
@@ -24,10 +26,10 @@ class _Move(NamedTuple):
 
 
 def use_idle(state: FleetState, groups: list[GroupSums], problem: FleetProblem, found: FleetQueues) -> FleetQueues:
-    """The queues with one group more for each idle instance that a swap pays for; ``found`` itself where there is none.
+    """Return the queues with one group more for each idle instance that a swap pays for, else ``found`` itself.
 
-    An instance is idle that runs nothing, has nothing in its queue, and serves no model that is waited for: one that
-    does helps the others of its model by itself.
+    An instance is idle if it runs nothing, has nothing in its queue, and serves no model that is waited for: an
+    instance that serves such a model helps the other instances of the model by itself.
     """
     waited_for, has = set(problem.model.tolist()), problem.active.tolist()
     for i, instance in enumerate(state.instances):
@@ -49,7 +51,7 @@ def use_idle(state: FleetState, groups: list[GroupSums], problem: FleetProblem, 
 
 
 def _best(groups: list[GroupSums], problem: FleetProblem, queues: list[list[int]], idle: int) -> _Move | None:
-    """The group that gains most by going there, of those whose swap it pays for."""
+    """Return the group that gains most by going there, among the groups with a gain that pays for the swap."""
     swap_s = problem.swap_s[idle, problem.active[idle]]
     moves = []
     for j, queue in enumerate(queues):

@@ -19,10 +19,13 @@ DISK_BYTES_PER_S: Final = 2e9
 
 @dataclass(frozen=True, slots=True)
 class ModelSwap:
-    """Seconds of one model on one kind of device.
+    """Seconds that swapping one model on one kind of device takes.
 
-    sleep_s: until the weights are in host memory. wake_s: back to the device. reload_s: from disk to the device.
-    assumed: what was not measured, and what is taken instead; a sentence each.
+    Args:
+        sleep_s: Seconds until the weights are in host memory.
+        wake_s: Seconds until the weights are back on the device.
+        reload_s: Seconds to load the weights from disk to the device.
+        assumed: What was not measured, and what is taken instead; a sentence each.
     """
 
     weights_bytes: int
@@ -32,24 +35,27 @@ class ModelSwap:
     assumed: tuple[str, ...] = ()
 
     def seconds(self, leaving: "ModelSwap | None", *, warm: bool) -> float:
-        """From the last token of the model that leaves (``None``: the device is empty) to this one's first step.
+        """Return the seconds from the last token of the leaving model to this one's first step.
 
-        warm: the weights are in host memory. A link moves both ways at once, but the new weights need the old ones'
-        place, so that the two follow each other.
+        A link moves both ways at once, but the new weights need the old ones' place, so that the two follow each other.
+
+        Args:
+            leaving: The model that leaves; ``None`` if the device is empty.
+            warm: Whether the weights are in host memory.
         """
         return (leaving.sleep_s if leaving else 0.0) + (self.wake_s if warm else self.reload_s)
 
     def times(self, factor: float) -> "ModelSwap":
-        """That of a machine which swaps so many times as slowly."""
+        """Return these costs for a machine ``factor`` times slower."""
         return replace(
             self, sleep_s=factor * self.sleep_s, wake_s=factor * self.wake_s, reload_s=factor * self.reload_s
         )
 
 
 def model_swap(profile: Profile) -> ModelSwap:
-    """What the profile's model costs to swap on the profile's hardware.
+    """Return what the profile's model costs to swap on the profile's hardware.
 
-    Raises: ConfigError where neither times nor the size of the weights are known.
+    Raises: ConfigError if neither times nor the size of the weights are known.
     """
     name, size = profile.name, profile.weights_bytes
     if size is None:

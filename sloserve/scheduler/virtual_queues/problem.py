@@ -1,7 +1,7 @@
-"""From a fleet's state to what a plan is judged by: times of groups on instances, deadlines, swaps.
+"""The facts by which a plan for a fleet's state is judged: times of groups on instances, deadlines, swaps.
 
-Times are those that hold with a given chance (Eq. 12): mean plus a quantile of the spread of lengths and of the error
-of the estimate. Both are counted as common to all groups, so that times add up along a queue; were they independent,
+Times hold with a given chance (Eq. 12): they are the mean plus a quantile of the spread of lengths and of the error of
+the estimate. Both are counted as common to all groups, so that times add up along a queue; were they independent,
 queues of many groups would end earlier than foreseen.
 """
 
@@ -19,15 +19,21 @@ from sloserve.scheduler.virtual_queues.contract import FleetState, GroupSums, In
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """What a plan weighs, and how long it may be searched for.
+    """Weights of a plan, and limits of the search for it.
 
-    chance: with which a plan's times hold (Delta of Eq. 12). relative_error: standard deviation of the estimate's own
-    error, as a share. min_active_s: a model that came stays at least so long. tail_max_wait_s: requests without a
-    deadline are due so long after their arrival, so that no model waits for ever. swap_price: a second of swapping
-    counts as so many seconds of lateness of one request. moves_a_group, least_moves, most_moves: of the search.
-    least_gain: share of the last plan's cost that another must save. scale_up: whether to say how many instances would
-    do where these do not. use_idle: whether idle instances get work of others, see
-    :mod:`sloserve.scheduler.virtual_queues.idle_instances`.
+    Args:
+        chance: Chance with which a plan's times hold (Delta of Eq. 12).
+        relative_error: Standard deviation of the estimate's own error, as a share.
+        min_active_s: Least seconds for which a model stays once it has come.
+        tail_max_wait_s: Seconds after their arrival at which requests without a deadline are due, so that no model
+            waits for ever.
+        swap_price: Seconds of lateness of one request that a second of swapping counts as.
+        moves_a_group: Moves of the search for each group.
+        least_moves: Least moves of the search.
+        most_moves: Most moves of the search.
+        least_gain: Share of the last plan's cost that another plan must save.
+        scale_up: Whether to say how many instances would do if the present ones do not.
+        use_idle: Whether idle instances get work of others, see :mod:`sloserve.scheduler.virtual_queues.idle_instances`.
     """
 
     chance: float = 0.9
@@ -50,7 +56,7 @@ class PlanSettings:
                 raise ValueError(f"{name}: {getattr(self, name)} is negative; the least is 0")
 
     def moves(self, groups: int) -> int:
-        """Returns how many moves the search makes for a plan of so many groups."""
+        """Return how many moves the search makes for a plan of ``groups`` groups."""
         return min(max(self.moves_a_group * groups, self.least_moves), self.most_moves)
 
 
@@ -58,12 +64,18 @@ _NO_SWAP_S = 1e6
 """Seconds of a model swap that is not in the table: longer than any deadline is worth."""
 
 ServingOf = Mapping[tuple[str, str], Serving]
-"""By model and kind of device."""
+"""Serving figures by model and kind of device."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Times:
-    """models: as a problem orders them. kind: of each instance. seconds: ``[kinds, 3, groups]``, work, judged, own."""
+    """Times of groups on the kinds of instances.
+
+    Args:
+        models: Models as a problem orders them.
+        kind: Index of each instance's kind.
+        seconds: Work, judged and own time of each group in seconds, ``[kinds, 3, groups]``.
+    """
 
     models: tuple[str, ...]
     kind: IntArray
@@ -82,13 +94,13 @@ class ProblemMaker:
         self._swaps: dict[str, tuple[FloatArray, FloatArray]] = {}
 
     def serves(self, model: str, device: str) -> bool:
-        """Whether it is known how long the model takes on that kind of device."""
+        """Return whether the model's times on that kind of device are known."""
         return (model, device) in self._serving
 
     def times(self, state: FleetState, groups: list[GroupSums]) -> Times:
-        """How long the groups take on each kind of instance: the dearer half of :meth:`problem`."""
+        """Return how long the groups take on each kind of instance: the more expensive half of :meth:`problem`."""
         models = tuple(sorted({model for instance in state.instances for model in instance.models}))
-        # A group whose prompts are in the cache of an instance takes less time there than elsewhere.
+        # A group with prompts in the cache of an instance takes less time there than elsewhere.
         cached = {name for group in groups for name in group.cached_tokens}
         kinds: dict[tuple[str, str | None], int] = {}
         kind = [kinds.setdefault((i.device, i.name if i.name in cached else None), len(kinds)) for i in state.instances]
@@ -101,7 +113,13 @@ class ProblemMaker:
         )
 
     def problem(self, state: FleetState, groups: list[GroupSums], times: Times | None = None) -> FleetProblem:
-        """Returns the problem of these groups, which some instance serves each. times: of the same state and groups."""
+        """Return the problem of these groups, each of which some instance serves.
+
+        Args:
+            state: The state of the fleet.
+            groups: The groups to plan.
+            times: Times of the same state and groups; ``None`` to compute them.
+        """
         found = self.times(state, groups) if times is None else times
         models = found.models
         at = {model: k for k, model in enumerate(models)}
@@ -164,7 +182,7 @@ class ProblemMaker:
         return work, judged, own
 
     def _busy(self, instance: InstanceState, now_s: float) -> tuple[float, float]:
-        """Seconds until it could serve more of its active model, and until that model may leave."""
+        """Return the seconds until the instance could serve more of its active model, and until that may leave."""
         swapping_s = max(instance.ready_s - now_s, 0.0)
         serving = self._serving.get((instance.active or "", instance.device))
         if instance.active is None or serving is None:

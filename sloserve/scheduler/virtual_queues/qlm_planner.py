@@ -25,9 +25,10 @@ _SLACK_S = 1.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Foreseen:
-    """A state, and what a plan for it is judged by; ``None`` where there are no groups to plan.
+    """A state, and the facts by which a plan for it is judged; ``None`` if there are no groups to plan.
 
-    unserved: references of groups that no instance serves.
+    Args:
+        unserved: References of groups that no instance serves.
     """
 
     state: FleetState
@@ -37,12 +38,12 @@ class Foreseen:
 
 
 class QLMPlanner:
-    """Which instance serves which groups, in which order, by local search.
+    """Planner of which instance serves which groups, in which order, by local search.
 
     Args:
-        serving: of each model on each kind of device that can serve it.
-        settings: what plans weigh.
-        seed: of the search.
+        serving: Serving figures of each model on each kind of device that can serve it.
+        settings: Weights of plans, and limits of the search.
+        seed: Seed of the search.
     """
 
     def __init__(
@@ -56,24 +57,29 @@ class QLMPlanner:
         self._seed = seed
 
     def plan(self, state: FleetState) -> FleetPlan:
-        """The plan from now on: the last one, gone on with, unless a missed deadline is foreseen that another avoids.
+        """Return the plan: the last one, unless a missed deadline is foreseen that another plan avoids.
 
-        Call it when a group or an instance comes or goes, and every few seconds. Times are foreseen anew in each call.
+        Call it when a group or an instance comes or goes, and every few seconds. Times are foreseen again in each call.
         """
         return self.search(self.foresee(state))
 
     def times(self, state: FleetState) -> Times:
-        """The first part of :meth:`foresee`, for callers with little time at once: how long groups take."""
+        """Return how long groups take: the first part of :meth:`foresee`, for callers with little time at once."""
         groups, _ = servable(state, self._maker)
         return self._maker.times(state, groups)
 
     def foresee(self, state: FleetState, times: Times | None = None) -> "Foreseen":
-        """The first half of :meth:`plan`: what a plan is judged by. times: of the same state, if they are known."""
+        """Return the facts by which a plan is judged: the first half of :meth:`plan`.
+
+        Args:
+            state: The state of the fleet.
+            times: Times of the same state, if they are known.
+        """
         groups, unserved = servable(state, self._maker)
         return Foreseen(state, groups, unserved, self._maker.problem(state, groups, times) if groups else None)
 
     def search(self, foreseen: "Foreseen") -> FleetPlan:
-        """The second half: the order."""
+        """Search the order of the groups: the second half of :meth:`plan`."""
         state, groups, unserved, problem = foreseen.state, foreseen.groups, foreseen.unserved, foreseen.problem
         if problem is None:
             return FleetPlan({instance.name: () for instance in state.instances}, unserved, solver="kept")
@@ -101,14 +107,14 @@ class QLMPlanner:
 
 
 def servable(state: FleetState, maker: ProblemMaker) -> tuple[list[GroupSums], tuple[int, ...]]:
-    """Groups that an instance of the state can serve, and the references of the others."""
+    """Return the groups that an instance of the state can serve, and the references of the others."""
     can = {model for instance in state.instances for model in instance.models if maker.serves(model, instance.device)}
     groups = [group for group in state.groups if group.model in can]
     return groups, tuple(group.ref for group in state.groups if group.model not in can)
 
 
 def last_queues(state: FleetState, groups: list[GroupSums], problem: FleetProblem) -> list[list[int]]:
-    """The last plan in indices, without groups and instances that are gone."""
+    """Return the last plan in indices, without groups and instances that are gone."""
     at = {group.ref: k for k, group in enumerate(groups)}
     found: list[list[int]] = [[] for _ in state.instances]
     if state.last is None:
@@ -125,7 +131,7 @@ def last_queues(state: FleetState, groups: list[GroupSums], problem: FleetProble
 def as_plan(
     state: FleetState, groups: list[GroupSums], found: FleetQueues, unserved: tuple[int, ...], solver: str
 ) -> FleetPlan:
-    """Indices as references."""
+    """Return a plan with references in the place of indices."""
     queues = {
         instance.name: tuple(groups[k].ref for k in queue)
         for instance, queue in zip(state.instances, found.queues, strict=True)
@@ -134,7 +140,7 @@ def as_plan(
 
 
 def unavoidable_s(problem: FleetProblem) -> float:
-    """Lateness of the groups if each were served alone, at once, where it is fastest: no plan has less."""
+    """Return the lateness of the groups if each were served alone, at once, where it is fastest: no plan has less."""
     used = np.unique(problem.kind)
     served = np.zeros((used.size, problem.model.size), np.bool_)
     for k, kind in enumerate(used):
@@ -147,11 +153,11 @@ def unavoidable_s(problem: FleetProblem) -> float:
 
 
 def instances_needed(problem: FleetProblem, unavoidable: float) -> int | None:
-    """The scale-up signal: a number of instances with which no deadline would be missed by more than a second a
-    request; ``None`` where four times as many are not enough.
+    """Return the scale-up signal: how many instances would keep all deadlines, to a second a request.
 
-    The instances that are added are copies of the one that serves most models, empty. The first guess is the work that
-    is due by each deadline over the time until then; where greedy queues miss deadlines, half as many again are tried.
+    The result is ``None`` if four times as many are not enough. The instances that are added are copies of the one that
+    serves most models, empty. The first guess is the work that is due by each deadline over the time until then; where
+    greedy queues miss deadlines, half as many again are tried.
     """
     present = problem.kind.size
     models = np.isfinite(np.diagonal(problem.swap_s, axis1=1, axis2=2)).sum(axis=1)
@@ -171,7 +177,7 @@ def instances_needed(problem: FleetProblem, unavoidable: float) -> int | None:
 
 
 def with_copies(problem: FleetProblem, copied: int, count: int) -> FleetProblem:
-    """With so many more instances as the one that is copied, each idle and without a model."""
+    """Return the problem with ``count`` idle copies of an instance added, each without a model."""
 
     return replace(
         problem,

@@ -7,9 +7,10 @@ from sloserve.scheduler.virtual_queues.model_swap import ModelSwap
 
 
 def swap_table(costs: Mapping[tuple[str, str], ModelSwap]) -> dict[Swap, float]:
-    """Seconds of every swap that can happen.
+    """Return the seconds of every swap that can happen.
 
-    costs: by model and kind of device; two models swap where both have an entry for the same kind.
+    Args:
+        costs: Costs by model and kind of device; two models swap if both have an entry for the same kind.
     """
     return {
         Swap(device, leaving, coming, state): cost.seconds(
