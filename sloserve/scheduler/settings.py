@@ -89,11 +89,13 @@ class ClassSettings(_Settings):
 
 
 class AdmissionSettings(_Settings):
-    """What the front end answers with 429. mode: ``none``; ``cap``: requests that would wait behind ``max_waiting`` of
-    their class; ``predict``: besides, requests with targets that are predicted to be missed.
+    """What the front end answers with 429.
 
-    max_waiting: one number for each class, or a number by class; 1024 for a class that is not named. min_chance: the
-    least predicted chance to meet its TTFT and e2e targets with which ``predict`` lets a request in.
+    Args:
+        mode: ``none`` refuses no request; ``cap`` refuses requests that would wait behind ``max_waiting`` requests of
+            their class; ``predict`` refuses besides requests with targets that are predicted to be missed.
+        max_waiting: One number for each class, or a number by class; 1024 for a class that is not named.
+        min_chance: Least predicted chance to meet its TTFT and e2e targets with which ``predict`` admits a request.
     """
 
     mode: Annotated[Literal["none", "cap", "predict"], Allowed("one of none, cap, predict")] = "none"
@@ -111,39 +113,53 @@ class AdmissionSettings(_Settings):
         still_waiting: Callable[[WaitingPlace], bool],
         elsewhere: Elsewhere | None = None,
     ) -> Admission:
-        """A new admission; under mode ``none`` it predicts and refuses none. still_waiting, elsewhere: see there."""
+        """Create an admission with these settings; under mode ``none`` it predicts and refuses none.
+
+        Args:
+            class_names: Names of the service classes.
+            still_waiting: Function that returns whether a place's request has yet to emit its first token.
+            elsewhere: Other processes that admit requests to this engine; ``None`` for none.
+        """
         caps = None if self.mode == "none" else {name: self.cap(name) for name in class_names}
         min_chance = self.min_chance if self.mode == "predict" else None
         return Admission(class_names, still_waiting, caps=caps, min_chance=min_chance, elsewhere=elsewhere)
 
     def cap(self, class_name: str) -> int:
-        """How many requests of a class may wait."""
+        """Return how many requests of a class may wait."""
         return self.max_waiting if isinstance(self.max_waiting, int) else self.max_waiting.get(class_name, MAX_WAITING)
 
 
 class PluginSettings(_Settings):
     """Settings of one engine and of the server before it; made by :func:`plugin_settings`.
 
-    policy, policy_options: which policy plans, see :mod:`sloserve.scheduler.registry`. seed: of the policy.
-    shadow_policy: ``name:option=value`` of a policy whose plans are scored and never carried out.
-    profile: name or file of this engine's step times, which its own steps correct; ``None``: they alone teach them.
-    length_model: file that ``sloserve train-length`` wrote; the front end predicts each reply's length with it, for
-    policies with ``length=predicted``. ``None``: they predict from the requests of the class that ended.
-    plan_share: planning may cost at most this share of the time the engine spends stepping; 1 plans at every step.
-    aged_share: at most this share of admissions, and of the KV in use unless it is one request's, goes to the oldest
-    requests past their class's age; 0 turns ageing off.
-    swapping: what becomes of a preempted request's KV where there is swap space: ``cost`` copies it to the host where
-    that takes less of the engine's time than computing it again does, ``always`` copies it while there is room.
-    classes: the service classes; default_class: name of that of requests that name none.
-    service_tiers: ``service_tier`` to class; what is given is laid over the default table.
-    unknown_class: whether a request that names an unknown class is refused or gets the default class.
-    objectives: a gateway's inference objective to class; one that is not named says nothing.
-    unknown_headers: whether an ``x-slo-*`` header that resembles none of ours is ignored or refused.
-    tenants: the most urgent class that each tenant may use; tenant_default: that of others, ``None`` for no limit.
-    tenant_headers: which headers name the tenant.
-    max_body_bytes: longest request body. max_tenant_labels: tenants with metrics of their own; the rest is ``other``.
-    hung_after_s: an engine core that answers nothing for so long hangs; more than its longest step takes.
-    http3: whether the server listens on UDP too, and how.
+    Args:
+        policy: Name of the policy that plans, see :mod:`sloserve.scheduler.registry`.
+        policy_options: Options of the policy.
+        seed: Seed of the policy.
+        shadow_policy: ``name:option=value`` of a policy that makes plans which are scored and never carried out.
+        profile: Name or file of this engine's step times, which its own steps correct; ``None`` to learn them from its
+            own steps alone.
+        length_model: File that ``sloserve train-length`` wrote; the front end predicts each output's length with it,
+            for policies with ``length=predicted``. ``None``: they predict from the requests of the class that ended.
+        plan_share: Most of the engine's stepping time that planning may cost, as a share; 1 plans at every step.
+        aged_share: Most of the admissions, and of the KV in use unless it is one request's, that go to the oldest
+            requests past their class's age, as a share; 0 turns ageing off.
+        swapping: Fate of a preempted request's KV if there is swap space: ``cost`` copies it to the host where that
+            takes less of the engine's time than computing it again does, ``always`` copies it while there is room.
+        classes: The service classes.
+        default_class: Name of the class of requests that name none.
+        service_tiers: Class by ``service_tier``; entries replace the ones of the default table.
+        unknown_class: Whether a request that names an unknown class is refused or gets the default class.
+        objectives: Class by a gateway's inference objective; an objective that is not named has no effect.
+        unknown_headers: Whether an ``x-slo-*`` header that resembles none of ours is ignored or refused.
+        tenants: The most urgent class that each tenant may use.
+        tenant_default: The most urgent class of other tenants; ``None`` for no limit.
+        tenant_headers: Names of the headers that state the tenant.
+        max_body_bytes: Most bytes of a request body.
+        max_tenant_labels: Most tenants with metrics of their own; the rest is ``other``.
+        hung_after_s: Seconds without any response after which an engine core counts as hung; more than its longest step
+            takes.
+        http3: Whether the server listens on UDP too, and how.
     """
 
     policy: Annotated[str, Allowed("the name of a policy")] = "fcfs"
@@ -201,13 +217,16 @@ class PluginSettings(_Settings):
         )
 
     def make_lengths(self) -> LengthAtAdmission | None:
-        """The predictor of ``length_model``. Raises: ConfigError when the file is none."""
+        """Return the predictor of ``length_model``.
+
+        Raises: ConfigError when the file is no length model.
+        """
         if self.length_model is None:
             return None
         return LengthAtAdmission(Path(self.length_model), self.classes.names)
 
     def as_config(self) -> dict[str, Any]:
-        """Plain values from which :func:`plugin_settings` makes equal settings; they travel as JSON."""
+        """Return plain values from which :func:`plugin_settings` makes equal settings; they travel as JSON."""
         plain = self.model_dump(exclude={"classes", "default_class"})
         plain["tenant_headers"] = list(self.tenant_headers)
         table = self.classes.as_config()
@@ -215,9 +234,9 @@ class PluginSettings(_Settings):
 
 
 def plugin_settings(additional_config: Mapping[str, Any] | None) -> PluginSettings:
-    """Reads the ``sloserve`` section of vLLM's additional config; without one the policy is fcfs.
+    """Read the ``sloserve`` section of vLLM's additional config; without one the policy is fcfs.
 
-    Raises: ConfigError that lists every unknown key, value out of range and name of a class that there is not.
+    Raises: ConfigError that lists every unknown key, value out of range and name of an unknown class.
     """
     settings, problems = read_settings((additional_config or {}).get(KEY, {}))
     if settings is None:
@@ -243,9 +262,9 @@ def _wrong(problems: list[Problem]) -> ConfigError:
 
 
 def read_settings(section: Any) -> tuple[PluginSettings | None, list[Problem]]:
-    """The settings that ``section`` holds, or ``None`` and everything that is wrong with it.
+    """Return the settings that ``section`` holds, or ``None`` and everything that is wrong with it.
 
-    Whether its policies exist is for :func:`policy_problems` to say.
+    Whether its policies exist is checked by :func:`policy_problems`.
     """
     if not isinstance(section, Mapping):
         return None, [Problem((), f"{section!r} is not a mapping of settings")]
@@ -268,7 +287,7 @@ def read_settings(section: Any) -> tuple[PluginSettings | None, list[Problem]]:
 
 
 def file_problems(settings: PluginSettings) -> list[Problem]:
-    """Why the files that the settings name cannot be used; to be said before a model is loaded."""
+    """Return why the files that the settings name cannot be used; report it before a model is loaded."""
     problems = []
     for key, load in (
         ("profile", lambda: None if settings.profile is None else load_profile(settings.profile)),
@@ -282,7 +301,7 @@ def file_problems(settings: PluginSettings) -> list[Problem]:
 
 
 def policy_problems(section: Mapping[str, Any]) -> list[Problem]:
-    """Why the policies that ``section`` names cannot be made, with their options; what cannot be read is left out."""
+    """Return why the policies that ``section`` names cannot be made; what cannot be read is left out."""
     problems = []
     for key, options in (("policy", section.get("policy_options", {})), ("shadow_policy", {})):
         text = section.get(key, PluginSettings.model_fields[key].default)
@@ -299,7 +318,7 @@ def policy_problems(section: Mapping[str, Any]) -> list[Problem]:
 
 
 def class_warnings(settings: PluginSettings) -> list[str]:
-    """Which service classes, or targets of theirs, the policy does not read, hence serves as if they were not there."""
+    """Return warnings of classes and targets that the policy does not read: it serves as if they did not exist."""
     needs = make_policy(settings.policy, settings.policy_options).reads
     unread = {c.name: [name for name in c.targets.stated if name not in needs] for c in settings.classes}
     if "class_rank" not in needs:
@@ -318,7 +337,7 @@ def class_warnings(settings: PluginSettings) -> list[str]:
 
 
 def _class_table(section: Mapping[str, Any]) -> tuple[ClassTable, list[Problem]]:
-    """The table in ``section`` as far as it can be read, the built-in one else, and what is wrong with it."""
+    """Return the table in ``section`` as far as it can be read, else the built-in one, and what is wrong with it."""
     problems: list[Problem] = []
     classes = {c.name: c for c in DEFAULT_CLASSES}
     given = section.get("classes", None)
@@ -338,7 +357,7 @@ def _class_table(section: Mapping[str, Any]) -> tuple[ClassTable, list[Problem]]
 
 
 def _unknown_names(section: Mapping[str, Any], table: ClassTable) -> list[Problem]:
-    """Names of classes and service tiers that there are not; values that are no names are reported by their type."""
+    """Return the names of unknown classes and service tiers; values that are no names are reported by their type."""
     named: list[tuple[tuple[str, ...], Any]] = [(("tenant_default",), section.get("tenant_default"))]
     for key in ("service_tiers", "tenants", "objectives"):
         entries = section.get(key)
