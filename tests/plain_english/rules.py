@@ -18,7 +18,7 @@ BANNED: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
             r"\bthose (?:that|which|of|who|whose|whom|where|for|in|with|to|from|at|on|it|they|by|beside)\b",
             "repeat the noun",
         ),
-        (r"^(?:those|these|all those)\b(?= (?:\w+ing|\w+ed|are|were|have|may|can)\b|[.,:;])", "repeat the noun"),
+        (r"^(?:all )?those\b(?= (?:\w+ing|\w+ed|are|were|have|may|can)\b|[.,:;])|^these[.,:;]", "repeat the noun"),
         (r"\b(?:whose|whom)\b", "use 'of which', 'with', or a new sentence"),
         (r"\btold\b|\btells? of\b|\btelling of\b", "use notify, report, state or call"),
         (
