@@ -25,17 +25,17 @@ little: the first copies correct it, while a link that is taken for slow is not 
 
 
 def first_bytes_per_s(profile: Profile | None, ranks: int = 1) -> float:
-    """What the links of an engine's ranks together are taken to carry in one direction until copies were timed."""
+    """Return the rate of the links of all ranks together, in one direction, that is assumed until copies were timed."""
     return LINK_BYTES_PER_S * ranks if profile is None else 1e9 * profile.link_bandwidth_gb_per_s
 
 
 class SwapControl:
-    """Times are seconds of the monotonic clock.
+    """Control of one engine's swapping. Times are seconds of the monotonic clock.
 
     Args:
-        layout: of the KV cache.
-        block_bytes: of one KV block, over all layers and ranks.
-        link: predicts when copies end.
+        layout: Layout of the KV cache.
+        block_bytes: Bytes of one KV block, over all layers and ranks.
+        link: Clock that predicts when copies end.
     """
 
     def __init__(
@@ -53,36 +53,46 @@ class SwapControl:
         self._steps, self._clock = steps, clock
 
     def worth_s(self, request_id: str, tokens: int, engine: EngineFacts) -> float | None:
-        """A request is preempted that has KV of so many tokens: what it is worth to keep it, ``None`` if it is not.
+        """Return the engine seconds that it saves to keep the KV of a preempted request, ``None`` if it is not kept.
 
-        engine: with ``swap``.
+        Args:
+            request_id: Id of the request that is preempted.
+            tokens: Tokens of the request that have KV.
+            engine: What the engine can do, with ``swap``.
         """
         return self.rule.worth_s(request_id, tokens, self._steps.decodes, engine, self._clock.monotonic_s())
 
     def stores(self, num_blocks: int) -> None:
-        """So many blocks go to the host."""
+        """Record that ``num_blocks`` blocks go to the host."""
         self.link.out(num_blocks * self._block_bytes, self._clock.monotonic_s())
 
     def loads(self, request_id: str, num_blocks: int) -> None:
-        """So many blocks of what is kept for a request come back; what it finds in the prefix cache need not."""
+        """Record that ``num_blocks`` blocks of what is kept for a request come back.
+
+        Blocks that it finds in the prefix cache need not.
+        """
         self.rule.has_turn(request_id, self._clock.monotonic_s())
         self.link.in_(num_blocks * self._block_bytes, self._clock.monotonic_s())
 
     def admitted(self, request_ids: Iterable[str]) -> None:
-        """These run from now on."""
+        """Record that these requests run."""
         for request_id in request_ids:
             self.rule.has_turn(request_id, self._clock.monotonic_s())
 
     def timed(self, *traffic: tuple[int, float]) -> None:
-        """Copies of so many bytes took so many seconds, one pair a direction."""
+        """Record how long copies took: one pair of bytes and seconds for each direction."""
         for num_bytes, seconds in traffic:
             self.link.observed(num_bytes, seconds)
 
     def growth_blocks(self, computed: IntArray, num_blocks: int) -> int:
-        """Blocks to keep free beside a load of ``num_blocks`` that begins now: what running requests grow by until it
-        ends, and the block more that its own next token may need in each group.
+        """Return the blocks to keep free beside a load of ``num_blocks`` that begins now.
 
-        computed: ``[running]``, tokens with KV.
+        These are the blocks that running requests grow by until it ends, and the block more that its own next token may
+        need in each group.
+
+        Args:
+            computed: Tokens with KV of each running request, ``[running]``.
+            num_blocks: Blocks of the load.
         """
         if not computed.size:
             return 0
@@ -97,7 +107,7 @@ class SwapControl:
         return int(np.add.reduce(grown)) + own
 
     def facts(self) -> SwapFacts:
-        """The pool and the link, as of now."""
+        """Return the pool and the link, as of now."""
         store = self.store
         facts = self.link.facts(
             self._clock.monotonic_s(),

@@ -13,7 +13,7 @@ from typing import Final
 from sloserve.lso.plan import SwapFacts
 
 MAX_CHANGE: Final = 0.04
-"""Largest change of the rate by one copy, as a share of it; that of the corrected step times."""
+"""Largest change of the rate by one copy, as a share of it; the corrected step times have the same limit."""
 LEARNS: Final = 8
 """Copies in which the rate is learnt. With a link of a tenth of the guess (PCIe shared, a pool on the far socket) eight
 bring it within half as much again, where ``MAX_CHANGE`` alone takes 60.
@@ -30,12 +30,14 @@ _GAIN: Final = 1.0 / LEARNS
 
 
 class LinkClock:
-    """Seconds of one clock; a copy starts when those before it in its direction have ended.
+    """A clock of the link's copies: a copy starts when the earlier ones in its direction have ended.
 
-    bytes_per_s: of one direction, as observed up to the last copy.
+    ``bytes_per_s`` is the rate of one direction, as observed up to the last copy. Times are seconds of one clock.
 
     Args:
-        bytes_per_s: the first guess. Raises: ValueError unless it is above 0 and finite.
+        bytes_per_s: The first guess of the rate, in bytes per second.
+
+    Raises: ValueError unless the rate is above 0 and finite.
     """
 
     def __init__(self, bytes_per_s: float) -> None:
@@ -47,19 +49,28 @@ class LinkClock:
         self._observed = 0
 
     def out(self, num_bytes: int, now_s: float) -> float:
-        """Queues a copy to the host; returns when it is predicted to end."""
+        """Queue a copy to the host; return when it is predicted to end."""
         self.bytes_per_s = self._rate(now_s)
         self._out_until_s = max(self._out_until_s, now_s) + num_bytes / self.bytes_per_s
         return self._out_until_s
 
     def in_(self, num_bytes: int, now_s: float, not_before_s: float = -math.inf) -> float:
-        """Queues a copy to the device; returns when it is predicted to end. not_before_s: its source is there then."""
+        """Queue a copy to the device; return when it is predicted to end.
+
+        Args:
+            num_bytes: Bytes of the copy.
+            now_s: The present time, in seconds.
+            not_before_s: Time at which its source is there.
+        """
         self.bytes_per_s = self._rate(now_s)
         self._in_until_s = max(self._in_until_s, now_s, not_before_s) + num_bytes / self.bytes_per_s
         return self._in_until_s
 
     def observed(self, num_bytes: int, seconds: float) -> None:
-        """A copy took so long, its wait for others not counted. Ignored without bytes or a positive, finite time."""
+        """Record how long a copy took, its wait for others not counted.
+
+        The copy is ignored without bytes or a positive, finite time.
+        """
         if num_bytes <= 0 or not 0.0 < seconds < math.inf:
             return
         self._observed += 1
@@ -71,7 +82,7 @@ class LinkClock:
         self.bytes_per_s = min(max(self.bytes_per_s * change, self._limits[0]), self._limits[1])
 
     def _rate(self, now_s: float) -> float:
-        """The rate observed, the nearer to the first one the longer nothing was copied."""
+        """Return the observed rate, the nearer to the first one the longer nothing was copied."""
         idle_s = now_s - max(self._out_until_s, self._in_until_s)
         if idle_s <= 0.0 or self.bytes_per_s == self._first:
             return self.bytes_per_s
@@ -79,7 +90,7 @@ class LinkClock:
         return rate
 
     def facts(self, now_s: float, *, block_bytes: int, total_blocks: int, free_blocks: int) -> SwapFacts:
-        """The link and a pool behind it as a policy sees them."""
+        """Return the link and a pool behind it as a policy sees them."""
         return SwapFacts(
             block_bytes=block_bytes,
             total_blocks=total_blocks,

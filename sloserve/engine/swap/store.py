@@ -27,8 +27,11 @@ older load of the same request still runs."""
 
 @dataclass(slots=True)
 class _State:
-    """least: the fewest tokens that what is kept can serve. places: of its blocks in each group, to which ``blocks``,
-    the host blocks, belong in this order.
+    """What is kept for one request.
+
+    Args:
+        least: The fewest tokens that what is kept can serve.
+        places: Places of its blocks in each group; ``blocks``, the host blocks, belong to them in this order.
     """
 
     tokens: int
@@ -46,16 +49,16 @@ class _State:
 
 
 class SwapStore:
-    """Host blocks of a pool, and whose KV they hold.
+    """Host blocks of a pool, and the requests with the KV that they hold.
 
-    epoch: number of the weights that computed what is kept. peak_blocks: most blocks that were ever in use.
-    needed: which blocks are kept.
+    ``epoch`` is the number of the weights that computed what is kept, ``peak_blocks`` the most blocks that were ever in
+    use, ``needed`` says which blocks are kept.
 
     Args:
-        host_blocks: blocks that the pool has, numbered from 0.
-        groups: the KV cache groups, in the order in which a request's blocks are listed.
-        counters: counts are added here: ``swap_stores``, ``swap_loads``, ``swap_failures``, ``swapped_out_tokens``,
-            ``swapped_in_tokens``, ``swap_refused_<refusal>`` and ``swap_dropped_<reason>``.
+        host_blocks: Blocks that the pool has, numbered from 0.
+        groups: The KV cache groups, in the order in which a request's blocks are listed.
+        counters: Counters to which counts are added: ``swap_stores``, ``swap_loads``, ``swap_failures``,
+            ``swapped_out_tokens``, ``swapped_in_tokens``, ``swap_refused_<refusal>`` and ``swap_dropped_<reason>``.
     """
 
     def __init__(self, host_blocks: int, groups: Sequence[KVGroups], counters: Counter[str] | None = None) -> None:
@@ -76,16 +79,16 @@ class SwapStore:
 
     @property
     def loads(self) -> list[str]:
-        """Ids of the requests whose loads run, void or not, in order of :meth:`store`."""
+        """Ids of the requests with a load that runs, void or not, in order of :meth:`store`."""
         return [request_id for request_id, state in self._states.items() if state.loading]
 
     def is_loading(self, request_id: str) -> bool:
-        """Whether a load of the request runs, void or not."""
+        """Return whether a load of the request runs, void or not."""
         state = self._states.get(request_id)
         return state is not None and state.loading
 
     def tokens_of(self, request_id: str) -> int:
-        """Tokens whose KV is kept or loading for a request; 0 where there are none."""
+        """Return the tokens of a request with KV that is kept or loading; 0 if there are none."""
         state = self._states.get(request_id)
         return 0 if state is None or state.void else state.tokens
 
@@ -98,8 +101,10 @@ class SwapStore:
         the least worthy first, if that makes enough room; else nothing.
 
         Args:
-            worth_s: engine seconds that it saves not to compute these tokens again.
-            least: the fewest tokens with which it may go on, where the last computed ones may not count; ``None`` where
+            request_id: Id of the request.
+            tokens: Tokens of the request that have KV.
+            worth_s: Engine seconds that it saves not to compute these tokens again.
+            least: The fewest tokens with which it may go on, where the last computed ones may not count; ``None`` where
                 all do.
 
         Returns: the places of the kept blocks in each group, and the host blocks for them in the same order; ``None``
@@ -148,13 +153,14 @@ class SwapStore:
         return True
 
     def frontier(self, request_id: str, num_tokens: int) -> int:
-        """Tokens that need not be computed again: those kept, but for the last of all that are known.
+        """Return the tokens that need not be computed again: the kept tokens, except for the last known one.
 
-        0 where nothing is kept, while it loads, and where the request goes on after fewer tokens than what is kept can
-        serve: a Mamba state, for instance, is of no use after a rejected draft.
+        The result is 0 if nothing is kept, while it loads, and if the request goes on after fewer tokens than what is
+        kept can serve: a Mamba state, for instance, is of no use after a rejected draft.
 
         Args:
-            num_tokens: tokens of the request that are known, prompt and output. (More may have been computed: drafts
+            request_id: Id of the request.
+            num_tokens: Tokens of the request that are known, prompt and output. (More may have been computed: drafts
                 that were rejected since.)
         """
         state = self._states.get(request_id)
@@ -168,12 +174,12 @@ class SwapStore:
         return count(self.needed.places(frontier, frontier, first_token))
 
     def load(self, request_id: str, first_token: int, frontier: int) -> tuple[list[range], list[int]]:
-        """Begin to load what the token after ``frontier`` tokens reads, without that of the first ``first_token``.
+        """Begin to load what the token after ``frontier`` tokens reads, without the first ``first_token`` tokens.
 
         Blocks are whole: in full attention the first holds ``first_token``, the last ``frontier - 1``.
 
         Returns: the places of the blocks in each group, and the host blocks that hold them, in the same order.
-        Raises: ValueError where these tokens are not kept.
+        Raises: ValueError if these tokens are not kept.
         """
         state = self._states.get(request_id)
         least = 0 if state is None else state.least
@@ -193,9 +199,9 @@ class SwapStore:
         return places, blocks
 
     def loaded(self, request_id: str, *, failed: bool = False) -> bool:
-        """A load ended and no copy reads its host blocks any more. Returns: whether the KV that it brought may be used.
+        """Record that a load ended and no copy reads its host blocks any more; return whether its KV may be used.
 
-        False for a load that is unknown, has failed, or was given up or abandoned while it ran.
+        The result is ``False`` for a load that is unknown, has failed, or was given up or abandoned while it ran.
         """
         state = self._states.get(request_id)
         if state is None or not state.loading:
@@ -209,20 +215,22 @@ class SwapStore:
         return not failed and not state.void
 
     def keep_loading(self, request_id: str) -> None:
-        """What a load brings will not be used: when it has ended well, the state is kept as before it."""
+        """Record that what a load brings will not be used: when it has ended well, the state is kept as before it."""
         state = self._states.get(request_id)
         if state is not None and state.loading:
             state.stays = True
 
     def store_failed(self, request_id: str) -> None:
-        """A copy to the host failed: what is kept for the request is not its KV."""
+        """Record that a copy to the host failed: what is kept for the request is not its KV."""
         self.counters["swap_failures"] += 1
         self.drop(request_id, "failed")
 
     def drop(self, request_id: str, reason: str) -> None:
-        """Gives up what is kept for a request, if anything; state that loads is void.
+        """Give up what is kept for a request, if anything; state that loads is void.
 
-        reason: an identifier, for the counters. Callers use few.
+        Args:
+            request_id: Id of the request.
+            reason: An identifier, for the counters. Callers use few.
         """
         state = self._states.get(request_id)
         if state is None or state.void:
@@ -234,15 +242,16 @@ class SwapStore:
             self._release(request_id)
 
     def hand_over(self, request_id: str, to: str) -> None:
-        """What is kept for a request is kept for ``to`` from now on, for which nothing may be kept. Nothing happens
-        where nothing is kept, or it loads.
+        """Keep what is kept for a request for ``to`` instead, for which nothing may be kept yet.
+
+        Nothing happens if nothing is kept for the request, or if it loads.
         """
         state = self._states.get(request_id)
         if state is not None and not state.loading and to not in self._states:
             self._states[to] = self._states.pop(request_id)
 
     def new_epoch(self) -> None:
-        """The weights changed: all that is kept is given up, and all that loads is void."""
+        """Give up all that is kept, and make all that loads void, because the weights changed."""
         self.epoch += 1
         for request_id in list(self._states):
             self.drop(request_id, "epoch")
