@@ -28,7 +28,7 @@ class QueuedRequest(EngineRequest, Protocol):
 
 
 def static_columns(request: QueuedRequest, stated: StatedSLO) -> dict[str, float]:
-    """What is known when a request is queued and does not change; numbers of its client's are clamped to their column.
+    """Return the columns that are known when a request is queued and do not change; numbers are clamped.
 
     (The front end refuses what does not fit; but requests come by other ways too, and vLLM makes numbers of its own
     from a client's.)
@@ -58,9 +58,9 @@ def static_columns(request: QueuedRequest, stated: StatedSLO) -> dict[str, float
 def live_columns(
     request: QueuedRequest, stated: StatedSLO, cached_tokens: int | None, now_s: float
 ) -> dict[str, float]:
-    """How far a request has come, for a row that is made, or gets a column, while it is being served.
+    """Return how far a request has come, for a row that is made, or gets a column, while it is being served.
 
-    When its first token came is not known then. A request with output is taken to have kept the pace that it asks for
+    The time of its first token is not known then. A request with output is taken to have kept the pace that it asks for
     (TPOT, or 1 / TDS) up to now, so that a policy neither has to catch up for it nor sees it ahead; without a pace, its
     tokens all came just now. What the prefix cache held is known until the first token, and 0 thereafter.
     """

@@ -1,4 +1,4 @@
-"""Keep exceptions of our own code away from vLLM, whose engine stops at any exception in its loop."""
+"""Keep exceptions of our own code away from vLLM: its engine stops at any exception in its loop."""
 
 import logging
 from collections.abc import Callable, MutableMapping
@@ -20,7 +20,8 @@ class ErrorLog:
     """Logs exceptions without filling the log, although a fault may come back at each step.
 
     The first exception of each kind is logged with its traceback, every later one as one line when the number of that
-    kind reaches a power of ten. Kinds beyond ``MOST_KINDS`` share one count, whose first exception has its traceback.
+    kind reaches a power of ten. Kinds beyond ``MOST_KINDS`` share one count; its first exception is logged with its
+    traceback.
     """
 
     def __init__(self) -> None:
@@ -29,7 +30,9 @@ class ErrorLog:
     def caught(self, error: BaseException, what: str) -> None:
         """Log ``error``, which is being handled.
 
-        what: a sentence that says what failed and what holds instead.
+        Args:
+            error: The exception.
+            what: A sentence that says what failed and what holds instead.
         """
         kind: Kind | None = _kind_of(error)
         if kind not in self._times and len(self._times) >= MOST_KINDS:
@@ -74,8 +77,10 @@ class Containment:
     ) -> None:
         """Build a containment that counts in ``counters``.
 
-        what: a sentence for the log that says what holds instead.
-        on_error: called after each exception; what it raises is contained as well.
+        Args:
+            counters: Counters that count the exceptions.
+            what: A sentence for the log that says what holds instead.
+            on_error: Function that is called after each exception; what it raises is contained as well.
         """
         self._counters = counters
         self._what = what

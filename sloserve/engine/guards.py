@@ -18,15 +18,15 @@ from sloserve.scheduler.policy import NO_SLOTS, Plan, Snapshot
 class PlanBudget:
     """Bounds the share of time spent on planning.
 
-    After a plan that cost c seconds the next one is allowed c / ``share`` seconds later.
+    If a plan took c seconds, the next one is allowed c / ``share`` seconds later.
     """
 
     def __init__(self, share: float, measure: Callable[[], float] = time.perf_counter) -> None:
-        """Starts with no plan made: the first is allowed at once.
+        """Start with no plan made: the first is allowed at once.
 
         Args:
-            share: largest share of time for planning, 0 to 1.
-            measure: reads a timer, in seconds.
+            share: Largest share of time for planning, 0 to 1.
+            measure: Function that reads a timer, in seconds.
         """
         self._share = share
         self._measure = measure
@@ -35,19 +35,24 @@ class PlanBudget:
         self._started = 0.0
 
     def allows(self, now_s: float) -> bool:
-        """Whether a plan may be made. now_s: monotonic, here and below."""
+        """Return whether a plan may be made.
+
+        Args:
+            now_s: The present time of a monotonic clock in seconds, here and below.
+        """
         return (now_s - self._last_plan_s) * self._share >= self._last_cost_s
 
     def start(self) -> None:
         self._started = self._measure()
 
     def stop(self, now_s: float, *, others_s: float = 0.0, charged_s: float | None = None) -> float:
-        """Books the plan that :meth:`start` began; returns what it really cost, in seconds.
+        """Book the plan that :meth:`start` began; return what it really cost, in seconds.
 
         Args:
-            others_s: how much of the time since then went to something else.
-            charged_s: cost to book in place of the measured one; a simulator gives it, so that its runs do not depend
-                on the machine.
+            now_s: The present time of a monotonic clock in seconds.
+            others_s: Seconds since then that went to something else.
+            charged_s: Seconds to book in place of the measured ones; a simulator gives them, so that its runs do not
+                depend on the machine.
         """
         cost_s = self._measure() - self._started - others_s
         self._last_cost_s = cost_s if charged_s is None else charged_s
@@ -77,9 +82,14 @@ class Ageing:
     def turns(
         self, rows: Rows, waiting: IntArray, now_s: float, running: IntArray = NO_SLOTS, protected: IntArray = NO_SLOTS
     ) -> AgedTurns:
-        """The turns of the aged requests among ``waiting``, which holds slots.
+        """Return the turns of the aged requests among ``waiting``.
 
-        protected: those of ``running`` that were admitted because of their age.
+        Args:
+            rows: The request table.
+            waiting: Slots of the waiting requests.
+            now_s: The present time, in epoch seconds.
+            running: Slots of the running requests.
+            protected: Slots of the running requests that were admitted because of their age.
         """
         if self.period is None or not waiting.size:
             return NO_TURNS
@@ -96,7 +106,7 @@ class Ageing:
         return AgedTurns(oldest_first, self.period, before_next)
 
     def admitted(self, slots: IntArray, aged: IntArray) -> IntArray:
-        """Counts the admissions of a step; returns the aged requests among them, which must not be preempted.
+        """Count the admissions of a step; return the aged requests among them, which must not be preempted.
 
         Only the admission of the oldest aged request resets the count: otherwise a policy that prefers the youngest of
         them would keep the oldest waiting forever.
@@ -153,12 +163,15 @@ def keep_idle_victims(plan: Plan, snapshot: Snapshot) -> Plan:
 
 
 def spare_decodes(plan: Plan, snapshot: Snapshot, protected: IntArray) -> Plan:
-    """``plan`` with prompt chunks that leave each decode its token, although protected prompts are served before it.
+    """Return ``plan`` with prompt chunks that leave each decode its token, although protected prompts are served first.
 
     Protected requests stand in front since vLLM takes its victims from the end. There an unfinished prompt would take
     whole steps; with a limit on chunks it gets what it would get behind the decodes.
 
-    protected: slots of the protected requests that run.
+    Args:
+        plan: The plan.
+        snapshot: The engine's state.
+        protected: Slots of the protected requests that run.
     """
     if not protected.size:
         return plan
@@ -186,7 +199,7 @@ def keep_prompts_whole(plan: Plan, snapshot: Snapshot) -> Plan:
 
 
 def ensure_progress(plan: Plan, snapshot: Snapshot) -> Plan:
-    """``plan``, changed where it would leave the engine with nothing to schedule.
+    """Return ``plan``, changed where it would leave the engine with nothing to schedule.
 
     A running request that is neither preempted nor paused can always be scheduled, since vLLM takes its victims from
     the other requests when KV is short. If the plan leaves no such request, all pauses are dropped, because paused

@@ -24,21 +24,28 @@ MAX_PAUSE_AGE_S = 0.25
 ``plan_share`` of 5 % a plan that takes 12 ms is followed by the next in time; usual are 0.1 to 2 ms."""
 
 MAX_PLAN_AGE_S = 1.0
-"""Then vLLM schedules by itself until the next plan: dozens of steps have passed, and planning takes above 50 ms at the
-default ``plan_share``, which is a fault and no reason to hold the engine to old limits."""
+"""Age in seconds from which on vLLM schedules by itself until the next plan.
+
+Dozens of steps have passed by then, and planning takes above 50 ms at the default ``plan_share``, which is a fault and
+no reason to hold the engine to old limits.
+"""
 
 MAX_UNEVENTFUL_S = 0.05
-"""A policy that plans on events plans anew after this time though nothing happened, since what a request can still gain
-changes with time alone."""
+"""Seconds after which a policy that plans on events plans again although nothing happened.
+
+The gain that is left for a request changes with time alone.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldPlan:
     """The last plan, and what is needed to reuse it.
 
-    plan: as applied, without its preemptions and its order. made_s: monotonic time at which it was made. last_seq:
-    highest ``seq`` of the requests that it knew. spare_tokens: whether its token budget had a token for each request
-    that it served.
+    Args:
+        plan: The plan as applied, without its preemptions and its order.
+        made_s: Monotonic time at which it was made, in seconds.
+        last_seq: Highest ``seq`` of the requests that it knew.
+        spare_tokens: Whether its token budget had a token for each request that it served.
     """
 
     plan: Plan = Plan.IDENTITY
@@ -57,14 +64,14 @@ class HeldPlan:
         )
 
     def without(self, slot: int) -> "HeldPlan":
-        """This plan without its pause of ``slot``: the request there was preempted or ended, so the pause is void."""
+        """Return the plan without its pause of ``slot``, which is void: the request was preempted or ended."""
         pause = self.plan.pause
         if not pause.size or slot not in pause:
             return self
         return replace(self, plan=replace(self.plan, pause=pause[pause != slot]))
 
     def now(self, rows: Rows, now_s: float) -> Plan | None:
-        """The part of the plan that holds for a step at ``now_s``, monotonic; ``None`` if the plan is too old."""
+        """Return the part of the plan that holds for a step at ``now_s``, monotonic; ``None`` if it is too old."""
         plan, age_s = self.plan, now_s - self.made_s
         if plan is Plan.IDENTITY:
             return plan

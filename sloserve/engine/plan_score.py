@@ -1,7 +1,7 @@
-"""How far two plans for the same snapshot differ, and what the difference is predicted to be worth.
+"""Comparison of two plans for the same snapshot: how far they differ, and the predicted worth of the difference.
 
-Used in shadow mode: a second policy plans beside the one in charge and its plans are scored, never applied. Pure
-functions but for :class:`AdmissionRate`, which follows from the admissions it was told of.
+It is used in shadow mode: a second policy plans beside the one in charge and its plans are scored, never applied. All
+functions are pure; only :class:`AdmissionRate` depends on the admissions that it has observed.
 """
 
 import math
@@ -17,10 +17,10 @@ NEEDS = frozenset({"arrival_s", "ttft_s", "e2e_s"})
 
 
 def own_order(snapshot: Snapshot) -> IntArray:
-    """The waiting requests in the order in which vLLM would admit them if no plan had touched its queue.
+    """Return the waiting requests in the order in which vLLM would admit them if no plan had touched its queue.
 
-    Preempted ones first, then by arrival. (Of several preempted ones vLLM admits the last first; a snapshot does not
-    say which that was, and they go by arrival too.)
+    Preempted requests come first, then the order is by arrival. (Of several preempted ones vLLM admits the last first;
+    a snapshot does not say which one that was, and they go by arrival too.)
     """
     rows, waiting = snapshot.rows, snapshot.waiting
     fresh = rows.state[waiting] != int(State.PREEMPTED)
@@ -29,9 +29,12 @@ def own_order(snapshot: Snapshot) -> IntArray:
 
 
 def admission_order(plan: Plan, snapshot: Snapshot, present: IntArray) -> IntArray:
-    """``snapshot.waiting`` as ``plan`` would have it admitted: those it names, then the others as in ``present``.
+    """Return ``snapshot.waiting`` as ``plan`` would have it admitted: the plan's requests, then the others.
 
-    present: slots in the order before the plan; others than those that wait are passed over.
+    Args:
+        plan: The plan.
+        snapshot: The engine's state.
+        present: Slots in the order before the plan; slots of requests that do not wait are passed over.
     """
     named = present[:0] if plan.waiting is None else plan.waiting
     order = np.concatenate([named, present[~np.isin(present, named)]])
@@ -55,11 +58,11 @@ def agreement(one: Plan, one_order: IntArray, other: Plan, other_order: IntArray
 
 
 def predicted_met(order: IntArray, snapshot: Snapshot, admissions_per_s: float, now_s: float) -> BoolArray:
-    """For each waiting request with a TTFT or e2e target, in slot order: is it admitted before that has passed?
+    """Return whether each waiting request with a TTFT or e2e target, in slot order, is admitted before it has passed.
 
-    Predicted from its rank alone: the first ``free_slots`` of ``order`` are admitted now, the others one by one at the
-    rate observed. A bound, not an estimate: what comes after admission is left out, for either order. A preempted
-    request has its first token behind it, as a rule, so that only its e2e target counts.
+    The prediction is from the rank alone: the first ``free_slots`` of ``order`` are admitted now, the others one by one
+    at the rate observed. This is a bound, not an estimate: what comes after admission is left out, for either order. A
+    preempted request has its first token behind it, as a rule, so that only its e2e target counts.
     """
     rows = snapshot.rows
     rank = np.arange(1, order.size + 1) - snapshot.engine.free_slots
@@ -75,8 +78,9 @@ def predicted_met(order: IntArray, snapshot: Snapshot, admissions_per_s: float, 
 def predicted_gain(
     main: IntArray, shadow: IntArray, snapshot: Snapshot, admissions_per_s: float | None, now_s: float
 ) -> float | None:
-    """Share of the waiting requests with a target that are predicted to meet it under the order ``shadow``, less that
-    under ``main``: -1 to 1; ``None`` if no request has a target or no rate is known.
+    """Return the share of requests predicted to meet their targets under ``shadow``, minus the share under ``main``.
+
+    The result is -1 to 1, over waiting requests with a target; ``None`` if no request has a target or no rate is known.
     """
     if not admissions_per_s:
         return None
@@ -89,7 +93,7 @@ def predicted_gain(
 class AdmissionRate:
     """Requests admitted per second: admissions over time, both fading with a time constant of ``memory_s``.
 
-    Steps at one and the same time count together. ``None`` until time has passed.
+    Steps at one and the same time are counted together. The rate is ``None`` until time has passed.
     """
 
     def __init__(self, memory_s: float = 10.0) -> None:
@@ -103,7 +107,7 @@ class AdmissionRate:
         return self._admitted / self._elapsed_s if self._elapsed_s else None
 
     def observe(self, admitted: int, now_s: float) -> None:
-        """A step at ``now_s``, of a clock that only grows, admitted so many."""
+        """Record that a step at ``now_s``, of a clock that only grows, admitted ``admitted`` requests."""
         if self._since_s is None:
             self._since_s = now_s
         elapsed_s = now_s - self._since_s

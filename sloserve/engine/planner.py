@@ -41,12 +41,16 @@ from sloserve.scheduler.settings import PluginSettings
 class Step:
     """What a plan asks of the next step.
 
-    preempt: running requests to preempt before the plan is applied. is_fresh: whether the plan was made for this step.
-    engine: what the engine can do in it; ``None`` where that was not asked. is_read: whether the rows of the running
-    requests are up to date, as they are where a snapshot was taken. others_s: seconds since the plan budget started
-    that were spent on other work than the plan. plan_s: what a fresh plan costs in virtual time, ``None`` where it is
-    measured; planning_s: what all planning for the step does. drafts: slots of requests that decode, and the most draft
-    tokens that each verifies in the step; ``None`` for as many as the engine has.
+    Args:
+        preempt: Running requests to preempt before the plan is applied.
+        is_fresh: Whether the plan was made for this step.
+        engine: What the engine can do in it; ``None`` if that was not read.
+        is_read: Whether the rows of the running requests are up to date, as they are where a snapshot was taken.
+        others_s: Seconds since the plan budget started that were spent on other work than the plan.
+        plan_s: Seconds that a fresh plan costs in virtual time; ``None`` where it is measured.
+        planning_s: Seconds that all planning for the step costs in virtual time.
+        drafts: Slots of requests that decode, and the most draft tokens that each verifies in the step; ``None`` for as
+            many as the engine has.
     """
 
     plan: Plan
@@ -84,13 +88,18 @@ class Planner:
         may_preempt: bool = True,
         cost: PlanningCost | None,
     ) -> None:
-        """Builds an empty request table with the columns that the policies read.
+        """Build an empty request table with the columns that the policies read.
 
         Args:
-            on_plan: called with the cost of each plan, in seconds.
-            may_pause: whether the engine can pause requests.
-            may_preempt: whether the engine lets a plan preempt requests.
-            cost: of planning in virtual time; ``None`` to measure it.
+            port: The engine.
+            policy: The policy in charge.
+            shadow: A second policy that is only scored; ``None`` for none.
+            settings: Settings of the engine.
+            counters: Counters of what happens.
+            on_plan: Called with the cost of each plan, in seconds.
+            may_pause: Whether the engine can pause requests.
+            may_preempt: Whether the engine lets a plan preempt requests.
+            cost: Cost of planning in virtual time; ``None`` to measure it.
         """
         self.port = port
         self.policy, self.shadow = policy, shadow
@@ -118,11 +127,10 @@ class Planner:
     def take_over(
         self, before: "Planner | None", live: Iterable[EngineRequest], slo_of: Mapping[str, StatedSLO], now_s: float
     ) -> None:
-        """Goes on in the place of ``before``, between two steps, with the requests that are ``live``, in order of
-        arrival.
+        """Take the place of ``before``, between two steps, with the requests that are ``live``, in order of arrival.
 
-        Rows keep their slots, so a policy that stays is not disturbed, nor are its plan, budget and ageing. One that is
-        new is told of each request's arrival. A request that is not in ``slo_of`` gets no row.
+        Rows keep their slots, so a policy that stays is not disturbed, nor are its plan, budget and ageing. A new
+        policy is notified of each request's arrival. A request that is not in ``slo_of`` gets no row.
         """
         if before is None:
             for request in live:
@@ -145,12 +153,12 @@ class Planner:
 
     @property
     def lengths(self) -> Lengths | None:
-        """What is known of the lengths of replies: by the policy, else by the step budget; ``None`` by neither."""
+        """What is known of the lengths of outputs: by the policy, else by the step budget; ``None`` by neither."""
         budget = self._step_budget
         return self.policy.lengths or (None if budget is None else budget.lengths)
 
     def learn_from(self, dropped: "Planner") -> None:
-        """Goes on with what the policies and the step budget of a planner learned that was dropped with its rows."""
+        """Continue with what the policies and the step budget of a planner learned that was dropped with its rows."""
         self.policy.learn_from(dropped.policy)
         if self.shadow is not None and dropped.shadow is not None:
             self.shadow.policy.learn_from(dropped.shadow.policy)
@@ -176,9 +184,9 @@ class Planner:
             self.held = self.held.without(slot)
 
     def loading(self, requests: Iterable[EngineRequest], monotonic_s: float) -> None:
-        """The engine loads the KV of requests, which may have been told before: until it is there, they are in no plan.
+        """Record that the engine loads the KV of requests; until it is there, they are in no plan.
 
-        It is their admission: from now on they hold KV and a place to run.
+        Requests may be reported again. The load is their admission: they hold KV and a place to run from then on.
         """
         self._count_admissions(self.table.loading(requests), monotonic_s)
 
@@ -196,12 +204,13 @@ class Planner:
         self.table.drop(request)
 
     def progressed(self, outputs: Any, now_s: float, step: Any = None, results: Any = None) -> None:
-        """The results of a step are in.
+        """Take in the results of a step.
 
         Args:
-            outputs: what the engine made of them.
-            step: which it was, as :meth:`admitted` was told of it; ``None`` where the port reads all counts.
-            results: what the worker found.
+            outputs: What the engine made of the results.
+            now_s: The present time, in epoch seconds.
+            step: The step, as it was passed to :meth:`admitted`; ``None`` if the port reads all counts.
+            results: What the worker found.
         """
         if step is not None:
             self.table.produced(step, results)
@@ -236,12 +245,12 @@ class Planner:
             rows.drafts_accepted[slots] += accepted
 
     def admitted(self, output: Any, monotonic_s: float) -> None:
-        """Records the requests that a step admitted, and what it computes."""
+        """Record the requests that a step admitted, and what it computes."""
         self._count_admissions(self.table.admitted(output), monotonic_s)
         self.table.scheduled(output, self.port.requests)
 
     def _count_admissions(self, slots: IntArray, monotonic_s: float) -> None:
-        """Counts admissions, and protects requests that were admitted because of their age."""
+        """Count admissions, and protect requests that were admitted because of their age."""
         if slots.size:
             self._has_news = True
         if slots.size and self.ageing.period is not None:
@@ -258,7 +267,7 @@ class Planner:
             self.shadow.tell(event, self.table.rows, *args)
 
     def _tell_policy(self, event: str, *args: Any) -> None:
-        """Reports an event to the policy; a policy that fails on it must not take the engine down."""
+        """Report an event to the policy; a policy that fails on it must not take the engine down."""
         try:
             getattr(self.policy, event)(self.table.rows, *args)
         except Exception as error:
@@ -267,8 +276,9 @@ class Planner:
     # Planning.
 
     def next_step(self, now_s: float, monotonic_s: float) -> Step:
-        """A fresh plan if the budget allows, else the last one as far as it still holds; with the tokens that this step
-        may compute. The engine is not changed.
+        """Return a fresh plan if the budget allows, else the last one as far as it still holds.
+
+        The result has the tokens that this step may compute. The engine is not changed.
         """
         self.table.guard_loras(self.port.max_loras)
         step = self._planned(now_s, monotonic_s)
@@ -300,7 +310,7 @@ class Planner:
         self.aged = snapshot.turns.aged
         plan = self._checked(snapshot, now_s)
         if plan is not None and self.shadow is not None and self.shadow.is_due(monotonic_s):
-            # Before the plan is applied, so that both policies plan for the same state of the engine.
+            # The shadow plans before the plan is applied, so that both policies plan for the same state of the engine.
             shadow_s = self._consider(plan, snapshot, now_s, monotonic_s)
             planning_s += self.shadow.charged_s(snapshot) or 0.0
         plan = plan or Plan.IDENTITY
@@ -316,7 +326,7 @@ class Planner:
         return Step(plan, preempt, True, snapshot.engine, True, shadow_s, plan_s, planning_s)
 
     def _may_differ(self, monotonic_s: float) -> bool:
-        """Whether a plan made now may say something else than the last one."""
+        """Return whether a plan made now may differ from the last one."""
         if self._has_news or not self.policy.plans_on_events or monotonic_s - self.held.made_s > MAX_UNEVENTFUL_S:
             return True
         return self.table.has_prompts() or (self.shadow is not None and self.shadow.is_due(monotonic_s))
@@ -330,7 +340,7 @@ class Planner:
         return self.policy.is_idle(self.table.num_waiting, self.table.num_running, engine)
 
     def _idle_step(self, engine: EngineFacts) -> Step:
-        """The step of an engine that leaves the policy nothing to plan: what the rows say of it is not read."""
+        """Return the step of an engine that leaves the policy nothing to plan: what the rows say of it is not read."""
         self._order_planned = self.aged = NO_SLOTS
         self.held = HeldPlan()
         self._counters["plans"] += 1
@@ -340,7 +350,7 @@ class Planner:
         return Step(Plan.IDENTITY, is_fresh=True, engine=engine, plan_s=plan_s, planning_s=plan_s or 0.0)
 
     def apply_plan(self, step: Step, limits: Any, monotonic_s: float) -> list[EngineRequest]:
-        """Applies all of a step but its preemptions, which came before; all or nothing.
+        """Apply all of a step except its preemptions, which came before; all or nothing.
 
         Returns: the requests that it pauses, in the plan's order.
         """
@@ -356,7 +366,7 @@ class Planner:
         return paused
 
     def _limited(self, step: Step, budget: StepBudget, now_s: float) -> Step:
-        """``step`` with the tokens that the requests running now can bear, whether its plan is fresh or not."""
+        """Return ``step`` with the tokens that the running requests can bear, whether its plan is fresh or not."""
         plan, table, engine = step.plan, self.table, step.engine
         admits = MOST_PROMPTS
         if plan.max_running is not None:
@@ -388,7 +398,7 @@ class Planner:
             tokens = min(tokens, plan.token_budget)
         if plan.preempt.size:
             order = order[~_marks(table.rows, plan.preempt)[order]]
-        # Whatever stands behind an unfinished prompt gets nothing of a limited step.
+        # A request behind an unfinished prompt gets nothing of a limited step.
         running = service_order(table.rows, order, engine, tokens)
         step.plan = Plan(
             running, plan.waiting, plan.preempt, plan.pause, plan.max_running, tokens, plan.prefill_chunk_tokens
@@ -396,7 +406,7 @@ class Planner:
         return step
 
     def _trimmed(self, step: Step, now_s: float) -> Step:
-        """``step`` with the drafts that its decodes verify, see :mod:`sloserve.lso.draft_lengths`."""
+        """Return ``step`` with the drafts that its decodes verify, see :mod:`sloserve.lso.draft_lengths`."""
         plan, table = step.plan, self.table
         engine = step.engine or self._facts()
         served = table.rows.slots_in(State.RUNNING) if step.is_read else table.read_running()
@@ -429,12 +439,12 @@ class Planner:
         return step
 
     def _untracked_running(self) -> int:
-        """How many requests without a row run; most of them decode, as sessions do whose input is computed."""
+        """Return how many requests without a row run; most of them decode, as sessions with a computed input do."""
         table = self.table
         return 0 if table.has_all(self.port.requests) else len(self.port.running) - table.num_running
 
     def _admissible(self, most: int) -> IntArray:
-        """The first ``most`` of the engine's queue that could be admitted: blocked ones stand in it, too."""
+        """Return the first ``most`` of the engine's queue that could be admitted: it holds blocked ones, too."""
         blocked = self.table.unblock()
         found = self._slots(self.port.waiting, most + blocked)
         if blocked:
@@ -442,7 +452,7 @@ class Planner:
         return found
 
     def _order(self, first: IntArray | None) -> IntArray:
-        """Slots of all running requests in order of service: ``first`` of them, the others as the engine has them."""
+        """Return the slots of all running requests in order of service: ``first``, then the others as queued."""
         if first is not None and first.size == self.table.num_running:
             return first
         present = self.table.running_in_order(self.port.running)
@@ -451,11 +461,11 @@ class Planner:
         return np.concatenate((first, present[~_marks(self.table.rows, first)[present]]))
 
     def _slots(self, queue: Iterable[EngineRequest], most: int | None = None) -> IntArray:
-        """The first ``most`` requests of one of the engine's queues that have a row, in its order; all for ``None``."""
+        """Return the first ``most`` requests with a row in one of the engine's queues, in order; ``None`` for all."""
         return slots_found(self.table.slot_of, queue, "request_id", most)
 
     def _in_turn(self) -> IntArray:
-        """Aged requests, waiting and admitted, which get full chunks."""
+        """Return the aged requests, waiting and admitted, which get full chunks."""
         return np.concatenate((self.aged, self.table.protected_running())) if self.table.has_protected else self.aged
 
     def _facts(self) -> EngineFacts:
@@ -474,7 +484,7 @@ class Planner:
         return replace(snapshot, turns=turns) if turns.aged.size else snapshot
 
     def _checked(self, snapshot: Snapshot, now_s: float) -> Plan | None:
-        """The policy's plan after the guards; ``None`` if the policy raised or its plan is invalid."""
+        """Return the policy's plan after the guards; ``None`` if the policy raised or its plan is invalid."""
         try:
             plan = self.policy.plan(snapshot, now_s)
             if plan is not Plan.IDENTITY:
@@ -512,7 +522,10 @@ class Planner:
 
 
 def _marks(rows: Rows, *slots: IntArray) -> BoolArray:
-    """``[capacity]``: which slots are among these. Cheaper than a search among them where many are asked for."""
+    """Return which slots are among these, ``[capacity]``.
+
+    This is cheaper than a search among them where many slots are looked up.
+    """
     marks = np.zeros(rows.capacity, np.bool_)
     for some in slots:
         marks[some] = True

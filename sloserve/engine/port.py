@@ -33,68 +33,79 @@ class RequestReader(Protocol):
     """What is read of a request or of a step's results, which each engine holds in its own form. Changes nothing."""
 
     def is_plannable(self, request: Any) -> bool:
-        """Whether plans may touch the request at all; one that they may not gets no row."""
+        """Return whether plans may touch the request at all; a request that they may not touch gets no row."""
 
     def may_be_skipped(self, request: Any) -> bool:
-        """Whether it goes on as before after a step without it, so that plans may pause or preempt it."""
+        """Return whether it goes on as before after a step without it, so that plans may pause or preempt it."""
 
     def is_blocked(self, request: Any) -> bool:
-        """Whether it waits for something that is not the scheduler's to give: a grammar, remote KV, the next input."""
+        """Return whether it waits for something the scheduler cannot give: a grammar, remote KV, the next input."""
 
     def state_of(self, request: Any) -> State:
-        """Where an unfinished request stands that is not blocked."""
+        """Return the state of an unfinished request that is not blocked."""
 
     def is_aborted(self, request: Any) -> bool:
-        """Whether a request that ends was left by its client or ended by an error, so that its reply is not whole."""
+        """Return whether an ending request was left by its client or stopped by an error, with an incomplete output."""
 
     def lora_id(self, request: Any) -> int | None:
-        """The adapter that it needs, if any."""
+        """Return the id of the adapter that it needs, if any."""
 
     def cached_tokens(self, request: Any) -> int | None:
-        """Prompt tokens found in the prefix cache at its first admission; ``None`` where that is not known (yet)."""
+        """Return the prompt tokens found in the prefix cache at its first admission; ``None`` if not known (yet)."""
 
     def hit_tokens(self, request: Any, before: int) -> int:
-        """Tokens that a waiting request would find in the engine's own prefix cache if it were admitted now.
+        """Return the tokens that a waiting request would find in the engine's prefix cache if it were admitted now.
 
-        before: the last answer, 0 without one; where little has changed since, it makes this one cheap.
+        Args:
+            request: The request.
+            before: The result of the last call, 0 without one; where little has changed since, it makes this one cheap.
         """
 
     def swapped_tokens(self, request: Any) -> int:
-        """Tokens whose KV the host pool keeps, for a preempted request, loading or not; 0 where it keeps nothing."""
+        """Return the tokens of a preempted request with KV in the host pool, loading or not; 0 if nothing is kept."""
 
     def static_columns(self, request: Any, stated: StatedSLO) -> dict[str, float]:
-        """Columns of its row that are known when it is queued, and do not change."""
+        """Return the columns of its row that are known when it is queued, and do not change."""
 
     def live_columns(self, request: Any, stated: StatedSLO, now_s: float) -> dict[str, float]:
-        """Columns that say how far it has come, for a row that is made while it is being served."""
+        """Return the columns that say how far it has come, for a row that is made while it is being served."""
 
     def read(self, requests: list[Any], slots: IntArray, columns: Mapping[str, IntArray]) -> None:
-        """Writes what changes with every step, of the requests in ``slots``, into these slots of ``columns``.
+        """Write what changes with every step, of the requests in ``slots``, into these slots of ``columns``.
 
-        Called with running requests. requests: by slot, ``None`` in others. columns: some of
-        :data:`~sloserve.core.rows.READ_COLUMNS`.
+        The planner passes running requests alone.
+
+        Args:
+            requests: The requests by slot, ``None`` in other slots.
+            slots: Slots of the requests to read.
+            columns: Some of :data:`~sloserve.core.rows.READ_COLUMNS`, by name.
         """
 
     def tokens_scheduled(self, step: Any) -> tuple[dict[str, int], int] | None:
-        """Tokens that a scheduled step computes of each request, by id, and their sum; ``None`` where the columns of
-        :meth:`read` may change otherwise than by these tokens and those sampled, so that they are read at each step.
+        """Return the tokens that a scheduled step computes of each request, by id, and their sum.
+
+        The result is ``None`` if the columns of :meth:`read` may change by more than these tokens and the sampled ones,
+        so that they are read at each step.
         """
 
     def tokens_sampled(self, results: Any) -> tuple[list[list[int]], dict[str, int]] | None:
-        """New tokens of each request of a step, and whose they are: places by id. ``None`` as above."""
+        """Return the new tokens of each request of a step, and the places of the requests in them, by id.
+
+        The result is ``None`` as in :meth:`tokens_scheduled`.
+        """
 
     @property
     def num_drafts(self) -> int:
         """Draft tokens that a decode has in a step at most; 0 where the engine drafts none."""
 
     def drafts_in(self, step: Any) -> Mapping[str, int]:
-        """Draft tokens that a scheduled step verifies of each request that has some, by id."""
+        """Return the draft tokens that a scheduled step verifies of each request that has some, by id."""
 
     def admitted_ids(self, output: Any) -> Sequence[str]:
-        """Ids of the requests that a scheduled step admitted, in order of admission."""
+        """Return the ids of the requests that a scheduled step admitted, in order of admission."""
 
     def new_tokens(self, outputs: Any) -> tuple[Sequence[str], Sequence[int]]:
-        """The requests that a step's results brought new output tokens: their ids, and how many each."""
+        """Return the requests that got new output tokens from a step's results: their ids, and how many each."""
 
 
 class EnginePort(RequestReader, Protocol):
@@ -125,15 +136,15 @@ class EnginePort(RequestReader, Protocol):
         """How many more requests could be admitted now; as in :meth:`facts`, without the rest of it."""
 
     def facts(self, num_running: int, others: Iterable[Any]) -> EngineFacts:
-        """What it can do for the requests of a snapshot, as of now.
+        """Return what the engine can do for the requests of a snapshot, as of now.
 
         Args:
-            num_running: how many of them run.
-            others: requests that are not in the snapshot and may hold KV.
+            num_running: Number of these requests that run.
+            others: Requests that are not in the snapshot and may hold KV.
         """
 
     def holding(self, request: Any) -> Holding:
-        """KV blocks of a running request: its own, and those that it shares."""
+        """Return the KV blocks of a running request: its own blocks, and the blocks that it shares."""
 
     def trim_drafts(self, slots: IntArray, lengths: IntArray, table: Any) -> int:
         """Leave the running requests in ``slots`` of ``table`` at most as many drafts for the next step.
@@ -142,15 +153,19 @@ class EnginePort(RequestReader, Protocol):
         """
 
     def running_requests(self, slots: Any, table: Any) -> list[Any]:
-        """The requests in ``slots`` of ``table``, all of which run. Raises: an error if one does not."""
+        """Return the requests in ``slots`` of ``table``, all of which run.
+
+        Raises: an error if one does not run.
+        """
 
     def apply_plan(self, plan: Any, table: Any, limits: Any) -> list[Any]:
-        """Orders the queues that the plan orders, narrows the limits and pauses, all for the next step, or none of it.
+        """Order the queues that the plan orders, narrow the limits and pause, all for the next step, or none of it.
 
         Args:
-            plan: without its preemptions, which came before.
-            table: resolves the plan's slots to requests.
-            limits: the engine's own, restored after the step.
+            plan: The plan, without its preemptions, which came before.
+            table: The request table, which resolves the plan's slots to requests.
+            limits: The engine's own limits, which are restored after the step.
 
-        Returns: the requests that it paused, in the plan's order. Raises: whatever it meets, and all is as it was.
+        Returns: the requests that it paused, in the plan's order.
+        Raises: whatever it meets, and all is as it was.
         """

@@ -4,16 +4,16 @@ from collections.abc import Callable, Iterable
 
 
 def blocks_hit(is_cached: Callable[[int], object], most: int, before: int) -> int:
-    """How many blocks from a request's first the prefix cache holds, of ``most``.
+    """Return how many blocks from a request's first the prefix cache holds, of ``most``.
 
     A prefix cache gives up the last blocks of a prompt first, so the search goes by halves: two questions where nothing
     has changed, and of a long prompt two for each doubling of its blocks. (Where an engine drops them in another order
     this is an estimate, too high at most.)
 
     Args:
-        is_cached: whether the cache holds the request's block of this number, from 0.
-        most: the last block that may be asked for is the one before it.
-        before: the answer of last time.
+        is_cached: Function that returns whether the cache holds the request's block of this number, from 0.
+        most: Number of blocks that may be looked up, from the first.
+        before: The result of the last call.
     """
     low, high = min(before, most), most
     if low and not is_cached(low - 1):
@@ -38,14 +38,17 @@ def blocks_hit(is_cached: Callable[[int], object], most: int, before: int) -> in
 def is_unchanged(
     is_cached: Callable[[int, int], object], kinds: int, whole: Iterable[int], most: int, before: int
 ) -> bool:
-    """Whether a hit of ``before`` blocks, above 0, that layers of several kinds agreed on is there still, and no longer
-    one can be: two questions a kind. (What a window has lost of its middle is not seen, so the hit may be less.)
+    """Return whether a hit that layers of several kinds agreed on still exists and cannot be longer.
+
+    That takes two questions a kind. (What a window has lost of its middle is not seen, so the hit may be less.)
 
     Args:
-        is_cached: whether the cache holds, for a kind of layers, the request's block of this number.
-        kinds: how many.
-        whole: those that keep all tokens: the cache has none of their blocks after the first that it lacks.
-        most: the last block that a hit may have is the one before it.
+        is_cached: Function that returns whether the cache holds, for a kind of layers, the request's block of this
+            number.
+        kinds: Number of kinds of layers.
+        whole: Kinds that keep all tokens: the cache has none of their blocks after the first that it lacks.
+        most: Most blocks that a hit may have.
+        before: Blocks of the hit, above 0.
     """
     if not all(is_cached(kind, before - 1) for kind in range(kinds)):
         return False

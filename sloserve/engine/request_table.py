@@ -18,22 +18,25 @@ from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Snapshot
 _RUNNING = int(State.RUNNING)
 
 MOST_HEADS: Final = 64
-"""Requests at the head of the queue whose hits in the prefix cache are kept up to date, more than a step admits."""
+"""Requests at the head of the queue with hits in the prefix cache that are kept up to date, more than a step admits."""
 LOOKUPS: Final = 4
 """Most heads looked up for one plan: a lookup costs some microseconds, a hit lasts for many steps."""
 FEWEST_FOLLOWED: Final = 1 if CHECKS else 64
-"""Requests in a step from which on counts are followed: to read those of fewer, where a plan needs them, costs less."""
+"""Requests in a step from which on counts are followed.
+
+To read the counts of fewer requests, where a plan needs them, costs less.
+"""
 
 
 class RequestTable:
     """The rows of one engine's requests.
 
-    slot_of: the slot of each request with a row, by id. request_at: the request in each of the ``capacity`` slots,
-    ``None`` in a free one.
+    ``slot_of`` is the slot of each request with a row, by id; ``request_at`` is the request in each of the ``capacity``
+    slots, ``None`` in a free one.
 
     Args:
-        needs: columns to keep.
-        reader: what is read of the engine's requests; those it calls not plannable (in vLLM sessions with streaming
+        needs: Columns to keep.
+        reader: Reads the engine's requests; requests that it calls not plannable (in vLLM sessions with streaming
             input) have no row, so that no policy can touch them.
     """
 
@@ -59,7 +62,7 @@ class RequestTable:
         self._loras_short = False
 
     def add(self, request: EngineRequest, stated: StatedSLO) -> int | None:
-        """A row for a newly queued request, or ``None`` for one that is not ours to plan."""
+        """Add a row for a newly queued request; return its slot, or ``None`` for a request that is not ours to plan."""
         lora = self._reader.lora_id(request)
         if lora is not None and request.request_id not in self._lora_of:
             self._lora_of[request.request_id] = lora
@@ -78,7 +81,7 @@ class RequestTable:
         return slot
 
     def add_live(self, request: EngineRequest, stated: StatedSLO, now_s: float) -> int | None:
-        """A row for a request that vLLM has had for a while: as if it had had one from the start."""
+        """Add a row for a request that vLLM has had for a while, as if it had had one from the start."""
         slot = self.add(request, stated)
         if slot is not None:
             if self.rows.state[slot] != State.BLOCKED:
@@ -91,7 +94,7 @@ class RequestTable:
         return slot
 
     def keep(self, needs: frozenset[str], slo_of: Mapping[str, StatedSLO], now_s: float) -> None:
-        """Keep these columns from now on, with slots and order unchanged, and fill in those that were not kept before.
+        """Keep exactly these columns, with slots and order unchanged, and fill in columns that were not kept before.
 
         What is noted beside the rows for the sake of a column goes with it.
         """
@@ -111,7 +114,7 @@ class RequestTable:
             self._note_hit(slot, request)
 
     def _note_swapped(self, slot: int, request: EngineRequest) -> None:
-        """Notes what the host pool keeps of a request that does not run; it is read anew until the request does."""
+        """Note what the host pool keeps of a request that does not run; it is read again until the request does."""
         if "swapped_tokens" not in self.rows.kept:
             return
         tokens = self._reader.swapped_tokens(request)
@@ -122,14 +125,14 @@ class RequestTable:
             self._swapped.pop(slot, None)
 
     def _note_hit(self, slot: int, request: EngineRequest) -> None:
-        """Notes what the prefix cache holds of a request that waits; of one that runs, nothing."""
+        """Note what the prefix cache holds of a request that waits; of one that runs, nothing."""
         rows = self.rows
         if "hit_tokens" in rows.kept:
             waits = rows.state[slot] != _RUNNING
             rows.hit_tokens[slot] = self._reader.hit_tokens(request, int(rows.hit_tokens[slot])) if waits else 0
 
     def look_up(self, order: IntArray) -> None:
-        """Asks the prefix cache anew about some of those who come first in ``order``, slots, each in its turn."""
+        """Ask the prefix cache again about some of the first slots of ``order``, each in its turn."""
         heads = min(order.size, MOST_HEADS)
         if not heads or "hit_tokens" not in self.rows.kept:
             return
@@ -158,26 +161,30 @@ class RequestTable:
         return self.rows.count(State.WAITING, State.PREEMPTED)
 
     def has_all(self, requests: Mapping[str, EngineRequest]) -> bool:
-        """Whether each of ``requests``, which are all that vLLM has, has a row."""
+        """Return whether each of ``requests``, which are all that vLLM has, has a row."""
         return len(requests) == len(self.slot_of)
 
     def requests_in(self, slots: IntArray) -> list[Any]:
-        """The requests in ``slots``, each of which has one, in this order."""
+        """Return the requests in ``slots``, each of which has one, in this order."""
         return [self.request_at[slot] for slot in slots.tolist()]
 
     def running_in_order(self, queue: Sequence[EngineRequest]) -> IntArray:
-        """Slots of the running requests in the order of ``queue``, which may hold others without a row."""
+        """Return the slots of the running requests in the order of ``queue``, which may hold others without a row."""
         return slots_in_order(self.request_at, self.rows.slots_in(State.RUNNING), queue)
 
     def others(self, requests: Mapping[str, EngineRequest]) -> list[EngineRequest]:
-        """The requests that no snapshot shows although they may hold KV. requests: all that vLLM has, by id."""
+        """Return the requests that no snapshot shows although they may hold KV.
+
+        Args:
+            requests: All requests that vLLM has, by id.
+        """
         blocked = list(self._blocked.values())
         if self.has_all(requests):
             return blocked
         return blocked + [request for request_id, request in requests.items() if request_id not in self.slot_of]
 
     def preempted(self, request: EngineRequest) -> int | None:
-        """Notes that a request lost its KV; returns its slot, if it has one."""
+        """Note that a request lost its KV; return its slot, if it has one."""
         slot = self.slot_of.get(request.request_id)
         if slot is None:
             return None
@@ -198,7 +205,7 @@ class RequestTable:
         return slot
 
     def unblock(self) -> int:
-        """Notes which requests are not blocked any more; returns how many still are."""
+        """Note which requests are not blocked any more; return how many still are."""
         if not self._blocked:
             return 0
         for slot, request in list(self._blocked.items()):
@@ -209,7 +216,10 @@ class RequestTable:
         return len(self._blocked)
 
     def loading(self, requests: Iterable[EngineRequest]) -> IntArray:
-        """Notes whose KV the engine loads: they are blocked until they run. Returns the slots of those that are new."""
+        """Note the requests with KV that the engine loads; return the slots of the new ones.
+
+        They are blocked until they run.
+        """
         found = {self.slot_of[r.request_id]: r for r in requests if r.request_id in self.slot_of}
         found = {slot: r for slot, r in found.items() if slot not in self._loading}
         slots = np.array(list(found), np.int64)
@@ -219,8 +229,9 @@ class RequestTable:
         return slots
 
     def admitted(self, output: Any) -> IntArray:
-        """Marks what a scheduled step admitted as running; returns their slots in order of admission, without those
-        whose KV was loaded: that began with their admission.
+        """Mark what a scheduled step admitted as running; return the slots in order of admission.
+
+        Requests with loaded KV are left out: the load began with their admission.
         """
         ids = self._reader.admitted_ids(output)
         if not ids:
@@ -250,10 +261,14 @@ class RequestTable:
         return slots
 
     def scheduled(self, step: Any, requests: Mapping[str, EngineRequest]) -> None:
-        """A step was scheduled, and :meth:`admitted` knows of it. requests: all that the engine has, by id.
+        """Record that a step was scheduled, which was passed to :meth:`admitted` before.
 
-        One in the step without a row, which is not ours to plan or whose arrival could not be counted, would be taken
-        for one that a plan pauses. Where it only waits, as idle sessions do, the step is followed.
+        A request in the step without a row, because it is not ours to plan or its arrival could not be counted, would
+        be taken for one that a plan pauses. If such a request only waits, as idle sessions do, the step is followed.
+
+        Args:
+            step: The step.
+            requests: All requests that the engine has, by id.
         """
         counts = self._reader.tokens_scheduled(step) if self._read else None
         if counts is not None and not self.has_all(requests) and not counts[0].keys() <= self.slot_of.keys():
@@ -265,17 +280,17 @@ class RequestTable:
         rows = self.rows
         prompts = {self.request_at[slot].request_id: slot for slot in self._computing if rows.state[slot] == _RUNNING}
         if prompts:
-            self.has_prompts()  # forgets those that have got their last prefill tokens in this step
+            self.has_prompts()  # forgets requests that have got their last prefill tokens in this step
         self._counts.scheduled(step, *counts, prompts)
 
     def produced(self, step: Any, results: Any) -> None:
-        """The results of a step are in, and :meth:`finished` knows which requests ended with them."""
+        """Take in the results of a step, after :meth:`finished` was called for the requests that ended with them."""
         found = self._reader.tokens_sampled(results) if self._follows else None
         if found is not None:
             self._counts.produced(step, *found)
 
     def note_first_tokens(self, now_s: float) -> None:
-        """A step's results are in: a request that has its first token from it got that just now."""
+        """Record ``now_s`` as the time of the first token of each request that got it from a step's results."""
         if "first_token_s" not in self.rows.kept:
             return
         for slot in list(self._unanswered):
@@ -285,11 +300,11 @@ class RequestTable:
                     self.rows.first_token_s[slot] = now_s
 
     def has_prompts(self) -> bool:
-        """Whether a running request may have prefill tokens that no step has been given yet; others decode."""
+        """Return whether a running request may have prefill tokens that no step has been given yet; others decode."""
         rows, found = self.rows, False
         for slot in list(self._computing):
             if rows.state[slot] != _RUNNING:
-                continue  # it lost its KV, and begins anew
+                continue  # it lost its KV, and begins again
             request = self.request_at[slot]
             done = request.num_output_tokens
             if int(rows.prompt_tokens[slot]) + done - request.num_computed_tokens <= (done > 0):
@@ -299,14 +314,14 @@ class RequestTable:
         return found
 
     def new_tokens(self, outputs: Any) -> tuple[IntArray, IntArray]:
-        """Slots of the requests that a step's results brought new tokens and that go on; and how many each."""
+        """Return the slots of continuing requests that a step's results brought new tokens; and how many each."""
         ids, counts = self._reader.new_tokens(outputs)
         slots = np.array([self.slot_of.get(request_id, -1) for request_id in ids], np.int64)
         known = slots >= 0
         return slots[known], np.array(counts, np.int64)[known]
 
     def finished(self, request: EngineRequest) -> int | None:
-        """Completes the row of a request that ends, where it has one; the caller forgets it with :meth:`drop`."""
+        """Complete the row of a request that ends, if it has one; the caller forgets it with :meth:`drop`."""
         slot = self.slot_of.get(request.request_id)
         if slot is not None and "output_tokens" in self.rows.kept:
             self.rows.output_tokens[slot] = request.num_output_tokens
@@ -315,7 +330,7 @@ class RequestTable:
         return slot
 
     def drop(self, request: EngineRequest) -> None:
-        """Forgets a request, with a row or without."""
+        """Forget a request, with a row or without."""
         lora = self._lora_of.pop(request.request_id, None)
         if lora is not None:
             self._loras[lora] -= 1
@@ -335,7 +350,7 @@ class RequestTable:
         self.rows.free(slot)
 
     def protect(self, slots: IntArray) -> None:
-        """Forbids all plans to preempt or pause these requests from now on."""
+        """Forbid all further plans to preempt or pause these requests."""
         self._protected.update(slots.tolist())
         self.rows.preemptable[slots] = self.rows.pausable[slots] = False
 
@@ -344,7 +359,7 @@ class RequestTable:
         return bool(self._protected)
 
     def protected_running(self) -> IntArray:
-        """Slots of the protected requests that run, oldest first."""
+        """Return the slots of the protected requests that run, oldest first."""
         if not self._protected:
             return NO_SLOTS
         slots = np.array(list(self._protected), np.int64)
@@ -353,11 +368,12 @@ class RequestTable:
         return oldest_first
 
     def guard_loras(self, max_loras: int | None) -> None:
-        """Forbids preempting or pausing requests with a LoRA adapter while more adapters are in use than fit.
+        """Forbid preempting or pausing requests with a LoRA adapter while more adapters are in use than fit.
 
-        Call it at each step. In use means named by a waiting or running request or by a session. vLLM counts a running
-        request's adapter only when it schedules the request. Another adapter could therefore take the place of a paused
-        request's, both would run in the next step, and the engine would crash. vLLM may also skip a preempted request.
+        Call it at each step. An adapter is in use if a waiting or running request or a session names it. vLLM counts a
+        running request's adapter only when it schedules the request. Another adapter could therefore take the place of
+        a paused request's, both would run in the next step, and the engine would crash. vLLM may also skip a preempted
+        request.
         """
         short = max_loras is not None and len(self._loras) > max_loras
         if short != self._loras_short:
@@ -366,7 +382,7 @@ class RequestTable:
                 self._mark(slot)
 
     def _mark(self, slot: int) -> None:
-        """Sets whether a plan may preempt or pause the request in ``slot``: yes, unless a reason forbids it."""
+        """Set whether a plan may preempt or pause the request in ``slot``: yes, unless a reason forbids it."""
         request = self.request_at[slot]
         held = slot in self._protected or (self._loras_short and request.request_id in self._lora_of)
         self.rows.preemptable[slot] = self.rows.pausable[slot] = not held and self._reader.may_be_skipped(request)
@@ -376,9 +392,11 @@ class RequestTable:
         engine: EngineFacts,
         holding: Callable[[EngineRequest], Holding] | None = None,
     ) -> Snapshot:
-        """The engine's state for a policy, as of now.
+        """Return the engine's state for a policy, as of now.
 
-        holding: says what KV blocks a request holds, if asked.
+        Args:
+            engine: What the engine can do.
+            holding: Function that returns what KV blocks a request holds, if it is called.
         """
         self.unblock()
         rows, running = self.rows, self.read_running()
@@ -394,11 +412,10 @@ class RequestTable:
         )
 
     def read_running(self) -> IntArray:
-        """Brings up to date what changes with every step, in the rows of the running requests; returns their slots.
+        """Update what changes with every step, in the rows of the running requests; return their slots.
 
-        But for ``kv_blocks``, which only :meth:`snapshot` works out.
-
-        What the host pool keeps for others changes too: it may give up or lose what it keeps.
+        ``kv_blocks`` is left out: only :meth:`snapshot` computes it. What the host pool keeps for others changes too:
+        it may give up or lose what it keeps.
         """
         rows = self.rows
         if self._swapped:
@@ -415,7 +432,7 @@ class RequestTable:
         return running
 
     def _check(self, running: IntArray, columns: Mapping[str, IntArray]) -> None:
-        """Raises: CountsDiffer where the columns do not hold what the requests say."""
+        """Raise CountsDiffer if the columns do not hold what the requests say."""
         said = {name: column.copy() for name, column in columns.items()}
         self._reader.read(self.request_at, running, said)
         for name, column in columns.items():
@@ -426,5 +443,5 @@ class RequestTable:
 
 
 def _with_counts(needs: frozenset[str]) -> frozenset[str]:
-    """``needs``, and the counts that the blocks follow from."""
+    """Return ``needs``, and the counts that the blocks follow from."""
     return needs | {"computed_tokens", "in_flight_tokens"} if "kv_blocks" in needs else needs

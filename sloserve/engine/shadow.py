@@ -1,6 +1,6 @@
 """Shadow mode: a second policy gets the same events, plans for the same snapshots, and is only scored.
 
-Its plans pass the same check and guards as those of the policy in charge, are compared with them (see
+Its plans pass the same check and guards as the plans of the policy in charge, are compared with them (see
 :mod:`sloserve.engine.plan_score`) and thrown away. It has a planning budget of its own, and whatever it raises stays
 here. It plans only where the policy in charge has just planned, so that both saw the same.
 """
@@ -18,10 +18,13 @@ from sloserve.scheduler.policy import Plan, Policy, Snapshot, check_plan
 
 
 class Shadow:
-    """A policy whose plans are not carried out, and the sums of its scores.
+    """A policy with plans that are not carried out, and the sums of its scores.
 
-    cost: of its plans in virtual time; ``None`` to measure it. figures: plans made and errors; agreement and predicted
-    gain, each as a sum over the plans that have one and their number.
+    ``figures`` are plans made and errors; agreement and predicted gain, each as a sum over the plans that have one and
+    their number.
+
+    Args:
+        cost: Cost of its plans in virtual time; ``None`` to measure it.
     """
 
     def __init__(self, policy: Policy, share: float, cost: PlanningCost | None = None) -> None:
@@ -35,18 +38,18 @@ class Shadow:
         self._errors = ErrorLog()
 
     def tell(self, event: str, rows: Rows, *args: Any) -> None:
-        """Reports an event: ``arrived``, ``progressed`` or ``finished``."""
+        """Report an event: ``arrived``, ``progressed`` or ``finished``."""
         try:
             getattr(self.policy, event)(rows, *args)
         except Exception as error:
             self._count_error(error)
 
     def is_due(self, monotonic_s: float) -> bool:
-        """Whether the budget allows another plan."""
+        """Return whether the budget allows another plan."""
         return self._budget.allows(monotonic_s)
 
     def charged_s(self, snapshot: Snapshot) -> float | None:
-        """What a plan for ``snapshot`` costs in virtual time; ``None`` where it is measured."""
+        """Return the seconds that a plan for ``snapshot`` costs in virtual time; ``None`` where it is measured."""
         return None if self._cost is None else self._cost.plan.seconds(snapshot.running.size, snapshot.waiting.size)
 
     def consider(
@@ -58,15 +61,15 @@ class Shadow:
         now_s: float,
         monotonic_s: float,
     ) -> float:
-        """Plans for ``snapshot`` and compares with ``main``; returns what that took, in seconds.
+        """Plan for ``snapshot`` and compare with ``main``; return what that took, in seconds.
 
         Args:
-            main: the plan that is carried out.
-            snapshot: what it was made for.
-            guarded: what the guards leave of a plan.
-            queue: row indices in the order of the engine's queue, from which ``main`` starts.
-            now_s: epoch seconds.
-            monotonic_s: seconds of a monotonic clock.
+            main: The plan that is carried out.
+            snapshot: The engine's state for which it was made.
+            guarded: Function that returns what the guards leave of a plan.
+            queue: Function that returns slots in the order of the engine's queue, from which ``main`` starts.
+            now_s: The present time, in epoch seconds.
+            monotonic_s: The present time of a monotonic clock, in seconds.
         """
         self._budget.start()
         try:

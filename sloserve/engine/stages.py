@@ -1,4 +1,4 @@
-"""Where the requests of an engine spend their time: waiting, running, preempted, paused.
+"""Stages in which the requests of an engine spend their time: waiting, running, preempted, paused.
 
 A request is in one of them at a time, so the times add up to its latency. Only changes are booked: a request that goes
 on as before costs a step nothing. A change counts from the start of the step that was scheduled with it.
@@ -13,7 +13,7 @@ from sloserve.core.runlog import StageTimes
 
 
 class Stage(IntEnum):
-    """In the order of the fields of :class:`~sloserve.core.runlog.StageTimes`."""
+    """Stages in the order of the fields of :class:`~sloserve.core.runlog.StageTimes`."""
 
     WAITING = 0
     RUNNING = 1
@@ -23,7 +23,11 @@ class Stage(IntEnum):
 
 @dataclass(slots=True)
 class Course:
-    """One request's way so far. spent_s: by stage, up to since_s, when it entered the one that it is in."""
+    """One request's stages so far.
+
+    Args:
+        spent_s: Seconds spent in each stage up to ``since_s``, when it entered the present stage.
+    """
 
     since_s: float
     stage: Stage = Stage.WAITING
@@ -39,23 +43,23 @@ class Stages:
 
     def __init__(self) -> None:
         self.courses: dict[str, Course] = {}
-        """By id."""
+        """Stages of the requests, by id."""
         self._paused: Sequence[Any] = ()
 
     def arrived(self, request_id: str, arrival_s: float) -> None:
-        """A request came, and waits from its arrival on."""
+        """Record that a request came, and waits from its arrival on."""
         self.courses[request_id] = Course(arrival_s)
 
     def scheduled(self, admitted: Sequence[str], preempted: list[str], paused: Sequence[Any], start_s: float) -> None:
-        """A step that begins at ``start_s`` was scheduled.
+        """Record a step that begins at ``start_s`` and was scheduled.
 
         Args:
-            admitted: ids.
-            preempted: ids, by the engine and by the plan, in this step; emptied.
-            paused: the engine's requests that the plan passed over.
-            start_s: when the step begins.
+            admitted: Ids of the requests that it admitted.
+            preempted: Ids of the requests that the engine and the plan preempted in this step; emptied.
+            paused: The engine's requests that the plan passed over.
+            start_s: Time at which the step begins, in seconds.
         """
-        # One comparison of lists in C: mostly the plan, or what it pauses, is that of the step before.
+        # One comparison of lists in C: mostly the plan, or what it pauses, is the same as in the step before.
         if paused or self._paused:
             self._repaused(paused, start_s)
         if preempted:
@@ -84,7 +88,7 @@ class Stages:
             course.enter(stage, now_s)
 
     def ended(self, request_id: str, end_s: float) -> StageTimes:
-        """How long a request that ends was in each stage; 0 of one that came unseen."""
+        """Return how long a request that ends was in each stage; 0 of one that came unseen."""
         course = self.courses.pop(request_id, None) or Course(end_s)
         course.enter(course.stage, end_s)
         return StageTimes(*course.spent_s)

@@ -1,11 +1,11 @@
-"""When will the steps in flight end? A clock of an engine's steps, whichever the engine.
+"""A clock of an engine's steps, which predicts when the steps in flight will end.
 
-Told of each step when it is scheduled and when its output is there, it times them (see
-:mod:`sloserve.estimator.step_time.timer` for which time is whose), corrects what is known of their times, and predicts
-from that when the engine will be free for the next one.
+It is notified of each step when the step is scheduled and when its output is there, and times the steps (see
+:mod:`sloserve.estimator.step_time.timer` for how time is divided between them). It corrects what is known of their
+times, and predicts from that when the engine will be free for the next one.
 
-What it is told is noted, and worked in when someone asks, a few steps at once otherwise: after the first of them its
-code and data are in the processor's caches, where each step alone would find them cold.
+An event is noted, and worked in when a figure is read, else a few steps at once: after the first of them the code and
+data are in the processor's caches, where each step alone would find them cold.
 """
 
 from collections import deque
@@ -51,16 +51,19 @@ class StepClock:
         return self._decodes
 
     def scheduled(self, load: StepLoad, now_s: float) -> None:
-        """A step was scheduled, to run after those in flight; also one without tokens, since it has an output too."""
+        """Record that a step was scheduled, to run after the steps in flight.
+
+        A step without tokens is recorded as well, since it has an output too.
+        """
         self._launched_s = None
         self._note(load, now_s)
 
     def launched(self, now_s: float) -> None:
-        """The engine has handed the step that was scheduled last to its device, all of it."""
+        """Record that the engine has handed the whole step that was scheduled last to its device."""
         self._launched_s = now_s
 
     def output(self, now_s: float) -> None:
-        """The oldest step in flight gave its output."""
+        """Record that the oldest step in flight gave its output."""
         self._note(None, now_s)
 
     def _note(self, load: StepLoad | None, now_s: float) -> None:
@@ -97,9 +100,10 @@ class StepClock:
             self._latency.observe(*timed)
 
     def busy_s(self, now_s: float) -> float:
-        """Seconds until the steps in flight are predicted to end, counted from the last output; never negative.
+        """Return the seconds until the steps in flight are predicted to end, from the last output; never negative.
 
-        0 where nothing is in flight. A step that takes longer than predicted is expected to end at any moment.
+        The result is 0 if nothing is in flight. A step that takes longer than predicted is expected to end at any
+        moment.
         """
         self._catch_up()
         started_s = self._timer.started_s

@@ -1,8 +1,8 @@
 """Counts of the running rows, followed from what each step schedules and brings, instead of read from all requests.
 
-A request's counts lie in a Python object of its own: to read those of a thousand requests costs more than to plan for
-them. Nearly every step adds the same to all: one token computed and in flight for each that decodes, and one token of
-output when its results are in. Where a step may have done anything else, all rows are read again.
+A request's counts lie in a Python object of its own: to read the counts of a thousand requests costs more than to plan
+for them. Nearly every step adds the same to all: one token computed and in flight for each that decodes, and one token
+of output when its results are in. Where a step may have done anything else, all rows are read again.
 """
 
 import os
@@ -33,7 +33,7 @@ class StepCounts:
         self.keep()
 
     def keep(self) -> None:
-        """The columns that are kept have changed."""
+        """Take note of a change of the columns that are kept."""
         kept = self._rows.kept & READ_COLUMNS
         self._by_schedule = [name for name in ("computed_tokens", "in_flight_tokens") if name in kept]
         self._in_flight = self._by_schedule[-1:] if "in_flight_tokens" in kept else []
@@ -41,22 +41,27 @@ class StepCounts:
         self.lost()
 
     def lost(self) -> None:
-        """Counts change by something else than this is told of: all are read until it is told of a step again."""
+        """Record that counts change by something that is not reported here.
+
+        All counts are read until a step is reported again.
+        """
         self._followed.lost()
 
     def left(self, request_id: str, slot: int | None) -> None:
-        """A request has lost its KV, or its row too, and then has no ``slot``: a step in flight may bring it a token or
-        not.
+        """Record that a request has lost its KV, or its row too, and then has no ``slot``.
+
+        A step in flight may bring it a token or not.
         """
         self._followed.left(request_id, -1 if slot is None else slot)
 
     def scheduled(self, step: Any, tokens_of: dict[str, int], total: int, prompts: dict[str, int]) -> None:
-        """A step was scheduled, and the rows have the states after it.
+        """Record that a step was scheduled; the rows have the states after it.
 
         Args:
-            tokens_of: tokens that it computes of each request, by id.
-            total: their sum.
-            prompts: slots of all running requests that did not decode before it, by id; not all need be in it.
+            step: The step.
+            tokens_of: Tokens that it computes of each request, by id.
+            total: Sum of these tokens.
+            prompts: Slots of all running requests that did not decode before it, by id; not all need be in it.
         """
         rows = self._rows
         self._followed.scheduled(
@@ -64,17 +69,22 @@ class StepCounts:
         )
 
     def produced(self, step: Any, sampled: list[list[int]], index_of: dict[str, int]) -> None:
-        """The results of a step are in.
+        """Take in the results of a step.
 
         Args:
-            sampled: new tokens of each of its requests, none where its prompt is not computed yet.
-            index_of: which of ``sampled`` is whose, by id.
+            step: The step.
+            sampled: New tokens of each of its requests, none for a request with a prompt that is not computed yet.
+            index_of: Index of each request in ``sampled``, by id.
         """
         rows, less, more = self._rows, self._columns(self._in_flight), self._columns(self._output)
         self._followed.produced(step, sampled, index_of, rows.state, rows.seq, less, more)
 
     def to_read(self, running: IntArray) -> IntArray:
-        """Those of ``running``, all slots whose requests run, which must be read now; afterwards all are known."""
+        """Return the slots of ``running`` that must be read now; afterwards all are known.
+
+        Args:
+            running: Slots of all running requests.
+        """
         slots = self._followed.to_read(self._rows.state)
         return running if slots is None else slots
 

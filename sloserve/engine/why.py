@@ -1,7 +1,7 @@
-"""Why a request waits, was preempted or is paused: codes and figures, for people who watch.
+"""Reasons why a request waits, was preempted or is paused: codes and figures, for people who watch.
 
-Each is worked out of what the engine itself decides by: the plan, the columns of the request, and what of the engine is
-taken. So a figure that is told here is one that, had it been another, the request would have been served: more free
+Each follows from the facts by which the engine itself decides: the plan, the columns of the request, and what of the
+engine is taken. So with another value of the figure that is shown here the request would have been served: more free
 blocks, more places, a larger step, an earlier deadline. ``tests/vllm_plugin/engine/test_watched.py`` tries each.
 """
 
@@ -18,7 +18,7 @@ _SHOWN_S: Final = 0.05
 """Seconds; less is shown as 0.0."""
 
 PHASE_IN_WORDS: Final = ("waiting", "in prefill", "decoding", "paused", "preempted", "swapped out")
-"""By :class:`Phase`, as a sentence says it after "of them"."""
+"""Phases in words, by :class:`Phase`, as a sentence says them after "of them"."""
 
 
 class Phase(IntEnum):
@@ -37,17 +37,17 @@ class Why(IntEnum):
     """What holds a request up, and what the two figures beside it mean; nan for one that is not known."""
 
     NOTHING = 0
-    """It is served, or nothing holds it: it is admitted with the next step."""
+    """The request is served, or nothing holds it: it is admitted with the next step."""
     TOKENS = 1
     """The step's tokens were all given to others: how many were given, of how many."""
     PLACES = 2
-    """As many requests run as may: how many run, of how many."""
+    """The engine runs as many requests as its limit allows: how many run, of how many."""
     LIMIT = 3
-    """As many requests run as the plan allows: how many run, of how many."""
+    """The engine runs as many requests as the plan allows: how many run, of how many."""
     BLOCKS = 4
-    """It needs more KV blocks than there are to give: how many it needs, of how many."""
+    """The request needs more KV blocks than are available: how many it needs, of how many."""
     BLOCKED = 5
-    """It waits for what is not the scheduler's to give: a grammar, KV from elsewhere, a session's next input."""
+    """The request waits for what the scheduler cannot give: a grammar, KV from elsewhere, a session's next input."""
     ENGINE = 6
     """The engine is paused or parked, and admits none."""
     PAUSE = 7
@@ -59,11 +59,11 @@ class Why(IntEnum):
     KV_SHORT = 9
     """vLLM took its KV, since running requests needed the blocks."""
     UNSEEN = 10
-    """It was preempted before there was a watcher."""
+    """The request was preempted before there was a watcher."""
     PLAN_LATER = 11
-    """As PLAN, but the other request's deadline comes later: its number, and by how many seconds."""
+    """The same as PLAN, but the other request's deadline comes later: its number, and by how many seconds."""
     PLAN_OTHER = 12
-    """As PLAN, but the deadlines are the same, or one of the two requests has none: the other one's number."""
+    """The same as PLAN, but the deadlines are equal, or one of the two requests has none: the other one's number."""
     PLAN_ALONE = 13
     """The plan took its KV, and no request waits for it."""
 
@@ -84,11 +84,11 @@ SAYS: Final[Mapping[Why, str]] = {
     Why.PLAN_OTHER: "preempted for request {figure}",
     Why.PLAN_ALONE: "preempted by the plan",
 }
-"""What people are told, with the two figures in their places."""
+"""The sentence for each reason, with the two figures in their places."""
 
 
 def sentence(says: str, first: float | None, of: float | None) -> str:
-    """One of :data:`SAYS` with its two figures filled in."""
+    """Return one of :data:`SAYS` with its two figures filled in."""
     return says.replace("{figure}", figure(first)).replace("{of}", figure(of))
 
 
@@ -104,8 +104,10 @@ class Cause:
 def preempted_for(number: float, due_later_s: float) -> Cause:
     """Return the cause of a preemption by the plan, so that its sentence says which request is due first.
 
-    number: of the request that gets the KV. due_later_s: by how many seconds the next deadline of the preempted request
-    comes after that request's; negative where it comes before, nan where one of them has none.
+    Args:
+        number: Number of the request that gets the KV.
+        due_later_s: Seconds by which the next deadline of the preempted request comes after that request's; negative if
+            it comes before, nan if one of them has none.
     """
     if not abs(due_later_s) >= _SHOWN_S:
         return Cause(Why.PLAN_OTHER, number)
@@ -116,9 +118,12 @@ def preempted_for(number: float, due_later_s: float) -> Cause:
 class StepDone:
     """What a scheduled step leaves for requests that still wait.
 
-    given_tokens: that the step computes, of budget_tokens. running: requests that hold a place now, of max_running by
-    the engine's limit, and of plan_limit by the plan's, ``None`` where it sets none. admits: whether the engine admits
-    requests at all.
+    Args:
+        given_tokens: Tokens that the step computes, of ``budget_tokens``.
+        running: Requests that hold a place now, of ``max_running`` by the engine's limit and ``plan_limit`` by the
+            plan's.
+        plan_limit: Requests that the plan lets run; ``None`` if it sets no limit.
+        admits: Whether the engine admits requests at all.
     """
 
     given_tokens: int
@@ -130,14 +135,14 @@ class StepDone:
 
 
 def held_up(step: StepDone, needed_blocks: int, engine: EngineFacts) -> Cause:
-    """What kept the first of the waiting requests from being admitted with this step, in the order of vLLM's checks.
+    """Return what kept the first of the waiting requests from being admitted with this step, by vLLM's order of checks.
 
-    Those behind it wait for it as well: vLLM admits in order.
+    The requests behind it wait for it as well: vLLM admits in order.
 
     Args:
-        step: after which it waits.
-        needed_blocks: that must be free to admit it.
-        engine: as the step left it.
+        step: The step after which it waits.
+        needed_blocks: KV blocks that must be free to admit it.
+        engine: What the engine can do after the step.
     """
     if not step.admits:
         return Cause(Why.ENGINE)
