@@ -59,7 +59,7 @@ _NUMERALS: Final = frozenset("one all both each".split())
 _PRONOUNS: Final = _SUBJECTS - {"the", "a", "an", "its", "their", "no", "every", "any"} | frozenset(
     """
     two three four five six seven eight nine ten many that which who what there another itself themselves either
-    neither none i most
+    neither none i most vllm python linux prometheus nvidia
     """.split()
 )
 _DETERMINERS: Final = frozenset("the a an its their each every no this that another any one our".split())
