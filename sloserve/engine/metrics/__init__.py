@@ -1,5 +1,5 @@
-"""What is counted, and how it gets to ``/metrics``: shared-memory pages, and collectors that read them.
+"""Figures that are counted, and their way to ``/metrics``: shared-memory pages, and collectors that read them.
 
-Imports core and settings. Add a counter of requests as a row of ``class_metrics.COUNTS``, a figure of the engine as a
-field of ``engine_figures.EngineFigures``.
+The package imports core and settings. Add a counter of requests as a row of ``class_metrics.COUNTS``, a figure of the
+engine as a field of ``engine_figures.EngineFigures``.
 """

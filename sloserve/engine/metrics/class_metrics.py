@@ -39,7 +39,11 @@ QOE_BUCKETS: Final = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.
 
 
 class Count(NamedTuple):
-    """A counter of requests that ended. of: what one of them adds, 0 or more; called once for each."""
+    """A counter of requests that ended.
+
+    Args:
+        of: Function that returns what one request adds, 0 or more; called once for each.
+    """
 
     documentation: str
     of: Callable[[ServedRequest], float]
@@ -83,7 +87,7 @@ class Families:
         )
 
     def all(self) -> list[Collector]:
-        """Each once, to be registered."""
+        """Return each collector once, to be registered."""
         return [*self.counts.values(), *(each for each in vars(self).values() if each is not self.counts)]
 
 
@@ -99,7 +103,14 @@ class ClassMetrics:
     """The series of one class, looked up once: each starts at 0 rather than with its first request."""
 
     def __init__(self, name: str, families: Families, board: Board, class_id: int) -> None:
-        """board: of this process, where what is computed at scrape is remembered."""
+        """Create the series of one class.
+
+        Args:
+            name: Name of the class.
+            families: The metrics to which the series belong.
+            board: Board of this process, which keeps what is computed at scrape.
+            class_id: Index of the class.
+        """
         self._window = AttainmentWindow(board.ended[class_id])
         self._latest = {figure: LatencyWindow(board.latency[class_id, i]) for i, figure in enumerate(LATENCIES)}
         self._kept = {dim: Ring(board.predicted[class_id, i]) for i, dim in enumerate(PREDICTED)}
@@ -149,14 +160,19 @@ class ClassMetrics:
 
 
 _PREDICTED = 1 << len(LEVELS)
-"""The bit that every prediction has, above those that say which levels were kept."""
+"""The bit that every prediction has, above the bits that say which levels were kept."""
 
 
 class CoverageGauge(Collector):
     """Kept promises among the latest of all API processes, computed when it is asked for."""
 
     def __init__(self, classes: Sequence[str], boards: Callable[[], Iterable[Board]]) -> None:
-        """boards: one of each process that serves ``classes``."""
+        """Create a collector over all processes.
+
+        Args:
+            classes: Names of the service classes.
+            boards: Function that returns the board of each process that serves ``classes``.
+        """
         self._classes = classes
         self._boards = boards
 
@@ -188,7 +204,13 @@ class AttainmentGauge(Collector):
     """Attainment of the latest requests of all API processes, computed when it is asked for."""
 
     def __init__(self, classes: Sequence[str], boards: Callable[[], Iterable[Board]], clock: Clock) -> None:
-        """boards: one of each process that serves ``classes``."""
+        """Create a collector over all processes.
+
+        Args:
+            classes: Names of the service classes.
+            boards: Function that returns the board of each process that serves ``classes``.
+            clock: Clock of this process.
+        """
         self._classes = classes
         self._boards = boards
         self._clock = clock

@@ -1,13 +1,13 @@
-"""Our metrics on ``/metrics``, beside vLLM's: what users experienced, counted in the process that answered them.
+"""Our metrics on ``/metrics``, beside vLLM's: what users experienced, counted in the process that served them.
 
-They stand in prometheus_client's own registry, as vLLM's do. With several API servers vLLM turns on prometheus'
-multiprocess mode, which adds up the counters and histograms of all processes, dead ones too, and asks no collector.
-What is computed at scrape (``sloserve:slo_attainment_ratio``, ``sloserve:prediction_coverage_ratio`` and all of
-:mod:`sloserve.engine.metrics.engine_metrics`) is computed from the boards and pages of all processes, and is laid
-beside what that mode collects, so that a scrape of any process tells the whole.
+They stand in prometheus_client's own registry, as vLLM's do. If there are several API servers, vLLM turns on
+prometheus' multiprocess mode, which adds up the counters and histograms of all processes, dead ones too, and asks no
+collector. What is computed at scrape (``sloserve:slo_attainment_ratio``, ``sloserve:prediction_coverage_ratio`` and all
+of :mod:`sloserve.engine.metrics.engine_metrics`) is computed from the boards and pages of all processes, and is laid beside
+what that mode collects, so that a scrape of any process shows the whole.
 
-Labels have few values: classes come from the class table, outcomes and reasons are enumerated, and of tenants only so
-many as :class:`TenantLabels` allows have one of their own.
+Labels have few values: classes come from the class table, outcomes and reasons are enumerated, and only as many tenants
+as :class:`TenantLabels` allows have a label of their own.
 """
 
 import functools
@@ -45,23 +45,28 @@ NONE: Final = "none"
 
 
 class TenantLabels:
-    """Which tenants have a label of their own: those the operator named, then those that come first, up to a limit.
+    """Tenants that have a label of their own: tenants that the operator named, then the first to come, up to a limit.
 
     The first tenants at one API process have their labels in all of them, so that their counts are complete. The limit
-    is that of all together; processes that each meet a new tenant in the same instant may pass it by one each.
+    holds for all processes together; processes that each meet a new tenant in the same instant may pass it by one each.
     """
 
     def __init__(self, named: Iterable[str], boards: Boards) -> None:
-        """boards: with room for as many tenants as may have a label."""
+        """Create labels for the named tenants.
+
+        Args:
+            named: Tenants that the operator named.
+            boards: Boards with room for as many tenants as may have a label.
+        """
         self._boards = boards
         self._taken = 0
         self._labelled: set[str] = set()
-        """Those seen to have a label, which they keep; no more than there are labels."""
+        """Tenants that were seen to have a label, which they keep; no more than there are labels."""
         for tenant in list(named)[: boards.own.tenants.size]:
             self._take(_key(tenant))
 
     def of(self, tenant: str | None) -> str:
-        """The label of a tenant: its name, ``other`` beyond the limit, ``none`` for a request that names none."""
+        """Return the label of a tenant: its name, ``other`` beyond the limit, ``none`` for a request without one."""
         if tenant is None:
             return NONE
         if tenant in self._labelled:
@@ -83,7 +88,7 @@ class TenantLabels:
 
 
 def _key(tenant: str) -> int:
-    """Never 0, which stands for no tenant."""
+    """Return a key of the tenant that is never 0, which stands for no tenant."""
     return int.from_bytes(blake2b(tenant.encode(errors="surrogatepass"), digest_size=8).digest()) or 1
 
 
@@ -99,10 +104,18 @@ class FrontEndMetrics:
         snapshots: Callable[[], Iterable[PageSnapshot]],
         registry: CollectorRegistry = REGISTRY,
     ) -> None:
-        """tenants: those the operator named. snapshots: see
-        :class:`~sloserve.engine.metrics.engine_metrics.PageCollector`.
+        """Create and register the metrics of a front end.
 
-        Raises: ValueError if such metrics already stand in ``registry``.
+        Args:
+            class_names: Names of the service classes.
+            tenants: Tenants that the operator named.
+            boards: Boards of this server's processes.
+            clock: Clock of this process.
+            snapshots: Function that reads the engines' pages, see
+                :class:`~sloserve.engine.metrics.engine_metrics.PageCollector`.
+            registry: Registry of metrics.
+
+        Raises: ValueError if such metrics already exist in ``registry``.
         """
         self._clock = clock
         self._tenants = TenantLabels(tenants, boards)
@@ -125,12 +138,12 @@ class FrontEndMetrics:
             registry.register(collector)
 
     def computed(self) -> Iterable[Metric]:
-        """What is computed when it is asked for, of all processes."""
+        """Yield what is computed at scrape, of all processes."""
         for collector in self._computed:
             yield from collector.collect()
 
     def record(self, served: ServedRequest) -> None:
-        """Takes in a request that ended, also one that was refused.
+        """Record a request that ended, also one that was refused.
 
         Raises: KeyError for a class that is not in the table.
         """
@@ -142,15 +155,17 @@ class FrontEndMetrics:
         counter.inc()
 
     def rejected(self, slo_class: str | None, reason: str | None) -> None:
-        """Counts why a request was refused; where its SLO could be read, :meth:`record` counts the request itself.
+        """Count why a request was refused; if its SLO could be read, :meth:`record` counts the request itself.
 
-        slo_class: ``None`` where it could not be read. reason: one of :data:`REASONS`; any other counts as ``other``.
+        Args:
+            slo_class: Name of the class; ``None`` if it could not be read.
+            reason: One of :data:`REASONS`; any other counts as ``other``.
         """
         known = slo_class if slo_class in self._classes else NONE
         self._families.rejected.labels(known, reason if reason in REASONS else OTHER).inc()
 
     def ignored(self, names: Sequence[str]) -> None:
-        """Counts headers that were passed over, and names some in the log, at most once in ``LOG_INTERVAL_S``."""
+        """Count headers that were ignored, and name some in the log, at most once in ``LOG_INTERVAL_S``."""
         self._families.ignored_headers.inc(len(names))
         now_s = self._clock.monotonic_s()
         if self._logged_s is None or now_s - self._logged_s >= LOG_INTERVAL_S:
@@ -158,7 +173,7 @@ class FrontEndMetrics:
             logger.warning("headers that sloserve does not know are ignored: %s", reprlib.repr(names))
 
     def unregister(self) -> None:
-        """Takes all of them out of the registry; a second call changes nothing."""
+        """Take all metrics out of the registry; a second call has no effect."""
         while self._collectors:
             self._registry.unregister(self._collectors.pop())
 
@@ -167,7 +182,7 @@ _installed: FrontEndMetrics | None = None
 
 
 def install(settings: PluginSettings, boards: Boards, clock: Clock) -> FrontEndMetrics:
-    """The metrics of this process, from now on; those of an engine it had before are dropped, as vLLM drops its own."""
+    """Install and return the metrics of this process; metrics of an engine it had before are dropped, as vLLM does."""
     global _installed
     if _installed is not None:
         _installed.unregister()
@@ -183,9 +198,9 @@ def install(settings: PluginSettings, boards: Boards, clock: Clock) -> FrontEndM
 
 
 def _extend_multiprocess_mode() -> None:
-    """Lays what is computed at scrape beside what multiprocess mode reads from its files.
+    """Extend what multiprocess mode reads from its files by what is computed at scrape.
 
-    At the collector that the mode consists of, since every scrape makes a registry of its own for it; once.
+    The collector that the mode consists of is extended, once, since every scrape makes a registry of its own for it.
     """
     stock: Any = multiprocess.MultiProcessCollector.collect
     if hasattr(stock, "__wrapped__"):

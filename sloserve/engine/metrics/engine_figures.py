@@ -1,8 +1,8 @@
-"""What a scheduler counts. Each figure has a slot on the engine's page (:mod:`sloserve.engine.metrics.engine_page`).
+"""Figures that a scheduler counts; each has a slot on the engine's page (:mod:`sloserve.engine.metrics.engine_page`).
 
-To add one: a field of :class:`EngineFigures`, and the engine's line that stores it in ``values[Layout.at[name]]``. With
-``metadata=gauge(...)`` or ``metadata=counter(...)`` it is on ``/metrics`` too; metrics that are made of several
-figures, or have labels, are in :mod:`sloserve.engine.metrics.engine_metrics`.
+To add a figure, add a field of :class:`EngineFigures`, and the engine's line that stores it in
+``values[Layout.at[name]]``. With ``metadata=gauge(...)`` or ``metadata=counter(...)`` it is on ``/metrics`` too;
+metrics that are made of several figures, or have labels, are in :mod:`sloserve.engine.metrics.engine_metrics`.
 """
 
 from collections.abc import Mapping
@@ -20,29 +20,49 @@ Family = tuple[type[CounterMetricFamily] | type[GaugeMetricFamily], str, str]
 
 
 def gauge(name: str, documentation: str) -> Mapping[str, Family]:
-    """For a figure that says how it was at the last step. name: without prefix."""
+    """Return the metadata of a figure that says how it was at the last step.
+
+    Args:
+        name: Name of the metric without prefix.
+        documentation: Help text of the metric.
+    """
     return {FAMILY: (GaugeMetricFamily, name, documentation)}
 
 
 def counter(name: str, documentation: str) -> Mapping[str, Family]:
-    """For a figure that counts from the engine's start. name: without prefix and ``_total``."""
+    """Return the metadata of a figure that counts from the engine's start.
+
+    Args:
+        name: Name of the metric without prefix and ``_total``.
+        documentation: Help text of the metric.
+    """
     return {FAMILY: (CounterMetricFamily, name, documentation)}
 
 
 @dataclass(frozen=True)
 class EngineFigures(SwapFigures):
-    """What a scheduler counts. Gauges say how it was at the last step, the others count from the engine's start.
+    """Figures that a scheduler counts. Gauges are as of the last step, the others count from the engine's start.
 
-    Gauges: last_step_s, epoch seconds; running, waiting, preempted: requests by state, waiting those that vLLM queues,
-    preempted those of them that ran before; paused: requests that sat out the last step. plans, reused_plans,
-    stale_plans: steps with a fresh plan, with the last one, and with none since the last one was too old; plan_errors:
-    plans and events on which the policy failed. internal_errors: exceptions of sloserve's own that were kept from vLLM.
-    policy_preemptions: by a plan, vllm_preemptions: mostly for want of KV. paused_steps: request-steps.
-    limited_steps: steps whose prompt tokens the step budget limited.
-    malformed_slo: requests served without the SLO that they could not state. shadow_*: of the shadow policy, sums over
-    its plans and how many of them had such a figure, see :mod:`sloserve.engine.plan_score`. step_*: how well
-    the times of steps are known, see :mod:`sloserve.estimator.step_time.online`; all 0 before the first step, factors
-    also without a profile.
+    The figures ``shadow_*`` are of the shadow policy, sums over its plans and how many of them had such a figure, see
+    :mod:`sloserve.engine.plan_score`. The figures ``step_*`` say how well the times of steps are known, see
+    :mod:`sloserve.estimator.step_time.online`; all are 0 before the first step, factors also without a profile.
+
+    Args:
+        last_step_s: Gauge: epoch seconds of the last step.
+        running: Gauge: running requests.
+        waiting: Gauge: requests that vLLM queues.
+        preempted: Gauge: queued requests that ran before.
+        paused: Gauge: requests that were paused in the last step.
+        plans: Steps with a fresh plan.
+        reused_plans: Steps with the last plan.
+        stale_plans: Steps without a plan, since the last one was too old.
+        plan_errors: Plans and events on which the policy failed.
+        internal_errors: Exceptions of sloserve's own that were kept from vLLM.
+        policy_preemptions: Preemptions by a plan.
+        vllm_preemptions: Preemptions by vLLM, mostly for lack of KV.
+        paused_steps: Request-steps in which a request was paused.
+        limited_steps: Steps in which the step budget limited the prompt tokens.
+        malformed_slo: Requests served without the SLO that they could not state.
     """
 
     last_step_s: float

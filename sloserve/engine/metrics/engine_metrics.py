@@ -22,7 +22,11 @@ class PageCollector(Collector):
     """Turns snapshots of pages into metrics."""
 
     def __init__(self, snapshots: Callable[[], Iterable[PageSnapshot]]) -> None:
-        """snapshots: takes one of every page there is; an OSError or ValueError counts as none."""
+        """Create a collector of the engines' pages.
+
+        Args:
+            snapshots: Function that takes a snapshot of every page; an OSError or ValueError counts as no page.
+        """
         self._snapshots = snapshots
 
     def describe(self) -> Iterable[Metric]:
@@ -36,7 +40,7 @@ class PageCollector(Collector):
 
 
 def one_of_each_rank(snapshots: Iterable[PageSnapshot]) -> list[PageSnapshot]:
-    """Returns the page of each rank's live engine that stepped last: Prometheus refuses a scrape with duplicates."""
+    """Return the page of each rank's live engine that stepped last: Prometheus refuses duplicates in a scrape."""
     latest: dict[int, PageSnapshot] = {}
     for page in snapshots:
         if page.alive and (page.rank not in latest or page.last_step_s > latest[page.rank].last_step_s):
@@ -97,7 +101,7 @@ def _families(pages: Sequence[PageSnapshot]) -> list[Metric]:
 
 
 def _plain(pages: Sequence[PageSnapshot]) -> Iterator[Metric]:
-    """The figures that are shown as they are."""
+    """Yield the figures that are shown as they are."""
     for figure in fields(EngineFigures):
         if FAMILY in figure.metadata:
             kind, name, documentation = figure.metadata[FAMILY]

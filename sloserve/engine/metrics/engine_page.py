@@ -27,12 +27,17 @@ PLAN_BUCKETS_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e
 
 @dataclass(frozen=True)
 class PageSnapshot(EngineFigures):
-    """All a page says. plan_seconds: plans in each bucket of :data:`PLAN_BUCKETS_S` and above.
+    """All that a page says.
 
-    plans_off: why vLLM schedules by itself although the policy plans.
-
-    By class: waiting, requests never admitted yet; enqueued and admitted, totals (a request is admitted once).
-    swaps: requests that ended, in each bucket of ``SWAP_BUCKETS`` and above. swap_refused, swap_dropped: by reason.
+    Args:
+        plans_off: Why vLLM schedules by itself although the policy plans.
+        plan_seconds: Plans in each bucket of :data:`PLAN_BUCKETS_S` and above.
+        swaps: Requests that ended, in each bucket of ``SWAP_BUCKETS`` and above.
+        swap_refused: Refused copies to the host, by reason.
+        swap_dropped: Dropped states, by reason.
+        waiting_by_class: Requests of each class that were never admitted yet.
+        enqueued_by_class: Requests of each class that were queued, in total.
+        admitted_by_class: Requests of each class that were admitted, in total; a request is admitted once.
     """
 
     rank: int
@@ -69,12 +74,12 @@ class Layout:
 
     @classmethod
     def bucket(cls, cost_s: float) -> int:
-        """The slot of the histogram's bucket that ``cost_s`` falls into."""
+        """Return the slot of the histogram's bucket that ``cost_s`` falls into."""
         return cls.plan_seconds + bisect_left(PLAN_BUCKETS_S, cost_s)
 
     @classmethod
     def swap_bucket(cls, swaps: int) -> int:
-        """The slot of the histogram's bucket for a request that was swapped so often."""
+        """Return the slot of the histogram's bucket for a request that was swapped ``swaps`` times."""
         return cls.swaps + swap_bucket(swaps)
 
 
@@ -102,7 +107,7 @@ class PageWriter:
         self._next = 0
 
     def set_policies(self, policy: str, shadow_policy: str | None, plans_off: str | None) -> None:
-        """Says which policies are at work from now on, and why not, if they are not."""
+        """Write which policies are at work, or why they are not."""
         off = None if plans_off is None else plans_off[:200]
         text = json.dumps([policy, shadow_policy, off]).encode()
         if len(text) > _TEXT_BYTES - 4:
@@ -113,13 +118,14 @@ class PageWriter:
         self._text_slot[0] = other
 
     def note_interruptions(self, request_id: str, met: Interruptions) -> None:
-        """Leaves word of what a request that ended had met; said again of the same id as :class:`InterruptionRing`
-        says.
+        """Note the interruptions of a request that ended.
+
+        A second call with the same id adds to the first as :class:`InterruptionRing` says.
         """
         self._next = self._ring.note(self._next, request_id, met)
 
     def close(self) -> None:
-        """Removes the page; readers that have it mapped keep its last state."""
+        """Remove the page; readers that have it mapped keep its last state."""
         self._memory.close()
 
 
@@ -135,7 +141,7 @@ class PageReader:
         self._ring = InterruptionRing(self._memory.words)
 
     def snapshot(self) -> PageSnapshot:
-        """What the page says now."""
+        """Return what the page says now."""
         values, layout = self._memory.floats.tolist(), self._layout
         at = int(values[-1]) * _TEXT_BYTES
         (length,) = struct.unpack_from("<I", self._memory.scratch, at)
@@ -163,22 +169,27 @@ class PageReader:
         )
 
     def interruptions(self, request_id: str) -> Interruptions | None:
-        """What a request that ended lately had met, by the id it has in the engine.
+        """Return the interruptions of a request that ended recently, by the id it has in the engine.
 
-        ``None`` where the page does not know: it was never interrupted, or ended too long ago.
+        The result is ``None`` if the page does not know: the request was never interrupted, or ended too long ago.
         """
         return self._ring.find(request_id)
 
 
 def find_pages(folder: Path | None = None) -> list[PageReader]:
-    """The pages of this server's engines, see :func:`~sloserve.engine.metrics.page_memory.found`. Raises: OSError."""
+    """Return the pages of this server's engines, see :func:`~sloserve.engine.metrics.page_memory.found`.
+
+    Raises: OSError.
+    """
     return found(ENGINE, PageReader, folder)
 
 
 def remove_pages(folder: Path | None = None) -> None:
-    """Removes the pages that this process and engines of its own left behind; to be called when it exits.
+    """Remove the pages that this process and engines of its own left behind; call it at exit.
 
-    A process removes its own page when it stops, which one that is killed cannot. Raises: OSError.
+    A process removes its own page when it stops, which one that is killed cannot do.
+
+    Raises: OSError.
     """
     folder = page_folder.page_folder() if folder is None else folder
     page_folder.remove_started_here(folder)
@@ -186,7 +197,7 @@ def remove_pages(folder: Path | None = None) -> None:
 
 
 def sweep_pages() -> None:
-    """Removes the pages of processes that have ended, by whatever user started; without a folder there are none."""
+    """Remove the pages of processes that have ended, by whatever user started; without a folder there are none."""
     try:
         page_folder.sweep(page_folder.page_folder())
     except OSError:

@@ -22,14 +22,19 @@ _MOST = 2**_FIGURE_BITS - 1
 
 @dataclass(frozen=True, slots=True)
 class InterruptionRing:
-    """words: uint64 ``[WORDS]``, all 0 at first; one process writes."""
+    """A ring of the latest interruptions, which one process writes.
+
+    Args:
+        words: Memory of the ring, uint64 ``[WORDS]``, all 0 at first.
+    """
 
     words: NDArray[np.uint64]
 
     def note(self, at: int, request_id: str, met: Interruptions) -> int:
-        """Writes an entry at ``at``, over the oldest; returns where the next goes.
+        """Write an entry at ``at``, over the oldest; return where the next goes.
 
-        Said again of the same id, for several replies to one request: the steps add up, of the times the longest holds.
+        A second entry of the same id, for several outputs of one request, adds its steps; of the times the longest
+        holds.
         """
         before = self.find(request_id)
         if before is not None:
@@ -46,7 +51,7 @@ class InterruptionRing:
         return (at + 1) % ENTRIES
 
     def find(self, request_id: str) -> Interruptions | None:
-        """What is known of a request; ``None`` if nothing, or no more."""
+        """Return what is known of a request; ``None`` if nothing is known, or no longer."""
         key, found = _key(request_id), []
         for column in self._columns:
             entries = column[column >> _FIGURE_BITS == key]
@@ -61,5 +66,5 @@ class InterruptionRing:
 
 
 def _key(request_id: str) -> int:
-    """40 bits, never 0."""
+    """Return a key of 40 bits, never 0."""
     return int.from_bytes(blake2b(request_id.encode(), digest_size=5).digest()) or 1

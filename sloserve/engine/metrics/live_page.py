@@ -1,9 +1,9 @@
 """The live requests of one engine, on a page of their own beside its figures, written only while there is a watcher.
 
-A watcher is an API process: it writes on the page until when it watches, and again before that time has come. The
+A watcher is an API process: it writes on the page how long it watches, and extends that time before it is over. The
 engine compares that with its clock once a step and, while it lies ahead, writes a frame at most twice a second: what
 its requests do by class, its KV cache now and foreseen, and at most :data:`MOST_ROWS` requests. A frame is numbers
-alone. No prompt, reply or id of a request is among them: requests have numbers that the engine hands out as they are
+alone. No prompt, output or id of a request is among them: requests have numbers that the engine hands out as they are
 first drawn.
 
 Two frames have room, and the one not in use is written; a reader that was interrupted for longer than that reads again.
@@ -46,11 +46,17 @@ _HEAD = ("at_s", "at_monotonic_s", "live", "drawn", "free_blocks", "total_blocks
 class Frame:
     """What one engine does, as of a step.
 
-    at_s: epoch seconds; at_monotonic_s: by the host's monotonic clock. live: unfinished requests, of which ``rows`` has
-    some, ``[drawn, len(ROW)]``. head: why the first of the waiting requests was not admitted. counts: requests by class
-    and phase, ``[classes, len(Phase)]``. late: of them those whose next deadline has passed, ``[classes]``. next_due_s:
-    the earliest deadline by class, nan for none. foreseen: mean and standard deviation of the KV blocks that the
-    running requests will hold NEAR, ``[2, t]``; ``None`` where nothing is known of the lengths of replies.
+    Args:
+        at_s: Time of the step in epoch seconds.
+        at_monotonic_s: Time of the step by the host's monotonic clock, in seconds.
+        live: Number of unfinished requests, of which ``rows`` has some.
+        head: Why the first of the waiting requests was not admitted.
+        counts: Requests by class and phase, ``[classes, len(Phase)]``.
+        late: Requests with a missed next deadline by class, ``[classes]``.
+        next_due_s: Earliest deadline by class, nan for none, ``[classes]``.
+        foreseen: Mean and standard deviation of the KV blocks that the running requests will hold NEAR, ``[2, t]``;
+            ``None`` if nothing is known of the lengths of outputs.
+        rows: Rows of the requests that are drawn, ``[drawn, len(ROW)]``.
     """
 
     at_s: float
@@ -67,7 +73,7 @@ class Frame:
 
 
 class _Layout:
-    """Where in a frame's slots each part lies."""
+    """Places of the parts of a frame within its slots."""
 
     def __init__(self, classes: int) -> None:
         self.classes = classes
@@ -96,11 +102,11 @@ class LiveWriter:
         self._flags = self._memory.floats[:_SLOTS]
 
     def is_watched(self, monotonic_s: float) -> bool:
-        """Whether there is a watcher. All that a step costs while there is none."""
+        """Return whether there is a watcher. A step costs no more than this while there is none."""
         return monotonic_s < self._flags.item(_WATCHED_UNTIL)
 
     def write(self, frame: Frame) -> None:
-        """Shows ``frame``, with the first :data:`MOST_ROWS` of its rows, in place of the last one."""
+        """Show ``frame``, with the first :data:`MOST_ROWS` of its rows, in place of the last one."""
         layout, written = self._layout, int(self._flags[_WRITTEN])
         rows = frame.rows[:MOST_ROWS]
         first = _SLOTS + (written + 1) % 2 * layout.size
@@ -132,16 +138,17 @@ class LiveReader:
         self._since_s: float | None = None
 
     def watch(self, monotonic_s: float) -> None:
-        """Has the engine write frames for the next :data:`WATCH_S`, or as long as any other watcher wants them.
+        """Have the engine write frames for the next :data:`WATCH_S`, or as long as any other watcher wants them.
 
-        monotonic_s: now, by the host's monotonic clock.
+        Args:
+            monotonic_s: The present time of the host's monotonic clock, in seconds.
         """
         if self._since_s is None or monotonic_s >= self._memory.floats[_WATCHED_UNTIL]:
             self._since_s = monotonic_s
         self._memory.floats[_WATCHED_UNTIL] = monotonic_s + WATCH_S
 
     def frame(self) -> Frame | None:
-        """The last frame; ``None`` where none was written since this watch began: the engine makes no steps."""
+        """Return the last frame; ``None`` if none was written since this watch began: the engine makes no steps."""
         values = self._memory.floats
         while True:
             written = int(values[_WRITTEN])
@@ -173,5 +180,8 @@ class LiveReader:
 
 
 def find_live_pages(folder: Path | None = None) -> list[LiveReader]:
-    """The pages of this server's engines, see :func:`~sloserve.engine.metrics.page_memory.found`. Raises: OSError."""
+    """Return the pages of this server's engines, see :func:`~sloserve.engine.metrics.page_memory.found`.
+
+    Raises: OSError.
+    """
     return found(LIVE, LiveReader, folder)

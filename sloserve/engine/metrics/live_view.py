@@ -1,7 +1,7 @@
-"""What one API process shows of its server now: its engines' pages, and how the requests of each class fared lately.
+"""The view of its server that one API process shows: its engines' pages, and how each class has fared recently.
 
-All ranks of the server whose engines run on this host are shown, whichever API process is asked; requests that ended
-count over all API processes.
+All ranks of the server with engines on this host are shown, whichever API process is asked; requests that ended count
+over all API processes.
 """
 
 import math
@@ -23,7 +23,7 @@ from sloserve.engine.metrics.process_page import LATENCIES, Board
 from sloserve.engine.why import PHASE_IN_WORDS, SAYS, Cause, Phase, Why, sentence
 
 COLUMNS: Final = tuple(name for name in ROW if name != "number")
-"""Of a row; its key is the rank and the number."""
+"""Columns of a row; its key is the rank and the number."""
 _DUE, _PHASE, _CLASS, _WHY = (ROW.index(name) for name in ("due_s", "phase", "class_id", "why"))
 _NUMBER = ROW.index("number")
 
@@ -45,14 +45,25 @@ class LiveView:
         clock: Clock,
         folder: Path | None = None,
     ) -> None:
-        """model: its name for clients. boards: of each API process, see :class:`ClassMetrics`. folder: of the pages."""
+        """Create the view of one API process.
+
+        Args:
+            model: Function that returns the model's name for clients.
+            classes: Names of the service classes.
+            boards: Function that returns the boards of each API process, see :class:`ClassMetrics`.
+            clock: Clock of this process.
+            folder: Folder of the pages; ``None`` for the usual one.
+        """
         self._model, self._classes, self._boards, self._clock = model, tuple(classes), boards, clock
         self._folder = folder
         self._pages: dict[Path, LiveReader] = {}
         self._planned: dict[int, _Planned] = {}
 
     def read(self) -> dict[str, Any]:
-        """As of now; asks the engines for frames by the way. Raises: OSError where pages cannot be looked for."""
+        """Return the view as of now; the engines are asked for frames in passing.
+
+        Raises: OSError if pages cannot be looked for.
+        """
         now_s = self._clock.monotonic_s()
         frames = self._frames(now_s)
         at_s = self._clock.now_s()
@@ -80,7 +91,7 @@ class LiveView:
         }
 
     def _frames(self, now_s: float) -> dict[int, Frame | None]:
-        """The last frame of each engine, by its process."""
+        """Return the last frame of each engine, by its process."""
         found = find_live_pages(self._folder)
         self._pages = {page.file.path: self._pages.get(page.file.path, page) for page in found}
         for page in self._pages.values():
@@ -104,10 +115,15 @@ class LiveView:
         }
 
     def _classes_now(self, frames: Sequence[Frame], at_s: float, now_s: float) -> dict[str, Any]:
-        """How the classes do, ``by_class``, and sentences about the ones with late requests, ``headlines``: the class
-        that meets the smallest share of its targets first. alarms: of each sentence whether its class does badly.
+        """Return figures of the classes, and sentences about the classes with late requests.
 
-        at_s: epoch seconds; now_s: by the monotonic clock.
+        ``by_class`` holds the figures, ``headlines`` the sentences, the class that meets the smallest share of its
+        targets first, and ``alarms`` says of each sentence whether its class does badly.
+
+        Args:
+            frames: Frames of the engines.
+            at_s: The present time, in epoch seconds.
+            now_s: The present time by the monotonic clock, in seconds.
         """
         by_class = self._by_class(frames, at_s, now_s)
         told = [(i, name, by_class[name]) for i, name in enumerate(self._classes) if by_class[name]["late"]]
@@ -139,7 +155,12 @@ class LiveView:
 
 
 def _state(late: int, share_met: float) -> str:
-    """share_met: -1 where no request with targets ended in the last minute."""
+    """Return the state of a class: fine, late or bad.
+
+    Args:
+        late: Number of its late requests.
+        share_met: Share of its targets that were met; -1 if no request with targets ended in the last minute.
+    """
     if 0.0 <= share_met < GOOD_SHARE or (late and share_met < 0.0):
         return BAD
     return LATE if late else FINE
@@ -163,7 +184,11 @@ def _headline(frames: Sequence[Frame], class_id: int, name: str, late: int, at_s
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """What an engine's plans took up to the last reading. each_s: of those that came with it, or the last that did."""
+    """What an engine's plans took up to the last reading.
+
+    Args:
+        each_s: Seconds of each plan that came with it, or with the last reading that had one.
+    """
 
     plans: float = 0.0
     seconds: float = 0.0
@@ -186,10 +211,10 @@ def _rows(rank: int, frame: Frame, most: int) -> dict[str, list[Any]]:
 
 
 def _mostly(frames: Sequence[Frame], class_id: int, at_s: float) -> tuple[Phase, int, Cause] | None:
-    """Which phase most of the drawn late requests of a class are in, how many those are, and what holds up the one that
-    is late for the longest; ``None`` where none is late.
+    """Return the phase of most drawn late requests of a class, their number, and what holds up the latest of them.
 
-    A request in the queue that has no cause of its own waits for the first of it.
+    The result is ``None`` if no request is late. A request in the queue that has no cause of its own waits for the
+    first request of the queue.
     """
     late = [(row, frame) for frame in frames for row in frame.rows[_is_late(frame, class_id, at_s)]]
     if not late:
@@ -212,7 +237,7 @@ def _is_newly_late(frame: Frame, class_id: int, at_s: float) -> NDArray[np.bool_
 
 
 def _known(value: float) -> float | int | None:
-    """For JSON: whole numbers as such, others to the millisecond, ``None`` for what is not known."""
+    """Return a number for JSON: whole numbers as such, others to the millisecond, ``None`` if it is not known."""
     if not math.isfinite(value):
         return None
     return int(value) if value == int(value) else round(float(value), 3)
@@ -235,7 +260,7 @@ def _kv(frame: Frame) -> Mapping[str, Any]:
 
 
 def _shadow(page: PageSnapshot) -> dict[str, Any] | None:
-    """How often the shadow policy agrees, and its gain, as :mod:`sloserve.engine.plan_score` has them."""
+    """Return how often the shadow policy agrees, and its gain, as :mod:`sloserve.engine.plan_score` has them."""
     if page.shadow_policy is None:
         return None
     agreement, gain = page.shadow_agreement_count, page.shadow_gain_count

@@ -1,9 +1,9 @@
-"""Where the pages of this host's engines and API processes lie, and whose each is.
+"""The folder with the pages of this host's engines and API processes, and the owner of each page.
 
 A page is a file of its writer: the name says which process that is, since when it runs, which process started it, its
-rank and its kind. So a page is found, and known to be orphaned, without opening it, and no two processes share one.
-No identifier of vLLM's would do: an engine process gives its configuration a new ``instance_id`` when it starts, and
-each of several API processes has its own.
+rank and its kind. So a page is found, and known to be orphaned, without opening it, and no two processes share one. No
+identifier of vLLM's would do: an engine process gives its configuration a new ``instance_id`` when it starts, and each
+of several API processes has its own.
 """
 
 import errno
@@ -25,8 +25,12 @@ _serial = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """One process' file. started: ticks from boot to the start of process ``pid``, which sets it apart from a later
-    process of that number. parent: the process that started it.
+    """One process' file.
+
+    Args:
+        started: Clock ticks from boot to the start of process ``pid``, which tell it from a later process of that
+            number.
+        parent: Id of the process that started it.
     """
 
     path: Path
@@ -37,7 +41,7 @@ class PageFile:
 
     @staticmethod
     def named(path: Path) -> "PageFile | None":
-        """The file as its name describes it, or ``None`` for one that is none of ours."""
+        """Return the file as its name describes it, or ``None`` for a file that is not ours."""
         try:
             pid, started, parent, rank, _ = (int(part) for part in path.stem.split("-"))
         except ValueError:
@@ -55,19 +59,20 @@ class PageFile:
 
     @property
     def is_of_this_server(self) -> bool:
-        """Whether its writer is this process, was started by it, or by who started it: of several API processes, each
-        is a child of the process that also started the engines.
+        """Whether its writer is this process, or was started by it or by this process' own parent.
+
+        Each of several API processes is a child of the process that also started the engines.
         """
         return os.getpid() in (self.pid, self.parent) or os.getppid() == self.parent
 
 
 def page_folder() -> Path:
-    """This user's folder, made if need be.
+    """Return the folder of this user's pages; create it if it does not exist.
 
-    In memory where the system has ``/dev/shm``: a store to a file on a disk may wait while the page is written back.
-    Process numbers mean something within one PID namespace, so each has its own folder.
+    It is in memory where the system has ``/dev/shm``: a store to a file on a disk may wait while the page is written
+    back. Process numbers mean something within one PID namespace, so each has its own folder.
 
-    Raises: OSError when it cannot be made, or another user could write there.
+    Raises: OSError when it cannot be created, or another user could write there.
     """
     base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
     try:
@@ -83,7 +88,9 @@ def page_folder() -> Path:
 
 
 def create(folder: Path, kind: str, rank: int, content: bytes) -> tuple[Path, mmap.mmap]:
-    """A new page file of this process that begins with ``content``, readable by this user alone, and its memory.
+    """Create a page file of this process that begins with ``content``; return its path and its memory.
+
+    Only this user can read it.
 
     Raises: OSError, also when the file system has no room: a store to a page without room behind it would be fatal.
     """
@@ -105,26 +112,26 @@ def create(folder: Path, kind: str, rank: int, content: bytes) -> tuple[Path, mm
 
 
 def lock_file(folder: Path) -> Path:
-    """The file that one of several API processes locks at a time; it goes when the process that started them does."""
+    """Return the file that one of several API processes locks at a time; it goes with the process that started them."""
     parent = os.getppid()
     return folder / f"{parent}-{_started(parent) or 0}-{parent}-0-0{_LOCK}"
 
 
 def page_files(folder: Path, kind: str) -> list[PageFile]:
-    """The finished pages of this server's processes of a kind, by rank."""
+    """Return the finished pages of this server's processes of a kind, by rank."""
     found = [file for file in _all(folder) if file.path.suffix == kind and file.is_of_this_server]
     return sorted(found, key=lambda file: (file.rank, file.path.name))
 
 
 def sweep(folder: Path) -> None:
-    """Removes what processes left behind that are no more."""
+    """Remove what ended processes left behind."""
     for file in _all(folder):
         if not file.is_alive:
             file.path.unlink(missing_ok=True)
 
 
 def remove_started_here(folder: Path) -> None:
-    """Removes the pages of this process and of those that it started, alive or not."""
+    """Remove the pages of this process and of the processes that it started, alive or not."""
     for file in _all(folder):
         if os.getpid() in (file.pid, file.parent):
             file.path.unlink(missing_ok=True)
@@ -135,7 +142,7 @@ def _all(folder: Path) -> list[PageFile]:
 
 
 def _started(pid: int) -> int | None:
-    """When process ``pid`` began, in clock ticks since boot; ``None`` where it has ended, waited for or not.
+    """Return when process ``pid`` began, in clock ticks since boot; ``None`` if it has ended, waited for or not.
 
     Without ``/proc`` it is 0 for every living process.
     """

@@ -30,8 +30,9 @@ _PROLOGUE = struct.Struct("<8sIIIII")  # magic, version, bytes of the JSON, scra
 
 @dataclass(frozen=True)
 class PageMemory:
-    """A page as its one writer, or a reader, has it in memory; a reader's arrays cannot be written, but for a page on
-    which readers tell its writer something.
+    """A page as its one writer, or a reader, has it in memory.
+
+    A reader's arrays cannot be written, except for a page on which readers leave something for its writer.
     """
 
     path: Path
@@ -44,16 +45,18 @@ class PageMemory:
     def create(
         kind: str, rank: int, facts: Mapping[str, Any], *, floats: int, words: int, scratch: int, folder: Path | None
     ) -> "PageMemory":
-        """A new page of this process, all zeros but for ``facts``. Pages left behind by others are swept on the way.
+        """Create a page of this process, all zeros but for ``facts``.
+
+        Pages left behind by other processes are removed at the same time.
 
         Args:
-            kind: of the page, part of its file's name.
-            rank: of this process.
-            facts: what stays fixed; safe to write as JSON.
-            floats: slots of float64.
-            words: slots of uint64.
-            scratch: bytes.
-            folder: where the file is made; ``None`` for the usual one.
+            kind: Kind of the page, part of its file's name.
+            rank: Rank of this process.
+            facts: Facts that stay fixed; safe to write as JSON.
+            floats: Number of slots of float64.
+            words: Number of slots of uint64.
+            scratch: Bytes for text.
+            folder: Folder of the file; ``None`` for the usual one.
 
         Raises: OSError when no file can be made.
         """
@@ -68,20 +71,30 @@ class PageMemory:
 
     @staticmethod
     def open(file: PageFile, *, writes: bool = False) -> "PageMemory":
-        """writes: whether the reader may. Raises: OSError, or ValueError for a file that is no page of this version."""
+        """Open a page.
+
+        Args:
+            file: File of the page.
+            writes: Whether the reader may write.
+
+        Raises: OSError, or ValueError for a file that is no page of this version.
+        """
         access = mmap.ACCESS_WRITE if writes else mmap.ACCESS_READ
         with open(file.path, "r+b" if writes else "rb") as opened:
             return _view(file.path, mmap.mmap(opened.fileno(), 0, access=access))
 
     def close(self) -> None:
-        """Removes the page; readers that have it mapped keep its last state."""
+        """Remove the page; readers that have it mapped keep its last state."""
         self.path.unlink(missing_ok=True)
 
 
 def found(kind: str, read: Callable[[PageFile], Page], folder: Path | None = None) -> list[Page]:
-    """The pages of this server's processes of a kind, by rank; none where they run on another host, or made none.
+    """Return the pages of this server's processes of a kind, by rank.
 
-    Cheap enough to be called at each scrape, which is how processes that start late are found. Raises: OSError.
+    There are none if the processes run on another host, or made none. The call is fast enough for each scrape, by which
+    processes that start late are found.
+
+    Raises: OSError.
     """
     pages = []
     for file in page_folder.page_files(page_folder.page_folder() if folder is None else folder, kind):

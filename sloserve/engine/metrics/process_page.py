@@ -1,11 +1,11 @@
-"""What one API process publishes to the others, so that a server with several of them counts as one.
+"""The board that one API process publishes to the others, so that a server with several of them counts as one.
 
 Each has a board, which it alone writes: how many of its requests wait, for how long its calls keep the engine's core
-busy, the requests that ended lately, and which tenants have a label of their own. The process that is scraped reads all
-boards, and so do a cap on waiting requests and the check that the core answers. Counters and histograms are not here:
-prometheus' multiprocess mode adds those up, and keeps what a process counted that is no more.
+busy, the requests that ended recently, and which tenants have a label of their own. The process that is scraped reads
+all boards, and so do a cap on waiting requests and the check that the core answers. Counters and histograms are not
+here: prometheus' multiprocess mode adds those up, and keeps what a process counted that is no more.
 
-A server of one API process has a board in its own memory, and of several those with a page of this host.
+A server of one API process has a board in its own memory; a server of several has the boards with a page of this host.
 """
 
 from collections.abc import Sequence
@@ -33,16 +33,23 @@ REFRESH_S: Final = 1.0
 
 
 class Board:
-    """One API process' part. The arrays are the memory itself: what is stored there is told.
+    """One API process' part. The arrays are the memory itself: what is stored there is published.
 
-    waiting: requests by class that wait, float64. control: seconds that its calls which keep the core busy have taken,
-    and since when one does, on the host's monotonic clock, 0 for none. ended: by class, stamps of an attainment window.
-    predicted: by class and figure of :data:`PREDICTED`, stamps of kept predictions. latency: by class and figure of
-    :data:`LATENCIES`, stamps of latency windows. tenants: keys of those with a label, 0 for none yet.
+    ``waiting`` holds the waiting requests by class, float64. ``control`` holds the seconds that its calls which keep
+    the core busy have taken, and since when such a call runs, on the host's monotonic clock, 0 for none. ``ended``
+    holds stamps of an attainment window by class, ``predicted`` stamps of kept predictions by class and figure of
+    :data:`PREDICTED`, ``latency`` stamps of latency windows by class and figure of :data:`LATENCIES`. ``tenants`` holds
+    keys of tenants with a label, 0 for none yet.
     """
 
     def __init__(self, classes: int, tenants: int, memory: PageMemory | None = None) -> None:
-        """memory: of :func:`sizes`; ``None`` for memory of this process alone."""
+        """Create a board in memory.
+
+        Args:
+            classes: Number of service classes.
+            tenants: Most tenants with a label of their own.
+            memory: Memory of the size that :func:`sizes` returns; ``None`` for memory of this process alone.
+        """
         floats, words = sizes(classes, tenants)
         self.memory = memory
         numbers = np.zeros(floats) if memory is None else memory.floats
@@ -58,7 +65,16 @@ class Board:
 
     @staticmethod
     def published(classes: Sequence[str], tenants: int, rank: int, folder: Path | None = None) -> "Board":
-        """A board that other processes read. rank: of this API process. Raises: OSError when no page can be made."""
+        """Create a board that other processes read.
+
+        Args:
+            classes: Names of the service classes.
+            tenants: Most tenants with a label of their own.
+            rank: Rank of this API process.
+            folder: Folder of the pages; ``None`` for the usual one.
+
+        Raises: OSError when no page can be made.
+        """
         floats, words = sizes(len(classes), tenants)
         facts = {"classes": list(classes), "tenants": tenants}
         memory = PageMemory.create(API, rank, facts, floats=floats, words=words, scratch=0, folder=folder)
@@ -66,32 +82,38 @@ class Board:
 
     @staticmethod
     def read(file: PageFile) -> "Board":
-        """Raises: OSError, or ValueError for a file that is no page of this version."""
+        """Read the board in a file.
+
+        Raises: OSError, or ValueError for a file that is no page of this version.
+        """
         memory = PageMemory.open(file)
         return Board(len(memory.facts["classes"]), memory.facts["tenants"], memory)
 
     def controls_since(self, now_s: float) -> None:
-        """A call begins that keeps the core busy; none does yet."""
+        """Record that a call begins that keeps the core busy; none runs yet."""
         self.control[1] = now_s
 
     def controlled(self, now_s: float) -> None:
-        """It ends. Who reads between the two stores counts it twice: better than to miss it."""
+        """Record that the call has ended.
+
+        A reader between the two writes may count it twice, which is safer than missing it.
+        """
         self.control[0] += now_s - self.control[1]
         self.control[1] = 0.0
 
     def controlled_s(self, now_s: float) -> float:
-        """Returns the seconds that its calls have kept the core busy until now."""
+        """Return the seconds that its calls have kept the core busy until now."""
         ended_s, since_s = float(self.control[0]), float(self.control[1])
         return ended_s + (max(now_s - since_s, 0.0) if since_s else 0.0)
 
     def close(self) -> None:
-        """Takes it from the others' sight; a second call changes nothing."""
+        """Withdraw the board from the other processes; a second call has no effect."""
         if self.memory is not None:
             self.memory.close()
 
 
 def sizes(classes: int, tenants: int) -> tuple[int, int]:
-    """Slots of float64 and of uint64 that a board needs: 20 KiB a class."""
+    """Return the slots of float64 and of uint64 that a board needs: 20 KiB a class."""
     stamps = MAX_REQUESTS + len(PREDICTED) * COVERAGE_WINDOW + len(LATENCIES) * MAX_LATENCIES
     return classes + _CONTROL, classes * stamps + tenants
 
@@ -99,11 +121,17 @@ def sizes(classes: int, tenants: int) -> tuple[int, int]:
 class Boards:
     """The boards of all API processes of this server, as one of them sees them.
 
-    Also the :class:`~sloserve.scheduler.admission.queue_view.Elsewhere` of its backlog.
+    It is also the :class:`~sloserve.scheduler.admission.queue_view.Elsewhere` of its backlog.
     """
 
     def __init__(self, own: Board, clock: Clock, folder: Path | None = None) -> None:
-        """own: of this process; where it is not published, it is the only one there is. folder: of the pages."""
+        """Create the boards as this process sees them.
+
+        Args:
+            own: Board of this process; if it is not published, it is the only one.
+            clock: Clock of this process.
+            folder: Folder of the pages; ``None`` for the usual one.
+        """
         self.own = own
         self._clock = clock
         self._folder = folder
@@ -111,14 +139,14 @@ class Boards:
         self._looked_s: float | None = None
 
     def look(self) -> list[Board]:
-        """All there are now: its own and those of the other processes."""
+        """Look for the boards of other processes; return this process' own and the others."""
         self._looked_s = self._clock.monotonic_s()
         self._others = [] if self.own.memory is None else self._found()
         return [self.own, *self._others]
 
     @property
     def others(self) -> Sequence[Board]:
-        """Those of the other processes, as of up to :data:`REFRESH_S` ago; what stands on them is of now."""
+        """Boards of the other processes, as of up to :data:`REFRESH_S` ago; their contents are of now."""
         if self.own.memory is None:
             return ()
         if self._looked_s is None or self._clock.monotonic_s() - self._looked_s >= REFRESH_S:
@@ -126,17 +154,20 @@ class Boards:
         return self._others
 
     def tell(self, class_id: int, waiting: int) -> None:
-        """So many requests of the class wait here from now on."""
+        """Set how many requests of the class wait in this process."""
         self.own.waiting[class_id] = waiting
 
     def waiting(self, class_id: int) -> int:
-        """How many requests of the class wait in the other processes."""
+        """Return how many requests of the class wait in the other processes."""
         return sum(int(board.waiting[class_id]) for board in self.others)
 
     def controlled_s(self, now_s: float) -> float:
-        """Returns the seconds until now for which calls of all processes have kept the core busy.
+        """Return the seconds until now for which calls of all processes have kept the core busy.
 
-        Of calls at the same time each counts. now_s: on the host's monotonic clock, as event loops read it.
+        Each of several calls at the same time counts.
+
+        Args:
+            now_s: The present time of the host's monotonic clock, as event loops read it, in seconds.
         """
         return sum(board.controlled_s(now_s) for board in (self.own, *self.others))
 

@@ -25,8 +25,11 @@ SWAP_BUCKETS: Final = (0, 1, 2, 3, 5, 8, 13)
 class SwapFigures:
     """Pool gauges in bytes over all ranks of the engine, as of the last step; all else counts from its start.
 
-    swap_out_seconds, swap_in_seconds: during which copies in that direction ran, of the rank that took longest.
-    swapped_by_policy: of ``swap_stores``, those that a plan preempted. swaps_sum: over the requests that ended.
+    Args:
+        swapped_by_policy: Stores of ``swap_stores`` for requests that a plan preempted.
+        swap_out_seconds: Seconds during which copies to the host ran, of the rank that took longest.
+        swap_in_seconds: Seconds during which copies to the device ran, of the rank that took longest.
+        swaps_sum: Sum of swaps over the requests that ended.
     """
 
     swap_pool_used_bytes: float
@@ -49,7 +52,7 @@ SWAP_SCALARS: Final = tuple(f.name for f in fields(SwapFigures))
 SWAP_COUNTERS: Final = tuple(
     name for name in SWAP_SCALARS if name.startswith(("swap_s", "swap_l", "swap_f", "swapped_"))
 )
-"""Those that others count in the counters of the scheduler."""
+"""Figures that others count in the counters of the scheduler."""
 
 
 class SwapPage(Protocol):
@@ -66,12 +69,17 @@ class SwapPage(Protocol):
 
 
 def swap_bucket(swaps: int) -> int:
-    """Which bucket of the histogram a request falls into."""
+    """Return the index of the histogram's bucket that a request falls into."""
     return bisect_left(SWAP_BUCKETS, swaps)
 
 
 def swap_families(pages: Sequence[SwapPage], prefix: str) -> list[Metric]:
-    """The metrics, with samples of the engines that have a pool. prefix: of their names."""
+    """Return the metrics, with samples of the engines that have a pool.
+
+    Args:
+        pages: Pages of the engines.
+        prefix: Prefix of the metrics' names.
+    """
 
     def counter(name: str, documentation: str, *labels: str) -> CounterMetricFamily:
         return CounterMetricFamily(f"{prefix}{name}", documentation, labels=["engine", *labels])
