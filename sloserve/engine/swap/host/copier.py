@@ -4,7 +4,7 @@ Order is all that keeps KV whole, and a copier keeps it:
 
 - A store reads what the engine's work so far wrote. The engine's later work comes after it: that may write the blocks.
 - A load comes after the engine's work so far, the forward pass that runs included: that may still write the blocks.
-- Of two copies with the same host block, the one that was asked for first is first.
+- If two copies have the same host block, the one that was asked for first is first.
 """
 
 import time
@@ -27,25 +27,34 @@ class Copier(Protocol):
     """Copies of one rank. A ticket names a load until it is reported; a request's id, so one is there at a time."""
 
     def store(self, device_ids: Sequence[int], host_ids: Sequence[int]) -> None:
-        """Copies to the host. Raises: any error, and the host blocks hold nothing of use.
+        """Copy blocks to the host. An error that shows later makes a load of these host blocks fail.
 
-        One that shows later makes a load of these host blocks fail.
+        Raises: any error, and the host blocks hold nothing of use.
         """
 
     def load(self, ticket: str, device_ids: Sequence[int], host_ids: Sequence[int]) -> None:
-        """Begins to copy to the device. Raises: any error, and the load is neither done nor failed."""
+        """Begin to copy blocks to the device.
+
+        Raises: any error, and the load is neither done nor failed.
+        """
 
     def finished(self) -> tuple[set[str], set[str]]:
-        """Tickets of loads that are done, and of those that failed, since the last call; both touch no block again."""
+        """Return the tickets of loads that are done, and of loads that failed, since the last call.
+
+        Neither kind touches a block again.
+        """
 
     def moved(self) -> list[Moved]:
-        """Copies that have ended since the last call."""
+        """Return the copies that have ended since the last call."""
 
     def drain(self, limit_s: float) -> bool:
-        """Waits until no copy is under way, at most so long. Returns: whether none is. Tickets are still to be told."""
+        """Wait at most ``limit_s`` seconds until no copy runs; return whether none does.
+
+        Tickets that ended meanwhile are still returned by :meth:`finished`.
+        """
 
     def close(self) -> None:
-        """Ends what runs. The pool may go afterwards."""
+        """End what runs. The pool may go afterwards."""
 
 
 class CpuCopier:
@@ -89,4 +98,4 @@ class CpuCopier:
         return True
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Do nothing, since no copy runs."""

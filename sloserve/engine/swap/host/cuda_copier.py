@@ -1,4 +1,4 @@
-"""Copies of KV blocks that go on beside a GPU's own work, told when they are over."""
+"""Copies of KV blocks that go on beside a GPU's own work, and are reported when they are over."""
 
 import logging
 import time
@@ -27,7 +27,7 @@ class Transfer(Protocol):
 
 
 class CudaCopier:
-    """A :class:`~sloserve.engine.swap.host.copier.Copier` whose copies go on beside the engine."""
+    """A :class:`~sloserve.engine.swap.host.copier.Copier` with copies that go on beside the engine."""
 
     def __init__(self, transfer: Transfer) -> None:
         self.transfer = transfer

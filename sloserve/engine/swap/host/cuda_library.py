@@ -38,7 +38,11 @@ class _Error(ctypes.Structure):
 
 
 class Ended(NamedTuple):
-    """A copy that is over. link_s: how long the link was taken up by it."""
+    """A copy that is over.
+
+    Args:
+        link_s: Seconds for which the copy took up the link.
+    """
 
     ticket: int
     to_host: bool
@@ -47,7 +51,10 @@ class Ended(NamedTuple):
 
 
 def built_library() -> ctypes.CDLL:
-    """What this package was built with. Raises: OSError where it has none, or one of another version."""
+    """Return the library that this package was built with.
+
+    Raises: OSError if there is none, or one of another version.
+    """
     assert _csrc.__file__ is not None
     path = Path(_csrc.__file__).with_name("libsloserve_kv_cuda.so")
     if not path.exists():
@@ -56,7 +63,10 @@ def built_library() -> ctypes.CDLL:
 
 
 def loaded(path: Path) -> ctypes.CDLL:
-    """Raises: OSError where the file is no such library, or one of another version."""
+    """Load the library at ``path``.
+
+    Raises: OSError if the file is no such library, or one of another version.
+    """
     library = ctypes.CDLL(str(path))
     error, handle = ctypes.POINTER(_Error), ctypes.c_void_p
     copy = (handle, _Longs, _Longs, _Long, handle, error)
@@ -78,7 +88,7 @@ def loaded(path: Path) -> ctypes.CDLL:
 
 
 class CudaTransfer:
-    """Copies of one rank through the library. Not for two threads at once."""
+    """Copies of one rank through the library. Two threads must not use it at once."""
 
     def __init__(
         self,
@@ -90,7 +100,16 @@ class CudaTransfer:
         staging_bytes: int,
         compute: Callable[[], int],
     ) -> None:
-        """device: its index. staging_bytes: at most so many on the GPU, 0 for none. compute: the engine's stream, now.
+        """Open the library for one rank.
+
+        Args:
+            library: The library.
+            device: Index of the GPU.
+            regions: Runs of bytes of which a block consists.
+            num_blocks: Number of blocks of the cache.
+            pool: The host pool.
+            staging_bytes: Most bytes of staging memory on the GPU, 0 for none.
+            compute: Function that returns the engine's present stream.
 
         Raises: RuntimeError with what the library or the driver says.
         """
@@ -113,15 +132,22 @@ class CudaTransfer:
         )
 
     def store(self, device_ids: ArrayLike, host_ids: ArrayLike) -> int:
-        """Begins to copy to the host. Returns: a ticket. Raises: RuntimeError, and nothing is under way any more."""
+        """Begin to copy blocks to the host.
+
+        Returns: a ticket.
+        Raises: RuntimeError, and no copy runs any more.
+        """
         return self._begin(self._library.sloserve_kv_store, device_ids, host_ids)
 
     def load(self, device_ids: ArrayLike, host_ids: ArrayLike) -> int:
-        """Begins to copy to the device; otherwise as :meth:`store`."""
+        """Begin to copy blocks to the device; otherwise the same as :meth:`store`."""
         return self._begin(self._library.sloserve_kv_load, device_ids, host_ids)
 
     def ended(self) -> list[Ended]:
-        """Copies that are over, each told once. Raises: RuntimeError where the GPU failed."""
+        """Return the copies that are over, each of them once.
+
+        Raises: RuntimeError if the GPU failed.
+        """
         found, rows = list[Ended](), (_Ended * 32)()
         while True:
             n = self._checked(self._library.sloserve_kv_ended(self._handle, rows, len(rows), self._error))
@@ -130,7 +156,7 @@ class CudaTransfer:
                 return found
 
     def close(self) -> None:
-        """Waits for what is under way, and gives the memory back. A second call changes nothing."""
+        """Wait for the copies that run, and give the memory back. A second call has no effect."""
         if self._handle:
             self._library.sloserve_kv_close(self._handle)
             self._handle = ctypes.c_void_p()

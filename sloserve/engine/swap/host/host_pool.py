@@ -32,10 +32,16 @@ class Pinner(Protocol):
     """Makes memory such that a device reads and writes it by itself."""
 
     def pin(self, address: int, size: int) -> None:
-        """Raises: OSError where the driver refuses, with what it says."""
+        """Pin memory.
+
+        Raises: OSError if the driver refuses, with what it says.
+        """
 
     def unpin(self, address: int) -> None:
-        """``address``: as given to :meth:`pin`. Raises: OSError."""
+        """Unpin memory at the ``address`` that was passed to :meth:`pin`.
+
+        Raises: OSError.
+        """
 
 
 class HostPool:
@@ -44,10 +50,16 @@ class HostPool:
     def __init__(
         self, blocks: int, block_bytes: int, pinner: Pinner | None = None, cpus: frozenset[int] = frozenset()
     ) -> None:
-        """pinner: ``None`` on a CPU engine. cpus: those beside the GPU, empty where that is not known.
+        """Allocate a pool and touch its memory.
 
-        Raises: ConfigError where the host has no such memory any more, vLLM's own being taken; OSError where the system
-        does not give so much address space.
+        Args:
+            blocks: Number of blocks.
+            block_bytes: Bytes of a block.
+            pinner: Pins the memory; ``None`` on a CPU engine.
+            cpus: CPUs near the GPU, empty if they are not known.
+
+        Raises: ConfigError if the host has no such memory any more, vLLM's own being taken; OSError if the system does
+        not give that much address space.
         """
         self.blocks, self.block_bytes = blocks, block_bytes
         self.slice_blocks = _slice_blocks(blocks, block_bytes)
@@ -66,13 +78,13 @@ class HostPool:
 
     @property
     def memory(self) -> NDArray[np.uint8]:
-        """The bytes, ``[blocks, block_bytes]``. Not to be kept beyond :meth:`close`."""
+        """The bytes, ``[blocks, block_bytes]``. Do not keep them beyond :meth:`close`."""
         assert self._memory is not None
         size = self.blocks * self.block_bytes
         return np.frombuffer(self._memory, np.uint8, size).reshape(self.blocks, self.block_bytes)
 
     def close(self) -> None:
-        """Gives the memory back; no copy may be under way. A second call changes nothing."""
+        """Give the memory back; no copy may run. A second call has no effect."""
         self._unpin()
         if self._memory is not None:
             with contextlib.suppress(BufferError):  # an array of it is still held, and frees it with itself
@@ -115,13 +127,13 @@ class HostPool:
 
 
 def _slice_blocks(blocks: int, block_bytes: int) -> int:
-    """Blocks of a slice: as many as are whole pages together and nearest to :data:`SLICE_BYTES`, at most all."""
+    """Return the blocks of a slice: whole pages together, as near to :data:`SLICE_BYTES` as possible, at most all."""
     whole = math.lcm(block_bytes, mmap.PAGESIZE)
     return min(max(SLICE_BYTES // whole, 1) * (whole // block_bytes), max(blocks, 1))
 
 
 def _tenths(size: int, what: str) -> Callable[[int], None]:
-    """Logs how far it is, once for each tenth."""
+    """Return a function that logs the progress, once for each tenth."""
     told = 0
 
     def taken(so_far: int) -> None:
@@ -135,7 +147,7 @@ def _tenths(size: int, what: str) -> Callable[[int], None]:
 
 @contextlib.contextmanager
 def _on(cpus: frozenset[int]) -> Iterator[None]:
-    """Runs this thread on those of ``cpus`` that it may use, if there are any."""
+    """Run this thread on the CPUs of ``cpus`` that it may use, if there are any."""
     if not cpus or not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -152,9 +164,11 @@ def _on(cpus: frozenset[int]) -> Iterator[None]:
 
 
 def cpus_beside(pci_id: str, root: Path = Path("/")) -> frozenset[int]:
-    """CPUs of the NUMA node that a PCI device (``0000:65:00.0``) hangs on; empty where the kernel does not say.
+    """Return the CPUs of the NUMA node of a PCI device (``0000:65:00.0``); empty if the kernel does not name it.
 
-    root: above ``sys``.
+    Args:
+        pci_id: Address of the device.
+        root: Folder above ``sys``.
     """
     device = root / "sys/bus/pci/devices" / pci_id.lower()
     try:
@@ -174,7 +188,10 @@ class CudaPinner:
     """CUDA's driver, in the context that torch made current. The driver keeps no error that torch would trip over."""
 
     def __init__(self) -> None:
-        """Raises: OSError where there is no such driver."""
+        """Load the driver.
+
+        Raises: OSError if there is no such driver.
+        """
         self._driver = ctypes.CDLL("libcuda.so.1")
         self._driver.cuMemHostRegister_v2.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint)
         self._driver.cuMemHostUnregister.argtypes = (ctypes.c_void_p,)

@@ -1,8 +1,8 @@
-"""How much memory this host has left, checked before a model is loaded, not by the kernel's OOM killer.
+"""Memory that this host has left, checked before a model is loaded, not by the kernel's OOM killer.
 
 A host pool is touched page by page at its start, so what it takes must be there. Two limits hold: the memory that the
-kernel calls available, and that of each control group which this process is in (a container's limit is one). The limit
-on locked memory is a warning only: NVIDIA's driver pins memory without counting it there.
+kernel calls available, and the limit of each control group which this process is in (a container's limit is one). The
+limit on locked memory is a warning only: NVIDIA's driver pins memory without counting it there.
 """
 
 import resource
@@ -17,7 +17,7 @@ GIB: Final = 2**30
 KEPT_FREE_BYTES: Final = 2 * GIB
 """What a pool must leave: vLLM's own processes, and the page cache through which weights are read."""
 
-_CAP_IPC_LOCK: Final = 14  # capabilities(7): its bit; who has it may lock any amount
+_CAP_IPC_LOCK: Final = 14  # capabilities(7): its bit; a process with it may lock any amount
 _CGROUPS: Final = "sys/fs/cgroup"
 _NO_LIMIT: Final = 2**60
 """A control group (v1) without a limit has one near 2**63."""
@@ -31,18 +31,22 @@ class MemoryRoom(NamedTuple):
 
 
 def memory_room(root: Path = Path("/")) -> MemoryRoom | None:
-    """What is left within the tightest limit; ``None`` where none can be read. root: above ``proc`` and ``sys``."""
+    """Return what is left within the tightest limit; ``None`` if no limit can be read.
+
+    Args:
+        root: Folder above ``proc`` and ``sys``.
+    """
     return min([*_available(root), *_cgroups(root)], default=None)
 
 
 def check_room(pool_bytes: int, asked: str, *, kept_free_bytes: int = KEPT_FREE_BYTES, root: Path = Path("/")) -> None:
-    """Raises: ConfigError where this host cannot hold a pool of so many bytes.
+    """Raise ConfigError if this host cannot hold a pool of ``pool_bytes`` bytes.
 
     Args:
-        pool_bytes: to be taken from now on.
-        asked: what asks for it, with its value, as the operator wrote it.
-        kept_free_bytes: what must remain.
-        root: above ``proc`` and ``sys``. A limit that cannot be read there holds nothing back.
+        pool_bytes: Bytes that are still to be taken.
+        asked: The option that asks for them, with its value, as the operator wrote it.
+        kept_free_bytes: Bytes that must remain.
+        root: Folder above ``proc`` and ``sys``. A limit that cannot be read there holds nothing back.
     """
     room = memory_room(root)
     if room is None or pool_bytes <= room.bytes - kept_free_bytes:
@@ -54,7 +58,7 @@ def check_room(pool_bytes: int, asked: str, *, kept_free_bytes: int = KEPT_FREE_
 
 
 def memlock_warning(pinned_bytes: int, root: Path = Path("/")) -> str | None:
-    """What to tell an operator whose limit on locked memory is below what one rank pins; ``None`` if nothing."""
+    """Return a warning if the limit on locked memory is below what one rank pins; ``None`` otherwise."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if limit == resource.RLIM_INFINITY or pinned_bytes <= limit or _may_lock(root):
         return None
@@ -73,7 +77,7 @@ def _available(root: Path) -> Iterator[MemoryRoom]:
 
 
 def _cgroups(root: Path) -> Iterator[MemoryRoom]:
-    """Yields the room left in each control group with a limit, from this process's own to the topmost visible one."""
+    """Yield the room left in each control group with a limit, from this process's own to the topmost visible one."""
     for line in _lines(root / "proc/self/cgroup"):  # cgroups(7): hierarchy, controllers, path
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -84,7 +88,10 @@ def _cgroups(root: Path) -> Iterator[MemoryRoom]:
 
 
 def _up(base: Path, path: str, limits: tuple[str, ...], usage: str, reclaimable: str) -> Iterator[MemoryRoom]:
-    """``path`` may be as the host sees it, and stand for ``base`` itself: folders that are not here are passed over."""
+    """Yield the room left in a group and the groups above it.
+
+    ``path`` may be as the host sees it, and stand for ``base`` itself: folders that do not exist here are passed over.
+    """
     group = base / path.lstrip("/")
     for folder in (group, *group.parents):
         used = next((int(line) for line in _lines(folder / usage)), 0)

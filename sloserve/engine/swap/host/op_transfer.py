@@ -1,6 +1,6 @@
 """Copies of KV blocks by vLLM's own ``swap_blocks_batch``: one transfer for each run of bytes of each block.
 
-What there is where the library of csrc/cuda cannot be used, and its rival where it can. The engine waits until a store
+It is used where the library of csrc/cuda cannot be used, and is its rival where it can. The engine waits until a store
 is on the host.
 """
 
@@ -20,7 +20,7 @@ from sloserve.engine.swap.host.host_pool import HostPool
 def descriptors(
     regions: Sequence[Region], pool: HostPool, device_ids: ArrayLike, host_ids: ArrayLike
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Addresses in the cache, addresses in the pool, and bytes, ``[n * len(regions)]`` each, block by block.
+    """Return addresses in the cache, addresses in the pool, and bytes, ``[n * len(regions)]`` each, block by block.
 
     Blocks of one run that touch go in one piece, within a slice of the pool.
     """
@@ -47,31 +47,46 @@ class _Running(NamedTuple):
 
 
 class OpTransfer:
-    """Copies of one rank through the op. Not for two threads at once."""
+    """Copies of one rank through the op. Two threads must not use it at once."""
 
     staging_bytes = 0
 
     def __init__(
         self, op: Callable[..., None], regions: Sequence[Region], pool: HostPool, cuda: Any, tensor: Any
     ) -> None:
-        """op: vLLM's ``swap_blocks_batch``. cuda: ``torch.cuda``. tensor: ``torch.from_numpy``."""
+        """Create the copies of one rank.
+
+        Args:
+            op: vLLM's ``swap_blocks_batch``.
+            regions: Runs of bytes of which a block consists.
+            pool: The host pool.
+            cuda: The module ``torch.cuda``.
+            tensor: The function ``torch.from_numpy``.
+        """
         self._op, self._regions, self._pool, self._cuda, self._tensor = op, tuple(regions), pool, cuda, tensor
         self._out, self._in = cuda.Stream(), cuda.Stream()
         self._running: dict[bool, deque[_Running]] = {True: deque(), False: deque()}
         self._tickets = 0
 
     def store(self, device_ids: ArrayLike, host_ids: ArrayLike) -> int:
-        """Begins to copy to the host. Returns: a ticket. Raises: what torch or vLLM raise."""
+        """Begin to copy blocks to the host.
+
+        Returns: a ticket.
+        Raises: what torch or vLLM raise.
+        """
         ticket = self._begin(device_ids, host_ids, to_host=True)
         self._cuda.current_stream().wait_event(self._running[True][-1].end)
         return ticket
 
     def load(self, device_ids: ArrayLike, host_ids: ArrayLike) -> int:
-        """Begins to copy to the device; otherwise as :meth:`store`."""
+        """Begin to copy blocks to the device; otherwise the same as :meth:`store`."""
         return self._begin(device_ids, host_ids, to_host=False)
 
     def ended(self) -> list[Ended]:
-        """Copies that are over, each told once. Raises: RuntimeError where the GPU failed."""
+        """Return the copies that are over, each of them once.
+
+        Raises: RuntimeError if the GPU failed.
+        """
         found = []
         for running in self._running.values():
             while running and running[0].end.query():
@@ -80,7 +95,7 @@ class OpTransfer:
         return found
 
     def close(self) -> None:
-        """Waits for what is under way."""
+        """Wait for the copies that run."""
         self._out.synchronize()
         self._in.synchronize()
 

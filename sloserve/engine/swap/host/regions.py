@@ -1,4 +1,4 @@
-"""Where the bytes of a KV block lie in vLLM's cache, for each of its layouts; and how many fit into the host pool."""
+"""Places of the bytes of a KV block in vLLM's cache, for each of its layouts; and the blocks that fit into the pool."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,8 +17,10 @@ ENGINES_KEY: Final = "engines_of_host"
 class PoolSize:
     """The pool of one rank.
 
-    blocks: host blocks, the same on every rank. block_bytes: of one block of this rank's cache. ranks: of this engine,
-    each with a pool of its own.
+    Args:
+        blocks: Host blocks, the same number on every rank.
+        block_bytes: Bytes of one block of this rank's cache.
+        ranks: Ranks of this engine, each with a pool of its own.
     """
 
     blocks: int
@@ -27,7 +29,10 @@ class PoolSize:
 
     @classmethod
     def of(cls, vllm_config: Any, kv_cache_config: Any) -> "PoolSize":
-        """Raises: ConfigError where the space is none, or holds no block."""
+        """Return the size of the pool of one rank.
+
+        Raises: ConfigError if the space is no number above 0, or holds no block.
+        """
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         space_gib, engines = extra.get(SPACE_KEY), extra.get(ENGINES_KEY, 1)
         if isinstance(space_gib, bool) or not isinstance(space_gib, int | float) or not space_gib > 0:
@@ -45,16 +50,21 @@ class PoolSize:
 
 
 def block_bytes_of(kv_cache_config: Any) -> int:
-    """Bytes of one block in one rank's cache, over all layers, padding included."""
+    """Return the bytes of one block in one rank's cache, over all layers, padding included."""
     return int(kv_cache_config.kv_cache_tensors[0].size) // int(kv_cache_config.num_blocks)
 
 
 def regions_of(kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> list[Region]:
-    """The runs of bytes that make up a block: one in a cache whose outermost dimension is the block, else one a layer,
-    or one a layer and head where the heads lie outside the blocks.
+    """Return the runs of bytes that make up a block.
 
-    kv_caches: a view of each layer's cache, all of one allocation. Raises: ValueError for a cache that is laid out
-    otherwise.
+    It is one run in a cache with the block as its outermost dimension, else one a layer, or one a layer and head where
+    the heads lie outside the blocks.
+
+    Args:
+        kv_cache_config: vLLM's configuration of the cache.
+        kv_caches: A view of each layer's cache, all of one allocation.
+
+    Raises: ValueError for a cache that is laid out otherwise.
     """
     num_blocks, found = int(kv_cache_config.num_blocks), list[Region]()
     for place in kv_cache_config.kv_cache_tensors:
@@ -63,7 +73,7 @@ def regions_of(kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> list[Regio
         if first.data_ptr() != base + place.offset:
             raise ValueError(f"the KV cache of {place.layers[0]} does not begin where vLLM's configuration says")
         if place.layer_stride < span:
-            # Blocks of all layers, those of other places included: one run, from the allocation's first byte.
+            # Blocks hold all layers, other places included: one run, from the allocation's first byte.
             runs = [Region(base, place.block_stride, place.block_stride)]
         else:
             if place.layer_stride % span:
