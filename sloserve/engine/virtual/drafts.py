@@ -1,8 +1,8 @@
-"""Drafts of speculative decoding in an engine in virtual time: how many there are, how many are accepted, their cost.
+"""Drafts of speculative decoding in an engine in virtual time: their number, how many are accepted, and their cost.
 
 An engine with a draft head (EAGLE, MTP) verifies some draft tokens beside each sequence that decodes, and a step gives
-the sequence the accepted drafts and one token more. Whether a draft is accepted is drawn here for each position of a
-reply, from its request's id alone. A reply is therefore as easy to draft whatever engine serves it and however it is
+the sequence the accepted drafts and one token more. Whether a draft is accepted is drawn here for each position of an
+output, from its request's id alone. An output is therefore as easy to draft whatever engine serves it and however it is
 scheduled: two policies, or vLLM's scheduler and the model of it, differ by what they decide and not by chance.
 """
 
@@ -40,16 +40,16 @@ class Drafts:
     default is an assumption.
 
     Args:
-        num_tokens: draft tokens of a sequence and step, vLLM's ``num_speculative_tokens``; 1 to 64.
-        acceptance: probability that a draft is accepted, given that those before it were; mean over requests, 0..1.
-        spread: standard deviation of a request's own acceptance around the mean; 0 for the same of all requests.
-        round_share: time of one round of drafting, as a share of the time of the profile's smallest step. The smallest
-            step reads the weights of the model once, a round those of the draft head. Default: EAGLE's head for Vicuna
-            7B has 0.24B parameters (EAGLE paper) and uses the model's output layer of 0.13B: 5.5 % of 6.7B.
-        seed: at least 0; another seed draws another acceptance for the same request ids.
+        num_tokens: Draft tokens of a sequence and step, vLLM's ``num_speculative_tokens``; 1 to 64.
+        acceptance: Probability that a draft is accepted if the drafts before it were; mean over requests, 0..1.
+        spread: Standard deviation of a request's own acceptance around the mean; 0 for the same of all requests.
+        round_share: Time of one round of drafting, as a share of the time of the profile's smallest step. The smallest
+            step reads the weights of the model once, a round the weights of the draft head. Default: EAGLE's head for
+            Vicuna 7B has 0.24B parameters (EAGLE paper) and uses the model's output layer of 0.13B: 5.5 % of 6.7B.
+        seed: Seed of the acceptance, at least 0; another seed draws another acceptance for the same request ids.
 
     Raises:
-        ConfigError: for a value outside its range, or a spread that no distribution with this mean has.
+        ConfigError: a value is outside its range, or no distribution with this mean has the spread.
     """
 
     num_tokens: int
@@ -77,10 +77,10 @@ class Drafts:
             raise ConfigError(f"drafts seed: {self.seed} is not a whole number >= 0")
 
     def accepted_runs(self, request_id: str, tokens: int) -> AcceptedRuns:
-        """Return how many drafts in a row are accepted from each position of a reply on, ``[tokens]``.
+        """Return how many drafts in a row are accepted from each position of an output on, ``[tokens]``.
 
-        A step that begins at position p of the reply and verifies k drafts accepts ``min(runs[p], k)`` of them. Counts
-        end with the reply and at ``num_tokens``.
+        A step that begins at position p of the output and verifies k drafts accepts ``min(runs[p], k)`` of them. Counts
+        end with the output and at ``num_tokens``.
         """
         key = int.from_bytes(blake2b(request_id.encode(errors="surrogatepass"), digest_size=8).digest())
         rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(key,)))

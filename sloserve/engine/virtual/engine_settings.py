@@ -15,7 +15,7 @@ from sloserve.estimator.step_time.profile import Profile
 from sloserve.lso.blocks import blocks_of
 
 Swapping = Literal["cost", "always"]
-"""What becomes of a preempted request's KV where there is swap space; as in the server's settings."""
+"""Fate of a preempted request's KV if there is swap space; the same as in the server's settings."""
 
 
 STEPS_IN_FLIGHT: Final = 2
@@ -26,17 +26,18 @@ STEPS_IN_FLIGHT: Final = 2
 class EngineSettings:
     """Size and limits of a virtual engine, named as vLLM's flags.
 
-    kv_blocks: blocks a request can use (vLLM keeps one more for itself). block_size: tokens a block.
-    max_num_queued_reqs, max_num_queued_tokens: vLLM's own caps, on requests in flight and on prompt tokens of those
-    that have no output yet; ``None`` for none.
-
-    kv_groups: the KV cache groups of the model's layers; none: one of full attention, with blocks of ``block_size``.
-
-    swap_space_gib: host memory for the KV of preempted requests, 0 for none. link_gb_per_s: 1e9 bytes a second of the
-    link to it, in each direction; ``None`` for the profile's. swapping: who is copied to it, not computed again.
-
-    drafts: draft tokens of a draft head (EAGLE, MTP), see :class:`~sloserve.engine.virtual.drafts.Drafts`; ``None`` for
-    none.
+    Args:
+        kv_blocks: Blocks that requests can use (vLLM keeps one more for itself).
+        block_size: Tokens in a block.
+        max_num_queued_reqs: vLLM's own cap on requests in flight; ``None`` for none.
+        max_num_queued_tokens: vLLM's own cap on prompt tokens of requests without output; ``None`` for none.
+        swap_space_gib: Host memory for the KV of preempted requests in GiB, 0 for none.
+        link_gb_per_s: Rate of the link to it, in 1e9 bytes a second in each direction; ``None`` for the profile's.
+        swapping: Rule that selects the requests to copy to it instead of computing them again.
+        kv_groups: KV cache groups of the model's layers; an empty tuple for one of full attention, with blocks of
+            ``block_size``.
+        drafts: Draft tokens of a draft head (EAGLE, MTP), see :class:`~sloserve.engine.virtual.drafts.Drafts`; ``None`` for
+            none.
     """
 
     kv_blocks: int
@@ -114,10 +115,12 @@ class EngineSettings:
 
     @classmethod
     def of_profile(cls, profile: Profile, **sizes: Any) -> Self:
-        """The engine of a profile. No request is longer than its KV cache holds.
+        """Return the settings of a profile's engine. No request is longer than its KV cache holds.
 
-        sizes: fields of this class, of which ``kv_blocks``, ``max_num_seqs``, ``max_num_batched_tokens`` and
-        ``max_model_len`` are else the profile's.
+        Args:
+            profile: The profile.
+            **sizes: Fields of this class; the profile supplies ``kv_blocks``, ``max_num_seqs``,
+                ``max_num_batched_tokens`` and ``max_model_len`` if they are not given.
         """
         for name in ("kv_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
             sizes.setdefault(name, getattr(profile, name))
@@ -138,7 +141,7 @@ class EngineSettings:
         return cls(**sizes, kv_groups=groups, max_model_len=max(longest, 1))
 
     def block_bytes(self, profile: Profile) -> int:
-        """Bytes of a KV block of this engine with the model of ``profile``, over all layers and ranks."""
+        """Return the bytes of a KV block of this engine with the model of ``profile``, over all layers and ranks."""
         if self.kv_groups and profile.kv_cache is not None:
             return profile.kv_cache.block_bytes
         return profile.kv_bytes_per_token * self.block_size
@@ -155,18 +158,18 @@ class EngineSettings:
 
 
 def blocks_of_longest(layout: KVLayout, max_model_len: int) -> int:
-    """Blocks without which the longest request is never served: it is preempted over and over, and no other is there.
+    """Return the blocks without which the longest request is never served.
 
-    Of Mamba layers that keep a state at the end of each chunk, one for each step in flight beside the last one's. vLLM
-    starts with one fewer (``max_memory_usage_bytes`` in its v1/kv_cache_interface.py), which is enough for one step in
-    flight.
+    With fewer it is preempted over and over, although no other request is there. Mamba layers that keep a state at the
+    end of each chunk need one for each step in flight beside the last one's. vLLM starts with one fewer
+    (``max_memory_usage_bytes`` in its v1/kv_cache_interface.py), which is enough for one step in flight.
     """
     admitted = int(layout.to_admit(np.array([max_model_len]))[0])
     return admitted + sum(one.num_groups * one.states for one in layout.groups)
 
 
 def _admitting(groups: Sequence[KVGroups], max_num_batched_tokens: int, max_model_len: int) -> KVLayout:
-    """The layout of these groups in an engine with these limits."""
+    """Return the layout of these groups in an engine with these limits."""
     in_flight = STEPS_IN_FLIGHT * max_num_batched_tokens
     limited = []
     for one in groups:

@@ -1,12 +1,12 @@
-"""The loop of an engine in virtual time, for vLLM's own scheduler and for the model of it. Imports no vLLM.
+"""The loop of an engine in virtual time, for vLLM's own scheduler and for the model of it. It imports no vLLM.
 
 It is a stepper: ``give`` requests, ask ``at`` for the time of its next event, ``advance`` by one event. A whole run
 does so for one engine with every request given at first; several engines share a virtual time by the least ``at``.
 
-The loop is that of vLLM's EngineCore with a batch queue of two: step n+1 is scheduled right after step n was
-dispatched, then n's result is applied, then n+2 is scheduled; the worker runs batches one after another. What arrives
-while n runs joins n+2. Planning takes the time of EngineCore's one thread: a step is dispatched when it is planned and
-the step before it is done, whichever is later.
+The loop follows vLLM's EngineCore with a batch queue of two: step n+1 is scheduled right after step n was dispatched,
+then n's result is applied, then n+2 is scheduled; the worker runs batches one after another. Requests that arrive while
+n runs join n+2. Planning takes the time of EngineCore's one thread: a step is dispatched when it is planned and the
+step before it is done, whichever is later.
 """
 
 import math
@@ -41,8 +41,10 @@ _SMALLEST_STEP = StepLoad(decode_seqs=1, decode_context_tokens=1)
 
 
 class Dispatched(Protocol):
-    """A step on its way. num_tokens: that it computes. planning_s: that planning for it took of the engine's time.
-    told: what it finds of copies between device and host.
+    """A step on its way.
+
+    ``num_tokens`` are the tokens that it computes, ``planning_s`` the seconds that planning for it took of the engine's
+    time, ``told`` the copies between device and host that it finds ended.
     """
 
     @property
@@ -56,7 +58,11 @@ class Dispatched(Protocol):
 
 
 class EventLoop(ABC):
-    """One engine in virtual time, but for its scheduler. noise: of step times; ``None`` for none."""
+    """One engine in virtual time, except for its scheduler.
+
+    Args:
+        noise: Noise of step times; ``None`` for none.
+    """
 
     def __init__(
         self, settings: EngineSettings, profile: Profile, front_end: VirtualFrontEnd, noise: StepNoise | None
@@ -72,7 +78,7 @@ class EventLoop(ABC):
         self._epoch_s = self._clock.now_s()
         self._now_s = 0.0
         self.at = math.inf
-        """When its next event is, in seconds from its start; infinite while it is idle."""
+        """Time of its next event, in seconds from its start; infinite while it is idle."""
         self._awaits_output = False  # what that event is: the output of a step, or else the scheduling of the next
         self._batches: deque[Dispatched] = deque()
         self._worker_free_s = 0.0
@@ -89,21 +95,22 @@ class EventLoop(ABC):
 
     @abstractmethod
     def _has_requests(self) -> bool:
-        """Whether there is anything to schedule."""
+        """Return whether there is anything to schedule."""
 
     @abstractmethod
     def _add(self, items: Sequence[WorkloadRequest], epoch_s: float) -> None:
-        """Requests that the front end took in go to the engine."""
+        """Pass requests that the front end took in to the engine."""
 
     @abstractmethod
     def _dispatch(self, now_s: float, worker_free_s: float) -> Any:
-        """The :class:`Dispatched` step scheduled at ``now_s``; planning comes first, and meanwhile the worker is at the
-        step before.
+        """Return the :class:`Dispatched` step scheduled at ``now_s``.
+
+        Planning comes first, and meanwhile the worker is at the step before.
         """
 
     @abstractmethod
     def output_tokens(self, request_id: str) -> int:
-        """How many tokens of its reply have left the engine, of a request that has not ended."""
+        """Return how many tokens of its output have left the engine, of a request that has not ended."""
 
     @property
     @abstractmethod
@@ -112,24 +119,27 @@ class EventLoop(ABC):
 
     @abstractmethod
     def _keep(self, request_id: str) -> Sequence[Sequence[int]]:
-        """A request is about to be parked. Returns: host blocks of each copy that has to be made now."""
+        """Prepare to park a request.
+
+        Returns: the host blocks of each copy that has to be made now.
+        """
 
     @abstractmethod
     def _abort(self, request_id: str) -> None:
-        """Takes a request from the scheduler, if it is there."""
+        """Take a request from the scheduler, if it is there."""
 
     @abstractmethod
     def _apply(self, batch: Any, now_s: float) -> None:
-        """The output of a step that :meth:`_dispatch` gave is there."""
+        """Apply the output of a step that :meth:`_dispatch` gave."""
 
     # The loop, an event at a time.
 
     def give(self, *requests: WorkloadRequest, now_s: float | None = None) -> None:
-        """Requests reach the front end when they arrive, ascending, and not before ``now_s``, to which the engine has
-        come. KV that is kept under the id of one is loaded before it runs.
+        """Give requests to the front end; they reach it when they arrive, ascending, and not before ``now_s``.
 
-        Requests that arrive later than :attr:`at` may be given already. Those up to then have to be: an event sees what
-        was there when it happened.
+        The engine has come to ``now_s``. KV that is kept under the id of a request is loaded before it runs. Requests
+        that arrive later than :attr:`at` may be given already. Requests up to then have to be: an event sees what was
+        there when it happened.
         """
         for request in requests:
             reached_s = request.arrival_s if now_s is None else max(request.arrival_s, now_s)
@@ -138,9 +148,11 @@ class EventLoop(ABC):
             self._plan_at(self._wakes_at)
 
     def abort(self, request_id: str, now_s: float) -> None:
-        """The client of a request went away at ``now_s``, to which the engine has come. Output in flight is dropped.
+        """Abort a request because its client left at ``now_s``. Output in flight is dropped.
 
-        Nothing happens if it has ended or was never given.
+        The engine has come to ``now_s``.
+
+        Nothing happens if the request has ended or was never given.
         """
         self._reach(max(now_s, self._now_s))
         outside = [item for _, item in self._arriving if item.request_id == request_id]
@@ -155,8 +167,9 @@ class EventLoop(ABC):
             self._abort(request_id)
 
     def park(self, request_id: str, kept_as: str, now_s: float) -> float:
-        """Takes a request out as :meth:`abort` does; its KV is kept under the id ``kept_as``, if there is swap space
-        and room. Returns: when the copies to the host have ended.
+        """Take a request out as :meth:`abort` does, but keep its KV under the id ``kept_as``, if swap space has room.
+
+        Returns: when the copies to the host have ended.
         """
         store = self._kept
         if store is None or self._swap_worker is None:
@@ -169,16 +182,16 @@ class EventLoop(ABC):
         return max(copied_s, now_s)
 
     def kept_tokens(self, request_id: str) -> int:
-        """Tokens whose KV is kept under this id."""
+        """Return the tokens with KV that is kept under this id."""
         return 0 if self._kept is None else self._kept.tokens_of(request_id)
 
     def unpark(self, kept_as: str, request_id: str) -> None:
-        """KV that is kept under ``kept_as`` is that of the request which is given next under ``request_id``."""
+        """Hand the KV that is kept under ``kept_as`` to the request which is given next under ``request_id``."""
         if self._kept is not None:
             self._kept.hand_over(kept_as, request_id)
 
     def forget(self, kept_as: str) -> None:
-        """KV that is kept under this id is given up."""
+        """Give up the KV that is kept under this id."""
         if self._kept is not None:
             self._kept.drop(kept_as, "served_elsewhere")
 
@@ -188,7 +201,7 @@ class EventLoop(ABC):
         """Share of the KV blocks in use, 0..1."""
 
     def tell(self, ended: Callable[[str], object]) -> None:
-        """From now on ``ended`` is called with a request's id when it is over, however it ended."""
+        """Call ``ended`` with a request's id whenever one is over, however it ended."""
         self._front_end.on_ended = ended
 
     @property
@@ -200,7 +213,7 @@ class EventLoop(ABC):
         return max(self._now_s, at)
 
     def advance(self) -> None:
-        """The next event, at time :attr:`at`. Without one, nothing."""
+        """Process the next event, at time :attr:`at`; do nothing without one."""
         if self.at == math.inf:
             return
         self._reach(self.at)
@@ -215,7 +228,7 @@ class EventLoop(ABC):
         self.at, self._awaits_output = at, False
 
     def _take_output(self) -> bool:
-        """The oldest step in flight ends. Whether the next is scheduled in the same instant."""
+        """End the oldest step in flight; return whether the next is scheduled in the same instant."""
         batch = self._batches.popleft()
         # The front end works while the engine does: it decides before it sees this batch's tokens.
         self._arrive()
@@ -242,7 +255,7 @@ class EventLoop(ABC):
         return False
 
     def _plan_steps(self) -> None:
-        """Schedules as many steps as may be in flight, one a call where planning takes time."""
+        """Schedule as many steps as may be in flight, one a call where planning takes time."""
         while True:
             self._arrive()
             if self._accepted:
@@ -269,7 +282,7 @@ class EventLoop(ABC):
             return
 
     def _serve(self, workload: Sequence[WorkloadRequest], on_progress: Callable[[int], None] | None) -> None:
-        """Every event of a whole run."""
+        """Process every event of a whole run."""
         self.give(*workload)
         advance = self.advance
         while self.at != math.inf:
@@ -278,7 +291,7 @@ class EventLoop(ABC):
                 on_progress(self._num_ended)
 
     def _arrive(self) -> None:
-        """The front end takes in or refuses what has reached it by now, each when it came."""
+        """Take in or refuse what has reached the front end by now, each request when it came."""
         while self._arriving and self._arriving[0][0] <= self._now_s:
             reached_s, item = self._arriving.popleft()
             if self._front_end.takes(item, self._epoch_s + reached_s):
@@ -287,7 +300,7 @@ class EventLoop(ABC):
                 self._ended_outside(item, Outcome.REJECTED)
 
     def _ended_outside(self, item: WorkloadRequest, outcome: Outcome) -> None:
-        """A request is over that never came to the scheduler."""
+        """End a request that never came to the scheduler."""
         predicted = self._front_end.predicted(item.request_id)
         self._done[item.request_id] = RequestLog(item, outcome, np.empty(0), predicted=predicted)
         if outcome is Outcome.REJECTED and self._front_end.on_ended is not None:
@@ -308,7 +321,9 @@ class EventLoop(ABC):
     def _duration_s(self, load: StepLoad, rounds: int = 0) -> float:
         """Return how long the next step lasts, in seconds.
 
-        rounds: of drafting; as many as the most draft tokens that one of its requests has.
+        Args:
+            load: What the step computes.
+            rounds: Rounds of drafting: the most draft tokens that one of its requests has.
         """
         duration_s = self._profile.step_s(load)
         if rounds:
@@ -318,7 +333,7 @@ class EventLoop(ABC):
         return duration_s if self._noise is None else duration_s * self._noise.factor(len(self._steps))
 
     def _swap_counters(self) -> dict[str, int]:
-        """What was sent over the link and most that the pool kept, in bytes; empty without swap space."""
+        """Return the bytes that were sent over the link and the most that the pool kept; empty without swap space."""
         worker, store = self._swap_worker, self._kept
         if worker is None or store is None:
             return {}

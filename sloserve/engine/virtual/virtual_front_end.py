@@ -1,7 +1,7 @@
 """The front end of a virtual engine: what vLLM's refuses, what admission refuses, and what admission learns.
 
-All is decided when a request arrives, from what has left the engine by then, as live. A reply's length is not known
-before it ends. Every reply is streamed, so every first token is seen.
+All is decided when a request arrives, from what has left the engine by then, as live. An output's length is not known
+before it ends. Every output is streamed, so every first token is seen.
 """
 
 from collections.abc import Callable
@@ -17,11 +17,11 @@ from sloserve.scheduler.admission.prediction import ArrivingRequest
 
 
 class VirtualFrontEnd:
-    """Answers: does this request come in?
+    """The front end that decides whether a request is taken in.
 
     Args:
-        admission: ``None`` for vLLM's checks alone.
-        lengths: predicts the lengths of replies; ``None`` for none.
+        admission: Admission of requests; ``None`` for vLLM's checks alone.
+        lengths: Predictor of the lengths of outputs; ``None`` for none.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class VirtualFrontEnd:
         """Called with ids, for what stands before it."""
 
     def takes(self, item: WorkloadRequest, now_s: float) -> bool:
-        """Whether the request comes in; if so it is booked as waiting."""
+        """Return whether the request is taken in; if so it is booked as waiting."""
         # vLLM answers 400 to a prompt that leaves no room for a single output token, and 503 at its caps.
         if self.max_tokens(item) < 1 or self._at_cap():
             return False
@@ -58,12 +58,12 @@ class VirtualFrontEnd:
         return True
 
     def max_tokens(self, item: WorkloadRequest) -> int:
-        """How long its reply may become; less than 1 if the prompt fills the context."""
+        """Return the most tokens of its output; less than 1 if the prompt fills the context."""
         room = self._settings.max_model_len - item.prompt_tokens
         return room if item.max_tokens is None else min(room, item.max_tokens)
 
     def length(self, item: WorkloadRequest, now_s: float) -> list[float] | None:
-        """Quantiles of its reply's length, as live but for its text: prompts are made up."""
+        """Return quantiles of its output's length, as live but without its text: prompts are made up."""
         if self._lengths is None:
             return None
         return self._lengths.quantiles(
@@ -74,17 +74,24 @@ class VirtualFrontEnd:
         )
 
     def predicted(self, request_id: str) -> Predicted | None:
-        """What a request was told at its admission."""
+        """Return the latency that was predicted for a request at its admission."""
         return self._predicted.get(request_id)
 
     def started(self, request_id: str, now_s: float) -> None:
-        """Its first token leaves the engine."""
+        """Record that the first token leaves the engine."""
         self._queued_tokens_sum -= self._queued_tokens.pop(request_id, 0)
         if self._admission is not None:
             self._tickets[request_id].started(now_s)
 
     def ended(self, request_id: str, latency: Latency | None, tokens: int, now_s: float) -> None:
-        """A request that came in is over. latency: ``None`` if it was not completed. tokens: of its output."""
+        """Record that a request that was taken in is over.
+
+        Args:
+            request_id: Id of the request.
+            latency: Latency of the request; ``None`` if it was not completed.
+            tokens: Tokens of its output.
+            now_s: The present time, in seconds.
+        """
         self._queued_tokens_sum -= self._queued_tokens.pop(request_id, 0)
         self._in_flight -= 1
         if self._admission is not None:
@@ -93,7 +100,7 @@ class VirtualFrontEnd:
             self.on_ended(request_id)
 
     def _at_cap(self) -> bool:
-        """vLLM's rules: a request more than the cap, or as many tokens as the cap before this one's."""
+        """Return whether vLLM's caps are reached: on requests, this one counted, or on tokens before this one's."""
         reqs, tokens = self._settings.max_num_queued_reqs, self._settings.max_num_queued_tokens
         if reqs is not None and self._in_flight + 1 > reqs:
             return True

@@ -1,8 +1,9 @@
-"""The worker's side of swapping in virtual time: when stored and loaded KV is where it goes. Imports no vLLM.
+"""The worker's side of swapping in virtual time: when stored and loaded KV arrives. It imports no vLLM.
 
-As the live copiers. A step begins by packing what was preempted into staging memory on the device; what does not fit
-waits for the link, and the step with it. The copy to the host goes on while steps run. A load waits for the copy to the
-host of what it reads and for the loads before it; the first step that starts after it unpacks it and tells of it.
+It works as the live copiers do. A step begins by packing what was preempted into staging memory on the device; what
+does not fit waits for the link, and the step with it. The copy to the host goes on while steps run. A load waits for
+the copy to the host of what it reads and for the loads before it; the first step that starts after it unpacks it and
+reports it.
 """
 
 import math
@@ -19,13 +20,18 @@ from sloserve.lso.swapping import STAGING_BYTES_PER_S
 GIB = 2**30
 
 Load = tuple[str, Sequence[int]]
-"""The request whose KV is loaded, and the host blocks that it is read from."""
+"""The request that gets the loaded KV, and the host blocks that it is read from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a step finds. longer_s: that it lasts longer. loaded: requests whose loads are done, in their order. out,
-    back: bytes and seconds of the copies that ended since the step before.
+    """What a step finds of copies between device and host.
+
+    Args:
+        longer_s: Seconds that the step lasts longer.
+        loaded: Ids of the requests with loads that are done, in their order.
+        out: Bytes and seconds of the copies to the host that ended since the step before.
+        back: Bytes and seconds of the copies to the device that ended since the step before.
     """
 
     longer_s: float = 0.0
@@ -39,7 +45,11 @@ NOTHING = Told()
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """request_id: of a load, ``None`` for a store."""
+    """A copy that runs.
+
+    Args:
+        request_id: Id of the request of a load, ``None`` for a store.
+    """
 
     ends_s: float
     bytes: int
@@ -49,25 +59,26 @@ class _Copy:
 class VirtualSwapWorker:
     """The copies of one engine. Times are seconds from the start of the run.
 
-    bytes_out, bytes_in: that were sent over the link, to the host and back. loads: how many there were, by request.
+    ``bytes_out`` and ``bytes_in`` are the bytes that were sent over the link, to the host and back; ``loads`` is the
+    number of loads, by request.
 
     Args:
-        block_bytes: of one KV block, over all layers and ranks.
-        bytes_per_s: of the link, in each direction.
+        block_bytes: Bytes of one KV block, over all layers and ranks.
+        bytes_per_s: Rate of the link, in each direction.
     """
 
     def __init__(self, block_bytes: int, bytes_per_s: float) -> None:
         self.block_bytes, self._bytes_per_s = block_bytes, bytes_per_s
         self._link = LinkClock(bytes_per_s)
         self._there_s: dict[int, float] = {}  # when the copy to each host block ends
-        self._copies: list[_Copy] = []  # that have not been told of
+        self._copies: list[_Copy] = []  # that have not been reported
         self._out_until_s = 0.0
         self.bytes_out = self.bytes_in = 0
         self.loads: Counter[str] = Counter()
 
     @classmethod
     def of(cls, settings: EngineSettings, profile: Profile) -> "VirtualSwapWorker | None":
-        """That of an engine of this size; ``None`` without swap space."""
+        """Return the worker of an engine of this size; ``None`` without swap space."""
         if not settings.swap_space_gib:
             return None
         gb_per_s = profile.link_bandwidth_gb_per_s if settings.link_gb_per_s is None else settings.link_gb_per_s
@@ -75,11 +86,17 @@ class VirtualSwapWorker:
 
     @property
     def next_s(self) -> float:
-        """When the first of the loads under way has arrived; infinite where there is none."""
+        """Return when the first of the loads under way will have arrived; infinite if there is none."""
         return min((copy.ends_s for copy in self._copies if copy.request_id is not None), default=math.inf)
 
     def step(self, stores: Iterable[Sequence[int]], loads: Iterable[Load], start_s: float) -> Told:
-        """A step that starts now takes up these copies. stores: the host blocks of each."""
+        """Take up the copies of a step that starts now; return what the step finds.
+
+        Args:
+            stores: Host blocks of each copy to the host.
+            loads: The loads.
+            start_s: Time at which the step starts, in seconds.
+        """
         done = [copy for copy in self._copies if copy.ends_s <= start_s]
         if done:
             self._copies = [copy for copy in self._copies if copy.ends_s > start_s]
@@ -97,13 +114,19 @@ class VirtualSwapWorker:
         )
 
     def store(self, stores: Iterable[Sequence[int]], now_s: float) -> float:
-        """Takes up copies to the host without a step; returns when all copies to the host have ended."""
+        """Take up copies to the host without a step; return when all copies to the host have ended."""
         for host_ids in stores:
             self._store(host_ids, now_s, 0.0)
         return self._out_until_s
 
     def _store(self, host_ids: Sequence[int], start_s: float, longer_s: float) -> float:
-        """longer_s: that the step lasts longer so far. Returns: with this store."""
+        """Take up one copy to the host; return the seconds that the step lasts longer with it.
+
+        Args:
+            host_ids: Host blocks of the copy.
+            start_s: Time at which the step starts, in seconds.
+            longer_s: Seconds that the step lasts longer so far.
+        """
         size = len(host_ids) * self.block_bytes
         longer_s += size / STAGING_BYTES_PER_S
         ends_s = self._link.out(size, start_s + longer_s)
