@@ -1,33 +1,35 @@
-"""What each request gains by being served now, and what serving it takes of the engine, in one unit each.
+"""The gain of serving each request now, and what serving it takes of the engine, in one unit each.
 
 **Worth** is counted in good requests, in three parts:
 
-- *good*, weight 1: the chance that the request meets all its targets. A first token or a pace leaves a slack; a whole
-  reply ends in time with the chance that what is left is no longer than the time allows, 1 where ``max_tokens`` fits.
-- *experience*, weight 0.5: what its reader has of it, if it has one: Andes' QoE of a reply that is late by so much and
-  comes at the engine's pace, (gen / (gen + late))^2.
+- *good*, weight 1: the chance that the request meets all its targets. A target for the first token or the pace leaves a
+  slack; a whole output ends in time with the chance that what is left is no longer than the time allows, 1 where
+  ``max_tokens`` fits.
+- *experience*, weight 0.5: the experience of its reader, if it has one: Andes' QoE of an output that is ``late``
+  seconds late and comes at the engine's pace, (gen / (gen + late))^2.
 - *stretch*, weight 0.1: target / (target + latency), for every request; one without any target has 600 s.
 
-**Gain.** A request that is not served now is served after a delay T, exponentially distributed. Its worth now less its
-expected worth then, times the weight of its class, is its gain. The mean of T follows from the queue: a share of the
-cost of all that wait and have a chance. The share grows with how many of the requests with targets have none any more:
-where nearly all can be served in time, who is not next is soon, and the least slack decides; where the queue does not
-drain, who is not next may never be, and the least cost does. How much of that growth counts is the square root of the
-time that steps are needed for, over that of what is short: where KV is short, a reply that is ahead of its reader can
-give its KV to another and come back, so that a queue may drain in which many are late. A running request that gives way
-is besides later by what its KV takes to come back.
+**Gain** is the worth of a request now less its expected worth later, times the weight of its class. A request that is
+not served now is served after a delay T, exponentially distributed. The mean of T follows from the queue: it is a share
+of the cost of all requests that wait and have a chance. The share grows with the share of the requests with targets
+that have no chance any more: where nearly all can be served in time, a request that is not next will be next soon, and
+the least slack decides; where the queue does not drain, it may never be next, and the least cost decides. How much of
+that growth counts is the square root of the time for which steps are needed, over the time for which the scarcest
+machine is needed: where KV is short, a request that is ahead of its reader can give its KV to another and come back, so
+that a queue may drain in which many are late. A running request that gives way is later, in addition, by the time until
+its KV is back.
 
-**Cost**, in engine seconds. A step's time, the KV cache and the seats (``max_num_seqs``) are machines that all requests
-share. Each request occupies each of them for so many seconds, as if it had the machine for itself: its prompt at the
-rate of full steps, and what its tokens add to the steps; its KV tokens x seconds over those of the cache; its seconds
-over the number of seats. The machine that all requests together need longest is what is short, and its price is 1; the
-others are priced by the square of how near they come to it, so that no price jumps when another machine becomes the one
-that is short.
+**Cost** is counted in engine seconds. A step's time, the KV cache and the seats (``max_num_seqs``) are machines that
+all requests share. Each request occupies each of them for some seconds, as if it had the machine for itself: of the
+steps, its prompt at the rate of full steps and what its tokens add to the steps; of the cache, its KV tokens x seconds
+over the tokens of the cache; of the seats, its seconds over the number of seats. The machine that all requests together
+need longest is the scarcest, and its price is 1; the others are priced by the square of how near they come to it, so
+that no price jumps when another machine becomes the scarcest.
 
-Limits that hold exactly, for requests that arrived together: with first-token targets alone and equal costs the order
-by gain is that of least slack, whatever T, since the chance that T exceeds a slack falls with it. Without targets gains
-are equal, and the order by gain / cost is that of least cost, Smith's rule. With readers alone the form is that of
-Andes, QoE served less QoE not served, per unit of what is short.
+Some limits hold exactly, for requests that arrived together. With first-token targets alone and equal costs the order
+by gain is the order of least slack, whatever T, since the chance that T exceeds a slack falls with it. Without targets
+gains are equal, and the order by gain / cost is the order of least cost, Smith's rule. With readers alone the form is
+the one of Andes, QoE served less QoE not served, per unit of the scarcest machine.
 
 The arithmetic is compiled (csrc/include/sloserve/worth.h).
 """
@@ -61,7 +63,13 @@ _MOST_RANKS: Final = 31
 
 
 class Worth(NamedTuple):
-    """gain, cost: ``[n]``, in good requests and in engine seconds. wait_s: the mean delay."""
+    """Gain and cost of requests.
+
+    Args:
+        gain: Gain of each request in good requests, ``[n]``.
+        cost: Cost of each request in engine seconds, ``[n]``.
+        wait_s: Mean delay of a request that is not served now, in seconds.
+    """
 
     gain: FloatArray
     cost: FloatArray
@@ -80,16 +88,19 @@ def worth_of(
     again_s: FloatArray,
     now_s: float,
 ) -> Worth:
-    """What n requests gain and cost, of which the first ``queued`` wait.
+    """Return gain and cost of n requests, of which the first ``queued`` wait.
 
     Args:
-        pace: of the engine.
-        left: ``[n]``, tokens to come, expected.
-        per_step: ``[n]``, tokens that a step brings each, at least 1.
-        runs: of these n, the chances that more tokens than AHEAD are still to come.
-        prefill_tokens: ``[n]``, to compute before the next token.
-        again_s: ``[n - queued]``, delay beside T of those that run, until they have their KV back.
-        now_s: epoch seconds.
+        rows: The request table.
+        queued: Number of the waiting requests.
+        engine: What the engine can do.
+        pace: Speed of the engine.
+        left: Tokens expected to come, ``[n]``.
+        per_step: Tokens that a step brings each, at least 1, ``[n]``.
+        runs: Chances that more tokens than AHEAD are still to come, of these n requests.
+        prefill_tokens: Tokens to compute before the next one, ``[n]``.
+        again_s: Delay beside T until each running request has its KV back, in seconds, ``[n - queued]``.
+        now_s: The present time, in epoch seconds.
     """
     chosen = constants.CONSTANTS
     facts = (
