@@ -64,12 +64,15 @@ class Families:
         self.counts = {name: _counter(name, count.documentation, "class") for name, count in COUNTS.items()}
         self.targets = _counter("slo_targets", "Requests that ended and had this target", "class", "dim")
         self.violations = _counter(
-            "slo_violations", "Requests that missed this target; one not completed misses all of its", "class", "type"
+            "slo_violations",
+            "Requests that missed this target; an incomplete request misses all its targets",
+            "class",
+            "type",
         )
         self.rejected = _counter("rejected_requests", "Requests refused before they were queued", "class", "reason")
-        self.ignored_headers = _counter("ignored_headers", "Headers x-slo-* that were passed over, since none is ours")
+        self.ignored_headers = _counter("ignored_headers", "Headers x-slo-* that were ignored because they are unknown")
         self.tenant_requests = _counter("tenant_requests", "Requests that ended", "tenant", "outcome")
-        self.qoe = _histogram("qoe", "Quality of experience of streamed replies, 0 to 1", QOE_BUCKETS)
+        self.qoe = _histogram("qoe", "Quality of experience of streamed outputs, 0 to 1", QOE_BUCKETS)
         self.predicted_ttft = _histogram(
             "predicted_ttft_seconds", "Median TTFT predicted at admission, of completed requests", TTFT_BUCKETS_S
         )
@@ -229,7 +232,7 @@ class AttainmentGauge(Collector):
     def _family(self) -> GaugeMetricFamily:
         return GaugeMetricFamily(
             f"{PREFIX}slo_attainment_ratio",
-            "Share of the class's latest requests (5 minutes, at most 1,000) that met this target; all: all of theirs; "
-            "all_admitted: the same without rejected ones",
+            "Share of the class's latest requests (5 minutes, at most 1,000) that met this target; "
+            "all: all of their targets; all_admitted: the same without rejected ones",
             labels=["class", "dim"],
         )

@@ -69,7 +69,9 @@ class EngineFigures(SwapFigures):
     running: float = field(metadata=gauge("running_requests", "Requests in the running batch"))
     waiting: float
     preempted: float = field(metadata=gauge("preempted_requests", "Waiting requests that ran before and lost their KV"))
-    paused: float = field(metadata=gauge("paused_requests", "Requests that sat out the last step with their KV kept"))
+    paused: float = field(
+        metadata=gauge("paused_requests", "Requests that were paused in the last step, with their KV kept")
+    )
     steps: float
     scheduled_tokens: float
     plans: float
@@ -83,10 +85,12 @@ class EngineFigures(SwapFigures):
     policy_preemptions: float
     vllm_preemptions: float
     paused_steps: float = field(
-        metadata=counter("paused_request_steps", "Engine steps that a request with KV sat out, over all requests")
+        metadata=counter(
+            "paused_request_steps", "Engine steps for which a request with KV was paused, over all requests"
+        )
     )
     limited_steps: float = field(
-        metadata=counter("limited_steps", "Engine steps whose prompt tokens the step budget limited")
+        metadata=counter("limited_steps", "Engine steps in which the step budget limited the prompt tokens")
     )
     malformed_slo: float = field(
         metadata=counter("malformed_slo", "Requests served without the SLO that they could not state")

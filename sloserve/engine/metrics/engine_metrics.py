@@ -52,23 +52,25 @@ def _families(pages: Sequence[PageSnapshot]) -> list[Metric]:
     plan_seconds = HistogramMetricFamily(f"{PREFIX}scheduler_plan_seconds", "Time to make a plan", labels=["engine"])
     plans = _counter(
         "plans",
-        "Steps by where their plan came from: a fresh one, the last one, none for its age, none for an error",
+        "Steps by the origin of their plan: a fresh one, the last one, none since it is too old, none since it failed",
         "kind",
     )
-    preemptions = _counter("preemptions", "Running requests that lost their KV, and who took it", "mode", "by")
+    preemptions = _counter("preemptions", "Running requests that lost their KV, by what preempted them", "mode", "by")
     queue = _gauge("queue_requests", "Requests never admitted yet", "class")
     policy = _gauge("scheduler_policy_info", "The policies at work", "policy", "shadow_policy")
     plans_off = _gauge("scheduler_plans_off", "1 where vLLM schedules by itself although the policy plans", "reason")
     agreement = _gauge(
-        "shadow_agreement_ratio", "Mean agreement of the shadow policy's plans with those applied, 0 to 1"
+        "shadow_agreement_ratio", "Mean agreement of the shadow policy's plans with the applied plans, 0 to 1"
     )
     gain = _gauge(
         "shadow_predicted_attainment_difference",
-        "Mean predicted SLO attainment of the shadow policy's plans minus that of those applied, -1 to 1",
+        "Mean predicted SLO attainment of the shadow policy's plans minus the attainment of the applied plans, -1 to 1",
     )
     factor = _gauge("step_time_factor", "Observed step time over the profile's, by part of the step", "part")
     error = _gauge("step_time_relative_error", "Usual relative error of a step's predicted time")
-    coverage = _gauge("step_time_coverage_ratio", "Share of recent steps no larger than those that taught their times")
+    coverage = _gauge(
+        "step_time_coverage_ratio", "Share of recent steps no larger than the steps from which times were learnt"
+    )
     for page in pages:
         engine = str(page.rank)
         counts = list(accumulate(page.plan_seconds))

@@ -88,19 +88,21 @@ def swap_families(pages: Sequence[SwapPage], prefix: str) -> list[Metric]:
         f"{prefix}swap_pool_bytes", "Host memory for the KV of preempted requests", labels=["engine", "kind"]
     )
     swaps = HistogramMetricFamily(
-        f"{prefix}request_swaps", "How often the KV of a request went to the host, of all that ended", labels=["engine"]
+        f"{prefix}request_swaps",
+        "Number of times that the KV of a request went to the host, of requests that ended",
+        labels=["engine"],
     )
     events = {
-        "swap_stores": counter("swap_stores", "Preemptions whose KV was kept in the host pool"),
+        "swap_stores": counter("swap_stores", "Preemptions with the KV kept in the host pool"),
         "swap_loads": counter("swap_loads", "Loads of kept KV that were begun"),
         "swap_failures": counter("swap_failures", "Stores and loads that failed; the KV is computed again"),
     }
     by_direction = {
         "swap_{}_bytes": counter("swap_bytes", "KV copied to the host (out) and back (in)", "direction"),
         "swap_{}_seconds": counter("swap_seconds", "Time during which such copies ran", "direction"),
-        "swapped_{}_tokens": counter("swap_tokens", "Tokens whose KV was kept (out) and loaded (in)", "direction"),
+        "swapped_{}_tokens": counter("swap_tokens", "Tokens with KV that was kept (out) and loaded (in)", "direction"),
     }
-    refusals = counter("swap_refusals", "Preemptions whose KV was not kept", "reason")
+    refusals = counter("swap_refusals", "Preemptions without keeping the KV", "reason")
     drops = counter("swap_drops", "Kept KV that was given up before it was loaded", "reason")
     for page in pages:
         figure = {name: getattr(page, name) for name in SWAP_SCALARS}
