@@ -62,7 +62,7 @@ def one_at_a_time(path: Path, limit_s: float) -> Iterator[None]:
         while not has_locked(fd):
             looks -= 1
             if looks < 0:
-                raise ConfigError(f"{path}: another process has had it locked for {limit_s:g} s; end that one")
+                raise ConfigError(f"{path}: another process has held the lock for {limit_s:g} s; stop that process")
             time.sleep(_LOOK_S)
         yield
     finally:
@@ -87,7 +87,7 @@ class OwnLock:
         name, _, pid = os.pread(self._fd, 100, 0).decode(errors="replace").partition(" ")
         if not has_locked(self._fd):
             close_lock(self._fd)
-            raise ConfigError(f"{what} runs already{f' (process {pid})' if pid else ''}: stop it first")
+            raise ConfigError(f"{what} is already running{f' (process {pid})' if pid else ''}: stop it first")
         self.name = name if len(name) == _NAME_BYTES else secrets.token_hex(_NAME_BYTES // 2)
         """Name of the file: a later holder that finds the same name knows that the earlier holder has ended."""
         os.ftruncate(self._fd, 0)

@@ -56,7 +56,9 @@ def use_json_logs() -> None:
     """
     other = os.environ.get(_VLLM_CONFIG)
     if other not in (None, "", str(CONFIG)):
-        raise ConfigError(f"--log-format json and {_VLLM_CONFIG}={other} contradict each other; leave one of them out")
+        raise ConfigError(
+            f"--log-format json and {_VLLM_CONFIG}={other} cannot be used together; leave one of them out"
+        )
     os.environ |= {VARIABLE: "json", _VLLM_CONFIG: str(CONFIG)}
     logging.config.dictConfig(json.loads(CONFIG.read_text(encoding="utf-8")))
 

@@ -74,7 +74,7 @@ def qoe(token_times_s: FloatArray, *, ttft_s: float, tds: float, alpha: float | 
     Differs: an early first token earns no bonus from alpha, which the paper calls a penalty.
     """
     if token_times_s.size == 0:
-        raise ValueError("a reply without tokens has no QoE")
+        raise ValueError("an output without tokens has no QoE")
     if token_times_s[0] < 0.0 or (token_times_s[1:] < token_times_s[:-1]).any():
         raise ValueError("token times must ascend from the arrival on")
     if alpha is not None and not 0.0 <= alpha <= 1.0:

@@ -45,7 +45,7 @@ def user_folder(variable: str, below_home: str) -> Path:
         except OSError as error:
             if named:
                 raise ConfigError(
-                    f"{variable} {named}: cannot be written: {error.strerror}; name a folder that can"
+                    f"{variable} {named}: cannot be written: {error.strerror}; name a folder that can be written"
                 ) from None
     return _temporary(variable)
 

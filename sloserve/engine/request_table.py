@@ -439,7 +439,7 @@ class RequestTable:
             differ = running[column[running] != said[name][running]]
             if differ.size:
                 where = f"{name} of {[self.request_at[slot].request_id for slot in differ.tolist()]}"
-                raise CountsDiffer(f"{where}: {column[differ].tolist()} followed, {said[name][differ].tolist()} read")
+                raise CountsDiffer(f"{where}: {column[differ].tolist()} counted, {said[name][differ].tolist()} read")
 
 
 def _with_counts(needs: frozenset[str]) -> frozenset[str]:

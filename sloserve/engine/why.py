@@ -70,7 +70,7 @@ class Why(IntEnum):
 
 SAYS: Final[Mapping[Why, str]] = {
     Why.NOTHING: "nothing holds it up",
-    Why.TOKENS: "the step has no tokens left: {figure} of {of} are given to others",
+    Why.TOKENS: "the step has no tokens left: {figure} of {of} go to other requests",
     Why.PLACES: "all places are taken: {figure} of {of} requests run",
     Why.LIMIT: "the plan lets no more run: {figure} of {of}",
     Why.BLOCKS: "it needs {figure} KV blocks, and {of} are free",

@@ -121,7 +121,7 @@ def policy_class(name: str) -> type[Policy]:
         raise ConfigError(f"policy {name!r}: {found.value} is not a subclass of sloserve.scheduler.policy.Policy")
     if not issubclass(cls.Settings, Policy.Settings):
         raise ConfigError(
-            f"policy {name!r}: its Settings do not extend Policy.Settings, whose options every policy has"
+            f"policy {name!r}: its Settings do not extend Policy.Settings, which has the options of every policy"
         )
     return cls
 

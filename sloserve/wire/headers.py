@@ -169,7 +169,9 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DE
         if is_tenant:
             tenant = label(name, raw_value)
             if found.tenant not in (None, tenant):
-                raise InvalidRequest(name, tenant, f"{found.tenant!r}, which another tenant header says; give one")
+                raise InvalidRequest(
+                    name, tenant, f"{found.tenant!r}, which another tenant header states; give one of them"
+                )
             found.tenant = tenant
             continue
         key = FIELDS.get(name)
@@ -196,7 +198,7 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DE
             setattr(found, field_name, value)
         elif name.startswith("x-slo-") and name not in ANSWERS:
             if len(found.ignored) >= MAX_IGNORED:
-                allowed = f"one of at most {MAX_IGNORED} unknown x-slo-* headers, which are all that is passed over"
+                allowed = f"one of at most {MAX_IGNORED} unknown x-slo-* headers that are ignored"
                 raise InvalidRequest(name, raw_value.decode("latin-1"), allowed)
             close = difflib.get_close_matches(_stem(name), _KNOWN, n=1, cutoff=_CLOSE)
             if not close and not rules.reject_unknown:

@@ -100,7 +100,7 @@ class LiveFeed:
         The body of the request was read before.
         """
         if self._closed:
-            message = "the server is stopping and shows its requests no more; ask it again once it is back"
+            message = "the server is stopping and no longer shows its requests; retry once it is back"
             await refuse(send, HTTPStatus.SERVICE_UNAVAILABLE, message, headers=[("retry-after", "5"), CLOSE])
             return
         if len(self._watchers) >= MOST_WATCHERS:
@@ -145,7 +145,7 @@ class LiveFeed:
                     view = self._read() if self._in_loop else await asyncio.to_thread(self._read)
                     self._show(await asyncio.to_thread(fitted, view))
                 except Exception:
-                    logger.exception("the live feed could not be read; its watchers are sent away")
+                    logger.exception("the live feed could not be read: disconnecting its watchers")
                     self._send_away()
                     return
                 next_s = max(next_s + EVERY_S, loop.time())

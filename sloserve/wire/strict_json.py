@@ -57,4 +57,4 @@ def _int(text: str) -> int:
 
 
 def _refuse(text: str) -> NoReturn:
-    raise _Stated(f"has {shown(text)}, which is no number in JSON; leave it out")
+    raise _Stated(f"has {shown(text)}, which is not a number in JSON; leave it out")

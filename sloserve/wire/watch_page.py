@@ -40,7 +40,7 @@ def _bodies() -> Mapping[str, bytes]:
     return {name: (folder / name).read_bytes() for name in _TYPES}
 
 
-_NO_PAGE: Final = "start it with SLOSERVE_ADMIN_KEY in its environment for the page of what it does now"
+_NO_PAGE: Final = "start it with SLOSERVE_ADMIN_KEY in its environment to get the page that shows what it does now"
 
 
 async def sent_signpost(scope: Scope, send: Send, what: str, *, watched: bool) -> bool:

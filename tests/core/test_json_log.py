@@ -48,7 +48,7 @@ def test_a_record_is_one_object_with_time_level_logger_process_and_fields() -> N
 
 def test_another_configuration_of_vllm_contradicts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_LOGGING_CONFIG_PATH", "/etc/log.json")
-    with pytest.raises(ConfigError, match="VLLM_LOGGING_CONFIG_PATH=/etc/log.json contradict each other"):
+    with pytest.raises(ConfigError, match="VLLM_LOGGING_CONFIG_PATH=/etc/log.json cannot be used together"):
         json_log.use_json_logs()
 
 

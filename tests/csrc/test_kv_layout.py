@@ -121,7 +121,7 @@ def test_slots_end_at_the_longest_context() -> None:
         (lambda: KVLayout((KVGroups(1, 16),), max_model_len=0), "max_model_len: 0"),
         (lambda: FULL.held(of(-1), of(0)), "computed: -1"),
         (lambda: FULL.held(of(1), of(0, 0)), "in_flight: 2 elements"),
-        (lambda: KVLayout((KVGroups(2, 16),)).block_size, "no one block size"),
+        (lambda: KVLayout((KVGroups(2, 16),)).block_size, "no single block size"),
     ],
 )
 def test_what_makes_no_sense_is_refused(made: object, why: str) -> None:

@@ -49,7 +49,7 @@ def test_one_process_at_a_time_makes_certificates(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(certificates, "_MAKING_S", 0.0)
     other = open_to_lock(tmp_path / ".lock")
     assert has_locked(other)
-    with pytest.raises(ConfigError, match=r"\.lock: another process has had it locked for 0 s; end that one"):
+    with pytest.raises(ConfigError, match=r"\.lock: another process has held the lock for 0 s; stop that process"):
         Certificates(tmp_path).issue(["node"])
     close_lock(other)
     assert Certificates(tmp_path).issue(["node"])

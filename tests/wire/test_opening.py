@@ -85,7 +85,7 @@ def test_waiting_for_the_client_to_leave_is_no_part_of_the_body() -> None:
     ("text", "fault"),
     [
         (b'{"a": 1, "a": 2}', "more than once"),
-        (b'{"a": NaN}', "no number"),
+        (b'{"a": NaN}', "not a number"),
         (b"[]", "not a JSON object"),
         (b"{", "JSON"),
     ],

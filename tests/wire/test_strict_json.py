@@ -12,10 +12,10 @@ from sloserve.wire import strict_json
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (b'{"n": NaN}', "has 'NaN', which is no number in JSON; leave it out"),
+        (b'{"n": NaN}', "has 'NaN', which is not a number in JSON; leave it out"),
         (b"[-Infinity]", "has '-Infinity'"),
         (b"[1e999]", "has '1e999'"),
-        (b"[-1" + b"0" * 309 + b"]", "which is no number in JSON"),
+        (b"[-1" + b"0" * 309 + b"]", "which is not a number in JSON"),
         (b'{"a": {"n": 1, "\\u006e": 2}}', "has the key 'n' more than once in one object; keep one"),
         (b"{", "is not JSON: "),
         (b"\xff", "is not JSON: "),

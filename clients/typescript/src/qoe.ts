@@ -23,7 +23,7 @@ export interface Expectation {
  */
 export function qoe(tokenTimes: readonly number[], { ttftSeconds, tds }: Expectation): number {
   const last = tokenTimes.at(-1);
-  if (last === undefined) throw new RangeError("a reply without tokens has no QoE");
+  if (last === undefined) throw new RangeError("an output without tokens has no QoE");
   let before = 0;
   let digested = -Infinity;
   let actual = 0;

@@ -50,7 +50,7 @@ def copied(names: list[str], folder: Path) -> list[Path]:
     copies = {found[name]: folder / name for name in names or found}
     there = [str(copy) for copy in copies.values() if copy.exists()]
     if there:
-        raise ConfigError(f"{there[0]} is there already, and is not overwritten; give another folder with --to")
+        raise ConfigError(f"{there[0]} exists already and is not overwritten; give another folder with --to")
     try:
         for example, copy in copies.items():
             copy.parent.mkdir(parents=True, exist_ok=True)

@@ -177,7 +177,7 @@ def _mark(
     for key_node, value_node in node.value:
         at = _place(source, key_node)
         if not isinstance(key_node, yaml.ScalarNode):
-            raise ConfigError(f"{at}: a key is text")
+            raise ConfigError(f"{at}: a key must be text")
         name = str(key_node.value)
         path = f"{key}.{name}" if key else name
         if name in entries:

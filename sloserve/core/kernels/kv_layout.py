@@ -109,7 +109,7 @@ class KVLayout(_csrc.KvLayout):
         Raises: ValueError where blocks do not follow from tokens so.
         """
         if not self.is_full:
-            raise ValueError(f"no one block size says what tokens take of {self.groups}")
+            raise ValueError(f"there is no single block size for the groups {self.groups}")
         return self.groups[0].block_size
 
     @property

@@ -112,7 +112,7 @@ def _slots_at(text_bytes: int, scratch: int) -> int:
 def _view(path: Path, memory: mmap.mmap) -> PageMemory:
     magic, version, text_bytes, scratch, floats, words = _PROLOGUE.unpack_from(memory)
     if (magic, version) != (_MAGIC, _VERSION):
-        raise ValueError(f"{path}: no page of version {_VERSION}")
+        raise ValueError(f"{path}: not a page of version {_VERSION}")
     text_end = _PROLOGUE.size + text_bytes
     at = _slots_at(text_bytes, scratch)
     return PageMemory(

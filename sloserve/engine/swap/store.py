@@ -185,7 +185,7 @@ class SwapStore:
         least = 0 if state is None else state.least
         if state is None or state.loading or not 0 <= first_token < frontier or not least <= frontier <= state.tokens:
             kept = 0 if state is None or state.loading else state.tokens
-            raise ValueError(f"tokens {first_token} to {frontier} of {request_id} are to be loaded, {kept} are kept")
+            raise ValueError(f"cannot load tokens {first_token} to {frontier} of {request_id}: {kept} are kept")
         places = self.needed.places(frontier, frontier, first_token)
         starts = accumulate(map(len, state.places), initial=0)
         blocks = [

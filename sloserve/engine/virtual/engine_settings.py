@@ -132,8 +132,8 @@ class EngineSettings:
         tokens = {one.block_size for one in profile.kv_cache.groups}
         if sizes.get("swap_space_gib") and len(tokens) > 1:  # as SwapConnector refuses to start
             raise ConfigError(
-                f"swap_space_gib: {sizes['swap_space_gib']} GiB for {profile.name}, whose caches have blocks of "
-                f"{', '.join(map(str, sorted(tokens)))} tokens: compressed caches are not swapped. Give 0"
+                f"swap_space_gib: {sizes['swap_space_gib']} GiB for {profile.name}: its caches have blocks of "
+                f"{', '.join(map(str, sorted(tokens)))} tokens, and compressed caches are not swapped. Give 0"
             )
         groups = tuple(one.groups(max_model_len, caches=caches) for one in profile.kv_cache.groups)
         layout, blocks = _admitting(groups, sizes["max_num_batched_tokens"], max_model_len), sizes["kv_blocks"]

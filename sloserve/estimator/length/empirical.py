@@ -99,7 +99,7 @@ class EmpiricalLength(Estimator):
         """
         if output_tokens < 1:
             raise ValueError(
-                f"output_tokens: {output_tokens} is no length; a request that ended with no token tells none"
+                f"output_tokens: {output_tokens} is not a length; a request that ended without a token has none"
             )
         if tells_nothing(output_tokens, cut=cut):
             return False

@@ -97,7 +97,7 @@ class GaussianLength(Estimator):
         Raises: ValueError when ``output_tokens`` is below 1.
         """
         if output_tokens < 1:
-            raise ValueError(f"output_tokens: {output_tokens} is no length; the least is 1")
+            raise ValueError(f"output_tokens: {output_tokens} is not a length; the least is 1")
         if tells_nothing(output_tokens, cut=cut):
             return False
         count, mean, variance = self._moments.get(class_id, (0.0, 0.0, 0.0))

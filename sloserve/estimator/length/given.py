@@ -99,14 +99,14 @@ class OracleLength(Estimator):
         Raises: ValueError for a request without a statement, and when an error is to be drawn and ``seq`` is missing.
         """
         if requests.stated_tokens is None or (requests.stated_tokens < 1).any():
-            raise ValueError("stated_tokens: an oracle knows stated lengths alone; ask it for those")
+            raise ValueError("stated_tokens: an oracle needs a stated length of each request; give them all")
         return self._stated(requests.stated_tokens, requests.seq)
 
     def _stated(self, truth: IntArray, seq: IntArray | None) -> LengthForm:
         if self._error == 0.0:
             return RangeLengths(truth, truth)
         if seq is None:
-            raise ValueError("seq: the errors are drawn by it; give the requests' enqueue counters")
+            raise ValueError("seq: is missing, and errors are drawn by it; give the requests' enqueue counters")
         deviate = self._error * special.ndtri(_uniform(self._seed, seq))
         return LogNormalLengths(np.log(truth) + deviate, np.full(truth.shape, self._error))
 

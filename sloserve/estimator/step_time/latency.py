@@ -161,7 +161,7 @@ class Hinge:
 
     def __post_init__(self) -> None:
         if self.token_ms + self.seq_ms < 0.0 or self.base_ms + min(self.seq_ms, 0.0) * self.free_tokens <= 0.0:
-            raise ValueError(f"seq_ms: {self.seq_ms:g} makes a step of many decode sequences cost less than nothing")
+            raise ValueError(f"seq_ms: {self.seq_ms:g} gives a step of many decode sequences a negative time")
 
     def step_s(self, load: StepLoad) -> float:
         if load.prefill_tokens == 0:

@@ -60,7 +60,7 @@ def model_swap(profile: Profile) -> ModelSwap:
     name, size = profile.name, profile.weights_bytes
     if size is None:
         raise ConfigError(
-            f"profile {name}: weights_bytes is missing, and with it what a model swap costs; add the size of the "
+            f"profile {name}: weights_bytes is missing, so the cost of a model swap is unknown; add the size of the "
             f"weights in bytes"
         )
     link = profile.link_bandwidth_gb_per_s

@@ -18,7 +18,7 @@ def test_copies_keep_their_folders_and_are_never_laid_over_files(tmp_path: Path)
     copies = copied(["serve.yaml", "grafana/sloserve.json"], tmp_path / "new")
     assert [path.relative_to(tmp_path / "new").as_posix() for path in copies] == ["serve.yaml", "grafana/sloserve.json"]
     assert copies[0].read_bytes() == examples()["serve.yaml"].read_bytes()
-    with pytest.raises(ConfigError, match="sloserve.json is there already, and is not overwritten"):
+    with pytest.raises(ConfigError, match="sloserve.json exists already and is not overwritten"):
         copied([], tmp_path / "new")
     assert not (tmp_path / "new" / "fleet.yaml").exists()
 

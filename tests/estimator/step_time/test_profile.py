@@ -338,7 +338,7 @@ def test_a_missing_file_says_so(tmp_path: Path) -> None:
             r":\d+:5: latency\.decode\.bas_ms: is unknown.*did you mean 'base_ms'",
         ),
         ("  base_ms: 7.578", "  base_ms: -7.578", r"latency\.base_ms: -7\.578: .*greater than 0"),
-        ("  seq_ms: 0.005064", "  seq_ms: -0.05", r"latency: .*seq_ms: -0\.05 makes a step"),
+        ("  seq_ms: 0.005064", "  seq_ms: -0.05", r"latency: .*seq_ms: -0\.05 gives a step"),
         ("  mape_percent", "  mape", r"error\.mape_percent: is missing; needed: mean absolute"),
         ("grid:\n", "grid: 5\nother:\n", r"grid: 5: .*needed: the largest step"),
     ],

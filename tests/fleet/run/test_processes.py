@@ -96,9 +96,9 @@ def test_a_second_fleet_of_a_file_says_what_runs_and_ends(tmp_path: Path, start:
     first.wait_for("ready: ")
     second = start(file, "--port", str(free_port()))
     assert second.process.wait(60) == 2
-    assert f"runs already (process {first.process.pid})" in second.said and "ready: " not in second.said
+    assert f"is already running (process {first.process.pid})" in second.said and "ready: " not in second.said
     second_agent = start("agent", file)
-    assert second_agent.process.wait(60) == 2 and "an agent of host n runs already (process " in second_agent.said
+    assert second_agent.process.wait(60) == 2 and "an agent of host n is already running (process " in second_agent.said
 
 
 JOINING = """

@@ -133,7 +133,7 @@ def test_scaled_deadline_follows_the_output() -> None:
         ("classes: {a: {}}\nby_task: {conv: b}", "f.yaml:2:11: by_task.conv: 'b' is not one of the classes a"),
         ("classes: {a: {scale: 2}}", "classes.a: has scale only; scale, prompt_ms and token_ms come together"),
         ("classes: {a: {scale: 2, prompt_ms: 1, token_ms: 1, e2e_ms: 9}}", "classes.a.e2e_ms: contradicts scale"),
-        ("classes: {? [a] : {}}", "a key is text"),
+        ("classes: {? [a] : {}}", "a key must be text"),
         ("classes: &c {a: *c}", "contains itself"),
         ("classes: \x00", "is not YAML: unacceptable character"),
         ("[" * 500, "is not YAML: maximum recursion depth exceeded"),

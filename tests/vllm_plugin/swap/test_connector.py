@@ -386,7 +386,9 @@ class TestRefusals:
         with pytest.raises(ConfigError, match=sentence):
             check_place([{"kv_connector": name, "kv_role": role} for name, role in children])
 
-    @pytest.mark.parametrize(("space", "sentence"), [(0, "not a number of GiB above 0"), (1e-9, "holds no KV block")])
+    @pytest.mark.parametrize(
+        ("space", "sentence"), [(0, "not a number of GiB above 0"), (1e-9, "too small for one KV block")]
+    )
     def test_a_pool_that_holds_nothing_is_refused(self, space: float, sentence: str) -> None:
         with pytest.raises(ConfigError, match=sentence):
             connector(space=space)

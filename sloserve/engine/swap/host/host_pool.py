@@ -153,7 +153,7 @@ def _on(cpus: frozenset[int]) -> Iterator[None]:
         return
     before = os.sched_getaffinity(0)
     if not cpus & before:
-        logger.info("sloserve: none of the CPUs near the GPU is given to this process; the pool may lie far from it")
+        logger.info("sloserve: this process may not use any CPU near the GPU; the pool may be on a distant NUMA node")
         yield
         return
     os.sched_setaffinity(0, cpus & before)

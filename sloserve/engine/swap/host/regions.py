@@ -43,8 +43,8 @@ class PoolSize:
         blocks = int(space_gib * GIB) // ranks_here // block_bytes
         if not blocks:
             raise ConfigError(
-                f"{SPACE_KEY} {space_gib:g}: holds no KV block; each of the {ranks_here} ranks of a host needs "
-                f"{block_bytes / GIB:.3g} GiB for one. Give at least {block_bytes * ranks_here / GIB:.3g}"
+                f"{SPACE_KEY} {space_gib:g}: too small for one KV block; each of the {ranks_here} ranks of a host "
+                f"needs {block_bytes / GIB:.3g} GiB for one. Give at least {block_bytes * ranks_here / GIB:.3g}"
             )
         return cls(blocks, block_bytes, parallel.world_size)
 
