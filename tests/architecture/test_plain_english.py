@@ -55,7 +55,13 @@ def test_a_property_names_the_thing(decorator: str) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["It is not of the form that its route reads.", "As its agent states.", "Until a place is free.", "One request's."],
+    [
+        "It is not of the form that its route reads.",
+        "As its agent states.",
+        "Until a place is free.",
+        "One request's.",
+        "How long is it?",
+    ],
 )
 def test_a_class_or_attribute_does_not_begin_in_the_middle(line: str) -> None:
     assert set(rules_in(f'class A:\n    """{line}"""\n')) & {"opening", "fragment"}

@@ -60,7 +60,7 @@ BANNED: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
 OPENERS: Final = re.compile(
     r"(?:So|Those|That|These|Of|Who|Whose|Whom|As|It|They|He|Its|Their|Until|From|By|To|Whatever|Whichever|Which|Where|When|While"
     r"|If|For|With|Without|In|On|At|Before|After|Also|And|But|Or|Not|Never|Nothing|None|There|Then|Once|Since|Though"
-    r"|Because|Unless|Beside|Besides|Within|Beyond|Under|Over|Has|Is|Are|Was|Does|May|Can)\b(?!-)"
+    r"|Because|Unless|Beside|Besides|Within|Beyond|Between|Under|Over|Has|Is|Are|Was|Does|May|Can)\b(?!-)"
 )
 _CLAUSE_FIRST = re.compile(
     r"(?:If|When|While|Where|Before|After|Once|Since|Though|Because|Unless|In|On|At|For|With|Without|From|By|To|There|It|They|That|These|Its|Their|Not|Never|Nothing|None|Then|Also|As|Until|Under|Over|Within|Beyond)\b"
@@ -157,6 +157,8 @@ def _judged(prose: Prose, sentence: str, number: int) -> tuple[str, str] | None:
             return None
         return "imperative", "begin with a verb in the imperative ('Return', 'Record', 'Raise')"
     if prose.kind is Kind.NAMING and number == 0:
+        if sentence.endswith("?"):
+            return "opening", "state what it is instead of asking"
         if not OPENERS.match(sentence) or (_CLAUSE_FIRST.match(sentence) and _opens_sentence(sentence)):
             if re.search(r"'s?[.:]$", sentence) or re.match(r"\w+: that\b", sentence):
                 return "fragment", "a possessive or a relative clause without its noun"
@@ -179,7 +181,7 @@ def _judged(prose: Prose, sentence: str, number: int) -> tuple[str, str] | None:
         r"\(?(?:Raises?|Returns?|Yields?|Sources?|Differs|Eq|Example|Usage|See|Guarantees?|Deterministic)\b", sentence
     ):
         return None
-    if sentence.endswith(":") or words < 2:
+    if sentence.endswith(":") or words < 2 or " = " in sentence:
         return None
     if prose.kind is Kind.COMMENT and number == 0 and not OPENERS.match(sentence):
         return None  # a comment may name what the next line defines
