@@ -7,7 +7,7 @@ it admits.
 A step is one call of the engine in which each running request gets one token; ``advance(step)`` says that the steps
 before ``step`` have run. Ids are integers that the caller chooses, such as row indices. Arrays are ``[n]``, or one
 value for all. Predicted lengths may be fractions; they are rounded up, as tokens are to blocks. If one request of many
-raises an exception, the ones before it have been booked.
+raises an exception, the earlier requests have been booked.
 """
 
 from typing import Final

@@ -1,4 +1,4 @@
-"""When will the copies on the link between host and device end? One link, each direction with a queue of its own.
+"""A predictor of when copies on the link between host and device end; each direction has a queue of its own.
 
 The rate starts as the profile's, or any guess, and follows what copies really take. The first ``LEARNS`` copies are
 averaged, since the guess may be far off; each moves the rate by ``MAX_FIRST_CHANGE`` at most. Thereafter, whatever is

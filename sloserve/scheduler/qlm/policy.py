@@ -46,7 +46,7 @@ from sloserve.scheduler.virtual_queues.qlm_planner import QLMPlanner
 _ENGINE: Final = "engine"
 """Name of the one instance, of its kind and of its model."""
 _APART_S: Final = 1e-3
-"""Between the keys of two groups, so that no deadline inside one reaches into the next."""
+"""Distance between the keys of two groups, so that no deadline inside one reaches into the next."""
 _MOST_APART_S: Final = 1e6
 _PLAN: Final = PlanSettings(min_active_s=0.0, moves_a_group=50, least_moves=400, most_moves=2000, scale_up=False)
 _CONTEXT_TOKENS: Final = 2048.0

@@ -17,7 +17,7 @@ class ModelState(Enum):
     """Place of the weights of a model, as seen from one instance."""
 
     ACTIVE = "active"
-    """On the device; at most one model of an instance."""
+    """The model is on the device; an instance has at most one such model."""
     WARM = "warm"
     """The weights are in host memory."""
     COLD = "cold"
