@@ -155,12 +155,13 @@ def _is_finite(tokens: list[str], position: int) -> bool:
         if token not in _NOUNS:
             return before not in ("the", "a", "an", "of", "and its", "their", "its")
         singular = not before.endswith("s") and (position == 1 or not {*previous[:-1]}.isdisjoint(_DETERMINERS))
-        has_object = following in _SUBJECTS - _NUMERALS and before not in _PREPOSITIONS
+        has_object = following in _SUBJECTS - _NUMERALS and before not in _PREPOSITIONS - {"and", ","}
         return before in _PRONOUNS or before == "X" or singular or has_object
     if token in VERBS:
         begins = before in (".", ",", ":", ";", "(", "and", "or", "please") and token not in ("one",)
         plural = _is_plural(before) or (token in _PLAIN_VERBS and before != "to" and any(map(_is_plural, previous)))
-        return begins or plural or before in _PRONOUNS - _SINGULAR
+        both = before == "X" and "and" in previous
+        return begins or plural or both or before in _PRONOUNS - _SINGULAR
     if token in _PASTS or (token.endswith("ed") and len(token) > 4):
         acts = token in _PASTS and not token.endswith("ed")  # "went" is no participle
         acts_on_something = following in _DETERMINERS
