@@ -1,4 +1,4 @@
-"""SLO attainment of the requests that ended lately: what a gauge shows, where counters only ever grow."""
+"""SLO attainment of the requests that ended recently: a gauge shows it, since counters only ever grow."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -15,7 +15,7 @@ MAX_REQUESTS = 1_000
 """Most requests that are remembered, the latest ones: enough for the third digit of a ratio, and a bound on memory."""
 
 SHOWN_SPANS_S: Final = (60.0, 600.0)
-"""What people who watch are shown."""
+"""Spans in seconds over which watchers see the attainment."""
 
 TARGETS: Final = ("ttft", "tpot", "e2e", "tds")
 ALL = "all"

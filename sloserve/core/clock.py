@@ -1,4 +1,4 @@
-"""Time as a dependency: code that needs the time is handed a clock.
+"""Time as a dependency: code that needs the time is given a clock.
 
 A clock tells two times. ``now_s`` is seconds since the epoch, as vLLM's ``arrival_time`` is, so that deadlines can be
 compared between processes of one host; the host's clock may be set at any moment. ``monotonic_s`` has an arbitrary

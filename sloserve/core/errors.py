@@ -67,7 +67,7 @@ class InvalidRequest(SloServeError):
 
 
 class BadBody(SloServeError):
-    """The body of a request cannot be read, or not to its end."""
+    """The body of a request cannot be read, or cannot be read to its end."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"request body: {what}")
@@ -81,7 +81,7 @@ class BodyTooLarge(BadBody):
     """The body is longer than the limit, by what its request declares or by what has arrived."""
 
     param: str | None = None
-    """Field of the body that makes it so, where that is known."""
+    """Field of the body that makes it too large, if it is known."""
 
     def __init__(self, most_bytes: float) -> None:
         super().__init__(f"more than {most_bytes} bytes; send less")
@@ -105,7 +105,7 @@ class UnknownModel(SloServeError):
 
 
 class Rejected(SloServeError):
-    """Refused before it was queued."""
+    """The request was refused before it was queued."""
 
 
 class QueueFull(Rejected):
@@ -130,7 +130,7 @@ class SLOUnattainable(Rejected):
 
 
 class Evicted(SloServeError):
-    """Given up after it was queued."""
+    """The request was given up after it was queued."""
 
 
 class DeadlinePassed(Evicted):
@@ -142,7 +142,7 @@ class DeadlinePassed(Evicted):
 
 
 class ShuttingDown(Evicted):
-    """The server is stopping; says in how many whole seconds it will be gone, and another may be in its place."""
+    """The server is stopping; says in how many whole seconds it will be gone, and another may take its place."""
 
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(message)
@@ -154,7 +154,7 @@ class EngineError(SloServeError):
 
 
 class EngineNotReady(EngineError):
-    """The engine is in a state in which it may not do that; nothing has changed. Says what to do first."""
+    """The engine is in a state in which it may not do that, and has changed nothing; says what to do first."""
 
 
 class StoreError(SloServeError):

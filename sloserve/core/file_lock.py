@@ -1,4 +1,4 @@
-"""Locks of the operating system's on files: a process that dies lets go of them.
+"""Locks of the operating system on files: a process that dies releases them.
 
 A forked child would have a lock too, and keep it for as long as it lives; so a child closes what it inherits of them.
 """

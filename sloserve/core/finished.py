@@ -51,14 +51,14 @@ def targets_met(targets: Targets, measured: Latency | None) -> dict[str, bool]:
 
 
 class FinishedRequest(ABC):
-    """How one request fared. Each figure is computed once."""
+    """The outcome of one request. Each figure is computed once."""
 
     outcome: Outcome
 
     @property
     @abstractmethod
     def asked(self) -> SLO:
-        """What it asked for."""
+        """The SLO of the request."""
 
     @property
     @abstractmethod
@@ -68,7 +68,7 @@ class FinishedRequest(ABC):
     @property
     @abstractmethod
     def qoe(self) -> float | None:
-        """0..1, 0 unless it was completed; ``None`` where it promises no timeline."""
+        """Quality of experience, 0..1, 0 unless completed; ``None`` for a request that promises no timeline."""
 
     @cached_property
     def met(self) -> dict[str, bool]:

@@ -32,12 +32,12 @@ class Attainment:
 
     @property
     def ratio(self) -> float | None:
-        """Good ones among all, 0..1; ``None`` if there are none."""
+        """Share of good requests among all, 0..1; ``None`` if there are no requests."""
         return self.good / self.total if self.total else None
 
     @property
     def ratio_admitted(self) -> float | None:
-        """Good ones among those not rejected, 0..1; ``None`` if there are none."""
+        """Share of good requests among the ones not rejected, 0..1; ``None`` if there are none."""
         admitted = self.total - self.rejected
         return self.good / admitted if admitted else None
 

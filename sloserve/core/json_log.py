@@ -21,7 +21,7 @@ from sloserve.core.errors import ConfigError
 
 CONFIG: Final = Path(__file__).with_suffix(".json")
 VARIABLE: Final = "SLOSERVE_LOG_FORMAT"
-"""By this a process learns the format of the one that started it."""
+"""Variable by which a process learns the log format of the process that started it."""
 _VLLM_CONFIG: Final = "VLLM_LOGGING_CONFIG_PATH"
 LEVEL: Final = os.environ.get("VLLM_LOGGING_LEVEL", "INFO")
 """The least level that is logged by the loggers of sloserve, vLLM and uvicorn."""

@@ -1,4 +1,4 @@
-"""Latency of the requests that ended lately: quantiles for people who watch, where histograms have a few wide buckets.
+"""Latency of the requests that ended recently: quantiles for watchers, since histograms have a few wide buckets.
 
 Each latency is one number of 16 bits beside its time (:mod:`sloserve.core.stamps`), on a logarithmic scale from 0.1 ms
 to a day, off by 0.02 % at most.

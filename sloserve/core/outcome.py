@@ -4,14 +4,13 @@ from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """Exactly one of these ends every request; the error behind it, if any, carries the detail."""
+    """The one outcome with which every request ends; the error behind it, if any, carries the detail."""
 
     COMPLETED = "completed"
     REJECTED = "rejected"
-    """Refused before queueing (:class:`~sloserve.core.errors.Rejected`, :class:`~sloserve.core.errors.InvalidRequest`).
-    """
+    """The request was refused before queueing (:class:`~sloserve.core.errors.Rejected`, ``InvalidRequest``)."""
     EVICTED = "evicted"
-    """Given up after queueing (:class:`~sloserve.core.errors.Evicted`)."""
+    """The request was given up after queueing (:class:`~sloserve.core.errors.Evicted`)."""
     ABORTED = "aborted"
     """The client went away."""
     FAILED = "failed"

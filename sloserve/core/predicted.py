@@ -8,7 +8,7 @@ MEDIAN, P90 = 0.5, 0.9
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Seconds from the arrival at our front end."""
+    """Quantiles in seconds from the arrival at our front end."""
 
     median_s: float
     p90_s: float

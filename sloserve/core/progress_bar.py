@@ -18,7 +18,7 @@ from rich.progress import (
 LINES = 10
 """Number of lines that are printed, each after an equal part of the work."""
 LINE_AFTER_S = 60.0
-"""and one when there was none for so long: a log shows that the command lives."""
+"""Seconds without a line after which one is printed, so that a log shows that the command is alive."""
 
 
 class Bar:

@@ -23,11 +23,11 @@ class State(IntEnum):
     WAITING = 1
     """The request was never admitted and holds no KV blocks."""
     PREEMPTED = 2
-    """Preempted after it had been admitted; waits to be recomputed, or loaded from the host. Holds no KV blocks."""
+    """The request was preempted and waits to be recomputed, or loaded from the host. It holds no KV blocks."""
     RUNNING = 3
-    """Admitted: holds KV blocks and one of the model runner's slots."""
+    """The request is admitted: it holds KV blocks and one of the model runner's slots."""
     BLOCKED = 4
-    """Waits for something that is not the scheduler's to give: a grammar, remote KV, a session's next input."""
+    """The request waits for what the scheduler cannot give: a grammar, remote KV, a session's next input."""
 
 
 COLUMNS: dict[str, tuple[type, float]] = {

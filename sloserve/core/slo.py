@@ -109,7 +109,7 @@ class Targets:
 
 
 _TARGETS = tuple(f.name for f in fields(Targets))
-"""Looked up once: a simulation makes targets by the hundred thousand."""
+"""Names of the targets, looked up once: a simulation makes targets by the hundred thousand."""
 
 
 @dataclass(frozen=True, slots=True)

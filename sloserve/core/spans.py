@@ -5,7 +5,7 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """What an instance is at, live and simulated. Its words stand in reports and in ``/state``."""
+    """Phase of an instance, live and simulated. Reports and ``/state`` show these words."""
 
     EMPTY = "empty"
     """No model is active."""
@@ -14,7 +14,7 @@ class Phase(StrEnum):
     DRAINING = "draining"
     """Another model is to come: the streams of the present one end, and it takes no requests."""
     SWITCHING = "swapping"
-    """One model's weights leave, and another's come; it takes no requests."""
+    """The weights of one model leave and another's come; the instance takes no requests."""
     FAILED = "failed"
     """The engine died or failed its check, and another is being started."""
 

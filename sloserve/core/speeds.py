@@ -67,7 +67,7 @@ READING = DigestSpeeds(
     ),
     mean_tds=4.8,
 )
-"""Source: Andes, Table 1 and Sec. 2.2."""
+"""Reading speeds by age. Source: Andes, Table 1 and Sec. 2.2."""
 
 SPEAKING = DigestSpeeds(
     groups=(
@@ -79,7 +79,7 @@ SPEAKING = DigestSpeeds(
     ),
     mean_tds=3.3,
 )
-"""Source: Andes, Table 2 and Sec. 2.2."""
+"""Speaking speeds by language. Source: Andes, Table 2 and Sec. 2.2."""
 
 SPEEDS = {"reading": READING, "voice": SPEAKING}
 """The tables of speeds, by the name that an SLO file uses in ``tds:``."""

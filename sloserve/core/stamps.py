@@ -10,15 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 BITS = 16
-"""Room for what is said of an event; above stands its time in milliseconds, by a clock that all writers share and that
-is never set."""
+"""Bits for what is said of an event; the bits above hold its time in milliseconds.
+
+The time is by a clock that all writers share and that is never set.
+"""
 
 Stamps = NDArray[np.uint64]
-"""Events in no order; 0 where there is none."""
+"""Events in no order; 0 for an empty place."""
 
 
 class Ring:
-    """Remembers as many events as ``stamps`` has places, the latest; one writer."""
+    """Remembers the latest events, as many as ``stamps`` has places; it has one writer."""
 
     def __init__(self, stamps: Stamps) -> None:
         self._stamps = stamps

@@ -11,11 +11,14 @@ _NAN = float("nan")
 _INT64 = 2**63
 
 MAX_TOKENS = 2**31
-"""What a column of tokens holds at most: beyond any model's context, and a sum of two is an int64."""
+"""Most tokens that a column holds: beyond any model's context, and a sum of two is an int64."""
 
 
 class QueuedRequest(EngineRequest, Protocol):
-    """What else is read of a request when it is queued, in vLLM's words. arrival_time: seconds since the epoch."""
+    """Further fields that are read of a request when it is queued, in vLLM's words.
+
+    ``arrival_time`` is in seconds since the epoch.
+    """
 
     @property
     def arrival_time(self) -> float: ...

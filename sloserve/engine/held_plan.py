@@ -20,8 +20,10 @@ from sloserve.scheduler.policy import NO_SLOTS, Plan, Snapshot
 _WAITING, _PREEMPTED, _RUNNING = int(State.WAITING), int(State.PREEMPTED), int(State.RUNNING)
 
 MAX_PAUSE_AGE_S = 0.25
-"""A pause is confirmed by a fresh plan within this time, or ends: longer, a reader notices. At the default
-``plan_share`` of 5 % a plan that takes 12 ms is followed by the next in time; usual are 0.1 to 2 ms."""
+"""Seconds within which a fresh plan must confirm a pause; otherwise it ends, before a reader notices.
+
+At the default ``plan_share`` of 5 % a plan that takes 12 ms is followed by the next in time; usual are 0.1 to 2 ms.
+"""
 
 MAX_PLAN_AGE_S = 1.0
 """Age in seconds from which on vLLM schedules by itself until the next plan.

@@ -15,7 +15,10 @@ from sloserve.scheduler.policy import EngineFacts
 
 
 class EngineRequest(Protocol):
-    """A request as the engine has it. Counts are in tokens; in flight: scheduled, and the result not yet seen."""
+    """A request as the engine has it, with counts in tokens.
+
+    Tokens in flight are scheduled, and their result is not yet seen.
+    """
 
     @property
     def request_id(self) -> str: ...
@@ -30,7 +33,7 @@ class EngineRequest(Protocol):
 
 
 class RequestReader(Protocol):
-    """What is read of a request or of a step's results, which each engine holds in its own form. Changes nothing."""
+    """Reads requests and results of steps, which each engine holds in its own form. It changes nothing."""
 
     def is_plannable(self, request: Any) -> bool:
         """Return whether plans may touch the request at all; a request that they may not touch gets no row."""
@@ -121,7 +124,7 @@ class EnginePort(RequestReader, Protocol):
 
     @property
     def requests(self) -> Mapping[str, Any]:
-        """All that it has, by id."""
+        """All requests that the engine has, by id."""
 
     @property
     def max_loras(self) -> int | None:
@@ -133,7 +136,7 @@ class EnginePort(RequestReader, Protocol):
 
     @property
     def free_slots(self) -> int:
-        """How many more requests could be admitted now; as in :meth:`facts`, without the rest of it."""
+        """How many more requests could be admitted now; the same as in :meth:`facts`, without its other figures."""
 
     def facts(self, num_running: int, others: Iterable[Any]) -> EngineFacts:
         """Return what the engine can do for the requests of a snapshot, as of now.
@@ -147,7 +150,7 @@ class EnginePort(RequestReader, Protocol):
         """Return the KV blocks of a running request: its own blocks, and the blocks that it shares."""
 
     def trim_drafts(self, slots: IntArray, lengths: IntArray, table: Any) -> int:
-        """Leave the running requests in ``slots`` of ``table`` at most as many drafts for the next step.
+        """Limit the drafts of the running requests in ``slots`` of ``table`` to ``lengths`` for the next step.
 
         Returns: how many drafts were left out.
         """

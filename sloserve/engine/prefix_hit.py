@@ -1,4 +1,4 @@
-"""How much of a waiting request the prefix cache holds, asked for a few blocks instead of all."""
+"""Search for how much of a waiting request the prefix cache holds, which looks at a few blocks instead of all."""
 
 from collections.abc import Callable, Iterable
 

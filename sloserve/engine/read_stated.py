@@ -10,7 +10,7 @@ from sloserve.core.stated import StatedSLO
 from sloserve.wire.xargs import KEYS, PREFIX, parse_slo, predicted_length, progress, stated_output_tokens
 
 KEPT: Final = 1024
-"""Combinations of what requests state that are read once: a deployment has few."""
+"""Most combinations of statements that are remembered after the first reading: a deployment has few."""
 _KEYS: Final = frozenset(KEYS)
 _SLO_KEYS: Final = tuple(key for key in KEYS if key != "slo_output_tokens")
 _ABSENT: Final = object()

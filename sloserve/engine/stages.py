@@ -39,7 +39,7 @@ class Course:
 
 
 class Stages:
-    """The requests of one engine. Times are seconds from any one moment."""
+    """Stages of the requests of one engine. Times are seconds from any one moment."""
 
     def __init__(self) -> None:
         self.courses: dict[str, Course] = {}

@@ -14,7 +14,7 @@ from sloserve.core.kernels.step_counts import StepCounts as Followed
 from sloserve.core.rows import READ_COLUMNS, Rows, State
 
 CHECK_VARIABLE: Final = "SLOSERVE_CHECK_COUNTS"
-"""Where it is set in the environment, counts that were followed are read as well, and have to be the same."""
+"""Variable of the environment that, if set, has counts read as well as followed; both must be equal."""
 CHECKS: Final = bool(os.environ.get(CHECK_VARIABLE))
 
 

@@ -22,7 +22,7 @@ PHASE_IN_WORDS: Final = ("waiting", "in prefill", "decoding", "paused", "preempt
 
 
 class Phase(IntEnum):
-    """Where a live request stands, as watchers see it."""
+    """Phase of a live request, as watchers see it."""
 
     WAITING = 0
     PREFILL = 1
@@ -30,16 +30,16 @@ class Phase(IntEnum):
     PAUSED = 3
     PREEMPTED = 4
     SWAPPED = 5
-    """Preempted, and the host keeps its KV."""
+    """The request is preempted, and the host keeps its KV."""
 
 
 class Why(IntEnum):
-    """What holds a request up, and what the two figures beside it mean; nan for one that is not known."""
+    """Cause that holds a request up, which fixes the meaning of the two figures beside it; nan for an unknown one."""
 
     NOTHING = 0
     """The request is served, or nothing holds it: it is admitted with the next step."""
     TOKENS = 1
-    """The step's tokens were all given to others: how many were given, of how many."""
+    """All tokens of the step went to other requests: how many, of how many."""
     PLACES = 2
     """The engine runs as many requests as its limit allows: how many run, of how many."""
     LIMIT = 3
@@ -49,9 +49,9 @@ class Why(IntEnum):
     BLOCKED = 5
     """The request waits for what the scheduler cannot give: a grammar, KV from elsewhere, a session's next input."""
     ENGINE = 6
-    """The engine is paused or parked, and admits none."""
+    """The engine is paused or parked, and admits no request."""
     PAUSE = 7
-    """The plan passes it over, and it keeps its KV: by how many tokens it is ahead of the pace that it asks for."""
+    """The plan passes over the request, which keeps its KV: how many tokens it is ahead of its promised pace."""
     PLAN = 8
     """The plan took its KV for another request with an earlier deadline: that request's number, and by how many seconds
     its deadline comes first.
@@ -94,7 +94,7 @@ def sentence(says: str, first: float | None, of: float | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why, with the two figures that belong to it."""
+    """The cause, with the two figures that belong to it."""
 
     why: Why = Why.NOTHING
     figure: float = _NAN

@@ -1,4 +1,4 @@
-"""Quantiles around a point prediction, calibrated on line by what came of earlier ones, whatever made the prediction.
+"""Quantiles around a point prediction, calibrated on line by the outcomes of earlier predictions.
 
 A score is actual over predicted. A quantile is the prediction times a quantile of the latest scores, and the level at
 which that one is taken follows the misses: it rises when more outcomes than allowed lie above what was promised, and
@@ -28,13 +28,13 @@ RATE = 0.02
 """How far a level moves per outcome: at most 2 percentage points. Gibbs and Candes use 0.005 on daily data."""
 
 MIN_SCORES = 8
-"""Fewer tell no 0.9-quantile."""
+"""Least scores: fewer have no 0.9-quantile."""
 
 _MAX_LEVEL, _BEYOND = 1.2, 100.0
 """How far a level may run past 1, and what a level of 2 would make of the largest score: at most 2.5 times as much."""
 
 _LEAST = 1e-9
-"""No latency is shorter, in seconds: keeps scores finite."""
+"""Least latency in seconds that counts, which keeps scores finite."""
 
 
 @dataclass(slots=True, eq=False)

@@ -41,11 +41,11 @@ DRAFT_LENGTH_COLUMNS: Final = (
 )
 """Columns that :func:`draft_lengths` reads."""
 NEARLY_FREE: Final = 1.01
-"""Where all drafts together make the step longer by less than this, none is left out."""
+"""Lengthening of the step, as a factor, below which no draft is left out."""
 _MORE: Final = 16
 """Decodes by which a step is made larger to see what one more takes."""
 _CUTS: Final = 12
-"""Numbers of drafts for which the step's time is asked: the best of them is within some percent of the best of all."""
+"""Numbers of drafts for which the step's time is computed: the best is within some percent of the best of all."""
 
 
 def draft_lengths(

@@ -35,7 +35,7 @@ SPEND_TOKENS: Final = 64
 HEADROOM: Final = 0.95
 """Share of the time that a request can bear which is planned for: step times are predictions."""
 LEAST_SHARE: Final = 0.1
-"""Prompts are computed at this share of the full rate at least, whatever decodes: see :class:`StepBudget`."""
+"""Least share of the full rate at which prompts are computed, whatever decodes: see :class:`StepBudget`."""
 ARRIVALS: Final = 64
 """Last requests of which the rate of arriving prompt tokens is taken; with less than a quarter it is not known."""
 SPREAD_STEPS: Final = 16
@@ -46,7 +46,10 @@ SPREAD_COST: Final = 1.5
 The decodes also end sooner.
 """
 NEARLY_FREE: Final = 1.03
-"""A step of spread prompts may be longer than its decodes alone by this: reading the weights leaves room for some."""
+"""Factor by which a step of spread prompts may be longer than its decodes alone.
+
+Reading the weights leaves room for some prompt tokens.
+"""
 LEAST_CHUNK: Final = 64
 """Tokens of the smallest chunk that the least share pays out: each chunk reads its prefix again."""
 _SACRIFICED: Final = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)
@@ -150,7 +153,7 @@ class StepBudget:
         | PREFILL_COLUMNS
         | {"arrival_s", "ttft_s", "tds", "e2e_s", "first_token_s", "in_flight_tokens", "item_tokens"}
     )
-    """Columns that it reads."""
+    """Columns that the step budget reads."""
 
     def __init__(self, lengths: Lengths) -> None:
         self.lengths = lengths

@@ -37,7 +37,7 @@ from sloserve.scheduler.options import check_within
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 
 _BEHIND_S = 1e12
-"""Later than any deadline, earlier than none."""
+"""Time that is later than any deadline, and earlier than no deadline."""
 
 
 def deadlines_s(rows: Rows, slots: IntArray, default_tds: float = DEFAULT_TDS) -> FloatArray:

@@ -16,7 +16,7 @@ from sloserve.lso.plan import NO_SLOTS, EngineFacts, Plan, PlanError, Snapshot, 
 from sloserve.lso.step_budget import StepBudget
 
 __all__ = ["NO_SLOTS", "EngineFacts", "Plan", "PlanError", "Policy", "PredictingPolicy", "Snapshot", "check_plan"]
-"""What a policy is written with, in one import."""
+"""Names with which a policy is written, in one import."""
 
 
 class Policy(ABC):

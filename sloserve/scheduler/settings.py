@@ -201,12 +201,12 @@ class PluginSettings(_Settings):
 
     @property
     def header_rules(self) -> HeaderRules:
-        """How headers are read."""
+        """Rules by which headers are read."""
         return HeaderRules(self.tenant_headers, self.unknown_headers == "reject")
 
     @property
     def rules(self) -> Rules:
-        """What is made of what requests state."""
+        """Rules by which requests' SLOs are read."""
         return Rules(
             classes=self.classes,
             service_tiers=self.service_tiers,

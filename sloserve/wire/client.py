@@ -1,4 +1,4 @@
-"""The client's end of a request: while it is there the request goes on, and no longer."""
+"""Watch on the client of a request: the request goes on only while the client is there."""
 
 import asyncio
 from types import TracebackType

@@ -12,7 +12,7 @@ class EventCounter:
 
     def __init__(self) -> None:
         self._line = b""
-        """How the line begins that has not ended; as much as tells whether it is a ``data`` field."""
+        """Beginning of the line that has not ended, as far as it shows whether the line is a ``data`` field."""
         self._after_cr = False
         self._has_data = False
 

@@ -31,13 +31,13 @@ FIELDS = {
 
 REPORT = "x-slo-report"
 TASK = "x-slo-task"
-"""What the request is for: a task of a router's quality table. Read by a fleet's gateway."""
+"""Header with the task of the request in a router's quality table; a fleet's gateway reads it."""
 
 NETWORK = "x-slo-network-ms"
-"""What the way to the server and back takes of the request's time. Read by a fleet's gateway."""
+"""Header with the time that the way to the server and back takes; a fleet's gateway reads it."""
 
 PRIORITY = "x-vllm-priority"
-"""vLLM's own, and read by vLLM."""
+"""Header with vLLM's own priority, which vLLM reads."""
 
 TENANTS = ("x-tenant-id", "x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
 """Headers that name the tenant, unless the deployment names others."""
@@ -46,7 +46,7 @@ OBJECTIVES = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 """llm-d and the Gateway API's inference extension: the name of an InferenceObjective, which a table maps to a class."""
 
 TTL = "x-request-ttl-ms"
-"""How long the request may wait for its first token."""
+"""Header with the time for which the request may wait for its first token."""
 
 COUNTING_DOWN = {"slo_ttft_ms": "ttft_s", "slo_e2e_ms": "e2e_s"}
 """Targets that count from the client's request, as :data:`TTL` does: key of ``vllm_xargs`` to field of ``Targets``.
@@ -73,10 +73,10 @@ EXPOSED = (REQUEST_ID, RETRY_AFTER, *sorted(ANSWERS))
 """Headers of a response that a page of another origin may read, if the server lets it read responses at all."""
 
 DUE_NOW = f"{DUE_NOW_S * 1e3:g}"
-"""What a TTFT of 0 or less is read as, in ms."""
+"""Milliseconds as which a TTFT of 0 or less is read."""
 
 MAX_IGNORED = 32
-"""Unknown headers of one request that are passed over: each is compared with all names of ours, before any key is."""
+"""Most unknown headers of one request that are ignored: each is compared with all our names, before any key is."""
 
 MAX_LABEL_CHARS = 128
 """Longest tenant or request id: they are kept in memory and written to logs."""
@@ -120,7 +120,7 @@ class HeaderRules:
 
     @functools.cached_property
     def tenant_names(self) -> frozenset[bytes]:
-        """``tenant_headers`` as they come."""
+        """Names in ``tenant_headers`` as bytes, as ASGI has them."""
         return frozenset(name.encode("latin-1", "replace") for name in self.tenant_headers)
 
 

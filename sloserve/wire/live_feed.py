@@ -25,9 +25,9 @@ MOST_WATCHERS: Final = 8
 MOST_BYTES: Final = 64 * 1024
 ROWS: Final = "rows"
 _MOST_VIEW_BYTES = MOST_BYTES - 8 * 1024
-"""A change may name each row of the view before as gone, beside all rows of the new one."""
+"""Most bytes of a view: a change may name each old row as gone, beside all rows of the new view."""
 _BEHIND = 4
-"""Frames that a watcher may be behind: two seconds."""
+"""Most frames that a watcher may be behind: two seconds."""
 _HEADERS = (
     ("content-type", "text/event-stream; charset=utf-8"),
     ("cache-control", "no-store"),

@@ -17,7 +17,7 @@ from sloserve.wire import strict_json
 from sloserve.wire.asgi import CLOSE, ClientLeft, Message, Receive, Scope, Send, declares_more, opened, refuse_error
 
 SILENT_S: Final = 60.0
-"""A client that sends nothing of its body for so long is answered without it."""
+"""Seconds without any part of its body after which a request gets a response without the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class BoundedBody:
         self._read, self._waited_s = 0, 0.0
         self._is_bounded = True
         self.is_whole = False
-        """Whether it was read to its end."""
+        """Whether the body was read to its end."""
 
     def check_length(self) -> None:
         """Raise BodyTooLarge if the request declares a body that is longer than the limit."""
@@ -142,7 +142,7 @@ class OpenedRequest:
 
     @property
     def closing(self) -> list[tuple[str, str]]:
-        """Headers of a refusal: where the body is not read to its end, the connection ends with that."""
+        """Headers of a refusal: a connection with an unread body is closed with it."""
         return [] if self.body.is_whole else [CLOSE]
 
     async def refuse(self, error: SloServeError, headers: Iterable[tuple[str, str]] = ()) -> None:

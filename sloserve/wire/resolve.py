@@ -56,7 +56,7 @@ class Rules:
 
     @functools.cached_property
     def merge(self) -> Callable[[_Stated, str | None], tuple[SLO, dict[str, Any]]]:
-        """What :func:`_merge` returns under these rules, remembered."""
+        """The function :func:`_merge` under these rules, with a cache of its results."""
         return functools.lru_cache(MAX_REMEMBERED)(functools.partial(_merge, self.classes))
 
 

@@ -28,7 +28,7 @@ def loads(text: bytes) -> Any:
 
 
 class _Stated(ValueError):
-    """Says all that there is to say."""
+    """An error with a complete message, which is raised as it is."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

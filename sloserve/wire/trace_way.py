@@ -1,7 +1,8 @@
 """A request's way through the engine, as its trace carries it from the engine process to where vLLM makes the span.
 
 vLLM hands the trace headers of a request to its engine and back with each output, whatever host the engine runs on. The
-way stands beside them under a name that no propagator reads. Only while vLLM's tracing is on; see docs/traces.md.
+events stand beside them under a name that no propagator reads. They are kept only while vLLM's tracing is on; see
+docs/traces.md.
 """
 
 import json

@@ -25,9 +25,9 @@ PREFIX = "slo_"
 KEYS = (*TARGET_KEYS, "slo_class", "slo_output_tokens")
 MAX_OUTPUT_TOKENS = 2**31
 LENGTH_KEY = "sloserve_length"
-"""From our front end to our scheduler, never from a client: see :func:`with_length`."""
+"""Key that our front end sends to our scheduler, never a client: see :func:`with_length`."""
 PROGRESS_KEY = "sloserve_progress"
-"""From our front end to our scheduler, never from a client: see :func:`of_further_call`."""
+"""Key that our front end sends to our scheduler, never a client: see :func:`of_further_call`."""
 
 
 def parse_slo(extra_args: Mapping[str, Any] | None, classes: ClassTable) -> SLO:

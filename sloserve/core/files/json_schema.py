@@ -12,7 +12,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import CoreSchema
 
 DIALECT = "http://json-schema.org/draft-07/schema#"
-"""The one that the YAML language server of editors reads; pydantic writes a newer one."""
+"""Dialect that the YAML language server of editors reads; pydantic writes a newer one."""
 _DRAFT_7 = {"$defs": "definitions", "prefixItems": "items"}
 
 JsonSchema = dict[str, Any]

@@ -22,7 +22,7 @@ Path = tuple[str | int, ...]
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe subset."""
+    """Loader of YAML's safe subset."""
 
 
 _Loader.add_implicit_resolver(

@@ -18,7 +18,10 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """In a field's ``Annotated``: what its value must be, to end the sentence "5 is not ..."; editors show it too."""
+    """Words that say what a value must be, to end the sentence "5 is not ..."; editors show them too.
+
+    They stand in a field's ``Annotated``.
+    """
 
     text: str
 
@@ -33,7 +36,10 @@ def _not_tiny(value: float) -> float:
 
 
 NOT_TINY = AfterValidator(_not_tiny)
-"""In the ``Annotated`` of a field above 0: refuses what would be 0 once its unit is converted, such as 5e-324 ms."""
+"""Validator that refuses what would be 0 once its unit is converted, such as 5e-324 ms.
+
+It stands in the ``Annotated`` of a field above 0.
+"""
 
 
 class Problem(NamedTuple):

@@ -18,8 +18,8 @@ from sloserve.core.kernels import _csrc
 class Cooling:
     """The annealer's temperatures, in requests: a plan worse by T of n requests' part of G is accepted with chance 1/e.
 
-    From ``initial``, times ``tau`` after each ``moves`` moves, until below ``final``. tau is the paper's; the default
-    makes 45 * 9 moves.
+    The temperature starts at ``initial``, is multiplied by ``tau`` after each ``moves`` moves, and ends below
+    ``final``. tau is the paper's; the default makes 45 * 9 moves.
     """
 
     initial: float = 0.6

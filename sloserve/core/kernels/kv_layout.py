@@ -106,7 +106,7 @@ class KVLayout(_csrc.KvLayout):
     def block_size(self) -> int:
         """Tokens in a block, where a request of n tokens holds n / block size blocks.
 
-        Raises: ValueError where blocks do not follow from tokens so.
+        Raises: ValueError for a layout in which blocks do not follow from tokens in this way.
         """
         if not self.is_full:
             raise ValueError(f"there is no single block size for the groups {self.groups}")

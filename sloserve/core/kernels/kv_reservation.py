@@ -65,7 +65,7 @@ class KvReservation:
 
     @property
     def visited_steps(self) -> int:
-        """Future steps that changes and questions have read or written since the beginning: their cost."""
+        """Future steps that changes and questions have read or written so far, as a measure of their cost."""
         return self._steps.visited
 
     def __len__(self) -> int:

@@ -21,7 +21,7 @@ from sloserve.engine.metrics.process_page import COVERAGE_WINDOW, LATENCIES, PRE
 
 LEVELS: Final = (MEDIAN, P90)
 OUTCOMES: Final[tuple[Outcome, ...]] = tuple(outcome for outcome in Outcome if outcome is not Outcome.LOST)
-"""Only a simulation can lose a request."""
+"""Outcomes of live requests: only a simulation can lose a request."""
 
 # Seconds. Finer than vLLM's where targets are usually set, so that a quantile near a target can be read off.
 TTFT_BUCKETS_S: Final = (

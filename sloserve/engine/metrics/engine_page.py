@@ -59,7 +59,7 @@ SCALARS = tuple(f.name for f in fields(EngineFigures))
 
 
 class Layout:
-    """Where in the array of slots each figure lies: the scalars, reasons, histograms, three times one slot a class."""
+    """Place of each figure in the array of slots: the scalars, reasons, histograms, three times one slot a class."""
 
     _NAMED = (*SCALARS, *(f"swap_refused_{name}" for name in REFUSALS), *(f"swap_dropped_{name}" for name in DROPS))
     at = {name: index for index, name in enumerate(_NAMED)}
@@ -84,7 +84,7 @@ class Layout:
 
 
 class PageWriter:
-    """The engine's side. ``values`` is the array of slots itself; what is stored in it is stored in the page.
+    """The engine's side of a page: ``values`` is the array of slots itself; storing in it writes the page.
 
     Raises: OSError when no file can be made.
     """
@@ -130,7 +130,10 @@ class PageWriter:
 
 
 class PageReader:
-    """The other side. Raises: OSError, or ValueError for a file that is no page of this version."""
+    """The reader's side of a page.
+
+    Raises: OSError, or ValueError for a file that is no page of this version.
+    """
 
     def __init__(self, file: PageFile) -> None:
         self._file = file

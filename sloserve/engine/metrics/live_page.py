@@ -24,7 +24,7 @@ MOST_ROWS: Final = 200
 """Requests drawn of one engine; the others are counted."""
 FRAME_EVERY_S: Final = 0.5
 WATCH_S: Final = 2.0
-"""A watcher that says nothing for so long is gone."""
+"""Seconds without a sign after which a watcher counts as gone."""
 
 NEAR: Final[IntArray] = np.arange(0, 65, 8)
 """Steps ahead at which the KV cache is foreseen, ``[t]``."""
@@ -33,9 +33,14 @@ ROW: Final = (
     "number", "class_id", "phase", "since_s", "arrival_s", "due_s", "prompt_tokens", "computed_tokens", "output_tokens",
     "preemptions", "ahead", "why", "figure", "of",
 )  # fmt: skip
-"""Columns of a drawn request. number: its own, of this engine. since_s: when its phase began. due_s: its next
-deadline, nan for none. ahead: waiting requests before it in the order of admission, -1 where it runs. why, figure, of:
-:class:`~sloserve.engine.why.Cause`. Times are epoch seconds."""
+"""Columns of a drawn request; times are epoch seconds.
+
+- ``number``: its number, unique in this engine.
+- ``since_s``: when its phase began.
+- ``due_s``: its next deadline, nan for none.
+- ``ahead``: waiting requests before it in the order of admission, -1 if it runs.
+- ``why``, ``figure``, ``of``: its :class:`~sloserve.engine.why.Cause`.
+"""
 
 _WATCHED_UNTIL, _WRITTEN = 0, 1
 _SLOTS = 2
@@ -86,7 +91,10 @@ class _Layout:
 
 
 class LiveWriter:
-    """The engine's side. Raises: OSError when no file can be made."""
+    """The engine's side of a page.
+
+    Raises: OSError when no file can be made.
+    """
 
     def __init__(self, classes: int, rank: int, folder: Path | None = None) -> None:
         self._layout = _Layout(classes)
@@ -129,7 +137,10 @@ class LiveWriter:
 
 
 class LiveReader:
-    """The other side. Raises: OSError, or ValueError for a file that is no page of this version."""
+    """The reader's side of a page.
+
+    Raises: OSError, or ValueError for a file that is no page of this version.
+    """
 
     def __init__(self, file: PageFile) -> None:
         self.file = file

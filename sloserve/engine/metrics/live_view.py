@@ -28,10 +28,13 @@ _DUE, _PHASE, _CLASS, _WHY = (ROW.index(name) for name in ("due_s", "phase", "cl
 _NUMBER = ROW.index("number")
 
 GOOD_SHARE: Final = 0.9
-"""A class that met less than this share of its targets in the last minute is shown as one that does badly."""
+"""Share of its targets in the last minute below which a class is shown as bad."""
 BAD, LATE, FINE = "bad", "late", "fine"
-"""How a class does, by its own requests alone: it meets less than :data:`GOOD_SHARE`, or nothing of it ended and some
-are late; it meets that share and some are late now; none is late."""
+"""States of a class, by its own requests alone.
+
+A class is bad if it meets less than :data:`GOOD_SHARE`, or if none of its requests ended and some are late. It is late
+if it meets that share and some requests are late now. It is fine if no request is late.
+"""
 
 
 class LiveView:

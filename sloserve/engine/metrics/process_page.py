@@ -29,7 +29,7 @@ COVERAGE_WINDOW: Final = 256
 LATENCIES: Final = ("ttft", "tpot", "e2e")
 
 REFRESH_S: Final = 1.0
-"""An API process that has just started, or is no more, is noticed this late by one that admits requests."""
+"""Seconds after which a process that admits requests notices a started or ended API process."""
 
 
 class Board:

@@ -19,13 +19,13 @@ LEARNS: Final = 8
 bring it within half as much again, where ``MAX_CHANGE`` alone takes 60.
 """
 MAX_FIRST_CHANGE: Final = 2.0
-"""Largest factor by which one of these moves the rate, up or down."""
+"""Largest factor by which one of the first copies moves the rate, up or down."""
 LIMITS: Final = (0.01, 10.0)
 """The rate's least and largest multiple of the first one. A pool in swapped memory, or on another socket, is far slower
 than the bus, which bounds it from above.
 """
 FORGETS_S: Final = 300.0
-"""Time without copies in which what was observed counts 1/e."""
+"""Seconds without copies after which what was observed counts 1/e."""
 _GAIN: Final = 1.0 / LEARNS
 
 

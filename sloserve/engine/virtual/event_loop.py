@@ -115,7 +115,7 @@ class EventLoop(ABC):
     @property
     @abstractmethod
     def _kept(self) -> SwapStore | None:
-        """What is in the swap space, if there is one."""
+        """What is kept in the swap space, if there is one."""
 
     @abstractmethod
     def _keep(self, request_id: str) -> Sequence[Sequence[int]]:
@@ -206,7 +206,7 @@ class EventLoop(ABC):
 
     @property
     def _wakes_at(self) -> float:
-        """When something comes, other than the end of a step, that an engine with nothing to do can go on with."""
+        """Time of the next event, other than the end of a step, with which an idle engine can go on."""
         at = self._arriving[0][0] if self._arriving else math.inf
         if self._swap_worker is not None:
             at = min(at, self._swap_worker.next_s)

@@ -36,7 +36,7 @@ class VirtualFrontEnd:
         self._queued_tokens_sum = 0
         self._in_flight = 0
         self.on_ended: Callable[[str], object] | None = None
-        """Called with ids, for what stands before it."""
+        """Function that is called with the id of each request that ended, for what stands before the engine."""
 
     def takes(self, item: WorkloadRequest, now_s: float) -> bool:
         """Return whether the request is taken in; if so it is booked as waiting."""

@@ -1,4 +1,4 @@
-"""How good predictions of lengths were: the figures the papers report, and whether the quantiles keep their word."""
+"""Accuracy of predictions of lengths: the figures the papers report, and whether the quantiles are kept."""
 
 from dataclasses import dataclass
 
@@ -37,7 +37,7 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Predictions:
-    """What was predicted of n requests, each ``[n]``."""
+    """Predictions for n requests, each ``[n]``."""
 
     median: FloatArray
     p90: FloatArray

@@ -16,7 +16,7 @@ from sloserve.estimator.length.quantiles import quantile_lengths
 from sloserve.estimator.length.remaining import KnownRequests, rest_of
 
 LEVELS: Final[FloatArray] = np.array([0.1, 0.25, 0.5, 0.75, 0.9])
-"""Levels of the quantiles that travel."""
+"""Levels of the quantiles that travel from the front end to the scheduler."""
 
 
 def expected_tokens(quantiles: Sequence[float], max_tokens: int) -> float:

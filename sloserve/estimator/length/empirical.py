@@ -40,7 +40,10 @@ _DRIFT_Z: Final = 4.0
 
 @dataclass(slots=True)
 class _Window:
-    """The requests of one class that ended last, in the order they ended; ``cut``: not by themselves."""
+    """The requests of one class that ended last, in the order in which they ended.
+
+    ``cut`` says whether they did not end by themselves.
+    """
 
     tokens: deque[int] = field(default_factory=deque)
     cut: deque[bool] = field(default_factory=deque)

@@ -147,7 +147,7 @@ class LengthEstimator(Protocol):
 
 
 class Estimator(ABC):
-    """What follows for any estimator from its form."""
+    """Methods that follow for any estimator from its form."""
 
     @abstractmethod
     def observe(self, class_id: int, output_tokens: int, *, cut: bool = False) -> bool:

@@ -1,4 +1,4 @@
-"""What ``sloserve train-length`` does: reads examples, judges models on held-out ones, trains and saves one."""
+"""The command ``sloserve train-length``: reads examples, judges models on held-out ones, trains and saves one."""
 
 from dataclasses import asdict
 from pathlib import Path

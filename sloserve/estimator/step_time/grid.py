@@ -18,15 +18,18 @@ _PREFIX_CHUNKS = (128, 512, 2048)
 _CHUNKS_A_PROMPT = 6
 _MANY_PROMPTS = (4, 16)
 _DECODED_TOKENS = 64
-"""Left for what a scenario's requests decode meanwhile."""
+"""Tokens that a scenario leaves for what its requests decode meanwhile."""
 
 _MIN_EACH = 9
-"""Scenarios that decode, and waves: a quarter is held out, and the rest must still determine the coefficients."""
+"""Least scenarios that decode, and least waves.
+
+A quarter is held out, and the rest must still determine the coefficients.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCapacity:
-    """What the engine takes: tokens and requests in a step, tokens of a request, tokens in the KV cache."""
+    """Limits of the engine: tokens and requests in a step, tokens of a request, tokens in the KV cache."""
 
     max_num_batched_tokens: int
     max_num_seqs: int
@@ -65,7 +68,7 @@ class Scenario:
 
     @property
     def key(self) -> str:
-        """Names the scenario in the raw measurements."""
+        """Name of the scenario in the raw measurements."""
         waves = "+".join(f"{w.prompts}x{w.prompt_tokens}by{w.chunk_tokens}" for w in self.waves)
         return f"{self.decode_seqs}@{self.context_tokens}/{waves or 'none'}"
 

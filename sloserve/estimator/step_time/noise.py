@@ -13,7 +13,7 @@ STALL_CHANCE = 0.001
 STALL_FACTOR = 5.0
 _BLOCK = 1024
 _STREAM = 7
-"""Tells this stream of chance from others under the same seed."""
+"""Number that separates this stream of chance from others under the same seed."""
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ _DRAFT_STEPS = 32.0
 
 @dataclass(slots=True)
 class Coverage:
-    """The largest load seen, in each direction; at first, what any engine may be asked for."""
+    """The largest load seen, in each direction; at first, the largest that any engine may be asked for."""
 
     prefill_tokens: int = 256
     prefill_attention_tokens2: int = 256**2
@@ -80,7 +80,7 @@ class OnlineLatency:
         self.fit: Recalibrated | Learned = Learned() if profile is None else Recalibrated(profile)
         self.coverage = Coverage() if profile is None else Coverage.of(profile)
         self.covered = 0.0
-        """Share of the last few hundred steps that were no larger than those before them."""
+        """Share of the last few hundred steps that were no larger than the steps before them."""
         self.drafts = 0.0
         """Mean number of draft tokens that a decode has had in a recent step."""
 

@@ -30,9 +30,12 @@ FITS: dict[str, Callable[[Sequence[MeasuredStep]], Hinge | DistServe | Bilinear]
 }
 HELD_OUT_SHARE = 0.25
 KNEE_SHARE = 0.9
-"""The knee is where a step reaches this share of the highest throughput: beyond it tokens cost latency for little."""
+"""Share of the highest throughput at which the knee is: beyond it tokens add latency and little throughput."""
 DOUBTFUL_PERCENT = 25.0
-"""Far above what fits of good grids have (benchmarks/estimator/latency_fit.py: 2 to 10 %)."""
+"""Error in percent from which a profile is doubtful.
+
+It is far above what fits of good grids have (benchmarks/estimator/latency_fit.py: 2 to 10 %).
+"""
 
 
 GRIDS = ("full", "small")

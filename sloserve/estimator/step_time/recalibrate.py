@@ -34,7 +34,10 @@ LIMITS = (0.1, 10.0)
 _KEEP = 1.0 - 1.0 / WINDOW_STEPS
 _PRIOR_STEPS = 1.0
 _CLIP = 2.5
-"""Times the usual error; Huber's constant is 1.35 for 95 % efficiency, steps have heavier tails than errors have."""
+"""Largest error that counts in full, as a multiple of the usual error.
+
+Huber's constant is 1.35 for 95 % efficiency; step times have heavier tails than measurement errors.
+"""
 _ERROR_START, _ERROR_MIN, _ERROR_MAX = 0.1, 0.01, 1.0
 _ERROR_STEPS = 32.0
 

@@ -15,7 +15,7 @@ MIN_SAMPLES = 8
 MIN_TPOT_TOKENS = 16
 """Output tokens below which all may have passed the front end at once, which says nothing about the engine."""
 _BUCKETS = 24
-"""Powers of two of prompt tokens; the last holds all longer ones."""
+"""Number of buckets, powers of two of prompt tokens; the last holds all longer prompts."""
 
 
 @dataclass(slots=True)

@@ -18,14 +18,17 @@ from dataclasses import dataclass, field
 from typing import Final
 
 AHEAD_S: Final = 2.0
-"""A place is kept from so long before it is predicted to be free, since it may be free earlier."""
+"""Seconds for which a place is kept before it is predicted to be free, since it may be free earlier."""
 GRACE_S: Final = 2.0
 """Seconds for the way back to the server, which begins when the client's time to wait is over."""
 MOST: Final = 4096
 MOST_OF_KEY: Final = 16
-"""Clients may send the same request at the same time; one that sends it again and again gains no more by that."""
+"""Most promises of one key: clients may send the same request at the same time.
+
+A client that sends a request again and again gains nothing by it.
+"""
 _SHARE_OF: Final = 128.0
-"""Promises of the latest past that say which share of clients comes again."""
+"""Number of the latest promises from which the share of clients that retry is taken."""
 _LEAST_SHARE: Final = 1.0 / 16.0
 
 

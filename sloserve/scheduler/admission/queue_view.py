@@ -34,8 +34,11 @@ The queue's speed is unknown then.
 
 SWEEP_INTERVAL_S = 0.02
 SWEEP_INTERVAL_S_PER_WAITING = 1e-4
-"""A class is swept at most this often: a sweep looks at every waiting request, a microsecond each, and an overload asks
-thousands of times per second. A place is thus found free at most this late."""
+"""Seconds between two sweeps of a class, for each waiting request.
+
+A sweep looks at every waiting request, a microsecond each, and an overload asks thousands of times per second. A place
+is thus found free at most this late.
+"""
 
 MEMORY_S = 30.0
 """Time constant of the observed rate, in seconds during which a request waited: as far back as it predicts ahead."""
@@ -65,7 +68,7 @@ class Elsewhere(Protocol):
 
 
 class Nowhere:
-    """There are no other processes."""
+    """Stands for other processes where there are none."""
 
     def tell(self, class_id: int, waiting: int) -> None:
         pass
@@ -183,7 +186,7 @@ class Backlog:
 
 
 class WaitingPlace:
-    """One request's place among the waiting. Released once; every further release changes nothing."""
+    """One request's place among the waiting. It is released once; every further release has no effect."""
 
     __slots__ = ("request", "_queue")
 

@@ -47,11 +47,11 @@ from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Predi
 URGENT_QUALITY = 0.5
 """QoE if served at once below which a request is not urgent: it is lost anyway."""
 URGENT_GAIN = 0.02
-"""Nor is one that gains less by being served."""
+"""Gain by being served below which a request is not urgent."""
 FIRST_HORIZON_S = 8.0
 """Prediction timeframe in seconds before any output has ended."""
 _URGENT_FIRST = 2.0
-"""More than any gain per token."""
+"""Key difference that is more than any gain per token."""
 
 
 class Andes(PredictingPolicy):

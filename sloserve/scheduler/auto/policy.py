@@ -33,7 +33,7 @@ from sloserve.scheduler.options import check_within
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, PredictingPolicy, Snapshot
 
 MOST_ADMITTED: Final = 64
-"""In one step; more prompts than a step's budget computes."""
+"""Most requests that are admitted in one step; more prompts than a step's budget computes."""
 
 
 class Auto(PredictingPolicy):

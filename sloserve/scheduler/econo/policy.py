@@ -35,11 +35,11 @@ from sloserve.scheduler.options import check_within
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, PredictingPolicy, Snapshot
 
 UNHURRIED_S: Final = 600.0
-"""Target of a request that states none."""
+"""Target in seconds of a request that states none."""
 MOST_ADMITTED: Final = 64
-"""In one step; more prompts than a step's budget computes."""
+"""Most requests that are admitted in one step; more prompts than a step's budget computes."""
 _LATE: Final = 1e15
-"""More than any request's tokens x steps x seconds."""
+"""Key difference that is more than any request's tokens x steps x seconds."""
 
 
 class Econo(PredictingPolicy):

@@ -35,7 +35,7 @@ MOST_ANNEALED = 512
 """Waiting requests that are planned by annealing; the others follow, the shortest first."""
 
 MOST_PLANS_A_FIT = 1000
-"""Plans between two looks at what the engine's steps take, fewer at first; each costs some milliseconds."""
+"""Plans between two readings of the engine's step times, fewer at first; a reading takes some milliseconds."""
 
 _PLAN_NS = 2.5e5
 _MOST_MOVES = 2000

@@ -64,7 +64,7 @@ class RemainingWork:
 
     @property
     def mean_kv_tokens(self) -> float:
-        """KV cache that one of them fills in the end, in tokens."""
+        """Tokens of KV cache that a request fills at its end, on average."""
         return float((self.context_tokens + self.output_tokens).mean())
 
 

@@ -28,7 +28,10 @@ _SAMPLE: Final = 256
 """Latest requests of a model that k-means looks at: one iteration takes about 0.1 ms."""
 _ITERATIONS: Final = 8
 _NEAR: Final = 1.0
-"""A request this far from every centroid founds one: deadlines apart by a factor of 2, or lengths by a factor of 4."""
+"""Distance from every centroid at which a request founds one.
+
+It stands for deadlines apart by a factor of 2, or lengths by a factor of 4.
+"""
 _NO_DEADLINE_S: Final = 2.0**20
 
 

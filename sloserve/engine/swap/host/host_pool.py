@@ -25,11 +25,11 @@ from sloserve.engine.swap.host.memory_limits import GIB, check_room
 logger = logging.getLogger(__name__)
 
 SLICE_BYTES: Final = GIB
-"""About what is touched and pinned at a time: a few tenths of a second, each."""
+"""Bytes, about, that are touched and pinned at a time: a few tenths of a second for each slice."""
 
 
 class Pinner(Protocol):
-    """Makes memory such that a device reads and writes it by itself."""
+    """Makes memory accessible to a device for direct reads and writes."""
 
     def pin(self, address: int, size: int) -> None:
         """Pin memory.
@@ -45,7 +45,10 @@ class Pinner(Protocol):
 
 
 class HostPool:
-    """Memory of ``blocks`` host blocks. slice_blocks: how many blocks a slice holds. pinned: whether all of it is."""
+    """Memory of ``blocks`` host blocks.
+
+    ``slice_blocks`` is the number of blocks in a slice; ``pinned`` says whether all of the memory is pinned.
+    """
 
     def __init__(
         self, blocks: int, block_bytes: int, pinner: Pinner | None = None, cpus: frozenset[int] = frozenset()

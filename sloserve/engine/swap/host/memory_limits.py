@@ -15,7 +15,7 @@ from sloserve.core.json_lines import lines_of
 
 GIB: Final = 2**30
 KEPT_FREE_BYTES: Final = 2 * GIB
-"""What a pool must leave: vLLM's own processes, and the page cache through which weights are read."""
+"""Bytes that a pool must leave for vLLM's own processes, and for the page cache through which weights are read."""
 
 _CAP_IPC_LOCK: Final = 14  # capabilities(7): its bit; a process with it may lock any amount
 _CGROUPS: Final = "sys/fs/cgroup"
@@ -24,7 +24,7 @@ _NO_LIMIT: Final = 2**60
 
 
 class MemoryRoom(NamedTuple):
-    """Bytes that may still be taken, and what says so."""
+    """Bytes that may still be taken, and the limit that says so."""
 
     bytes: int
     limit: str

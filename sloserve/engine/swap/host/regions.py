@@ -10,7 +10,7 @@ from sloserve.engine.swap.host.memory_limits import GIB
 
 SPACE_KEY: Final = "swap_space_gib"
 ENGINES_KEY: Final = "engines_of_host"
-"""Keys of the connector's extra config: GiB for all ranks of a host together; engines that share it, 1 by default."""
+"""Keys of the connector's extra config: GiB for all ranks of a host; number of engines that share it, 1 by default."""
 
 
 @dataclass(frozen=True)
