@@ -3,8 +3,8 @@
 They stand in prometheus_client's own registry, as vLLM's do. If there are several API servers, vLLM turns on
 prometheus' multiprocess mode, which adds up the counters and histograms of all processes, dead ones too, and asks no
 collector. What is computed at scrape (``sloserve:slo_attainment_ratio``, ``sloserve:prediction_coverage_ratio`` and all
-of :mod:`sloserve.engine.metrics.engine_metrics`) is computed from the boards and pages of all processes, and is laid beside
-what that mode collects, so that a scrape of any process shows the whole.
+of :mod:`sloserve.engine.metrics.engine_metrics`) is computed from the boards and pages of all processes, and is laid
+beside what that mode collects, so that a scrape of any process shows the whole.
 
 Labels have few values: classes come from the class table, outcomes and reasons are enumerated, and only as many tenants
 as :class:`TenantLabels` allows have a label of their own.

@@ -36,7 +36,8 @@ class EngineSettings:
         swapping: Rule that selects the requests to copy to it instead of computing them again.
         kv_groups: KV cache groups of the model's layers; an empty tuple for one of full attention, with blocks of
             ``block_size``.
-        drafts: Draft tokens of a draft head (EAGLE, MTP), see :class:`~sloserve.engine.virtual.drafts.Drafts`; ``None`` for
+        drafts: Draft tokens of a draft head (EAGLE, MTP), see :class:`~sloserve.engine.virtual.drafts.Drafts`; ``None``
+        for
             none.
     """
 

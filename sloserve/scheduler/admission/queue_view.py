@@ -1,7 +1,7 @@
 """Waiting requests of each class, the rate at which they start, and the time at which refused ones should retry.
 
-The time to retry is a promise (:mod:`sloserve.scheduler.admission.promises`): the next place that is not promised yet, at the
-rate of the latest starts. Neither a profile nor a nominal step time has a part in it, only what the engine did.
+The time to retry is a promise (:mod:`sloserve.scheduler.admission.promises`): the next place that is not promised yet,
+at the rate of the latest starts. Neither a profile nor a nominal step time has a part in it, only what the engine did.
 
 A request waits from :meth:`Backlog.enter` until its place is notified that the first token is out, or that the request
 ended before. The keeper of the places may not see every first token (an output that is not streamed is seen when it is

@@ -33,7 +33,8 @@ class PlanSettings:
         most_moves: Most moves of the search.
         least_gain: Share of the last plan's cost that another plan must save.
         scale_up: Whether to say how many instances would do if the present ones do not.
-        use_idle: Whether idle instances get work of others, see :mod:`sloserve.scheduler.virtual_queues.idle_instances`.
+        use_idle: Whether idle instances get work of others, see
+        :mod:`sloserve.scheduler.virtual_queues.idle_instances`.
     """
 
     chance: float = 0.9
