@@ -4,11 +4,9 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -56,26 +54,16 @@ T at_place(const std::vector<T>& found, std::size_t place) {
   return found[place];
 }
 
-// Columns of the request table, given as a tuple.
-template <typename T, std::size_t kColumns>
-using Columns = std::array<Column<T>, kColumns>;
-
 // Length of the columns, the same for all. Throws std::invalid_argument where it is not.
-template <typename... AllColumns>
-std::size_t capacity_of(const AllColumns&... columns) {
-  std::size_t capacity = 0;
-  bool first = true;
-  const auto check = [&](const auto& of) {
-    for (const auto& one : of) {
-      if (!first && one.shape(0) != capacity) {
-        throw std::invalid_argument("columns of several lengths: " + std::to_string(capacity) + " and " +
-                                    std::to_string(one.shape(0)));
-      }
-      capacity = one.shape(0);
-      first = false;
+template <typename First, typename... Others>
+std::size_t capacity_of(const Column<First>& first, const Column<Others>&... others) {
+  const std::size_t capacity = first.shape(0);
+  const auto check = [&](std::size_t size) {
+    if (size != capacity) {
+      throw std::invalid_argument("columns of several lengths: " + std::to_string(capacity) + " and " + std::to_string(size));
     }
   };
-  (check(columns), ...);
+  (check(others.shape(0)), ...);
   return capacity;
 }
 
@@ -83,17 +71,6 @@ std::size_t capacity_of(const AllColumns&... columns) {
 inline Slots slots_of(const Column<std::int64_t>& slots, std::size_t capacity) {
   const Slots found{slots.data(), slots.shape(0)};
   found.check(capacity);
-  return found;
-}
-
-inline ProgressColumns progress_of(const Columns<std::int64_t, 5>& columns) {
-  return {columns[0].data(), columns[1].data(), columns[2].data(), columns[3].data(), columns[4].data()};
-}
-
-// As above; throws std::invalid_argument for tokens that no request has in these slots.
-inline ProgressColumns progress_of(const Columns<std::int64_t, 5>& columns, const Slots& slots) {
-  const ProgressColumns found = progress_of(columns);
-  found.check(slots);
   return found;
 }
 

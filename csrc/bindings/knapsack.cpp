@@ -21,7 +21,8 @@ void bind_knapsack(nb::module_& m) {
         const Knapsack sack{gain.data(), weight.data(), gain.shape(0), capacity};
         return to_numpy(pack_greedy(sack, weight.shape(0), seq.data(), seq.shape(0), max_items, stop_at_misfit));
       },
-      "gain"_a.noconvert(), "weight"_a.noconvert(), "seq"_a.noconvert(), "capacity"_a, "max_items"_a, "stop_at_misfit"_a);
+      "gain"_a.noconvert(), "weight"_a.noconvert(), "seq"_a.noconvert(), nb::kw_only(), "capacity"_a, "max_items"_a,
+      "stop_at_misfit"_a);
   m.def(
       "pack_priced",
       [](const Column<double>& gain, const Column<std::int64_t>& weight, const Column<std::int64_t>& seq, std::int64_t capacity,
@@ -29,7 +30,7 @@ void bind_knapsack(nb::module_& m) {
         const Knapsack sack{gain.data(), weight.data(), gain.shape(0), capacity};
         return to_numpy(pack_priced(sack, weight.shape(0), seq.data(), seq.shape(0), max_items));
       },
-      "gain"_a.noconvert(), "weight"_a.noconvert(), "seq"_a.noconvert(), "capacity"_a, "max_items"_a);
+      "gain"_a.noconvert(), "weight"_a.noconvert(), "seq"_a.noconvert(), nb::kw_only(), "capacity"_a, "max_items"_a);
   nb::enum_<PackRule>(m, "PackRule")
       .value("PRICED", PackRule::kPriced)
       .value("GREEDY", PackRule::kGreedy)
@@ -43,8 +44,8 @@ void bind_knapsack(nb::module_& m) {
                                       batch_sizes.data(), batch_sizes.shape(0), rule);
         return std::tuple(best.batch_size, to_numpy(std::move(best.chosen)), best.gain);
       },
-      "gain_by_batch"_a.noconvert(), "weight"_a.noconvert(), "seq"_a.noconvert(), "capacity"_a, "batch_sizes"_a.noconvert(),
-      "rule"_a);
+      "gain_by_batch"_a.noconvert(), "weight"_a.noconvert(), "seq"_a.noconvert(), nb::kw_only(), "capacity"_a,
+      "batch_sizes"_a.noconvert(), "rule"_a);
   m.def(
       "pack_exact",
       [](const Column<double>& gain, const Column<std::int64_t>& weight, std::int64_t capacity, std::int64_t num_items,
@@ -54,7 +55,7 @@ void bind_knapsack(nb::module_& m) {
         if (!chosen) return std::nullopt;
         return to_numpy(std::move(*chosen));
       },
-      "gain"_a.noconvert(), "weight"_a.noconvert(), "capacity"_a, "num_items"_a, "at_most"_a);
+      "gain"_a.noconvert(), "weight"_a.noconvert(), nb::kw_only(), "capacity"_a, "num_items"_a, "at_most"_a);
 }
 
 }  // namespace sloserve::bindings

@@ -25,7 +25,7 @@ void bind_kv_copy(nb::module_& m) {
         std::vector<KvRegion> all;
         for (std::size_t i = 0; i < regions.shape(0); ++i) {
           const std::int64_t* row = regions.data() + 3 * i;
-          all.push_back({static_cast<std::uint64_t>(row[0]), row[1], row[2]});
+          all.push_back({.base = static_cast<std::uint64_t>(row[0]), .stride = row[1], .bytes = row[2]});
         }
         check_within("pool_base", pool_base, 0, std::numeric_limits<std::int64_t>::max());
         auto* pool = reinterpret_cast<unsigned char*>(pool_base);
@@ -33,7 +33,7 @@ void bind_kv_copy(nb::module_& m) {
         copy_blocks(KvLayout(all, num_blocks), pool, pool_blocks, device_ids.data(), device_ids.shape(0),
                     host_ids.data(), host_ids.shape(0), to_host, threads);
       },
-      "regions"_a.noconvert(), "num_blocks"_a, "pool_base"_a, "pool_blocks"_a, "device_ids"_a.noconvert(),
+      "regions"_a.noconvert(), nb::kw_only(), "num_blocks"_a, "pool_base"_a, "pool_blocks"_a, "device_ids"_a.noconvert(),
       "host_ids"_a.noconvert(), "to_host"_a, "threads"_a);
 }
 

@@ -1,12 +1,12 @@
 // Blocks of the KV cache that tokens take.
 #include <nanobind/stl/vector.h>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "arrays.h"
+#include "facts.h"
 #include "module.h"
 #include "sloserve/kv_layout.h"
 
@@ -22,16 +22,13 @@ std::int64_t checked(const char* name, std::int64_t tokens) {
 }  // namespace
 
 void bind_kv_layout(nb::module_& m) {
+  bind_facts<KvGroups>(m, "KvGroups", "KV cache groups that are counted alike.", Fact<&KvGroups::count>{"num_groups"},
+                       Fact<&KvGroups::block_size>{"block_size"}, Fact<&KvGroups::window_tokens>{"window_tokens"},
+                       Fact<&KvGroups::chunk_tokens>{"chunk_tokens"}, Fact<&KvGroups::states>{"states"},
+                       Fact<&KvGroups::checkpoints>{"checkpoints"}, Fact<&KvGroups::spare_blocks>{"spare_blocks"},
+                       Fact<&KvGroups::most_blocks>{"most_blocks"}, Fact<&KvGroups::copied_blocks>{"copied_blocks"});
   nb::class_<KvLayout>(m, "KvLayout")
-      .def(
-          "__init__",
-          [](KvLayout* self, const std::vector<std::array<std::int64_t, 9>>& groups, std::int64_t lookahead_tokens,
-             std::int64_t max_model_len) {
-            std::vector<KvGroups> found;
-            for (const auto& g : groups) found.push_back({g[0], g[1], g[2], g[3], g[4], g[5], g[6], g[7], g[8]});
-            new (self) KvLayout(std::move(found), lookahead_tokens, max_model_len);
-          },
-          "groups"_a, "lookahead_tokens"_a, "max_model_len"_a)
+      .def(nb::init<std::vector<KvGroups>, std::int64_t, std::int64_t>(), "groups"_a, "lookahead_tokens"_a, "max_model_len"_a)
       .def(
           "held",
           [](const KvLayout& self, const Column<std::int64_t>& computed, const Column<std::int64_t>& in_flight) {

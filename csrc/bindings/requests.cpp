@@ -12,6 +12,8 @@
 #include <nanobind/stl/vector.h>
 
 #include "arrays.h"
+#include "columns.h"
+#include "facts.h"
 #include "module.h"
 #include "sloserve/rank.h"
 #include "sloserve/request_columns.h"
@@ -20,6 +22,12 @@
 namespace sloserve::bindings {
 
 namespace {
+
+// How Python's types are stated in the stub; nothing is checked but the list, tuple or dict itself.
+using Objects = nb::typed<nb::list, nb::object>;
+using Ids = nb::typed<nb::list, nb::str>;
+using Names = nb::typed<nb::tuple, nb::str, nb::ellipsis>;
+using NumberOf = nb::typed<nb::dict, nb::str, int>;
 
 // allowed: a bit for each state.
 bool is_in(std::int8_t state, std::int64_t allowed) { return state >= 0 && state <= 62 && allowed >> state & 1; }
@@ -118,23 +126,30 @@ class PlaceOf {
 }  // namespace
 
 void bind_requests(nb::module_& m) {
+  bind_facts<ProgressArrays>(m, "ProgressColumns",
+                             "Columns of the request table that say how far requests are, in tokens, by slot.",
+                             Fact<&ProgressArrays::prompt_tokens>{"prompt_tokens"},
+                             Fact<&ProgressArrays::output_tokens>{"output_tokens"},
+                             Fact<&ProgressArrays::computed_tokens>{"computed_tokens"},
+                             Fact<&ProgressArrays::swapped_tokens>{"swapped_tokens"},
+                             Fact<&ProgressArrays::hit_tokens>{"hit_tokens"});
   m.def(
       "counts_of",
-      [](const nb::list& objects, const nb::tuple& names) {
+      [](const Objects& objects, const Names& names) {
         const std::size_t n = objects.size();
         std::vector<std::vector<std::int64_t>> counts(names.size(), std::vector<std::int64_t>(n));
         const ItemAt item(objects);
         read_counts(
             n, names, [&](std::size_t i) { return item[i]; },
             [&](std::size_t i, std::size_t k, std::int64_t count) { counts[k][i] = count; });
-        nb::list found;
+        nb::typed<nb::list, OwnedColumn<std::int64_t>> found;
         for (auto& one : counts) found.append(to_numpy(std::move(one)));
         return found;
       },
       "objects"_a, "names"_a);
   m.def(
       "read_counts",
-      [](const nb::list& objects, const Column<std::int64_t>& slots, const nb::tuple& names,
+      [](const Objects& objects, const Column<std::int64_t>& slots, const Names& names,
          const std::vector<nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>>& columns) {
         check_size("columns", columns.size(), names.size(), "names");
         for (const auto& column : columns) check_size("columns", column.shape(0), objects.size(), "objects");
@@ -147,25 +162,25 @@ void bind_requests(nb::module_& m) {
       "objects"_a, "slots"_a.noconvert(), "names"_a, "columns"_a.noconvert());
   m.def(
       "tokens_without_kv",
-      [](const Columns<std::int64_t, 5>& progress, const Column<std::int64_t>& slots) {
-        const Slots of = slots_of(slots, capacity_of(progress));
-        const ProgressColumns columns = progress_of(progress, of);
+      [](const ProgressArrays& progress, const Column<std::int64_t>& slots) {
+        const Slots of = slots_of(slots, progress.capacity());
+        const ProgressColumns columns = progress.columns(of);
         return made<std::int64_t>(of.size, [&](std::size_t i) { return columns.without_kv(of[i]); });
       },
-      "progress"_a.noconvert(), "slots"_a.noconvert());
+      "progress"_a, "slots"_a.noconvert());
   m.def(
       "uncomputed_tokens",
-      [](const Columns<std::int64_t, 5>& progress, const Column<std::int64_t>& slots) {
-        const Slots of = slots_of(slots, capacity_of(progress));
-        const ProgressColumns columns = progress_of(progress, of);
+      [](const ProgressArrays& progress, const Column<std::int64_t>& slots) {
+        const Slots of = slots_of(slots, progress.capacity());
+        const ProgressColumns columns = progress.columns(of);
         return made<std::int64_t>(of.size, [&](std::size_t i) { return columns.uncomputed(of[i]); });
       },
-      "progress"_a.noconvert(), "slots"_a.noconvert());
+      "progress"_a, "slots"_a.noconvert());
   m.def(
       "split_running",
-      [](const Columns<std::int64_t, 5>& progress, const Column<std::int64_t>& slots) {
-        const Slots of = slots_of(slots, capacity_of(progress));
-        const ProgressColumns columns = progress_of(progress, of);
+      [](const ProgressArrays& progress, const Column<std::int64_t>& slots) {
+        const Slots of = slots_of(slots, progress.capacity());
+        const ProgressColumns columns = progress.columns(of);
         std::vector<std::int64_t> decodes, prompts;
         decodes.reserve(of.size);
         std::int64_t context = 0;
@@ -179,26 +194,29 @@ void bind_requests(nb::module_& m) {
         }
         return std::tuple(to_numpy(std::move(decodes)), to_numpy(std::move(prompts)), context);
       },
-      "progress"_a.noconvert(), "slots"_a.noconvert());
+      "progress"_a, "slots"_a.noconvert());
   m.def(
       "context_and_uncomputed",
-      [](const Columns<std::int64_t, 5>& progress, const Column<std::int64_t>& slots) {
-        const Slots of = slots_of(slots, capacity_of(progress));
-        const ProgressColumns columns = progress_of(progress, of);
+      [](const ProgressArrays& progress, const Column<std::int64_t>& slots) {
+        const Slots of = slots_of(slots, progress.capacity());
+        const ProgressColumns columns = progress.columns(of);
         return std::tuple(made<std::int64_t>(of.size, [&](std::size_t i) { return columns.context(of[i]); }),
                           made<std::int64_t>(of.size, [&](std::size_t i) { return columns.uncomputed(of[i]); }));
       },
-      "progress"_a.noconvert(), "slots"_a.noconvert());
+      "progress"_a, "slots"_a.noconvert());
   m.def(
       "service_order",
-      [](const Columns<std::int64_t, 5>& progress, const Column<bool>& preemptable, const Column<std::int64_t>& order,
+      [](const ProgressArrays& progress, const Column<bool>& preemptable, const Column<std::int64_t>& order,
          const KvLayout& layout, std::int64_t free_blocks, std::int64_t token_budget, std::int64_t decode_tokens) {
-        const Slots of = slots_of(order, std::min(capacity_of(progress), preemptable.shape(0)));
-        return to_numpy(service_order(progress_of(progress), preemptable.data(), of,
-                                      {layout, free_blocks, token_budget, decode_tokens}));
+        const Slots of = slots_of(order, std::min(progress.capacity(), preemptable.shape(0)));
+        return to_numpy(service_order(progress.columns(), preemptable.data(), of,
+                                      {.layout = layout,
+                                       .free_blocks = free_blocks,
+                                       .token_budget = token_budget,
+                                       .decode_tokens = decode_tokens}));
       },
-      "progress"_a.noconvert(), "preemptable"_a.noconvert(), "order"_a.noconvert(), "layout"_a, "free_blocks"_a,
-      "token_budget"_a, "decode_tokens"_a);
+      "progress"_a, "preemptable"_a.noconvert(), "order"_a.noconvert(), nb::kw_only(), "layout"_a,
+      "free_blocks"_a, "token_budget"_a, "decode_tokens"_a);
   m.def(
       "slots_misused",
       [](const Column<std::int64_t>& slots, const Column<std::int8_t>& state, std::int64_t allowed) {
@@ -239,9 +257,9 @@ void bind_requests(nb::module_& m) {
       "column"_a.noconvert(), "slots"_a.noconvert());
   m.def(
       "chunks_scheduled",
-      [](const nb::dict& tokens_of, const nb::list& ids, const nb::list& computed) {
+      [](const NumberOf& tokens_of, const Ids& ids, const nb::typed<nb::list, int>& computed) {
         check_size("computed", computed.size(), ids.size(), "ids");
-        nb::list found;
+        nb::typed<nb::list, std::tuple<int, int>> found;
         for (std::size_t i = 0; i < ids.size(); ++i) {
           PyObject* tokens = PyDict_GetItemWithError(tokens_of.ptr(), item(ids, i));
           if (tokens == nullptr && PyErr_Occurred()) nb::raise_python_error();
@@ -253,7 +271,7 @@ void bind_requests(nb::module_& m) {
       "tokens_of"_a, "ids"_a, "computed"_a);
   m.def(
       "slots_in_order",
-      [](const nb::list& objects, const Column<std::int64_t>& slots, const nb::list& order) {
+      [](const Objects& objects, const Column<std::int64_t>& slots, const Objects& order) {
         const Slots of = slots_of(slots, objects.size());
         const PlaceOf place(objects, of);
         std::vector<std::int64_t> found;
@@ -267,8 +285,8 @@ void bind_requests(nb::module_& m) {
       "objects"_a, "slots"_a.noconvert(), "order"_a);
   m.def(
       "moved_to_front",
-      [](const nb::list& present, const nb::list& objects,
-         const Column<std::int64_t>& slots) -> std::optional<std::tuple<nb::list, nb::list>> {
+      [](const Objects& present, const Objects& objects,
+         const Column<std::int64_t>& slots) -> std::optional<std::tuple<Objects, Objects>> {
         const Slots wanted = slots_of(slots, objects.size());
         const std::size_t n = wanted.size;
         std::size_t same = 0;
@@ -276,7 +294,7 @@ void bind_requests(nb::module_& m) {
         if (same == n) return std::nullopt;
         const PlaceOf place(objects, wanted);
         std::vector<bool> is_there(n, false);
-        nb::list front, others;
+        Objects front, others;
         for (std::size_t i = 0; i < present.size(); ++i) {
           const std::int64_t at = place[item(present, i)];
           if (at < 0) {
@@ -293,7 +311,8 @@ void bind_requests(nb::module_& m) {
       "present"_a, "objects"_a, "slots"_a.noconvert());
   m.def(
       "slots_found",
-      [](const nb::dict& slot_of, const nb::iterable& objects, nb::handle name, std::int64_t most) {
+      [](const NumberOf& slot_of, const nb::typed<nb::iterable, nb::object>& objects, const nb::str& name,
+         std::int64_t most) {
         std::vector<std::int64_t> found;
         if (most == 0) return to_numpy(std::move(found));
         for (nb::handle object : objects) {
@@ -312,21 +331,22 @@ void bind_requests(nb::module_& m) {
   m.def(
       "token_pace",
       [](const Column<double>& tpot_s, const Column<double>& tds, const Column<std::int64_t>& slots) {
-        const Slots of = slots_of(slots, capacity_of(Columns<double, 2>{tpot_s, tds}));
+        const Slots of = slots_of(slots, capacity_of(tpot_s, tds));
         return made<double>(of.size, [&](std::size_t i) { return token_pace_s(tpot_s.data()[of[i]], tds.data()[of[i]]); });
       },
       "tpot_s"_a.noconvert(), "tds"_a.noconvert(), "slots"_a.noconvert());
   m.def(
       "without_targets",
-      [](const Columns<double, 4>& targets, const Column<std::int64_t>& slots) {
-        const Slots of = slots_of(slots, capacity_of(targets));
+      [](const Column<std::int64_t>& slots, const Column<double>& ttft_s, const Column<double>& tpot_s,
+         const Column<double>& e2e_s, const Column<double>& tds) {
+        const Slots of = slots_of(slots, capacity_of(ttft_s, tpot_s, e2e_s, tds));
         return made<bool>(of.size, [&](std::size_t i) {
-          bool none = true;
-          for (const auto& column : targets) none = none && std::isnan(column.data()[of[i]]);
-          return none;
+          const auto is_unstated = [at = of[i]](const Column<double>& column) { return std::isnan(column.data()[at]); };
+          return is_unstated(ttft_s) && is_unstated(tpot_s) && is_unstated(e2e_s) && is_unstated(tds);
         });
       },
-      "targets"_a.noconvert(), "slots"_a.noconvert());
+      "slots"_a.noconvert(), nb::kw_only(), "ttft_s"_a.noconvert(), "tpot_s"_a.noconvert(), "e2e_s"_a.noconvert(),
+      "tds"_a.noconvert());
   m.def(
       "top_k",
       [](const Column<double>& keys, const Column<std::int64_t>& seqs, std::int64_t k) {
@@ -356,7 +376,7 @@ void bind_requests(nb::module_& m) {
         return std::tuple(to_numpy(std::move(found.lowered)), to_numpy(std::move(found.waiting)),
                           to_numpy(std::move(found.running)));
       },
-      "key"_a.noconvert(), "slots"_a.noconvert(), "queued"_a, "class_rank"_a.noconvert().none(), "seq"_a.noconvert(),
+      "key"_a.noconvert(), "slots"_a.noconvert(), nb::kw_only(), "queued"_a, "class_rank"_a.noconvert().none(), "seq"_a.noconvert(),
       "undecided"_a.noconvert().none(), "most"_a);
   m.def(
       "first_places",
@@ -365,7 +385,7 @@ void bind_requests(nb::module_& m) {
         return to_numpy(first_places(key.data(), lowered.data(), rank.data(), seq.data(),
                                      {key.shape(0), lowered.shape(0), rank.shape(0), seq.shape(0)}, k));
       },
-      "key"_a.noconvert(), "lowered"_a.noconvert(), "rank"_a.noconvert(), "seq"_a.noconvert(), "k"_a);
+      nb::kw_only(), "key"_a.noconvert(), "lowered"_a.noconvert(), "rank"_a.noconvert(), "seq"_a.noconvert(), "k"_a);
 }
 
 }  // namespace sloserve::bindings

@@ -21,6 +21,10 @@ constexpr std::size_t kMostInFlight = 16;  // steps without results that are rem
 
 using Counts = nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+// How Python's types are stated in the stub; nothing is checked but the list or dict itself.
+using NumberOf = nb::typed<nb::dict, nb::str, int>;
+using Sampled = nb::typed<nb::list, nb::typed<nb::list, int>>;
+
 std::size_t size_of(nb::handle object) {
   const Py_ssize_t size = PyObject_Size(object.ptr());
   if (size < 0) nb::raise_python_error();
@@ -47,7 +51,7 @@ class StepCounts {
     for (Step& step : steps_) step.left[request_id] = slot;
   }
 
-  void scheduled(const nb::object& step, const nb::dict& tokens_of, std::int64_t total, const nb::dict& prompts,
+  void scheduled(const nb::object& step, const NumberOf& tokens_of, std::int64_t total, const NumberOf& prompts,
                  const Column<std::int8_t>& state, const Column<std::int64_t>& seq, const std::vector<Counts>& grow) {
     is_told_ = true;
     const std::size_t in_step = tokens_of.size();
@@ -86,7 +90,7 @@ class StepCounts {
     steps_.push_back(std::move(made));
   }
 
-  void produced(nb::handle step, const nb::list& sampled, const nb::dict& index_of, const Column<std::int8_t>& state,
+  void produced(nb::handle step, const Sampled& sampled, const NumberOf& index_of, const Column<std::int8_t>& state,
                 const Column<std::int64_t>& seq, const std::vector<Counts>& shrink, const std::vector<Counts>& grow) {
     check_capacity(state, seq, shrink);
     check_capacity(state, seq, grow);
@@ -170,14 +174,16 @@ class StepCounts {
 }  // namespace
 
 void bind_step_counts(nb::module_& m) {
-  nb::class_<StepCounts>(m, "StepCounts")
+  nb::class_<StepCounts>(m, "StepCounts",
+                         "Counts of the request table, followed from what each step schedules and brings; see "
+                         ":mod:`sloserve.engine.step_counts`.")
       .def(nb::init<std::int8_t>(), "running"_a)
       .def("lost", &StepCounts::lost)
       .def("left", &StepCounts::left, "request_id"_a, "slot"_a)
-      .def("scheduled", &StepCounts::scheduled, "step"_a, "tokens_of"_a, "total"_a, "prompts"_a, "state"_a.noconvert(),
-           "seq"_a.noconvert(), "grow"_a.noconvert())
-      .def("produced", &StepCounts::produced, "step"_a, "sampled"_a, "index_of"_a, "state"_a.noconvert(), "seq"_a.noconvert(),
-           "shrink"_a.noconvert(), "grow"_a.noconvert())
+      .def("scheduled", &StepCounts::scheduled, "step"_a, nb::kw_only(), "tokens_of"_a, "total"_a, "prompts"_a,
+           "state"_a.noconvert(), "seq"_a.noconvert(), "grow"_a.noconvert())
+      .def("produced", &StepCounts::produced, "step"_a, nb::kw_only(), "sampled"_a, "index_of"_a,
+           "state"_a.noconvert(), "seq"_a.noconvert(), "shrink"_a.noconvert(), "grow"_a.noconvert())
       .def("to_read", &StepCounts::to_read, "state"_a.noconvert());
 }
 

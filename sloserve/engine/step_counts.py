@@ -65,7 +65,13 @@ class StepCounts:
         """
         rows = self._rows
         self._followed.scheduled(
-            step, tokens_of, total, prompts, rows.state, rows.seq, self._columns(self._by_schedule)
+            step,
+            tokens_of=tokens_of,
+            total=total,
+            prompts=prompts,
+            state=rows.state,
+            seq=rows.seq,
+            grow=self._columns(self._by_schedule),
         )
 
     def produced(self, step: Any, sampled: list[list[int]], index_of: dict[str, int]) -> None:
@@ -76,8 +82,16 @@ class StepCounts:
             sampled: New tokens of each of its requests, none for a request with a prompt that is not computed yet.
             index_of: Index of each request in ``sampled``, by id.
         """
-        rows, less, more = self._rows, self._columns(self._in_flight), self._columns(self._output)
-        self._followed.produced(step, sampled, index_of, rows.state, rows.seq, less, more)
+        rows = self._rows
+        self._followed.produced(
+            step,
+            sampled=sampled,
+            index_of=index_of,
+            state=rows.state,
+            seq=rows.seq,
+            shrink=self._columns(self._in_flight),
+            grow=self._columns(self._output),
+        )
 
     def to_read(self, running: IntArray) -> IntArray:
         """Return the slots of ``running`` that must be read now; afterwards all are known.

@@ -20,9 +20,15 @@ PREFILL_COLUMNS = frozenset({"computed_tokens", "hit_tokens", "prompt_tokens", "
 """Columns that tell decodes from unfinished prompts."""
 
 
-def progress_columns(rows: Rows) -> requests.Progress:
+def progress_columns(rows: Rows) -> requests.ProgressColumns:
     """Return PREFILL_COLUMNS as :mod:`sloserve.core.kernels.requests` takes them."""
-    return rows.prompt_tokens, rows.output_tokens, rows.computed_tokens, rows.swapped_tokens, rows.hit_tokens
+    return requests.ProgressColumns(
+        prompt_tokens=rows.prompt_tokens,
+        output_tokens=rows.output_tokens,
+        computed_tokens=rows.computed_tokens,
+        swapped_tokens=rows.swapped_tokens,
+        hit_tokens=rows.hit_tokens,
+    )
 
 
 def tokens_without_kv(rows: Rows, slots: IntArray) -> IntArray:

@@ -73,7 +73,16 @@ def how_many_fit_to_the_end(
         sigmas: Standard deviations to keep free.
     """
     held, asked = np.ascontiguousarray(held, np.int64), np.ascontiguousarray(asked, np.int64)
-    return forecast.how_many_fit(runs, context_tokens, _GROWN, layout, held, asked, capacity_blocks, sigmas)
+    return forecast.how_many_fit(
+        runs,
+        layout,
+        tokens=context_tokens,
+        grown=_GROWN,
+        held=held,
+        asked=asked,
+        capacity=capacity_blocks,
+        sigmas=sigmas,
+    )
 
 
 def how_many_fit(

@@ -10,7 +10,7 @@ import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.kernels.requests import places_stated
-from sloserve.core.kernels.survival import Chances, LengthColumns
+from sloserve.core.kernels.survival import Chances
 from sloserve.core.rows import LENGTH_QUANTILES, Rows
 from sloserve.estimator.length.at_admission import LEVELS
 from sloserve.estimator.length.choice import CLASS_PREDICTORS, ORACLE, PREDICTED, check_lengths
@@ -77,25 +77,22 @@ class Lengths:
         return self._left(rows, slots, better), self._chances(rows, slots, ahead, better)
 
     def _left(self, rows: Rows, slots: IntArray, better: list[_Known]) -> FloatArray:
-        return _with_better(self._of_class.mean(_columns(rows), slots), better)
+        return _with_better(self._of_class.mean(rows, slots), better)
 
     def _chances(self, rows: Rows, slots: IntArray, ahead: IntArray, better: list[_Known]) -> Chances:
         if not better:
-            return self._of_class.chances(_columns(rows), slots, ahead)
+            return self._of_class.chances(rows, slots, ahead)
         tables, row, rows_known = [], np.full(slots.size, -1, np.int64), 0
         for known, rest in better:
             some = known.size
             tables.append(rest(ahead.size).survival(np.tile(ahead, some)).reshape(-1, ahead.size))
             row[known] = np.arange(rows_known, rows_known + some)
             rows_known += some
-        return self._of_class.chances(_columns(rows), slots, ahead, (np.concatenate(tables), row))
+        return self._of_class.chances(rows, slots, ahead, (np.concatenate(tables), row))
 
     def left_within(self, rows: Rows, slots: IntArray, most: FloatArray) -> FloatArray:
-        """Return :meth:`left` under the condition that no more than ``most`` tokens come.
-
-        Where more is known of a request than its class, the result is :meth:`left` itself.
-        """
-        left = self._of_class.mean_within(_columns(rows), slots, most)
+        """:meth:`left` if no more than ``most`` tokens come; :meth:`left` itself where more is known than the class."""
+        left = self._of_class.mean_within(rows, slots, most)
         return _with_better(left, self._better_known(rows, slots))
 
     def survival(self, rows: Rows, slots: IntArray, ahead: IntArray) -> FloatArray:
@@ -130,10 +127,6 @@ def _by_quantiles(rows: Rows, slots: IntArray, times: int) -> Rest:
 
 def _as_stated(oracle: LengthEstimator, rows: Rows, slots: IntArray, times: int) -> Rest:
     return oracle.rest(_requests(rows, np.repeat(slots, times)))
-
-
-def _columns(rows: Rows) -> LengthColumns:
-    return rows.class_id, rows.output_tokens, rows.max_tokens
 
 
 def _requests(rows: Rows, slots: IntArray) -> KnownRequests:

@@ -67,8 +67,8 @@ TARGET_COLUMNS = frozenset({"ttft_s", "tpot_s", "e2e_s", "tds"})
 
 
 def without_targets(rows: Rows, slots: IntArray) -> BoolArray:
-    """Return which requests have no target, ``[len(slots)]``."""
-    return requests.without_targets((rows.ttft_s, rows.tpot_s, rows.e2e_s, rows.tds), slots)
+    """Which requests ask for nothing, ``[len(slots)]``."""
+    return requests.without_targets(slots, ttft_s=rows.ttft_s, tpot_s=rows.tpot_s, e2e_s=rows.e2e_s, tds=rows.tds)
 
 
 def by_class(key: FloatArray, rank: IntArray, undecided: BoolArray | None = None) -> FloatArray:
@@ -91,11 +91,11 @@ def first_places(key: FloatArray, lowered: FloatArray, rank: IntArray, seq: IntA
     all are of one class.
     """
     return compiled.first_places(
-        np.ascontiguousarray(key, np.float64),
-        np.ascontiguousarray(lowered, np.float64),
-        np.ascontiguousarray(rank, np.int64),
-        np.ascontiguousarray(seq, np.int64),
-        most,
+        key=np.ascontiguousarray(key, np.float64),
+        lowered=np.ascontiguousarray(lowered, np.float64),
+        rank=np.ascontiguousarray(rank, np.int64),
+        seq=np.ascontiguousarray(seq, np.int64),
+        k=most,
     )
 
 
@@ -136,7 +136,15 @@ def ranked(
     rank = None if class_rank is ClassRank.UNREAD else rows.class_rank
     most = min(queued, snapshot.engine.max_num_seqs)
     return Ranked(
-        *compiled.ranked(np.ascontiguousarray(key, np.float64), slots, queued, rank, rows.seq, undecided, most)
+        *compiled.ranked(
+            np.ascontiguousarray(key, np.float64),
+            slots,
+            queued=queued,
+            class_rank=rank,
+            seq=rows.seq,
+            undecided=undecided,
+            most=most,
+        )
     )
 
 

@@ -19,7 +19,14 @@ import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.kernels.requests import places_stated, split_running
-from sloserve.core.kernels.step_budget import Decoding, StepPrompts, any_promised, decoding, step_prompts
+from sloserve.core.kernels.step_budget import (
+    Decoding,
+    PromiseColumns,
+    StepPrompts,
+    any_promised,
+    decoding,
+    step_prompts,
+)
 from sloserve.core.rows import Rows
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.lso.decode_first import PREFILL_COLUMNS, progress_columns
@@ -236,9 +243,8 @@ class StepBudget:
         asked = found.slots
         if aged.size and np.isin(asked[: max(in_progress.size, 1)], aged).any():
             return None
-        stated = (rows.arrival_s, rows.ttft_s, rows.tpot_s, rows.tds, rows.e2e_s, rows.first_token_s)
-        counted = (rows.output_tokens, rows.in_flight_tokens)
-        is_promised = any_promised(stated, counted, decodes)
+        columns = promise_columns(rows)
+        is_promised = any_promised(columns, decodes)
         if not (is_promised or no_room):
             return None
         latency, starts_s = engine.step_latency, now_s + engine.busy_s
@@ -251,11 +257,10 @@ class StepBudget:
         if is_promised:
             per_step = tokens_per_step(rows, decodes, engine)
             bears = decoding(
-                stated,
-                counted,
+                columns,
                 decodes,
-                self._to_come(rows, decodes, starts_s, alone_s / per_step),
-                per_step,
+                left=self._to_come(rows, decodes, starts_s, alone_s / per_step),
+                per_step=per_step,
                 starts_s=starts_s,
                 alone_s=alone_s,
                 headroom=HEADROOM,
@@ -266,7 +271,7 @@ class StepBudget:
             return None
         # Where none is to end by a time of its own, its length says nothing.
         left = self.lengths.left(rows, asked) if places_stated(rows.e2e_s, asked).size else np.zeros(asked.size)
-        found.promise(stated, counted, left / tokens_per_step(rows, asked, engine), alone_s, starts_s)
+        found.promise(columns, left=left / tokens_per_step(rows, asked, engine), step_s=alone_s, starts_s=starts_s)
         chosen_s = full_s
         if is_binding and bears is not None:
             chosen_s = _worth_most(prompts, bears, full, full_s, self._arrival_rate(now_s))
@@ -323,6 +328,20 @@ class StepBudget:
         return int(self._owed_tokens) if self._owed_tokens >= max(min(LEAST_CHUNK, full_tokens), planned) else 0
 
 
+def promise_columns(rows: Rows) -> PromiseColumns:
+    """Return the columns that say what requests were promised and how far they are."""
+    return PromiseColumns(
+        arrival_s=rows.arrival_s,
+        ttft_s=rows.ttft_s,
+        tpot_s=rows.tpot_s,
+        tds=rows.tds,
+        e2e_s=rows.e2e_s,
+        first_token_s=rows.first_token_s,
+        output_tokens=rows.output_tokens,
+        in_flight_tokens=rows.in_flight_tokens,
+    )
+
+
 def _worth_most(prompts: _Prompts, decoding: Decoding, full: StepLoad, full_s: float, arrival_rate: float) -> float:
     """Return the length of step that loses the fewest requests, in seconds, see :class:`StepBudget`."""
     full_rate = full.prefill_tokens / full_s
@@ -332,7 +351,7 @@ def _worth_most(prompts: _Prompts, decoding: Decoding, full: StepLoad, full_s: f
     def losses(step_s: float, rate: float) -> tuple[int, float]:
         """Return the prompts that come late, and all that is lost, less what arrives meanwhile and is good."""
         late = prompts.found.late(rate, full_rate)  # the others are late even if all steps are full
-        lost = decoding.lost(step_s, rate, pending, arrival_rate)
+        lost = decoding.lost(step_s=step_s, rate=rate, pending=pending, arrival_rate=arrival_rate)
         kept_up = min(rate / arrival_rate, 1.0) if arrival_rate else 1.0
         good = 1.0 - lost / max(num_decodes - decoding.lost_already, 1)
         return late, late + lost - num_decodes * kept_up * good

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 CSRC = Path(__file__).parents[2] / "csrc"
-COMMON = ["-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread"]
+COMMON = ["-std=c++20", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread"]
 
 
 def compiler() -> str:

@@ -18,7 +18,9 @@ from sloserve.core.kernels.knapsack import PackRule, best_batch, pack_exact, pac
 from sloserve.core.kernels.kv_copy import Region, copy_blocks
 from sloserve.core.kernels.kv_layout import KVGroups, KVLayout
 from sloserve.core.kernels.kv_reservation import FOREVER, KvHosting, KvReservation
-from sloserve.core.kernels.worth import worth
+from sloserve.core.kernels.worth import WorthColumns, WorthEngine, worth
+from sloserve.estimator.length.remaining import KnownRequests
+from tests.csrc.facts import COUNTED, ENGINE, PROGRESS, REPLY, STATED
 
 pytestmark = pytest.mark.slow
 
@@ -72,11 +74,22 @@ class Draw:
             found[self.rng.integers(found.size)] = self.rng.choice((self.capacity, *INTS))
         return found
 
-    def stated(self) -> tuple[FloatArray, ...]:
-        return tuple(self.floats(self.capacity) for _ in range(6))
+    def stated(self) -> dict[str, FloatArray]:
+        return {name: self.floats(self.capacity) for name in STATED}
 
-    def progress(self) -> tuple[IntArray, ...]:
-        return tuple(self.ints(self.capacity) for _ in range(5))
+    def promises(self) -> step_budget.PromiseColumns:
+        stated, output_tokens, in_flight_tokens = self.stated(), self.ints(self.capacity), self.ints(self.capacity)
+        return step_budget.PromiseColumns(**stated, output_tokens=output_tokens, in_flight_tokens=in_flight_tokens)
+
+    def progress(self) -> requests.ProgressColumns:
+        return requests.ProgressColumns(**{name: self.ints(self.capacity) for name in PROGRESS})
+
+    def lengths(self) -> KnownRequests:
+        return KnownRequests(
+            class_id=self.ints(self.capacity, 0, 1),
+            output_tokens=self.ints(self.capacity),
+            max_tokens=self.ints(self.capacity),
+        )
 
     def layout(self) -> KVLayout:
         """Of a KV cache, of one or several groups."""
@@ -100,7 +113,7 @@ class Draw:
             ahead[0] = 0
         if ahead.size and self.strikes():
             ahead[self.rng.integers(ahead.size)] = self.rng.choice(INTS)
-        lengths = (self.ints(self.capacity, 0, 1), self.ints(self.capacity), self.ints(self.capacity))
+        lengths = self.lengths()
         known = (self.table(3, ahead.size), self.ints(self.n, -1, 2)) if self.rng.random() < 0.5 else None
         return survival.chances(self.table(2, 12), self.int(8, 8), lengths, self.slots(), ahead, known), ahead.size
 
@@ -117,10 +130,11 @@ def ranking(draw: Draw) -> None:
     key, ranks, undecided = draw.floats(draw.n), draw.ints(draw.n, 0, 2), draw.bools(draw.n)
     lowered = rank.by_class(key, ranks, undecided)
     assert lowered.size == key.size
-    are_places(rank.first_places(key, lowered, ranks, seqs, k), key.size, k)
+    are_places(rank.first_places(key=key, lowered=lowered, rank=ranks, seq=seqs, k=k), key.size, k)
     slots, queued = draw.slots(), draw.int(0, draw.n)
     column = draw.ints(draw.capacity, 0, 2)
-    found = rank.ranked(key, slots, queued, column, draw.ints(draw.capacity), undecided, k)
+    seq = draw.ints(draw.capacity)
+    found = rank.ranked(key, slots, queued=queued, class_rank=column, seq=seq, undecided=undecided, most=k)
     are_places(found[1], queued, k)
     assert sorted(found[2].tolist()) == list(range(key.size - queued))
 
@@ -140,7 +154,8 @@ def columns_of_requests(draw: Draw) -> None:
 def columns_of_targets(draw: Draw) -> None:
     slots = draw.slots()
     assert requests.token_pace(draw.floats(draw.capacity), draw.floats(draw.capacity), slots).size == slots.size
-    assert requests.without_targets(draw.stated()[:4], slots).size == slots.size
+    targets = {name: draw.floats(draw.capacity) for name in ("ttft_s", "tpot_s", "e2e_s", "tds")}
+    assert requests.without_targets(slots, **targets).size == slots.size
     state = draw.ints(draw.capacity, 0, 4, pool=(-128, -1, 63, 64, 127)).astype(np.int8)
     requests.slots_misused(slots, state, 1, 2)
 
@@ -149,49 +164,58 @@ def lengths(draw: Draw) -> None:
     chances, steps = draw.chances()
     matrix = chances.matrix()
     assert matrix.size % max(steps, 1) == 0
-    columns = (draw.ints(draw.capacity, 0, 1), draw.ints(draw.capacity), draw.ints(draw.capacity))
+    columns = draw.lengths()
     longer, slots = draw.table(2, 12), draw.slots()
     mean = survival.mean_left(longer, longer * 9.0, draw.int(8, 8), columns, slots)
     assert mean.size == slots.size
     held, asked = (draw.ints(draw.n // 2, 0, draw.n - 1) if draw.n > 1 else np.zeros(0, np.int64) for _ in range(2))
     fit = forecast.how_many_fit(
-        chances, draw.ints(draw.n), draw.floats(steps), draw.layout(), held, asked, draw.float(), draw.float()
+        chances,
+        draw.layout(),
+        tokens=draw.ints(draw.n),
+        grown=draw.floats(steps),
+        held=held,
+        asked=asked,
+        capacity=draw.float(),
+        sigmas=draw.float(),
     )
     assert 0 <= fit <= asked.size
 
 
 def gain_and_cost(draw: Draw) -> None:
     chances, _ = draw.chances()
-    counted = tuple(draw.ints(draw.capacity) for _ in range(4))
-    queued, engine = draw.int(0, draw.n), draw.floats(15, 0.01)
-    again_s, weights = draw.floats(max(draw.n - queued, 0)), draw.floats(3)
-    of = (
-        draw.stated(),
-        counted,
-        queued,
-        draw.floats(draw.n, 1.0),
-        draw.floats(draw.n),
-        draw.ints(draw.n),
-        again_s,
-        weights,
+    columns = WorthColumns(**draw.stated(), **{name: draw.ints(draw.capacity) for name in COUNTED})
+    queued = draw.int(0, draw.n)
+    gain, cost, _ = worth(
+        chances,
+        draw.layout(),
+        WorthEngine(**dict(zip(ENGINE, draw.floats(len(ENGINE), 0.01).tolist(), strict=False))),
+        columns,
+        queued=queued,
+        left=draw.floats(draw.n, 1.0),
+        per_step=draw.floats(draw.n),
+        prefill=draw.ints(draw.n),
+        again_s=draw.floats(max(draw.n - queued, 0)),
+        weights=draw.floats(3),
+        now_s=draw.float(),
     )
-    gain, cost, _ = worth(chances, draw.layout(), *of, draw.float(), engine)
     assert gain.size == cost.size == draw.n
 
 
 def decodes(draw: Draw) -> None:
-    stated, counted, slots = draw.stated(), (draw.ints(draw.capacity), draw.ints(draw.capacity)), draw.slots()
-    step_budget.any_promised(stated, counted, slots)
+    promises, slots = draw.promises(), draw.slots()
+    step_budget.any_promised(promises, slots)
     times = {
         "starts_s": draw.float(),
         "alone_s": draw.float(0.001, 0.1),
         "headroom": draw.float(),
         "spend_tokens": 64.0,
     }
-    found = step_budget.decoding(stated, counted, slots, draw.floats(draw.n, 1.0, 99.0), draw.floats(draw.n), **times)
+    left, per_step = draw.floats(draw.n, 1.0, 99.0), draw.floats(draw.n)
+    found = step_budget.decoding(promises, slots, left=left, per_step=per_step, **times)
     bearable = [found.bearable_s(place) for place in range(len(found))]
     assert bearable == sorted(bearable) and len(found) <= slots.size
-    lost = found.lost(draw.float(), draw.float(0.1), draw.float(), draw.float())
+    lost = found.lost(step_s=draw.float(), rate=draw.float(0.1), pending=draw.float(), arrival_rate=draw.float())
     assert 0 <= lost <= len(found) - found.lost_already
 
 
@@ -204,8 +228,7 @@ def prompts(draw: Draw) -> None:
     assert ends == sorted(ends) and all(found.prefix(place) >= 0 for place in range(len(found)))
     tokens, chunks, pairs = found.load(draw.int())
     assert 0 <= tokens <= (ends or [0])[-1] and 0 <= chunks <= len(found) and pairs >= 0
-    counted = (draw.ints(draw.capacity), draw.ints(draw.capacity))
-    found.promise(draw.stated(), counted, draw.floats(len(found)), draw.float(), draw.float())
+    found.promise(draw.promises(), left=draw.floats(len(found)), step_s=draw.float(), starts_s=draw.float())
     assert 0 <= found.late(draw.float(), draw.float()) <= len(found)
     assert 0 <= found.late_by_token(draw.float(), draw.float()) <= len(found)
     if ends:
@@ -217,9 +240,10 @@ def digests(draw: Draw) -> None:
     curves.reset(draw.capacity)
     for _ in range(2):
         curves.deliver(slots, draw.ints(draw.n, 1, 5), draw.floats(draw.n), draw.floats(draw.n, 1.0))
-    replies = Replies(slots, np.array([draw.rng.uniform(1.0, 9.0, slots.size) for _ in range(draw.size(6))]))
-    if replies.columns.size and draw.strikes():
-        replies.columns[draw.rng.integers(len(replies.columns)), 0] = draw.rng.choice(FLOATS)
+    columns = {name: draw.rng.uniform(1.0, 9.0, draw.size(slots.size)) for name in REPLY}
+    if slots.size and draw.strikes():
+        columns[REPLY[draw.rng.integers(len(REPLY))]][0:1] = draw.rng.choice(FLOATS)
+    replies = Replies.of(slots, **columns)
     serve, wait = curves.foresee(replies, draw.floats(3, 0.1), draw.float(), alpha=draw.float(0.5, 1.0))
     assert serve.shape == (3, slots.size) or draw.absurd
     assert wait.size == curves.current(replies, alpha=draw.float(0.5, 1.0)).size == slots.size
@@ -382,7 +406,14 @@ def test_arrays_that_change_after_they_were_checked_are_checked_again() -> None:
     """A look-up is made later than its arguments are given."""
     class_id, slots, row = np.zeros(2, np.int64), np.arange(2), np.zeros(2, np.int64)
     zero = np.zeros(2, np.int64)
-    runs = survival.chances(np.ones((1, 3)), 8, (class_id, zero, zero), slots, np.arange(3), (np.ones((1, 3)), row))
+    runs = survival.chances(
+        np.ones((1, 3)),
+        8,
+        KnownRequests(class_id=class_id, output_tokens=zero, max_tokens=zero),
+        slots,
+        np.arange(3),
+        (np.ones((1, 3)), row),
+    )
     runs.matrix()
     for column, wrong, why in ((class_id, 9, "class_id"), (slots, 2, "slot 2 of 2"), (row, 1, "known_row")):
         before, column[1] = column[1], wrong

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from sloserve.core.arrays import FloatArray
 from sloserve.core.kernels.digest import DigestCurves, Replies
 from sloserve.core.qoe import digested_area, expected_area, qoe
+from tests.csrc.facts import REPLY
 
 Deliveries = list[tuple[float, int]]
 NAN = float("nan")
@@ -35,16 +36,25 @@ def delivered(deliveries: Deliveries, tds: float, slot: int = 0) -> DigestCurves
 
 
 def reply(
-    now_s: float, ttft_s: float, tds: float, left: float, prefill_s: float = 0.0, first_s: float = NAN
+    now_s: float,
+    ttft_s: float,
+    tds: float,
+    left: float,
+    prefill_s: float = 0.0,
+    first_s: float = NAN,
+    *,
+    slots: tuple[int, ...] = (0,),
 ) -> Replies:
+    """Return replies that are alike, one for each of ``slots``."""
+    each = len(slots)
     return Replies.of(
-        ints(0),
-        now_s=floats(now_s),
-        ttft_s=floats(ttft_s),
-        tds=floats(tds),
-        left_tokens=floats(left),
-        prefill_s=floats(prefill_s),
-        first_token_s=floats(first_s),
+        ints(*slots),
+        now_s=np.full(each, now_s),
+        ttft_s=np.full(each, ttft_s),
+        tds=np.full(each, tds),
+        left_tokens=np.full(each, float(left)),
+        prefill_s=np.full(each, prefill_s),
+        first_token_s=np.full(each, first_s),
     )
 
 
@@ -332,7 +342,7 @@ def test_a_reply_that_ends_sooner_is_judged_at_its_last_token() -> None:
 
 def test_nobody_and_no_step_times() -> None:
     curves, none = DigestCurves(), floats()
-    nobody = Replies(ints(), np.empty((6, 0)))
+    nobody = Replies.of(ints(), **dict.fromkeys(REPLY, none))
     serve, wait = curves.foresee(nobody, floats(0.1, 0.2), 1.0)
     assert serve.shape == (2, 0) and wait.shape == (0,) and curves.current(nobody).shape == (0,)
     curves.deliver(ints(), ints(), none, none)
@@ -342,7 +352,7 @@ def test_nobody_and_no_step_times() -> None:
 
 def test_step_times_are_the_rows() -> None:
     curves = DigestCurves()
-    replies = Replies(ints(0, 1, 2), np.repeat(reply(1.0, 1.0, 4.0, 40).columns, 3, axis=1))
+    replies = reply(1.0, 1.0, 4.0, 40, slots=(0, 1, 2))
     serve, wait = curves.foresee(replies, floats(0.2, 1.0), 9.0)
     assert serve.shape == (2, 3) and wait.shape == (3,)
     assert np.all(serve == serve[:, :1]) and np.all(serve[0] > serve[1])
@@ -354,7 +364,7 @@ def test_a_slot_out_of_range_is_refused_before_anything_is_changed(slot: int) ->
     with pytest.raises(ValueError, match=f"slots: {slot} is outside 0..64"):
         curves.deliver(ints(0, slot), ints(1, 1), floats(5.0, 5.0), floats(2.0, 2.0))
     assert curves.dry_s(ints(0)).tolist() == [2.0]
-    asked = Replies(ints(slot), reply(1.0, 1.0, 2.0, 1).columns)
+    asked = reply(1.0, 1.0, 2.0, 1, slots=(slot,))
     for ask in (lambda: curves.foresee(asked, floats(0.1), 1.0), lambda: curves.current(asked)):
         with pytest.raises(ValueError, match=f"slots: {slot} is outside 0..64"):
             ask()
@@ -370,9 +380,10 @@ def test_columns_of_other_lengths_are_refused() -> None:
             curves.deliver(**(good | {name: column[:, None]}))
 
 
-@pytest.mark.parametrize("shape", [(5, 1), (7, 1), (6, 2), (6, 0)])
-def test_replies_of_another_shape_are_refused(shape: tuple[int, int]) -> None:
-    curves, asked = DigestCurves(), Replies(ints(0), np.ones(shape))
+@pytest.mark.parametrize("wrong", [{"tds": 2}, dict.fromkeys(REPLY, 2), dict.fromkeys(REPLY, 0)])
+def test_replies_of_another_length_are_refused(wrong: dict[str, int]) -> None:
+    sizes = dict.fromkeys(REPLY, 1) | wrong
+    curves, asked = DigestCurves(), Replies.of(ints(0), **{name: np.ones(size) for name, size in sizes.items()})
     for ask in (lambda: curves.foresee(asked, floats(0.1), 1.0), lambda: curves.current(asked)):
-        with pytest.raises(ValueError, match=r"replies: shape \[\d, \d\] is not \[6, 1\]"):
+        with pytest.raises(ValueError, match="columns of several lengths|replies: . elements for 1 slots"):
             ask()

@@ -105,15 +105,19 @@ def test_class_rank_has_its_place(n: int, seed: int) -> None:
     assert np.array_equal(by_class(key, rank, None), by_class(key, rank, np.ones(n, np.bool_)))
     order = np.lexsort((seq, key, rank, lowered)).tolist()
     for most in (0, 1, n // 3, n, n + 1):
-        assert first_places(key, lowered, rank, seq, most).tolist() == order[:most]
+        assert first_places(key=key, lowered=lowered, rank=rank, seq=seq, k=most).tolist() == order[:most]
     queued, slots = n // 2, rng.permutation(n)
-    found = ranked(key[slots], slots, queued, rank, seq, undecided[slots], 3)
+    stated = {"class_rank": rank, "seq": seq, "undecided": undecided[slots]}
+    found = ranked(key[slots], slots, queued=queued, **stated, most=3)
     assert np.array_equal(found[0], by_class(key[slots], rank[slots], undecided[slots]))
     for part, places, most in ((slots[:queued], found[1], 3), (slots[queued:], found[2], n)):
         lowered_part = found[0][:queued] if places is found[1] else found[0][queued:]
-        assert np.array_equal(places, first_places(key[part], lowered_part, rank[part], seq[part], most))
-    assert ranked(key, np.arange(n), n, None, seq, None, n)[1].tolist() == top_k(key, seq, n).tolist()
-    for wrong in ((key, lowered[1:], rank, seq), (key, lowered, rank, seq[1:])):
+        first = first_places(key=key[part], lowered=lowered_part, rank=rank[part], seq=seq[part], k=most)
+        assert np.array_equal(places, first)
+    alone = ranked(key, np.arange(n), queued=n, class_rank=None, seq=seq, undecided=None, most=n)
+    assert alone[1].tolist() == top_k(key, seq, n).tolist()
+    fits = {"key": key, "lowered": lowered, "rank": rank, "seq": seq}
+    for wrong in ({"lowered": lowered[1:]}, {"seq": seq[1:]}):
         if n:
             with pytest.raises(ValueError, match="there must be one for each key"):
-                first_places(*wrong, 1)
+                first_places(**(fits | wrong), k=1)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.core.kernels.requests import (
+    ProgressColumns,
     any_up_to,
     chunks_scheduled,
     context_and_uncomputed,
@@ -26,13 +27,15 @@ from sloserve.core.kernels.requests import (
     uncomputed_tokens,
     without_targets,
 )
+from tests.csrc.facts import PROGRESS
 
 TOKENS = st.integers(0, 40)
 
 
 @given(st.lists(st.tuples(TOKENS, TOKENS, TOKENS, TOKENS, TOKENS), min_size=1, max_size=8), st.data())
 def test_what_is_still_to_compute(requests: list[tuple[int, ...]], data: st.DataObject) -> None:
-    progress = tuple(np.array(column, np.int64) for column in zip(*requests, strict=True))
+    found = zip(PROGRESS, zip(*requests, strict=True), strict=True)
+    progress = ProgressColumns(**{name: np.array(column, np.int64) for name, column in found})
     slots = np.array(data.draw(st.lists(st.integers(0, len(requests) - 1), max_size=9)), np.int64)
     without = [p + out - computed - max(swapped, hit) for p, out, computed, swapped, hit in requests]
     left = [0 if n <= (requests[i][1] > 0) else n for i, n in enumerate(without)]
@@ -49,17 +52,18 @@ def test_targets() -> None:
     nan, slots = np.nan, np.array([3, 0, 1, 2])
     tpot_s, tds, other = (np.array(x) for x in ([0.5, nan, 0.1, nan], [4.0, 4.0, nan, nan], [1.0, nan, nan, nan]))
     assert token_pace(tpot_s, tds, slots).tolist() == pytest.approx([nan, 0.25, 0.25, 0.1], nan_ok=True)
-    found = without_targets((tpot_s, tds, other, other), slots)
+    found = without_targets(slots, ttft_s=other, tpot_s=tpot_s, e2e_s=other, tds=tds)
     assert found.dtype == np.bool_ and found.tolist() == [True, False, False, False]
 
 
 def test_slots_that_there_are_not_are_refused() -> None:
-    column = np.zeros(2, np.int64)
+    progress = ProgressColumns(**dict.fromkeys(PROGRESS, np.zeros(2, np.int64)))
     for slots in (np.array([2]), np.array([-1])):
         with pytest.raises(ValueError, match="of 2"):
-            uncomputed_tokens((column,) * 5, slots)
+            uncomputed_tokens(progress, slots)
     with pytest.raises(ValueError, match="several lengths"):
-        uncomputed_tokens((*(column,) * 4, column[1:]), np.array([0]))
+        columns = dict.fromkeys(PROGRESS, np.zeros(2, np.int64)) | {"hit_tokens": np.zeros(1, np.int64)}
+        uncomputed_tokens(ProgressColumns(**columns), np.array([0]))
 
 
 def test_attributes_are_counted() -> None:

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.core.kernels.kv_layout import KVLayout
-from sloserve.core.kernels.step_budget import any_promised, decoding, step_prompts
+from sloserve.core.kernels.step_budget import PromiseColumns, any_promised, decoding, step_prompts
+from sloserve.lso.decode_first import progress_columns
+from sloserve.lso.step_budget import promise_columns
 from tests.snapshots import make_snapshot
 
 NOW_S, ALONE_S, HEADROOM, SPEND, BLOCK = 1000.0, 0.02, 0.95, 64.0, 16
@@ -40,25 +42,19 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
 MANY = st.lists(requests(), min_size=1, max_size=7)
 
 
-def columns(rows: Any) -> tuple[Any, Any, Any]:
-    """stated, counted, progress."""
-    return (
-        (rows.arrival_s, rows.ttft_s, rows.tpot_s, rows.tds, rows.e2e_s, rows.first_token_s),
-        (rows.output_tokens, rows.in_flight_tokens),
-        (rows.prompt_tokens, rows.output_tokens, rows.computed_tokens, rows.swapped_tokens, rows.hit_tokens),
-    )
-
-
 @pytest.mark.slow
 @given(MANY, st.data())
 def test_decodes_bear_what_numpy_says(running: list[dict[str, Any]], data: st.DataObject) -> None:
     at = make_snapshot([], running)
     rows, slots = at.rows, np.array(data.draw(st.permutations(at.running.tolist())), np.int64)
-    stated, counted, _ = columns(rows)
+    promises = promise_columns(rows)
     left = np.array(data.draw(st.lists(st.floats(0.0, 300.0), min_size=slots.size, max_size=slots.size)))
     per_step = np.array(data.draw(st.lists(st.sampled_from([1.0, 2.5, 4.0]), min_size=slots.size, max_size=slots.size)))
     found = decoding(
-        *(stated, counted, slots, left, per_step),
+        promises,
+        slots,
+        left=left,
+        per_step=per_step,
         starts_s=NOW_S,
         alone_s=ALONE_S,
         headroom=HEADROOM,
@@ -66,7 +62,7 @@ def test_decodes_bear_what_numpy_says(running: list[dict[str, Any]], data: st.Da
     )
 
     pace, end_s = np.fmin(rows.tpot_s[slots], 1.0 / rows.tds[slots]), rows.arrival_s[slots] + rows.e2e_s[slots]
-    assert any_promised(stated, counted, slots) == (not np.isnan(np.fmin(pace, end_s)).all())
+    assert any_promised(promises, slots) == (not np.isnan(np.fmin(pace, end_s)).all())
     in_flight = per_step * (rows.in_flight_tokens[slots] > 0)
     left = np.maximum(left - in_flight, 1.0)
     first_s = np.where(np.isnan(rows.first_token_s[slots]), NOW_S, rows.first_token_s[slots])
@@ -87,7 +83,9 @@ def test_decodes_bear_what_numpy_says(running: list[dict[str, Any]], data: st.Da
         with np.errstate(divide="ignore", invalid="ignore"):
             steps = with_prompts_s / step_s + (time_s - with_prompts_s) / ALONE_S
         is_lost = (bearable[order] < step_s) & ((steps < left) | reads) & counts
-        assert found.lost(step_s, rate, pending, arrival_rate) == np.count_nonzero(is_lost)
+        assert found.lost(step_s=step_s, rate=rate, pending=pending, arrival_rate=arrival_rate) == np.count_nonzero(
+            is_lost
+        )
 
 
 @given(MANY, st.lists(requests(), max_size=7), st.integers(0, 60), st.data())
@@ -96,7 +94,7 @@ def test_prompts_start_while_there_are_blocks(
 ) -> None:
     at = make_snapshot([one | {"computed_tokens": 0} for one in waiting], [one | {"hit_tokens": 0} for one in running])
     rows = at.rows
-    stated, counted, progress = columns(rows)
+    progress = progress_columns(rows)
     found = step_prompts(progress, at.running, at.waiting, layout=KVLayout.full(BLOCK), free_blocks=free_blocks)
 
     def left_of(slot: int) -> int:
@@ -125,7 +123,7 @@ def test_prompts_start_while_there_are_blocks(
     assert num_chunks >= np.count_nonzero([chunk for chunk, _ in chunks])
 
     left = np.array(data.draw(st.lists(st.floats(1.0, 300.0), min_size=len(asked), max_size=len(asked))))
-    found.promise(stated, counted, left, ALONE_S, NOW_S)
+    found.promise(promise_columns(rows), left=left, step_s=ALONE_S, starts_s=NOW_S)
     first_due = rows.arrival_s[asked] + rows.ttft_s[asked]
     pace = np.fmin(rows.tpot_s[asked], 1.0 / rows.tds[asked])
     next_due = rows.first_token_s[asked] + pace * rows.output_tokens[asked]
@@ -142,53 +140,54 @@ def test_prompts_start_while_there_are_blocks(
 def test_a_slow_reader_feels_a_lag_that_is_made_up_later(target: dict[str, float], lost: int) -> None:
     """Long steps with few prompts leave time for all tokens, so that a mean pace is kept."""
     at = make_snapshot([], [{"arrival_s": NOW_S, "output_tokens": 1, "first_token_s": NOW_S, **target}])
-    stated, counted, _ = columns(at.rows)
     times = {"starts_s": NOW_S, "alone_s": ALONE_S, "headroom": 1.0, "spend_tokens": SPEND}
-    assert (
-        decoding(stated, counted, at.running, np.full(1, 100.0), np.ones(1), **times).lost(3.0, 1000.0, 10.0, 0.0)
-        == lost
-    )
+    found = decoding(promise_columns(at.rows), at.running, left=np.full(1, 100.0), per_step=np.ones(1), **times)
+    assert found.lost(step_s=3.0, rate=1000.0, pending=10.0, arrival_rate=0.0) == lost
 
 
 def test_a_block_may_hold_one_token() -> None:
     at = make_snapshot([{"prompt_tokens": 3}, {"prompt_tokens": 4}])
-    progress = columns(at.rows)[2]
+    progress = progress_columns(at.rows)
     assert step_prompts(progress, at.running, at.waiting, layout=KVLayout.full(1), free_blocks=6).startable == 1
     assert step_prompts(progress, at.running, at.waiting, layout=KVLayout.full(1), free_blocks=7).startable == 2
 
 
 def test_what_does_not_fit_together_is_refused() -> None:
     at = make_snapshot([], [{}, {}])
-    stated, counted, progress = columns(at.rows)
+    promises, progress = promise_columns(at.rows), progress_columns(at.rows)
     times = {"starts_s": NOW_S, "alone_s": ALONE_S, "headroom": HEADROOM, "spend_tokens": SPEND}
     with pytest.raises(ValueError, match="slot 64 of 64"):
-        decoding(stated, counted, np.array([64]), np.ones(1), np.ones(1), **times)
+        decoding(promises, np.array([64]), left=np.ones(1), per_step=np.ones(1), **times)
     with pytest.raises(ValueError, match="left: 1 elements for 2 requests"):
-        decoding(stated, counted, at.running, np.ones(1), np.ones(1), **times)
+        decoding(promises, at.running, left=np.ones(1), per_step=np.ones(1), **times)
     with pytest.raises(ValueError, match="several lengths"):
-        decoding((*stated[:5], np.ones(1)), counted, at.running, np.ones(2), np.ones(2), **times)
+        longer = {name: np.ones(64) for name in ("arrival_s", "ttft_s", "tpot_s", "tds", "e2e_s")}
+        counted = {"output_tokens": np.zeros(64, np.int64), "in_flight_tokens": np.zeros(64, np.int64)}
+        uneven = PromiseColumns(**longer, **counted, first_token_s=np.ones(1))
+        decoding(uneven, at.running, left=np.ones(2), per_step=np.ones(2), **times)
     with pytest.raises(ValueError, match="slot -1 of 64"):
         step_prompts(progress, np.array([-1]), at.waiting, layout=KVLayout.full(16), free_blocks=9)
     prompts = step_prompts(progress, at.running, at.waiting, layout=KVLayout.full(16), free_blocks=9)
     with pytest.raises(ValueError, match="left: 3 elements for 2 prompts"):
-        prompts.promise(stated, counted, np.ones(3), ALONE_S, NOW_S)
+        prompts.promise(promises, left=np.ones(3), step_s=ALONE_S, starts_s=NOW_S)
     with pytest.raises(IndexError, match="place 2 of 2"):
         prompts.end(2)
     with pytest.raises(ValueError, match="tokens: -1 is negative"):
         prompts.load(-1)
     with pytest.raises(ValueError, match="rate: 0.000000 is not above 0"):
-        decoding(stated, counted, at.running, np.ones(2), np.ones(2), **times).lost(0.1, 0.0, 1.0, 1.0)
+        found = decoding(promises, at.running, left=np.ones(2), per_step=np.ones(2), **times)
+        found.lost(step_s=0.1, rate=0.0, pending=1.0, arrival_rate=1.0)
 
 
 @pytest.mark.parametrize("tokens", [-1, 2**32, 2**62])
 def test_counts_that_no_request_has_are_refused(tokens: int) -> None:
     at = make_snapshot([], [{}])
-    stated, counted, progress = columns(at.rows)
+    promises, progress = promise_columns(at.rows), progress_columns(at.rows)
     times = {"starts_s": NOW_S, "alone_s": ALONE_S, "headroom": HEADROOM, "spend_tokens": SPEND}
     why = f"{tokens} is not within 0 to 4294967295"
     for name in ("output_tokens", "in_flight_tokens"):
         with _of(at.rows, name, tokens), pytest.raises(ValueError, match=f"{name} of slot 0: {why}"):
-            decoding(stated, counted, at.running, np.ones(1), np.ones(1), **times)
+            decoding(promises, at.running, left=np.ones(1), per_step=np.ones(1), **times)
     for name in ("prompt_tokens", "output_tokens", "computed_tokens", "swapped_tokens", "hit_tokens"):
         with _of(at.rows, name, tokens), pytest.raises(ValueError, match=f"{name} of slot 0: {why}"):
             step_prompts(progress, at.running, at.waiting, layout=KVLayout.full(16), free_blocks=9)
@@ -199,7 +198,7 @@ def test_counts_that_no_request_has_are_refused(tokens: int) -> None:
 
 def test_prompts_whose_pairs_cannot_be_counted_are_refused() -> None:
     at = make_snapshot([], [{"prompt_tokens": 2**31}])
-    stated, counted, progress = columns(at.rows)
+    progress = progress_columns(at.rows)
     found = step_prompts(progress, at.running, at.waiting, layout=KVLayout.full(16), free_blocks=9)
     assert found.load(2**31) == (2**31, 1, 2**62)
     with _of(at.rows, "prompt_tokens", 2**31 + 1), pytest.raises(ValueError, match="more pairs than can be counted"):
@@ -219,7 +218,7 @@ def test_chunks_end_at_multiples_but_for_the_last_of_a_prompt() -> None:
     at = make_snapshot(
         [], [{"prompt_tokens": 3000, "computed_tokens": 500}, {"prompt_tokens": 100}, {"prompt_tokens": 900}]
     )
-    found = step_prompts(columns(at.rows)[2], at.running, at.waiting, layout=KVLayout.full(16), free_blocks=900)
+    found = step_prompts(progress_columns(at.rows), at.running, at.waiting, layout=KVLayout.full(16), free_blocks=900)
     sizes = (0, 27, 28, 600, 2499, 2500, 2700, 3200, 9000)
     asked = {tokens: found.in_chunks(tokens, 9000, 528)[0] for tokens in sizes}
     assert asked == {0: 0, 27: 0, 28: 28, 600: 556, 2499: 2240, 2500: 2500, 2700: 2600, 3200: 3128, 9000: 3500}
@@ -232,7 +231,7 @@ def test_no_chunk_is_longer_than_the_engine_makes_it() -> None:
     at = make_snapshot(
         [], [{"prompt_tokens": 3000, "computed_tokens": 500}, {"prompt_tokens": 100}, {"prompt_tokens": 900}]
     )
-    found = step_prompts(columns(at.rows)[2], at.running, at.waiting, layout=KVLayout.full(16), free_blocks=900)
+    found = step_prompts(progress_columns(at.rows), at.running, at.waiting, layout=KVLayout.full(16), free_blocks=900)
     asked = {tokens: found.in_chunks(tokens, 256, 1)[:2] for tokens in (0, 100, 256, 300, 600, 9000)}
     assert asked == {0: (0, 0), 100: (100, 1), 256: (256, 1), 300: (300, 2), 600: (600, 3), 9000: (612, 3)}
     assert found.in_chunks(600, 256, 1)[2] == 256 * (256 + 2 * 500) + 100 * 100 + 244 * 244

@@ -1,6 +1,7 @@
 """The compiled gain and cost against a plain reading of their rules, request by request."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,14 +10,15 @@ from hypothesis import strategies as st
 
 from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.core.kernels.survival import Chances, chances, mean_left
-from sloserve.core.kernels.worth import worth
+from sloserve.core.kernels.worth import WorthColumns, WorthEngine, worth
+from sloserve.estimator.length.remaining import KnownRequests
+from tests.csrc.facts import COUNTED, ENGINE, STATED
 
 AHEAD = np.array([0, 4, 10, 30, 100, 400, 2000])
-STEP_S, FULL_S, PROMPT_TOKEN_S, TOKEN_S, KV_TOKENS, SEATS, SHARE, LATE_SHARE, LATE_AT, TTFT_S, TDS, *_ = FACTS = (
-    *(0.02, 0.1, 5e-5, 1e-4),
-    *(50_000.0, 64.0, 0.2, 5.0, 0.25, 1.0, 4.8),
-    *(0.5, 0.1, 600.0, 2.0),
-)
+STEP_S, FULL_S, PROMPT_TOKEN_S, TOKEN_S = (ENGINE[f"{of}_s"] for of in ("step", "full", "prompt_token", "token"))
+KV_TOKENS, SEATS = ENGINE["kv_blocks"], ENGINE["seats"]
+SHARE, LATE_SHARE, LATE_AT = ENGINE["wait_share"], ENGINE["late_wait_share"], ENGINE["late_at"]
+TTFT_S, TDS = ENGINE["reader_ttft_s"], ENGINE["reader_tds"]
 NODES, WEIGHTS = np.polynomial.laguerre.laggauss(3)
 NAN = math.nan
 
@@ -57,24 +59,40 @@ def counts(values: object) -> np.ndarray:
 def as_known(runs: np.ndarray, output_tokens: np.ndarray, max_tokens: np.ndarray) -> Chances:
     """These chances, whatever the class would say."""
     slots = np.arange(len(runs))
-    columns = (np.zeros_like(slots), output_tokens, max_tokens)
+    columns = KnownRequests(class_id=np.zeros_like(slots), output_tokens=output_tokens, max_tokens=max_tokens)
     return chances(np.ones((1, 1)), 8, columns, slots, AHEAD, (runs, slots))
 
 
 def found_worth(
-    requests: np.ndarray, queued: int, runs: np.ndarray, facts: tuple[float, ...]
+    requests: np.ndarray, queued: int, runs: np.ndarray, facts: dict[str, float]
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """The kernel, of requests as the rows of :func:`row` have them; at 0 s, and of one class."""
     age, ttft, pace, e2e, done, since_first, left, most, prefill, context, again_s, _ = requests
-    nothing = np.full_like(age, NAN)
-    stated = (0.0 - age, ttft.copy(), pace.copy(), nothing, e2e.copy(), 0.0 - since_first)
     output = counts(done)
-    tokens = (np.zeros_like(output), counts(context) - output, output, output + counts(most))
+    columns = {
+        "arrival_s": 0.0 - age,
+        "ttft_s": ttft.copy(),
+        "tpot_s": pace.copy(),
+        "tds": np.full_like(age, NAN),
+        "e2e_s": e2e.copy(),
+        "first_token_s": 0.0 - since_first,
+        "class_rank": np.zeros_like(output),
+        "prompt_tokens": counts(context) - output,
+        "output_tokens": output,
+        "max_tokens": output + counts(most),
+    }
     return worth(
-        as_known(runs, output, tokens[3]),
+        as_known(runs, output, columns["max_tokens"]),
         TOKENS,
-        *(stated, tokens, queued, left.copy(), np.ones_like(left), counts(prefill), again_s[queued:].copy()),
-        *(np.array([0.5]), 0.0, np.array(facts)),
+        WorthEngine(**facts),
+        WorthColumns(**columns),
+        queued=queued,
+        left=left.copy(),
+        per_step=np.ones_like(left),
+        prefill=counts(prefill),
+        again_s=again_s[queued:].copy(),
+        weights=np.array([0.5]),
+        now_s=0.0,
     )
 
 
@@ -105,7 +123,7 @@ def test_gain_and_cost_are_those_of_the_rules(queue: tuple[np.ndarray, np.ndarra
     requests, runs, queued = queue
     n = requests.shape[1]
     requests[10, :queued] = 0.0  # what waits has no KV to have back
-    gain, cost, wait_s = found_worth(requests, queued, runs, FACTS)
+    gain, cost, wait_s = found_worth(requests, queued, runs, ENGINE)
     age, ttft, pace, e2e, done, since_first, left, _, prefill, context, again_s, weight = requests
     seconds = left * STEP_S
     taken = np.array(
@@ -146,7 +164,7 @@ def test_no_price_jumps_when_another_machine_is_short() -> None:
     runs = np.ones((2, AHEAD.size))
 
     def cost(kv_tokens: float) -> np.ndarray:
-        return found_worth(requests, 2, runs, (*FACTS[:4], kv_tokens, *FACTS[5:]))[1]
+        return found_worth(requests, 2, runs, ENGINE | {"kv_blocks": kv_tokens})[1]
 
     assert cost(1e8)[0] == pytest.approx(cost(1e8)[1], rel=0.01)
     assert cost(5e3)[0] > 5 * cost(5e3)[1]
@@ -161,7 +179,13 @@ def test_survival_is_looked_up(requests: list[tuple[int, int, int]]) -> None:
     class_id, done, most = (np.array([one[k] for one in requests], np.int64) for k in range(3))
     known = np.arange(1.0, 6.0)[None]
     row = np.where(np.arange(class_id.size) == 2, 0, -1)
-    of = (longer, 8, (class_id, done, most), np.arange(class_id.size), ahead)
+    of = (
+        longer,
+        8,
+        KnownRequests(class_id=class_id, output_tokens=done, max_tokens=most),
+        np.arange(class_id.size),
+        ahead,
+    )
     found = chances(*of).matrix().reshape(-1, ahead.size)
     better = chances(*of, (known, row)).matrix().reshape(-1, ahead.size)
     assert np.array_equal(better[row < 0], found[row < 0]) and (better[row == 0] == known).all()
@@ -174,27 +198,55 @@ def test_survival_is_looked_up(requests: list[tuple[int, int, int]]) -> None:
 def test_what_does_not_fit_together_is_refused() -> None:
     column, real = np.zeros(1, np.int64), np.zeros(1)
     runs = as_known(np.ones((1, AHEAD.size)), column, column)
-    rest = (real, np.ones(1), column, np.empty(0), np.ones(1), 0.0)
-    fits = (runs, TOKENS, (real,) * 6, (column,) * 4, 1, *rest, np.array(FACTS))
-    worth(*fits)
-    longer = (runs, TOKENS, (np.zeros(2),) * 6, *fits[3:])
+    columns = dict.fromkeys(STATED, real) | dict.fromkeys(COUNTED, column)
+    fits: dict[str, Any] = {
+        "columns": WorthColumns(**columns),
+        "queued": 1,
+        "left": real,
+        "per_step": np.ones(1),
+        "prefill": column,
+        "again_s": np.empty(0),
+        "weights": np.ones(1),
+        "now_s": 0.0,
+    }
+    engine = WorthEngine(**ENGINE)
+    worth(runs, TOKENS, engine, **fits)
     for wrong, why in (
-        (longer, "columns of several lengths: 2 and 1"),
-        ((*fits[:4], 2, *fits[5:]), "queued: 2 is not within 0 to 1"),
-        ((*fits[:5], np.zeros(2), *fits[6:]), "left: 2 elements for 1 requests"),
-        ((*fits[:11], real), "engine: 1 elements for 15 facts"),
+        ({"columns": WorthColumns(**columns | dict.fromkeys(STATED, np.zeros(2)))}, "several lengths: 2 and 1"),
+        ({"queued": 2}, "queued: 2 is not within 0 to 1"),
+        ({"left": np.zeros(2)}, "left: 2 elements for 1 requests"),
     ):
         with pytest.raises(ValueError, match=why):
-            worth(*wrong)
+            worth(runs, TOKENS, engine, **(fits | wrong))
     for class_id, slots, why in ((column + 1, column, "class_id"), (column, column + 1, "slot 1 of 1")):
         with pytest.raises(ValueError, match=why):
-            chances(np.ones((1, 3)), 8, (class_id, column, column), slots, column)
+            chances(
+                np.ones((1, 3)),
+                8,
+                KnownRequests(class_id=class_id, output_tokens=column, max_tokens=column),
+                slots,
+                column,
+            )
+    known = np.ones((1, 1))
     for row in (1, -2):
         with pytest.raises(ValueError, match=f"known_row: {row} is not within -1 to 0"):
-            chances(np.ones((1, 3)), 8, (column, column, column), column, column, (np.ones((1, 1)), column + row))
+            chances(
+                np.ones((1, 3)),
+                8,
+                KnownRequests(class_id=column, output_tokens=column, max_tokens=column),
+                column,
+                column,
+                (known, column + row),
+            )
     for longer, why in ((0.0, "0.000000 is not above 0"), (NAN, "nan is not above 0")):
         with pytest.raises(ValueError, match=f"longer: {why}"):
-            chances(np.full((1, 3), longer), 8, (column, column, column + 9), column, column).matrix()
+            chances(
+                np.full((1, 3), longer),
+                8,
+                KnownRequests(class_id=column, output_tokens=column, max_tokens=column + 9),
+                column,
+                column,
+            ).matrix()
 
 
 @pytest.mark.parametrize("ahead", [[1], [5, 9], [-1, 0], [0, 9, 9], [0, 9, 4], [0, 2**32], [0, 2**62]])
@@ -202,13 +254,22 @@ def test_tokens_ahead_ascend_from_0(ahead: list[int]) -> None:
     """Between two steps the survival is a line: before the first of them there is nothing to read."""
     column = np.zeros(1, np.int64)
     with pytest.raises(ValueError, match=r"ahead\[\d\]: -?\d+; it ascends from 0 to 4294967295 at most"):
-        chances(np.ones((1, 3)), 8, (column, column, column), column, np.array(ahead))
+        chances(
+            np.ones((1, 3)),
+            8,
+            KnownRequests(class_id=column, output_tokens=column, max_tokens=column),
+            column,
+            np.array(ahead),
+        )
 
 
 @pytest.mark.parametrize("tokens", [-1, 2**32, 2**62])
 def test_tokens_that_no_request_has_are_refused(tokens: int) -> None:
     zero, wrong, longer = np.zeros(1, np.int64), np.array([tokens]), np.ones((1, 3))
-    for lengths in ((zero, wrong, zero), (zero, zero, wrong)):
+    for lengths in (
+        KnownRequests(class_id=zero, output_tokens=wrong, max_tokens=zero),
+        KnownRequests(class_id=zero, output_tokens=zero, max_tokens=wrong),
+    ):
         with pytest.raises(ValueError, match=f"tokens of slot 0: {tokens} is not within 0 to 4294967295"):
             chances(longer, 8, lengths, zero, AHEAD)
         with pytest.raises(ValueError, match=f"tokens of slot 0: {tokens} is not within 0 to 4294967295"):

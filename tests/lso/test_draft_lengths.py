@@ -12,7 +12,7 @@ from sloserve.estimator.drafting import DraftFacts
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.lso.draft_lengths import bearable_token_s, draft_lengths
 from sloserve.lso.drafted import tokens_per_step
-from sloserve.lso.step_budget import HEADROOM, SPEND_TOKENS
+from sloserve.lso.step_budget import HEADROOM, SPEND_TOKENS, promise_columns
 from tests.lso.test_step_budget import NOW_S, decode
 from tests.snapshots import make_snapshot
 
@@ -118,10 +118,8 @@ def test_what_a_request_can_bear_is_what_the_step_budget_says() -> None:
     engine = replace(at.engine, drafts=DraftFacts(1.43, 0.01, 0.43, np.ones(1), ACCEPTED))
     rows, slots, left = at.rows, at.running, np.array([90.0, 30.0, 200.0, 3.0, 1.0])
     per_step = tokens_per_step(rows, slots, engine)
-    stated = (rows.arrival_s, rows.ttft_s, rows.tpot_s, rows.tds, rows.e2e_s, rows.first_token_s)
-    counted = (rows.output_tokens, rows.in_flight_tokens)
     times = {"starts_s": NOW_S, "alone_s": 1e-9, "headroom": HEADROOM, "spend_tokens": SPEND_TOKENS}
-    found = decoding(stated, counted, slots, left, per_step, **times)
+    found = decoding(promise_columns(rows), slots, left=left, per_step=per_step, **times)
     bearable = HEADROOM * bearable_token_s(rows, slots, left, engine, NOW_S) * per_step
     assert [found.bearable_s(i) for i in range(len(found))] == pytest.approx(sorted(bearable[bearable >= 1e-9]))
     assert len(found) >= 4

@@ -57,7 +57,12 @@ struct ReplyOutlook {
   double now_s, ttft_s, tds, left, prefill_s, first_s;
 };
 
-inline constexpr std::size_t kOutlookRows = 6;
+// The fields of ReplyOutlook as columns, [n] each.
+struct ReplyColumns {
+  const double *now_s, *ttft_s, *tds, *left, *prefill_s, *first_s;
+
+  ReplyOutlook at(std::size_t i) const { return {now_s[i], ttft_s[i], tds[i], left[i], prefill_s[i], first_s[i]}; }
+};
 
 namespace detail {
 
@@ -93,15 +98,9 @@ inline double quality(const DigestCurve& curve, const ReplyOutlook& reply, doubl
   return ratio;
 }
 
-inline ReplyOutlook outlook_at(const double* replies, std::size_t n, std::size_t i) {
-  return {replies[i],         replies[n + i],     replies[2 * n + i],
-          replies[3 * n + i], replies[4 * n + i], replies[5 * n + i]};
-}
-
-inline void check_left(const double* replies, std::size_t n) {
+inline void check_left(const double* left, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) {
-    const double left = outlook_at(replies, n, i).left;
-    if (!(left >= 1.0)) throw std::invalid_argument("left_tokens: " + std::to_string(left) + "; the least is 1");
+    if (!(left[i] >= 1.0)) throw std::invalid_argument("left_tokens: " + std::to_string(left[i]) + "; the least is 1");
   }
 }
 
@@ -129,20 +128,20 @@ inline void deliver(DigestCurve* curves, std::size_t capacity, const std::int64_
 // QoE of n replies if served from now on, and if left waiting for horizon_s, for each of num_steps times of a step.
 // Throws std::invalid_argument for a slot out of range, less than one token to come, and a step that is not above 0 s.
 //
-// QoE at the horizon, or at the last token of a reply that is served and ends sooner. replies: [kOutlookRows, n], the
-// fields of ReplyOutlook. serve: [num_steps, n], wait: [n], written.
-inline void foresee(const DigestCurve* curves, std::size_t capacity, const std::int64_t* slots, const double* replies,
-                    std::size_t n, const double* steps_s, std::size_t num_steps, double horizon_s, double alpha,
+// QoE at the horizon, or at the last token of a reply that is served and ends sooner. serve: [num_steps, n], wait: [n],
+// written.
+inline void foresee(const DigestCurve* curves, std::size_t capacity, const std::int64_t* slots,
+                    const ReplyColumns& replies, std::size_t n, const double* steps_s, std::size_t num_steps, double horizon_s, double alpha,
                     double* serve, double* wait) {
   detail::check_slots(slots, n, capacity);
-  detail::check_left(replies, n);
+  detail::check_left(replies.left, n);
   for (std::size_t b = 0; b < num_steps; ++b) {
     if (!(steps_s[b] > 0.0)) throw std::invalid_argument("steps_s: " + std::to_string(steps_s[b]) + " is not above 0");
   }
   constexpr double never = std::numeric_limits<double>::infinity();
   for (std::size_t i = 0; i < n; ++i) {
     const DigestCurve& curve = curves[slots[i]];
-    const ReplyOutlook reply = detail::outlook_at(replies, n, i);
+    const ReplyOutlook reply = replies.at(i);
     const double until_s = reply.now_s + horizon_s;
     wait[i] = detail::quality(curve, reply, never, 1.0, until_s, alpha);
     for (std::size_t b = 0; b < num_steps; ++b) {
@@ -154,12 +153,12 @@ inline void foresee(const DigestCurve* curves, std::size_t capacity, const std::
 }
 
 // QoE of n replies so far, [n]. Throws std::invalid_argument for a slot out of range.
-inline void stand(const DigestCurve* curves, std::size_t capacity, const std::int64_t* slots, const double* replies,
-                  std::size_t n, double alpha, double* current) {
+inline void stand(const DigestCurve* curves, std::size_t capacity, const std::int64_t* slots,
+                  const ReplyColumns& replies, std::size_t n, double alpha, double* current) {
   detail::check_slots(slots, n, capacity);
   constexpr double never = std::numeric_limits<double>::infinity();
   for (std::size_t i = 0; i < n; ++i) {
-    const ReplyOutlook reply = detail::outlook_at(replies, n, i);
+    const ReplyOutlook reply = replies.at(i);
     current[i] = detail::quality(curves[slots[i]], reply, never, 1.0, reply.now_s, alpha);
   }
 }

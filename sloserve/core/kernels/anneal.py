@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.kernels import _csrc
+from sloserve.kernels._csrc import BatchRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class BatchTimes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchRequests:
-    """Requests to plan, in order of arrival: one matrix, ``[9, n]``, with a row for each argument of :meth:`of`."""
+    """Requests to plan, in order of arrival: one matrix, ``[9, n]``, whose rows ``BatchRow`` names."""
 
     columns: FloatArray
 
@@ -72,20 +73,16 @@ class BatchRequests:
             decode_limit_s: TPOT target * output tokens in seconds, ``[n]`` or one value for all; nan for no target.
             e2e_s: Targets of the end-to-end latency in seconds, ``[n]`` or one value for all; nan for no target.
         """
-        values: tuple[ArrayLike, ...] = (
-            times.prefill_base_s,
-            times.prefill_slope_s,
-            times.decode_base_s,
-            times.decode_slope_s,
-            times.share,
-            waited_s,
-            ttft_s,
-            decode_limit_s,
-            e2e_s,
-        )
-        columns = np.empty((len(values), times.prefill_base_s.size))
-        for row, value in zip(columns, values, strict=True):
-            row[:] = value
+        columns = np.empty((len(BatchRow), times.prefill_base_s.size))
+        columns[BatchRow.PREFILL_BASE_S] = times.prefill_base_s
+        columns[BatchRow.PREFILL_SLOPE_S] = times.prefill_slope_s
+        columns[BatchRow.DECODE_BASE_S] = times.decode_base_s
+        columns[BatchRow.DECODE_SLOPE_S] = times.decode_slope_s
+        columns[BatchRow.SHARE] = times.share
+        columns[BatchRow.WAITED_S] = waited_s
+        columns[BatchRow.TTFT_S] = ttft_s
+        columns[BatchRow.DECODE_LIMIT_S] = decode_limit_s
+        columns[BatchRow.E2E_S] = e2e_s
         return cls(columns)
 
     def __len__(self) -> int:
@@ -126,7 +123,14 @@ def anneal(
     cooling = cooling or Cooling()
     return BatchPlan(
         *_csrc.anneal(
-            requests.columns, max_batch, fixed, cooling.initial, cooling.final, cooling.tau, cooling.moves, seed
+            requests.columns,
+            max_batch,
+            fixed=fixed,
+            initial=cooling.initial,
+            final=cooling.final,
+            tau=cooling.tau,
+            moves=cooling.moves,
+            seed=seed,
         )
     )
 
@@ -136,4 +140,4 @@ def exhaustive(requests: BatchRequests, max_batch: int, *, fixed: int = 0) -> Ba
 
     Raises: ValueError as :func:`anneal`, and for more requests.
     """
-    return BatchPlan(*_csrc.exhaustive(requests.columns, max_batch, fixed))
+    return BatchPlan(*_csrc.exhaustive(requests.columns, max_batch, fixed=fixed))

@@ -12,6 +12,7 @@ import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray, grown
 from sloserve.core.kernels import _csrc
+from sloserve.kernels._csrc import ReplyColumns
 
 _COLUMNS = 5
 _DRY = 4
@@ -19,10 +20,10 @@ _DRY = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replies:
-    """Outputs of n requests, by the slots of their readers; ``columns`` is ``[6, n]``."""
+    """Replies to n requests: the slots of their readers, and a column ``[n]`` for each fact."""
 
     slots: IntArray
-    columns: FloatArray
+    columns: ReplyColumns
 
     @classmethod
     def of(
@@ -47,7 +48,15 @@ class Replies:
             prefill_s: Seconds of prefill before the next token, ``[n]``.
             first_token_s: Seconds from the request's arrival to its first token, ``[n]``; nan if there is no token yet.
         """
-        return cls(slots, np.array((now_s, ttft_s, tds, left_tokens, prefill_s, first_token_s), np.float64))
+        columns = ReplyColumns(
+            now_s=np.ascontiguousarray(now_s, np.float64),
+            ttft_s=np.ascontiguousarray(ttft_s, np.float64),
+            tds=np.ascontiguousarray(tds, np.float64),
+            left_tokens=np.ascontiguousarray(left_tokens, np.float64),
+            prefill_s=np.ascontiguousarray(prefill_s, np.float64),
+            first_token_s=np.ascontiguousarray(first_token_s, np.float64),
+        )
+        return cls(slots, columns)
 
 
 class DigestCurves:
@@ -75,7 +84,13 @@ class DigestCurves:
         """
         # Columns of a table come strided; a column of another type is refused.
         contiguous = np.ascontiguousarray
-        _csrc.deliver(self._curves, contiguous(slots), contiguous(tokens), contiguous(times_s), contiguous(tds))
+        _csrc.deliver(
+            self._curves,
+            contiguous(slots),
+            tokens=contiguous(tokens),
+            times_s=contiguous(times_s),
+            tds=contiguous(tds),
+        )
 
     def dry_s(self, slots: IntArray) -> FloatArray:
         """Return when each reader will have digested all delivered tokens, in seconds, ``[n]``; 0 without a token."""
@@ -95,9 +110,11 @@ class DigestCurves:
             steps_s: Possible times of an engine step in seconds, above 0, ``[num_steps]``.
             alpha: Penalty for a late first token, see :func:`sloserve.core.qoe.qoe`; 1 for none.
         """
-        serve, wait = _csrc.foresee(self._curves, replies.slots, replies.columns, steps_s, horizon_s, alpha)
+        serve, wait = _csrc.foresee(
+            self._curves, replies.slots, replies.columns, steps_s=steps_s, horizon_s=horizon_s, alpha=alpha
+        )
         return serve.reshape(steps_s.size, replies.slots.size), wait
 
     def current(self, replies: Replies, *, alpha: float = 1.0) -> FloatArray:
-        """Return the QoE up to now, ``[n]``; 1 where nothing was expected yet."""
-        return _csrc.stand(self._curves, replies.slots, replies.columns, alpha)
+        """QoE up to now, ``[n]``; 1 where nothing was expected yet."""
+        return _csrc.stand(self._curves, replies.slots, replies.columns, alpha=alpha)

@@ -1,6 +1,6 @@
 """Least squares of a handful of terms, compiled: with numpy each of its calls costs more than the arithmetic.
 
-``fit_nonnegative(information, aim, theta, positive, share, target, keep, leak, most_solves)`` adds the observation
+``fit_nonnegative(*, information, aim, theta, positive, share, target, keep, leak, most_solves)`` adds the observation
 ``share @ theta = target`` to normal equations, and solves them for theta >= 0; in place. It adds up in one order,
 whatever the CPU's linear algebra library does.
 

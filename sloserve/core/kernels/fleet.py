@@ -90,20 +90,24 @@ def fleet_search(
     last = last or [()] * problem.kind.size
     models = problem.swap_s.shape[-1]
     order, sizes, cost, late, start_cost, start_late = _csrc.fleet_search(
-        problem.model,
-        np.stack([problem.first_due_s, problem.last_due_s, problem.weight]),
-        np.ascontiguousarray(problem.work_s),
-        np.ascontiguousarray(problem.judged_s),
-        np.ascontiguousarray(problem.own_s),
-        np.stack([problem.kind, problem.active]),
-        np.stack([problem.ready_s, problem.drained_s]),
-        np.ascontiguousarray(problem.swap_s.reshape(-1, models)),
-        problem.min_active_s,
-        problem.swap_price,
-        np.array([group for queue in last for group in queue], np.int64),
-        np.array([len(queue) for queue in last], np.int64),
-        moves,
-        seed,
+        model=problem.model,
+        first_due_s=np.ascontiguousarray(problem.first_due_s),
+        last_due_s=np.ascontiguousarray(problem.last_due_s),
+        weight=np.ascontiguousarray(problem.weight),
+        work_s=np.ascontiguousarray(problem.work_s),
+        judged_s=np.ascontiguousarray(problem.judged_s),
+        own_s=np.ascontiguousarray(problem.own_s),
+        kind=np.ascontiguousarray(problem.kind),
+        active=np.ascontiguousarray(problem.active),
+        ready_s=np.ascontiguousarray(problem.ready_s),
+        drained_s=np.ascontiguousarray(problem.drained_s),
+        swap_s=np.ascontiguousarray(problem.swap_s.reshape(-1, models)),
+        min_active_s=problem.min_active_s,
+        swap_price=problem.swap_price,
+        order=np.array([group for queue in last for group in queue], np.int64),
+        sizes=np.array([len(queue) for queue in last], np.int64),
+        moves=moves,
+        seed=seed,
     )
     ends = np.cumsum(sizes)[:-1]
     return FleetQueues([queue.tolist() for queue in np.split(order, ends)], cost, late, start_cost, start_late)

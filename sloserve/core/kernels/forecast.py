@@ -1,6 +1,6 @@
 """How many requests fit into the KV cache until all have ended, compiled: see :mod:`sloserve.lso.forecast`.
 
-``how_many_fit(runs, tokens, grown, layout, held, asked, capacity, sigmas)`` returns how many of ``asked``, in order,
+``how_many_fit(runs, layout, *, tokens, grown, held, asked, capacity, sigmas)`` returns how many of ``asked``, in order,
 fit beside ``held``: none after the first that does not.
 
 - ``runs``: of ``n`` requests, that each still runs at each of ``t`` steps.

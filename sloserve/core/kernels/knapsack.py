@@ -54,7 +54,9 @@ def pack_priced(gain: ArrayLike, weight: ArrayLike, seq: ArrayLike, capacity: in
 
     Raises: ValueError as :func:`pack_greedy`.
     """
-    return _csrc.pack_priced(_floats("gain", gain), _ints("weight", weight), _ints("seq", seq), capacity, max_items)
+    return _csrc.pack_priced(
+        _floats("gain", gain), _ints("weight", weight), _ints("seq", seq), capacity=capacity, max_items=max_items
+    )
 
 
 def pack_greedy(
@@ -86,9 +88,9 @@ def pack_greedy(
         _floats("gain", gain),
         _ints("weight", weight),
         _ints("seq", seq),
-        capacity,
-        max_items,
-        stop_at_misfit,
+        capacity=capacity,
+        max_items=max_items,
+        stop_at_misfit=stop_at_misfit,
     )
 
 
@@ -122,9 +124,9 @@ def best_batch(
             _floats("gain_by_batch", gain_by_batch, ndim=2),
             _ints("weight", weight),
             _ints("seq", seq),
-            capacity,
-            _ints("batch_sizes", batch_sizes),
-            rule,
+            capacity=capacity,
+            batch_sizes=_ints("batch_sizes", batch_sizes),
+            rule=rule,
         )
     )
 
@@ -146,7 +148,9 @@ def pack_exact(
 
     Raises: ValueError as :func:`pack_greedy`, and for more than 2 GiB of tables.
     """
-    return _csrc.pack_exact(_floats("gain", gain), _ints("weight", weight), capacity, num_items, at_most)
+    return _csrc.pack_exact(
+        _floats("gain", gain), _ints("weight", weight), capacity=capacity, num_items=num_items, at_most=at_most
+    )
 
 
 def _floats(name: str, values: ArrayLike, ndim: int = 1) -> FloatArray:

@@ -59,13 +59,13 @@ def copy_blocks(
     """
     _csrc.copy_blocks(
         np.array(regions, np.int64).reshape(-1, 3),
-        num_blocks,
-        pool_base,
-        pool_blocks,
-        _ids("device_ids", device_ids),
-        _ids("host_ids", host_ids),
-        to_host,
-        threads,
+        num_blocks=num_blocks,
+        pool_base=pool_base,
+        pool_blocks=pool_blocks,
+        device_ids=_ids("device_ids", device_ids),
+        host_ids=_ids("host_ids", host_ids),
+        to_host=to_host,
+        threads=threads,
     )
 
 

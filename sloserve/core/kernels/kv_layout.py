@@ -92,7 +92,8 @@ class KVLayout(_csrc.KvLayout):
     max_model_len: int = MOST_TOKENS
 
     def __post_init__(self) -> None:
-        super().__init__(list(self.groups), self.lookahead_tokens, self.max_model_len)
+        groups = [_csrc.KvGroups(**group._asdict()) for group in self.groups]
+        super().__init__(groups, self.lookahead_tokens, self.max_model_len)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.groups, self.lookahead_tokens, self.max_model_len)

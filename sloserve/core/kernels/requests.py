@@ -1,8 +1,7 @@
 """What follows from the columns of the request table, for some of its slots, compiled: many gathers in one call.
 
-``progress`` is the columns ``(prompt_tokens, output_tokens, computed_tokens, swapped_tokens, hit_tokens)`` of
-:mod:`sloserve.core.rows`. All raise ValueError for a slot that the columns do not have, and for tokens below 0 or above
-2^32 - 1 in one of the slots.
+``progress`` is columns of :mod:`sloserve.core.rows`. All functions raise ValueError for a slot that the columns do not
+have, for columns of different lengths, and for tokens below 0 or above 2^32 - 1 in one of the slots.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from sloserve.core.kernels import _csrc
 from sloserve.core.kernels.kv_layout import KVLayout
 
-Progress = tuple[NDArray[np.int64], ...]
+ProgressColumns = _csrc.ProgressColumns
 
 
 def counts_of(objects: Sequence[object], names: tuple[str, ...]) -> list[NDArray[np.int64]]:
@@ -28,23 +27,25 @@ def counts_of(objects: Sequence[object], names: tuple[str, ...]) -> list[NDArray
     return _csrc.counts_of(objects if isinstance(objects, list) else list(objects), names)
 
 
-def tokens_without_kv(progress: Progress, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+def tokens_without_kv(progress: ProgressColumns, slots: NDArray[np.int64]) -> NDArray[np.int64]:
     """See :func:`sloserve.lso.decode_first.tokens_without_kv`."""
     return _csrc.tokens_without_kv(progress, np.ascontiguousarray(slots))
 
 
-def uncomputed_tokens(progress: Progress, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+def uncomputed_tokens(progress: ProgressColumns, slots: NDArray[np.int64]) -> NDArray[np.int64]:
     """See :func:`sloserve.lso.decode_first.uncomputed_tokens`."""
     return _csrc.uncomputed_tokens(progress, np.ascontiguousarray(slots))
 
 
-def context_and_uncomputed(progress: Progress, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the tokens of prompt and output, and :func:`uncomputed_tokens`, ``[len(slots)]`` each."""
+def context_and_uncomputed(
+    progress: ProgressColumns, slots: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Tokens of prompt and output, and :func:`uncomputed_tokens`, ``[len(slots)]`` each."""
     return _csrc.context_and_uncomputed(progress, np.ascontiguousarray(slots))
 
 
 def service_order(
-    progress: Progress,
+    progress: ProgressColumns,
     preemptable: NDArray[np.bool_],
     order: NDArray[np.int64],
     *,
@@ -53,19 +54,16 @@ def service_order(
     token_budget: int,
     decode_tokens: int,
 ) -> NDArray[np.int64]:
-    """Return the order of :func:`sloserve.lso.decode_first.service_order`; an empty array where that is ``order``.
-
-    Args:
-        progress: Columns of the request table that state the progress of requests.
-        preemptable: Whether the request in a slot may be preempted, by slot.
-        order: Slots in the order of the policy, ``[n]``.
-        layout: The layout of the KV cache.
-        free_blocks: KV blocks that are free.
-        token_budget: Tokens that the step may compute.
-        decode_tokens: Most tokens that a decode takes of the step.
-    """
-    slots = np.ascontiguousarray(order)
-    return _csrc.service_order(progress, preemptable, slots, layout, free_blocks, token_budget, decode_tokens)
+    """See :func:`sloserve.lso.decode_first.service_order`; empty where it is ``order``. preemptable: a column."""
+    return _csrc.service_order(
+        progress,
+        preemptable,
+        np.ascontiguousarray(order),
+        layout=layout,
+        free_blocks=free_blocks,
+        token_budget=token_budget,
+        decode_tokens=decode_tokens,
+    )
 
 
 def read_counts(
@@ -153,10 +151,11 @@ def slots_misused(slots: NDArray[np.int64], state: NDArray[np.int8], *allowed: i
     return (None, "state", "twice", "outside")[found]
 
 
-def split_running(progress: Progress, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Return the slots that decode, which have no uncomputed tokens, the other slots, and the context of the former.
-
-    The slots keep the order of ``slots``. The context is the tokens of prompt and output of all decoding requests.
+def split_running(
+    progress: ProgressColumns, slots: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Those of ``slots`` that decode, which have no uncomputed tokens; the others; and the tokens of prompt and output
+    of the former. Each in this order.
     """
     return _csrc.split_running(progress, np.ascontiguousarray(slots))
 
@@ -166,6 +165,13 @@ def token_pace(tpot_s: NDArray[np.float64], tds: NDArray[np.float64], slots: NDA
     return _csrc.token_pace(tpot_s, tds, np.ascontiguousarray(slots))
 
 
-def without_targets(targets: tuple[NDArray[np.float64], ...], slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return whether all four of the columns ``targets`` are nan, ``[len(slots)]``."""
-    return _csrc.without_targets(targets, np.ascontiguousarray(slots))
+def without_targets(
+    slots: NDArray[np.int64],
+    *,
+    ttft_s: NDArray[np.float64],
+    tpot_s: NDArray[np.float64],
+    e2e_s: NDArray[np.float64],
+    tds: NDArray[np.float64],
+) -> NDArray[np.bool_]:
+    """Return which of ``slots`` have nan in all four columns, ``[len(slots)]``."""
+    return _csrc.without_targets(np.ascontiguousarray(slots), ttft_s=ttft_s, tpot_s=tpot_s, e2e_s=e2e_s, tds=tds)

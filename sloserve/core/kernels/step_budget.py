@@ -1,9 +1,7 @@
 """What the requests of a step can bear, compiled: see :mod:`sloserve.lso.step_budget`.
 
-``stated`` is the columns ``(arrival_s, ttft_s, tpot_s, tds, e2e_s, first_token_s)`` of :mod:`sloserve.core.rows`,
-``counted`` the columns ``(output_tokens, in_flight_tokens)``, ``progress`` as in :mod:`sloserve.core.kernels.requests`.
-All raise ValueError for a slot that the columns do not have, tokens below 0 or above 2^32 - 1, and what does not fit
-together.
+``columns`` and ``progress`` are columns of :mod:`sloserve.core.rows`. All functions raise ValueError for a slot that
+the columns do not have, for tokens below 0 or above 2^32 - 1, and for arrays that do not fit together.
 """
 
 import numpy as np
@@ -12,26 +10,22 @@ from numpy.typing import NDArray
 from sloserve.core.kernels import _csrc
 from sloserve.core.kernels._csrc import Decoding, StepPrompts
 from sloserve.core.kernels.kv_layout import KVLayout
-from sloserve.core.kernels.requests import Progress
+from sloserve.kernels._csrc import Decoding, ProgressColumns, PromiseColumns, StepPrompts
 
-__all__ = ["Counted", "Decoding", "Stated", "StepPrompts", "any_promised", "decoding", "step_prompts"]
-
-Stated = tuple[NDArray[np.float64], ...]
-Counted = tuple[NDArray[np.int64], ...]
+__all__ = ["Decoding", "PromiseColumns", "StepPrompts", "any_promised", "decoding", "step_prompts"]
 
 
-def any_promised(stated: Stated, counted: Counted, slots: NDArray[np.int64]) -> bool:
+def any_promised(columns: PromiseColumns, slots: NDArray[np.int64]) -> bool:
     """Return whether one of ``slots`` states a pace or a time for its whole output."""
-    return _csrc.any_promised(stated, counted, slots)
+    return _csrc.any_promised(columns, slots)
 
 
 def decoding(
-    stated: Stated,
-    counted: Counted,
+    columns: PromiseColumns,
     slots: NDArray[np.int64],
+    *,
     left: NDArray[np.float64],
     per_step: NDArray[np.float64],
-    *,
     starts_s: float,
     alone_s: float,
     headroom: float,
@@ -39,11 +33,9 @@ def decoding(
 ) -> Decoding:
     """Return the decoding requests among ``slots`` that were promised a pace and can still meet it.
 
-    ``len()`` of the result is their number. They are in order of the longest steps that they can bear until they end,
-    ``bearable_s(place)``. ``lost(step_s, rate, pending, arrival_rate)`` is how many requests can still meet all their
-    targets, which is all but ``lost_already``, and do not if steps with prompts take ``step_s`` and compute ``rate``
-    prompt tokens per second, above 0, where ``pending`` tokens are to be computed and ``arrival_rate`` arrive per
-    second.
+    ``lost(step_s=, rate=, pending=, arrival_rate=)``: how many can still meet all their targets, which is all but
+    ``lost_already``, and do not if steps with prompts take ``step_s`` and compute ``rate`` prompt tokens per second,
+    above 0, where ``pending`` are to be computed and ``arrival_rate`` arrive per second.
 
     Args:
         stated: Columns of the request table with what requests state.
@@ -56,11 +48,20 @@ def decoding(
         headroom: Share of the time that a request can bear for which the plan is made.
         spend_tokens: Tokens over which a lead on the pace is spent; a lag is made up over all tokens to come.
     """
-    return Decoding(stated, counted, slots, left, per_step, starts_s, alone_s, headroom, spend_tokens)
+    return Decoding(
+        columns,
+        slots,
+        left=left,
+        per_step=per_step,
+        starts_s=starts_s,
+        alone_s=alone_s,
+        headroom=headroom,
+        spend_tokens=spend_tokens,
+    )
 
 
 def step_prompts(
-    progress: Progress,
+    progress: ProgressColumns,
     in_progress: NDArray[np.int64],
     waiting: NDArray[np.int64],
     *,
@@ -77,8 +78,14 @@ def step_prompts(
     2 * prefix))`` of a step of ``tokens`` tokens, in order. ``in_chunks(tokens, longest, multiple)`` is the same where
     no chunk is longer than ``longest``, and a chunk that does not end its prompt ends at a multiple.
 
-    ``promise(stated, counted, left, step_s, starts_s)`` says when each must be computed, from the tokens ``left`` of
-    its output, of ``step_s`` each. After it ``late(rate, full_rate)`` says how many are late at ``rate`` prompt tokens
+    ``promise(columns, left=, step_s=, starts_s=)`` says when each must be computed, from the tokens ``left`` of
+    its reply, of ``step_s`` each; after it ``late(rate, full_rate)`` says how many are late at ``rate`` prompt tokens
     per second and would be in time at ``full_rate``, and ``late_by_token`` the same for seconds a token.
     """
-    return StepPrompts(progress, np.ascontiguousarray(in_progress), np.ascontiguousarray(waiting), layout, free_blocks)
+    return StepPrompts(
+        progress,
+        in_progress=np.ascontiguousarray(in_progress),
+        waiting=np.ascontiguousarray(waiting),
+        layout=layout,
+        free_blocks=free_blocks,
+    )

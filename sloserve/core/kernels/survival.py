@@ -3,15 +3,28 @@
 A plan that makes all of them makes ten thousands of look-ups.
 """
 
+from typing import Protocol
+
 import numpy as np
 from numpy.typing import NDArray
 
 from sloserve.core.kernels import _csrc
 from sloserve.core.kernels._csrc import Chances
 
-__all__ = ["Chances", "chances", "mean_left"]
+__all__ = ["Chances", "LengthColumns", "chances", "mean_left"]
 
-LengthColumns = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+
+class LengthColumns(Protocol):
+    """Columns of the request table that say how long outputs are, by slot; a class is a row of the tables here."""
+
+    @property
+    def class_id(self) -> NDArray[np.int64]: ...
+    @property
+    def output_tokens(self) -> NDArray[np.int64]: ...
+    @property
+    def max_tokens(self) -> NDArray[np.int64]: ...
+
+
 _NONE_KNOWN = np.empty((0, 0))
 
 
@@ -29,19 +42,28 @@ def chances(
     len(ahead)]``.
 
     Args:
-        longer: P(length > place * stride) of each class, above 0, ``[classes, lengths]``.
-        stride: Tokens between two lengths.
-        lengths: The columns ``class_id``, ``output_tokens`` and ``max_tokens``; a class is a row of ``longer``.
-        slots: Slots of these columns, ``[n]``.
-        ahead: Tokens ahead, ascending from 0.
-        known: Chances that replace the ones of the table, ``[rows, len(ahead)]``, and the row of each request, ``[n]``,
-            -1 for none.
+        longer: ``[classes, lengths]``, above 0: P(length > place * stride) of each class.
+        stride: tokens between two lengths.
+        lengths: how long outputs are; a class is a row of ``longer``.
+        slots: ``[n]``, of these columns.
+        ahead: tokens, ascending from 0.
+        known: chances that stand instead, ``[rows, len(ahead)]``, and the row of each request, ``[n]``, -1 for none.
 
-    Raises: ValueError for a class without a row, a slot out of range, tokens below 0 or above 2^32 - 1, ``ahead`` that
-    does not ascend from 0, or arrays that do not fit together.
+    Raises: ValueError for a class without a row, a slot that is none, tokens below 0 or above 2^32 - 1, ``ahead`` that
+        does not ascend from 0, or arrays that do not fit together.
     """
     table, rows = (_NONE_KNOWN, None) if known is None else (np.ascontiguousarray(known[0]), known[1])
-    return Chances(longer, stride, lengths, np.ascontiguousarray(slots), ahead, table, rows)
+    return Chances(
+        longer,
+        stride=stride,
+        class_id=lengths.class_id,
+        output_tokens=lengths.output_tokens,
+        max_tokens=lengths.max_tokens,
+        slots=np.ascontiguousarray(slots),
+        ahead=ahead,
+        known=table,
+        known_row=rows,
+    )
 
 
 def mean_left(
@@ -62,4 +84,12 @@ def mean_left(
 
     Raises: the errors of :func:`chances`.
     """
-    return _csrc.mean_left(longer, beyond, stride, lengths, np.ascontiguousarray(slots))
+    return _csrc.mean_left(
+        longer,
+        beyond=beyond,
+        stride=stride,
+        class_id=lengths.class_id,
+        output_tokens=lengths.output_tokens,
+        max_tokens=lengths.max_tokens,
+        slots=np.ascontiguousarray(slots),
+    )

@@ -43,15 +43,10 @@ class SurvivalTable:
     def mean(self, lengths: LengthColumns, slots: IntArray) -> FloatArray:
         """Return the expected tokens still to come, ``[len(slots)]``: at least 1, at most what ``max_tokens`` leaves.
 
-        The cap's effect is included. The result is within STRIDE_TOKENS of
-        :meth:`sloserve.estimator.length.remaining.Rest.mean`.
-
-        Args:
-            lengths: The columns ``class_id``, ``output_tokens`` and ``max_tokens``, by slot.
-            slots: Slots of the requests.
+        lengths: the columns that say how long outputs are, by slot.
         """
         return self._looked_up(
-            lambda: mean_left(self._longer, self._beyond, STRIDE_TOKENS, lengths, slots), lengths[0], slots
+            lambda: mean_left(self._longer, self._beyond, STRIDE_TOKENS, lengths, slots), lengths.class_id, slots
         )
 
     def mean_within(self, lengths: LengthColumns, slots: IntArray, most: FloatArray) -> FloatArray:
@@ -65,7 +60,8 @@ class SurvivalTable:
             most: Most tokens that are to come, ``[len(slots)]``.
         """
         mean = self.mean(lengths, slots)
-        class_id, output_tokens, max_tokens = (column[slots] for column in lengths)
+        class_id, output_tokens = lengths.class_id[slots], lengths.output_tokens[slots]
+        max_tokens = lengths.max_tokens[slots]
         last, ends = _LENGTHS.size - 1, output_tokens + np.maximum(most, 0.0)
         since = np.minimum(output_tokens // STRIDE_TOKENS, last)
         until = np.minimum(ends // STRIDE_TOKENS, last).astype(np.int64)
@@ -87,7 +83,7 @@ class SurvivalTable:
         :func:`sloserve.core.kernels.survival.chances`.
         """
         return self._looked_up(
-            lambda: chances(self._longer, STRIDE_TOKENS, lengths, slots, ahead, known), lengths[0], slots
+            lambda: chances(self._longer, STRIDE_TOKENS, lengths, slots, ahead, known), lengths.class_id, slots
         )
 
     def _looked_up(self, look_up: Callable[[], T], class_id: IntArray, slots: IntArray) -> T:

@@ -127,12 +127,12 @@ class Learned:
             self._error2 += (clipped**2 - self._error2) / known
         self._error2 = min(max(self._error2, _ERROR_MIN**2), _ERROR_MAX**2)
         fit_nonnegative(
-            self._information,
-            self._aim,
-            self._theta,
-            self._positive,
-            np.array(_parts_s(load)) / scale_s,
-            predicted_s / scale_s + clipped,
+            information=self._information,
+            aim=self._aim,
+            theta=self._theta,
+            positive=self._positive,
+            share=np.array(_parts_s(load)) / scale_s,
+            target=predicted_s / scale_s + clipped,
             keep=_KEEP,
             leak=_LEAK_EACH,
             most_solves=_MOST_SOLVES,

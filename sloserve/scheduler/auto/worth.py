@@ -41,7 +41,7 @@ import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.kernels.survival import Chances
-from sloserve.core.kernels.worth import worth
+from sloserve.core.kernels.worth import WorthColumns, WorthEngine, worth
 from sloserve.core.qoe import DEFAULT_TDS, DEFAULT_TTFT_S
 from sloserve.core.rows import Rows
 from sloserve.lso.drafted import DRAFT_COLUMNS
@@ -103,29 +103,49 @@ def worth_of(
         now_s: The present time, in epoch seconds.
     """
     chosen = constants.CONSTANTS
-    facts = (
-        *(pace.step_s, pace.full_s, pace.prompt_token_s, pace.token_s),
-        *(engine.total_blocks, engine.max_num_seqs),
-        *(chosen.wait_share, chosen.late_wait_share, chosen.late_at),
-        *(DEFAULT_TTFT_S, DEFAULT_TDS),
-        *(chosen.experience, chosen.stretch, chosen.unhurried_s, chosen.price_power),
+    facts = WorthEngine(
+        step_s=pace.step_s,
+        full_s=pace.full_s,
+        prompt_token_s=pace.prompt_token_s,
+        token_s=pace.token_s,
+        kv_blocks=engine.total_blocks,
+        seats=engine.max_num_seqs,
+        wait_share=chosen.wait_share,
+        late_wait_share=chosen.late_wait_share,
+        late_at=chosen.late_at,
+        reader_ttft_s=DEFAULT_TTFT_S,
+        reader_tds=DEFAULT_TDS,
+        experience=chosen.experience,
+        stretch=chosen.stretch,
+        unhurried_s=chosen.unhurried_s,
+        price_power=chosen.price_power,
     )
-    return Worth(
-        *worth(
-            runs,
-            engine.layout,
-            (rows.arrival_s, rows.ttft_s, rows.tpot_s, rows.tds, rows.e2e_s, rows.first_token_s),
-            (rows.class_rank, rows.prompt_tokens, rows.output_tokens, rows.max_tokens),
-            queued,
-            left,
-            per_step,
-            prefill_tokens,
-            again_s,
-            _weights(chosen.class_weight),
-            now_s,
-            np.array(facts, np.float64),
-        )
+    columns = WorthColumns(
+        arrival_s=rows.arrival_s,
+        ttft_s=rows.ttft_s,
+        tpot_s=rows.tpot_s,
+        tds=rows.tds,
+        e2e_s=rows.e2e_s,
+        first_token_s=rows.first_token_s,
+        class_rank=rows.class_rank,
+        prompt_tokens=rows.prompt_tokens,
+        output_tokens=rows.output_tokens,
+        max_tokens=rows.max_tokens,
     )
+    gain, cost, wait_s = worth(
+        runs,
+        engine.layout,
+        facts,
+        columns,
+        queued=queued,
+        left=left,
+        per_step=per_step,
+        prefill=prefill_tokens,
+        again_s=again_s,
+        weights=_weights(chosen.class_weight),
+        now_s=now_s,
+    )
+    return Worth(gain, cost, wait_s)
 
 
 @functools.lru_cache(maxsize=8)

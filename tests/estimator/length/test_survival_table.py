@@ -20,13 +20,15 @@ def learnt(lengths: dict[int, list[int]]) -> tuple[SurvivalTable, EmpiricalLengt
 
 
 def mean(table: SurvivalTable, class_id: IntArray, output_tokens: IntArray, max_tokens: IntArray) -> FloatArray:
-    return table.mean((class_id, output_tokens, max_tokens), np.arange(class_id.size))
+    return table.mean(
+        KnownRequests(class_id=class_id, output_tokens=output_tokens, max_tokens=max_tokens), np.arange(class_id.size)
+    )
 
 
 def survival(
     table: SurvivalTable, class_id: IntArray, output_tokens: IntArray, max_tokens: IntArray, ahead: IntArray
 ) -> FloatArray:
-    columns = (class_id, output_tokens, max_tokens)
+    columns = KnownRequests(class_id=class_id, output_tokens=output_tokens, max_tokens=max_tokens)
     return table.chances(columns, np.arange(class_id.size), ahead).matrix().reshape(-1, ahead.size)
 
 
@@ -72,16 +74,23 @@ def test_the_mean_up_to_a_limit_is_that_of_the_lengths_up_to_it(drawn: dict[int,
     ends = runs[:, :-1] - runs[:, 1:]
     expected = (ends * (ahead[:-1] + ahead[1:]) / 2.0).sum(axis=1) / ends.sum(axis=1)
     slots = np.arange(9)
-    within = table.mean_within((class_id, so_far, np.full(9, NO_CAP)), slots, np.full(9, float(most)))
+    within = table.mean_within(
+        KnownRequests(class_id=class_id, output_tokens=so_far, max_tokens=np.full(9, NO_CAP)),
+        slots,
+        np.full(9, float(most)),
+    )
     np.testing.assert_allclose(within, expected)
     # A cap that comes first is the limit.
-    capped = class_id, so_far, so_far + most
+    capped = KnownRequests(class_id=class_id, output_tokens=so_far, max_tokens=so_far + most)
     np.testing.assert_array_equal(table.mean_within(capped, slots, np.full(9, float(most))), table.mean(capped, slots))
 
 
 def test_a_limit_below_a_stride_limits_nothing(drawn: dict[int, list[int]]) -> None:
     table, _ = learnt(drawn)
-    columns, slots = (np.zeros(2, np.int64), np.array([0, 160]), np.full(2, NO_CAP)), np.arange(2)
+    columns, slots = (
+        KnownRequests(class_id=np.zeros(2, np.int64), output_tokens=np.array([0, 160]), max_tokens=np.full(2, NO_CAP)),
+        np.arange(2),
+    )
     for most in (0.0, -5.0, STRIDE_TOKENS - 1.0):
         within = table.mean_within(columns, slots, np.full(2, most))
         np.testing.assert_array_equal(within, table.mean(columns, slots))
