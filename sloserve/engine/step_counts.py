@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from sloserve.core.arrays import IntArray
-from sloserve.core.kernels.step_counts import StepCounts as Followed
+from sloserve.core.kernels import StepCounts as Followed
 from sloserve.core.rows import READ_COLUMNS, Rows, State
 
 CHECK_VARIABLE: Final = "SLOSERVE_CHECK_COUNTS"

@@ -11,8 +11,8 @@ from typing import Final
 
 import numpy as np
 
+from sloserve.core import kernels
 from sloserve.core.arrays import FloatArray, IntArray
-from sloserve.core.kernels import forecast
 from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.core.kernels.survival import Chances
 from sloserve.core.rows import Rows
@@ -73,7 +73,7 @@ def how_many_fit_to_the_end(
         sigmas: Standard deviations to keep free.
     """
     held, asked = np.ascontiguousarray(held, np.int64), np.ascontiguousarray(asked, np.int64)
-    return forecast.how_many_fit(
+    return kernels.how_many_fit(
         runs,
         layout,
         tokens=context_tokens,

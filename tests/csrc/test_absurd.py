@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 
 from sloserve.core.arrays import FloatArray, IntArray
-from sloserve.core.kernels import _csrc, forecast, rank, requests, step_budget, survival
+from sloserve.core.kernels import (
+    WorthColumns,
+    WorthEngine,
+    _csrc,
+    how_many_fit,
+    rank,
+    requests,
+    step_budget,
+    survival,
+    worth,
+)
 from sloserve.core.kernels.anneal import BatchRequests, Cooling, anneal, exhaustive
 from sloserve.core.kernels.digest import DigestCurves, Replies
 from sloserve.core.kernels.fleet import FleetProblem, fleet_search
@@ -169,7 +179,7 @@ def lengths(draw: Draw) -> None:
     mean = survival.mean_left(longer, longer * 9.0, draw.int(8, 8), columns, slots)
     assert mean.size == slots.size
     held, asked = (draw.ints(draw.n // 2, 0, draw.n - 1) if draw.n > 1 else np.zeros(0, np.int64) for _ in range(2))
-    fit = forecast.how_many_fit(
+    fit = how_many_fit(
         chances,
         draw.layout(),
         tokens=draw.ints(draw.n),

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 from scipy.optimize import nnls
-
-from sloserve.core.kernels.fit import fit_nonnegative
+from sloserve.core.kernels import fit_nonnegative
 
 
 def equations(n: int, weight: float) -> dict[str, np.ndarray]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sloserve.core.kernels import WorthColumns, WorthEngine
 from sloserve.core.kernels.requests import ProgressColumns
 from sloserve.core.kernels.step_budget import PromiseColumns
 from sloserve.core.kernels.worth import WorthColumns, WorthEngine

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sloserve.core.kernels import WorthColumns, WorthEngine, worth
 from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.core.kernels.survival import Chances, chances, mean_left
 from sloserve.core.kernels.worth import WorthColumns, WorthEngine, worth

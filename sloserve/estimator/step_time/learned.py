@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from sloserve.core.arrays import BoolArray, FloatArray
-from sloserve.core.kernels.fit import fit_nonnegative
+from sloserve.core.kernels import fit_nonnegative
 from sloserve.estimator.step_time.inverse import ROUNDING, most_tokens, quadratic_root
 from sloserve.estimator.step_time.latency import StepLoad
 

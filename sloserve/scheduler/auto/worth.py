@@ -40,8 +40,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.kernels import WorthColumns, WorthEngine, worth
 from sloserve.core.kernels.survival import Chances
-from sloserve.core.kernels.worth import WorthColumns, WorthEngine, worth
 from sloserve.core.qoe import DEFAULT_TDS, DEFAULT_TTFT_S
 from sloserve.core.rows import Rows
 from sloserve.lso.drafted import DRAFT_COLUMNS
