@@ -94,7 +94,18 @@ class Auto(PredictingPolicy):
         again_s = context[queued:] * pace.prompt_token_s * preemption_price(rows, snapshot.running, engine)
         charged = prefill if engine.swap is None else _as_if_dropped(rows, slots, queued, context, prefill)
         per_step = tokens_per_step(rows, slots, engine)
-        gain, cost, _ = worth_of(rows, queued, engine, pace, left, per_step, runs, charged, again_s, now_s)
+        gain, cost, _ = worth_of(
+            rows,
+            engine,
+            pace,
+            runs,
+            queued=queued,
+            left=left,
+            per_step=per_step,
+            prefill_tokens=charged,
+            again_s=again_s,
+            now_s=now_s,
+        )
         undecided = without_targets(rows, slots)
         found = ranked(snapshot, slots, -gain / cost, undecided)
         waiting, running = found.waiting, queued + found.running

@@ -78,29 +78,30 @@ class Worth(NamedTuple):
 
 def worth_of(
     rows: Rows,
-    queued: int,
     engine: EngineFacts,
     pace: EnginePace,
+    runs: Chances,
+    *,
+    queued: int,
     left: FloatArray,
     per_step: FloatArray,
-    runs: Chances,
     prefill_tokens: IntArray,
     again_s: FloatArray,
     now_s: float,
 ) -> Worth:
-    """Return gain and cost of n requests, of which the first ``queued`` wait.
+    """Return what n requests gain and cost, of which the first ``queued`` wait.
 
     Args:
-        rows: The request table.
-        queued: Number of the waiting requests.
-        engine: What the engine can do.
-        pace: Speed of the engine.
-        left: Tokens expected to come, ``[n]``.
-        per_step: Tokens that a step brings each, at least 1, ``[n]``.
-        runs: Chances that more tokens than AHEAD are still to come, of these n requests.
-        prefill_tokens: Tokens to compute before the next one, ``[n]``.
-        again_s: Delay beside T until each running request has its KV back, in seconds, ``[n - queued]``.
-        now_s: The present time, in epoch seconds.
+        rows: the request table.
+        engine: what the engine can hold.
+        pace: how fast the engine is.
+        runs: the chances of these n requests that more tokens than AHEAD are still to come.
+        queued: how many of the first of the n wait.
+        left: ``[n]``, the expected tokens still to come.
+        per_step: ``[n]``, the tokens that a step brings each request, at least 1.
+        prefill_tokens: ``[n]``, the tokens to compute before the next one.
+        again_s: ``[n - queued]``, the delay beside T of each running request until it has its KV back.
+        now_s: the time in epoch seconds.
     """
     chosen = constants.CONSTANTS
     facts = WorthEngine(
