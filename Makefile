@@ -6,6 +6,7 @@
 #   make whole   the longest tests in full, where make test has some: every KV layout, policy and mode, the hammered server
 #   make clients the tests of the TypeScript client, where npm is installed
 #   make docs    the site of the documentation, in build/site/html; a dead link ends it
+#   make words   finds docstrings, comments and messages that are not plain English; WORDS=sloserve/core for one package
 #   make stub    sloserve/core/kernels/_csrc.pyi, the types of the compiled extension, after a change in csrc/bindings
 #   make check   format, lint, types, import contracts, fast tests
 #   make compat VLLM=0.31.0   the tests that run vLLM, in an environment of their own with another version; TESTS=tests/sim for
@@ -46,7 +47,7 @@ export CUDACXX ?= $(NVCC)
 # Compiled modules are kept, whatever the environment says: compiling them takes the fast tests a fifth of their time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: docs env stub serve demo-fleet ray report test whole clients check static fast compat interop clean
+.PHONY: docs env stub serve demo-fleet ray report test whole clients check static words fast compat interop clean
 
 env: $(VENV)/.installed-$(ENGINE)
 

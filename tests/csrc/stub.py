@@ -8,7 +8,7 @@ from pathlib import Path
 import sloserve.core.kernels
 from sloserve.core.kernels import _csrc
 
-STUB = Path(sloserve.kernels.__file__).with_name("_csrc.pyi")
+STUB = Path(sloserve.core.kernels.__file__).with_name("_csrc.pyi")
 
 
 def generate() -> str:

@@ -28,7 +28,6 @@ from sloserve.core.kernels.knapsack import PackRule, best_batch, pack_exact, pac
 from sloserve.core.kernels.kv_copy import Region, copy_blocks
 from sloserve.core.kernels.kv_layout import KVGroups, KVLayout
 from sloserve.core.kernels.kv_reservation import FOREVER, KvHosting, KvReservation
-from sloserve.core.kernels.worth import WorthColumns, WorthEngine, worth
 from sloserve.estimator.length.remaining import KnownRequests
 from tests.csrc.facts import COUNTED, ENGINE, PROGRESS, REPLY, STATED
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from scipy.optimize import nnls
+
 from sloserve.core.kernels import fit_nonnegative
 
 

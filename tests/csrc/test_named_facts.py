@@ -12,7 +12,6 @@ import pytest
 from sloserve.core.kernels import WorthColumns, WorthEngine
 from sloserve.core.kernels.requests import ProgressColumns
 from sloserve.core.kernels.step_budget import PromiseColumns
-from sloserve.core.kernels.worth import WorthColumns, WorthEngine
 from tests.csrc.facts import COUNTED, ENGINE, PROGRESS, STATED
 from tests.csrc.stub import STUB
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from sloserve.core.kernels import WorthColumns, WorthEngine, worth
 from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.core.kernels.survival import Chances, chances, mean_left
-from sloserve.core.kernels.worth import WorthColumns, WorthEngine, worth
 from sloserve.estimator.length.remaining import KnownRequests
 from tests.csrc.facts import COUNTED, ENGINE, STATED
 

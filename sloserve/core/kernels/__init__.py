@@ -5,6 +5,6 @@ Other packages use each function that ``csrc/bindings`` binds through a wrapper 
 nothing, through the names below. nanobind writes the types and the docstrings of these into ``_csrc.pyi``.
 """
 
-from sloserve.kernels._csrc import StepCounts, WorthColumns, WorthEngine, fit_nonnegative, how_many_fit, worth
+from sloserve.core.kernels._csrc import StepCounts, WorthColumns, WorthEngine, fit_nonnegative, how_many_fit, worth
 
 __all__ = ["StepCounts", "WorthColumns", "WorthEngine", "fit_nonnegative", "how_many_fit", "worth"]

@@ -1,6 +1,6 @@
 # Made by nanobind's stubgen from csrc/bindings: make stub.
 """
-Compiled kernels of sloserve; use the typed wrappers in sloserve.kernels.
+Compiled kernels of sloserve; use the typed wrappers in sloserve.core.kernels.
 """
 
 from collections.abc import Iterable, Sequence

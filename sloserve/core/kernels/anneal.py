@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.kernels import _csrc
-from sloserve.kernels._csrc import BatchRow
+from sloserve.core.kernels._csrc import BatchRow
 
 
 @dataclass(frozen=True, slots=True)

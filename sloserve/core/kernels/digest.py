@@ -12,7 +12,7 @@ import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray, grown
 from sloserve.core.kernels import _csrc
-from sloserve.kernels._csrc import ReplyColumns
+from sloserve.core.kernels._csrc import ReplyColumns
 
 _COLUMNS = 5
 _DRY = 4

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sloserve.core.kernels import _csrc
-from sloserve.core.kernels._csrc import Decoding, StepPrompts
+from sloserve.core.kernels._csrc import Decoding, ProgressColumns, PromiseColumns, StepPrompts
 from sloserve.core.kernels.kv_layout import KVLayout
-from sloserve.kernels._csrc import Decoding, ProgressColumns, PromiseColumns, StepPrompts
 
 __all__ = ["Decoding", "PromiseColumns", "StepPrompts", "any_promised", "decoding", "step_prompts"]
 
