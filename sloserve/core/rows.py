@@ -45,6 +45,10 @@ COLUMNS: dict[str, tuple[type, float]] = {
     "prompt_tokens": (np.int64, 0),
     "max_tokens": (np.int64, 0),
     "item_tokens": (np.int64, 0),  # the largest multimodal item of the prompt, which no chunk may divide
+    # Of a request at the head of the queue, with an encoder: tokens of the items that the encoder has to compute before
+    # the request can begin, and of all items that it has to compute for the rest of the prompt.
+    "first_item_tokens": (np.int64, 0),
+    "left_item_tokens": (np.int64, 0),
     "oracle_output_tokens": (np.int64, -1),  # known only to a simulator or a client that says so; -1 where unknown
     "length_p10": (np.float64, np.nan),  # quantiles of the output's whole length, as the front end predicted; else nan
     "length_p25": (np.float64, np.nan),
@@ -119,6 +123,8 @@ class Rows:
     prompt_tokens: IntArray
     max_tokens: IntArray
     item_tokens: IntArray
+    first_item_tokens: IntArray
+    left_item_tokens: IntArray
     oracle_output_tokens: IntArray
     length_p10: FloatArray
     length_p25: FloatArray

@@ -70,7 +70,9 @@ class Ageing:
     to its end without interruption, and then the next oldest.
     """
 
-    NEEDS = PREFILL_COLUMNS | {"arrival_s", "class_id", "item_tokens", "kv_blocks"}
+    NEEDS = PREFILL_COLUMNS | {
+        "arrival_s", "class_id", "first_item_tokens", "item_tokens", "kv_blocks", "left_item_tokens"
+    }  # fmt: skip
 
     def __init__(self, share: float, classes: ClassTable) -> None:
         self._share = share
@@ -150,15 +152,15 @@ def drop_forbidden(plan: Plan, snapshot: Snapshot, *, may_pause: bool, may_preem
 def keep_idle_victims(plan: Plan, snapshot: Snapshot) -> Plan:
     """Return ``plan`` without preemptions where the next step begins no prompt in the place of the victims.
 
-    That is so where the engine computes no prompt at all, and where its encoder has no room for the largest item of the
-    first prompt in order: the engine admits none behind it.
+    That is so where the engine computes no prompt at all, and where its encoder has no room for the item with which the
+    first prompt in order begins: the engine admits none behind it.
     """
     if not plan.preempt.size:
         return plan
     engine, rows, first = snapshot.engine, snapshot.rows, plan.waiting
     begins = not engine.defers_prompts
-    if begins and engine.encoder_tokens is not None and first is not None and "item_tokens" in rows.kept:
-        begins = not first.size or engine.encoded(rows.item_tokens[first[:1]]) > 0
+    if begins and engine.encoder_tokens is not None and first is not None and "first_item_tokens" in rows.kept:
+        begins = not first.size or int(rows.first_item_tokens[first[0]]) <= engine.encoder_tokens
     return plan if begins else replace(plan, preempt=NO_SLOTS)
 
 

@@ -389,6 +389,8 @@ class Planner:
         waiting = plan.waiting
         if waiting is None:  # one more than can begin says that not all can
             waiting = self._admissible(min(engine.free_slots + 1, admits + 1, MOST_PROMPTS))
+        if engine.encoder_tokens is not None:
+            table.note_items(waiting[: min(engine.free_slots, admits, MOST_PROMPTS)])
         tokens = budget.tokens(table.rows, served, waiting, self._in_turn(), engine, now_s, admits=admits)
         if tokens is None:
             return step
@@ -502,6 +504,8 @@ class Planner:
                 order = snapshot.waiting[np.argsort(snapshot.rows.seq[snapshot.waiting])]
             # Most policies weave these turns into their order themselves; the others get them here.
             plan = replace(plan, waiting=snapshot.turns.weave(order))
+        if plan.preempt.size and plan.waiting is not None and snapshot.engine.encoder_tokens is not None:
+            self.table.note_items(plan.waiting[:1])
         plan = keep_idle_victims(plan, snapshot)
         plan = keep_prompts_whole(spare_decodes(plan, snapshot, self.table.protected_running()), snapshot)
         if plan is Plan.IDENTITY:

@@ -64,6 +64,14 @@ class RequestReader(Protocol):
             before: The result of the last call, 0 without one; where little has changed since, it makes this one cheap.
         """
 
+    def items_to_encode(self, request: Any, computed: int) -> tuple[int, int]:
+        """Return the tokens of multimodal items that the encoder has to compute for a waiting request.
+
+        The first number is of the items without which no token can be computed, the second is of all items.
+
+        computed: tokens at the start of the prompt whose KV is there already, so that their items are not needed.
+        """
+
     def swapped_tokens(self, request: Any) -> int:
         """Return the tokens of a preempted request with KV in the host pool, loading or not; 0 if nothing is kept."""
 

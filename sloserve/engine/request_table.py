@@ -131,6 +131,16 @@ class RequestTable:
             waits = rows.state[slot] != _RUNNING
             rows.hit_tokens[slot] = self._reader.hit_tokens(request, int(rows.hit_tokens[slot])) if waits else 0
 
+    def note_items(self, heads: IntArray) -> None:
+        """Note what the encoder has to compute for the waiting requests in these slots, as of now."""
+        rows = self.rows
+        if "first_item_tokens" not in rows.kept:
+            return
+        for slot in heads.tolist():
+            computed = max(int(rows.hit_tokens[slot]), int(rows.swapped_tokens[slot]))
+            items = self._reader.items_to_encode(self.request_at[slot], computed)
+            rows.first_item_tokens[slot], rows.left_item_tokens[slot] = items
+
     def look_up(self, order: IntArray) -> None:
         """Ask the prefix cache again about some of the first slots of ``order``, each in its turn."""
         heads = min(order.size, MOST_HEADS)

@@ -124,15 +124,20 @@ class EngineFacts:
             return int(chunks.cumsum().searchsorted(self.token_budget, side="right"))
         return 1 + int(chunks.cumsum().searchsorted(self.token_budget))
 
-    def encoded(self, item_tokens: IntArray) -> int:
-        """Return how many prompts, in order, have room in the encoder in the next step.
+    def encoded(self, first_items: IntArray, all_items: IntArray) -> int:
+        """Return how many prompts, in order, begin in the next step as far as the encoder has room.
+
+        The engine begins no prompt behind the first whose first item has no room.
 
         Args:
-            item_tokens: Tokens of the largest multimodal item of each prompt, ``[n]``; 0 for a prompt without items.
+            first_items: tokens of the items that each prompt needs for its first token to compute, ``[n]``.
+            all_items: tokens of all items that the encoder has to compute for each, ``[n]``.
         """
         if self.encoder_tokens is None:
-            return int(item_tokens.size)
-        return int(item_tokens.cumsum().searchsorted(self.encoder_tokens, side="right"))
+            return int(first_items.size)
+        room = self.encoder_tokens - (all_items.cumsum() - all_items)
+        has_no_room = first_items > np.maximum(room, 0)
+        return int(has_no_room.argmax()) if has_no_room.any() else int(first_items.size)
 
     def has_room_for(self, decodes: int) -> bool:
         """Return whether ``decodes`` decodes have blocks for the next step, whatever each needs."""

@@ -159,6 +159,7 @@ class StepBudget:
         | DRAFT_COLUMNS
         | PREFILL_COLUMNS
         | {"arrival_s", "ttft_s", "tds", "e2e_s", "first_token_s", "in_flight_tokens", "item_tokens"}
+        | {"first_item_tokens", "left_item_tokens"}
     )
     """Columns that the step budget reads."""
 
@@ -235,7 +236,7 @@ class StepBudget:
             return None
         waiting = waiting[:MOST_PROMPTS]
         heads = waiting[: min(engine.free_slots, admits)]
-        heads = heads[: engine.encoded(rows.item_tokens[heads])]  # the engine admits none behind one that has no room
+        heads = heads[: engine.encoded(rows.first_item_tokens[heads], rows.left_item_tokens[heads])]
         found = step_prompts(progress, in_progress, heads, layout=engine.layout, free_blocks=engine.admission_blocks)
         no_room = found.startable < waiting.size
         if not len(found):

@@ -272,7 +272,7 @@ def test_no_chunk_of_a_protected_prompt_ends_inside_a_multimodal_item() -> None:
         ({"defers_prompts": True}, 2, []),
         ({"encoder_tokens": 99}, 2, []),  # the encoder has no room for the item of the first
         ({"encoder_tokens": 100}, 2, [0]),
-        ({"encoder_tokens": 0}, 3, [0]),  # the first has no item
+        ({"encoder_tokens": 0}, 3, [0]),  # cached KV covers the item of the first
         ({"encoder_tokens": 99}, None, [0]),  # the engine's own order, which the plan does not say
     ],
 )
@@ -280,7 +280,8 @@ def test_nobody_is_preempted_for_a_prompt_that_the_next_step_does_not_begin(
     facts: dict[str, Any], first: int | None, victims: list[int]
 ) -> None:
     at = engine_state([FREE, FREE], [State.WAITING, State.WAITING])
-    at.rows.item_tokens[2] = 100
+    at.rows.item_tokens[2:] = 100
+    at.rows.first_item_tokens[2] = at.rows.left_item_tokens[2] = 100
     at = replace(at, engine=replace(ENGINE, **facts))
     waiting = None if first is None else np.array([first, 5 - first])
     made = keep_idle_victims(Plan(waiting=waiting, preempt=np.array([0])), at)

@@ -102,4 +102,12 @@ def test_a_step_begins_the_prompts_that_fit_and_the_part_of_one_more(facts: dict
 @pytest.mark.parametrize(("room", "encoded"), [(None, 4), (0, 1), (49, 1), (50, 3), (79, 3), (80, 4)])
 def test_the_encoder_has_room_for_the_items_of_the_first_prompts(room: int | None, encoded: int) -> None:
     engine = EngineFacts(10, 10, KVLayout.full(16), 8, 170, 8, encoder_tokens=room)
-    assert engine.encoded(np.array([0, 50, 0, 30])) == encoded
+    items = np.array([0, 50, 0, 30])
+    assert engine.encoded(items, items) == encoded
+
+
+def test_a_prompt_whose_item_comes_later_begins_without_room_for_it() -> None:
+    """The engine computes the text before the item; behind it a prompt that begins with an item finds no room."""
+    engine = EngineFacts(10, 10, KVLayout.full(16), 8, 170, 8, encoder_tokens=50)
+    assert engine.encoded(np.array([0, 0, 1]), np.array([40, 40, 1])) == 2
+    assert engine.encoded(np.array([0, 10, 1]), np.array([40, 10, 1])) == 2

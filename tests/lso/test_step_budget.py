@@ -159,11 +159,14 @@ def test_prompts_are_spread_where_room_is_short_unless_one_becomes_late() -> Non
 
 def test_prompts_that_the_encoder_has_no_room_for_do_not_wait_for_prefill() -> None:
     """Nor does one behind them, which the engine does not admit before."""
-    at = make_snapshot([prompt(item_tokens=100), prompt()], [decode()])
+    item = {"item_tokens": 100, "first_item_tokens": 100, "left_item_tokens": 100}
+    at = make_snapshot([prompt(**item), prompt()], [decode()])
     assert tokens(at) == tokens(at, encoder_tokens=100) == bearable_tokens(0.05)
     assert tokens(at, encoder_tokens=99) is None
-    text_first = make_snapshot([prompt(), prompt(item_tokens=100)], [decode()])
+    text_first = make_snapshot([prompt(), prompt(**item)], [decode()])
     assert tokens(text_first, encoder_tokens=99) is not None
+    within_a_hit = make_snapshot([prompt(item_tokens=100, hit_tokens=160), prompt()], [decode()])
+    assert tokens(within_a_hit, encoder_tokens=0) == bearable_tokens(0.05)
 
 
 class Launched(Linear):

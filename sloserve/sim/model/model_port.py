@@ -72,6 +72,9 @@ class ModelPort:
     def hit_tokens(self, request: ModelRequest, before: int) -> int:
         return self._scheduler.kv.hit_tokens(request.index, before)
 
+    def items_to_encode(self, request: ModelRequest, computed: int) -> tuple[int, int]:
+        return 0, 0  # its requests are text
+
     def swapped_tokens(self, request: ModelRequest) -> int:
         swap = self._scheduler.swap
         return 0 if swap is None else swap.control.store.tokens_of(request.request_id)

@@ -4,7 +4,7 @@
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
@@ -100,6 +100,12 @@ def encoder_tokens(scheduler: Any) -> int | None:
     if not most:
         return None
     return min(most, int(getattr(scheduler.encoder_cache_manager, "num_freeable_slots", most)))
+
+
+def encoded_items(scheduler: Any) -> Container[str]:
+    """Return the identifiers of the multimodal items in the encoder's cache; none where its manager does not say."""
+    cached: Container[str] = getattr(scheduler.encoder_cache_manager, "cached", ())
+    return cached
 
 
 def defers_prompts(scheduler: Any, throttle_prefills: bool = False) -> bool:

@@ -1,6 +1,6 @@
 """The columns of many rows at once, read from vLLM's requests. Those of one row: :mod:`sloserve.engine.columns`."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, Final
 
 from vllm.v1.request import Request
@@ -23,3 +23,25 @@ def read_columns(requests: list[Any], slots: IntArray, columns: Mapping[str, Int
 def item_tokens(request: Request) -> int:
     """The longest image or other multimodal item of the prompt, in tokens; 0 where it has none."""
     return max((one.mm_position.length for one in request.mm_features or ()), default=0)
+
+
+def items_to_encode(request: Request, computed: int, cached: Container[str], lookahead: int) -> tuple[int, int]:
+    """Return what :meth:`sloserve.engine.port.RequestReader.items_to_encode` does, as vLLM's scheduler counts.
+
+    vLLM computes nothing of a request while the encoder has no room for the item that its next token lies in, or that
+    begins within the lookahead behind it. It computes the text before an item without room for the item.
+
+    Args:
+        request: a request that waits.
+        computed: tokens of its prompt whose KV is there already.
+        cached: identifiers of the items that the encoder's cache holds.
+        lookahead: tokens by which draft layers look ahead.
+    """
+    first, found = 0, dict[str, int]()
+    for item in request.mm_features or ():
+        place, name = item.mm_position, item.identifier
+        if place.offset + place.length > computed and name not in found and name not in cached:
+            found[name] = place.get_num_embeds()
+            if place.offset <= computed + lookahead:
+                first += found[name]
+    return first, sum(found.values())

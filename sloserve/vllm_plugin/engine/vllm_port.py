@@ -18,7 +18,7 @@ from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import EngineFacts, Plan
 from sloserve.vllm_plugin.engine import apply, compat
 from sloserve.vllm_plugin.engine.kv_groups import layout_of
-from sloserve.vllm_plugin.engine.vllm_columns import item_tokens, read_columns
+from sloserve.vllm_plugin.engine.vllm_columns import item_tokens, items_to_encode, read_columns
 from sloserve.vllm_plugin.swap.swapping import Swapping
 
 
@@ -66,6 +66,9 @@ class VllmReader:
 
     def hit_tokens(self, request: Request, before: int) -> int:
         return 0  # without a scheduler there is no cache
+
+    def items_to_encode(self, request: Request, computed: int) -> tuple[int, int]:
+        return items_to_encode(request, computed, (), 0)
 
     def swapped_tokens(self, request: Request) -> int:
         return 0 if self._swapping is None else self._swapping.swapped_tokens(request)
@@ -167,6 +170,10 @@ class VllmPort(VllmReader):
 
     def hit_tokens(self, request: Request, before: int) -> int:
         return compat.hit_tokens(self._scheduler, self._layout, request, before)
+
+    def items_to_encode(self, request: Request, computed: int) -> tuple[int, int]:
+        cached = compat.encoded_items(self._scheduler)
+        return items_to_encode(request, computed, cached, int(self._scheduler.num_prefill_lookahead))
 
     def holding(self, request: Request) -> Holding:
         return compat.holding(self._scheduler, request)

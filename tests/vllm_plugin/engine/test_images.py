@@ -14,6 +14,7 @@ import pytest
 from sloserve.scheduler.policy import Plan, Snapshot
 from sloserve.scheduler.registry import main_policies
 from tests.vllm_plugin.engine.test_scheduler_hooks import Scripted
+from tests.vllm_plugin.engine.test_staying_alive import step
 
 pytestmark = pytest.mark.vllm
 
@@ -89,3 +90,75 @@ def test_prompts_with_images_end_whatever_is_planned(
         last_s, computed = served(build, request_of, policy, encoder_tokens, is_whole)
         assert max(computed) <= encoder_tokens and last_s <= 1.25 * stock_s, policy
     served(build, request_of, preempting_in_turn(), encoder_tokens, is_whole)
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_plans_know_which_prompts_vllm_begins(
+    build: Callable[..., Any], request_of: Callable[..., Any], lookahead: int
+) -> None:
+    """As vLLM itself finds out, for any prefix hit, whatever the encoder's cache holds and has room for."""
+    from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+    from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+    from vllm.v1.request import RequestStatus
+
+    engine = build("edf", max_num_batched_tokens=STEP, kv_blocks=70)
+    scheduler, rng, begun = engine.scheduler, np.random.default_rng(5), [0, 0]
+    scheduler.num_prefill_lookahead = lookahead
+    for number in range(400):
+        engine._add([request_of(f"r{number}", prompt_tokens=120)], 0.0)
+        request, offset = scheduler.requests[f"r{number}"], int(rng.integers(0, 9))
+        while offset + 20 < 120:
+            length = int(rng.integers(4, 20))
+            place = PlaceholderRange(offset=offset, length=length)
+            request.mm_features.append(MultiModalFeatureSpec(None, "image", f"image of {length}", place))
+            offset += length + int(rng.integers(0, 12))
+        scheduler.encoder_cache_manager = cache = EncoderCacheManager(64)
+        if rng.random() < 0.5:
+            cache.allocate(request, int(rng.integers(0, len(request.mm_features))))
+        cache.num_free_slots = cache.num_freeable_slots = room = int(rng.integers(0, 24))
+        hit = int(rng.integers(0, 119))
+        first, left = scheduler._planner.port.items_to_encode(request, hit)
+        assert first <= left
+        tokens = scheduler._try_schedule_encoder_inputs(request, hit, 120 - hit, 10_000, lookahead)[1]
+        assert (tokens > 0) == (first <= room), (hit, room, [one.mm_position for one in request.mm_features])
+        begun[tokens > 0] += 1
+        scheduler.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
+    assert min(begun) >= 20
+
+
+@pytest.mark.parametrize(("offset", "hit", "is_cached", "victims"), [
+    (0, 0, False, 0), (8, 0, False, 1), (0, 16, False, 0), (0, 32, False, 1), (0, 0, True, 1)
+])  # fmt: skip
+def test_a_victim_makes_room_for_a_prompt_that_needs_nothing_of_a_full_encoder(
+    build: Callable[..., Any],
+    request_of: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    offset: int,
+    hit: int,
+    is_cached: bool,
+    victims: int,
+) -> None:
+    """It begins with text, cached KV covers its image, or the encoder's cache has it."""
+    from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+    from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+
+    from sloserve.vllm_plugin.engine import compat
+
+    policy = Scripted(lambda at: Plan.IDENTITY)
+    engine = build(policy, max_num_seqs=2)
+    scheduler = engine.scheduler
+    engine._add([request_of(name, prompt_tokens=9, output_tokens=50) for name in "ab"], engine._clock.now_s())
+    for _ in range(4):
+        step(engine)
+    policy.script = lambda at: Plan(preempt=at.running[1:] if at.waiting.size else at.running[:0], waiting=at.waiting)
+    monkeypatch.setattr(compat, "hit_tokens", lambda *args: hit)
+    scheduler.max_num_encoder_input_tokens = IMAGE
+    scheduler.encoder_cache_manager = cache = EncoderCacheManager(IMAGE)
+    engine._add([request_of("c", prompt_tokens=60, output_tokens=50)], engine._clock.now_s())
+    image = MultiModalFeatureSpec(None, "image", "c's", PlaceholderRange(offset=offset, length=IMAGE))
+    scheduler.requests["c"].mm_features.append(image)
+    if is_cached:
+        cache.allocate(scheduler.requests["c"], 0)
+    cache.num_free_slots = cache.num_freeable_slots = 0
+    step(engine)
+    assert scheduler.slo_counters["evictions"] == victims and "internal_errors" not in scheduler.slo_counters
