@@ -441,18 +441,22 @@ def fetching(scheduler: Any) -> list[Request]:
     return [r for r in beside_waiting(scheduler) if is_loading(scheduler, r) or has_loaded(scheduler, r)]
 
 
-def put_kv_holders_first(scheduler: Any) -> None:
-    """Puts requests that hold KV blocks first among those that vLLM 0.30 keeps beside its waiting queue.
+def requeue_skipped(scheduler: Any) -> None:
+    """Move the requests that vLLM 0.30 skipped and that hold no KV to the front of its waiting queue.
 
-    Later versions admit them first. There one that was preempted with output in flight stands among them without KV:
-    in front of requests whose loaded KV leaves it no room it would keep them all waiting for ever.
+    Later versions do so themselves. Version 0.30 keeps every skipped request in a queue of its own, which it serves
+    before the waiting queue. There no plan could order them: a victim that may not come back in the step of its
+    preemption would come back in the next one, before all others. And a request without KV in front of one whose KV was
+    loaded, and that finds too little room beside it, would keep both waiting for ever.
     """
-    queue: Any = getattr(scheduler, "skipped_waiting", None)
-    if queue is None or len(queue) < 2:
+    skipped: Any = getattr(scheduler, "skipped_waiting", None)
+    if not skipped:
         return
-    holders = [request for request in queue if blocks_held(scheduler, request)]
-    if holders and holders != list(queue)[: len(holders)]:
-        scheduler.skipped_waiting = type(queue)(holders + [r for r in queue if r not in holders])
+    moved = [request for request in skipped if not blocks_held(scheduler, request)]
+    if moved:
+        skipped.remove_requests(moved)
+        for request in reversed(moved):
+            scheduler.waiting.prepend_request(request)
 
 
 def take_back(scheduler: Any, request: Request) -> list[Any]:

@@ -445,8 +445,6 @@ class SLOScheduler(ContainedScheduler):
         """Apply the plan to vLLM's queues and limits, and leave room for requests whose KV is loaded."""
         self._planning(None, self._apply_step)
         swapping = self._swapping
-        if self.connector is not None:
-            self._booking(None, compat.put_kv_holders_first, self)
         if self._others_load:
             ours = () if swapping is None else swapping.loads
             self._booking(None, let_in_loaded, self, ours, self._limits)
@@ -497,6 +495,8 @@ class SLOScheduler(ContainedScheduler):
             self._plan_again_s = 0.0
             self._use(*self._made_anew(), self._policy_text)
         planner = self._planner
+        if planner is not None or self.connector is not None:
+            self._booking(None, compat.requeue_skipped, self)
         if planner is None or not planner.table.slot_of or not compat.admits_new(self):
             return None
         return planner.next_step(now_s, monotonic_s)

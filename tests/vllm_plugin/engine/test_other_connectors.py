@@ -1,12 +1,15 @@
 """Requests whose KV a connector loads that is not ours: they neither wait nor run, and hold their blocks."""
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sloserve.core.rows import State
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
+from tests.vllm_plugin.engine.test_scheduler_hooks import Scripted
 from tests.vllm_plugin.engine.test_staying_alive import step
 
 pytestmark = pytest.mark.vllm
@@ -114,3 +117,48 @@ def test_who_is_preempted_by_a_plan_does_not_come_back_in_the_same_step(
         assert not now & output.num_scheduled_tokens.keys()
         preempted += len(now)
     assert preempted >= 6 and "internal_errors" not in scheduler.slo_counters
+
+
+def test_a_victim_that_vllm_skipped_comes_back_in_the_order_of_the_plan(
+    build: Callable[..., Any], request_of: Callable[..., Any]
+) -> None:
+    """vLLM 0.30 admits the requests that it skipped before all others."""
+    from sloserve.vllm_plugin.engine.other_connectors import hold_back_preempted
+
+    policy = Scripted()
+    engine = build(policy, max_num_seqs=2)
+    scheduler = engine.scheduler
+    scheduler.connector, scheduler._others_load = LoadsNothing(), True
+    hold_back_preempted(scheduler)
+    engine._add([request_of(name, prompt_tokens=9, output_tokens=50) for name in "ab"], engine._clock.now_s())
+    for _ in range(4):
+        step(engine)
+    policy.script = lambda at: Plan(preempt=at.running[:1], waiting=at.running[:1])
+    assert set(step(engine).num_scheduled_tokens) == {"b"}
+    policy.script = lambda at: Plan(waiting=at.waiting[np.argsort(-at.rows.seq[at.waiting])])
+    engine._add([request_of("c", prompt_tokens=9, output_tokens=50)], engine._clock.now_s())
+    assert set(step(engine).num_scheduled_tokens) == {"b", "c"}
+    assert "internal_errors" not in scheduler.slo_counters
+
+
+def test_requests_without_kv_that_vllm_skipped_wait_in_front_of_the_others() -> None:
+    """Only those that hold KV stay apart, as in the versions after 0.30."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.core.sched.request_queue import FCFSRequestQueue
+    from vllm.v1.request import Request
+
+    from sloserve.vllm_plugin.engine import compat
+
+    names = ("skipped", "loaded", "pending", "loading", "new")
+    requests = {name: Request(name, [2], SamplingParams(), None) for name in names}
+    blocks = {"loaded": [SimpleNamespace(is_null=False)], "loading": [SimpleNamespace(is_null=False)]}
+    scheduler = SimpleNamespace(
+        skipped_waiting=FCFSRequestQueue(requests[name] for name in ("skipped", "loaded", "pending", "loading")),
+        waiting=FCFSRequestQueue([requests["new"]]),
+        kv_cache_manager=SimpleNamespace(get_blocks=lambda name: SimpleNamespace(blocks=[blocks.get(name, [])])),
+    )
+    for _ in range(2):
+        compat.requeue_skipped(scheduler)
+        assert [request.request_id for request in scheduler.skipped_waiting] == ["loaded", "loading"]
+        assert [request.request_id for request in scheduler.waiting] == ["skipped", "pending", "new"]
+    compat.requeue_skipped(SimpleNamespace(kv_holding_waiting=FCFSRequestQueue()))  # a later version

@@ -13,7 +13,6 @@ from sloserve.core.rows import Rows, State
 from sloserve.core.runlog import RunLog
 from sloserve.engine.virtual.drafts import Drafts
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
-from tests.other_vllm import not_with_0_30
 
 pytestmark = pytest.mark.vllm
 
@@ -284,7 +283,6 @@ def test_no_chunk_cuts_the_drafts_of_a_padded_prompt(build: Build, request_of: R
     assert [r.token_times_s.size for r in log.requests] == [30] * 4
 
 
-@not_with_0_30("a prompt whose grammar has just been compiled waits in its queue for one step more")
 def test_a_step_budget_counts_no_prompt_whose_grammar_is_pending(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a fresh plan the prompts are those of vLLM's own queue, in which such requests stand first."""
     from types import SimpleNamespace
