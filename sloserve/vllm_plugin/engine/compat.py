@@ -22,7 +22,7 @@ from sloserve.engine.step_clock import StepClock
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import EngineFacts
 from sloserve.vllm_plugin.engine.kv_groups import keeps_all_tokens, layout_of, shares_prefixes
-from sloserve.vllm_plugin.engine.other_connectors import READ_AFTER_PREEMPTION, is_known, takes_pauses
+from sloserve.vllm_plugin.engine.other_connectors import no_pauses_beside, no_preemptions_beside
 
 _HOLDERS = attrgetter("ref_cnt")
 
@@ -359,20 +359,12 @@ def no_pauses_reason(scheduler: Any) -> str | None:
             return f"speculative decoding by {method} on the V2 model runner, {_NOT_SHOWN}"
         if not hasattr(GrammarOutput, "num_acceptable_drafts"):
             return "speculative decoding on the V2 model runner before vLLM 0.32, which may accept unchecked drafts"
-    for connector in connectors(scheduler):
-        if not takes_pauses(connector):
-            name = type(connector).__name__
-            return f"KV connector {name}, of which it is not known whether it minds steps without a request"
-    return None
+    return next(filter(None, map(no_pauses_beside, connectors(scheduler))), None)
 
 
 def no_preemptions_reason(scheduler: Any) -> str | None:
     """Return why no plan may preempt a request, or ``None`` where preempting is safe."""
-    for connector in connectors(scheduler):
-        if is_known(connector, READ_AFTER_PREEMPTION):
-            name = type(connector).__name__
-            return f"KV connector {name} may still copy the blocks of a preempted request when another one writes them"
-    return None
+    return next(filter(None, map(no_preemptions_beside, connectors(scheduler))), None)
 
 
 def connectors(scheduler: Any) -> list[Any]:

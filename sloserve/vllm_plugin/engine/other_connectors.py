@@ -1,5 +1,6 @@
 """What plans may do beside the KV connectors of others: which of them were read, and what they cannot take."""
 
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 FOLLOW_STEPS: Final = {
@@ -21,20 +22,57 @@ READ_AFTER_PREEMPTION: Final = {"vllm": frozenset({"HF3FSKVConnector", "LMCacheM
 blocks then belong to another request, whose KV may be stored under the wrong prompt."""
 
 
+READ_LMCACHE: Final = ("0.5.6",)
+"""Versions of LMCache whose connector was read. Those before 0.5.6 do not wait for their stores on a CUDA device when a
+request is preempted: ``flush_inflight_stores`` of their ``LMCacheDrivenTransferContext`` does nothing."""
+
+
 def is_known(connector: Any, known: dict[str, frozenset[str]]) -> bool:
     """Return whether the class of ``connector`` is in ``known``, which has names of classes by package."""
     kind = type(connector)
-    return kind.__name__ in known.get(kind.__module__.partition(".")[0], ())
+    return kind.__name__ in known.get(_package(kind), ())
 
 
-def takes_pauses(connector: Any) -> bool:
-    """Return whether a running request may be left out of a step beside ``connector``.
+def no_pauses_beside(connector: Any) -> str | None:
+    """Return why no running request may be left out of a step beside ``connector``, or ``None`` where one may.
 
     A connector that is neither ours nor known says so by an attribute ``sloserve_pauses = True`` of its class.
     """
     kind = type(connector)
-    is_ours = kind.__module__.partition(".")[0] == "sloserve"
-    return is_ours or is_known(connector, FOLLOW_STEPS) or bool(getattr(kind, "sloserve_pauses", False))
+    if _package(kind) == "sloserve" or getattr(kind, "sloserve_pauses", False):
+        return None
+    if not is_known(connector, FOLLOW_STEPS):
+        return f"KV connector {kind.__name__}, of which it is not known whether it minds steps without a request"
+    unread = _unread_lmcache(kind)
+    return None if unread is None else f"{unread}, of which it is not known whether it minds steps without a request"
+
+
+def no_preemptions_beside(connector: Any) -> str | None:
+    """Return why no plan may preempt a request beside ``connector``, or ``None`` where one may."""
+    kind = type(connector)
+    who = f"KV connector {kind.__name__}" if is_known(connector, READ_AFTER_PREEMPTION) else _unread_lmcache(kind)
+    if who is None:
+        return None
+    return f"{who} may still copy the blocks of a preempted request when another one writes them"
+
+
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+def _unread_lmcache(kind: type) -> str | None:
+    """Return the name of a connector of LMCache whose version was not read, with a remedy; ``None`` for any other."""
+    if _package(kind) != "lmcache":
+        return None
+    try:
+        installed = version("lmcache")
+    except PackageNotFoundError:
+        installed = "whose version is unknown"
+    if installed.partition("+")[0] in READ_LMCACHE:
+        return None
+    return (
+        f"KV connector {kind.__name__} of LMCache {installed} (only {', '.join(READ_LMCACHE)} was checked; install it)"
+    )
 
 
 def hold_back_preempted(scheduler: Any) -> None:

@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
@@ -73,6 +74,22 @@ def test_pauses_with_drafts(
     assert compat.no_pauses_reason(scheduler) == reason
 
 
+@pytest.fixture(autouse=True)
+def lmcache(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None]:
+    """Set the version of LMCache that is installed, 0.5.6 at first; ``None`` for none whose version is known."""
+
+    def install(version: str | None) -> None:
+        def installed(name: str) -> str:
+            if version is None:
+                raise PackageNotFoundError(name)
+            return version
+
+        monkeypatch.setattr("sloserve.vllm_plugin.engine.other_connectors.version", installed)
+
+    install("0.5.6")
+    return install
+
+
 def _connector(name: str, package: str, **has: Any) -> Any:
     return type(name, (), {"__module__": f"{package}.somewhere", **has})()
 
@@ -122,6 +139,28 @@ def test_no_plan_preempts_beside_a_connector_that_copies_blocks_of_preempted_req
         reason = compat.no_preemptions_reason(scheduler)
         assert (reason is None) == may_preempt
         assert may_preempt or f"KV connector {type(connector).__name__} may still copy" in str(reason)
+
+
+@pytest.mark.parametrize(
+    ("version", "is_read"),
+    [("0.5.6", True), ("0.5.6+cu129", True), ("0.5.5", False), ("0.5.7", False), (None, False)],
+)
+def test_plans_spare_requests_beside_a_version_of_lmcache_that_was_not_read(
+    build: Callable[..., Any], lmcache: Callable[[str | None], None], version: str | None, is_read: bool
+) -> None:
+    """LMCache 0.5.5 stores blocks on a CUDA device without waiting for the copies when a request is preempted."""
+    from sloserve.vllm_plugin.engine import compat
+
+    scheduler = build("edf").scheduler
+    scheduler.connector = _connector("LMCacheMPConnector", "lmcache")
+    lmcache(version)
+    reasons = [compat.no_pauses_reason(scheduler), compat.no_preemptions_reason(scheduler)]
+    if is_read:
+        assert reasons == [None, None]
+    else:
+        who = f"KV connector LMCacheMPConnector of LMCache {version or 'whose version is unknown'}"
+        said = f"{who} (only 0.5.6 was checked; install it)"
+        assert all(str(reason).startswith(said) for reason in reasons)
 
 
 def test_each_connector_of_vllms_is_known_or_refused_by_a_reason_of_its_own() -> None:
