@@ -15,6 +15,7 @@ from sloserve.estimator.length.at_admission import LengthAtAdmission
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.admission.queue_view import Elsewhere, WaitingPlace
+from sloserve.scheduler.engine_flags import OWN_ORDER, check_chunks, check_order
 from sloserve.scheduler.registry import GENERAL, make_policy, parse_policy
 from sloserve.wire.headers import TENANTS, HeaderRules, is_ours
 from sloserve.wire.optional_http3 import Http3Settings
@@ -244,17 +245,32 @@ def plugin_settings(additional_config: Mapping[str, Any] | None) -> PluginSettin
     return settings
 
 
-def check_settings(additional_config: Mapping[str, Any] | None) -> None:
-    """Check what :func:`plugin_settings` does, and what an engine needs besides: its policies and its profile.
+def check_settings(additional_config: Mapping[str, Any] | None) -> PluginSettings:
+    """Return the settings that :func:`plugin_settings` reads, whose policies and files can be used.
 
     Raises: ConfigError that lists every mistake of one kind.
     """
     settings = plugin_settings(additional_config)
-    problems = policy_problems((additional_config or {}).get(KEY, {}))
-    if problems:
-        raise _wrong(problems)
-    if settings.profile is not None:
-        load_profile(settings.profile)
+    for problems in (policy_problems((additional_config or {}).get(KEY, {})), file_problems(settings)):
+        if problems:
+            raise _wrong(problems)
+    return settings
+
+
+def check_engine_flags(settings: PluginSettings, *, chunked_prefill: bool, scheduling_policy: str = OWN_ORDER) -> None:
+    """Raise ConfigError for a policy or a shadow policy that these flags of vLLM rule out.
+
+    Args:
+        settings: settings whose policies can be made.
+        chunked_prefill: value of ``--enable-chunked-prefill``.
+        scheduling_policy: value of ``--scheduling-policy``.
+    """
+    policy = make_policy(settings.policy, settings.policy_options)
+    check_order(policy, settings.policy, scheduling_policy)
+    check_chunks(policy, settings.policy, chunked_prefill)
+    if settings.shadow_policy is not None:
+        name, options = parse_policy(settings.shadow_policy)
+        check_chunks(make_policy(name, options), name, chunked_prefill)
 
 
 def _wrong(problems: list[Problem]) -> ConfigError:

@@ -95,6 +95,10 @@ WRONG = {
         "sloserve.polcy: is unknown; known here: policy, ",
     ),
     "vLLM's own order": (["serve", "m", "--scheduling-policy", "priority"], "use --policy priority"),
+    "a policy of chunks without them": (
+        ["serve", "m", "--policy", "sarathi", "--no-enable-chunked-prefill"],
+        "remove --no-enable-chunked-prefill or choose another policy",
+    ),
     "another scheduler": (["profile", "m", "--scheduler-cls", "x.Y"], "sloserve serve sets the scheduler"),
     "swapping in a pipeline": (
         ["serve", "m", "--swap-space-gib", "0.1", "-pp", "2"],

@@ -33,6 +33,7 @@ from sloserve.engine.step_clock import StepClock
 from sloserve.estimator.planning_cost import PlanningCost, PlanningCosts
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
+from sloserve.scheduler import engine_flags
 from sloserve.scheduler.policy import Plan, Policy
 from sloserve.scheduler.registry import make_policy, parse_policy, policy_text
 from sloserve.scheduler.settings import plugin_settings
@@ -177,24 +178,15 @@ class SLOScheduler(ContainedScheduler):
 
     def _make_policy(self, name: str, options: Mapping[str, Any], allow_files: bool = True) -> Policy:
         policy = make_policy(name, options, seed=self._settings.seed, allow_files=allow_files)
-        if policy.reads and self.scheduler_config.policy != "fcfs":
-            raise ConfigError(
-                f"--scheduling-policy {self.scheduler_config.policy} orders vLLM's queues itself, "
-                f"which policy {name} cannot; leave it at fcfs and choose --policy priority"
-            )
+        engine_flags.check_order(policy, name, self.scheduler_config.policy)
         self._check_chunks(policy, name)
         return policy
 
     def _check_chunks(self, policy: Policy, name: str) -> None:
         """Raise ConfigError for a policy that needs chunked prefill where it is off; log a step budget that rests."""
-        if self.scheduler_config.enable_chunked_prefill:
-            return
-        if policy.limits_steps:
-            raise ConfigError(
-                f"policy {name} limits the tokens of each step, and a prompt longer than that would never be admitted "
-                "where chunked prefill is off; remove --no-enable-chunked-prefill or choose another policy"
-            )
-        if policy.settings.step_budget:
+        chunked_prefill = self.scheduler_config.enable_chunked_prefill
+        engine_flags.check_chunks(policy, name, chunked_prefill)
+        if policy.settings.step_budget and not chunked_prefill:
             logger.warning("sloserve derives no step budget for policy %s: chunked prefill is off", name)
 
     def _make_shadow(self, text: str | None, allow_files: bool = True) -> Shadow | None:

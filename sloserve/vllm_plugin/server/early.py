@@ -88,6 +88,7 @@ def read_flags(vllm_args: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(*names, action="store_true")
     parser.add_argument("--host", type=_optional)
     parser.add_argument("--scheduling-policy")
+    parser.add_argument("--enable-chunked-prefill", action=argparse.BooleanOptionalAction)
     parser.set_defaults(**_DEFAULTS)
     args, _ = parser.parse_known_args([_dashed(argument) for argument in vllm_args])
     known = set(known_flags())

@@ -15,7 +15,7 @@ from typing import Any
 from sloserve.core import process_death
 from sloserve.core.clock import SystemClock
 from sloserve.engine.metrics.engine_page import sweep_pages
-from sloserve.scheduler.settings import KEY, check_settings
+from sloserve.scheduler.settings import KEY, check_engine_flags, check_settings
 from sloserve.vllm_plugin import seeded_prompts
 from sloserve.vllm_plugin.server import ending, engine_control, parking, reloading, rust_front_end
 from sloserve.vllm_plugin.server.core_check import CONTROL
@@ -117,15 +117,18 @@ def install() -> None:
 
 
 def check_start(vllm_config: Any) -> None:
-    """Raise ConfigError for settings, models and versions that the scheduler refuses once the model has been loaded.
+    """Raise ConfigError for what the engine's processes refuse, before they start and load the model.
 
-    What depends on flags of vLLM's scheduler, as a policy that needs chunked prefill, is still refused then.
+    They still refuse what depends on the KV cache: its layout, and a swap space that holds no block of it.
     """
     from sloserve.vllm_plugin.engine import compat, private_names
+    from sloserve.vllm_plugin.swap.refusals import check_configured
 
     private_names.check_version()
     compat.check_model(vllm_config)
-    check_settings(vllm_config.additional_config)
+    settings, config = check_settings(vllm_config.additional_config), vllm_config.scheduler_config
+    check_engine_flags(settings, chunked_prefill=config.enable_chunked_prefill, scheduling_policy=config.policy)
+    check_configured(vllm_config)
 
 
 def _controlling(stock: Any) -> Any:

@@ -18,7 +18,7 @@ from sloserve.core.addresses import is_exposed
 from sloserve.core.errors import ConfigError
 from sloserve.core.json_log import warn
 from sloserve.core.listening import check_port_free
-from sloserve.scheduler.settings import ADMIN_KEY, KEY
+from sloserve.scheduler.settings import ADMIN_KEY, KEY, PluginSettings, check_engine_flags
 from sloserve.vllm_plugin.server import rust_front_end, tiny_model
 from sloserve.vllm_plugin.server.early import DEFAULT_HOST, known_flags, long_flag, read_flags
 from sloserve.vllm_plugin.versions import Support, installed_vllm, require_vllm, support_of
@@ -140,6 +140,11 @@ def check_scheduler_flags(args: argparse.Namespace) -> None:
             f"--scheduling-policy {args.scheduling_policy} makes vLLM order its own queues; "
             f"use --policy {args.scheduling_policy}"
         )
+
+
+def check_policies(args: argparse.Namespace, settings: PluginSettings) -> None:
+    """Raise ConfigError for a policy that needs chunked prefill where flags of vLLM turn it off."""
+    check_engine_flags(settings, chunked_prefill=args.enable_chunked_prefill is not False)
 
 
 def configure(args: argparse.Namespace, section: Mapping[str, Any]) -> None:

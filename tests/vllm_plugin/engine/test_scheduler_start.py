@@ -101,8 +101,39 @@ def test_a_diffusion_model_is_refused_by_name() -> None:
         AsyncLLM(arguments["vllm_config"], None, log_stats=False)
 
 
-def test_what_the_scheduler_would_refuse_is_refused_before_any_process_of_the_engine_starts() -> None:
+SWAP = {
+    "kv_connector": "SwapConnector",
+    "kv_connector_module_path": "sloserve.vllm_plugin.swap.connector",
+    "kv_role": "kv_both",
+}
+OURS_SECOND = {"connectors": [{"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}, SWAP]}
+WHOLE: dict[str, Any] = {"enable_chunked_prefill": False}
+
+
+@pytest.mark.parametrize(
+    ("section", "flags", "connector", "refused"),
+    [
+        ({"policy": "edf:late_last=perhaps"}, {}, None, r"sloserve\.policy: .*late_last.*perhaps"),
+        ({"profile": "no.json"}, {}, None, r"sloserve\.profile: .*no\.json"),
+        ({"length_model": "no.json"}, {}, None, r"sloserve\.length_model: .*no\.json"),
+        ({"policy": "sarathi"}, WHOLE, None, "policy sarathi .*remove --no-enable-chunked-prefill"),
+        ({"shadow_policy": "sarathi"}, WHOLE, None, "policy sarathi limits the tokens"),
+        ({}, {"scheduling_policy": "priority"}, None, "policy edf cannot; leave it at fcfs and choose --policy"),
+        ({}, {}, SWAP, "swap_space_gib of SwapConnector: None is not a number"),
+        ({}, {}, SWAP | {"kv_role": "kv_producer"}, "kv_role kv_producer makes this engine one half"),
+        (
+            {},
+            {},
+            {"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_connector_extra_config": OURS_SECOND},
+            "name SwapConnector once, and first",
+        ),
+    ],
+)
+def test_what_the_engine_would_refuse_is_refused_before_any_process_of_it_starts(
+    section: dict[str, Any], flags: dict[str, Any], connector: dict[str, Any] | None, refused: str
+) -> None:
     """Whatever the front end is: vLLM's Rust front end makes no ``AsyncLLM``, nor does one of several API servers."""
+    from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
 
     from sloserve.vllm_plugin.server import install, tiny_model
@@ -111,11 +142,29 @@ def test_what_the_scheduler_would_refuse_is_refused_before_any_process_of_the_en
     arguments = EngineArgs(
         model=tiny_model.resolve_model(tiny_model.NAME),
         scheduler_cls="sloserve.vllm_plugin.SLOScheduler",
-        additional_config={"sloserve": {"policy": "edf:late_last=perhaps"}},
+        additional_config={"sloserve": {"policy": "edf", **section}},
+        kv_transfer_config=None if connector is None else KVTransferConfig(**connector),
+        **flags,
     )
-    with pytest.raises(ConfigError, match=r"sloserve\.policy: .*late_last.*perhaps"):
+    with pytest.raises(ConfigError, match=refused):
         arguments.create_engine_config()
-    arguments.additional_config = {"sloserve": {"policy": "edf"}}
+
+
+def test_what_the_engine_takes_is_not_refused() -> None:
+    from vllm.config import KVTransferConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+    from sloserve.vllm_plugin.server import install, tiny_model
+
+    install.install()
+    arguments = EngineArgs(
+        model=tiny_model.resolve_model(tiny_model.NAME),
+        scheduler_cls="sloserve.vllm_plugin.SLOScheduler",
+        additional_config={"sloserve": {"policy": "edf"}},
+        max_num_batched_tokens=8192,
+        kv_transfer_config=KVTransferConfig(**SWAP, kv_connector_extra_config={"swap_space_gib": 1}),
+        **WHOLE,
+    )
     assert arguments.create_engine_config().scheduler_config.scheduler_cls == "sloserve.vllm_plugin.SLOScheduler"
 
 

@@ -34,9 +34,7 @@ class PoolSize:
         Raises: ConfigError if the space is no number above 0, or holds no block.
         """
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
-        space_gib, engines = extra.get(SPACE_KEY), extra.get(ENGINES_KEY, 1)
-        if isinstance(space_gib, bool) or not isinstance(space_gib, int | float) or not space_gib > 0:
-            raise ConfigError(f"{SPACE_KEY} of SwapConnector: {space_gib!r} is not a number of GiB above 0")
+        space_gib, engines = space_gib_of(extra), extra.get(ENGINES_KEY, 1)
         parallel = vllm_config.parallel_config
         ranks_here = max(parallel.world_size // max(parallel.nnodes_within_dp, 1), 1) * engines
         block_bytes = block_bytes_of(kv_cache_config)
@@ -47,6 +45,14 @@ class PoolSize:
                 f"needs {block_bytes / GIB:.3g} GiB for one. Give at least {block_bytes * ranks_here / GIB:.3g}"
             )
         return cls(blocks, block_bytes, parallel.world_size)
+
+
+def space_gib_of(extra: Mapping[str, Any]) -> float:
+    """Return the GiB of swap space that the connector's extra config gives. Raises: ConfigError where it gives none."""
+    space_gib = extra.get(SPACE_KEY)
+    if isinstance(space_gib, bool) or not isinstance(space_gib, int | float) or not space_gib > 0:
+        raise ConfigError(f"{SPACE_KEY} of SwapConnector: {space_gib!r} is not a number of GiB above 0")
+    return space_gib
 
 
 def block_bytes_of(kv_cache_config: Any) -> int:
