@@ -214,40 +214,41 @@ def hit_tokens(scheduler: Any, layout: KVLayout, request: Request, before: int) 
 
     (``get_computed_blocks`` of vLLM's looks up every block, and may emit events.)
     """
-    manager, block_size = scheduler.kv_cache_manager, int(scheduler.block_size)
-    if not manager.enable_caching or request.skip_reading_prefix_cache:
+    kv_cache_manager, block_size = scheduler.kv_cache_manager, int(scheduler.block_size)
+    if not kv_cache_manager.enable_caching or request.skip_reading_prefix_cache:
         return 0
-    pool, hashes = manager.block_pool, request.block_hashes
-    if not layout.is_full or pool.hash_block_size != block_size:
+    coordinator, block_pool, hashes = kv_cache_manager.coordinator, kv_cache_manager.block_pool, request.block_hashes
+    if not layout.is_full or block_pool.hash_block_size != block_size:
         # vLLM computes the end of a prefix again for layers whose window the cache does not keep.
         again = int(getattr(scheduler, "prefix_replay_tokens", 0))
         # Only all groups together know, and each may have given up another part of a prefix.
-        if before and _still_hit(manager.coordinator, pool, hashes, request.num_tokens - 1, before + again):
+        if before and _still_hit(coordinator, block_pool, hashes, request.num_tokens - 1, before + again):
             return before
-        found = int(manager.coordinator.find_longest_cache_hit(hashes, request.num_tokens - 1)[1])
+        found = int(coordinator.find_longest_cache_hit(hashes, request.num_tokens - 1)[1])
         return max(found - again, 0)
     # Drafts of EAGLE and MTP want the last block that is found computed again; since 0.33 most of them do not.
-    dropped = int(manager.coordinator.single_type_managers[0].use_eagle)
+    group = coordinator.single_type_managers[0]
+    dropped = int(group.use_eagle)
     most = min((request.num_tokens - 1) // block_size, len(hashes))
-    found = blocks_hit(lambda i: pool.get_cached_block(hashes[i], [0]), most, before // block_size + dropped)
+    found = blocks_hit(lambda i: block_pool.get_cached_block(hashes[i], [0]), most, before // block_size + dropped)
     return max(found - dropped, 0) * block_size
 
 
-def _still_hit(coordinator: Any, pool: Any, hashes: Sequence[Any], most: int, before: int) -> bool:
+def _still_hit(coordinator: Any, block_pool: Any, hashes: Sequence[Any], most: int, before: int) -> bool:
     """Whether the hit of ``before`` tokens, of ``most``, is there still and no longer one can be.
 
     vLLM's own look-up asks for each block of a prefix: 1.2 ms for one of 32k tokens.
     """
-    size = pool.hash_block_size
-    groups = [place for place, group in enumerate(coordinator.single_type_managers) if shares_prefixes(group)]
-    managers = [coordinator.single_type_managers[place] for place in groups]
-    if any(manager.block_size != size for manager in managers):
+    size = block_pool.hash_block_size
+    places = [place for place, group in enumerate(coordinator.single_type_managers) if shares_prefixes(group)]
+    groups = [coordinator.single_type_managers[place] for place in places]
+    if any(group.block_size != size for group in groups):
         return False
 
     def cached(kind: int, block: int) -> bool:
-        return pool.get_cached_block(hashes[block], [groups[kind]]) is not None
+        return block_pool.get_cached_block(hashes[block], [places[kind]]) is not None
 
-    whole = [kind for kind, manager in enumerate(managers) if keeps_all_tokens(manager)]
+    whole = [kind for kind, group in enumerate(groups) if keeps_all_tokens(group)]
     return is_unchanged(cached, len(groups), whole, min(most // size, len(hashes)), before // size)
 
 

@@ -32,18 +32,18 @@ def layout_of(scheduler: Any) -> KVLayout:
     # Where a prefix may end inside a block, vLLM copies that block for the request.
     copied = int(getattr(coordinator, "enable_partial_hash_hits", False))
     found: dict[KVGroups, int] = {}
-    for manager in coordinator.single_type_managers:
-        group = _groups_of(scheduler, manager)._replace(most_blocks=_most_blocks(manager) or 0, copied_blocks=copied)
-        found[group] = found.get(group, 0) + 1
-    groups = tuple(group._replace(num_groups=count) for group, count in found.items())
+    for group in coordinator.single_type_managers:
+        kept = _groups_of(scheduler, group)._replace(most_blocks=_most_blocks(group) or 0, copied_blocks=copied)
+        found[kept] = found.get(kept, 0) + 1
+    groups = tuple(kept._replace(num_groups=count) for kept, count in found.items())
     return KVLayout(groups, scheduler.num_lookahead_tokens, scheduler.max_model_len)
 
 
-def _groups_of(scheduler: Any, manager: Any) -> KVGroups:
-    spec = manager.kv_cache_spec
+def _groups_of(scheduler: Any, group: Any) -> KVGroups:
+    spec = group.kv_cache_spec
     if type(spec) is CircularBufferSpec:  # one block from a request's start to its end, whatever the ring's own size
         return KVGroups(1, scheduler.max_model_len, window_tokens=RING_WINDOW)
-    one = groups_of_spec(spec)._replace(block_size=manager.block_size)
+    one = groups_of_spec(spec)._replace(block_size=group.block_size)
     if not one.states:
         return one
     return one._replace(
@@ -71,20 +71,20 @@ def groups_of_spec(spec: Any) -> KVGroups:
     raise LookupError(type(spec).__name__)
 
 
-def keeps_all_tokens(manager: Any) -> bool:
+def keeps_all_tokens(group: Any) -> bool:
     """Whether the layers of a group of vLLM's keep all tokens of a request."""
-    return type(manager.kv_cache_spec) in _WHOLE_CONTEXT
+    return type(group.kv_cache_spec) in _WHOLE_CONTEXT
 
 
-def shares_prefixes(manager: Any) -> bool:
+def shares_prefixes(group: Any) -> bool:
     """Return whether the prefix cache keeps blocks of this group of vLLM's; of a ring it keeps none."""
-    return bool(manager.kv_cache_spec.prefix_cacheable)
+    return bool(group.kv_cache_spec.prefix_cacheable)
 
 
-def _most_blocks(manager: Any) -> int | None:
+def _most_blocks(group: Any) -> int | None:
     """vLLM's limit on the blocks that it wants free to admit a request; 0.30 keeps it to itself."""
     name = "max_admission_blocks_per_request"
-    found: int | None = getattr(manager, name) if hasattr(manager, name) else getattr(manager, f"_{name}")
+    found: int | None = getattr(group, name) if hasattr(group, name) else getattr(group, f"_{name}")
     return found
 
 

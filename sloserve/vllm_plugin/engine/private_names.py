@@ -1,8 +1,8 @@
 """The private names of vLLM that this package reads or calls.
 
-The scheduler interface of vLLM is not public. Whatever of it is used stands in the tables below (a test reads the
-code for it) and is checked once, at the start, so that a vLLM that moved something fails with a name instead of a wrong
-schedule.
+The scheduler interface of vLLM is not public. Whatever of it is used stands in the tables below, or for objects that
+come and go in :mod:`~sloserve.vllm_plugin.engine.vllm_types` (a test reads the code for it). It is checked once, at the
+start, so that a vLLM that moved something fails with a name instead of a wrong schedule.
 """
 
 import inspect
@@ -15,6 +15,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from sloserve.core.errors import ConfigError
+from sloserve.vllm_plugin.engine.vllm_types import missing_fields
 from sloserve.vllm_plugin.versions import (
     ALLOW_UNTESTED,
     ALLOW_UNTESTED_FLAG,
@@ -98,7 +99,9 @@ KV_MANAGER_ATTRIBUTES = (
     "pop_blocks_for_free",
 )
 COORDINATOR_ATTRIBUTES = ("find_longest_cache_hit", "single_type_managers")
+COORDINATOR_OPTIONAL = ("enable_partial_hash_hits",)
 GROUP_ATTRIBUTES = ("block_size", "kv_cache_spec", "use_eagle")
+GROUP_EITHER = ("max_admission_blocks_per_request", "_max_admission_blocks_per_request")
 
 
 def check_version() -> None:
@@ -138,6 +141,17 @@ def check_scheduler(scheduler: Any) -> None:
         missing = _lacking("KVCacheBlock", manager.block_pool.blocks[0], BLOCK_ATTRIBUTES)
         for group in manager.coordinator.single_type_managers:
             missing += _lacking(type(group).__name__, group, GROUP_ATTRIBUTES)
+            if len(_lacking("", group, GROUP_EITHER)) == len(GROUP_EITHER):
+                missing.append(f"{type(group).__name__}.{' or '.join(GROUP_EITHER)}")
+    _refuse(missing)
+
+
+def check_types() -> None:
+    """Raise ConfigError naming every field this package needs that a type of vLLM no longer has. Needs no engine."""
+    _refuse(missing_fields())
+
+
+def _refuse(missing: list[str]) -> None:
     if missing:
         raise ConfigError(
             f"vLLM {vllm.__version__} lacks {', '.join(missing)}, which sloserve needs; "

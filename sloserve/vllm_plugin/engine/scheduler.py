@@ -115,6 +115,7 @@ class SLOScheduler(ContainedScheduler):
         self, *args: Any, clock: Clock | None = None, planning_costs: PlanningCosts | None = None, **kwargs: Any
     ) -> None:
         private_names.check_version()
+        private_names.check_types()
         super().__init__(*args, **kwargs)
         private_names.check_scheduler(self)
         compat.check_model(self.vllm_config)

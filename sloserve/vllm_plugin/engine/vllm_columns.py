@@ -22,7 +22,7 @@ def read_columns(requests: list[Any], slots: IntArray, columns: Mapping[str, Int
 
 def item_tokens(request: Request) -> int:
     """The longest image or other multimodal item of the prompt, in tokens; 0 where it has none."""
-    return max((one.mm_position.length for one in request.mm_features or ()), default=0)
+    return max((item.mm_position.length for item in request.mm_features or ()), default=0)
 
 
 def items_to_encode(request: Request, computed: int, cached: Container[str], lookahead: int) -> tuple[int, int]:

@@ -100,8 +100,8 @@ class VllmReader:
 
     def new_tokens(self, outputs: Mapping[int, Any]) -> tuple[Sequence[str], Sequence[int]]:
         """outputs: ``EngineCoreOutputs`` by client."""
-        found = [out for batch in outputs.values() for out in batch.outputs if out.new_token_ids]
-        return [out.request_id for out in found], [len(out.new_token_ids) for out in found]
+        found = [reply for batch in outputs.values() for reply in batch.outputs if reply.new_token_ids]
+        return [reply.request_id for reply in found], [len(reply.new_token_ids) for reply in found]
 
 
 class VllmPort(VllmReader):

@@ -125,6 +125,7 @@ def check_start(vllm_config: Any) -> None:
     from sloserve.vllm_plugin.swap.refusals import check_configured
 
     private_names.check_version()
+    private_names.check_types()
     compat.check_model(vllm_config)
     settings, config = check_settings(vllm_config.additional_config), vllm_config.scheduler_config
     check_engine_flags(settings, chunked_prefill=config.enable_chunked_prefill, scheduling_policy=config.policy)

@@ -247,24 +247,24 @@ class Swapping:
         """
         if self._closed:
             self.reset_ends()
-        found = output.kv_connector_output
-        for request_id in sorted(found.finished_recving or ()) if found is not None else ():
+        ended = output.kv_connector_output
+        for request_id in sorted(ended.finished_recving or ()) if ended is not None else ():
             self._due_s.pop(request_id, None)
-            told = self._connector.contained(_Told.FAILED, self._load_ended, request_id, found)
+            told = self._connector.contained(_Told.FAILED, self._load_ended, request_id, ended)
             if told is _Told.FAILED and not compat.awaits_load(self._scheduler, request_id):
                 told = _Told.NOTHING
             if told is _Told.NOTHING:
-                found.finished_recving.discard(request_id)
-                found.failed_recving.discard(request_id)
+                ended.finished_recving.discard(request_id)
+                ended.failed_recving.discard(request_id)
             elif told is _Told.FAILED:
-                found.failed_recving = {*found.failed_recving, request_id}
+                ended.failed_recving = {*ended.failed_recving, request_id}
 
-    def _load_ended(self, request_id: str, found: Any) -> "_Told":
+    def _load_ended(self, request_id: str, ended: Any) -> "_Told":
         """Note that the load of a request ended. Return what vLLM is told of it.
 
-        found: a ``KVConnectorOutput``.
+        ended: a ``KVConnectorOutput``.
         """
-        usable = self._connector.load_ended(request_id, failed=request_id in found.failed_recving)
+        usable = self._connector.load_ended(request_id, failed=request_id in ended.failed_recving)
         if self._abandoned.ended(request_id):
             return _Told.NOTHING
         return _Told.FAILED if usable is False else _Told.AS_FOUND

@@ -211,3 +211,20 @@ def test_a_scheduler_that_lost_an_attribute_is_refused_by_name(monkeypatch: pyte
     monkeypatch.setattr(private_names, "REQUEST_ATTRIBUTES", (*private_names.REQUEST_ATTRIBUTES, "went_away"))
     with pytest.raises(ConfigError, match=r"lacks Request\.went_away, Scheduler\.was_renamed, which sloserve needs"):
         SLOScheduler(**scheduler_arguments())
+
+
+def test_a_type_that_lost_a_field_is_refused_by_name_before_the_engine_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheSpec
+
+    from sloserve.vllm_plugin import SLOScheduler
+    from sloserve.vllm_plugin.engine import vllm_types
+    from sloserve.vllm_plugin.server import install
+
+    monkeypatch.setitem(vllm_types.FIELDS, SchedulerOutput, ("num_scheduled_tokens", "was_renamed"))
+    monkeypatch.delattr(KVCacheSpec, "prefix_cacheable")
+    said = r"lacks KVCacheSpec\.prefix_cacheable, SchedulerOutput\.was_renamed, which sloserve needs; use one of"
+    arguments = scheduler_arguments()
+    for start in (lambda: install.check_start(arguments["vllm_config"]), lambda: SLOScheduler(**arguments)):
+        with pytest.raises(ConfigError, match=said):
+            start()
