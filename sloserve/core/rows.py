@@ -223,6 +223,13 @@ class Rows:
         found = self.state.tobytes()  # bytes count in a third of the time of numpy
         return sum(map(found.count, states))
 
+    def marks(self, *slots: IntArray) -> BoolArray:
+        """Return which slots are among these, ``[capacity]``. Cheaper than a search among them for many slots."""
+        found = np.zeros(self._capacity, np.bool_)
+        for some in slots:
+            found[some] = True
+        return found
+
     def slots_in(self, *states: State) -> IntArray:
         """Return the slots of all requests in one of ``states``, ascending, which is not an order of service."""
         mask = self.state == int(states[0])

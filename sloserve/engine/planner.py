@@ -2,16 +2,17 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from sloserve.core.arrays import BoolArray, IntArray
-from sloserve.core.kernels.requests import slots_found, split_running
-from sloserve.core.rows import Rows, State
+from sloserve.core.arrays import IntArray
+from sloserve.core.kernels.requests import slots_found
+from sloserve.core.rows import State
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.containment import ErrorLog
+from sloserve.engine.draft_control import DraftControl, choose_drafts, without_drafts
 from sloserve.engine.guards import (
     Ageing,
     PlanBudget,
@@ -22,46 +23,16 @@ from sloserve.engine.guards import (
     spare_decodes,
 )
 from sloserve.engine.held_plan import MAX_UNEVENTFUL_S, HeldPlan
+from sloserve.engine.planned_step import Step
 from sloserve.engine.port import EnginePort, EngineRequest
 from sloserve.engine.request_table import RequestTable
 from sloserve.engine.shadow import Shadow
-from sloserve.estimator.drafting import Drafting
 from sloserve.estimator.planning_cost import PlanningCost
-from sloserve.estimator.step_time.latency import StepLoad
-from sloserve.lso.decode_first import progress_columns, service_order, uncomputed_tokens
-from sloserve.lso.draft_lengths import draft_lengths
-from sloserve.lso.drafted import DRAFT_COLUMNS
+from sloserve.lso.decode_first import service_order
 from sloserve.lso.lengths import Lengths
 from sloserve.lso.step_budget import MOST_PROMPTS, StepBudget
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot, check_plan
 from sloserve.scheduler.settings import PluginSettings
-
-
-@dataclass(slots=True)
-class Step:
-    """What a plan asks of the next step.
-
-    Args:
-        preempt: Running requests to preempt before the plan is applied.
-        is_fresh: Whether the plan was made for this step.
-        engine: What the engine can do in it; ``None`` if that was not read.
-        is_read: Whether the rows of the running requests are up to date, as they are where a snapshot was taken.
-        others_s: Seconds since the plan budget started that were spent on other work than the plan.
-        plan_s: Seconds that a fresh plan costs in virtual time; ``None`` where it is measured.
-        planning_s: Seconds that all planning for the step costs in virtual time.
-        drafts: Slots of requests that decode, and the most draft tokens that each verifies in the step; ``None`` for as
-            many as the engine has.
-    """
-
-    plan: Plan
-    preempt: list[EngineRequest] = field(default_factory=list)
-    is_fresh: bool = False
-    engine: EngineFacts | None = None
-    is_read: bool = False
-    others_s: float = 0.0
-    plan_s: float | None = None
-    planning_s: float = 0.0
-    drafts: tuple[IntArray, IntArray] | None = None
 
 
 class Planner:
@@ -114,10 +85,9 @@ class Planner:
         self.aged = NO_SLOTS
         self._order_planned = NO_SLOTS  # of the waiting requests, in the last plan
         self._has_news = True  # since the last plan
-        self._drafting: Drafting | None = None
+        self._drafts: DraftControl | None = None
         if port.num_drafts and (policy.needs or shadow is not None):
-            self._drafting = Drafting(len(settings.classes.names), port.num_drafts)
-        self._decoded: set[str] = set()  # ids of the requests that got tokens from the last step
+            self._drafts = DraftControl(len(settings.classes.names), port.num_drafts)
         self._wants_progress = policy.wants_progress or (shadow is not None and shadow.policy.wants_progress)
         self._counters = counters
         self._on_plan = on_plan
@@ -142,8 +112,8 @@ class Planner:
         if before is not None and before.policy is self.policy:
             self.budget, self.ageing, self.held, self.aged = before.budget, before.ageing, before.held, before.aged
             self._step_budget = before._step_budget
-        if before is not None and before._drafting is not None:
-            self._drafting = before._drafting
+        if before is not None:
+            self._learn_drafts(before)
         rows = self.table.rows
         for slot in sorted(self.table.slot_of.values(), key=lambda slot: int(rows.seq[slot])):
             if before is None or before.policy is not self.policy:
@@ -162,10 +132,13 @@ class Planner:
         self.policy.learn_from(dropped.policy)
         if self.shadow is not None and dropped.shadow is not None:
             self.shadow.policy.learn_from(dropped.shadow.policy)
-        if dropped._drafting is not None:
-            self._drafting = dropped._drafting
+        self._learn_drafts(dropped)
         if self._step_budget is not None and dropped._step_budget is not None:
             self._step_budget.learn_from(dropped._step_budget)
+
+    def _learn_drafts(self, before: "Planner") -> None:
+        if self._drafts is not None and before._drafts is not None:
+            self._drafts.learn_from(before._drafts)
 
     # Events: each one updates the table first, then the policies.
 
@@ -214,35 +187,18 @@ class Planner:
         """
         if step is not None:
             self.table.produced(step, results)
-        if self._drafting is not None and step is not None:
-            self._note_drafts(self._drafting, outputs, step)
+        learns = self._drafts is not None and step is not None
+        slots = tokens = NO_SLOTS
+        if learns or self._wants_progress:
+            slots, tokens, drafts = self.table.new_tokens(outputs, step if learns else None)
+        if learns and self._drafts is not None:
+            self._drafts.learn(self.table.rows, slots, tokens, drafts)
         self.table.note_first_tokens(now_s)
-        if not self._wants_progress:
-            return
-        slots, tokens = self.table.new_tokens(outputs)
-        if slots.size:
+        if slots.size and self._wants_progress:
             if self.policy.wants_progress:
                 self._tell_policy("progressed", slots, tokens, now_s)
             if self.shadow is not None and self.shadow.policy.wants_progress:
                 self.shadow.tell("progressed", self.table.rows, slots, tokens, now_s)
-
-    def _note_drafts(self, drafting: Drafting, outputs: Any, step: Any) -> None:
-        """Learn what the step brought its decodes."""
-        ids, counts = self.port.new_tokens(outputs)
-        slot_of, rows, drafts_in = self.table.slot_of, self.table.rows, self.port.drafts_in(step)
-        # A request that got nothing from the step before began, came back or was paused: its drafts are placeholders.
-        before, self._decoded = self._decoded, set(ids)
-        found = [
-            (slot_of[name], drafts_in.get(name, 0), count)
-            for name, count in zip(ids, counts, strict=True)
-            if name in before and name in slot_of
-        ]
-        slots, drafts, tokens = np.array(found, np.int64).reshape(-1, 3).T
-        classes = rows.class_id[slots] if "class_id" in rows.kept else np.zeros(slots.size, np.int64)
-        promised, accepted = drafting.observe(classes, drafts, tokens)
-        if DRAFT_COLUMNS <= rows.kept:
-            rows.drafts_promised[slots] += promised
-            rows.drafts_accepted[slots] += accepted
 
     def admitted(self, output: Any, monotonic_s: float) -> None:
         """Record the requests that a step admitted, and what it computes."""
@@ -288,7 +244,7 @@ class Planner:
             step.planning_s += step_s
         if self._step_budget is not None:
             step = self._limited(step, self._step_budget, now_s)
-        return step if self._drafting is None or self.policy.drafts == "all" else self._trimmed(step, now_s)
+        return step if self._drafts is None or self.policy.drafts == "all" else self._trimmed(step, now_s)
 
     def _planned(self, now_s: float, monotonic_s: float) -> Step:
         if not self.policy.needs:
@@ -358,7 +314,7 @@ class Planner:
         if step.plan is not Plan.IDENTITY or self.table.has_protected:
             paused = self.port.apply_plan(step.plan, self.table, limits)
         if step.drafts is not None:
-            self._counters["drafts_left_out"] += self.port.trim_drafts(*step.drafts, self.table)
+            self._counters["drafts_left_out"] += self.port.trim_drafts(step.drafts.slots, step.drafts.most, self.table)
         if paused:
             self._counters["paused_steps"] += len(paused)
         if step.is_fresh:
@@ -384,7 +340,7 @@ class Planner:
         order = self._order(plan.running)
         served = order
         if plan.preempt.size or plan.pause.size:
-            stays_out = _marks(table.rows, plan.preempt, plan.pause)
+            stays_out = table.rows.marks(plan.preempt, plan.pause)
             served = order[~stays_out[order]]
         waiting = plan.waiting
         if waiting is None:  # one more than can begin says that not all can
@@ -399,8 +355,8 @@ class Planner:
         if plan.token_budget is not None:
             tokens = min(tokens, plan.token_budget)
         if plan.preempt.size:
-            order = order[~_marks(table.rows, plan.preempt)[order]]
-        # A request behind an unfinished prompt gets nothing of a limited step.
+            order = order[~table.rows.marks(plan.preempt)[order]]
+        # Whatever stands behind an unfinished prompt gets nothing of a limited step.
         running = service_order(table.rows, order, engine, tokens)
         step.plan = Plan(
             running, plan.waiting, plan.preempt, plan.pause, plan.max_running, tokens, plan.prefill_chunk_tokens
@@ -408,36 +364,24 @@ class Planner:
         return step
 
     def _trimmed(self, step: Step, now_s: float) -> Step:
-        """Return ``step`` with the drafts that its decodes verify, see :mod:`sloserve.lso.draft_lengths`."""
+        """Return ``step`` with the drafts that its decodes verify."""
         plan, table = step.plan, self.table
-        engine = step.engine or self._facts()
+        engine, lengths = step.engine or self._facts(), self.lengths
         served = table.rows.slots_in(State.RUNNING) if step.is_read else table.read_running()
         if plan.preempt.size or plan.pause.size:
-            served = served[~_marks(table.rows, plan.preempt, plan.pause)[served]]
-        progress = progress_columns(table.rows)
-        decodes, in_progress, context_tokens = split_running(progress, served)
-        if not decodes.size:
-            return step
-        budget = engine.token_budget if plan.token_budget is None else int(plan.token_budget)
-        room = max(budget - decodes.size * engine.decode_tokens, 0)
-        prompts = room
-        if plan.token_budget is None:
-            waiting = plan.waiting
-            if waiting is None:
-                waiting = self._admissible(min(engine.free_slots, MOST_PROMPTS))
-            begin = np.concatenate((in_progress, waiting[: min(engine.free_slots, MOST_PROMPTS)]))
-            prompts = min(int(uncomputed_tokens(table.rows, begin).sum()), room)
-        beside = StepLoad(prompts, int(prompts > 0), decodes.size, context_tokens + decodes.size, prompts**2)
-        lengths = self.lengths
-        left = np.ones(decodes.size) if lengths is None else lengths.left(table.rows, decodes)
-        by_slack = self.policy.drafts == "slack"
-        most = draft_lengths(table.rows, decodes, left, engine, beside, now_s, by_slack=by_slack)
-        if most is None:
-            return step
-        step.drafts = decodes, most
-        if plan.token_budget is not None:  # what drafts leave is not for prompts: the step's time is what counts
-            left_out = int((engine.decode_tokens - 1 - most).sum())
-            step.plan = replace(plan, token_budget=max(int(plan.token_budget) - left_out, 1))
+            served = served[~table.rows.marks(plan.preempt, plan.pause)[served]]
+        step.drafts = choose_drafts(
+            table.rows,
+            served,
+            plan,
+            engine,
+            now_s,
+            by_slack=self.policy.drafts == "slack",
+            first_waiting=lambda most: self._admissible(most) if plan.waiting is None else plan.waiting[:most],
+            expected_left=lambda slots: np.ones(slots.size) if lengths is None else lengths.left(table.rows, slots),
+        )
+        if step.drafts is not None:
+            step.plan = without_drafts(plan, engine, step.drafts)
         return step
 
     def _untracked_running(self) -> int:
@@ -460,7 +404,7 @@ class Planner:
         present = self.table.running_in_order(self.port.running)
         if first is None or not first.size:
             return present
-        return np.concatenate((first, present[~_marks(self.table.rows, first)[present]]))
+        return np.concatenate((first, present[~self.table.rows.marks(first)[present]]))
 
     def _slots(self, queue: Iterable[EngineRequest], most: int | None = None) -> IntArray:
         """Return the first ``most`` requests with a row in one of the engine's queues, in order; ``None`` for all."""
@@ -473,7 +417,7 @@ class Planner:
     def _facts(self) -> EngineFacts:
         table = self.table
         facts = self.port.facts(table.num_running, table.others(self.port.requests))
-        return facts if self._drafting is None else replace(facts, drafts=self._drafting.facts)
+        return facts if self._drafts is None else replace(facts, drafts=self._drafts.facts)
 
     def _facts_for_plan(self) -> EngineFacts:
         self.table.look_up(self._order_planned)
@@ -523,14 +467,3 @@ class Planner:
         self._counters["plan_errors"] += 1
         name = type(self.policy).__name__
         self._errors.caught(error, f"policy {name} failed; the engine's own order holds for this step")
-
-
-def _marks(rows: Rows, *slots: IntArray) -> BoolArray:
-    """Return which slots are among these, ``[capacity]``.
-
-    This is cheaper than a search among them where many slots are looked up.
-    """
-    marks = np.zeros(rows.capacity, np.bool_)
-    for some in slots:
-        marks[some] = True
-    return marks

@@ -109,14 +109,14 @@ class RequestReader(Protocol):
     def num_drafts(self) -> int:
         """Draft tokens that a decode has in a step at most; 0 where the engine drafts none."""
 
-    def drafts_in(self, step: Any) -> Mapping[str, int]:
-        """Return the draft tokens that a scheduled step verifies of each request that has some, by id."""
+    def drafts_of(self, step: Any, ids: Sequence[str]) -> Sequence[int]:
+        """Return how many draft tokens a scheduled step verifies of each request, ``[len(ids)]``."""
 
     def admitted_ids(self, output: Any) -> Sequence[str]:
         """Return the ids of the requests that a scheduled step admitted, in order of admission."""
 
-    def new_tokens(self, outputs: Any) -> tuple[Sequence[str], Sequence[int]]:
-        """Return the requests that got new output tokens from a step's results: their ids, and how many each."""
+    def new_tokens(self, outputs: Any) -> tuple[Sequence[str], Sequence[int] | IntArray]:
+        """The requests that a step's results brought new output tokens: their ids, and how many each."""
 
 
 class EnginePort(RequestReader, Protocol):

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Any, Final
 
 import numpy as np
@@ -323,12 +324,19 @@ class RequestTable:
                 found = True
         return found
 
-    def new_tokens(self, outputs: Any) -> tuple[IntArray, IntArray]:
-        """Return the slots of continuing requests that a step's results brought new tokens; and how many each."""
+    def new_tokens(self, outputs: Any, step: Any = None) -> tuple[IntArray, IntArray, IntArray]:
+        """Return the requests that a step's results brought new tokens and that go on, ``[n]`` for each of three.
+
+        Returns: their slots, how many tokens each got, and how many drafts ``step`` verified of each; 0 without a step.
+        """
         ids, counts = self._reader.new_tokens(outputs)
-        slots = np.array([self.slot_of.get(request_id, -1) for request_id in ids], np.int64)
+        slots = np.fromiter(map(self.slot_of.get, ids, repeat(-1)), np.int64, len(ids))
+        tokens = np.array(counts, np.int64)
+        drafts = np.zeros_like(slots)
+        if step is not None:
+            drafts = np.fromiter(self._reader.drafts_of(step, ids), np.int64, len(ids))
         known = slots >= 0
-        return slots[known], np.array(counts, np.int64)[known]
+        return (slots, tokens, drafts) if known.all() else (slots[known], tokens[known], drafts[known])
 
     def finished(self, request: EngineRequest) -> int | None:
         """Complete the row of a request that ends, if it has one; the caller forgets it with :meth:`drop`."""

@@ -72,20 +72,19 @@ class Drafting:
         Returns: drafts that were promised and that were accepted of each, ``[n]``.
         """
         last = self._gained.size - 1
-        drafts = np.clip(drafts, 0, self.num_drafts)
+        drafts = np.minimum(np.maximum(drafts, 0), self.num_drafts)
         promised = self._expected()[drafts]
-        accepted = np.clip(tokens - 1, 0, drafts)
+        accepted = np.minimum(np.maximum(tokens - 1, 0), drafts)
         gained = accepted.astype(np.float64)
         if not tokens.size:
             return promised, gained
-        classes = np.clip(class_ids, 0, last)
+        classes = np.minimum(np.maximum(class_ids, 0), last)
         self._gained += np.bincount(classes, gained, minlength=last + 1)
         self._promised += np.bincount(classes, promised, minlength=last + 1)
-        self._gained2 += float(np.square(gained).sum())
+        self._gained2 += float(gained @ gained)
         self._decodes += tokens.size
-        places = np.arange(self.num_drafts)
-        self._tried += ((places <= accepted[:, None]) & (places < drafts[:, None])).sum(axis=0)
-        self._accepted += (places < accepted[:, None]).sum(axis=0)
+        self._tried += self._reaching(np.minimum(accepted + 1, drafts))
+        self._accepted += self._reaching(accepted)
         self._late += (float(promised.mean()) - self._late) * min(tokens.size / _LATE_DECODES, 1.0)
         if self._decodes > _MOST_DECODES:
             for sums in (self._gained, self._promised, self._tried, self._accepted):
@@ -101,6 +100,11 @@ class Drafting:
         if self._facts is None:
             self._facts = self._figures()
         return self._facts
+
+    def _reaching(self, counts: IntArray) -> IntArray:
+        """Return how many of ``counts`` are above each place of a draft, ``[num_drafts]``."""
+        reaching: IntArray = np.bincount(counts, minlength=self.num_drafts + 1)[:0:-1].cumsum()[::-1]
+        return reaching
 
     def _chances(self) -> FloatArray:
         return (_PRIOR_DECODES * PRIOR_ACCEPTANCE + self._accepted) / (_PRIOR_DECODES + self._tried)

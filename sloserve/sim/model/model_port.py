@@ -104,12 +104,12 @@ class ModelPort:
     def num_drafts(self) -> int:
         return self._num_drafts
 
-    def drafts_in(self, step: Batch) -> Mapping[str, int]:
+    def drafts_of(self, step: Batch, ids: Sequence[str]) -> Sequence[int]:
         if step.drafts is None:
-            return {}
-        handles, found = self._counts.handles, np.flatnonzero(step.drafts)
-        indices = step.requests[found].tolist()
-        return {handles[i].request_id: n for i, n in zip(indices, step.drafts[found].tolist(), strict=True)}
+            return [0] * len(ids)
+        handles = self._counts.handles
+        found = {handles[i].request_id: n for i, n in zip(step.requests.tolist(), step.drafts.tolist(), strict=True)}
+        return [found.get(request_id, 0) for request_id in ids]
 
     def admitted_ids(self, output: Batch) -> Sequence[str]:
         handles = self._counts.handles

@@ -27,7 +27,8 @@ from sloserve.core.stated import StatedSLO
 from sloserve.engine.containment import Containment
 from sloserve.engine.metrics.engine_page import PageWriter
 from sloserve.engine.metrics.live_page import LiveWriter
-from sloserve.engine.planner import Planner, Step
+from sloserve.engine.planned_step import Step
+from sloserve.engine.planner import Planner
 from sloserve.engine.shadow import Shadow
 from sloserve.engine.step_clock import StepClock
 from sloserve.estimator.planning_cost import PlanningCost, PlanningCosts

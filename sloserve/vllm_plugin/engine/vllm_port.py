@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
 from vllm.v1.request import Request
 
 from sloserve.core.arrays import IntArray
 from sloserve.core.clock import Clock
+from sloserve.core.kernels.requests import counts_of
 from sloserve.core.rows import State
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.columns import live_columns, static_columns
@@ -92,16 +93,16 @@ class VllmReader:
     def num_drafts(self) -> int:
         return 0  # without a scheduler none is told of steps
 
-    def drafts_in(self, step: Any) -> Mapping[str, int]:
-        return {request_id: len(tokens) for request_id, tokens in step.scheduled_spec_decode_tokens.items()}
+    def drafts_of(self, step: Any, ids: Sequence[str]) -> Sequence[int]:
+        return list(map(len, map(step.scheduled_spec_decode_tokens.get, ids, repeat(()))))
 
     def admitted_ids(self, output: Any) -> Sequence[str]:
         return admitted_ids(output)
 
-    def new_tokens(self, outputs: Mapping[int, Any]) -> tuple[Sequence[str], Sequence[int]]:
+    def new_tokens(self, outputs: Mapping[int, Any]) -> tuple[Sequence[str], Sequence[int] | IntArray]:
         """outputs: ``EngineCoreOutputs`` by client."""
         found = [reply for batch in outputs.values() for reply in batch.outputs if reply.new_token_ids]
-        return [reply.request_id for reply in found], [len(reply.new_token_ids) for reply in found]
+        return [reply.request_id for reply in found], counts_of(found, ("new_token_ids",))[0]
 
 
 class VllmPort(VllmReader):

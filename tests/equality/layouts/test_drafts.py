@@ -101,7 +101,7 @@ def serve_with_fewer_drafts(bench: Bench) -> None:
     """Compare replies with stock's while decodes verify any number of their drafts."""
     subject = Subject("fewer-drafts", {"policy": "auto", "policy_options": {"drafts": "slack"}}, pauses=None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sloserve.engine.planner.draft_lengths", drawn_lengths(7))
+        patch.setattr("sloserve.engine.draft_control.draft_lengths", drawn_lengths(7))
         served = bench.serve(subject, "greedy")
     counters = bench.engine.scheduler.slo_counters
     assert differences(served, bench.stock("greedy")) == []

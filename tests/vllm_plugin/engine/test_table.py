@@ -98,7 +98,7 @@ def test_admission_progress_preemption_and_the_end() -> None:
 
     outputs = {0: SimpleNamespace(outputs=[SimpleNamespace(request_id="a", new_token_ids=[5, 6])])}
     outputs[0].outputs += [SimpleNamespace(request_id=name, new_token_ids=ids) for name, ids in (("b", []), ("x", [7]))]
-    found, tokens = table.new_tokens(outputs)
+    found, tokens, _ = table.new_tokens(outputs)
     assert (found.tolist(), tokens.tolist()) == ([slots[0]], [2])
     first.append_output_token_ids([5, 6])
     for now_s in (60.0, 61.0):
