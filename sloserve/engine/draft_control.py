@@ -85,6 +85,7 @@ def choose_drafts(
     now_s: float,
     *,
     by_slack: bool,
+    drafts_of: Callable[[IntArray], IntArray],
     first_waiting: Callable[[int], IntArray],
     expected_left: Callable[[IntArray], FloatArray],
 ) -> Verified | None:
@@ -97,19 +98,22 @@ def choose_drafts(
         engine: what the engine can do now.
         now_s: epoch seconds.
         by_slack: whether targets count, as for :func:`~sloserve.lso.draft_lengths.draft_lengths`.
+        drafts_of: gives the drafts that each of some decodes has for the step.
         first_waiting: gives the first so many requests in order of admission.
         expected_left: gives the tokens to come of decodes, expected.
     """
     decodes, in_progress, context_tokens = split_running(progress_columns(rows), served)
     if not decodes.size:
         return None
-    budget = engine.token_budget if plan.token_budget is None else int(plan.token_budget)
-    prompts = room = max(budget - decodes.size * engine.decode_tokens, 0)
-    if plan.token_budget is None:
+    own = drafts_of(decodes)
+    if plan.token_budget is not None:
+        prompts = max(int(plan.token_budget) - decodes.size * engine.decode_tokens, 0)
+    else:
+        room = max(engine.token_budget - decodes.size - int(own.sum()), 0)
         begin = np.concatenate((in_progress, first_waiting(min(engine.free_slots, MOST_PROMPTS))))
         prompts = min(int(uncomputed_tokens(rows, begin).sum()), room)
     beside = StepLoad(prompts, int(prompts > 0), decodes.size, context_tokens + decodes.size, prompts**2)
-    most = draft_lengths(rows, decodes, expected_left(decodes), engine, beside, now_s, by_slack=by_slack)
+    most = draft_lengths(rows, decodes, own, expected_left(decodes), engine, beside, now_s, by_slack=by_slack)
     return None if most is None else Verified(decodes, most)
 
 

@@ -377,6 +377,7 @@ class Planner:
             engine,
             now_s,
             by_slack=self.policy.drafts == "slack",
+            drafts_of=lambda slots: self.port.drafts_ready(slots, table),
             first_waiting=lambda most: self._admissible(most) if plan.waiting is None else plan.waiting[:most],
             expected_left=lambda slots: np.ones(slots.size) if lengths is None else lengths.left(table.rows, slots),
         )

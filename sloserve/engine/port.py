@@ -157,6 +157,9 @@ class EnginePort(RequestReader, Protocol):
     def holding(self, request: Any) -> Holding:
         """Return the KV blocks of a running request: its own blocks, and the blocks that it shares."""
 
+    def drafts_ready(self, slots: IntArray, table: Any) -> IntArray:
+        """Return how many drafts each of the running requests in ``slots`` of ``table`` has for the next step."""
+
     def trim_drafts(self, slots: IntArray, lengths: IntArray, table: Any) -> int:
         """Limit the drafts of the running requests in ``slots`` of ``table`` to ``lengths`` for the next step.
 

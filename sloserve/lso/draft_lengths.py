@@ -51,6 +51,7 @@ _CUTS: Final = 12
 def draft_lengths(
     rows: Rows,
     decodes: IntArray,
+    own: IntArray,
     left: FloatArray,
     engine: EngineFacts,
     beside: StepLoad,
@@ -63,6 +64,7 @@ def draft_lengths(
     Args:
         rows: the request table, up to date for ``decodes``.
         decodes: slots of the requests that decode in the step.
+        own: ``[n]``, drafts that each has for the step: n-grams may find none, an engine may draft fewer under load.
         left: ``[n]``, tokens to come, expected.
         engine: what the engine can do now.
         beside: the step without drafts: the decodes, and the prompts that it computes.
@@ -72,32 +74,33 @@ def draft_lengths(
     drafts = engine.drafts
     if drafts is None or not decodes.size:
         return None
-    most = drafts.accepted.size
-    chances = _chances(rows, decodes, engine)
+    own = np.minimum(own, drafts.accepted.size)
+    every = int(own.sum())
+    chances = np.where(np.arange(drafts.accepted.size) < own[:, None], _chances(rows, decodes, engine), 0.0)
 
     def step_s(count: int) -> float:
         return engine.step_latency.step_s(replace(beside, draft_tokens=count))
 
-    if step_s(most * decodes.size) <= NEARLY_FREE * step_s(0):
+    if not every or step_s(every) <= NEARLY_FREE * step_s(0):
         return None
     if by_slack:
         token_s = HEADROOM * bearable_token_s(rows, decodes, left, engine, now_s + engine.busy_s)
-        chances = chances[:, : _most_kept(chances, token_s, step_s)]
-        if not chances.size:
-            return np.zeros(decodes.size, np.int64)
-        every = replace(beside, draft_tokens=chances.size)
-        lengths = _by_slack(chances, token_s, step_s, _pays_from(engine.step_latency, every))
-        if lengths is None:
-            lengths = np.full(decodes.size, chances.shape[1])
+        kept = np.minimum(own, _most_kept(chances, own, token_s, step_s))
+        lengths = kept
+        if kept.any():
+            pays_from = _pays_from(engine.step_latency, replace(beside, draft_tokens=int(kept.sum())))
+            found = _by_slack(chances[:, : int(kept.max())], kept, token_s, step_s, pays_from)
+            lengths = kept if found is None else found
     else:
-        lengths = _by_load(chances, step_s)
-    return lengths if lengths is not None and (lengths < most).any() else None
+        lengths = _by_load(chances, own, step_s)
+    return lengths if (lengths < own).any() else None
 
 
-def _by_load(chances: FloatArray, step_s: Callable[[int], float]) -> IntArray:
+def _by_load(chances: FloatArray, own: IntArray, step_s: Callable[[int], float]) -> IntArray:
     """Return the drafts of each request, ``[n]``, that bring the most tokens per second."""
     decodes = len(chances)
-    order = np.argsort(-chances.ravel(), kind="stable")
+    is_there = np.flatnonzero((np.arange(chances.shape[1]) < own[:, None]).ravel())
+    order = is_there[np.argsort(-chances.ravel()[is_there], kind="stable")]
     ranked = chances.ravel()[order]
     gained = np.concatenate(([0.0], np.cumsum(ranked))) + decodes
     cuts = np.unique(np.linspace(0, ranked.size, _CUTS).astype(np.int64))
@@ -105,7 +108,7 @@ def _by_load(chances: FloatArray, step_s: Callable[[int], float]) -> IntArray:
     return np.bincount(order[:cut] // chances.shape[1], minlength=decodes)
 
 
-def _most_kept(chances: FloatArray, token_s: FloatArray, step_s: Callable[[int], float]) -> int:
+def _most_kept(chances: FloatArray, own: IntArray, token_s: FloatArray, step_s: Callable[[int], float]) -> int:
     """Return the number of drafts of each request with which the most keep their pace, the largest of equals.
 
     The arguments are the same as for :func:`_by_slack`.
@@ -116,7 +119,7 @@ def _most_kept(chances: FloatArray, token_s: FloatArray, step_s: Callable[[int],
     for number in range(most + 1):
         if number:
             gains = gains + chances[:, number - 1]
-        lost = int(np.count_nonzero(gains * token_s < step_s(number * decodes)))
+        lost = int(np.count_nonzero(gains * token_s < step_s(int(np.minimum(own, number).sum()))))
         if lost <= fewest_lost:
             best, fewest_lost = number, lost
     return best
@@ -142,37 +145,40 @@ def _pays_from(latency: StepLatency, every: StepLoad) -> float:
 
 
 def _by_slack(
-    chances: FloatArray, token_s: FloatArray, step_s: Callable[[int], float], pays_from: float
+    chances: FloatArray, own: IntArray, token_s: FloatArray, step_s: Callable[[int], float], pays_from: float
 ) -> IntArray | None:
     """Return the drafts of each request, ``[n]``, with which the most keep their pace.
 
     The result is ``None`` if no request is at risk that can be saved.
 
     Args:
-        chances: Chance that each draft brings a token, ``[n, num_drafts]``.
-        token_s: Seconds that each request can bear for a token, ``[n]``.
-        step_s: Function that returns the seconds of the step by its number of drafts.
-        pays_from: Chance from which on a draft is never left out.
+        chances: ``[n, num_drafts]``, that each draft brings a token; 0 where a request has none at that place.
+        own: ``[n]``, drafts of each request, at least 1 of some.
+        token_s: ``[n]``, seconds that each request can bear for a token.
+        step_s: seconds of the step with so many drafts.
+        pays_from: chance from which on a draft is never left out.
     """
     decodes, most = chances.shape
-    all_s = step_s(chances.size)
+    every = int(own.sum())
+    all_s = step_s(every)
     gains = 1.0 + np.concatenate((np.zeros((decodes, 1)), np.cumsum(chances, axis=1)), axis=1)
     bears_s = gains * token_s[:, None]
     at_risk = (bears_s[:, most] < all_s) & (bears_s[:, most] >= step_s(0))
-    needs: IntArray = np.where(at_risk, most, (bears_s < all_s).sum(axis=1))
+    needs: IntArray = np.where(at_risk, own, (bears_s < all_s).sum(axis=1))
     needs[bears_s[:, most] < step_s(0)] = 0  # lost whatever is done
-    needs = np.maximum(needs, (chances >= pays_from).sum(axis=1))
+    needs = np.minimum(np.maximum(needs, (chances >= pays_from).sum(axis=1)), own)
     least = int(needs.sum())
     saved_s = bears_s[at_risk & (bears_s[:, most] >= step_s(least)), most]
     if not saved_s.size:
         return None
-    # The drafts that can be left out, least chance first.
-    spare = np.arange(1, most + 1) > needs[:, None]
+    # The drafts that can be left out, those of the least chance first.
+    places = np.arange(1, most + 1)
+    spare = (places > needs[:, None]) & (places <= own[:, None])
     order = np.argsort(chances[spare], kind="stable")
-    left_out = bisect_left(range(order.size), True, key=lambda count: step_s(chances.size - count) <= saved_s.min())
+    left_out = bisect_left(range(order.size), True, key=lambda count: step_s(every - count) <= saved_s.min())
     if left_out >= order.size:
         return needs
-    lengths: IntArray = most - np.bincount(np.nonzero(spare)[0][order[:left_out]], minlength=decodes)
+    lengths: IntArray = own - np.bincount(np.nonzero(spare)[0][order[:left_out]], minlength=decodes)
     return lengths
 
 

@@ -1,13 +1,14 @@
 """What is learned from the drafts of a step, and from which requests nothing is."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from sloserve.core.arrays import IntArray
 from sloserve.core.rows import Rows
-from sloserve.engine.draft_control import DraftControl, Verified, without_drafts
+from sloserve.engine.draft_control import DraftControl, Verified, choose_drafts, without_drafts
 from sloserve.lso.drafted import DRAFT_COLUMNS
 from sloserve.scheduler.policy import Plan
 from tests.snapshots import make_snapshot
@@ -69,3 +70,31 @@ def test_what_drafts_leave_is_not_for_prompts(budget: int | None, left: int | No
     engine = replace(make_snapshot().engine, decode_tokens=4)
     verified = Verified(THREE, np.array([0, 2, 2]))
     assert without_drafts(Plan(token_budget=budget), engine, verified).token_budget == left
+
+
+@pytest.mark.parametrize("own", [[0, 0], [3, 1]])
+def test_the_choice_is_made_for_the_drafts_that_each_decode_has(
+    monkeypatch: pytest.MonkeyPatch, own: list[int]
+) -> None:
+    """They take their tokens of the step, and prompts get what is left."""
+    seen: list[Any] = []
+
+    def lengths(rows: Rows, decodes: IntArray, own: IntArray, *rest: Any, by_slack: bool) -> None:
+        seen.extend((own.tolist(), rest[2].prefill_tokens))
+
+    monkeypatch.setattr("sloserve.engine.draft_control.draft_lengths", lengths)
+    decode = {"prompt_tokens": 9, "output_tokens": 2, "computed_tokens": 10}
+    at = make_snapshot([{"prompt_tokens": 1000}], [decode, decode], max_num_seqs=3)
+    engine = replace(at.engine, decode_tokens=4, token_budget=20)
+    chosen = choose_drafts(
+        at.rows,
+        at.running,
+        Plan(),
+        engine,
+        0.0,
+        by_slack=True,
+        drafts_of=lambda slots: np.array(own),
+        first_waiting=lambda most: at.waiting[:most],
+        expected_left=lambda slots: np.ones(slots.size),
+    )
+    assert chosen is None and seen == [own, 20 - 2 - sum(own)]

@@ -34,13 +34,17 @@ class Positions:
         return 0
 
 
-def lengths(requests: list[dict[str, Any]], latency: Positions, *, by_slack: bool = True) -> IntArray | None:
+def lengths(
+    requests: list[dict[str, Any]], latency: Positions, *, own: IntArray | None = None, by_slack: bool = True
+) -> IntArray | None:
+    """own: drafts that each has; ``None`` for as many as the engine drafts at most."""
     at = make_snapshot(running=requests, max_num_seqs=len(requests))
     facts = DraftFacts(1.43, 0.01, 0.43, np.ones(1), ACCEPTED)
     engine = replace(at.engine, drafts=facts, decode_tokens=1 + K, step_latency=latency)
     beside = StepLoad(0, 0, len(requests), 100 * len(requests), 0)
     left = np.full(len(requests), 100.0)
-    return draft_lengths(at.rows, at.running, left, engine, beside, NOW_S, by_slack=by_slack)
+    own = np.full(len(requests), K) if own is None else own
+    return draft_lengths(at.rows, at.running, own, left, engine, beside, NOW_S, by_slack=by_slack)
 
 
 def pace(seconds: float) -> dict[str, Any]:
@@ -98,6 +102,37 @@ def test_by_load_the_drafts_are_those_that_bring_the_most_tokens_per_second() ->
         return 100 * (1.0 + [0.0, 0.3, 0.4, 0.43][number]) / (0.015 + 0.005 * number)
 
     assert found.mean() == pytest.approx(max(range(K + 1), key=rate), abs=0.5)
+
+
+@pytest.mark.parametrize("by_slack", [True, False])
+def test_none_is_left_out_where_the_drafts_that_there_are_fit(by_slack: bool) -> None:
+    """With three drafts of each the step would take 30 ms; n-grams found some for three requests alone."""
+    requests, own = [pace(0.0155)] * 20 + [pace(1.0)] * 80, np.zeros(100, np.int64)
+    assert lengths(requests, Positions()) is not None
+    assert lengths(requests, Positions(), own=own, by_slack=by_slack) is None
+    own[[3, 50, 70]] = 2, 3, 1
+    assert lengths(requests, Positions(), own=own, by_slack=True) is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_requests_keep_as_many_drafts_as_fit_beside_those_that_there_are(seed: int) -> None:
+    """The tight ones bear 19.9 ms with two drafts. With two of each other request that has two the step takes 19.
+
+    With two of all 100 it would take 21 ms, and one of each would be the most.
+    """
+    latency, own = Positions(draft_s=3e-5), np.random.default_rng(seed).integers(0, K + 1, 100)
+    own[:20] = K
+    found = lengths([pace(0.0142)] * 20 + [pace(1.0)] * 80, latency, own=own)
+    assert found is not None and found.tolist() == np.minimum(own, 2).tolist()
+    one = lengths([pace(0.0142)] * 20 + [pace(1.0)] * 80, latency)
+    assert one is not None and one.max() == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_by_load_no_request_gets_more_drafts_than_it_has(seed: int) -> None:
+    own = np.random.default_rng(seed).integers(0, K + 1, 100)
+    found = lengths([untimed()] * 100, Positions(draft_s=2e-4), own=own, by_slack=False)
+    assert found is not None and (found <= own).all() and (found < own).any()
 
 
 def test_one_decode_and_none() -> None:

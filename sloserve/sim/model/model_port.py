@@ -157,6 +157,11 @@ class ModelPort:
 
     # Plans.
 
+    def drafts_ready(self, slots: IntArray, table: RequestTable) -> IntArray:
+        members = np.array([request.index for request in table.requests_in(slots)], np.int64)
+        found: IntArray = self._counts.proposed[members]
+        return found
+
     def trim_drafts(self, slots: IntArray, lengths: IntArray, table: RequestTable) -> int:
         members = np.array([request.index for request in table.requests_in(slots)], np.int64)
         proposed = self._counts.proposed

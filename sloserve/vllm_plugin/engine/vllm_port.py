@@ -179,6 +179,9 @@ class VllmPort(VllmReader):
     def holding(self, request: Request) -> Holding:
         return compat.holding(self._scheduler, request)
 
+    def drafts_ready(self, slots: IntArray, table: RequestTable) -> IntArray:
+        return counts_of(table.requests_in(slots), ("spec_token_ids",))[0]
+
     def trim_drafts(self, slots: IntArray, lengths: IntArray, table: RequestTable) -> int:
         return apply.trim_drafts(table.requests_in(slots), lengths.tolist())
 

@@ -1,6 +1,7 @@
 """The request table against vLLM's own requests: rows are right when read."""
 
 from collections import Counter
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.core.rows import COLUMNS, State
 from sloserve.core.slo import DEFAULT_CLASSES
+from sloserve.engine.virtual.drafts import Drafts
 from sloserve.scheduler.policy import EngineFacts
 
 pytestmark = pytest.mark.vllm
@@ -302,3 +304,17 @@ def test_a_reply_that_its_client_or_an_error_ended_is_not_whole(status: str, abo
     request.status = RequestStatus[f"FINISHED_{status}"]
     slot = table.finished(request)
     assert slot is not None and bool(table.rows.aborted[slot]) is aborted
+
+
+def test_the_drafts_of_a_request_are_those_that_vllm_has_for_its_next_step(
+    build: Callable[..., Any], request_of: Callable[..., Any]
+) -> None:
+    """N-grams find none for some requests, and an engine may draft fewer under load."""
+    engine = build("edf", drafts=Drafts(3, 0.7))
+    scheduler = engine.scheduler
+    engine._add([request_of(name, prompt_tokens=9, output_tokens=50) for name in "abc"], engine._clock.now_s())
+    for name, tokens in (("a", []), ("b", [7, 7]), ("c", [-1, -1, -1])):
+        scheduler.requests[name].spec_token_ids = tokens
+    planner = scheduler._planner
+    slots = np.array([planner.table.slot_of[name] for name in "cab"])
+    assert planner.port.drafts_ready(slots, planner.table).tolist() == [3, 0, 2]
