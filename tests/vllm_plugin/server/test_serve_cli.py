@@ -169,7 +169,13 @@ Served = tuple[list[str], dict[str, object], str | None]
 
 
 def namespace(**flags: object) -> argparse.Namespace:
-    stock = {"scheduler_cls": None, "scheduling_policy": "fcfs", "additional_config": {}, "middleware": []}
+    stock = {
+        "enable_chunked_prefill": None,
+        "scheduler_cls": None,
+        "scheduling_policy": "fcfs",
+        "additional_config": {},
+        "middleware": [],
+    }
     return argparse.Namespace(**{**stock, **flags})
 
 
