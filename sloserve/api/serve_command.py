@@ -79,6 +79,7 @@ def serve(
     # What is wrong already need not wait for vLLM, which takes a while to load.
     flags = serve.check_arguments(passed_on, our_flags(context))
     effective = config.settle(sources, flags.additional_config)
+    serve.check_policies(flags, effective.settings)
     if swap_space_gib:
         swap_space.check_flags(flags)
     if flags.is_whole:
@@ -88,6 +89,7 @@ def serve(
         check_port_free(*listens_on)
     args = serve.prepare(passed_on, our_flags(context))
     effective = config.settle(sources, args.additional_config)
+    serve.check_policies(args, effective.settings)
     http3_checks.check(args, effective.settings.http3)
     admin = ("admin routes", "on" if key else "off", key.source if key else config.DEFAULT)
     pool = ("swap space", f"{swap_space_gib:g} GiB", swap_space.FLAG) if swap_space_gib else _NO_POOL

@@ -8,13 +8,14 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
+from benchmarks.experiments import EXPERIMENTS
 from sloserve.cli import app
 from sloserve.cli.option_groups import given, with_option_groups
 from sloserve.sim import build_experiment as building
 from sloserve.sim import simulation
 from sloserve.sim.bench.bench_options import BenchOptions
 from sloserve.sim.experiment_options import AdviseOptions, ExperimentOptions, SimulateOptions
-from sloserve.sim.experiments import EXPERIMENTS, ExperimentRow
+from sloserve.sim.experiments import ExperimentRow
 from sloserve.sim.workloads.traffic_options import TrafficOptions
 
 

@@ -10,11 +10,12 @@ import functools
 from collections.abc import Mapping
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.files.json_schema import schema_of
 from sloserve.core.files.model import read_yaml_model
 from sloserve.core.kernels.kv_layout import STATE_WINDOW, KVGroups, KVLayout
 from sloserve.estimator.data_files import data_folders
@@ -319,3 +320,8 @@ def load_profile(name_or_path: str | Path) -> Profile:
 @functools.cache
 def _shipped(name: str) -> Profile:
     return read_yaml_model(Profile, f"profile {name}", _files()[name].read_text(encoding="utf-8"))
+
+
+def profile_schema() -> dict[str, Any]:
+    """Return the JSON schema of Profile, for ``sloserve schema profile``."""
+    return schema_of(Profile, "Profile of sloserve")
