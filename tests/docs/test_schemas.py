@@ -29,7 +29,7 @@ SHIPPED = {
     "profile": sorted(
         file for root in ("sloserve", "benchmarks") for file in ROOT.glob(f"{root}/estimator/profiles/*.yaml")
     ),
-    "settings": sorted((ROOT / "sloserve" / "presets").glob("*.yaml")),
+    "settings": sorted((ROOT / "sloserve" / "scheduler" / "presets").glob("*.yaml")),
 }
 FLEET = "models: {m: {profile: h100-llama3-8b%s}}\nhosts: {a: {device: h100, devices: %s}}\n%s"
 
