@@ -1,7 +1,7 @@
 """The page in a real Chromium: no foreign request, no name of others becomes markup, it says why and survives.
 
 Needs node, the packages of ``clients/page`` (``npm ci`` there) and a Chromium; skipped without.
-``SLOSERVE_SCREENSHOTS=docs/images`` keeps the pictures.
+``SLOSERVE_SCREENSHOTS=docs/images`` keeps the pictures, in which names are those of an ordinary deployment.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import subprocess
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,33 @@ CROWD = 200
 """Instances."""
 
 
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Names that users choose: a model, a class, a second model of a fleet, a policy; and the words of an output."""
+
+    model: str
+    batch: str
+    second: str
+    policy: str
+    words: tuple[str, ...]
+
+
+HOSTILE = Names(EVIL, EVIL, EVIL, EVIL, tuple(EVIL if i == 3 else f" word{i}" for i in range(40)))
+"""Names that become markup in a page that does not escape them."""
+
+SENTENCES = (
+    "The sea is never still. Wind raises the waves, the moon draws the tides, and slow currents carry warm water from "
+    "the tropics towards the poles. What looks empty from a ship is full of life just below its surface."
+)
+PLAUSIBLE = Names("llama-3-8b", "batch", "code", "nosuch", tuple(f" {word}" for word in SENTENCES.split()))
+"""Names for the pictures of the documentation."""
+
+
 class PlayedServer:
     """A server at work: 1,000 live requests, of which 200 are drawn, some late, paused and preempted."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Names = HOSTILE) -> None:
+        self.names = names
         self.frames = 0
         self.routes = WatchRoutes(KEY, self.view)
         self.is_fleet = self.is_crowd = False
@@ -55,7 +79,7 @@ class PlayedServer:
         now_s = 1_700_000_000.0 + 0.5 * self.frames
         if self.is_fleet:
             return self._fleet(now_s)
-        counts = {phase.name.lower(): 0 for phase in Phase} | {"decode": 180, "waiting": 800, "paused": 10}
+        counts = {phase.name.lower(): 0 for phase in Phase} | {"decode": 120, "waiting": 400, "paused": 10}
         one = {
             **counts,
             "preempted": 10,
@@ -64,13 +88,22 @@ class PlayedServer:
             "state": "bad",
         }
         one["latency_s"] = {"ttft": [0.213, 1.74], "tpot": [0.0061, 0.042], "e2e": [8.4, 31.9]}
-        calm = {**one, "late": 0, "next_due_s": now_s + 20.0, "state": "fine"}
+        calm = {
+            **one,
+            "late": 0,
+            "next_due_s": now_s + 20.0,
+            "state": "fine",
+            "decode": 60,
+            "paused": 0,
+            "preempted": 0,
+        }
+        calm["latency_s"] = {"ttft": [2.6, 9.4], "tpot": [0.0083, 0.061], "e2e": [21.0, 74.5]}
         wave = (self.frames % 40) / 40
         shadow = {"plans": 9, "errors": 0, "agreement": 0.7, "gain": 0.1}
         return {
             "at_s": now_s,
-            "model": EVIL,
-            "classes": ["interactive", EVIL],
+            "model": self.names.model,
+            "classes": ["interactive", self.names.batch],
             "columns": list(COLUMNS),
             "phases": [phase.name.lower() for phase in Phase],
             "reasons": [why.name.lower() for why in Why],
@@ -87,39 +120,40 @@ class PlayedServer:
                         "foreseen": {"mean": [600, 700, 750], "sigma": [0, 20, 40]}}},
             ],
             "by_class": {"interactive": {**one, "attained": [[0.8 - 0.3 * wave, 200], [0.9, 2000]]},
-                         EVIL: {**calm, "attained": [[0.97, 50], [0.99, 500]]}},
+                         self.names.batch: {**calm, "attained": [[0.97, 50], [0.99, 500]]}},
             "rows": dict(self._row(i + self.frames // 40, i, now_s) for i in range(200)),
         }  # fmt: skip
 
     def _fleet(self, now_s: float) -> dict[str, Any]:
         """Ten minutes pass in 120 frames; the first instance switches every two minutes, those of a crowd always."""
         self.fleet_frames += 1
+        batch, second = self.names.batch, self.names.second
         now_s += 4.5 * self.fleet_frames
         since_s = now_s - 90.0
         turn, in_turn = divmod(self.fleet_frames, 24)
         phase, began = ("swapping", 0) if in_turn < 3 else ("serving", 3)
-        first = [phase, ("chat", EVIL)[turn % 2], now_s - 5.0 * (in_turn - began)]
+        first = [phase, ("chat", second)[turn % 2], now_s - 5.0 * (in_turn - began)]
         rows = {
             "node-a/0": ["node-a", *first, None, 12, 12, 20, 0, 0.1],
-            "node-a/1": ["node-a", "swapping", EVIL, now_s - 60.0, 4.0, 0, 0, 0, 2, 0.1],
+            "node-a/1": ["node-a", "swapping", second, now_s - 60.0, 4.0, 0, 0, 0, 2, 0.1],
             "node-b/0": ["node-b", "lost", "chat", since_s, None, 0, 0, 0, 0, None],
         }
         for i in range(CROWD if self.is_crowd else 0):
-            model = ("chat", EVIL)[self.fleet_frames % 2]
+            model = ("chat", second)[self.fleet_frames % 2]
             rows[f"node-c/{i}"] = ["node-c", "serving", model, now_s, None, 1, 1, 1, 0, 0.1]
         group = {"held": 7, "oldest_s": 4.0, "first_due_in_s": -1.5, "rate_per_s": 2.0, "queues": ["node-a/1"]}
-        switch = {"at_s": now_s - 40.0, "instance": "node-a/0", "leaving": EVIL, "coming": "chat", "seconds": 6.5}
+        switch = {"at_s": now_s - 40.0, "instance": "node-a/0", "leaving": second, "coming": "chat", "seconds": 6.5}
         return {
-            "at_s": now_s, "fleet": True, "classes": ["interactive", EVIL], "columns": list(FLEET_COLUMNS),
+            "at_s": now_s, "fleet": True, "classes": ["interactive", batch], "columns": list(FLEET_COLUMNS),
             "spans_s": [60.0, 600.0],
             "headlines": [
-                f"interactive of {EVIL}: 7 held, the first 1.5 s late: no instance serves it; one that switches to it "
-                "is ready in 4.0 s",
+                f"interactive of {second}: 7 held, the first 1.5 s late: no instance serves it; one that switches to "
+                "it is ready in 4.0 s",
                 "hosts whose agents are silent: node-b",
             ],
-            "by_class": {"interactive": {"attained": [[0.6, 50], [0.95, 500]]}, EVIL: {"attained": [[None, 0]] * 2}},
-            "models": {"chat": {"state": "ready"}, EVIL: {"state": "coming"}}, "hosts": {},
-            "groups": [{"model": EVIL, "class": "interactive", **group}], "held": 7, "plan": None,
+            "by_class": {"interactive": {"attained": [[0.6, 50], [0.95, 500]]}, batch: {"attained": [[None, 0]] * 2}},
+            "models": {"chat": {"state": "ready"}, second: {"state": "coming"}}, "hosts": {},
+            "groups": [{"model": second, "class": "interactive", **group}], "held": 7, "plan": None,
             "counts": {"models": 2, "groups": 1, "instances": len(rows)},
             "switches": [switch], "rows": rows,
         }  # fmt: skip
@@ -166,7 +200,7 @@ class PlayedServer:
         change = await _body(receive)
         self.changes.append(change)
         if "nosuch" in change.values():
-            error = {"error": {"message": f"unknown policy {EVIL}"}}
+            error = {"error": {"message": f"unknown policy {self.names.policy}"}}
             await answer(send, HTTPStatus.BAD_REQUEST, json.dumps(error).encode(), "application/json")
             return
         self.policy, self.shadow_policy = change.get("policy", self.policy), change["shadow_policy"]
@@ -182,11 +216,10 @@ class PlayedServer:
             body = f"data: {data}\n\n".encode()
             await send({"type": "http.response.body", "body": body, "more_body": more})
 
-        for i in range(40):
+        for i, word in enumerate(self.names.words):
             if i == 30:
                 await asyncio.sleep(1.0)
-            text = EVIL if i == 3 else f" word{i}"
-            await event(json.dumps({"choices": [{"index": 0, "text": text}], "usage": {"completion_tokens": i + 1}}))
+            await event(json.dumps({"choices": [{"index": 0, "text": word}], "usage": {"completion_tokens": i + 1}}))
         told = {
             "class": "interactive", "outcome": "completed", "targets": {"ttft_ms": 500.0, "e2e_ms": 900.0},
             "achieved": {"ttft_ms": 12.5, "tpot_ms": 25.0, "e2e_ms": 1010.0}, "met": {"ttft": True, "e2e": False},
@@ -274,7 +307,8 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     folder = ROOT / keeps if keeps else tmp_path
     folder.mkdir(exist_ok=True)
 
-    played = PlayedServer()
+    names = PLAUSIBLE if keeps else HOSTILE
+    played = PlayedServer(names)
 
     async def driven() -> dict[str, Any]:
         server = uvicorn.Server(uvicorn.Config(played, port=0, log_level="error", lifespan="off", ws="none"))
@@ -295,7 +329,7 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     print({name: found[name] for name in ("heap", "tasks", "long", "axe", "why", "overflow", "lanes", "fleetHeap")})
     assert found["errors"] == [] and not found["formIsSeen"] and "refused" in found["refused"]
     assert {request.split("/")[2] for request in found["requests"]} == {f"127.0.0.1:{found['port']}"}
-    assert found["images"] == 0 and EVIL in found["text"]
+    assert found["images"] == 0 and names.model in found["text"]
     assert found["first"] == "interactive: 4 late, 3 of them waiting: it needs 12 KV blocks, and 4 are free"
     assert found["text"].count("and 4 are free") == 1, "no sentence stands twice"
     assert all(took in found["text"] for took in ("0.21, 1.7 s", "6.1, 42 ms", "8.4, 32 s"))
@@ -308,8 +342,10 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert [one for one in found["axe"] if one[0] in ("serious", "critical")] == []
     assert found["lost"].startswith("Lost") and found["back"].startswith("Live")
     # After a reload the key is asked for again; a fleet has its own page.
-    assert found["asksAgain"] and found["images"] == 0 and EVIL in found["fleet"]
-    assert found["fleetFirst"].startswith(f"interactive of {EVIL}: 7 held, the first 1.5 s late: no instance serves it")
+    assert found["asksAgain"] and found["images"] == 0 and names.second in found["fleet"]
+    assert found["fleetFirst"].startswith(
+        f"interactive of {names.second}: 7 held, the first 1.5 s late: no instance serves it"
+    )
     # Which model each instance held over the last ten minutes; what is older is forgotten.
     first, coming, lost = (lane.split() for lane in found["lanes"])
     assert set(first) == {"chat", "other"} and len(first) >= 5, "a bar for each time between two switches"
@@ -320,7 +356,7 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     # A policy is tried as shadow, its verdict is read, and then it decides.
     assert " 10.0 points more" in found["verdict"]
     assert "as edf in 70.0 %" in found["verdict"] and found["changeIs"] == ["Change to auto", "Change to sjf", True]
-    assert f"Refused: unknown policy {EVIL}." in found["unknown"]
+    assert f"Refused: unknown policy {names.policy}." in found["unknown"]
     nosuch, sjf = {"shadow_policy": "nosuch"}, {"shadow_policy": "sjf"}
     assert played.changes == [nosuch, sjf, {"policy": "sjf", "shadow_policy": ""}]
     # A reply is digested at its reader's pace, however it comes, and the server's report stands beside it.
@@ -332,6 +368,6 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert body["prompt"] == "the sea" and body["max_tokens"] == 128 and body["stream"]
     assert found["early"][0] > found["early"][1] > 0, "tokens wait in the buffer"
     assert "40 tokens" in found["read"] and "QoE 1.000 as they arrived here" in found["read"]
-    assert EVIL in found["reply"] and found["reply"].endswith("word39")
+    assert found["reply"] == "".join(names.words)
     assert "missed" in found["report"] and "1010" in found["report"]
     assert "user-key-canary" not in found["stored"]
