@@ -24,6 +24,8 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 SITE = Path(__file__).parent
 HOME = "index.md"
+INDEX = "all-pages.md"
+"""Place of ``docs/README.md``: the site has room for one index, which is the README of the repository."""
 TOP = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 EXAMPLES = ("*.yaml", "*.sh")
 PYTHON = (
@@ -45,7 +47,12 @@ class Pages:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         sources = {path: str(path.relative_to(DOCS)) for path in sorted(DOCS.rglob("*.md"))}
-        self._places = {**sources, ROOT / "README.md": HOME, **{ROOT / name: name for name in TOP}}
+        self._places = {
+            **sources,
+            ROOT / "README.md": HOME,
+            DOCS / "README.md": INDEX,
+            **{ROOT / name: name for name in TOP},
+        }
 
     def gather(self) -> None:
         """Writes all pages that stand in the repository, and the files that they lead to."""
