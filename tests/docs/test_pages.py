@@ -1,7 +1,7 @@
 """What the documentation promises about itself: every block is tagged, links lead somewhere, tables follow the code.
 
 ``pytest tests/docs --update-docs`` writes the generated parts anew (the option is known only where this folder is
-named); they stand between ``<!-- options: POLICY -->`` or ``<!-- columns: POLICY -->`` and ``<!-- end -->``.
+named); they stand between ``<!-- options: POLICY -->`` and ``<!-- end -->``.
 """
 
 import re
@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from sloserve.scheduler.describe import describe_policy
-from sloserve.scheduler.policy import Policy
 from sloserve.scheduler.registry import main_policies, policy_class, policy_names
 from sloserve.scheduler.settings import PluginSettings
 from sloserve.wire import headers
@@ -32,13 +31,14 @@ from tests.docs.pages import (
 MOST_NOT_RUN = 10
 MOST_README_LINES = 150
 POLICY_PAGES = ROOT / "docs" / "policies"
-PUBLISHED = POLICY_PAGES / "published.md"
-OURS = [name for name in policy_names() if policy_class(name).__module__.startswith(("sloserve.", "benchmarks."))]
+OURS = [name for name in policy_names() if policy_class(name).__module__.startswith("sloserve.")]
 """Without what third parties have installed."""
 TO_CHOOSE_FROM = [name for name in main_policies() if name in OURS]
-"""The policies that a deployment chooses from, each with a page; the others are for experiments."""
+"""The policies that a deployment chooses from, each with a page; the others have a section of ``published.md``."""
 
-_GENERATED = re.compile(r"<!-- (options|columns): (\S+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
+_GENERATED = re.compile(r"<!-- options: (\S+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
+SHARED_OPTIONS = {"length": "predicted", "length_error": "0.0", "step_budget": "false"}
+"""Options of many policies, with their usual defaults; `docs/serve.md` explains them once."""
 _BENCHMARK = re.compile(r"\b(benchmarks(?:\.[a-z]\w*)+)\b(?!\.NAME)")
 STARTED_BY_OTHERS = ("quic_endpoints", "quic_link")
 """Benchmarks' own processes, which no person starts."""
@@ -122,25 +122,22 @@ def test_every_policy_has_its_page() -> None:
     for name in TO_CHOOSE_FROM:
         text = pages[name].read_text()
         assert re.findall(r"^## (.+)$", text, re.MULTILINE)[:1] == ["Why"], name
-        assert {"Inputs", "Options", "Trade-offs", "Evidence"} <= set(re.findall(r"^## (.+)$", text, re.MULTILINE))
-    documented = {name for page in pages.values() for _, name, _ in _GENERATED.findall(page.read_text())}
-    assert documented == set(OURS)
+        assert {"Options", "Trade-offs", "Evidence"} <= set(re.findall(r"^## (.+)$", text, re.MULTILINE))
+    published = re.findall(r"^## (.+)$", pages["published"].read_text(), re.MULTILINE)
+    assert sorted([*TO_CHOOSE_FROM, *published]) == sorted(OURS)
     readme = (ROOT / "README.md").read_text()
     in_readme = re.findall(r"^\| \[`([\w-]+)`\]\(docs/policies/\1\.md\)", readme, re.MULTILINE)
     assert in_readme[0] == TO_CHOOSE_FROM[0] and sorted(in_readme) == sorted(TO_CHOOSE_FROM)
 
 
-@pytest.mark.parametrize("page", sorted(POLICY_PAGES.glob("*.md")), ids=lambda page: page.stem)
-def test_options_and_columns_are_those_of_the_code(page: Path, update_docs: bool) -> None:
+@pytest.mark.parametrize("name", TO_CHOOSE_FROM)
+def test_options_are_those_of_the_code(name: str, update_docs: bool) -> None:
+    page = POLICY_PAGES / f"{name}.md"
     text = page.read_text()
-    names = OURS if page == PUBLISHED else [page.stem]
-    kinds = [(kind, name) for kind, name, _ in _GENERATED.findall(text) if name in names]
-    expected = [name for name in names if page != PUBLISHED or name not in TO_CHOOSE_FROM]
-    assert sorted(kinds) == sorted((kind, name) for kind in ("columns", "options") for name in expected)
+    assert [found for found, _ in _GENERATED.findall(text)] == [name]
 
     def generated(match: re.Match[str]) -> str:
-        made = _options(match[2]) if match[1] == "options" else _columns(match[2])
-        return f"<!-- {match[1]}: {match[2]} -->\n{made}<!-- end -->\n"
+        return f"<!-- options: {match[1]} -->\n{_options(match[1])}<!-- end -->\n"
 
     new = _GENERATED.sub(generated, text)
     if update_docs:
@@ -149,15 +146,15 @@ def test_options_and_columns_are_those_of_the_code(page: Path, update_docs: bool
 
 
 def _options(name: str) -> str:
+    """Return the table of the options of a policy, and the names of the shared ones below it."""
     found = describe_policy(name).options
-    rows = ["| option | default | meaning |", "| --- | --- | --- |"]
-    rows += [f"| `{o.name}` | `{_text(o.default)}` | {_cell(o.meaning)} |" for o in found]
-    return "\n".join(rows) + "\n"
-
-
-def _columns(name: str) -> str:
-    needs = sorted(policy_class(name).needs - Policy.needs)
-    return ", ".join(f"`{column}`" for column in needs) + ".\n" if needs else "It reads no columns.\n"
+    shared = [o for o in found if SHARED_OPTIONS.get(o.name) == _text(o.default)]
+    rows = [f"| `{o.name}` | `{_text(o.default)}` | {_cell(o.meaning)} |" for o in found if o not in shared]
+    lines = ["| option | default | meaning |", "| --- | --- | --- |", *rows, ""] if rows else []
+    if shared:
+        named = ", ".join(f"`{o.name}`" for o in shared)
+        lines += [f"[Shared options](../serve.md#shared-options): {named}.", ""]
+    return "\n".join(lines)
 
 
 def _text(default: object) -> str:
