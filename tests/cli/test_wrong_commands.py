@@ -35,16 +35,16 @@ WRONG = {
     "a flag of vLLM mistyped": (["serve", "m", "--max-model-lne", "9"], "did you mean --max-model-len?"),
     "a flag of ours mistyped": (["serve", "m", "--polcy", "edf"], "no such flag: --polcy; did you mean --policy?"),
     "a port taken": (["serve", "m", "--port", "TAKEN"], "Address already in use; choose another with --port or"),
-    "a port that is none": (["serve", "m", "--port", "x"], "argument --port: invalid int value: 'x'"),
+    "a port that is not a number": (["serve", "m", "--port", "x"], "argument --port: invalid int value: 'x'"),
     "no such policy": (["serve", "m", "--policy", "edff"], "unknown policy 'edff'; installed: "),
     "no such option": (["serve", "m", "--policy", "edf:sped=1"], "policy 'edf' has no option 'sped'"),
     "nothing to check": (["check-config"], "nothing to check; name a FILE, a --preset, or flags of serve"),
     "flags without a file": (["check-config", "--max-waiting", "5"], "add --admission cap"),
-    "no file of a fleet": (["fleet", "no.yaml"], "no.yaml: cannot be read: No such file or directory"),
+    "no fleet file": (["fleet", "no.yaml"], "no.yaml: cannot be read: No such file or directory"),
     "a fleet's port": (["fleet", FLEET, "--state", "STATE", "--port", "99999"], "gateway: cannot listen on 127.0.0.1"),
     "an edge's port taken": ([*EDGE, "--port", "TAKEN"], "cannot listen on 127.0.0.1 port"),
     "an edge's certificate": ([*EDGE, "--ssl-certfile", "no", "--ssl-keyfile", "no"], "no PEM certificate and key"),
-    "a profile of no model": (["profile"], "no model given; name one, a folder, or builtin:tiny"),
+    "a profile without a model": (["profile"], "no model given; name one, a folder, or builtin:tiny"),
     "an option's value": (["serve", "m", "--policy", "edf:step_budget=maybe"], "'maybe' is not true or false"),
     "no such preset": (
         ["serve", "m", "--preset", "no"],
@@ -63,7 +63,7 @@ WRONG = {
         ["simulate", "--polcy", "edf"],
         "No such option: --polcy (Possible options: --policy",
     ),
-    "a number that is none": (
+    "a value that is not a number": (
         ["simulate", "--seeds", "x"],
         "Invalid value for '--seeds': 'x' is not a whole number in ASCII digits",
     ),
@@ -71,12 +71,12 @@ WRONG = {
     "nothing to simulate": (["simulate"], "give one of --workload and --trace"),
     "no such workload": (["simulate", "--workload", "no"], "unknown workload 'no'; known: sharegpt-poisson, "),
     "no server to load": (["bench"], "Missing option '--url'; see sloserve bench --help"),
-    "no engine host of an edge": (["edge"], "Missing option '--upstream'; see sloserve edge --help"),
-    "half a certificate": (
+    "an edge without an engine host": (["edge"], "Missing option '--upstream'; see sloserve edge --help"),
+    "a certificate without a key": (
         [*EDGE, "--ssl-certfile", "x.pem"],
         "--ssl-certfile and --ssl-keyfile belong together; give both or none",
     ),
-    "no file of fleet run": (["fleet", "run"], "see sloserve fleet run --help"),
+    "fleet run without a file": (["fleet", "run"], "see sloserve fleet run --help"),
     "no such built-in model": (
         ["serve", "builtin:tinny"],
         "there is no such built-in model; the only one is builtin:tiny",
@@ -85,7 +85,7 @@ WRONG = {
         ["serve", "m", "--slo-ttft-ms", "500"],
         "a class has its targets in --slo-config FILE, as classes.NAME.ttft_ms",
     ),
-    "a flag that only we could have": (["serve", "m", "--slo-x"], "no such flag: --slo-x; see sloserve serve --help"),
+    "an unknown flag of ours": (["serve", "m", "--slo-x"], "no such flag: --slo-x; see sloserve serve --help"),
     "settings that are not JSON": (
         ["serve", "m", "--additional-config", '{"sloserve": {"policy": "edf"'],
         "is not JSON (Expecting ',' delimiter",
@@ -150,7 +150,7 @@ def test_a_wrong_command_is_one_line_and_soon(mistake: str, tmp_path: Path) -> N
     assert took_s < CPU_S, f"{mistake} took {took_s:.1f} CPU s"
 
 
-def test_the_page_has_all_of_them() -> None:
-    page = PAGE.read_text()
-    lacking = [name for name, (_, _, message) in ALL.items() if f"| {name} |" not in page or message not in page]
-    assert lacking == []
+def test_the_page_shows_messages_of_the_commands_above() -> None:
+    rows = [line.strip("| ").split(" | ", 1) for line in PAGE.read_text().splitlines() if line.startswith("| ")][2:]
+    assert len(rows) >= 20
+    assert {name: shown for name, shown in rows if shown != f"`{ALL[name][2]}`"} == {}
