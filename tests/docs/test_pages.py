@@ -31,7 +31,8 @@ from tests.docs.pages import (
 MOST_NOT_RUN = 10
 MOST_README_LINES = 150
 POLICY_PAGES = ROOT / "docs" / "policies"
-OURS = [name for name in policy_names() if policy_class(name).__module__.startswith("sloserve.")]
+PUBLISHED = POLICY_PAGES / "published.md"
+OURS = [name for name in policy_names() if policy_class(name).__module__.startswith(("sloserve.", "benchmarks."))]
 """Without what third parties have installed."""
 TO_CHOOSE_FROM = [name for name in main_policies() if name in OURS]
 """The policies that a deployment chooses from, each with a page; the others have a section of ``published.md``."""
