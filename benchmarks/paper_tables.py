@@ -28,8 +28,6 @@ Rows are those of ``paper_figures.toml``. In their texts ``{...}`` is read from 
 ``pytest tests/docs --update-docs`` writes the tables into the pages.
 """
 
-import csv
-import json
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,11 +36,10 @@ from math import isnan
 from statistics import fmean
 from typing import Any
 
-from benchmarks.publish import RESULTS
+from benchmarks.publish import RESULTS, RUNS, read_json, read_rows, read_runs
 from sloserve.sim.report.experience import GOOD_QOE
 from sloserve.sim.report.latency_capacity import latency_capacity
 from sloserve.sim.report.load_capacity import Bound, LoadCapacity, load_capacity
-from sloserve.sim.report.runs_csv import RUNS_CSV, read_runs
 from sloserve.sim.report.statistics import mean_interval
 
 PAPERS: dict[str, dict[str, Any]] = tomllib.loads((RESULTS.parent / "paper_figures.toml").read_text(encoding="utf-8"))
@@ -252,16 +249,15 @@ _READERS: dict[str, Callable[..., str]] = {
 
 @cache
 def _capacities(key: str, folder: str) -> list[LoadCapacity]:
-    runs = read_runs(RESULTS / folder / RUNS_CSV)
+    runs = read_runs(RESULTS / folder / RUNS)
     return load_capacity(runs, "qoe_mean", GOOD_QOE) if key == "qoe" else latency_capacity(runs)
 
 
 @cache
 def _result(name: str) -> Any:
     if name.endswith(".json"):
-        return json.loads((RESULTS / name).read_text(encoding="utf-8"))
-    with (RESULTS / name / RUNS_CSV).open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+        return read_json(RESULTS / f"{name}.gz")
+    return read_rows(RESULTS / name / RUNS)
 
 
 def _led(found: Any, path: Iterable[str]) -> Any:

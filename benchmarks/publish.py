@@ -1,4 +1,8 @@
-"""How benchmarks publish what they measured: as JSON that says where it was measured, or as a table of rows."""
+"""Reading and writing of published results: JSON with its provenance, rows and runs as CSV, and printed tables.
+
+A file whose name ends in ``.gz`` is compressed, any other is plain text. Files in ``results`` are compressed, but for
+the commands and the tables, which are short and are read by people. Equal results leave equal bytes.
+"""
 
 import csv
 import gzip
@@ -12,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from sloserve import __version__
-from sloserve.sim.report.runs_csv import read_runs
+from sloserve.sim.report.runs_csv import Run, parse_runs, runs_text
 from sloserve.vllm_plugin.versions import installed_vllm
 
 RESULTS = Path(__file__).parent / "results"
+RUNS = "runs.csv.gz"
+"""The runs in the folder of an experiment."""
 
 
 def provenance() -> dict[str, object]:
@@ -30,28 +36,47 @@ def provenance() -> dict[str, object]:
 
 
 def write_result(path: Path, figures: Mapping[str, Any]) -> None:
-    """Writes ``figures`` and their provenance as JSON; figures that bring their own provenance keep it."""
+    """Write ``figures`` and their provenance as JSON; figures that bring their own provenance keep it."""
+    write_json(path, {**provenance(), **figures})
+
+
+def write_json(path: Path, value: Any, **options: Any) -> None:
+    """Write ``value`` as JSON, indented by one space if ``options`` of :func:`json.dumps` do not say otherwise."""
+    save_text(path, json.dumps(value, **({"indent": 1} | options)) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Return what the JSON file at ``path`` holds; an empty mapping where there is no such file."""
+    return json.loads(load_text(path)) if path.exists() else {}
+
+
+def save_text(path: Path, text: str) -> None:
+    """Write ``text`` to ``path``, compressed if its name ends in ``.gz``, and make its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**provenance(), **figures}, indent=1) + "\n", encoding="utf-8")
+    data = text.encode()
+    path.write_bytes(gzip.compress(data, 9, mtime=0) if path.suffix == ".gz" else data)
+
+
+def load_text(path: Path) -> str:
+    """Return the text of the file at ``path``, decompressed if its name ends in ``.gz``."""
+    data = path.read_bytes()
+    return (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
-    """Writes ``rows`` as CSV, these columns or all, compressed if it is a ``.gz``. Equal rows leave equal bytes."""
+    """Write ``rows`` as CSV: these columns, or all."""
     rows = list(rows)
     columns = columns or list(dict.fromkeys(column for row in rows for column in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    written = text.getvalue().encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(written, 9, mtime=0) if path.suffix == ".gz" else written)
+    save_text(path, text.getvalue())
 
 
 def write_table(folder: Path, text: str, *, shown: bool = False) -> None:
-    """Writes ``text`` as the table of an experiment. shown: prints it, too."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "table.txt").write_text(text, encoding="utf-8")
+    """Write ``text`` as the table of an experiment. shown: whether to print it as well."""
+    save_text(folder / "table.txt", text)
     if shown:
         print(text, end="")
 
@@ -72,11 +97,14 @@ def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
     return [head, "|" + " --- |" * len(rows[0]), *body]
 
 
-def runs_there(path: Path) -> list[dict[str, Any]]:
-    """The runs of earlier calls, see :func:`~sloserve.sim.report.runs_csv.read_runs`; none where there is no such
-    file.
-    """
-    return read_runs(path) if path.exists() else []
+def write_runs(path: Path, runs: Sequence[Run]) -> None:
+    """Write ``runs`` as :mod:`sloserve.sim.report.runs_csv` has them."""
+    save_text(path, runs_text(runs))
+
+
+def read_runs(path: Path) -> list[Run]:
+    """Return the runs that :func:`write_runs` wrote; none where there is no such file."""
+    return parse_runs(load_text(path)) if path.exists() else []
 
 
 def short(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,11 +113,8 @@ def short(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows that :func:`write_rows` wrote, as text; none where there is no such file."""
-    if not path.exists():
-        return []
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    """Return the rows that :func:`write_rows` wrote, their values as text; none where there is no such file."""
+    return list(csv.DictReader(io.StringIO(load_text(path), newline=""))) if path.exists() else []
 
 
 def _commit() -> str | None:

@@ -1,4 +1,4 @@
-"""Draws the figures that the docs show, from results/*/runs.csv: nothing is run.
+"""Draws the figures that the docs show, from results/*/runs.csv.gz: nothing is run.
 
 Usage: python -m benchmarks.published_plots [FOLDER]
 
@@ -10,9 +10,8 @@ from shutil import copyfile
 from tempfile import TemporaryDirectory
 
 from benchmarks.arguments import parser_for
-from benchmarks.publish import RESULTS
+from benchmarks.publish import RESULTS, RUNS, read_runs
 from sloserve.sim.report.plots import write_plots
-from sloserve.sim.report.runs_csv import RUNS_CSV, read_runs
 
 SHOWN = (
     ("azure-conv", "attainment.png"),
@@ -32,7 +31,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", default=RESULTS)
     to = parser.parse_args().folder
     for experiment in dict.fromkeys(name for name, _ in SHOWN):
-        runs = [dict.fromkeys(KEYS_SINCE) | run for run in read_runs(RESULTS / experiment / RUNS_CSV)]
+        runs = [dict.fromkeys(KEYS_SINCE) | run for run in read_runs(RESULTS / experiment / RUNS)]
         with TemporaryDirectory() as folder:
             write_plots(Path(folder), runs, [])
             for file in (file for name, file in SHOWN if name == experiment):

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.arguments import parser_for
-from benchmarks.publish import RESULTS, provenance
+from benchmarks.publish import RESULTS, RUNS, load_text, provenance, save_text
+from sloserve.sim.report.runs_csv import RUNS_CSV
 
 COMMAND: Final = "command.txt"
 OUT: Final = "OUT"
@@ -75,11 +76,12 @@ def make_anew(one: Published, commit: str, vllm: str) -> str:
             )
             _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
-        if status or not (out / "runs.csv").exists():
+        if status or not (out / RUNS_CSV).exists():
             return f"{one.folder.name} FAILED with {process.returncode}: {log.read_text(encoding='utf-8')[-2000:]}"
         minutes = (used.ru_utime + used.ru_stime) / 60
+        save_text(one.folder / RUNS, load_text(out / RUNS_CSV))
         for path in out.iterdir():
-            if path.name in ("runs.csv", "table.txt") or (one.folder / path.name).exists():
+            if path.name == "table.txt" or (one.folder / path.name).exists():
                 shutil.copy(path, one.folder / path.name)
         if not (out / "table.txt").exists():
             (one.folder / "table.txt").write_text(printed_table(log.read_text(encoding="utf-8")), encoding="utf-8")

@@ -5,7 +5,7 @@ bytes and the device's bandwidth, what reads KV by its bytes, matrix products an
 device's arithmetic. Tensor parallel adds two all-reduces a layer. Then the same rule is applied where step times are
 known: the other composed profiles, and DistServe's fits to steps that it measured; the error there is what each derived
 profile states. OPT-66B on four A100 is DistServe's fit itself. SLOSERVE_DATA names the folder with that fit. Writes
-``--out``/NAME.yaml, and the errors to results/derived_profiles.json.
+``--out``/NAME.yaml, and the errors to results/derived_profiles.json.gz.
 """
 
 import gzip
@@ -271,7 +271,7 @@ def error_text(rows: list[dict[str, Any]]) -> str:
         f"Unknown: derived, no step was measured. Where steps are known the same rule is off by at most {decode:.0f} % "
         f"(decode) and {prefill:.0f} % (prefill) on average. Of steps measured on an engine of 2023 it has {small} "
         f"times the time (decode and prefill, OPT-13B on one A100), and {large} (OPT-66B on four): "
-        "benchmarks/results/derived_profiles.json."
+        "benchmarks/results/derived_profiles.json.gz."
     )
 
 
@@ -303,7 +303,7 @@ def main() -> None:
         print(json.dumps(row))
     for name, text in texts(rows).items():
         (out / f"{name}.yaml").write_text(text, encoding="utf-8")
-    write_result(RESULTS / "derived_profiles.json", {"reference": REFERENCE, "rows": rows})
+    write_result(RESULTS / "derived_profiles.json.gz", {"reference": REFERENCE, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ at random would have them read. A latency form is fitted to such steps. Each pro
 output token that somebody published of a server (:mod:`benchmarks.estimator.published_timings`), and states the error;
 nothing is fitted to those. The same rule is applied where steps are known: the shipped profiles that are composed of
 measured kernels, and decode steps that this project measured on an H100. SLOSERVE_DATA names the folder with the
-measured tables. Writes ``--out``/NAME.yaml, and both comparisons to results/served_profiles.json.
+measured tables. Writes ``--out``/NAME.yaml, and both comparisons to results/served_profiles.json.gz.
 """
 
 import json
@@ -337,7 +337,7 @@ def main() -> None:
         )
         print(json.dumps({name: value for name, value in rows[-1].items() if name != "figures"}))
     columns = {"fit_mape_percent": ["all", "decode", "prefill"], "figures": [*Point._fields, "derived_ms"]}
-    write_result(RESULTS / "served_profiles.json", {"columns": columns, "checks": checks(), "profiles": rows})
+    write_result(RESULTS / "served_profiles.json.gz", {"columns": columns, "checks": checks(), "profiles": rows})
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """How well does each latency form, fitted to measured steps, predict steps it has not seen?
 
-Writes benchmarks/results/latency_fit.json. Measures the real engine of builtin:tiny on the CPU, as `sloserve profile`
-does, and, where SLOSERVE_DATA names a folder with it, the composed steps of GPUs that the shipped profiles are fitted
-to. The engine has one thread, in this process, and is timed by the process's CPU time: on a shared machine wall time
-says how busy the others are.
+Writes benchmarks/results/latency_fit.json.gz. Measures the real engine of builtin:tiny on the CPU, as `sloserve
+profile` does, and, where SLOSERVE_DATA names a folder with it, the composed steps of GPUs that the shipped profiles are
+fitted to. The engine has one thread, in this process, and is timed by the process's CPU time: on a shared machine wall
+time says how busy the others are.
 """
 
 import csv
@@ -87,7 +87,7 @@ def assessed(steps: list[MeasuredStep]) -> dict[str, object]:
 
 
 def main() -> None:
-    quick, out = quick_and_out(__doc__, RESULTS / "latency_fit.json")
+    quick, out = quick_and_out(__doc__, RESULTS / "latency_fit.json.gz")
     steps = tiny_steps(quick)
     result: dict[str, object] = {"tiny": assessed(steps) | {"tfs_tokens": knee_tokens(steps)}}
     data = Path(os.environ.get("SLOSERVE_DATA", "")) / "gpu_step_profile.csv.gz"

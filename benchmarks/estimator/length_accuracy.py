@@ -4,7 +4,7 @@ Replays windows of each trace in time order: a predictor is asked when a request
 256 tokens, and learns of a length when the request ends. Requests do not wait here and emit a token every 30 ms, which
 fixes only the order of events. Scored: ``start``, the first 200 requests, and ``steady``, the second half of a window.
 The learned model is trained on those that ended before the second half. Then instructions with their answers, from
-their text: random splits. Writes benchmarks/results/length_accuracy.json; no line of the data goes in.
+their text: random splits. Writes benchmarks/results/length_accuracy.json.gz; no line of the data goes in.
 Argument: the folder of data, by default SLOSERVE_DATA.
 """
 
@@ -251,7 +251,7 @@ def main() -> None:
         "text": on_text(sample),
     }
     print(json.dumps(result["cost_us_per_request"], indent=1))
-    path = RESULTS / "length_accuracy.json"
+    path = RESULTS / "length_accuracy.json.gz"
     write_result(path, result)
     print(path)
 

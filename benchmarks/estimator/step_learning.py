@@ -1,6 +1,6 @@
 """How soon are an engine's step times known that nobody has profiled, or whose profile is wrong?
 
-Writes benchmarks/results/step_learning.json. Each shipped profile stands for an engine; its steps come with noise of
+Writes benchmarks/results/step_learning.json.gz. Each shipped profile stands for an engine; its steps come with noise of
 10 % and a stall of five times the time in a hundred. After so many steps: the error of predicted times, on steps like
 those seen and in the mean without noise; and what a promise is worth: the chunk that is said to fit into twice the time
 of the decodes alone, as a share of the chunk that does, and how often it takes longer by more than 5 %.
@@ -119,7 +119,7 @@ def main() -> None:
             }
     print(json.dumps(cases, indent=1))
     if not quick:
-        write_result(RESULTS / "step_learning.json", {"engines": cases})
+        write_result(RESULTS / "step_learning.json.gz", {"engines": cases})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ files and deleted from the store. One line in a hundred fails. SQLite and a fold
 
     python -m benchmarks.fleet.batch_phases [--lines 50000] [--repetitions 3] [--quick]
 
-Prints and writes benchmarks/results/fleet_batch_phases.json: CPU seconds and seconds of each phase. Seconds include
+Prints and writes benchmarks/results/fleet_batch_phases.json.gz: CPU seconds and seconds of each phase. Seconds include
 waits for the disk, and for other work of the machine.
 """
 
@@ -123,7 +123,7 @@ def main() -> None:
         return
     runs = [one_batch(args.lines) for _ in range(args.repetitions)]
     print(table(runs), end="")
-    write_result(RESULTS / "fleet_batch_phases.json", {"table": table(runs).splitlines(), "runs": runs})
+    write_result(RESULTS / "fleet_batch_phases.json.gz", {"table": table(runs).splitlines(), "runs": runs})
 
 
 if __name__ == "__main__":

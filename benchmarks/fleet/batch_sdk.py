@@ -5,7 +5,7 @@ completed, and reads its results. Engines are stand-ins, which answer at once. S
 
     python -m benchmarks.fleet.batch_sdk [--lines 50000] [--quick]
 
-Prints and writes benchmarks/results/fleet_batch_sdk.json: seconds of each phase, to the second where the batch's own
+Prints and writes benchmarks/results/fleet_batch_sdk.json.gz: seconds of each phase, to the second where the batch's own
 timestamps say it, and the peak of resident memory.
 """
 
@@ -128,7 +128,7 @@ def main() -> None:
     row = measured(200 if args.quick else args.lines)
     print(table(row), end="")
     if not args.quick:
-        write_result(RESULTS / "fleet_batch_sdk.json", {"run": row})
+        write_result(RESULTS / "fleet_batch_sdk.json.gz", {"run": row})
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ same requests:
 
     python -m benchmarks.fleet.colocation [--lines long] [--seeds 3] [--out FOLDER]
 
-Lines are ShareGPT's like the interactive requests, or long: then few seats come free, and KV is short. Writes runs.csv
-and table.txt to results/fleet-colocation-LINES/: interactive requests that meet their class's targets (TTFT
+Lines are ShareGPT's like the interactive requests, or long: then few seats come free, and KV is short. Writes
+runs.csv.gz and table.txt to results/fleet-colocation-LINES/: interactive requests that meet their class's targets (TTFT
 and TPOT), TTFT p50 and p99, output tokens a second of the batch and of both while interactive requests came.
 """
 
@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.arguments import parser_for
-from benchmarks.publish import RESULTS, runs_there, write_table
+from benchmarks.publish import RESULTS, RUNS, read_runs, write_runs, write_table
 from sloserve.core.goodput import attainment, by_class
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog
@@ -43,7 +43,6 @@ from sloserve.fleet.simulated.live.live_fleet import LiveFleet
 from sloserve.fleet.simulated.live.live_options import Options
 from sloserve.fleet.simulated.loop import FleetRun
 from sloserve.sim.experiment import MODEL, engine_class
-from sloserve.sim.report.runs_csv import write_runs
 from sloserve.sim.workloads.length_models import sharegpt
 from sloserve.sim.workloads.seeding import stream
 
@@ -232,13 +231,13 @@ def main() -> None:
     arguments = parser.parse_args()
     out = arguments.out or RESULTS / f"fleet-colocation-{arguments.lines}"
     only = list(VARIANTS) if arguments.only is None else arguments.only.split(";")
-    rows = [row for row in runs_there(out / "runs.csv") if row["policy"] not in only] if arguments.only else []
+    rows = [row for row in read_runs(out / RUNS) if row["policy"] not in only] if arguments.only else []
     for name in only:
         for seed in range(arguments.seeds):
             rows.append(measure(name, seed, arguments.lines))
             print({key: round(v, 3) if isinstance(v, float) else v for key, v in rows[-1].items()}, flush=True)
             rows.sort(key=lambda row: (list(VARIANTS).index(row["policy"]), int(row["seed"])))
-            write_runs(out / "runs.csv", rows)
+            write_runs(out / RUNS, rows)
         write_table(out, table(rows))
     print(table(rows))
 

@@ -7,7 +7,7 @@ the start of its group, its place in it, and what one request takes. ``deep``: o
 four models on two instances, of configs/fleet.yaml's profiles. Waiting by work, and by Eq. 2 (output tokens over a
 constant throughput, that of the same run, as good as a profile can be). Lengths are learnt from other requests of the
 workload. Engines have stock's scheduler, in the engine model. R2 and coverage are of completion; of waiting, R2 alone.
-Writes results/fleet_completion.json.
+Writes results/fleet_completion.json.gz.
 """
 
 import json
@@ -129,7 +129,7 @@ def throughputs(log: Any, devices: int, models: int) -> dict[str, float]:
 
 
 def main() -> None:
-    quick, out = quick_and_out(__doc__, RESULTS / "fleet_completion.json")
+    quick, out = quick_and_out(__doc__, RESULTS / "fleet_completion.json.gz")
     result: dict[str, Any] = {}
     for case, (profiles, devices, requests) in CASES.items():
         rows: dict[str, list[dict[str, float]]] = {"work": [], "eq2": []}

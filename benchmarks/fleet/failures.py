@@ -8,9 +8,9 @@ What was killed is started again at once, as a supervisor would. Leases are 2 s.
 
     python -m benchmarks.fleet.failures [--repetitions 20] [--engines real] [--only engine,agent]
 
-Prints and writes benchmarks/results/fleet_failures.json: lines accepted, lost (no result), visible twice; seconds from
-the kill to the first stream and to the first line that ended well after it, and to the end of the batch; processes of
-killed engines left after 5 s.
+Prints and writes benchmarks/results/fleet_failures.json.gz: lines accepted, lost (no result), visible twice; seconds
+from the kill to the first stream and to the first line that ended well after it, and to the end of the batch; processes
+of killed engines left after 5 s.
 Rows of other kinds stay as they are in the file.
 """
 
@@ -32,7 +32,7 @@ import httpx
 
 from benchmarks.arguments import parser_for
 from benchmarks.fleet.fleet_processes import FleetProcesses
-from benchmarks.publish import RESULTS, provenance
+from benchmarks.publish import RESULTS, provenance, read_json, write_json
 from sloserve.core.clock import SystemClock
 
 ROOT = Path(__file__).parents[2]
@@ -281,14 +281,14 @@ def _spread(seconds: list[float | None]) -> str:
 
 def keep(results: list[Repetition], engines: str) -> None:
     """Rows of these runs take the place of those of the same kinds; each says where and when it was measured."""
-    path = RESULTS / "fleet_failures.json"
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path = RESULTS / "fleet_failures.json.gz"
+    known = read_json(path)
     rows = known.setdefault(engines, {})
     for kind in dict.fromkeys(one.kind for one in results):
         of_kind = [one for one in results if one.kind == kind]
         run = {"day": time.strftime("%Y-%m-%d"), "leases_s": LEASE_S, **provenance()}
         rows[kind] = {**run, "table": table(of_kind).splitlines()}
-    path.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
+    write_json(path, known)
 
 
 async def main() -> None:

@@ -12,8 +12,8 @@ to say.
 
 ``queue``: 80 instances (half h100, half a100) and 40 models, half of them on two devices only in host memory; CPU
 seconds of grouping a request, of the sums of all groups, and of whole plans: the first, and one after half of the
-requests were served and as many came. Writes results/fleet_planner.json, each part with the commit that it was measured
-on; ``--quick`` writes nothing without ``--out``.
+requests were served and as many came. Writes results/fleet_planner.json.gz, each part with the commit that it was
+measured on; ``--quick`` writes nothing without ``--out``.
 """
 
 import json
@@ -28,7 +28,7 @@ import numpy as np
 from benchmarks.arguments import parser_for
 from benchmarks.fleet.edf_queues import edf_queues
 from benchmarks.fleet.exact_plans import exact_queues
-from benchmarks.publish import RESULTS, provenance
+from benchmarks.publish import RESULTS, provenance, read_json, write_json
 from sloserve.core.kernels.fleet import fleet_search
 from sloserve.estimator.completion.group_time import Serving
 from sloserve.estimator.completion.steady_state import EngineSize
@@ -190,8 +190,8 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=60.0, help="of wall time, for each exact plan")
     parser.add_argument("--out", type=Path, help="instead of fleet_planner.json")
     given = parser.parse_args()
-    path = given.out or RESULTS / "fleet_planner.json"
-    result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path = given.out or RESULTS / "fleet_planner.json.gz"
+    result = read_json(path)
     parts = {
         "exact": lambda: exact_rows(given.quick, given.limit_s),
         "slack": lambda: exact_rows(given.quick, given.limit_s, SLACK_LOADS),
@@ -206,7 +206,7 @@ def main() -> None:
             print(json.dumps(row), flush=True)
         if given.out or not given.quick:
             result[part] = {**provenance(), "limit_s": given.limit_s, "batch": BATCH, "rows": rows}
-            path.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+            write_json(path, result, sort_keys=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
 Engines have stock's scheduler where no policy is named, so that dispatchers alone differ. All dispatchers see the same
 requests of a seed. The bound of ``collate`` and the batch of ``shepherd`` are the best of TUNED at the section's first
-cell, on a seed that is not shown; ``static`` is the best of all placements, on the seeds shown. Writes runs.csv and
+cell, on a seed that is not shown; ``static`` is the best of all placements, on the seeds shown. Writes runs.csv.gz and
 table.txt to results/fleet-qlm-SECTION/ after every run, so that what is stopped early leaves whole rows, and a plot at
 the end.
 """
@@ -17,8 +17,7 @@ from pathlib import Path
 from benchmarks.arguments import parser_for
 from benchmarks.fleet.cells import BATCH_S, INTERACTIVE_S, STATIC, Cell, Plant, Row, at, ladder, tuned
 from benchmarks.fleet.fleet_tables import RATE, gains, table
-from benchmarks.publish import RESULTS, write_table
-from sloserve.sim.report.runs_csv import write_runs
+from benchmarks.publish import RESULTS, RUNS, write_runs, write_table
 
 SEEDS, TUNING_SEED = 3, 100
 COLLATE, SHEPHERD = "collate/stock", "shepherd/stock"
@@ -393,7 +392,7 @@ def main() -> None:
         rows.append(row)
         print({key: row[key] for key in ("policy", "value", "rps", "seed", "in_time", "interactive")}, flush=True)
         text = section.table(rows)
-        write_runs(out / "runs.csv", rows)
+        write_runs(out / RUNS, rows)
         write_table(out, text)
     print(text, f"{(time.process_time() - began_s) / 60.0:.1f} minutes of CPU time", sep="")
     from benchmarks.fleet.fleet_figure import draw  # matplotlib: only where runs happen

@@ -1,7 +1,7 @@
 """What does it take to put one model in another's place, by rung, and to start an engine, plainly and forked?
 
-Writes benchmarks/results/fleet_rungs.json. Real engines under a real agent, with a Llama of random weights on the CPU
-and the worker whose sleep frees memory. Seconds are of the wall, from the last token of the model that leaves to a
+Writes benchmarks/results/fleet_rungs.json.gz. Real engines under a real agent, with a Llama of random weights on the
+CPU and the worker whose sleep frees memory. Seconds are of the wall, from the last token of the model that leaves to a
 checked token of the one that comes; CPU seconds are of all processes of the engine until then, those that have ended
 included. Host bytes are what the engine's processes hold by themselves (PSS) once it sleeps.
 """
@@ -157,7 +157,7 @@ def main() -> None:
     parser = parser_for(__doc__)
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--out", type=Path, default=RESULTS / "fleet_rungs.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "fleet_rungs.json.gz")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = asyncio.run(measure(Path(folder), args.hidden, args.layers))

@@ -1,7 +1,7 @@
 """What does a fleet's gateway cost: processor time a request and an event, and added latency? Beside HAProxy.
 
-Writes benchmarks/results/gateway_cost.json. The engine is a server of canned events, in a process of its own, and so is
-each proxy; clients are here. Proxies are measured in turns, each over a unix socket to the engine. Processor time is
+Writes benchmarks/results/gateway_cost.json.gz. The engine is a server of canned events, in a process of its own, and so
+is each proxy; clients are here. Proxies are measured in turns, each over a unix socket to the engine. Processor time is
 the proxy's own, user and system, by the kernel's account; latency is that of a reply in one piece, one at a time.
 """
 
@@ -221,7 +221,7 @@ def main() -> None:
     figures.setdefault("haproxy", "NOT MEASURED: it is not installed")
     about = {"load_average": round(os.getloadavg()[0], 1)}
     about |= {"events": EVENTS, "streams": STREAMS, "latency_direct_ms_p50": round(statistics.median(direct_ms), 3)}
-    write_result(RESULTS / "gateway_cost.json", about | figures)
+    write_result(RESULTS / "gateway_cost.json.gz", about | figures)
     print(json.dumps(figures, indent=2))
 
 

@@ -18,8 +18,8 @@ the computation is not there: engines wait for a step's time of the profile, and
   its own; more requests than they can serve, so that many are late.
 - ``rounds``: conversations on four H100s with prefix caches; the gateway sends a prompt where its prefix is, or not.
 
-Writes runs.csv (a real and a predicted row for each run) and table.txt to results/fleet-paced-SECTION/; rows that are
-there already are not run again.
+Writes runs.csv.gz (a real and a predicted row for each run) and table.txt to results/fleet-paced-SECTION/; rows that
+are there already are not run again.
 """
 
 import asyncio
@@ -35,8 +35,7 @@ from benchmarks.arguments import parser_for
 from benchmarks.fleet import paced_colocation as colocation
 from benchmarks.fleet import paced_models as models
 from benchmarks.fleet.paced_fleet import PREDICTED, REAL, PacedFleet, load
-from benchmarks.publish import RESULTS, runs_there, write_table
-from sloserve.sim.report.runs_csv import write_runs
+from benchmarks.publish import RESULTS, RUNS, read_runs, write_runs, write_table
 
 Row = dict[str, Any]
 SECTIONS = {
@@ -94,7 +93,7 @@ async def main() -> None:
     file, names, real, predicted, table = SECTIONS[args.section]
     names = names if args.rows is None else tuple(args.rows.split(","))
     out = args.out or RESULTS / f"fleet-paced-{args.section}"
-    rows = runs_there(out / "runs.csv")
+    rows = read_runs(out / RUNS)
     there = {(row["policy"], int(row["seed"])) for row in rows}
     wanted = [(name, seed) for seed in map(int, args.seeds.split(",")) for name in names if (name, seed) not in there]
     folder = args.keep_logs or Path(tempfile.mkdtemp(prefix="paced-"))
@@ -103,7 +102,7 @@ async def main() -> None:
         for name, seed in there:
             if (name + PREDICTED, seed) in of_name:
                 of_name[name + PREDICTED, seed].update(rounded(predicted(name, seed)))
-        write_runs(out / "runs.csv", rows)
+        write_runs(out / RUNS, rows)
         write_table(out, table(rows, means(rows)))
     elif wanted:
         nodes = models.CELLS[args.section].nodes if args.section in models.CELLS else ()
@@ -114,7 +113,7 @@ async def main() -> None:
                     named = {"policy": name + kind, "seed": seed, "machine_load": load() if kind == REAL else None}
                     rows.append(named | rounded(row))
                     print(rows[-1], flush=True)
-                write_runs(out / "runs.csv", rows)
+                write_runs(out / RUNS, rows)
                 write_table(out, table(rows, means(rows)))
     print(table(rows, means(rows)))
     if args.keep_logs is None:

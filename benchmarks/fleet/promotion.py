@@ -8,9 +8,9 @@ on. Three ways of replication: ``synchronous`` (a commit waits until the standby
 
     python -m benchmarks.fleet.promotion [--repetitions 10]
 
-Prints and writes benchmarks/results/fleet_promotion.json: lines accepted and lost (acknowledged, and not in the store
-that was promoted), how long before the kill the first lost one was acknowledged, and seconds from the kill to the next
-accepted line.
+Prints and writes benchmarks/results/fleet_promotion.json.gz: lines accepted and lost (acknowledged, and not in the
+store that was promoted), how long before the kill the first lost one was acknowledged, and seconds from the kill to the
+next accepted line.
 """
 
 import json
@@ -143,7 +143,7 @@ def main() -> None:
                     print(json.dumps(asdict(results[-1])), flush=True)
     print(table(results), end="")
     rows = table(results).splitlines()
-    write_result(RESULTS / "fleet_promotion.json", {"table": rows, "runs": [asdict(one) for one in results]})
+    write_result(RESULTS / "fleet_promotion.json.gz", {"table": rows, "runs": [asdict(one) for one in results]})
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
 
     make ray && python -m benchmarks.fleet.ray_faults
 
-Writes benchmarks/results/fleet_ray_faults.json: seconds from the fault until the fleet said so, no process of the lost
-agent was left, there was another agent, its lines were claimed anew, and all lines were done; lines lost and seen
+Writes benchmarks/results/fleet_ray_faults.json.gz: seconds from the fault until the fleet said so, no process of the
+lost agent was left, there was another agent, its lines were claimed anew, and all lines were done; lines lost and seen
 twice; streams broken, of those on lost hosts; processes left.
 """
 
@@ -49,7 +49,7 @@ def main() -> None:
     rows = list({row["fault"]: row for row in found}.values())  # the last of one that was tried again
     print("\n".join(table(rows)))
     figures = {"ray": ray.__version__, "load": os.getloadavg()[0], "table": table(rows), "rows": rows}
-    write_result(RESULTS / "fleet_ray_faults.json", figures)
+    write_result(RESULTS / "fleet_ray_faults.json.gz", figures)
 
 
 if __name__ == "__main__":

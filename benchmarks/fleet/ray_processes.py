@@ -5,7 +5,7 @@ SETTLED_S. Memory is PSS: pages that processes share count once for all of them 
 
     python -m benchmarks.fleet.ray_processes
 
-Prints and writes benchmarks/results/fleet_ray_processes.json: processes, PSS in MiB, seconds until the GCS knows the
+Prints and writes benchmarks/results/fleet_ray_processes.json.gz: processes, PSS in MiB, seconds until the GCS knows the
 node and CPU seconds until it has settled.
 """
 
@@ -79,7 +79,7 @@ def main() -> None:
     print("\n".join(lines))
     load = os.getloadavg()[0]
     write_result(
-        RESULTS / "fleet_ray_processes.json", {"ray": ray.__version__, "load": load, "table": lines, "runs": rows}
+        RESULTS / "fleet_ray_processes.json.gz", {"ray": ray.__version__, "load": load, "table": lines, "runs": rows}
     )
 
 

@@ -11,7 +11,7 @@ requests START_S after it was asked for. The rules, with the same hold times (``
 
     python -m benchmarks.fleet.scaling [--seeds 3] [--quick]
 
-Prints and writes benchmarks/results/fleet_scaling.json: share of requests that met their target, by class, instance
+Prints and writes benchmarks/results/fleet_scaling.json.gz: share of requests that met their target, by class, instance
 hours, and those over the hours of the smallest fixed fleet whose attainment is within a point of the largest's.
 """
 
@@ -152,7 +152,7 @@ def main() -> None:
             print(runs[-1], flush=True)
             if len(runs) > 1 and not args.quick:  # what is there stays if it is stopped
                 write_result(
-                    RESULTS / "fleet_scaling.json", {"conditions": conditions, "table": table(runs), "runs": runs}
+                    RESULTS / "fleet_scaling.json.gz", {"conditions": conditions, "table": table(runs), "runs": runs}
                 )
     print("\n".join(table(runs)))
 

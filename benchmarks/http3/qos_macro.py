@@ -30,7 +30,7 @@ from benchmarks.http3.quic_link import LinkShape, link, why_not
 from benchmarks.http3.quic_network import Ends
 from benchmarks.http3.quic_virtual import LinkLoop
 from benchmarks.http3.quic_virtual import run as virtual_run
-from benchmarks.publish import RESULTS, read_rows, write_rows, write_table
+from benchmarks.publish import RESULTS, RUNS, read_rows, write_rows, write_table
 from benchmarks.router.gain import system_called
 from sloserve.fleet.router.arrivals import Changing, Phases, Stable
 from sloserve.fleet.router.environment import Environment, System
@@ -304,9 +304,9 @@ def main() -> None:
             rows += rows_of(workload, seed, system, requests, took, rules)
             print(f"{workload} {seed}: {time.process_time() - begun_s:.0f} s of CPU time", flush=True)
     rows = means(rows)
-    write_rows(args.out / "runs.csv", rows)
+    write_rows(args.out / RUNS, rows)
     write_table(args.out, table_of(rows))
-    print(table_of(read_rows(args.out / "runs.csv")))
+    print(table_of(read_rows(args.out / RUNS)))
 
 
 if __name__ == "__main__":

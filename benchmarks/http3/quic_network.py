@@ -33,7 +33,7 @@ from benchmarks.http3.quic_endpoints import CLASSES, TCP_CONGESTIONS, WINDOW, Ru
 from benchmarks.http3.quic_link import ADDRESSES, Link, LinkShape, link, why_not
 from benchmarks.http3.quic_virtual import LinkLoop
 from benchmarks.http3.quic_virtual import run as virtual_run
-from benchmarks.publish import RESULTS, read_rows, write_rows, write_table
+from benchmarks.publish import RESULTS, RUNS, read_rows, write_rows, write_table
 from sloserve.http3.certificates import CertificateFiles, make_certificate, write_certificate
 from sloserve.http3.stream_schedulers import SCHEDULERS
 from sloserve.sim.report.statistics import Mean, mean_interval
@@ -286,7 +286,7 @@ def _reach(means: Sequence[Mean | None], highest: float = float("inf")) -> list[
 
 
 def write(folder: Path, rows: Sequence[dict[str, Any]]) -> None:
-    write_rows(folder / "runs.csv", rows)
+    write_rows(folder / RUNS, rows)
     write_table(folder, table_of(rows))
 
 
@@ -301,7 +301,7 @@ def main() -> None:
     parser.add_argument("--late", action="store_true", help="runs on the link during which the machine was busy, again")
     parser.add_argument("--draw", action="store_true", help="the figure from the rows that are there; nothing is run")
     args = parser.parse_args()
-    path = args.out / "runs.csv"
+    path = args.out / RUNS
     if args.draw:
         draw(read_rows(path), args.out / "latency.png")
         return

@@ -222,7 +222,7 @@ def main() -> None:
                     rows.append({**names, "seed": seed, **row_of(asked, arrived), "lost": lost})
                     print(rows[-1], flush=True)
     rows.sort(key=lambda row: row["kbit_s"])
-    write_rows(args.out / "runs.csv", rows)
+    write_rows(args.out / "runs.csv.gz", rows)
     write_table(args.out, table_of(rows), shown=True)
     print(f"{time.process_time() - begun_s:.0f} s of CPU time")
 

@@ -144,7 +144,7 @@ def main() -> None:
         shown = ", ".join(f"{one[figure]['tcp'][what]:.1f} and {one[figure]['http3'][what]:.1f}" for one in repeats)
         print(f"{name:24} over TCP and HTTP/3: {shown}; {np.median(found):.2f} times")
     print("told of a stop after", ", ".join(f"{one['goaway_s']:.3f} s" for one in repeats))
-    write_result(RESULTS / "http3_cost.json", {"ratios": ratios, "repeats": repeats, "settings": vars(given)})
+    write_result(RESULTS / "http3_cost.json.gz", {"ratios": ratios, "repeats": repeats, "settings": vars(given)})
 
 
 if __name__ == "__main__":

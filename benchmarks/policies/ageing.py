@@ -3,7 +3,7 @@
 Usage: python -m benchmarks.policies.ageing [--seeds 3] [--requests 1200]
 
 Four cells at twice stock's capacity, long enough that requests age; each policy without ageing, as shipped, and with
-twice the share, on the same requests and on the engine model. Writes results/ageing.json: means over seeds, and the
+twice the share, on the same requests and on the engine model. Writes results/ageing.json.gz: means over seeds, and the
 differences from no ageing paired by seed with 95 % intervals over all cells. The other side of the price is how long
 the slowest requests took, and waited for a token at most.
 """
@@ -49,7 +49,7 @@ def figures(cell: AutoCell, seed: int, share: float, requests: int) -> dict[str,
 
 
 def main() -> None:
-    given = parser_for(__doc__, seeds=3, requests=1200, out=RESULTS / "ageing.json").parse_args()
+    given = parser_for(__doc__, seeds=3, requests=1200, out=RESULTS / "ageing.json.gz").parse_args()
     rows: list[dict[str, Any]] = []
     added: dict[tuple[str, float, str], list[float]] = defaultdict(list)
     for cell in CELLS:

@@ -8,7 +8,8 @@ stretch, weighted by class. Requests without targets are of the least urgent cla
 and not the index. A policy is asked anew whenever a seat is free. The gap is the share of the best value that its order
 misses.
 
-Writes results/auto_gap.json: how often each policy finds a best order, and quantiles of its gap, by seats and in all.
+Writes results/auto_gap.json.gz: how often each policy finds a best order, and quantiles of its gap, by seats and in
+all.
 
     python -m benchmarks.policies.auto_gap [--instances 500] [--requests 6]
 """
@@ -218,7 +219,7 @@ def main() -> None:
     rows = measured(args.instances, args.requests)
     found = {"all": quantiles(rows)}
     found |= {f"seats_{n}": quantiles([row for row in rows if row["seats"] == n]) for n in SEATS}
-    write_result(RESULTS / "auto_gap.json", {"requests": args.requests, **found})
+    write_result(RESULTS / "auto_gap.json.gz", {"requests": args.requests, **found})
     print(json.dumps(found["all"], indent=1))
 
 

@@ -10,7 +10,7 @@ first run.
 Rivals: stock with three sizes of a step (Sarathi's chunks, tuned), and edf, sjf, andes, econo, qlm, niyama, priority
 with the step budget; ``--rivals`` names those alone that run beside stock. A rival dominates `auto` in a cell where it
 is better in one figure by more than the paired 95 % interval, and in no figure worse by any amount. Writes
-results/auto_judged.json.
+results/auto_judged.json.gz.
 """
 
 import itertools
@@ -84,7 +84,7 @@ def dominates(rival: list[dict[str, float]], ours: list[dict[str, float]]) -> bo
 
 
 def main() -> None:
-    parser = parser_for(__doc__, workers=2, seeds=len(SEEDS), cells=NUM_CELLS, out=RESULTS / "auto_judged.json")
+    parser = parser_for(__doc__, workers=2, seeds=len(SEEDS), cells=NUM_CELLS, out=RESULTS / "auto_judged.json.gz")
     parser.add_argument("--rivals", help="comma-separated, to run beside stock. Default: all")
     given = parser.parse_args()
     names = [*([STOCK, *given.rivals.split(",")] if given.rivals else RIVALS), AUTO]

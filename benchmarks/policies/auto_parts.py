@@ -31,7 +31,7 @@ from benchmarks.fleet.fleet_qlm import ONE_MODEL, SHORTER
 from benchmarks.policies.auto_cells import AUTO, AUTOS, AutoCell, Row, experiment, read_cells, rival_of, run
 from benchmarks.policies.auto_report import ATTAINMENT, LATENCY, PREEMPTIONS, QOE, TOKENS, runs_of, short, shown
 from benchmarks.policies.step_sizes import BUDGET, FIGURES
-from benchmarks.publish import RESULTS, markdown, read_rows, write_rows, write_table
+from benchmarks.publish import RESULTS, RUNS, markdown, read_rows, write_rows, write_table
 from benchmarks.scaled_profile import scaled_profile
 from sloserve.scheduler.auto import constants
 from sloserve.sim.experiment import ENGINE_KINDS, MODEL, Point
@@ -272,7 +272,7 @@ def main() -> None:
     parser.add_argument("--engine", choices=ENGINE_KINDS, default=MODEL)
     parser.add_argument("--cpu-minutes", type=float, default=15.0, help="begin no further run after these")
     args = parser.parse_args()
-    path, grid = args.out / "runs.csv.gz", CellGrid(read_cells(), read_rows(args.raw))
+    path, grid = args.out / RUNS, CellGrid(read_cells(), read_rows(args.raw))
     rows = read_rows(path)
     key = lambda row: tuple(str(row[name]) for name in COLUMNS[:4])  # noqa: E731
     done = {key(row) for row in rows}

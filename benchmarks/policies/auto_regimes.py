@@ -5,7 +5,7 @@
 - *long*: 20,000 requests of all kinds at a steady 1.5 times stock's capacity, more than `auto` can serve too, so that
   the queue grows from nothing to thousands. Attainment, and the mean of those that wait, by tenths of the run.
 
-The engine model, ShareGPT's lengths, 3,000 KV blocks. Writes results/auto_regimes.json.
+The engine model, ShareGPT's lengths, 3,000 KV blocks. Writes results/auto_regimes.json.gz.
 
     python -m benchmarks.policies.auto_regimes [--requests 20000] [--others 600] [--seeds 2]
 """
@@ -104,7 +104,7 @@ def main() -> None:
         long = experiment(folder, MIXED, policy="auto", **many)
         (run,) = run_experiment(long)
         found = by_tenths(run.log)
-    write_result(RESULTS / "auto_regimes.json", {"one": ones, "capacity_rps": point.rps, "long": found})
+    write_result(RESULTS / "auto_regimes.json.gz", {"one": ones, "capacity_rps": point.rps, "long": found})
     print(json.dumps(found, indent=1))
 
 

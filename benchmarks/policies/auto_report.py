@@ -29,7 +29,7 @@ from benchmarks.policies.auto_cells import (
     rival_of,
 )
 from benchmarks.policies.step_sizes import FIGURES, POLICIES
-from benchmarks.publish import RESULTS, markdown, read_rows, write_rows, write_table
+from benchmarks.publish import RESULTS, RUNS, markdown, read_rows, write_rows, write_table
 from sloserve.sim.report.statistics import Mean, mean_interval
 
 ATTAINMENT, QOE, LATENCY, TOKENS, PREEMPTIONS = FIGURES
@@ -308,7 +308,7 @@ def main() -> None:
     parser = parser_for(__doc__, out=RESULTS / "auto")
     parser.add_argument("--raw", type=Path)
     args = parser.parse_args()
-    path = args.out / "runs.csv.gz"
+    path = args.out / RUNS
     if args.raw is not None:
         write_rows(path, published(read_rows(args.raw)), PUBLISHED)
     text = table(read_rows(path), read_cells())

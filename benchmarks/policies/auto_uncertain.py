@@ -5,8 +5,8 @@ Usage: python -m benchmarks.policies.auto_uncertain [--seeds 3]
 Six cells of auto_judged.py in overload, beside the five rivals that came nearest there, under: nothing wrong; step
 times that vary by 20 %; a profile that says 0.7 and 1.5 times the true times, and does not know better before the first
 steps; lengths told with an error of 30 and 50 % (policies that predict lengths); and, on the slow engines, ten times
-the arrivals for 20 s amid a load of 0.8. Writes results/auto_uncertain.json: % in time, and `auto` less the best rival
-of each cell and trouble, paired by seed.
+the arrivals for 20 s amid a load of 0.8. Writes results/auto_uncertain.json.gz: % in time, and `auto` less the best
+rival of each cell and trouble, paired by seed.
 """
 
 import json
@@ -93,7 +93,7 @@ def beside_best(attained: Mapping[str, Sequence[float]], *others: str) -> dict[s
 
 
 def main() -> None:
-    given = parser_for(__doc__, seeds=len(SEEDS), out=RESULTS / "auto_uncertain.json").parse_args()
+    given = parser_for(__doc__, seeds=len(SEEDS), out=RESULTS / "auto_uncertain.json.gz").parse_args()
     rows: list[dict[str, Any]] = []
     for cell in CELLS:
         attained: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))

@@ -2,7 +2,7 @@
 
 ShareGPT-like requests on OPT-66B, four A100, 2.5 requests/s, stock's rules in the engine model, three seeds. A point is
 a step without prompts: its batch size and the contexts' sum, up to the first step at which the KV cache is 99 % full,
-as in the paper. Writes results/batch_context.json: Pearson's correlation, and the mean context of each batch size.
+as in the paper. Writes results/batch_context.json.gz: Pearson's correlation, and the mean context of each batch size.
 """
 
 import json
@@ -71,7 +71,7 @@ def measured(seeds: tuple[int, ...], requests: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    quick, out = quick_and_out(__doc__, RESULTS / "batch_context.json")
+    quick, out = quick_and_out(__doc__, RESULTS / "batch_context.json.gz")
     result = measured(SEEDS[:1], 100) if quick else measured(SEEDS, REQUESTS)
     print(json.dumps(result))
     if out is not None:

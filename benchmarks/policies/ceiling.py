@@ -11,13 +11,12 @@ it the generator in the column ``instead`` stands in, with the same targets, and
   lengths, step times, arrivals (foreseeing_auto.py, the best of three horizons); the rest is the plan itself.
 - *the difference*: which requests the plan serves in time and auto does not, and how the two run the engine.
 
-Writes results/ceiling.json and prints the table.
+Writes results/ceiling.json.gz and prints the table.
 
     python -m benchmarks.policies.ceiling [--runs 240] [--cells mixed-above,code-above] [--seed 0]
 """
 
 import csv
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +33,7 @@ from benchmarks.policies import auto_cells
 from benchmarks.policies.ceiling_bound import Bound, upper_bound
 from benchmarks.policies.clairvoyant import Search, Timetable, first_plans, found_plan, plans_of_run
 from benchmarks.policies.foreseeing_auto import ForeseeingAuto
-from benchmarks.publish import RESULTS, aligned, write_result
+from benchmarks.publish import RESULTS, aligned, read_json, write_result
 from sloserve.core.errors import ConfigError
 from sloserve.core.progress_bar import progress
 from sloserve.core.runlog import RunLog
@@ -50,7 +49,7 @@ AUTO = "auto"
 BESIDE = (STOCK, "sjf:step_budget=true", "edf:step_budget=true", "andes", AUTO)
 HORIZONS_S = (0.5, 2.0, 8.0)
 FIGURES = ("slo_attainment", "qoe_mean", "output_throughput", "preemptions_per_request")
-RESULT = RESULTS / "ceiling.json"
+RESULT = RESULTS / "ceiling.json.gz"
 
 
 class CeilingCell(NamedTuple):
@@ -246,7 +245,7 @@ def main() -> None:
     args = parser.parse_args()
     cells = read_cells()
     names = args.cells.split(",") if args.cells else list(cells)
-    found = json.loads(RESULT.read_text(encoding="utf-8"))["cells"] if args.cells and RESULT.exists() else {}
+    found = read_json(RESULT).get("cells", {}) if args.cells else {}
     with TemporaryDirectory() as folder, progress("searching, runs", Console(), len(names) * args.runs) as bar:
         for at, name in enumerate(names):
             found[name] = measured(cells[name], args.runs, args.seed, Path(folder), bar.advance)

@@ -12,7 +12,7 @@ stock, paired by seed, with the 95 % interval of three seeds. Runs go through th
 chunk of a prompt, and a step to bring a decode one token; "auto, step times" only the latter.
 
 Chats and the mixture are production traces where SLOSERVE_DATA names a folder that has them, else drawn. Writes
-results/drafts.json.
+results/drafts.json.gz.
 """
 
 import itertools
@@ -185,7 +185,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def main() -> None:
     parser = parser_for(
         __doc__, workers=2, seeds=len(SEEDS), requests=200, workloads=",".join(WORKLOADS),
-        policies=",".join(POLICIES), out=RESULTS / "drafts.json", before=False, quick=False,
+        policies=",".join(POLICIES), out=RESULTS / "drafts.json.gz", before=False, quick=False,
     )  # fmt: skip
     given = parser.parse_args()
     seeds, loads, requests = SEEDS[: given.seeds], LOADS, given.requests

@@ -183,7 +183,7 @@ def main() -> None:
             requests=160,
             policies="fcfs,edf,sjf,econo,econo:preempt=false,econo-paper",
             port=8150,
-            out=RESULTS / "econo_engine.json",
+            out=RESULTS / "econo_engine.json.gz",
         ).parse_args(),
         provenance(),
     )

@@ -19,7 +19,7 @@ of its decode engine; each prompt engine has a link of its own, which serves one
 step; decode engines take in any number of prompts a step, and who is evicted there is not computed again
 (``evictions`` a request). What it does not get: engines chosen by queue, other parallelism.
 
-Writes results/econo_engines.json; ``--quick`` writes nothing. A case whose trace is absent is left out.
+Writes results/econo_engines.json.gz; ``--quick`` writes nothing. A case whose trace is absent is left out.
 """
 
 import math
@@ -342,7 +342,7 @@ def show(name: str, row: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    quick, out = quick_and_out(__doc__, RESULTS / "econo_engines.json")
+    quick, out = quick_and_out(__doc__, RESULTS / "econo_engines.json.gz")
     if quick:
         globals().update(SEEDS=(0,), ENGINES=(2,), WAYS=("stock", "econo"), MOST_STEPS=0)
         globals().update(CASES={"econo-sharegpt": 1.0}, REQUESTS=20, UNEQUAL={"econo-sharegpt": (1, 1)})

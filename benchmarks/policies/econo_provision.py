@@ -8,7 +8,7 @@ granted. ``within``: share of the requests that their grant sufficed for. Virtua
 stock's capacity, lengths with an error of 30 % or predicted by class; the paper's padding for each of its datasets
 (10, 15, 20 %) beside none and the tuned one. BookCorpus-like prompts fill OPT's context: the engine's is doubled here.
 
-Writes results/econo_provision.json; ``--quick`` writes nothing without ``--out``.
+Writes results/econo_provision.json.gz; ``--quick`` writes nothing without ``--out``.
 """
 
 import json
@@ -96,7 +96,7 @@ def measured(name: str, lengths: str, padding: str, seeds: tuple[int, ...], n: i
 
 def main() -> None:
     logging.getLogger("vllm").setLevel(logging.ERROR)  # it would warn of this machine, and no model runs on it
-    quick, out = quick_and_out(__doc__, RESULTS / "econo_provision.json")
+    quick, out = quick_and_out(__doc__, RESULTS / "econo_provision.json.gz")
     rows = []
     for name in ["alpaca-poisson"] if quick else CASES:
         for lengths in LENGTHS:

@@ -8,7 +8,7 @@ share of groups with at least so many requests, and of requests in them. ``held`
 cache, what one request holds that waits after its prompt (new), after tokens of its reply (preempted), or with a part
 of its prompt (chunked). ``completing_steps``: the share of stock's steps in which a request completes (Fig. 1f).
 
-Writes results/econo_queues.json; ``--quick`` writes nothing without ``--out``.
+Writes results/econo_queues.json.gz; ``--quick`` writes nothing without ``--out``.
 """
 
 import json
@@ -105,7 +105,7 @@ def completing(name: str, seeds: tuple[int, ...], n: int) -> float:
 
 
 def main() -> None:
-    quick, out = quick_and_out(__doc__, RESULTS / "econo_queues.json")
+    quick, out = quick_and_out(__doc__, RESULTS / "econo_queues.json.gz")
     rows = []
     for name in ["alpaca-poisson"] if quick else RPS:
         given = (SEEDS[:1], 40) if quick else (SEEDS, FEWER.get(name, REQUESTS))

@@ -3,7 +3,7 @@
 EconoServe's Fig. 9, on the engine model. Every request of a workload has one and the same e2e
 target: EconoServe's rule for the mean reply, 2 x (t_p + t_g x mean tokens). ``distserve`` is one engine that computes
 prompts and one that decodes, so it has twice the GPUs, as in the paper; what it gets for free is listed in
-econo_engines. All others run on one. Ageing is on, planning is charged. Writes results/econo_rates.json.
+econo_engines. All others run on one. Ageing is on, planning is charged. Writes results/econo_rates.json.gz.
 
     python -m benchmarks.policies.econo_rates [--quick] [--out FILE]
 """
@@ -130,7 +130,7 @@ def measured(rates: Rates) -> dict[str, Any]:
 
 
 def main() -> None:
-    quick, out = quick_and_out(__doc__, RESULTS / "econo_rates.json")
+    quick, out = quick_and_out(__doc__, RESULTS / "econo_rates.json.gz")
     small = Rates("econo-sharegpt", 40, {"stock,econo": "0.5,1,1.5"}, 1)
     cases = []
     for rates in [small] if quick else [Rates(row, requests) for row, requests in ROWS.items()]:

@@ -7,7 +7,7 @@ each window, on a ladder of 5 % steps from 0.05 to 3; a step is found by bisecti
 load in every window: steps above it are tried until two in a row fail, and every second one below it, down to half of
 it; where two of these in a row fail, what counts is the highest step below them that keeps the limit. A run has 400
 requests (reasoning 200), so at most 12 of the 1,200 may be late. What even the best policy misses at the lowest step
-(prompts too long for their target) is added to the limit and said. Writes results/highest_load.json.
+(prompts too long for their target) is added to the limit and said. Writes results/highest_load.json.gz.
 
 With ``--policies``, rows of other policies stay as they are in the result if their limit still is what it was.
 """
@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks.arguments import parser_for
 from benchmarks.policies.auto_cells import AutoCell, experiment, run
-from benchmarks.publish import RESULTS, write_result
+from benchmarks.publish import RESULTS, read_json, write_result
 from sloserve.sim.experiment import Point, measured_points
 
 CELLS = [
@@ -114,13 +114,13 @@ def labels_of(cell: AutoCell) -> dict[str, str]:
 
 def kept_rows(result: Path, again: Sequence[str]) -> dict[tuple[str, ...], dict[str, Any]]:
     """Rows of the result by cell and policy, without the policies that run again."""
-    rows = json.loads(result.read_text(encoding="utf-8"))["rows"] if result.exists() else []
+    rows = read_json(result).get("rows", [])
     names = (*labels_of(CELLS[0]), "policy")
     return {tuple(row[name] for name in names): row for row in rows if row["policy"] not in again}
 
 
 def main() -> None:
-    parser = parser_for(__doc__, workers=2, out=RESULTS / "highest_load.json")
+    parser = parser_for(__doc__, workers=2, out=RESULTS / "highest_load.json.gz")
     parser.add_argument("--policies", help="comma-separated, to run again alone. Default: all")
     given = parser.parse_args()
     kept = kept_rows(given.out, given.policies.split(",")) if given.policies else {}

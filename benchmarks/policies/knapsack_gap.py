@@ -6,7 +6,7 @@ Random requests in the shape a scheduler sees them: gains of 0 to 1, 1 to 130 KV
 size in parts of as many as could fit at all (the lightest first): at 1 only the KV cache binds, below it the batch size
 too. Quality is the gain of the pack over that of the exact one, of at most as many items. ``batches`` lets the kernel
 choose among 8 batch sizes in which everybody's gain shrinks as the batch grows, against the best exact pack of them
-all. Writes results/knapsack.json; ``--quick`` writes nothing.
+all. Writes results/knapsack.json.gz; ``--quick`` writes nothing.
 """
 
 import json
@@ -162,7 +162,7 @@ def main() -> None:
     if quick:
         return
     settings = {"seed": SEED, "capacities": CAPACITIES, "most_blocks": MOST_BLOCKS, "batch_sizes": BATCHES}
-    write_result(RESULTS / "knapsack.json", {"settings": settings, **result})
+    write_result(RESULTS / "knapsack.json.gz", {"settings": settings, **result})
 
 
 if __name__ == "__main__":

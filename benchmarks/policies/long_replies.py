@@ -5,7 +5,7 @@ Usage: python -m benchmarks.policies.long_replies [--workers 2]
 Requests of ``reasoning-poisson`` (replies of 2,440 tokens in the mean, the longest of 30,000) at multiples of what
 stock carries, KV for 48,000 tokens, so many that queues form. Three seeds that nothing was tuned on. In the
 rows ``shift`` the replies of the second half are four times as long as those of the first, which no policy is told.
-Writes results/long_replies.json: requests in time, QoE, preemptions a request, and what `auto` has more than
+Writes results/long_replies.json.gz: requests in time, QoE, preemptions a request, and what `auto` has more than
 each policy, paired by seed.
 """
 
@@ -71,7 +71,7 @@ def figures(cell: AutoCell, shift: bool, seed: int) -> dict[str, dict[str, float
 
 
 def main() -> None:
-    given = parser_for(__doc__, workers=2, out=RESULTS / "long_replies.json").parse_args()
+    given = parser_for(__doc__, workers=2, out=RESULTS / "long_replies.json.gz").parse_args()
     jobs = list(itertools.product(CELLS, (False, True), SEEDS))
     found: dict[tuple[AutoCell, bool, str], list[dict[str, float]]] = defaultdict(list)
     with ProcessPoolExecutor(given.workers) as pool:

@@ -2,7 +2,7 @@
 
 Conversations of several rounds, with the prompts' real beginnings (Mooncake's trace), on an engine with a prefix cache;
 each policy as it is, and with the column `hit_tokens` always 0. The engine model, the earlier half of the trace. It is
-looked for in the folder that SLOSERVE_DATA names. Writes results/prefix_hits.json: a row for each run.
+looked for in the folder that SLOSERVE_DATA names. Writes results/prefix_hits.json.gz: a row for each run.
 
     python -m benchmarks.policies.prefix_hits [--policies auto] [--loads 1.5] [--seeds 3] [--max-requests 400]
 """
@@ -53,7 +53,7 @@ def main() -> None:
                 row = {"hits": hits, "policy": run.policy, "load": point.load, "seed": point.seed}
                 rows.append(row | {figure: record[figure] for figure in FIGURES})
                 print(json.dumps(rows[-1]), flush=True)
-    write_result(RESULTS / "prefix_hits.json", {"max_requests": args.max_requests, "runs": rows})
+    write_result(RESULTS / "prefix_hits.json.gz", {"max_requests": args.max_requests, "runs": rows})
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ def main() -> None:
     settings = vars(given) | {"workload": WORKLOAD, "kv_blocks": KV_BLOCKS, "flags": FLAGS, "pace": PACE}
     settings |= {"rps": scale.rps, "tds": scale.tds, "andes": scale.policy("andes"), "capacity": capacity}
     found = {"settings": settings, "mean_least_greatest": table, "runs": records}
-    write_result(RESULTS / "qoe_engine.json", found)
+    write_result(RESULTS / "qoe_engine.json.gz", found)
     must_equal_stock(records)
 
 

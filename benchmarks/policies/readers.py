@@ -4,7 +4,7 @@ Usage: python -m benchmarks.policies.readers
 
 The cells on which the growth of ``wait_share`` with what is late already was chosen (scheduler/auto/constants.py), so
 that they show what it does and judge nothing: that is for windows which nobody tuned on. Each runs on both halves of
-its workload, three seeds, at multiples of stock's capacity, on the engine model. Writes results/readers.json.
+its workload, three seeds, at multiples of stock's capacity, on the engine model. Writes results/readers.json.gz.
 """
 
 import json
@@ -39,7 +39,7 @@ FIXED = "auto, wait_share always 0.2"
 
 
 def main() -> None:
-    given = parser_for(__doc__, seeds=3, out=RESULTS / "readers.json").parse_args()
+    given = parser_for(__doc__, seeds=3, out=RESULTS / "readers.json.gz").parse_args()
     rows: list[dict[str, Any]] = []
     usual = constants.CONSTANTS
     for cell in CELLS:

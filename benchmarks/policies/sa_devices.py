@@ -2,7 +2,7 @@
 
 The paper's 40 requests at once (sa_paper) on Qwen2.5-32B, four V100 or one A800, and on Qwen2.5-7B on one A800, by
 batch limit, on the engine model.
-**The profiles are derived from data sheets: no step of them was measured.** Writes results/sa_devices.json: G in
+**The profiles are derived from data sheets: no step of them was measured.** Writes results/sa_devices.json.gz: G in
 multiples of stock's (none where no request of stock's is in time), and the share in time, by seed.
 
     python -m benchmarks.policies.sa_devices [--quick] [--out FILE]
@@ -55,7 +55,7 @@ def measured(profiles: Sequence[str], limits: Sequence[int], requests: int, seed
 
 
 def main() -> None:
-    quick, out = quick_and_out(__doc__, RESULTS / "sa_devices.json")
+    quick, out = quick_and_out(__doc__, RESULTS / "sa_devices.json.gz")
     rows = measured(PROFILES[:1], LIMITS[:1], 4, SEEDS[:1]) if quick else measured(PROFILES, LIMITS, REQUESTS, SEEDS)
     if out is not None:
         write_result(out, {"requests": REQUESTS, "seeds": SEEDS, "rows": rows})

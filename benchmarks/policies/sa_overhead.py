@@ -1,7 +1,7 @@
 """How long does the annealer take, as in Table 1 of its paper, and what would ten times the moves gain?
 
-Writes results/sa-overhead.json: the kernel alone in µs of wall time, and a whole plan of the policy in µs of thread CPU
-time. Sizes are interleaved; medians and p99 of the repeats.
+Writes results/sa-overhead.json.gz: the kernel alone in µs of wall time, and a whole plan of the policy in µs of thread
+CPU time. Sizes are interleaved; medians and p99 of the repeats.
 """
 
 import time
@@ -119,7 +119,7 @@ def plans(repeats: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    quick, out = quick_and_out(__doc__, RESULTS / "sa-overhead.json")
+    quick, out = quick_and_out(__doc__, RESULTS / "sa-overhead.json.gz")
     repeats = QUICK_REPEATS if quick else REPEATS
     of_kernel, of_plans = kernel(repeats), plans(repeats)
     if out is not None:

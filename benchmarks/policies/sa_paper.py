@@ -1,6 +1,6 @@
 """What does sa gain on requests that come at once? The simulated-annealing paper's Fig. 7 to 11 in virtual time.
 
-Half chats (TTFT 10 s, TPOT 50 ms), half code (e2e 30 s). Writes results/sa-paper/: runs.csv, result.json and
+Half chats (TTFT 10 s, TPOT 50 ms), half code (e2e 30 s). Writes results/sa-paper/: runs.csv.gz, result.json and
 table.txt. Fig. 7 and 9 run the engine model with a server's defaults, ageing on and planning charged; Fig. 8, 10 and 11
 score plans by the paper's own latency model.
 """
@@ -15,7 +15,7 @@ from sloserve.scheduler.published.sa_batches import SABatches
 
 from benchmarks.arguments import quick_and_out
 from benchmarks.policies.sa_instances import plan_instances
-from benchmarks.publish import RESULTS, provenance, short, write_rows, write_table
+from benchmarks.publish import RESULTS, RUNS, provenance, short, write_json, write_rows, write_table
 from sloserve.core.kernels.anneal import BatchPlan, BatchRequests, Cooling, anneal
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.rows import Rows
@@ -283,12 +283,10 @@ def main() -> None:
     if out is None:
         return
     write_table(out, table(runs))
-    write_rows(out / "runs.csv", map(short, runs))
+    write_rows(out / RUNS, map(short, runs))
     result = {**provenance(), "seeds": len(SEEDS), **models}
     rounded = json.loads(json.dumps(result), parse_float=lambda text: float(f"{float(text):.5g}"))
-    (out / "result.json").write_text(
-        json.dumps(rounded, separators=(",", ":"), sort_keys=True) + "\n", encoding="utf-8"
-    )
+    write_json(out / "result.json.gz", rounded, sort_keys=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ it: step times learnt on line; of a profile that is right, or wrong by 30 %; and
 policies without the budget and without ageing, and without a charge for the time that planning takes. All with the same
 requests. Runs go through the engine model.
 
-Writes to the folder ``--out``: runs.csv, one row a run; table.txt. Traces are looked for where SLOSERVE_DATA says;
+Writes to the folder ``--out``: runs.csv.gz, one row a run; table.txt. Traces are looked for where SLOSERVE_DATA says;
 without them their cells are left out.
 
     python -m benchmarks.policies.step_budget_gain [--max-requests 400] [--seeds 3]
@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.arguments import parser_for
 from benchmarks.policies.step_sizes import BUDGET, FIGURES, POLICIES, Row, experiment
-from benchmarks.publish import RESULTS, markdown, short, write_rows, write_table
+from benchmarks.publish import RESULTS, RUNS, markdown, short, write_rows, write_table
 from benchmarks.scaled_profile import scaled_profile
 from sloserve.core.errors import ConfigError
 from sloserve.sim.experiment import measured_points, run_experiment
@@ -101,7 +101,7 @@ def main() -> None:
                 print(f"{', '.join(cell)}: left out: {error}", flush=True)
                 continue
             rows += found
-            write_rows(args.out / "runs.csv", map(short, rows), COLUMNS)
+            write_rows(args.out / RUNS, map(short, rows), COLUMNS)
             write_table(args.out, table(rows))
             print(f"{', '.join(cell)}: {len(found)} runs", flush=True)
 

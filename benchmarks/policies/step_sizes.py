@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.arguments import parser_for
-from benchmarks.publish import RESULTS, markdown, read_rows, short, write_rows, write_table
+from benchmarks.publish import RESULTS, RUNS, markdown, read_rows, short, write_rows, write_table
 from benchmarks.traces import AZURE_CODE, AZURE_CONV, MOONCAKE, SERVEGEN_10H, SERVEGEN_19H
 from sloserve.core.errors import ConfigError
 from sloserve.sim.build_experiment import build_experiment
@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument("--cells", default=",".join(WORKLOADS), help="workloads, comma-separated")
     parser.add_argument("--budgets", action="store_true", help="run the step budgets of all cells again, nothing else")
     args = parser.parse_args()
-    path = args.out / "runs.csv.gz"
+    path = args.out / RUNS
     rows: list[Row] = read_rows(path)
     done = {(row["workload"], row["slo"], row["kv"]) for row in rows}
     todo = [cell for cell in cells(args.cells.split(",")) if (cell in done) == args.budgets]

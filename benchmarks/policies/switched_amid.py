@@ -5,7 +5,7 @@ Usage: python -m benchmarks.policies.switched_amid [--seeds 3]
 The cells of auto_uncertain.py on vLLM's own scheduler in virtual time. Each run begins first come, first served; when
 half of the requests have arrived, `set_policies`, which ``PUT /sloserve/policy`` calls, switches to the policy. Counted
 are requests that have not ended by then. The policy has learned neither step times nor lengths. Beside it: first come,
-first served to the end, and `auto` from the start on the same requests. Writes results/switched_amid.json.
+first served to the end, and `auto` from the start on the same requests. Writes results/switched_amid.json.gz.
 """
 
 import json
@@ -53,7 +53,7 @@ def attainment_after(log: RunLog, since_s: float) -> float:
 
 
 def main() -> None:
-    given = parser_for(__doc__, seeds=len(SEEDS), out=RESULTS / "switched_amid.json").parse_args()
+    given = parser_for(__doc__, seeds=len(SEEDS), out=RESULTS / "switched_amid.json.gz").parse_args()
     rows: list[dict[str, Any]] = []
     for cell in CELLS:
         attained: dict[str, list[float]] = defaultdict(list)

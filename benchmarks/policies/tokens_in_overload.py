@@ -5,7 +5,7 @@ Usage: python -m benchmarks.policies.tokens_in_overload [--seeds 3] [--requests 
 The cells of auto_cells.py in which `auto` misses 97 % of stock's tokens per second. A run ends when its last request
 does, long after the last arrival: the rate over all of it charges a policy that serves short requests first for the
 long ones that are left. So two rates are told apart: over the whole run, and until the last request came, which is what
-a server in lasting overload does. On the engine model; writes results/tokens_in_overload.json.
+a server in lasting overload does. On the engine model; writes results/tokens_in_overload.json.gz.
 """
 
 import json
@@ -35,7 +35,7 @@ def tokens_per_s(log: RunLog) -> tuple[float, float]:
 
 
 def main() -> None:
-    given = parser_for(__doc__, seeds=3, requests=800, out=RESULTS / "tokens_in_overload.json").parse_args()
+    given = parser_for(__doc__, seeds=3, requests=800, out=RESULTS / "tokens_in_overload.json.gz").parse_args()
     cells, rows = read_cells(), []
     for number in CELLS:
         rates: dict[str, list[tuple[float, float]]] = defaultdict(list)

@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import linprog
 
 from benchmarks.arguments import parser_for
-from benchmarks.publish import RESULTS, write_table
+from benchmarks.publish import RESULTS, RUNS, write_runs, write_table
 from benchmarks.router.gain import SEED, system_called
 from sloserve.fleet.router.choose import SHIPPED_FILE
 from sloserve.fleet.router.environment import System
@@ -27,7 +27,6 @@ from sloserve.fleet.router.evaluation import at_rates
 from sloserve.fleet.router.features import Schema
 from sloserve.fleet.router.network import load_network
 from sloserve.fleet.router.routing import Rule, always, learned, masked_greedy
-from sloserve.sim.report.runs_csv import write_runs
 
 FOLDER = RESULTS / "router-ceiling"
 GOAL = 0.9
@@ -114,7 +113,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser_for(__doc__).parse_args()
     rows = runs()
-    write_runs(FOLDER / "runs.csv", rows)
+    write_runs(FOLDER / RUNS, rows)
     write_table(FOLDER, table(rows), shown=True)
 
 

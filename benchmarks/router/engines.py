@@ -29,10 +29,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.arguments import parser_for
 from benchmarks.fleet.fleet_processes import PACED_ENGINE, PACED_ENVIRONMENT, FleetProcesses
-from benchmarks.publish import RESULTS, write_table
+from benchmarks.publish import RESULTS, RUNS, write_runs, write_table
 from benchmarks.scaled_profile import scaled_profile
 from benchmarks.servers import free_port
-from sloserve.sim.report.runs_csv import write_runs
 
 FOLDER = RESULTS / "router-engines"
 SLOWER = 3.0
@@ -256,7 +255,7 @@ def main() -> None:
             return
         (folder / "policy.safetensors").write_bytes(arguments.policy.read_bytes())
         found = asyncio.run(compare(folder, arguments.seed, free_port(), real_time=arguments.real_time))
-    write_runs(FOLDER / "runs.csv", found)
+    write_runs(FOLDER / RUNS, found)
     write_table(FOLDER, table(found), shown=True)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.arguments import parser_for
-from benchmarks.publish import RESULTS, write_table
+from benchmarks.publish import RESULTS, RUNS, write_runs, write_table
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.engine.virtual.engine_settings import EngineSettings
@@ -38,7 +38,6 @@ from sloserve.fleet.router.train_command import draw
 from sloserve.fleet.router.train_command import judge as judge_for_plots
 from sloserve.fleet.router.train_command import rules as rules_for_plots
 from sloserve.sim.model.engine import ModelEngine
-from sloserve.sim.report.runs_csv import write_runs
 
 FOLDER = RESULTS / "router"
 SEEDS = (0, 1, 2)
@@ -344,7 +343,7 @@ def main() -> None:
     found = [run for name in SYSTEMS for run in judge(name, arguments.policies)]
     text = table(RATES, found, engines)
     print(text)
-    write_runs(arguments.out / "runs.csv", found)
+    write_runs(arguments.out / RUNS, found)
     write_runs(arguments.out / "engines.csv", engines)
     write_table(arguments.out, text)
     for name in SYSTEMS if arguments.plots is not None else ():

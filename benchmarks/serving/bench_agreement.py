@@ -138,7 +138,7 @@ def main() -> None:
         "figures": figures,
         "runs": {name: [{key: run[key] for key in FIGURES} for run in of_tool] for name, of_tool in runs.items()},
     }
-    write_result(RESULTS / "bench_agreement.json", result)
+    write_result(RESULTS / "bench_agreement.json.gz", result)
 
 
 def _row(samples: list[list[float]]) -> dict[str, float]:

@@ -144,7 +144,7 @@ def main() -> None:
         figures[kind] = {name: [round(us, 2) for us in sorted(of_repeats[:, i, j])] for j, name in enumerate(names)}
         told = "  ".join(f"{name} {us[len(us) // 2]:.2f}" for name, us in figures[kind].items())
         print(f"{kind:16} {told}")
-    write_result(RESULTS / "front_end_cost.json", {"figures": figures, "settings": vars(given)})
+    write_result(RESULTS / "front_end_cost.json.gz", {"figures": figures, "settings": vars(given)})
 
 
 if __name__ == "__main__":

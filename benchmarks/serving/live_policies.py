@@ -14,7 +14,7 @@ Before these runs, streams that only decode are held under each scheduler in tur
 
 Written to --out: profile.yaml and what it was fitted to, runs.json.gz (each request's token times), steps.json.
 ``--predict`` needs no GPU: it simulates the same runs with the profiles of ``--known`` (names, paths, or ``measured``),
-and writes results/live_policies.json, with the error of each shipped profile on the steps that were measured.
+and writes results/live_policies.json.gz, with the error of each shipped profile on the steps that were measured.
 """
 
 import argparse
@@ -434,7 +434,7 @@ def main() -> None:
     )
     given, flags = parser.parse_known_args()
     if given.predict:
-        write_result(RESULTS / "live_policies.json", predict(given.out, given.known.split(",")))
+        write_result(RESULTS / "live_policies.json.gz", predict(given.out, given.known.split(",")))
     else:
         live(given, flags)
 

@@ -157,7 +157,7 @@ def main() -> None:
                 f"  added {value['added']:8.2f} ({low:.2f} to {high:.2f})"
             )
     settings = {"rounds": given.rounds, "policy": given.policy, "per_round": PER_ROUND}
-    write_result(RESULTS / "serving_overhead.json", {"settings": settings, "levels": levels})
+    write_result(RESULTS / "serving_overhead.json.gz", {"settings": settings, "levels": levels})
 
 
 if __name__ == "__main__":

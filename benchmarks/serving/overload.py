@@ -11,7 +11,7 @@ is polite (--polite, a share), waits after a refusal as long as Retry-After says
 again until --patience is over. --burners processes that compute all the time begin with the load: a machine that is
 itself overloaded, with the load still in parts of what it did alone.
 
-A row goes into results/overload.json under --name, in place of one that is there; without --name it is only printed.
+A row goes into results/overload.json.gz under --name, in place of one that is there; without --name it is only printed.
 """
 
 import argparse
@@ -32,11 +32,11 @@ import psutil
 
 from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS as FOLDER
-from benchmarks.publish import provenance
+from benchmarks.publish import provenance, read_json, write_json
 from benchmarks.servers import ONE_THREAD, plain_vllm_command, running, sloserve_command
 from sloserve.vllm_plugin.server.tiny_model import NAME
 
-RESULTS = FOLDER / "overload.json"
+RESULTS = FOLDER / "overload.json.gz"
 MAX_NUM_SEQS = 16
 MAX_WAITING = 32
 TOKENS = 200
@@ -278,9 +278,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(table(server, servers[server]), flush=True)
     if given.name:
         settings = {key: getattr(given, key) for key in ("factor", "seconds", "burners", "polite", "patience", "seed")}
-        kept = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+        kept = read_json(RESULTS)
         kept[given.name] = provenance() | {"settings": settings, "servers": servers}
-        RESULTS.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        write_json(RESULTS, kept)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ requests wait for a place, so that there is something to plan. All else of a ste
 left out, which have a process of their own.
 
 Times are of the clock on the wall, and a step is the sum of its parts: schedule(), update_from_output(), the worker's
-own code, the wait for the worker, and the rest of the core. Writes results/paced_overhead.json: means over rounds in µs
-a step, and tokens/s over stock's, paired by round with 95 % intervals.
+own code, the wait for the worker, and the rest of the core. Writes results/paced_overhead.json.gz: means over rounds in
+µs a step, and tokens/s over stock's, paired by round with 95 % intervals.
 """
 
 import itertools
@@ -167,7 +167,7 @@ def main() -> None:
                 engine.close()
     if not given.quick:
         settings = {"profile": PROFILE, "fast": FAST, "rounds": given.rounds, "steps": STEPS}
-        write_result(RESULTS / "paced_overhead.json", {"settings": settings, "rows": rows})
+        write_result(RESULTS / "paced_overhead.json.gz", {"settings": settings, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Replays 2,000 requests of each trace with arrivals at about 1.5 times the engine
 compares every SchedulerOutput; and through edf, without targets: equal up to the first request that resumes, since edf
 then serves in order of arrival and stock in order of admission. Then times 400 of the requests, stock and fcfs in turn,
 REPEATS times each, in CPU time of the thread, so that other work on the machine counts less. Writes
-benchmarks/results/parity.json. Argument: the folder of traces, by default SLOSERVE_DATA.
+benchmarks/results/parity.json.gz. Argument: the folder of traces, by default SLOSERVE_DATA.
 """
 
 import json
@@ -164,7 +164,7 @@ def main() -> None:
     for case in CASES:
         cases.append(compare(case, folder) | measure(case, folder))
         print(json.dumps(cases[-1]), flush=True)
-    path = RESULTS / "parity.json"
+    path = RESULTS / "parity.json.gz"
     write_result(path, result)
     print(path)
 

@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 rows.append(measure(server, timeout_s, args.port, args.patience, log))
                 print(json.dumps(rows[-1]), flush=True)
     if not args.no_file:
-        write_result(RESULTS / "shutdown_under_load.json", {"rows": rows})
+        write_result(RESULTS / "shutdown_under_load.json.gz", {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ Usage: python -m benchmarks.serving.start_cost [--rounds 7] [--policy auto] [--f
 
 Starts vLLM's own server and `sloserve serve` in turn, with the same model and flags, asks for one token as soon as
 /health answers, and reads what all processes of the server have used by then: CPU seconds, seconds on the clock, and
-the memory of each process (proportional set size). Writes results/start_cost.json: medians, and differences paired by
-round with 95 % intervals.
+the memory of each process (proportional set size). Writes results/start_cost.json.gz: medians, and differences paired
+by round with 95 % intervals.
 """
 
 import tempfile
@@ -77,7 +77,7 @@ def main() -> None:
                 if number:  # the first fills the file system's caches
                     found[name].append(one)
     settings = {"rounds": given.rounds, "policy": given.policy, "flags": given.flag}
-    write_result(RESULTS / "start_cost.json", {"settings": settings, "rows": figures(found)})
+    write_result(RESULTS / "start_cost.json.gz", {"settings": settings, "rows": figures(found)})
 
 
 if __name__ == "__main__":

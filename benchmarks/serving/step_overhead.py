@@ -4,7 +4,7 @@ Usage: python -m benchmarks.serving.step_overhead [--quick] [--hot] [--beside PY
 
 A virtual engine is held at so many requests, of which so many run: another comes as one ends. Every second step makes a
 plan, the others reuse it. Timed is thread CPU time, policies in turn; between two steps the caches are filled with
-other data, as a server's other threads do, unless ``--hot``. Writes results/step-overhead.json: medians and p99 over
+other data, as a server's other threads do, unless ``--hot``. Writes results/step-overhead.json.gz: medians and p99 over
 the steps in µs, of ``ours`` in all, of each part, and of ``vllm``: its schedule() and update_from_output(); parts are
 told apart in every second pair of steps, the whole is that of the others, since telling takes time too; and
 of what is added to each request that comes (``add``, in no step) and that ends (``free``, in ``ours`` of its step too).
@@ -180,7 +180,7 @@ def main() -> None:
     rows = rows_of(ours)
     for row in rows:
         print(json.dumps(row))
-    out = given.out or (None if given.quick else RESULTS / "step-overhead.json")
+    out = given.out or (None if given.quick else RESULTS / "step-overhead.json.gz")
     if out is not None:
         result = {"repeats": repeats, "hot": given.hot, "parts": PARTS, "rows": rows}
         if others:

@@ -4,7 +4,7 @@ Usage: python -m benchmarks.serving.trace_cost [--quick] [--steps N]
 
 A virtual engine is held at 500 requests, of which half run, as held_engine says. Timed is thread CPU time of all that
 sloserve adds for traces, with caches filled with other data between steps, in all and before the device has its step.
-Writes results/trace_cost.json.
+Writes results/trace_cost.json.gz.
 """
 
 import json
@@ -70,7 +70,7 @@ def main() -> None:
         rows.append(measure(policy, 50 if given.quick else REQUESTS, 60 if given.quick else given.steps))
         print(json.dumps(rows[-1]), flush=True)
     if not given.quick:
-        write_result(RESULTS / "trace_cost.json", {"rows": rows})
+        write_result(RESULTS / "trace_cost.json.gz", {"rows": rows})
 
 
 if __name__ == "__main__":

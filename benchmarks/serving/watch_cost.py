@@ -6,7 +6,7 @@ A virtual engine is held at so many requests, of which half run, as held_engine 
 and with three, in turns of as many steps. Timed is thread CPU time, with caches filled with other data between steps.
 Time of a watched engine is virtual, so that it shows two frames a second of the time that its steps take on the
 profile's device; what a frame takes is shared by the steps between two. The API process's part is real: it reads the
-engine's page, works out what has changed and writes a frame for all of its watchers. Writes results/watch_cost.json.
+engine's page, works out what has changed and writes a frame for all of its watchers. Writes results/watch_cost.json.gz.
 """
 
 import itertools
@@ -166,7 +166,7 @@ def main() -> None:
         print(json.dumps(rows[-1]), flush=True)
     if not given.quick:
         write_result(
-            RESULTS / "watch_cost.json", {"watchers": WATCHERS, "frames_per_s": 1 / FRAME_EVERY_S, "rows": rows}
+            RESULTS / "watch_cost.json.gz", {"watchers": WATCHERS, "frames_per_s": 1 / FRAME_EVERY_S, "rows": rows}
         )
 
 

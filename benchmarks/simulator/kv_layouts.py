@@ -7,7 +7,7 @@ workload's mean length, or one of the longest; LOAD is a multiple of what stock 
 seed.
 
 Three generated workloads, and those of TRACES that the folder has that SLOSERVE_DATA names. Writes
-benchmarks/results/kv_layouts.json.
+benchmarks/results/kv_layouts.json.gz.
 
     python -m benchmarks.simulator.kv_layouts [--seeds 3] [--requests 80]
 """
@@ -134,7 +134,7 @@ def main() -> None:
         print(json.dumps({name: value for name, value in cell.items() if name != "runs"}), flush=True)
         # After each cell: a run that is stopped leaves those that it ended.
         over_all = {name: differences(pooled(cells, name)) for name in PROFILES if pooled(cells, name)[STOCK]}
-        write_result(RESULTS / "kv_layouts.json", {**size, "over_all_workloads": over_all, "cells": cells})
+        write_result(RESULTS / "kv_layouts.json.gz", {**size, "over_all_workloads": over_all, "cells": cells})
 
 
 def pooled(cells: Sequence[Mapping[str, Any]], profile: str) -> Found:

@@ -1,6 +1,6 @@
 """How far is the engine model from vLLM's real scheduler, over traces, generators and policies?
 
-Writes benchmarks/results/model_agreement.json: for each run the difference, model less vLLM, of attainment, mean QoE
+Writes benchmarks/results/model_agreement.json.gz: for each run the difference, model less vLLM, of attainment, mean QoE
 and output tokens/s, and how many requests got any token at another time. Traces are looked for in the folder that
 SLOSERVE_DATA names; those that are not there are left out, and the result says so.
 
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.arguments import parser_for
-from benchmarks.publish import RESULTS, provenance, write_result
+from benchmarks.publish import RESULTS, provenance, read_json, write_result
 from benchmarks.traces import MOONCAKE, TRACES
 from sloserve.core.errors import ConfigError
 from sloserve.core.runlog import RunLog
@@ -81,12 +81,12 @@ def main() -> None:
     parser = parser_for(__doc__, max_requests=300, seeds=1, policies=POLICIES)
     parser.add_argument("--rows", help="comma-separated; all if not given")
     args = parser.parse_args()
-    path = RESULTS / "model_agreement.json"
+    path = RESULTS / "model_agreement.json.gz"
     found = experiments(args.max_requests, args.seeds, args.policies)
     rows: list[dict[str, Any]] = []
     if args.rows:
         found = {name: found[name] for name in args.rows.split(",")}
-        rows = [row for row in json.loads(path.read_text(encoding="utf-8"))["runs"] if row["workload"] not in found]
+        rows = [row for row in read_json(path)["runs"] if row["workload"] not in found]
     missing, commit = [], provenance()["commit"]
     for name, experiment in found.items():
         if experiment is None:

@@ -1,6 +1,6 @@
 """How much CPU does a step cost in the engine model, and in vLLM's real scheduler, at about 100 running requests?
 
-Writes benchmarks/results/model_speed.json. One process; the two take turns, each run is the same on both; the median
+Writes benchmarks/results/model_speed.json.gz. One process; the two take turns, each run is the same on both; the median
 of the repeats is reported. CPU seconds of the process, so other load on the machine counts little.
 """
 
@@ -65,7 +65,7 @@ def main() -> None:
         assert of["vllm"]["steps"] == of["model"]["steps"], f"{policy}: the two make different steps"
         vllm_us, model_us = (of[name]["us_per_step"] for name in ("vllm", "model"))
         of["model"]["times_less_cpu"] = vllm_us / model_us
-    write_result(RESULTS / "model_speed.json", {"repeats": REPEATS, "median": medians})
+    write_result(RESULTS / "model_speed.json.gz", {"repeats": REPEATS, "median": medians})
     print(json.dumps(medians, indent=1))
 
 

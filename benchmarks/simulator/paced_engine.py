@@ -1,7 +1,7 @@
 """Does a real engine with PacedWorker keep the simulator's time? Real time against virtual time, same requests.
 
-Writes benchmarks/results/paced_worker.json. One vLLM engine in this process: its real core loop, scheduler, input and
-output processing; requests are added when they arrive. Machine time that a step's work takes beyond the step itself
+Writes benchmarks/results/paced_worker.json.gz. One vLLM engine in this process: its real core loop, scheduler, input
+and output processing; requests are added when they arrive. Machine time that a step's work takes beyond the step itself
 shows as real time above virtual time.
 """
 
@@ -111,7 +111,7 @@ def main() -> None:
             runs.append({"seed": seed, "policy": policy or "stock", **found, "ratio": ratio})
             print(seed, policy or "stock", {name: round(value, 3) for name, value in ratio.items()}, flush=True)
     about = {"profile": PROFILE, "requests": arguments.requests, "rps": arguments.rps}
-    write_result(RESULTS / "paced_worker.json", {**about, "runs": runs})
+    write_result(RESULTS / "paced_worker.json.gz", {**about, "runs": runs})
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ Usage: python -m benchmarks.swap.copy_speed [--quick]
 CPU: a cache of 32 layers, each a run of 4 to 256 KiB a block, blocks in random order in the cache and side by side in
 the pool; GB/s of thread CPU time, against one memcpy, in turn. GPU, where there is one: such blocks by the kernels of
 csrc/cuda and by vLLM's op, against one pinned transfer; whether they arrive whole, and what a decode step takes
-meanwhile. Writes results/kv_copy.json; ``--quick`` writes nothing.
+meanwhile. Writes results/kv_copy.json.gz; ``--quick`` writes nothing.
 """
 
 import ctypes
@@ -201,7 +201,7 @@ def main() -> None:
     print(json.dumps({"gpu": gpu}))
     if not quick:
         found = {"layers": LAYERS, "bytes": total, "rounds": rounds, "cpu": cpu, "gpu": gpu}
-        write_result(RESULTS / "kv_copy.json", found)
+        write_result(RESULTS / "kv_copy.json.gz", found)
 
 
 if __name__ == "__main__":

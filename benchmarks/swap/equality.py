@@ -5,7 +5,7 @@ prefix cache and without. 200 requests of all kinds (free text, n = 2, structure
 blocks, with room on the host for all. Stock vLLM's outputs, without swapping, are the measure; it is the first row of
 each engine.
 
-One engine, or some policies, can be run at a time: other runs in the folder's runs.csv stay.
+One engine, or some policies, can be run at a time: other runs in the folder's runs.csv.gz stay.
 
     python -m benchmarks.swap.equality [--engine async-cache] [--part 1/2] [--out benchmarks/results/swap-equality]
 """
@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.arguments import parser_for
-from benchmarks.publish import RESULTS, aligned, runs_there, write_table
+from benchmarks.publish import RESULTS, RUNS, aligned, read_runs, write_runs, write_table
 from sloserve.core.clock import ManualClock
 from sloserve.estimator.planning_cost import constant_cost
-from sloserve.sim.report.runs_csv import RUNS_CSV, write_runs
 from tests.equality.engine import Engine, EngineConfig, started
 from tests.equality.harness import STEP_S, Served, serve
 from tests.equality.subjects import SUBJECTS, Subject
@@ -95,8 +94,8 @@ def main() -> None:
     parser.add_argument("--part", default="1/1", help="which part of the policies, of how many")
     given = parser.parse_args()
     part, parts = map(int, given.part.split("/"))
-    path = given.out / RUNS_CSV
-    runs = {str(one["policy"]): dict(one) for one in runs_there(path)}
+    path = given.out / RUNS
+    runs = {str(one["policy"]): dict(one) for one in read_runs(path)}
     order = [f"{engine} {name}" for engine in ENGINES for name in ("stock", *(one.name for one in SUBJECTS))]
     for name in [given.engine] if given.engine else ENGINES:
         runs |= {one["policy"]: one for one in run(name, ENGINES[name], SUBJECTS[part - 1 :: parts])}

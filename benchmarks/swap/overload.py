@@ -4,8 +4,8 @@ Usage: python -m benchmarks.swap.overload [--seeds 3]
 
 Eight cells with scarce KV at 2 to 4 times stock's capacity, most of them with readers alone, whose queue does not
 drain: a victim of a preemption then waits for its turn however its KV comes back. Each policy runs with and without
-swap space on the same requests, on the engine model. Writes results/swap_overload.json: means, and differences paired
-by seed; those of all cells with their 95 % interval.
+swap space on the same requests, on the engine model. Writes results/swap_overload.json.gz: means, and differences
+paired by seed; those of all cells with their 95 % interval.
 """
 
 import itertools
@@ -51,7 +51,7 @@ def rows_of(cell: AutoCell, seeds: int) -> dict[str, list[dict[str, float]]]:
 
 
 def main() -> None:
-    given = parser_for(__doc__, seeds=3, out=RESULTS / "swap_overload.json").parse_args()
+    given = parser_for(__doc__, seeds=3, out=RESULTS / "swap_overload.json.gz").parse_args()
     rows: list[dict[str, Any]] = []
     added: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for cell in CELLS:

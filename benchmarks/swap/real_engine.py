@@ -2,7 +2,7 @@
 
 Usage: python -m benchmarks.swap.real_engine [--seeds 3] [--engines none,offload-prompts,...] [--out FOLDER]
 
-Runs of the other engines in the folder's runs.csv stay.
+Runs of the other engines in the folder's runs.csv.gz stay.
 
 vLLM's CPU engine serves builtin:tiny with a KV cache too small for what runs, in four ways: `none` computes again what
 was preempted; `offload-prompts` has vLLM's OffloadingConnector, which is what `--kv-offloading-size` sets up, with its
@@ -31,8 +31,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.arguments import parser_for
-from benchmarks.publish import RESULTS, runs_there, write_table
-from sloserve.sim.report.runs_csv import RUNS_CSV, write_runs
+from benchmarks.publish import RESULTS, RUNS, read_runs, write_runs, write_table
 
 BLOCK_TOKENS, KV_BLOCKS, MAX_MODEL_LEN = 32, 48, 512
 BLOCK_BYTES = 2 * 2 * 2 * 32 * BLOCK_TOKENS * 4
@@ -143,8 +142,8 @@ def table(rows: Sequence[Row]) -> str:
 
 def main() -> None:
     args = parser_for(__doc__, seeds=3, engines=",".join(ENGINES), out=RESULTS / "swap-real-engine").parse_args()
-    names, runs = args.engines.split(","), args.out / RUNS_CSV
-    rows = [row for row in runs_there(runs) if row["policy"].split()[-1] not in names]
+    names, runs = args.engines.split(","), args.out / RUNS
+    rows = [row for row in read_runs(runs) if row["policy"].split()[-1] not in names]
     # vLLM has one KV connector a process.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         for found in pool.map(serve_all, names, [args.seeds] * len(names)):

@@ -2,7 +2,7 @@
 
 Usage: python -m benchmarks.swap.soak [--requests 500] [--seed 0] [--out benchmarks/results/swap-soak]
 
-Runs of other seeds in the folder's runs.csv stay; four of them are 2,000 requests.
+Runs of other seeds in the folder's runs.csv.gz stay; four of them are 2,000 requests.
 
 A real CPU engine of builtin:tiny, two steps deep, under a plan that preempts, pauses and limits at random. Two fifths
 of the requests are aborted, in whatever state they are in when their step has come. Loads take three steps, so that
@@ -21,9 +21,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.arguments import parser_for
-from benchmarks.publish import RESULTS, runs_there, write_table
+from benchmarks.publish import RESULTS, RUNS, read_runs, write_runs, write_table
 from sloserve.core.clock import ManualClock
-from sloserve.sim.report.runs_csv import RUNS_CSV, write_runs
 from tests.equality import harness
 from tests.equality.copiers import FailingCopier, LateCopier, copying_by
 from tests.equality.engine import Engine, EngineConfig, started
@@ -82,8 +81,8 @@ def main() -> None:
     harness.MAX_STEPS = 20 * args.requests
     with started(CONFIG) as engine:
         row = soak(engine, args.requests, args.seed)
-    runs = args.out / RUNS_CSV
-    rows = [other for other in runs_there(runs) if other["seed"] != args.seed]
+    runs = args.out / RUNS
+    rows = [other for other in read_runs(runs) if other["seed"] != args.seed]
     write_runs(runs, rows := sorted([*rows, row], key=lambda one: int(one["seed"])))
     write_table(args.out, table(rows), shown=True)
 

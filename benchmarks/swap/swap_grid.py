@@ -5,8 +5,8 @@ preempted. Every policy computes again, swaps always, and swaps by cost, with a 
 over the profile's link and a tenth of it. Runs go through the engine model; ``--engine vllm`` runs the headline cells,
 which three seeds are for, on vLLM's scheduler.
 
-Writes to the folder ``--out``: runs.csv, one row a run, and table.txt. A run that runs.csv has already is not made
-again. Traces are looked for in the folder that SLOSERVE_DATA names; without it their cells are left out.
+Writes to the folder ``--out``: runs.csv.gz, one row a run, and table.txt. A run that runs.csv.gz has already is not
+made again. Traces are looked for in the folder that SLOSERVE_DATA names; without it their cells are left out.
 
     python -m benchmarks.swap.swap_grid [--cells reading-a100] [--grid coarse] [--seeds 1] [--max-requests 300]
 """
@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.arguments import parser_for
-from benchmarks.publish import RESULTS, read_rows, write_rows, write_table
+from benchmarks.publish import RESULTS, RUNS, read_rows, write_rows, write_table
 from benchmarks.traces import AZURE_CODE, AZURE_CONV, MOONCAKE
 from sloserve.core.errors import ConfigError
 from sloserve.sim.build_experiment import build_experiment
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--engine", choices=ENGINE_KINDS, default=MODEL)
     parser.add_argument("--cpu-minutes", type=float, default=40.0, help="begin no further cell after these")
     args = parser.parse_args()
-    path = args.out / "runs.csv"
+    path = args.out / RUNS
     rows = read(path)
     began_s = time.process_time()
     for cell in args.cells.split(","):

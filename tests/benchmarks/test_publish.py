@@ -6,12 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.publish import RESULTS, provenance, read_rows, write_result, write_rows
+from benchmarks.publish import (
+    RESULTS,
+    RUNS,
+    provenance,
+    read_json,
+    read_rows,
+    read_runs,
+    write_result,
+    write_rows,
+    write_runs,
+)
 
 
-def test_a_result_says_where_it_was_measured_and_keeps_what_was_noted_at_its_begin(tmp_path: Path) -> None:
-    write_result(tmp_path / "new" / "a.json", {"commit": "at the begin", "rows": [1]})
-    found = json.loads((tmp_path / "new" / "a.json").read_text())
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+def test_a_result_says_where_it_was_measured_and_keeps_what_was_noted_at_its_begin(name: str, tmp_path: Path) -> None:
+    assert read_json(tmp_path / "new" / name) == {}
+    write_result(tmp_path / "new" / name, {"commit": "at the begin", "rows": [1]})
+    found = read_json(tmp_path / "new" / name)
     assert found == {**json.loads(json.dumps(provenance())), "commit": "at the begin", "rows": [1]}
     assert {"sloserve", "vllm", "python", "hardware"} <= found.keys()
 
@@ -30,8 +42,19 @@ def test_rows_come_back_as_text_and_equal_rows_leave_equal_bytes(name: str, tmp_
     assert read_rows(path) == [{"policy": "edf"}, {"policy": "fcfs"}]
 
 
+def test_runs_come_back_and_equal_runs_leave_equal_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "new" / RUNS
+    assert read_runs(path) == []
+    runs = [{"policy": "edf", "load": 1.5, "by_class": {"chat": {"completed": 3}}}]
+    write_runs(path, runs)
+    written = path.read_bytes()
+    assert read_runs(path) == runs
+    write_runs(path, runs)
+    assert path.read_bytes() == written and gzip.decompress(written).startswith(b"policy,load,")
+
+
 @pytest.mark.parametrize("name", ["auto", "auto-parts"])
 def test_published_tables_are_as_they_would_be_written_today(name: str, tmp_path: Path) -> None:
-    published = RESULTS / name / "runs.csv.gz"
+    published = RESULTS / name / RUNS
     write_rows(tmp_path / "runs.csv", read_rows(published))
     assert (tmp_path / "runs.csv").read_bytes() == gzip.decompress(published.read_bytes())

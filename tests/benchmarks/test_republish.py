@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.publish import RESULTS
+from benchmarks.publish import RESULTS, RUNS, load_text, save_text
 from benchmarks.republish import Published, make_anew, printed_table, published
 
 
@@ -45,15 +45,15 @@ sys.exit({int(fails)})
     script.write_text(code)
     folder = tmp_path / "one"
     folder.mkdir()
-    for name in ("runs.csv", "a.png", "table.txt", "command.txt"):
-        (folder / name).write_text("old")
+    for name in (RUNS, "a.png", "table.txt", "command.txt"):
+        save_text(folder / name, "old")
     said = make_anew(Published(folder, f"python {script} --out OUT", ("# more",), "abc"), "def", "1.0")
     assert (" FAILED " in said) is fails
-    assert {path.name for path in folder.iterdir()} == {"runs.csv", "a.png", "table.txt", "command.txt"}
+    assert {path.name for path in folder.iterdir()} == {RUNS, "a.png", "table.txt", "command.txt"}
     if fails:
-        assert {path.read_text() for path in folder.iterdir()} == {"old"}
+        assert {load_text(path) for path in folder.iterdir()} == {"old"}
     else:
-        assert [(folder / name).read_text() for name in ("runs.csv", "a.png", "table.txt")] == ["new", "new", "table\n"]
+        assert [load_text(folder / name) for name in (RUNS, "a.png", "table.txt")] == ["new", "new", "table\n"]
         head, *rest = (folder / "command.txt").read_text().splitlines()
         assert head.startswith("# Commit def, engine model of vLLM 1.0, ")
         assert rest == [f"python {script} --out OUT", "# more"]

@@ -1,6 +1,5 @@
 """Each figure and table of the five papers has a command and its results, or a reason why it has none."""
 
-import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from benchmarks.experiments import EXPERIMENTS
 from benchmarks.fleet.fleet_qlm import SECTIONS
 from benchmarks.page_tables import TABLES, page_table
 from benchmarks.paper_tables import PAGES, PAPERS, command, figure, filled, paper_table
+from benchmarks.publish import write_json
 from tests.docs.pages import ROOT, anchors
 
 REASONS = {"needs a GPU", "needs human subjects", "needs data that cannot be had", "not about the system"}
@@ -70,16 +70,20 @@ def test_the_results_were_made_by_the_command_of_the_row(paper: str, row: Mappin
 
 def _missing(row: Mapping[str, Any]) -> Iterator[str]:
     """Files and folders of results that a row names and that are not there, or not among its results."""
-    yield from (name for name in row["results"] if not (RESULTS / name).exists())
+    yield from (name for name in row["results"] if not _kept(name))
     folders = [RESULTS / name for name in row["results"] if (RESULTS / name).is_dir()]
     for file in _FILE.findall(row["ours"]):
         if file not in row["results"] and not any((folder / file).exists() for folder in folders):
             yield file
     for key in ("ours", "stock", "differs"):
         for reference in _REFERENCE.findall(row.get(key, "")):
-            named = [word for word in reference.split() if (RESULTS / word).exists()]
+            named = [word for word in reference.split() if _kept(word)]
             if not named or named[0].partition("/")[0] not in row["results"]:
                 yield reference
+
+
+def _kept(name: str) -> bool:
+    return (RESULTS / name).exists() or (RESULTS / f"{name}.gz").exists()
 
 
 def _answers(paper: str, ours: str, results: list[str]) -> bool:
@@ -188,7 +192,7 @@ def test_figures_of_two_rows_are_read(
         for policy, speed, share in (("stock", 1, 0.5), ("stock", 2, 0.5), ("ours", 2, 0.6), ("ours", 6, 0.5))
     ]
     told = {"rows": rows, "by_name": {"a": {"share": 0.5}, "b": {"share": 0.2}}, "the best": "ours"}
-    (tmp_path / "of.json").write_text(json.dumps(told))
+    write_json(tmp_path / "of.json.gz", told)
     (tmp_path / "of").mkdir()
     (tmp_path / "of" / "table.txt").write_text("| policy | a | b |\n| ours, tuned | 1 | -7 |\n")
     monkeypatch.setattr("benchmarks.paper_tables.RESULTS", tmp_path)

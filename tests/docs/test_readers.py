@@ -1,6 +1,5 @@
 """What stands in braces in the pages' tables is read as its reader says: means, pairs and intervals of few numbers."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 
 from benchmarks import paper_tables
 from benchmarks.paper_tables import figure, filled
+from benchmarks.publish import save_text, write_json
 
 RUNS = """policy,load,seed,in time
 stock,1,0,0.50
@@ -40,11 +40,11 @@ CASES = {
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     folder = tmp_path / "few"
     folder.mkdir()
-    (folder / "runs.csv").write_text(RUNS)
+    save_text(folder / "runs.csv.gz", RUNS)
     (folder / "table.txt").write_text(
         "in time   load 1   load 2\nauto      80 +- 3  -1.5\n\nQoE\nauto      0.9      0.8\n"
     )
-    (tmp_path / "few.json").write_text(json.dumps(CASES))
+    write_json(tmp_path / "few.json.gz", CASES)
     monkeypatch.setattr(paper_tables, "RESULTS", tmp_path)
     paper_tables._result.cache_clear()
     yield

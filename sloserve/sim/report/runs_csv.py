@@ -5,6 +5,7 @@ It holds what the tables and the figures against load are made of, so both can b
 """
 
 import csv
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,13 @@ DECIMALS = {"_ms": 3, "_s": 6}
 
 
 def write_runs(path: Path, runs: Sequence[Run]) -> None:
-    """Writes ``runs``, nested values as columns named by their path (``by_class/interactive/mean_ttft_ms``).
+    """Write ``runs`` to ``path`` as :func:`runs_text` has them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(runs_text(runs), encoding="utf-8", newline="")
+
+
+def runs_text(runs: Sequence[Run]) -> str:
+    """Return ``runs`` as CSV, nested values as columns named by their path (``by_class/interactive/mean_ttft_ms``).
 
     A value that is ``None``, or that a run does not have, is an empty field. ``~`` and ``/`` within a key are written
     ``~0`` and ``~1``, as in a JSON pointer.
@@ -30,20 +37,24 @@ def write_runs(path: Path, runs: Sequence[Run]) -> None:
     found = dict.fromkeys(column for row in flat for column in row)
     columns = [column for column in FIRST_COLUMNS if column in found]
     columns += [column for column in found if column not in FIRST_COLUMNS]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        table = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-        table.writeheader()
-        table.writerows(flat)
+    text = io.StringIO()
+    table = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    table.writeheader()
+    table.writerows(flat)
+    return text.getvalue()
 
 
 def read_runs(path: Path) -> list[Run]:
-    """The records that :func:`write_runs` wrote, with times to the microsecond; what a run did not have is ``None``.
+    """Return the runs in the file at ``path``, see :func:`parse_runs`. Raises: OSError if it cannot be read."""
+    return parse_runs(path.read_text(encoding="utf-8"))
 
-    Raises: OSError if the file cannot be read, ValueError for a field that is not a number.
+
+def parse_runs(text: str) -> list[Run]:
+    """Return the runs that :func:`runs_text` wrote, with times to the microsecond and ``None`` for what a run lacked.
+
+    Raises: ValueError for a field that is not a number.
     """
-    with open(path, encoding="utf-8", newline="") as file:
-        return [_nested(row) for row in csv.DictReader(file)]
+    return [_nested(row) for row in csv.DictReader(io.StringIO(text, newline=""))]
 
 
 def _flat(run: Mapping[str, Any]) -> dict[str, str]:

@@ -1,12 +1,11 @@
 """The phases of a large batch: a small run goes through all of them, and the published table follows from its runs."""
 
-import json
 from collections.abc import Callable
 
 import pytest
 
 from benchmarks.fleet.batch_phases import PHASES, table
-from benchmarks.publish import RESULTS
+from benchmarks.publish import RESULTS, read_json
 
 pytestmark = pytest.mark.slow
 
@@ -17,5 +16,5 @@ def test_a_small_batch_goes_through_all_phases(printed: Callable[..., str]) -> N
 
 
 def test_the_table_follows_from_the_runs() -> None:
-    published = json.loads((RESULTS / "fleet_batch_phases.json").read_text())
+    published = read_json(RESULTS / "fleet_batch_phases.json.gz")
     assert table(published["runs"]).splitlines() == published["table"]

@@ -8,8 +8,7 @@ import pytest
 
 from benchmarks.fleet.cells import Cell, Plant, Row, run
 from benchmarks.fleet.fleet_tables import gains, table
-from benchmarks.publish import RESULTS
-from sloserve.sim.report.runs_csv import read_runs
+from benchmarks.publish import RESULTS, RUNS, read_runs
 
 
 def rows_at(policy: str, value: float, carried: dict[int, float]) -> list[Row]:
@@ -28,7 +27,7 @@ def test_the_tables_follow_from_the_runs() -> None:
     assert len(folders) > 5
     for folder in folders:
         name = folder.name.removeprefix("fleet-qlm-")
-        assert sections[name].table(read_runs(folder / "runs.csv")) == (folder / "table.txt").read_text(), name
+        assert sections[name].table(read_runs(folder / RUNS)) == (folder / "table.txt").read_text(), name
 
 
 def test_what_mixed_devices_add_is_relative_to_one_kind_alone() -> None:

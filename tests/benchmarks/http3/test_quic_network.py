@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.publish import RESULTS, read_rows
+from benchmarks.publish import RESULTS, RUNS, read_rows
 
 
 def module(name: str) -> Any:
@@ -21,7 +21,7 @@ def module(name: str) -> Any:
 @pytest.mark.parametrize("name", ["quic_network", "quic_streams", "qos_macro"])
 def test_the_tables_follow_from_the_runs(name: str) -> None:
     experiment, folder = module(name), RESULTS / name.replace("_", "-")
-    assert experiment.table_of(read_rows(folder / "runs.csv")) == (folder / "table.txt").read_text()
+    assert experiment.table_of(read_rows(folder / RUNS)) == (folder / "table.txt").read_text()
 
 
 def test_the_burst_has_the_figures_that_it_should() -> None:
@@ -29,7 +29,7 @@ def test_the_burst_has_the_figures_that_it_should() -> None:
     larger one it has not.
     """
     experiment = module("quic_network")
-    rows = read_rows(RESULTS / "quic-network" / "runs.csv")
+    rows = read_rows(RESULTS / "quic-network" / RUNS)
     wide = [row for row in rows if row["condition"] == "burst-window-1.5"]
     assert {
         name: experiment.share(experiment.of_name(wide, name), list(experiment.CLASSES)) for name in ("edf", "ml")
@@ -43,7 +43,7 @@ def test_the_burst_has_the_figures_that_it_should() -> None:
 
 def test_the_picture_shows_one_backend_or_names_both() -> None:
     experiment = module("quic_network")
-    rows = read_rows(RESULTS / "quic-network" / "runs.csv")
+    rows = read_rows(RESULTS / "quic-network" / RUNS)
     groups, told = experiment.drawn_groups(rows)
     assert told == "all on the wire" and list(groups) == [*experiment.SCHEDULERS, "tcp-n", "tcp-1"]
     assert {row["backend"] for group in groups.values() for row in group} == {"tun"}

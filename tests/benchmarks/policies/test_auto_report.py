@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.publish import RESULTS, read_rows
+from benchmarks.publish import RESULTS, RUNS, read_rows
 
 pytestmark = pytest.mark.slow
 
@@ -22,5 +22,5 @@ def test_the_cells_are_those_that_the_design_gives(cells: Any) -> None:
 @pytest.mark.parametrize(("folder", "module"), [("auto", "auto_report"), ("auto-parts", "auto_parts")])
 def test_the_table_follows_from_the_runs(cells: Any, folder: str, module: str) -> None:
     made, results = import_module(f"benchmarks.policies.{module}"), RESULTS / folder
-    rows = read_rows(results / "runs.csv.gz")
+    rows = read_rows(results / RUNS)
     assert len(rows) > 30 and made.table(rows, cells.read_cells()) == (results / "table.txt").read_text()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.publish import RESULTS, read_rows
+from benchmarks.publish import RESULTS, RUNS, read_rows
 
 pytestmark = pytest.mark.slow
 
@@ -14,6 +14,5 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(("name", "module"), [("step-sizes", "step_sizes"), ("step-budget", "step_budget_gain")])
 def test_the_table_follows_from_the_runs(name: str, module: str) -> None:
     table: Callable[[list[dict[str, Any]]], str] = import_module(f"benchmarks.policies.{module}").table
-    (runs,) = (RESULTS / name).glob("runs.csv*")
-    rows = read_rows(runs)
+    rows = read_rows(RESULTS / name / RUNS)
     assert len(rows) > 100 and table(rows) == (RESULTS / name / "table.txt").read_text()

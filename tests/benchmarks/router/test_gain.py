@@ -1,11 +1,10 @@
 """What routers learn in is held to the model of vLLM's engine: the same requests on the same replicas."""
 
-import csv
 from dataclasses import replace
 
 import pytest
 
-from benchmarks.publish import RESULTS
+from benchmarks.publish import RESULTS, RUNS, read_rows
 from benchmarks.router import ceiling
 from benchmarks.router.gain import system_called, through_engines
 from sloserve.fleet.router.evaluation import at_rates
@@ -24,8 +23,7 @@ def test_the_ceiling_of_one_model_is_that_of_its_largest_batch_in_time() -> None
 
 def test_the_ceilings_table_follows_from_its_runs() -> None:
     folder = RESULTS / "router-ceiling"
-    with (folder / "runs.csv").open() as file:
-        assert ceiling.table(list(csv.DictReader(file))) == (folder / "table.txt").read_text()
+    assert ceiling.table(read_rows(folder / RUNS)) == (folder / "table.txt").read_text()
 
 
 @pytest.mark.slow

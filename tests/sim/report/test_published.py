@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from benchmarks.publish import RUNS, read_runs
 from sloserve.sim.report.compare import compare
 from sloserve.sim.report.latency_capacity import latency_capacity
-from sloserve.sim.report.runs_csv import read_runs
 from sloserve.sim.report.tables import ATTAINMENT, COLUMNS, capacity_table, summary_table
 
 ROOT = Path(__file__).parents[3]
@@ -42,7 +42,7 @@ def test_results_stay_small_and_each_figure_is_shown() -> None:
 
 
 def test_every_experiment_has_its_command_and_table() -> None:
-    for runs in (path for path in published() if path.name == "runs.csv"):
+    for runs in (path for path in published() if path.name == RUNS):
         assert runs.with_name("command.txt").exists() and runs.with_name("table.txt").exists(), runs.parent.name
 
 
@@ -57,7 +57,7 @@ def test_commands_state_the_flags_whose_defaults_have_moved() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["econo-fixed-deadline", "econo-sharegpt-scale-1.5"])
 def test_the_printed_table_follows_from_the_runs(name: str) -> None:
-    runs = read_runs(RESULTS / name / "runs.csv")
+    runs = read_runs(RESULTS / name / RUNS)
     console = Console(file=(printed := StringIO()), width=120)
     shown = [column.key for column in (ATTAINMENT, *COLUMNS) if column.marked]
     console.print(summary_table(runs, compare(runs, metrics=shown)))
@@ -67,7 +67,7 @@ def test_the_printed_table_follows_from_the_runs(name: str) -> None:
 
 
 def test_capacity_follows_from_the_runs() -> None:
-    found = latency_capacity(read_runs(RESULTS / "econo-sharegpt" / "runs.csv"))
+    found = latency_capacity(read_runs(RESULTS / "econo-sharegpt" / RUNS))
     console = Console(file=(printed := StringIO()), width=120)
     console.print(capacity_table(found, "x", in_capacity=True))
     (row,) = [line.split() for line in printed.getvalue().splitlines() if line.split()[:1] == ["econo"]]
