@@ -24,20 +24,14 @@ from rich.console import Console
 
 from benchmarks.arguments import parser_for
 from benchmarks.paper_tables import PAGES, paper_table
-from benchmarks.publish import aligned, provenance
+from benchmarks.pages.papers import PAPERS, paper_table
+from benchmarks.publish import aligned, provenance, read_json
 from benchmarks.report_rows import ReportRow, published_size, rows
 from sloserve.core.progress_bar import progress
 
 RAN, OUTPUT = "ran.json", "output.txt"
 UNFINISHED = "unfinished"
 """The status of a row that runs, or was stopped."""
-PAPERS = {
-    "andes": "Andes",
-    "econo": "EconoServe",
-    "qlm": "QLM",
-    "sa": "Simulated annealing",
-    "qos": "QoS-aware serving",
-}
 STYLE = (
     "body{font:15px sans-serif;max-width:70em;margin:2em auto;padding:0 1em}pre{overflow:auto}img{max-width:100%}"
     "table{border-collapse:collapse}td,th{border:1px solid #ccc;padding:.2em .5em;text-align:left;vertical-align:top}"
@@ -98,9 +92,7 @@ def table(folder: Path) -> str:
     if own.exists():
         return own.read_text(encoding="utf-8")
     for path in folder.glob("*.json"):
-        found = [
-            flat(row) for row in json.loads(path.read_text(encoding="utf-8")).get("rows", ()) if isinstance(row, dict)
-        ]
+        found = [flat(row) for row in read_json(path).get("rows", ()) if isinstance(row, dict)]
         if found:
             names = list(dict.fromkeys(name for row in found for name in row))
             return aligned([names, *([row.get(name, "") for name in names] for row in found)])
@@ -115,8 +107,8 @@ def page(parts: list[tuple[ReportRow, Ran | None]], out: Path, now: str, size: s
     made = f"sloserve at {now}, vLLM {provenance()['vllm']}. These runs took {cpu_s / 60:.0f} CPU minutes"
     body = [f"<h1>What has been measured</h1><p>{text(made)}; all take {text(size)}.</p>"]
     body.append("<p>Figures of the papers' tables are those of benchmarks/results; what stands below them ran now.</p>")
-    for paper in PAGES:
-        body.append(f'<h2 id="paper-{paper}">{PAPERS[paper]}</h2>{as_html(paper_table(paper))}')
+    for name, paper in PAPERS.items():
+        body.append(f'<h2 id="paper-{name}">{paper.title}</h2>{as_html(paper_table(name))}')
     body.append("<h2>Rows</h2><ul>")
     body += [f'<li><a href="#{text(row.name)}">{text(row.name)}</a>' for row, _ in parts] + ["</ul>"]
     for row, of in parts:

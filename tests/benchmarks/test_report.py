@@ -4,7 +4,6 @@ failed.
 
 import json
 import re
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,11 @@ import pytest
 from benchmarks.experiments import EXPERIMENTS
 from benchmarks.fleet.fleet_qlm import SECTIONS
 from benchmarks.paper_tables import PAPERS
+from benchmarks.pages.papers import PAPERS, TEMPLATES
 from benchmarks.report import RAN, as_html, page, ran, table
 from benchmarks.report_rows import MODULES, ReportRow, published_size, rows
+
+pytestmark = pytest.mark.slow
 
 README = Path(__file__).parents[2] / "benchmarks" / "README.md"
 
@@ -22,7 +24,6 @@ def one(code: str) -> ReportRow:
     return ReportRow("one", "does <it> run?", ("timeit", "-n", "1", "-r", "1", code))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("full", [False, True])
 def test_rows_have_names_of_their_own_and_one_folder_each(full: bool) -> None:
     found = list(rows(Path("out"), full=full))
@@ -34,14 +35,10 @@ def test_rows_have_names_of_their_own_and_one_folder_each(full: bool) -> None:
 
 
 def test_every_command_of_the_papers_is_run_or_says_why_not() -> None:
-    named = {row["command"].split()[0] for paper in PAPERS.values() for row in paper["rows"] if "command" in row}
+    templates = "".join((TEMPLATES / f"{paper}.md.j2").read_text() for paper in PAPERS)
+    named = set(re.findall(r"`(?:sloserve simulate --experiment|python -m) ([\w.-]+)", templates))
     assert named - set(EXPERIMENTS) - {"benchmarks.fleet.fleet_qlm"} <= {row["module"] for row in MODULES}
-    sections = {
-        row["command"].split()[1]
-        for row in chain(*(paper["rows"] for paper in PAPERS.values()))
-        if row.get("command", "").startswith("benchmarks.fleet.fleet_qlm ")
-    }
-    assert sections <= set(SECTIONS)
+    assert set(re.findall(r"fleet_qlm --section ([\w-]+)", templates)) <= set(SECTIONS)
 
 
 @pytest.mark.parametrize("row", MODULES, ids=lambda row: row["module"])
@@ -52,7 +49,6 @@ def test_a_module_says_how_small_it_runs_and_how_long_the_published_size_takes(r
         assert "reduced" in row and ("minutes" in row) != ("results" in row)
 
 
-@pytest.mark.slow
 def test_the_published_size_is_that_of_the_published_results() -> None:
     found = {row.name: row for row in rows(Path("out"), full=True)}
     row = found["qoe-parts-reading"]
@@ -69,7 +65,6 @@ def test_the_published_size_is_that_of_the_published_results() -> None:
     assert said is not None and told is not None and float(said[1]) == pytest.approx(float(told[1]), rel=0.2)
 
 
-@pytest.mark.slow
 def test_a_row_is_run_once_a_commit_and_again_where_it_failed(tmp_path: Path) -> None:
     row, folder = one("print('a < b')"), tmp_path / "one"
     first = ran(row, folder, "abc")
@@ -85,7 +80,6 @@ def test_a_row_is_run_once_a_commit_and_again_where_it_failed(tmp_path: Path) ->
     assert shown.index('<h2 id="paper-qos">') < shown.index('<h2 id="one">'), "the papers come first"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("now", "kept"), [("abc", True), ("abd", False)])
 def test_what_a_stopped_row_left_is_kept_for_the_same_commit(tmp_path: Path, now: str, kept: bool) -> None:
     row = one("pass")

@@ -1,11 +1,12 @@
-"""Each figure and table of the five papers has a command and its results, or a reason why it has none."""
+"""Each figure and table of the five papers has a command and its results, or a reason why it has none; no table of the
+benchmarks' pages is typed.
+"""
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,23 +14,105 @@ from benchmarks.experiments import EXPERIMENTS
 from benchmarks.fleet.fleet_qlm import SECTIONS
 from benchmarks.page_tables import TABLES, page_table
 from benchmarks.paper_tables import PAGES, PAPERS, command, figure, filled, paper_table
-from benchmarks.publish import write_json
+from benchmarks.pages.markdown import frame_table
+from benchmarks.pages.papers import PAPERS, TEMPLATES, paper_table
+from benchmarks.pages.tables import TABLES
+from benchmarks.publish import RESULTS
 from tests.docs.pages import ROOT, anchors
 
+pytestmark = pytest.mark.slow
+
+PAGES = ROOT / "docs" / "benchmarks"
 REASONS = {"needs a GPU", "needs human subjects", "needs data that cannot be had", "not about the system"}
 _TABLE = re.compile(r"(<!-- paper: (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 _OF_RESULTS = re.compile(r"(<!-- table: ([\w-]+\.\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
-
-
-_REFERENCE = re.compile(r"\{([^}]+)\}")
+_NUMBERS = re.compile(r"(Fig\.|Table) ([\d, ]*\d)")
+_CALL = re.compile(r"\b(?:at_latency|at_qoe|by_seed|compared|means|printed|rows|saved)\(\"([\w./-]+)\"")
+_DEFINED = re.compile(r"^{% (?:macro|set) (\w+)(.*)", re.MULTILINE)
 _LINK = re.compile(r"\]\(([\w-]*(?:\.md)?)#([\w-]+)\)")
-_FILE = re.compile(r"`([\w-]+\.(?:png|txt|csv|json))`")
-ROWS = [
-    pytest.param(paper, row, id=f"{paper}-{'-'.join(row['of'])}-{i}".replace(" ", ""))
-    for paper, entry in PAPERS.items()
-    for i, row in enumerate(entry["rows"])
-]
-RESULTS = ROOT / "benchmarks" / "results"
+_PICTURE = re.compile(r"`([\w-]+\.png)`")
+Row = tuple[str, list[str]]
+"""A row of a table as the template has it, and the cells that it shows."""
+
+
+@cache
+def _rows(paper: str) -> list[Row]:
+    written = (TEMPLATES / f"{paper}.md.j2").read_text().splitlines()
+    return list(
+        zip(
+            [line for line in written if line.startswith("|")][2:],
+            [_cells(line) for line in paper_table(paper).splitlines()[2:]],
+            strict=True,
+        )
+    )
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|")]
+
+
+def _results(paper: str, line: str) -> list[str]:
+    """The results that a row reads, itself or through what the head of the template defines."""
+    text = line
+    for name, body in reversed(_DEFINED.findall((TEMPLATES / f"{paper}.md.j2").read_text())):
+        text += body if re.search(rf"\b{name}\b", text) else ""
+    return _CALL.findall(text)
+
+
+def _numbers(cell: str) -> set[str]:
+    """``Fig. 10, 12; Table 4: what it shows`` as a set of names."""
+    names = cell.partition(":")[0]
+    return {f"{kind} {number}" for kind, found in _NUMBERS.findall(names) for number in found.split(", ")}
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_figure_and_table_stands_in_the_list(paper: str) -> None:
+    named = set().union(*(_numbers(cells[0]) for _, cells in _rows(paper)))
+    counts = {"Fig.": PAPERS[paper].figures, "Table": PAPERS[paper].tables}
+    assert named == {f"{kind} {number + 1}" for kind, count in counts.items() for number in range(count)}
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_each_has_a_command_with_a_figure_of_its_results_or_a_reason(paper: str) -> None:
+    for line, cells in _rows(paper):
+        if not cells[2]:
+            assert cells[5] in REASONS and not cells[3], cells[0]
+        else:
+            assert _exists(_made_by(cells[2].strip("`"))), cells[2]
+            assert _answers(paper, cells[3], _results(paper, line)), cells[0]
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_results_were_made_by_the_command_of_the_row(paper: str) -> None:
+    """One of the results is of the row's own command; of the others, each is of a command that exists."""
+    for line, cells in _rows(paper):
+        made = {name: _maker(name) for name in _results(paper, line)}
+        assert all(maker is None or _exists(maker) for maker in made.values()), made
+        if made and None not in made.values():
+            assert _made_by(cells[2].strip("`")) in made.values(), (cells[0], made)
+
+
+def _maker(name: str) -> str | None:
+    """What made a result, as :func:`_made_by` has it; ``None`` where several commands did.
+
+    A file of JSON was made by the module that has its name.
+    """
+    folder = RESULTS / name.partition("/")[0]
+    if not folder.is_dir():
+        (module,) = [
+            path for path in (ROOT / "benchmarks").rglob("*.py") if f'RESULTS / "{name}.json.gz"' in path.read_text()
+        ]
+        return ".".join(module.relative_to(ROOT).with_suffix("").parts)
+    lines = [line for line in (folder / "command.txt").read_text().splitlines() if not line.startswith("#")]
+    return _made_by(lines[0]) if len(lines) == 1 else None
+
+
+def _made_by(line: str) -> str:
+    """The experiment that a command line runs, or the module of benchmarks and its section."""
+    words = shlex.split(line.removeprefix("SLOSERVE_DATA=DATA "))
+    if words[:2] == ["python", "-m"]:
+        return " ".join([words[2], *(words[words.index("--section") + 1 :][:1] if "--section" in words else [])])
+    return words[words.index("--experiment") + 1] if "--experiment" in words else line
 
 
 def _exists(named: str) -> bool:
@@ -39,161 +122,58 @@ def _exists(named: str) -> bool:
     return (ROOT / f"{module.replace('.', '/')}.py").exists() and (not section or section in SECTIONS)
 
 
-@pytest.mark.parametrize("paper", PAPERS)
-def test_every_figure_and_table_stands_in_the_list(paper: str) -> None:
-    entry = PAPERS[paper]
-    expected = {f"{kind} {n + 1}" for kind in ("Figure", "Table") for n in range(entry[f"{kind.lower()}s"])}
-    assert set(chain.from_iterable(row["of"] for row in entry["rows"])) == expected
-
-
-@pytest.mark.parametrize(("paper", "row"), ROWS)
-def test_each_has_a_command_with_a_figure_of_its_results_or_a_reason(paper: str, row: Mapping[str, Any]) -> None:
-    if "command" not in row:
-        assert row.get("reason") in REASONS and "ours" not in row
-        return
-    assert "reason" not in row and _exists(row["command"]) and row["results"]
-    assert list(_missing(row)) == [], "named, and not in the row's results"
-    assert _answers(paper, row["ours"], row["results"]), "neither {a figure}, nor a picture, nor a section of a page"
-
-
-@pytest.mark.parametrize(("paper", "row"), ROWS)
-def test_the_results_were_made_by_the_command_of_the_row(paper: str, row: Mapping[str, Any]) -> None:
-    """Of its first folder; the others are of the same kind, and of commands that exist."""
-    for i, name in enumerate(row.get("results", ())):
-        path = RESULTS / name / "command.txt"
-        lines = [line for line in path.read_text().splitlines() if not line.startswith("#")] if path.exists() else []
-        if len(lines) == 1:
-            made = _made_by(lines[0])
-            assert made == row["command"] if i == 0 else _exists(made), f"{name} was made by {lines[0]}"
-            assert made.startswith("benchmarks.") == row["command"].startswith("benchmarks.")
-
-
-def _missing(row: Mapping[str, Any]) -> Iterator[str]:
-    """Files and folders of results that a row names and that are not there, or not among its results."""
-    yield from (name for name in row["results"] if not _kept(name))
-    folders = [RESULTS / name for name in row["results"] if (RESULTS / name).is_dir()]
-    for file in _FILE.findall(row["ours"]):
-        if file not in row["results"] and not any((folder / file).exists() for folder in folders):
-            yield file
-    for key in ("ours", "stock", "differs"):
-        for reference in _REFERENCE.findall(row.get(key, "")):
-            named = [word for word in reference.split() if _kept(word)]
-            if not named or named[0].partition("/")[0] not in row["results"]:
-                yield reference
-
-
-def _kept(name: str) -> bool:
-    return (RESULTS / name).exists() or (RESULTS / f"{name}.gz").exists()
-
-
 def _answers(paper: str, ours: str, results: list[str]) -> bool:
-    """Whether ``ours`` has a figure that is read from results, or names a picture of them or a section of a page."""
-    pictures = [file for file in _FILE.findall(ours) if file.endswith(".png")]
-    sections = [
-        anchor in anchors(ROOT / "docs" / "benchmarks" / (page or f"{PAGES[paper]}.md"))
-        for page, anchor in _LINK.findall(ours)
-    ]
-    drawn = [any((RESULTS / name / file).exists() for name in results) for file in pictures]
-    if "{" in ours:
-        return any(re.search(r"\d", filled(found)) for found in re.findall(r"\{[^}]+\}", ours))
+    """Whether a row has a figure that is read from results, or names a picture of them or a section of a page."""
+    sections = [anchor in anchors(PAGES / (page or f"{PAPERS[paper].page}.md")) for page, anchor in _LINK.findall(ours)]
+    drawn = [any((RESULTS / name / file).exists() for name in results) for file in _PICTURE.findall(ours)]
+    if results and re.search(r"\d", ours):
+        return all(drawn)
     return bool(sections or drawn) and all(sections + drawn)
 
 
-def _made_by(line: str) -> str:
-    """The ``command`` of paper_figures.toml whose published form the line has, whatever options follow."""
-    words = shlex.split(line.removeprefix("SLOSERVE_DATA=DATA "))
-    if words[:2] == ["python", "-m"]:
-        section = words[words.index("--section") + 1 :][:1] if "--section" in words else []
-        return " ".join([words[2], *section])
-    return words[words.index("--experiment") + 1] if "--experiment" in words else line
-
-
 @pytest.mark.parametrize(
-    ("ours", "enough"),
+    ("ours", "results", "enough"),
     [
-        ("{router system=paper rule=greedy arrivals=counted reward .2f}", True),
-        ("`auto` {? router rule=none reward .2f}", False),
-        ("we are better", False),
-        ("yes: [swapping](swap.md)", False),
-        ("yes: [swapping](swap.md#nowhere)", False),
-        ("missed: [planning](engine.md#planning)", True),
-        ("see [there](#conditions-of-nobody)", False),
-        ("`attainment.png`", True),
-        ("`timelines.png`", False),
-        ("`table.txt`", False),
-        ("9.9 times", False),
+        ("0.94", ["router"], True),
+        ("`auto`", ["router"], False),
+        ("9.9 times", [], False),
+        ("yes: [swapping](swap.md)", [], False),
+        ("yes: [swapping](swap.md#nowhere)", [], False),
+        ("missed: [planning](engine.md#planning)", [], True),
+        ("`attainment.png`", ["azure-conv"], True),
+        ("`timelines.png`, 0.94", ["azure-conv"], False),
     ],
 )
-def test_words_alone_are_no_answer(ours: str, enough: bool) -> None:
-    assert _answers("qos", ours, ["azure-conv"]) is enough
+def test_words_alone_are_no_answer(ours: str, results: list[str], enough: bool) -> None:
+    assert _answers("qos", ours, results) is enough
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_the_command_of_a_row_is_one_that_results_can_name(paper: str) -> None:
-    for row in PAPERS[paper]["rows"]:
-        if "command" in row:
-            assert _made_by(command(row["command"])) == row["command"]
-
-
-@pytest.mark.parametrize("paper", PAPERS)
-def test_the_paper_s_page_begins_with_its_table(paper: str, update_docs: bool) -> None:
-    page = ROOT / "docs" / "benchmarks" / f"{PAGES[paper]}.md"
+def test_the_page_of_a_paper_begins_with_its_table(paper: str, update_docs: bool) -> None:
+    page = PAGES / f"{PAPERS[paper].page}.md"
     text = page.read_text()
     assert [found[2] for found in _TABLE.finditer(text)] == [paper] and text.index("<!-- paper") < text.index("\n## ")
-    new = _TABLE.sub(lambda found: f"{found[1]}{paper_table(paper)}{found[3]}", text)
-    if update_docs:
-        page.write_text(new)
-    assert text == new or update_docs, "what is generated is out of date: pytest tests/docs --update-docs"
+    _same(page, _TABLE.sub(lambda found: f"{found[1]}{paper_table(paper)}{found[3]}", text), update_docs)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TABLES)
-def test_tables_of_a_page_are_those_of_its_results(name: str, update_docs: bool) -> None:
-    page = ROOT / "docs" / "benchmarks" / f"{name}.md"
+@pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda page: page.stem)
+def test_tables_of_a_page_are_those_of_its_results(page: Path, update_docs: bool) -> None:
     text = page.read_text()
-    assert sorted(found[2] for found in _OF_RESULTS.finditer(text)) == sorted(
-        f"{name}.{table}" for table in TABLES[name]
-    )
-    new = _OF_RESULTS.sub(lambda found: f"{found[1]}{page_table(found[2])}{found[3]}", text)
+    assert sorted(_named(text)) == sorted(name for name in TABLES if name.partition(".")[0] == page.stem)
+    made = _OF_RESULTS.sub(lambda found: f"{found[1]}{frame_table(TABLES[found[2]]())}{found[3]}", text)
+    _same(page, made, update_docs)
+
+
+def test_every_table_stands_on_a_page() -> None:
+    assert {name.partition(".")[0] for name in TABLES} <= {page.stem for page in PAGES.glob("*.md")}
+
+
+def _named(text: str) -> Iterator[str]:
+    return (found[2] for found in _OF_RESULTS.finditer(text))
+
+
+def _same(page: Path, made: str, update_docs: bool) -> None:
+    text = page.read_text()
     if update_docs:
-        page.write_text(new)
-    assert text == new or update_docs, "what is generated is out of date: pytest tests/docs --update-docs"
-
-
-def test_figures_are_read_from_rows_tables_and_json() -> None:
-    assert (
-        filled("as {sa_devices.json rows profile=a800-qwen2.5-32b max_batch=1 policy=stock attainment .0%}") == "as 3 %"
-    )
-    assert figure("quic-network condition=burst-constant transport=tcp-n real-time/met per real-time/n .1%") == "24.7 %"
-    assert figure("table fleet-qlm-drain fifo") == "35.1 ± 2.3"
-    with pytest.raises(ValueError, match="leads to no number"):
-        figure("router rule=none reward .2f")
-
-
-@pytest.mark.parametrize(
-    ("reference", "text"),
-    [
-        ("of.json rows policy=ours speed .1f", "4.0"),
-        ("? of.json rows policy=nobody speed .1f", ""),
-        ("ratios of.json rows : policy=ours speed : policy=stock speed .2f", "2.50"),
-        ("span of.json rows : policy=ours speed : policy=stock speed .1f", "−3.9 to 8.9"),
-        ("less of.json rows : policy=stock share : policy=ours share +.1p", "−5.0"),
-        ("most of.json by_name : share .0%", "50 %"),
-        ("text of.json the_best", "`ours`"),
-        ("around of.json rows policy=ours speed .0f", "4 ± 25"),
-        ("table of ours,_tuned 2", "−7"),
-    ],
-)
-def test_figures_of_two_rows_are_read(
-    reference: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = [
-        {"policy": policy, "speed": speed, "share": share}
-        for policy, speed, share in (("stock", 1, 0.5), ("stock", 2, 0.5), ("ours", 2, 0.6), ("ours", 6, 0.5))
-    ]
-    told = {"rows": rows, "by_name": {"a": {"share": 0.5}, "b": {"share": 0.2}}, "the best": "ours"}
-    write_json(tmp_path / "of.json.gz", told)
-    (tmp_path / "of").mkdir()
-    (tmp_path / "of" / "table.txt").write_text("| policy | a | b |\n| ours, tuned | 1 | -7 |\n")
-    monkeypatch.setattr("benchmarks.paper_tables.RESULTS", tmp_path)
-    assert figure(reference) == text
+        page.write_text(made)
+    assert text == made or update_docs, "what is generated is out of date: pytest tests/docs --update-docs"

@@ -1,0 +1,371 @@
+"""Every table of measurements on the pages of docs/benchmarks: a function makes each as a frame of texts.
+
+A table named ``PAGE.NAME`` stands on ``docs/benchmarks/PAGE.md`` between ``<!-- table: PAGE.NAME -->`` and
+``<!-- end -->``, where ``pytest tests/docs --update-docs`` writes it. An asterisk behind a policy says that it runs
+with the step budget.
+"""
+
+from collections.abc import Callable, Mapping
+
+import pandas as pd
+
+from benchmarks.pages.results import (
+    at_latency,
+    by_seed,
+    compared,
+    markdown_table,
+    means,
+    of_stock,
+    printed,
+    rows,
+    span,
+)
+
+Table = Callable[[], pd.DataFrame]
+TABLES: dict[str, Table] = {}
+"""Each table by its name."""
+BUDGET = ":step_budget=true"
+FLEET = {
+    "fifo": "`fifo`",
+    "on-demand": "`on-demand`",
+    "collate/stock": "`collate`",
+    "edf/stock": "`edf`",
+    "qlm/stock": "`qlm`",
+    "qlm-paper/stock": "`qlm-paper`",
+    "shepherd/stock": "SHEPHERD",
+}
+"""The planners of QLM's fleet that its tables show."""
+
+
+def table(name: str) -> Callable[[Table], Table]:
+    """Register a function as the table of this name."""
+
+    def register(made: Table) -> Table:
+        TABLES[name] = made
+        return made
+
+    return register
+
+
+def shown(policies: list[str], bold: tuple[str, ...] = ()) -> dict[str, str]:
+    """Return what tables call these policies: ``edf:step_budget=true`` is ```edf`*``."""
+    names = {policy: f"`{policy.removesuffix(BUDGET)}`" + "*" * policy.endswith(BUDGET) for policy in policies}
+    names |= {policy: f"**{names[policy]}**" for policy in bold}
+    return names | ({"stock": "stock"} if "stock" in policies else {})
+
+
+def chosen(frame: pd.DataFrame | pd.Series, names: Mapping[str, str], head: str) -> pd.DataFrame | pd.Series:
+    """Return the rows that ``names`` has, in its order and under its names, below this head."""
+    return frame.loc[list(names)].rename(index=names).rename_axis(head)
+
+
+def attainment(name: str, loads: list[float], policies: dict[str, str], head: str) -> pd.DataFrame:
+    """Return the share of requests in time of an experiment, by load and policy."""
+    met = means(name, by=["load", "policy"]).slo_attainment.unstack()
+    return (
+        met.loc[loads, list(policies)]
+        .rename(index="{:g}".format, columns=policies)
+        .map("{:.1%}".format)
+        .rename_axis(head)
+    )
+
+
+@table("andes.qoe")
+def andes_qoe() -> pd.DataFrame:
+    """Mean QoE by workload and load, with what the two policies that plan for QoE pay for it."""
+    workloads = {
+        ("reading", "qoe-reading"): [1.5, 2.5],
+        ("several rounds", "qoe-multiround"): [1.5, 2.5],
+        ("voice", "qoe-voice"): [2.5],
+        ("Azure conv.", "qoe-azure-conv"): [1.5, 2.5],
+        ("Azure code", "qoe-azure-code"): [1.5],
+        ("ServeGen", "qoe-servegen"): [1.5, 2.5],
+    }
+    policies = shown(["stock", "edf" + BUDGET, "andes", "auto"])
+    found = {}
+    for (workload, name), loads in workloads.items():
+        for load in loads:
+            mean = means(name, load=load)
+            row = mean.qoe_mean[list(policies)].rename(policies).map("{:.3f}".format)
+            costs = mean.preemptions_per_request.map("{:.2f}, ".format) + of_stock(mean.output_throughput)
+            for policy in ("andes", "auto"):
+                row[f"`{policy}`: preemptions, tokens/s"] = costs[policy]
+            found[f"{workload}, {load}"] = row
+    return pd.DataFrame(found).T.rename_axis("workload, load")
+
+
+@table("econo.loads")
+def econo_loads() -> pd.DataFrame:
+    """The load that each policy carries at twice stock's unloaded latency per token."""
+    workloads = {
+        "ShareGPT": "econo-sharegpt",
+        "Alpaca": "econo-alpaca",
+        "BookCorpus": "econo-bookcorpus",
+        "Azure conv.": "econo-azure-conv",
+        "Azure code": "econo-azure-code",
+        "ServeGen": "econo-servegen",
+        "Llama-33B, ShareGPT": "econo-llama-33b",
+        "OPT-175B, ShareGPT": "econo-opt-175b",
+    }
+    policies = shown(["stock", "edf" + BUDGET, "sjf" + BUDGET, "econo", "auto"], bold=("econo",))
+    found = {}
+    for workload, name in workloads.items():
+        carried = at_latency(name)
+        ratios = carried.ratio[["econo", "auto"]].rename("`{}` / stock".format)
+        found[workload] = pd.concat([carried.load[list(policies)].rename(policies), ratios])
+    return pd.DataFrame(found).T.rename_axis("workload")
+
+
+@table("econo.fixed")
+def econo_fixed() -> pd.DataFrame:
+    """One deadline for all requests: share in time, ms per token, and tokens per second relative to stock."""
+    mean = means("econo-fixed-deadline", load=1.5)
+    texts = pd.DataFrame(
+        {
+            "load 1.5": mean.slo_attainment.map("{:.0%}, ".format)
+            + mean.normalized_latency_ms.map("{:.0f}, ".format)
+            + of_stock(mean.output_throughput),
+            "preemptions a request at 1.5": mean.preemptions_per_request.map("{:.2f}".format),
+        }
+    )
+    policies = shown(
+        ["stock", "edf" + BUDGET, "sjf" + BUDGET, "andes" + BUDGET, "econo", "auto"], bold=("econo", "auto")
+    )
+    return chosen(texts, policies | {"econo:length=oracle": "`econo`, lengths known"}, "policy")
+
+
+@table("deadlines.conversations")
+def deadlines_conversations() -> pd.DataFrame:
+    """Azure's conversations with 2,048 tokens a step."""
+    budgets = [policy + BUDGET for policy in ("edf", "sjf", "andes", "econo")]
+    policies = shown(["stock", "edf", *budgets, "auto"], bold=("auto",))
+    return attainment("azure-conv", [0.7, 1, 1.5, 2], policies, "load, 2,048 tokens")
+
+
+@table("deadlines.short_steps")
+def deadlines_short_steps() -> pd.DataFrame:
+    """Azure's conversations with 512 tokens a step."""
+    policies = shown(["stock", "priority", "edf", "sjf", "auto"], bold=("auto",))
+    return attainment("azure-conv-short-steps", [1, 1.5], policies, "load, 512 tokens")
+
+
+@table("sa.online")
+def sa_online() -> pd.DataFrame:
+    """Requests that arrive over time, on two traces."""
+    policies = shown(
+        ["stock", "edf" + BUDGET, "sjf" + BUDGET, "sa", "sa" + BUDGET, "sa-batches", "auto"], bold=("auto",)
+    )
+    azure = attainment("sa-azure-conv", [0.7, 1, 1.5], policies, "trace, load").rename("Azure, 512 tokens, {}".format)
+    servegen = attainment("sa-servegen", [1, 1.5], policies, "trace, load").rename("ServeGen, {}".format)
+    return pd.concat([azure, servegen])
+
+
+@table("sa.burst")
+def sa_burst() -> pd.DataFrame:
+    """Requests that are there at once: G as a multiple of stock's, and the share in time."""
+    policies = {"edf": "`edf`", "sjf:length=oracle": "`sjf`", "sa:length=oracle": "`sa`", "sa": "`sa`, predicted"}
+    found = {}
+    for requests, limit in ((10, 1), (20, 2), (40, 4)):
+        cell = {"profile": "v100x2-qwen2.5-7b", "requests": requests, "max_batch": limit, "length_error": 0}
+        met = means("sa-paper", **cell).attainment.map("{:.0%}".format)
+        goodput = by_seed("sa-paper", "goodput", **cell)
+        ratios = goodput.div(goodput.stock, axis="index")
+        times = ratios.mean().map("{:.1f}".format)
+        times["sa:length=oracle"] += f" ({span(ratios['sa:length=oracle'], '.1f')})"
+        texts = (times + ", " + met)[list(policies)].rename(policies)
+        found[f"{requests}, {limit}"] = pd.concat([pd.Series({"stock": met["stock"]}), texts])
+    return pd.DataFrame(found).T.rename_axis("requests, batch limit")
+
+
+@table("admission.requests")
+def admission_requests() -> pd.DataFrame:
+    """Azure's conversations at twice stock's capacity, by policy and admission."""
+    mean = means("admission-azure-conv-10s")
+    classes = mean[["slo_attainment_by_class/interactive", "slo_attainment_by_class/batch"]].map("{:.0%}".format)
+    texts = pd.DataFrame(
+        {
+            "goodput": mean.request_goodput.map("{:.1f}".format),
+            "of all": mean.slo_attainment.map("{:.1%}".format),
+            "interactive, batch": classes.agg(", ".join, axis="columns"),
+            "rejected": mean.rejected.map("{:.0f}".format),
+            "false": mean.false_rejects.map("{:.0f}".format),
+        }
+    )
+    names = {
+        "stock": "stock",
+        "stock+vllm:max_num_queued_tokens=4000": "stock, tokens 4,000",
+        "stock+predict:min_chance=0.5": "stock, predict 0.5",
+        "edf:step_budget=true+vllm:max_num_queued_tokens=16000": "`edf`*, tokens 16,000",
+        "edf:step_budget=true+predict:min_chance=0.5": "`edf`*, predict 0.5",
+        "sjf:step_budget=true": "`sjf`*",
+        "sjf:step_budget=true+predict:min_chance=0.5": "`sjf`*, predict 0.5",
+        "auto": "`auto`",
+        "auto+vllm:max_num_queued_tokens=16000": "`auto`, tokens 16,000",
+        "auto+predict:min_chance=0.5": "`auto`, predict 0.5",
+    }
+    return chosen(texts, names, "policy and admission")
+
+
+@table("estimators.length_model")
+def estimators_length_model() -> pd.DataFrame:
+    """What a trained length model is worth to policies that order by length."""
+
+    def texts(name: str) -> pd.Series:
+        mean = means(name)
+        return mean.slo_attainment.map("{:.1%}, ".format) + mean.output_throughput.map("{:,.0f}".format)
+
+    learned = texts("length-model-azure-conv")
+    known = learned[learned.index.str.endswith(":length=oracle")].rename(
+        lambda name: name.removesuffix(":length=oracle")
+    )
+    without = texts("length-model-azure-conv-without")
+    found = pd.DataFrame({"distribution of the class (no model)": without, "learned": learned, "known": known})
+    return chosen(found, shown(["sjf", "econo", "auto"]), "in time, tokens/s")
+
+
+@table("gpu.live")
+def gpu_live() -> pd.DataFrame:
+    """Runs on an H100 beside their simulation."""
+    figures = {
+        "slo_attainment": ("in time: live, simulated", "{:.1%}"),
+        "qoe_mean": ("QoE", "{:.3f}"),
+        "output_throughput": ("tokens/s", "{:,.0f}"),
+    }
+    runs = rows("live_policies", "runs").set_index(["policy", "seed", "by"])
+    texts = {}
+    for figure, (head, spec) in figures.items():
+        both = runs[figure].map(spec.format).unstack("by")
+        texts[head] = both["live"] + ", " + both["h100-llama3-8b"]
+    policies = shown(["stock", "auto", "edf" + BUDGET, "andes", "econo", "qlm", "sjf" + BUDGET])
+    found = pd.DataFrame(texts).loc[list(policies)]
+    return found.set_axis([f"{policies[policy]}, seed {seed}" for policy, seed in found.index]).rename_axis("run")
+
+
+@table("auto.verdict")
+def auto_verdict() -> pd.DataFrame:
+    """One policy left on in all cells of the comparison."""
+    heads = {
+        "attainment, %": "requests in time, %",
+        "behind the cell's best rival, points": "points behind the best other setting of each cell, chosen afterwards",
+        "QoE": "QoE",
+        "latency, x auto": "latency, x `auto`",
+        "tokens/s, x stock": "tokens/s, x stock",
+    }
+    names = {"auto": "`auto`"}
+    for name in ("andes", "econo", "edf", "sjf"):
+        names[f"{name}, its best size"] = f"`{name}`, each cell at its best step size"
+    found = markdown_table("auto", "policy in all cells")[list(heads)].rename(columns=heads)
+    return chosen(found, names | {"stock": "stock"}, "left on in all cells")
+
+
+@table("auto.losses")
+def auto_losses() -> pd.DataFrame:
+    """The cells in which `auto` is furthest behind the best policy for the cell."""
+    return markdown_table("auto", "cell", 2)
+
+
+@table("auto.judged")
+def auto_judged() -> pd.DataFrame:
+    """Cells with new seeds: share in time, and QoE in brackets."""
+    targets = {"readers": "readers", "mixed": "mixed", "default": "default classes", "deadline": "one deadline"}
+    each, every = means("auto_judged", by=["targets", "policy"]), means("auto_judged")
+
+    def texts(mean: pd.DataFrame) -> pd.Series:
+        return mean.slo_attainment.map("{:.1%}".format) + mean.qoe_mean.map(" ({:.3f})".format)
+
+    found = {head: texts(each.loc[name]) for name, head in targets.items()}
+    found["one deadline"] = each.loc["deadline"].slo_attainment.map("{:.1%}".format)
+    found |= {"all 24": texts(every), "tokens/s, x stock": every.tokens_over_stock.map("{:.3f}".format)}
+    budgets = [policy + BUDGET for policy in ("niyama", "andes", "econo", "edf", "sjf")]
+    names = shown(["auto", *budgets]) | {"stock@max_num_batched_tokens=1024": "stock, 1,024 tokens", "stock": "stock"}
+    return chosen(pd.DataFrame(found), names, "policy")
+
+
+@table("auto.highest")
+def auto_highest() -> pd.DataFrame:
+    """The highest load at which hardly any request is late, as a multiple of what stock completes."""
+    names = {
+        "azure-conv": "Azure's conversations, readers, scarce, H100",
+        "azure-code": "Azure's code, mixed, ample, H100",
+        "servegen-10h": "ServeGen 10h, mixed, scarce, 70B",
+        "servegen-19h": "ServeGen 19h, readers, scarce, 70B",
+        "sharegpt": "ShareGPT, mixed, scarce, OPT-13B",
+        "reasoning": "long replies, readers, scarce, 70B",
+    }
+    policies = {"stock": "stock"} | {name + BUDGET: f"`{name}`" for name in ("edf", "andes", "econo", "niyama")}
+    loads = means("highest_load", by=["workload", "policy"]).load.unstack()
+    found = loads[[*policies, "auto"]].rename(columns=policies | {"auto": "`auto`"})
+    return chosen(
+        found.assign(**{"`auto` over stock": loads.auto / loads.stock}).map("{:.2f}".format),
+        names,
+        "workload, targets, KV, engine",
+    )
+
+
+@table("swap.overload")
+def swap_overload() -> pd.DataFrame:
+    """What swap space adds to each policy under overload, with half of the 95 % interval."""
+    found = rows("swap_overload", "over_all").set_index(["figure", "policy"])
+
+    def texts(figure: str, spec: str, scale: float = 1) -> pd.Series:
+        added, half = scale * found.loc[figure].added, scale * found.loc[figure].half_95
+        return added.map(f"{{:+{spec}}} ± ".format) + half.map(f"{{:{spec}}}".format)
+
+    frame = pd.DataFrame(
+        {
+            "in time, points": texts("slo_attainment", ".1f", 100),
+            "QoE": texts("qoe_mean", ".3f"),
+            "tokens/s": texts("output_throughput", ".0f"),
+            "latency, ms a token": texts("normalized_latency_ms", ".1f"),
+            "preemptions a request": found.loc["preemptions_per_request"].added.map("{:+.2f}".format),
+        }
+    )
+    budgets = [policy + BUDGET for policy in ("econo", "andes", "edf", "qlm", "sjf")]
+    return chosen(frame, shown(["auto", *budgets]), "policy")
+
+
+@table("swap.grid")
+def swap_grid() -> pd.DataFrame:
+    """What swapping is worth in the cells with the largest gains and losses."""
+    cells = {
+        ("azure-code-h100", "edf"): [0],
+        ("azure-conv-h100", "edf"): [0, 1, 2],
+        ("multiround-a100", "edf"): [0, 1, 2],
+        ("multiround-h100", "andes"): [0],
+        ("multiround-h100", "econo"): [0],
+        ("multiround-h100", "edf"): [0],
+        ("multiround-h100", "sjf"): [0],
+    }
+    runs = rows("swap-grid", engine="model").set_index("seed")
+    found = {}
+    for (cell, policy), seeds in cells.items():
+        of_cell = runs[(runs.cell == cell) & runs.index.isin(seeds)]
+        stock, own = of_cell[of_cell.policy == "stock"], of_cell[of_cell.policy == policy]
+        again = own[own.how == "recompute"]
+        cost = own[(own.how == "cost") & (own.pool == 1) & (own.link == 1)]
+        found[f"{cell}, `{policy}`" + (", 3 seeds" if len(seeds) > 1 else "")] = {
+            "computed again": f"{(again.output_throughput / stock.output_throughput).mean():.3f}",
+            "by cost": f"{(cost.output_throughput / stock.output_throughput).mean():.3f}",
+            "preemptions": f"{again.preemptions_per_request.mean():.2f} → {cost.preemptions_per_request.mean():.2f}",
+            "QoE": f"{again.qoe_mean.mean():.3f} → {cost.qoe_mean.mean():.3f}",
+            "KB moved per token": f"{cost.swap_bytes_per_output_token.mean() / 1000:.0f}",
+        }
+    return pd.DataFrame(found).T.rename_axis("workload, policy")
+
+
+@table("qlm.many")
+def qlm_many() -> pd.DataFrame:
+    """Many models on few instances, by planner: share in time, and the difference from `on-demand`."""
+    texts = {
+        "latency-sensitive, 30 % of all": compared("fleet-qlm-rates", "interactive", to="on-demand"),
+        "all": compared("fleet-qlm-rates", "in_time", to="on-demand"),
+    }
+    return chosen(pd.DataFrame(texts), FLEET, "in time, %")
+
+
+@table("qlm.throughput")
+def qlm_throughput() -> pd.DataFrame:
+    """The rate at which 90 % are in time, and its ratio to `on-demand`'s."""
+    cells = printed("fleet-qlm-throughput")
+    found = pd.DataFrame({planner: cells[planner][1:] for planner in FLEET}, index=["10 % for tail models", "60 %"])
+    return chosen(found.T, FLEET, "requests/s")
