@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.arguments import parser_for
-from benchmarks.publish import RESULTS, RUNS, load_text, provenance, save_text
+from benchmarks.publish import RESULTS, RUNS, load_text, provenance, save_text, short_figures
 from sloserve.sim.report.runs_csv import RUNS_CSV
 
 COMMAND: Final = "command.txt"
@@ -79,7 +79,8 @@ def make_anew(one: Published, commit: str, vllm: str) -> str:
         if status or not (out / RUNS_CSV).exists():
             return f"{one.folder.name} FAILED with {process.returncode}: {log.read_text(encoding='utf-8')[-2000:]}"
         minutes = (used.ru_utime + used.ru_stime) / 60
-        save_text(one.folder / RUNS, load_text(out / RUNS_CSV))
+        if (one.folder / RUNS).exists():
+            save_text(one.folder / RUNS, short_figures(load_text(out / RUNS_CSV)))
         for path in out.iterdir():
             if path.name == "table.txt" or (one.folder / path.name).exists():
                 shutil.copy(path, one.folder / path.name)

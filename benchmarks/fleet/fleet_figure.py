@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from PIL import Image
 
 from benchmarks.fleet.cells import Row
 from benchmarks.fleet.fleet_qlm import FigureSection
@@ -75,4 +76,6 @@ def figure(path: Path, axis: str, rows: Sequence[Row], title: str, key: str, bas
         axes.set_title(title, fontsize=8, wrap=True)
         axes.set_ylabel(NAMES[key])
         add_legend(made)
-        made.savefig(path)  # with all colours: the palette of write_figure makes those of few points alike
+        made.savefig(path)
+    # The palette of write_figure has 64 colours, which makes those of policies with few points alike.
+    Image.open(path).convert("RGB").quantize(256).save(path, optimize=True)
