@@ -23,7 +23,6 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.arguments import parser_for
-from benchmarks.paper_tables import PAGES, paper_table
 from benchmarks.pages.papers import PAPERS, paper_table
 from benchmarks.publish import aligned, provenance, read_json
 from benchmarks.report_rows import ReportRow, published_size, rows

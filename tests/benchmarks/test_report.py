@@ -10,7 +10,6 @@ import pytest
 
 from benchmarks.experiments import EXPERIMENTS
 from benchmarks.fleet.fleet_qlm import SECTIONS
-from benchmarks.paper_tables import PAPERS
 from benchmarks.pages.papers import PAPERS, TEMPLATES
 from benchmarks.report import RAN, as_html, page, ran, table
 from benchmarks.report_rows import MODULES, ReportRow, published_size, rows

@@ -12,8 +12,6 @@ import pytest
 
 from benchmarks.experiments import EXPERIMENTS
 from benchmarks.fleet.fleet_qlm import SECTIONS
-from benchmarks.page_tables import TABLES, page_table
-from benchmarks.paper_tables import PAGES, PAPERS, command, figure, filled, paper_table
 from benchmarks.pages.markdown import frame_table
 from benchmarks.pages.papers import PAPERS, TEMPLATES, paper_table
 from benchmarks.pages.tables import TABLES
