@@ -30,7 +30,7 @@ void bind_kv_copy(nb::module_& m) {
         check_within("pool_base", pool_base, 0, std::numeric_limits<std::int64_t>::max());
         auto* pool = reinterpret_cast<unsigned char*>(pool_base);
         nb::gil_scoped_release others_run;
-        copy_blocks(KvLayout(all, num_blocks), pool, pool_blocks, device_ids.data(), device_ids.shape(0),
+        copy_blocks(KvCopyLayout(all, num_blocks), pool, pool_blocks, device_ids.data(), device_ids.shape(0),
                     host_ids.data(), host_ids.shape(0), to_host, threads);
       },
       "regions"_a.noconvert(), nb::kw_only(), "num_blocks"_a, "pool_base"_a, "pool_blocks"_a, "device_ids"_a.noconvert(),

@@ -22,7 +22,7 @@ void out_and_in_again(std::uint64_t seed) {
   std::mt19937_64 rng(seed);
   Cache cache(kLayouts[seed % kLayouts.size()], rng), other = cache;
   std::fill(other.memory.begin(), other.memory.end(), 5);
-  const sloserve::KvLayout layout(cache.regions(), cache.blocks()), again(other.regions(), other.blocks());
+  const sloserve::KvCopyLayout layout(cache.regions(), cache.blocks()), again(other.regions(), other.blocks());
   const std::int64_t bytes = layout.block_bytes(), pool_blocks = cache.blocks() + 3;
   // The pool begins at any address, and ends where the sanitizer sees one byte more.
   const std::int64_t shift = rng() % 2 ? 0 : static_cast<std::int64_t>(rng() % 16);

@@ -86,7 +86,7 @@ struct Run {
   }
 
   void go() {
-    const sloserve::KvLayout layout(cache.regions(), cache.blocks());
+    const sloserve::KvCopyLayout layout(cache.regions(), cache.blocks());
     const std::int64_t bytes = layout.block_bytes();
     const bool staged = !layout.one_run() || rng() % 2;
     const std::int64_t least = 2 * static_cast<std::int64_t>(sloserve::kKvSlices) * bytes;
@@ -138,7 +138,7 @@ struct Run {
 // Whatever operation fails: nothing is under way afterwards, all is given back, and later copies are refused.
 void fails(std::uint64_t seed) {
   Run run(seed);
-  const sloserve::KvLayout layout(run.cache.regions(), run.cache.blocks());
+  const sloserve::KvCopyLayout layout(run.cache.regions(), run.cache.blocks());
   const auto blocks = static_cast<std::int64_t>(run.host.size());
   run.driver.span_bytes = 0;
   run.driver.fail_after = static_cast<std::int64_t>(seed % 90);

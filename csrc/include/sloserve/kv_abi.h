@@ -32,7 +32,7 @@ struct SloserveKv {
   sloserve::KvTransfer<sloserve::Gpu> transfer;
   std::vector<sloserve::KvEnded> ended;
 
-  SloserveKv(std::int64_t device, sloserve::KvLayout layout, sloserve::KvPool pool, std::int64_t staging_bytes)
+  SloserveKv(std::int64_t device, sloserve::KvCopyLayout layout, sloserve::KvPool pool, std::int64_t staging_bytes)
       : gpu(device), transfer(gpu, std::move(layout), pool, staging_bytes) {}
 };
 
@@ -60,7 +60,7 @@ SLOSERVE_KV_EXPORT std::int64_t sloserve_kv_open(std::int64_t device, const slos
   return sloserve_kv_guarded(error, [&] {
     const std::vector<sloserve::KvRegion> all(regions, regions + num_regions);
     auto kv = std::make_unique<SloserveKv>(
-        device, sloserve::KvLayout(all, num_blocks),
+        device, sloserve::KvCopyLayout(all, num_blocks),
         sloserve::KvPool{static_cast<unsigned char*>(pool), pool_blocks, span_blocks}, staging_bytes);
     const std::int64_t taken = kv->transfer.staging_bytes();
     *opened = kv.release();

@@ -111,7 +111,7 @@ inline void kv_stores_done() {
 #endif
 }
 
-inline void copy_pairs(const KvLayout& layout, const std::vector<KvPair>& pairs, std::size_t first, std::size_t last,
+inline void copy_pairs(const KvCopyLayout& layout, const std::vector<KvPair>& pairs, std::size_t first, std::size_t last,
                        unsigned char* pool, bool to_host) {
   constexpr std::size_t kShort = 4 * 4096;  // longer ones are copied in several spans at once anyway
   KvMove waiting[kKvMovesAtOnce];
@@ -141,12 +141,12 @@ inline void copy_pairs(const KvLayout& layout, const std::vector<KvPair>& pairs,
 // Copies device block device_ids[i] to host block host_ids[i], or back, for each of n; returns when all is written. Uses up to
 // `threads` threads, of which the caller's is one; fewer for few bytes, or where the system gives no more.
 //
-// pool: pool_blocks packed blocks. Throws std::invalid_argument before a byte moves; see KvLayout and kv_pairs.
-inline void copy_blocks(const KvLayout& layout, unsigned char* pool, std::int64_t pool_blocks, const std::int64_t* device_ids,
+// pool: pool_blocks packed blocks. Throws std::invalid_argument before a byte moves; see KvCopyLayout and kv_pairs.
+inline void copy_blocks(const KvCopyLayout& layout, unsigned char* pool, std::int64_t pool_blocks, const std::int64_t* device_ids,
                         std::size_t num_device, const std::int64_t* host_ids, std::size_t num_host, bool to_host,
                         std::int64_t threads) {
-  KvLayout::check("threads", threads, 1, kMostKvThreads);
-  KvLayout::check("pool_blocks", pool_blocks, 0, kMostKvBlocks);
+  KvCopyLayout::check("threads", threads, 1, kMostKvThreads);
+  KvCopyLayout::check("pool_blocks", pool_blocks, 0, kMostKvBlocks);
   const auto pairs = kv_pairs(device_ids, num_device, host_ids, num_host, layout.num_blocks(), pool_blocks);
   if (pairs.empty()) return;
   if (pool == nullptr) throw std::invalid_argument("pool_base: 0 is no address");

@@ -17,10 +17,10 @@ namespace sloserve {
 inline constexpr std::int64_t kMostKvBlocks = std::numeric_limits<std::int32_t>::max();
 
 // The regions of a KV cache of num_blocks blocks. A packed block holds the bytes of its regions, in their order.
-class KvLayout {
+class KvCopyLayout {
  public:
   // Throws std::invalid_argument for no regions, for blocks of a region that overlap, or an extent beyond 63 bits.
-  KvLayout(const std::vector<KvRegion>& regions, std::int64_t num_blocks) : num_blocks_(num_blocks) {
+  KvCopyLayout(const std::vector<KvRegion>& regions, std::int64_t num_blocks) : num_blocks_(num_blocks) {
     check("num_blocks", num_blocks, 1, kMostKvBlocks);
     if (regions.empty()) throw std::invalid_argument("regions: there is none; a KV cache has one at least");
     constexpr auto kMost = std::numeric_limits<std::int64_t>::max();

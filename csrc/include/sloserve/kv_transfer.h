@@ -53,14 +53,14 @@ class KvTransfer {
 
   // staging_bytes: of memory on the GPU, for both directions together; 0 for blocks of one run, which need none.
   // Throws std::invalid_argument for what cannot be, std::runtime_error for what the GPU refuses.
-  KvTransfer(Gpu& gpu, KvLayout layout, KvPool pool, std::int64_t staging_bytes)
+  KvTransfer(Gpu& gpu, KvCopyLayout layout, KvPool pool, std::int64_t staging_bytes)
       : gpu_(gpu), layout_(std::move(layout)), pool_(pool) {
-    KvLayout::check("pool_blocks", pool.blocks, 1, kMostKvBlocks);
-    KvLayout::check("span_blocks", pool.span_blocks, 1, pool.blocks);
+    KvCopyLayout::check("pool_blocks", pool.blocks, 1, kMostKvBlocks);
+    KvCopyLayout::check("span_blocks", pool.span_blocks, 1, pool.blocks);
     if (pool.base == nullptr) throw std::invalid_argument("pool: 0 is no address");
     if (staging_bytes || !layout_.one_run()) {
       const std::int64_t least = 2 * static_cast<std::int64_t>(kKvSlices) * layout_.block_bytes();
-      KvLayout::check("staging_bytes", staging_bytes, least, kMostKvStagingBytes);
+      KvCopyLayout::check("staging_bytes", staging_bytes, least, kMostKvStagingBytes);
       slice_blocks_ = std::min(staging_bytes / least, blocks_per_launch());
     }
     stored_by_.resize(static_cast<std::size_t>(pool.blocks));
@@ -201,7 +201,7 @@ class KvTransfer {
 
   std::int64_t blocks_per_launch() const {
     const auto items = static_cast<std::int64_t>(layout_.regions().size()) * parts();
-    KvLayout::check("regions: work items of a block", items, 1, std::int64_t{1} << 31);
+    KvCopyLayout::check("regions: work items of a block", items, 1, std::int64_t{1} << 31);
     return std::min<std::int64_t>(kKvIdsPerLaunch, (std::int64_t{1} << 31) / items);
   }
 
@@ -311,7 +311,7 @@ class KvTransfer {
   }
 
   Gpu& gpu_;
-  KvLayout layout_;
+  KvCopyLayout layout_;
   KvPool pool_;
   std::int64_t slice_blocks_ = 0;  // 0: blocks go without staging
   unsigned char* staging_ = nullptr;
