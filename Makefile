@@ -3,8 +3,8 @@
 #   make serve   the server with a model made on the spot, on 127.0.0.1:8000; PORT=8001 make serve for another port. It installs
 #                the engine and what serving needs, no more
 #   make env     .venv with the development tools as well; the commands below make it first
-#   make test    all tests, the fast ones first; LANES=0 make test for one file at a time, whatever the machine has
-#   make whole   the longest tests in full, where make test has some: every KV layout, policy and mode, the hammered server
+#   make test    the tests, the fast ones first: minutes; LANES=0 make test for one file at a time, whatever the machine has
+#   make whole   these and the long ones: every KV layout, policy and mode, servers under load, the wheel, the benchmarks
 #   make clients the tests of the TypeScript client, where npm is installed
 #   make docs    the site of the documentation, in build/site/html; a dead link ends it
 #   make words   finds docstrings, comments and messages that are not plain English; WORDS=sloserve/core for one package
@@ -37,9 +37,9 @@ PYTEST = $(BIN)/python -m pytest -q --durations=10
 RUN_FAST = $(PYTEST) -m "$(FAST)" --hypothesis-profile=fast
 
 # A file of tests runs in one process, which shares its engines and servers. Files start in the order of their names. A test
-# that hangs ends its process: where it hangs is printed before, and the run ends, since xdist may wait for ever for a
-# process that takes the place of another.
-IN_LANES = -p xdist -n $(LANES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -o faulthandler_timeout=290
+# that hangs ends its process: where it hangs is printed before. A process that dies costs the test that it ran (tests/lanes.py).
+IN_LANES = -p xdist -p tests.lanes -n $(LANES) --dist loadfile --no-loadscope-reorder --max-worker-restart 8 -o faulthandler_timeout=290
+SLOW = not ($(FAST)) or hypothesis
 
 # The nvcc of the environment (pip's), where there is one; CMake looks on PATH besides.
 NVCC = $(abspath $(firstword $(wildcard $(VENV)/lib/python*/site-packages/nvidia/cu*/bin/nvcc)))
@@ -86,12 +86,14 @@ ray: env
 test: env
 	$(RUN_FAST)
 	$(MAKE) clients
-	$(PYTEST) $(IN_LANES) -m "not ($(FAST)) or hypothesis"
+	$(PYTEST) $(IN_LANES) -m "$(SLOW)"
 
-# These start sixty engines one after the other, and then draw requests for SLOSERVE_DIFFERENTIAL_S seconds (1800).
+# All of make test, and all that it leaves out: an engine for each layout, policy and mode, servers under load, the wheel, the
+# benchmarks, and SLOSERVE_DIFFERENTIAL_S seconds (1800) of random requests.
 whole: env
-	SLOSERVE_TESTS=whole $(PYTEST) tests/equality/layouts tests/sim/model/test_agreement.py tests/vllm/test_profile.py \
-		tests/vllm/test_hammer.py tests/vllm_plugin/engine/test_contained_callees.py tests/equality/test_differential.py
+	$(RUN_FAST)
+	$(MAKE) clients
+	SLOSERVE_TESTS=whole $(PYTEST) $(IN_LANES) -m "$(SLOW)"
 
 # npm writes the file in node_modules when it is done.
 clients:

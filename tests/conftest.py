@@ -16,6 +16,7 @@ from hypothesis.internal.conjecture import providers
 from tests.gpu import ON_A_GPU
 from tests.orphans import watch_this_process
 from tests.shell import leave_out_settings
+from tests.whole import skip_the_rest
 
 # Before anything of vLLM or of ours is imported, which reads some of them then.
 leave_out_settings()
@@ -70,9 +71,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Of ``-n auto``: two where each has a core, and memory for engines and servers; else the tests run in this one."""
+    """Return how many processes ``-n auto`` means: one more than there are cores, as tests wait for processes.
+
+    Each needs 6 GiB for engines and servers. More than four are not tried; with one core the tests run in this process.
+    """
     kib = re.search(r"^MemAvailable: +(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    return 2 if len(os.sched_getaffinity(0)) > 1 and kib is not None and int(kib[1]) >= 12 * 2**20 else 0
+    cores, gib = len(os.sched_getaffinity(0)), int(kib[1]) / 2**20 if kib is not None else 0.0
+    lanes = min(cores + 1, int(gib / 6), 4)
+    return lanes if cores > 1 and lanes > 1 else 0
 
 
 @pytest.hookimpl(wrapper=True)
@@ -87,7 +93,9 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(trylast=True)  # what folders mark in this hook is marked by then
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    skip_the_rest(items)
     if ON_A_GPU:
         return
     for item in items:

@@ -1,5 +1,30 @@
-"""Whether the longest tests run in full: every KV layout, policy and mode, as ``make whole`` has it; else a part."""
+"""What only ``make whole`` runs: the longest tests, and of a table of cases those that repeat what others show.
+
+A test with the marker ``whole`` is skipped elsewhere; ``SLOSERVE_TESTS=whole pytest FILE`` runs it too. Tests that
+serve fewer cases in one function ask :data:`WHOLE` instead.
+"""
 
 import os
+from collections.abc import Container, Iterable
+from typing import Any, Final
 
-WHOLE = os.environ.get("SLOSERVE_TESTS") == "whole"
+import pytest
+
+WHOLE: Final = os.environ.get("SLOSERVE_TESTS") == "whole"
+"""Whether the longest tests run in full, as ``make whole`` has it; else a part."""
+
+SKIPPED: Final = pytest.mark.skip(reason="part of make whole (SLOSERVE_TESTS=whole)")
+
+
+def sampled(values: Iterable[Any], kept: Container[Any]) -> list[Any]:
+    """Return values for ``parametrize``, of which ``make test`` runs those that are ``kept``."""
+    return [value if value in kept else pytest.param(value, marks=pytest.mark.whole) for value in values]
+
+
+def skip_the_rest(items: Iterable[pytest.Item]) -> None:
+    """Skip what only ``make whole`` runs, unless this is it."""
+    if WHOLE:
+        return
+    for item in items:
+        if item.get_closest_marker("whole"):
+            item.add_marker(SKIPPED)

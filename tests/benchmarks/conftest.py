@@ -3,8 +3,18 @@
 import runpy
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the slow tests of benchmarks to ``make whole``: no user runs what they test."""
+    for item in items:
+        if HERE in item.path.parents and any(map(item.get_closest_marker, ("slow", "vllm"))):
+            item.add_marker("whole")
 
 
 @pytest.fixture

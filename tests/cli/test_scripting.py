@@ -126,6 +126,7 @@ def test_a_fleet_logs_json_alone(tmp_path: Path) -> None:
     assert agents and all(json.loads(line) for log in agents for line in log.read_text().splitlines())
 
 
+@pytest.mark.whole
 @pytest.mark.vllm
 def test_a_server_logs_json_alone_engine_included() -> None:
     port = free_port()

@@ -74,6 +74,7 @@ def test_a_fault_in_a_process_of_python_is_seen(seen: str, tmp_path: Path) -> No
     assert done.returncode and seen in done.stderr
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(900)  # a minute of two cores, most of it compiling; three where others use them as well
 def test_the_extension(tmp_path: Path) -> None:
     """All kernels, on what their tests give them, and on what no caller should."""

@@ -50,9 +50,20 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of all; the wheel is built from the source distribution."""
     if "SLOSERVE_WHEELS" in os.environ:
         return Path(os.environ["SLOSERVE_WHEELS"]).resolve()
-    folder = tmp_path_factory.mktemp("dist")
+    return _built(tmp_path_factory.mktemp("dist"))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution, which takes no compiler."""
+    (found,) = _built(tmp_path_factory.mktemp("source"), "--sdist").glob("*.tar.gz")
+    return found
+
+
+def _built(folder: Path, *which: str) -> Path:
+    """Build the checkout's distributions into the folder and return it. which: flags that choose some."""
     build = subprocess.run(
-        [sys.executable, "-m", "uv", "build", "--quiet", "--out-dir", str(folder), str(ROOT)],
+        [sys.executable, "-m", "uv", "build", "--quiet", *which, "--out-dir", str(folder), str(ROOT)],
         env=with_proxies(),
         capture_output=True,
         text=True,
@@ -146,6 +157,7 @@ def ran(bare: Path, folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.whole
 def test_the_wheel_holds_examples_page_and_kernels_and_no_tests(built: Path) -> None:
     (wheel, *_) = built.glob("*x86_64.whl")
     names = zipfile.ZipFile(wheel).namelist()
@@ -156,13 +168,13 @@ def test_the_wheel_holds_examples_page_and_kernels_and_no_tests(built: Path) -> 
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/"))]
 
 
-def test_the_source_distribution_has_what_a_build_needs_and_little_else(built: Path) -> None:
-    (source,) = built.glob("*.tar.gz")
+def test_the_source_distribution_has_what_a_build_needs_and_little_else(source: Path) -> None:
     with tarfile.open(source) as archive:
         folders = {name.split("/")[1] for name in archive.getnames() if name.count("/") > 1}
     assert folders == {"sloserve", "csrc", "configs"}
 
 
+@pytest.mark.whole
 def test_it_works_without_compiler_and_checkout(bare: Path, tmp_path: Path) -> None:
     assert "simulate" in ran(bare, tmp_path, "--help")
     listed = json.loads(ran(bare, tmp_path, "configs", "--json"))
@@ -189,6 +201,7 @@ def test_it_works_without_compiler_and_checkout(bare: Path, tmp_path: Path) -> N
     assert FOUND.setdefault("runs", found) == found, "another interpreter's wheel decided otherwise"
 
 
+@pytest.mark.whole
 def test_advice_is_given_and_its_settings_pass(bare: Path, tmp_path: Path) -> None:
     small = "--workload chat-batch-mix --profile h100-llama3-8b --load 1.5 --seeds 3 --max-requests 60 --policy edf"
     tried = "--tune max_num_batched_tokens=1024 --admission none --no-confirm --out serve.yaml"
@@ -197,6 +210,7 @@ def test_advice_is_given_and_its_settings_pass(bare: Path, tmp_path: Path) -> No
     assert "policy" in ran(bare, tmp_path, "check-config", "serve.yaml")
 
 
+@pytest.mark.whole
 def test_a_fleet_answers_for_each_of_its_models(bare: Path, tmp_path: Path) -> None:
     copied = shutil.copytree(STAND_IN, tmp_path / "tests" / "fleet" / "stand_in")
     (tmp_path / "fleet.yaml").write_text(FLEET)
@@ -208,6 +222,7 @@ def test_a_fleet_answers_for_each_of_its_models(bare: Path, tmp_path: Path) -> N
             assert answer["choices"][0]["text"] == reply(model, "Hello", 8)
 
 
+@pytest.mark.whole
 @pytest.mark.vllm
 @pytest.mark.timeout(900)
 def test_a_server_with_vllms_cpu_build_reports_on_a_target(with_engine: Path, tmp_path: Path) -> None:
@@ -223,6 +238,7 @@ def test_a_server_with_vllms_cpu_build_reports_on_a_target(with_engine: Path, tm
         assert answer["slo"]["met"] == {"ttft": True}
 
 
+@pytest.mark.whole
 def test_the_base_is_small(built: Path, tmp_path: Path) -> None:
     uv = [sys.executable, "-m", "uv"]
     target = tmp_path / "base"

@@ -4,6 +4,7 @@ A block of bash, Python or TypeScript says on the line before it what the tests 
 
     <!-- run -->              executed against the one server that ``docs/serve.md`` starts
     <!-- quick -->            executed by itself
+    <!-- long -->             executed by itself, in ``make whole`` alone
     <!-- not-run: REASON -->  not executed
 
 Lines ``<!-- shows: TEXT -->`` right behind the block name what its output must contain.
@@ -28,7 +29,7 @@ OTHER_PAGES = [
 EXECUTABLE = ("bash", "python", "ts")
 OTHER_LANGUAGES = ("text", "json", "yaml", "toml", "ini", "diff")
 _FENCE = re.compile(r"^ *```([\w-]*)$")
-_TAG = re.compile(r"^<!-- (run|quick|not-run: \S.*) -->$")
+_TAG = re.compile(r"^<!-- (run|quick|long|not-run: \S.*) -->$")
 _SHOWS = re.compile(r"^<!-- shows: (.+) -->$")
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 

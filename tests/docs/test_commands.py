@@ -1,9 +1,9 @@
 """The commands that the documentation shows are executed, and their output has what the text says.
 
-Blocks tagged ``quick`` run by themselves, those tagged ``run`` against one server: the one that ``docs/serve.md``
-starts, with the environment that it exports, on a port of its own. All run in a copy of what they name, so that the
-checkout stays clean, and ``pip install`` goes into a folder of the test. A single ``sloserve simulate`` or ``profile``
-is forked from a process that has vLLM, as the server is.
+Blocks tagged ``quick`` or ``long`` run by themselves, those tagged ``run`` against one server: the one that
+``docs/serve.md`` starts, with the environment that it exports, on a port of its own. All run in a copy of what they
+name, so that the checkout stays clean, and ``pip install`` goes into a folder of the test. A single ``sloserve
+simulate`` or ``profile`` is forked from a process that has vLLM, as the server is.
 """
 
 import contextlib
@@ -38,14 +38,15 @@ STARTS = [block for block in blocks("run") if SERVE in block.code]
 RUN = [block for block in blocks("run") if SERVE not in block.code]
 
 
-def quick() -> list[object]:
+def by_themselves() -> list[object]:
     """The blocks that run by themselves, marked by what they load."""
-    return [
-        pytest.param(
-            block, marks=pytest.mark.vllm if STARTS_AN_ENGINE.search(block.code) else pytest.mark.slow, id=str(block)
-        )
-        for block in blocks("quick")
-    ]
+    found = []
+    for block in blocks("quick", "long"):
+        marks = [pytest.mark.vllm if STARTS_AN_ENGINE.search(block.code) else pytest.mark.slow]
+        if block.tag == "long":
+            marks.append(pytest.mark.whole)
+        found.append(pytest.param(block, marks=marks, id=str(block)))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +114,7 @@ def _words(text: str) -> str:
     return re.sub(r"[ \t]+", " ", text)
 
 
-@pytest.mark.parametrize("block", quick())
+@pytest.mark.parametrize("block", by_themselves())
 def test_a_command_that_needs_no_server(block: Block, checkout: Path) -> None:
     command = [sys.executable, "-c"] if block.language == "python" else ["bash", "-euo", "pipefail", "-c"]
     assert block.language != "ts" and DOCUMENTED_PORT not in block.code

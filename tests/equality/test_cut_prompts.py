@@ -18,6 +18,7 @@ from tests.equality.test_real_engine import Bench
 from tests.equality.workloads import RISING, Job
 from tests.gpu import ON_A_GPU
 from tests.other_vllm import IS_0_30
+from tests.whole import sampled
 
 pytestmark = [pytest.mark.vllm, *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS)]
 
@@ -75,7 +76,7 @@ def embeds(tokens: int) -> Any:
     return torch.randn(tokens, 128, generator=torch.Generator().manual_seed(9))
 
 
-@pytest.fixture(scope="module", params=ENGINES, ids=str)
+@pytest.fixture(scope="module", params=sampled(ENGINES, ENGINES[1:]), ids=str)
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     arguments = {"max_num_batched_tokens": MAX_MODEL_LEN, "enable_prompt_embeds": True}
     arguments |= {"logits_processors": ["tests.equality.logits:Rising"]}

@@ -15,7 +15,7 @@ from sloserve.core.clock import SystemClock
 from tests.equality.differential import Tally, World, draw_world, run_case
 from tests.equality.engine import ENGINE_WARNINGS, started
 from tests.forked import run_forked
-from tests.whole import WHOLE
+from tests.whole import sampled
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS)]
 
@@ -34,7 +34,7 @@ def serve_world(world: World, seeds: range, tally: Tally, ends_s: float = math.i
             run_case(engine, world, seed, Path(folder), tally)
 
 
-@pytest.mark.parametrize("number", range(2))
+@pytest.mark.parametrize("number", sampled(range(2), [0]))
 def test_some_cases(number: int) -> None:
     tally = Tally()
     world = draw_world(np.random.default_rng(number), drafts=False)
@@ -50,7 +50,7 @@ def serve_a_drafting_world() -> None:
     print(f"drafts: {tally}", flush=True)
 
 
-@pytest.mark.skipif(not WHOLE, reason="takes half an hour; make whole runs it")
+@pytest.mark.whole
 @pytest.mark.timeout(SECONDS + 600.0)
 def test_half_an_hour_of_cases(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     ends_s, seed, tally = CLOCK.monotonic_s() + SECONDS, 1000 * SEED, Tally()

@@ -20,6 +20,7 @@ from tests.equality.workloads import Job
 from tests.forked import run_forked
 from tests.gpu import ON_A_GPU
 from tests.other_vllm import not_with_0_30
+from tests.whole import sampled
 
 pytestmark = [pytest.mark.vllm, *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS)]
 
@@ -48,6 +49,7 @@ def preempting(engine: Engine, jobs: list[Job], folder: Path, swapping: bool, dr
     return served
 
 
+@pytest.mark.whole
 def test_soak_loses_no_block() -> None:
     """``benchmarks/swap/soak.py`` with fewer requests: aborts in every state, late loads, copies that fail."""
     soak = import_module("benchmarks.swap.soak")
@@ -83,7 +85,7 @@ def check_fp8() -> None:
         pytest.skip("vLLM's fp8 KV cache needs a CPU with AVX-512 or AMX.")
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", sampled(CASES, ["seeded"]))
 def test_with(case: str, tmp_path: Path) -> None:
     if case == "fp8":
         check_fp8()
@@ -96,6 +98,7 @@ def serve_with_drafts() -> None:
     serve_case({"speculative_config": drafts}, {}, Path(tempfile.gettempdir()))
 
 
+@pytest.mark.whole
 @pytest.mark.slow
 @not_with_0_30("its CPU build cannot compile the kernels of drafts")
 def test_with_drafts() -> None:

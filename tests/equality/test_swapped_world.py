@@ -44,7 +44,10 @@ class HeldLoads:
             self._copier.load(*order)
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["async-cache", "sync"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(True, id="async-cache"), pytest.param(False, id="sync", marks=pytest.mark.whole)],
+)
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     pytest.importorskip("vllm.model_executor.model_loader.reload.inplace", reason="the worker reloads as 0.32 does")
     config = EngineConfig(async_scheduling=request.param, prefix_caching=request.param, host_blocks=64)

@@ -15,6 +15,7 @@ from benchmarks.serving import parity
 from sloserve.core.request import WorkloadRequest
 from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.sim.workloads.workload_registry import workload
+from tests.whole import sampled
 
 pytestmark = pytest.mark.vllm
 
@@ -42,12 +43,12 @@ def compare(expected: list[str], found: list[str]) -> None:
     assert len(found) == len(expected)
 
 
-@pytest.mark.parametrize("name", GENERATED)
+@pytest.mark.parametrize("name", sampled(GENERATED, ["sharegpt-gamma3"]))
 def test_generated(name: str) -> None:
     rate_per_s, settings = GENERATED[name]
     assert_same_decisions(settings, workload(name).requests(REQUESTS, 3, rate_per_s), must_preempt=True)
 
 
-@pytest.mark.parametrize("case", parity.CASES, ids=lambda case: case.trace)
+@pytest.mark.parametrize("case", sampled(parity.CASES, parity.CASES[:2]), ids=lambda case: case.trace)
 def test_trace(case: Any, data_dir: Path) -> None:
     assert_same_decisions(case.engine(), case.requests(data_dir, REQUESTS), must_preempt=False)

@@ -19,13 +19,12 @@ from sloserve.scheduler.registry import main_policies
 from tests.ports import free_port
 from tests.vllm.hammer import Reply, Sent, difference, requests, send_all
 from tests.vllm.server import ADMIN_KEY, MODEL, Server, samples
-from tests.whole import WHOLE
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.whole]
 
 SCARCE = ["--block-size", "32", "--num-gpu-blocks-override", "41", "--max-num-seqs", "12", "--max-model-len", "1024"]
 POLICIES = main_policies()
-REQUESTS, AT_ONCE = 600 if WHOLE else 300, 40
+REQUESTS, AT_ONCE = 600, 40
 STOCK_AT_ONCE = 8
 STOCK_FLAGS = ["--max-num-batched-tokens", "16384"]
 """A step has room for all prompts that may wait: stock's CPU engine dies of a seeded prompt that it cuts."""

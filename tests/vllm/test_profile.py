@@ -9,7 +9,6 @@ import pytest
 from tests.engine_process import restored_process
 from tests.equality.engine import ENGINE_WARNINGS
 from tests.equality.layouts.models import ModelFolders
-from tests.whole import WHOLE
 
 pytestmark = [pytest.mark.vllm, *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS)]
 
@@ -61,7 +60,7 @@ def test_profile_of_the_tiny_model(tmp_path: Path, capfd: pytest.CaptureFixture[
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not WHOLE, reason="a minute, most of it compiling kernels: make whole")
+@pytest.mark.whole
 def test_profile_of_a_hybrid(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Attention beside Mamba states, whose block is longer than most chunks of the grid."""
     from sloserve.cli import app

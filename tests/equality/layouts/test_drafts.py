@@ -23,7 +23,7 @@ from tests.equality.test_real_engine import Bench
 from tests.forked import run_forked
 from tests.gpu import ON_A_GPU
 from tests.other_vllm import not_with_0_30
-from tests.whole import WHOLE
+from tests.whole import WHOLE, sampled
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS)]
 
@@ -123,7 +123,7 @@ HEADS: dict[str, tuple[str, Callable[[ModelFolders], dict[str, Any]]]] = {
 
 
 @not_with_0_30("its CPU build cannot compile the kernels of drafts")
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", sampled(HEADS, ["eagle"]))
 def test_with_a_head_on_the_model(head: str, folders: ModelFolders, tmp_path: Path) -> None:
     """Under async scheduling, as with a draft model."""
     model, speculative = HEADS[head]
@@ -154,7 +154,7 @@ def serve_with_ngrams() -> None:
         serve_all(Case("llama", EngineConfig(False, True)), ngram, NAMES, ModelFolders(Path(folder)), Path(folder))
 
 
-@pytest.mark.skipif(not WHOLE, reason="part of make whole")
+@pytest.mark.whole
 def test_with_ngrams() -> None:
     """In a process of its own: it loads numba, after which vLLM starts no second engine in the same one."""
     run_forked(serve_with_ngrams)

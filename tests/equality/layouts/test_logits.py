@@ -144,7 +144,7 @@ def test_logits(teacher: Teacher, subject: Subject) -> None:
             assert led <= rounding.most, f"{name} differs at token {differs[0]}, where stock's led by {led}"
 
 
-@pytest.mark.skipif(not WHOLE, reason="part of make whole")
+@pytest.mark.whole
 @pytest.mark.parametrize("bench", [Case("deepseek-v3")], indirect=True, ids=str)
 def test_nothing_is_lost(bench: Bench) -> None:
     clock = ManualClock()

@@ -17,7 +17,7 @@ from tests.equality.layouts.models import ModelFolders
 from tests.equality.subjects import Subject
 from tests.equality.test_real_engine import Bench
 from tests.other_vllm import IS_0_30, IS_0_31
-from tests.whole import WHOLE
+from tests.whole import WHOLE, sampled
 
 pytestmark = [
     pytest.mark.vllm,
@@ -63,6 +63,8 @@ def _multi(*children: dict[str, Any]) -> dict[str, Any]:
 
 NAMES = ("fcfs", "edf", "auto", "chaos-preempt", "chaos-all", "chaos-nearly-all") if WHOLE else ("edf", "chaos-all")
 CONFIGS = [MODES[0], MODES[2]] if WHOLE else [MODES[0]]
+KEPT = [("offload-and-store", MODES[0])]
+"""Both of vLLM's connectors, one beside the other."""
 
 
 @dataclass
@@ -85,7 +87,7 @@ class Beside:
 
 @pytest.fixture(
     scope="module",
-    params=[(name, config) for config in CONFIGS for name in SETTINGS],
+    params=sampled([(name, config) for config in CONFIGS for name in SETTINGS], KEPT),
     ids=lambda p: f"{p[0]}-{p[1]}",
 )
 def beside(

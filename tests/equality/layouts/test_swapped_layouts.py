@@ -37,9 +37,7 @@ CASES = (
     if WHOLE
     else [
         Case("gemma3", ASYNC_CACHE),
-        Case("llama4", SYNC_CACHE),
         Case("granite4", ASYNC_CACHE),  # with a prefix cache vLLM keeps states at the ends of blocks
-        Case("granite4", ASYNC),
     ]
 )
 NAMES = ("fcfs", "edf", "auto", "andes-restless", "chaos-all", "chaos-nearly-all") if WHOLE else ("chaos-nearly-all",)
@@ -105,7 +103,7 @@ def serve_windows_with_ngrams() -> None:
             assert not causes(counters, "refused", "failures", "failed", "taken_back")
 
 
-@pytest.mark.skipif(not WHOLE, reason="part of make whole")
+@pytest.mark.whole
 @not_with_0_30("its CPU build cannot compile the kernels of drafts")
 def test_windows_with_drafts() -> None:
     """A rejected draft needs a token that an accepted one does not: the block of it is kept as well.

@@ -178,6 +178,7 @@ def test_deepseek_v4_is_counted_as_vllm_counts_it(
     assert [watched.above for watched in found] == [0] * len(found)
 
 
+@pytest.mark.whole
 @not_with_0_30("it has no bounded replay")
 def test_deepseek_v4_with_bounded_replay_never_holds_more_than_is_counted(
     build_model: Callable[..., Any], request_of: Callable[..., Any]
