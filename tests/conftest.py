@@ -57,7 +57,7 @@ def _left_out(path: Path, markers: str) -> bool:
     if path.is_dir():
         modules = list(path.rglob("test_*.py"))
         return bool(modules) and all(_left_out(module, markers) for module in modules)
-    marked = re.search(r"^pytestmark = .*", path.read_text(), re.MULTILINE)
+    marked = re.search(r"^pytestmark = (\[\n.*?^\]|[^\n]*)", path.read_text(), re.MULTILINE | re.DOTALL)
     return marked is not None and re.search(rf"\bpytest\.mark\.({markers})\b", marked[0]) is not None
 
 

@@ -8,7 +8,7 @@ _LEFT_OUT: Final = re.compile(
     # Settings of vLLM and Hugging Face's libraries, keys and addresses of client libraries.
     r"(VLLM|HF|HUGGINGFACE|TRANSFORMERS|OPENAI)_\w+"
     # Settings of servers and fleets of ours. Those that choose which tests run, and on what, stay.
-    r"|SLOSERVE_(ADMIN_KEY|ATTACH\w+|DIES_WITH|FLEET_\w+|KV_EXPORT|LOG_FORMAT)"
+    r"|SLOSERVE_(?!(CHECK_COUNTS|DATA|DIFFERENTIAL_\w+|INTEROP|PARITY|PYTHONS|RAY|SCREENSHOTS|SUBSTITUTE|TESTS|TEST_\w+|WHEELS)$)\w+"
     # How commands format what they print.
     r"|FORCE_COLOR|NO_COLOR|PY_COLORS|CLICOLOR\w*|COLUMNS|LINES|GITHUB_ACTIONS"
 )

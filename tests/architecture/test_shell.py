@@ -1,6 +1,9 @@
 """What stands in the shell's environment changes no test."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -13,6 +16,7 @@ SETTINGS = {
     "OPENAI_API_KEY": "key",
     "SLOSERVE_ADMIN_KEY": "key",
     "SLOSERVE_LOG_FORMAT": "json",
+    "SLOSERVE_ALLOW_UNTESTED_VLLM": "1",
     "FORCE_COLOR": "1",
     "COLUMNS": "40",
 }
@@ -31,3 +35,13 @@ def test_settings_and_proxies_are_left_out(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("name", [*SETTINGS, *PROXIES])
 def test_this_run_has_left_them_out(name: str) -> None:
     assert name not in os.environ
+
+
+@pytest.mark.slow
+def test_a_run_from_a_shell_with_settings_leaves_them_out_of_what_it_starts(tmp_path: Path) -> None:
+    """Each test below asks its own process; what these start inherits from them."""
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "test_this_run_has_left", __file__]
+    environment = os.environ | SETTINGS | PROXIES | {"HF_HOME": str(tmp_path)}
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert f"{len(SETTINGS) + len(PROXIES)} passed" in done.stdout, done.stdout + done.stderr

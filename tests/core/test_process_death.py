@@ -35,6 +35,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_children_end_with_a_starter_that_is_killed(method: str, tmp_path: object) -> None:
     """Of two, the second holds the first one's pipe to the starter if it is forked; one of them ignores SIGTERM."""
