@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
 from tests.gpu import ON_A_GPU
-from tests.orphans import watch_this_process
+from tests.orphans import below, kill_started_since, watch_this_process
 from tests.shell import leave_out_settings
 from tests.whole import skip_the_rest
 
@@ -36,6 +36,8 @@ os.environ.setdefault("SLOSERVE_CHECK_COUNTS", "1")
 sys.modules["flask"] = None  # type: ignore[assignment]
 
 _LARGE = ("vllm", "torch", "matplotlib")
+_RUNNING_BEFORE = pytest.StashKey[set[int]]()
+"""Of a failed test: what ran before its body began."""
 _DATA = Path(os.environ.get("SLOSERVE_DATA") or Path(__file__).parents[2] / "shared" / "data")
 
 
@@ -111,8 +113,14 @@ def _loaded() -> set[str]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """A test that loads one of the large libraries, which take seconds of each fast run, is not a fast one."""
-    before = _loaded()
-    result = yield
+    before, starts_processes = _loaded(), any(map(item.get_closest_marker, ("slow", "vllm")))
+    running = below(os.getpid()) if starts_processes else set()
+    try:
+        result = yield
+    except Exception:
+        if starts_processes:
+            item.stash[_RUNNING_BEFORE] = running
+        raise
     loaded = sorted(_loaded() - before)
     if loaded and not any(map(item.get_closest_marker, ("slow", "vllm", "gpu"))):
         pytest.fail(f"it loads {', '.join(loaded)}; mark it slow, or put something in its place")
@@ -125,6 +133,9 @@ def pytest_runtest_teardown(nextitem: pytest.Item | None, item: pytest.Item) -> 
     everything, as before a simulated run, took a second. What is left of a module is not looked at again.
     """
     result = yield
+    if (running := item.stash.get(_RUNNING_BEFORE, None)) is not None:
+        for command in kill_started_since(running):
+            item.add_report_section("teardown", "processes", f"killed what the failed test left running: {command}")
     if "vllm" in sys.modules and (nextitem is None or nextitem.path != item.path):
         gc.collect()
         gc.freeze()

@@ -1,7 +1,7 @@
 """End the processes that tests leave behind: ``python tests/orphans.py PID`` watches a test process until it dies.
 
-A test ends what it starts, unless its process is killed or is ended by a time limit. Servers and fleets would then run
-on, and slow down all tests that follow.
+A test ends what it starts, unless it fails, or its process is killed or is ended by a time limit. Servers and fleets
+would then run on, and slow down all tests that follow. What a failed test leaves is killed by its own process.
 """
 
 import os
@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -68,6 +69,32 @@ def end_what_outlives(pid: int, looked: Callable[[], None] = lambda: None, grace
         with suppress(psutil.Error):
             killed.append(" ".join(one.cmdline()) or one.name())
             one.kill()
+    return killed
+
+
+def below(pid: int) -> set[int]:
+    """Return the process ids of all that a process has started and that these have started, as far as they run."""
+    found = set[int]()
+    with suppress(OSError):  # it ends meanwhile
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found |= set(map(int, (task / "children").read_text().split()))
+    return found.union(*map(below, found))
+
+
+def kill_started_since(before: set[int]) -> list[str]:
+    """Kill what this process has started and was not there before, and return the commands.
+
+    Left running are the processes that multiprocessing starts once for all that follow, with what they start.
+    """
+    kept = {forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid}  # type: ignore[attr-defined]
+    killed = []
+    for pid in below(os.getpid()) - before - kept:
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            killed.append(" ".join(process.cmdline()) or process.name())
+            process.kill()
     return killed
 
 

@@ -43,6 +43,31 @@ def test_a_killed_test_process_leaves_nothing_behind() -> None:
     assert sum(CHILD in command for command in killed) == 4  # the shell's own command names it too
 
 
+@pytest.mark.slow
+def test_a_failed_test_leaves_nothing_behind_and_what_ran_before_it_goes_on() -> None:
+    command = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
+
+    def started(new_session: bool) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=new_session
+        )
+        assert process.stdout is not None and process.stdout.readline() == b"\n"
+        return process
+
+    earlier = started(False)
+    before = orphans.below(os.getpid())
+    assert earlier.pid in before
+    left = [started(False), started(True)]
+    try:
+        assert len(orphans.kill_started_since(before)) == 2
+        assert [one.wait(30) for one in left] == [-signal.SIGKILL] * 2
+        assert earlier.poll() is None
+    finally:
+        for one in (earlier, *left):
+            one.kill()
+            one.communicate(timeout=30)
+
+
 def test_this_process_is_watched() -> None:
     watchers = [one for one in psutil.process_iter(["cmdline"]) if (one.info["cmdline"] or [])[1:] == _command()]
     assert len(watchers) == 1
