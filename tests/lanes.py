@@ -31,9 +31,13 @@ class Lanes(LoadFileScheduling):
                 self.workqueue[scope] = dict.fromkeys(tests, False)
                 self.workqueue.move_to_end(scope, last=False)
         for other in self.assigned_work:
-            if other in self.registered_collections:  # one that has just started asks when it has collected
-                self._reschedule(other)
+            self._reschedule(other)
         return died_of
+
+    def _reschedule(self, node: "WorkerController") -> None:
+        """Give a process more to do, unless it has just started: it is asked again when it has collected."""
+        if node in self.registered_collections:
+            super()._reschedule(node)
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.lanes import Lanes
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +53,13 @@ def test_one_that_hangs_is_ended_by_its_time_limit(tmp_path: Path) -> None:
     output = ran(tmp_path, {"a": ["pass", LASTING, "pass"], "b": ["pass"]}, *limits)
     assert "1 failed, 3 passed" in output, output
     assert "in test_1" in output, "it is not printed where it hangs"
+
+
+def test_a_process_that_has_not_collected_is_given_nothing() -> None:
+    """Another may die meanwhile, or collect first."""
+    lanes = Lanes.__new__(Lanes)
+    lanes.registered_collections = {}
+    lanes._reschedule(object())  # which has none of the attributes that xdist's own would ask for
 
 
 def test_a_run_in_which_all_die_ends(tmp_path: Path) -> None:
