@@ -1,9 +1,14 @@
-"""The scheduler's part in swapping that is the same in every engine: pool, link, and what a load has to leave free."""
+"""The scheduler's part in swapping that is the same in every engine: which KV is kept, and what a load leaves free.
+
+It decides for each victim at the moment it is preempted whether it is recomputed or swapped. Beside
+:mod:`sloserve.lso.swapping`, which compares the two, it keeps what only time shows: how long preempted requests wait
+for their turn.
+"""
 
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
@@ -12,11 +17,12 @@ from sloserve.core.clock import Clock
 from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.engine.step_clock import StepClock
 from sloserve.engine.swap.link_clock import LinkClock
-from sloserve.engine.swap.rule import SwapRule
 from sloserve.engine.swap.store import SwapStore
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import Profile
+from sloserve.estimator.step_time.running_fit import RunningMean
 from sloserve.lso.plan import EngineFacts, SwapFacts
+from sloserve.lso.swapping import recompute_s, swap_worth_s
 
 LINK_BYTES_PER_S: Final = 50e9
 """What the link of one rank is taken to carry until copies were timed: a PCIe 5.0 x16 slot. Rather too much than too
@@ -29,13 +35,59 @@ def first_bytes_per_s(profile: Profile | None, ranks: int = 1) -> float:
     return LINK_BYTES_PER_S * ranks if profile is None else 1e9 * profile.link_bandwidth_gb_per_s
 
 
+class TurnWaits:
+    """How long preempted requests wait for their turn. Times are seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[str, float] = {}
+        self._since_sum_s = 0.0
+        self._had_turn = RunningMean()
+
+    def mean_s(self, now_s: float) -> float:
+        """Return the mean seconds that recently preempted requests wait for their turn; 0 before the first one.
+
+        Requests that still wait count with the time so far: where victims come last, none may have had its turn yet.
+        """
+        had, waiting = self._had_turn, len(self._since_s)
+        if not waiting:
+            return had.value or 0.0
+        waited_s = had.total + max(waiting * now_s - self._since_sum_s, 0.0)
+        return waited_s / (had.weight + waiting)
+
+    def preempted(self, request_id: str, now_s: float) -> None:
+        """Record that a request is preempted, perhaps again."""
+        self.ended(request_id)
+        self._since_s[request_id] = now_s
+        self._since_sum_s += now_s
+
+    def has_turn(self, request_id: str, now_s: float) -> None:
+        """Record that a request is admitted, or its KV begins to load; one that was never preempted is ignored."""
+        since_s = self._left(request_id)
+        if since_s is not None:
+            self._had_turn.add(max(now_s - since_s, 0.0))
+
+    def ended(self, request_id: str) -> None:
+        """Record that the request will not come back."""
+        self._left(request_id)
+
+    def _left(self, request_id: str) -> float | None:
+        """Remove a request that does not wait for its turn any more; return when it was preempted, or ``None``."""
+        since_s = self._since_s.pop(request_id, None)
+        if since_s is not None:
+            # Rounding errors end with the last request that waits.
+            self._since_sum_s = self._since_sum_s - since_s if self._since_s else 0.0
+        return since_s
+
+
 class SwapControl:
     """Control of one engine's swapping. Times are seconds of the monotonic clock.
 
     Args:
         layout: Layout of the KV cache.
         block_bytes: Bytes of one KV block, over all layers and ranks.
-        link: Clock that predicts when copies end.
+        swapping: ``cost`` keeps KV where that takes less of the engine's time than computing it again; ``always``
+            keeps it.
+        bytes_per_s: Rate of the link in one direction that is assumed until copies were timed.
     """
 
     def __init__(
@@ -43,24 +95,37 @@ class SwapControl:
         store: SwapStore,
         layout: KVLayout,
         block_bytes: int,
-        rule: SwapRule,
-        link: LinkClock,
+        swapping: Literal["cost", "always"],
+        bytes_per_s: float,
         steps: StepClock,
         clock: Clock,
     ) -> None:
-        self.store, self.rule, self.link = store, rule, link
+        self.store, self.link, self._waits = store, LinkClock(bytes_per_s), TurnWaits()
+        self._always = swapping == "always"
         self._layout, self._block_bytes = layout, block_bytes
         self._steps, self._clock = steps, clock
 
     def worth_s(self, request_id: str, tokens: int, engine: EngineFacts) -> float | None:
-        """Return the engine seconds that it saves to keep the KV of a preempted request, ``None`` if it is not kept.
+        """Return the engine seconds that recomputing a preempted request takes, or ``None`` to recompute it.
+
+        What the pool keeps is ranked by these seconds a block.
 
         Args:
             request_id: Id of the request that is preempted.
             tokens: Tokens of the request that have KV.
-            engine: What the engine can do, with ``swap``.
+            engine: What the engine can do; its ``swap`` is :meth:`facts`.
         """
-        return self.rule.worth_s(request_id, tokens, self._steps.decodes, engine, self._clock.monotonic_s())
+        self._waits.preempted(request_id, self._clock.monotonic_s())
+        running = self._steps.decodes
+        if engine.swap is None or tokens <= 0:
+            return None
+        if not self._always and swap_worth_s(tokens, running, engine) <= 0.0:
+            return None
+        return recompute_s(tokens, running, engine)
+
+    def ended(self, request_id: str) -> None:
+        """Record that a request will not come back."""
+        self._waits.ended(request_id)
 
     def stores(self, num_blocks: int) -> None:
         """Record that ``num_blocks`` blocks go to the host."""
@@ -71,13 +136,13 @@ class SwapControl:
 
         Blocks that it finds in the prefix cache need not.
         """
-        self.rule.has_turn(request_id, self._clock.monotonic_s())
+        self._waits.has_turn(request_id, self._clock.monotonic_s())
         self.link.in_(num_blocks * self._block_bytes, self._clock.monotonic_s())
 
     def admitted(self, request_ids: Iterable[str]) -> None:
         """Record that these requests run."""
         for request_id in request_ids:
-            self.rule.has_turn(request_id, self._clock.monotonic_s())
+            self._waits.has_turn(request_id, self._clock.monotonic_s())
 
     def timed(self, *traffic: tuple[int, float]) -> None:
         """Record how long copies took: one pair of bytes and seconds for each direction."""
@@ -115,4 +180,4 @@ class SwapControl:
             total_blocks=store.host_blocks,
             free_blocks=store.free_blocks,
         )
-        return replace(facts, wait_s=self.rule.wait_s(self._clock.monotonic_s()))
+        return replace(facts, wait_s=self._waits.mean_s(self._clock.monotonic_s()))

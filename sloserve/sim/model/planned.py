@@ -16,8 +16,6 @@ from sloserve.core.stated import StatedSLO
 from sloserve.engine.planner import Planner
 from sloserve.engine.step_clock import StepClock
 from sloserve.engine.swap.control import SwapControl, first_bytes_per_s
-from sloserve.engine.swap.link_clock import LinkClock
-from sloserve.engine.swap.rule import SwapRule
 from sloserve.engine.swap.store import SwapStore
 from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.engine.virtual.virtual_swap_worker import GIB, NOTHING, Told
@@ -76,8 +74,8 @@ class PlannedScheduler(ModelScheduler):
     def swap_with(self, space_gib: float, block_bytes: int) -> None:
         """Keeps the KV of preempted requests from now on. block_bytes: of a KV block."""
         store = SwapStore(int(space_gib * GIB) // block_bytes, self.layout.groups, self.slo_counters)
-        link = LinkClock(first_bytes_per_s(self._steps.profile))
-        control = SwapControl(store, self.layout, block_bytes, SwapRule(self._swapping), link, self._steps, self._clock)
+        bytes_per_s = first_bytes_per_s(self._steps.profile)
+        control = SwapControl(store, self.layout, block_bytes, self._swapping, bytes_per_s, self._steps, self._clock)
         self.swap = KVSwap(self.requests, control)
 
     def state(self, request: ModelRequest, stated: StatedSLO) -> None:

@@ -98,7 +98,7 @@ class KVSwap:
     def ended(self, index: int) -> None:
         """The request will not come back."""
         self._drop(index, "ended")
-        self.control.rule.ended(self._requests.handles[index].request_id)
+        self.control.ended(self._requests.handles[index].request_id)
 
     def _drop(self, index: int, reason: str) -> None:
         self._kept.discard(index)

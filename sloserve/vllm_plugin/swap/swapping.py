@@ -22,8 +22,6 @@ from vllm.v1.request import Request
 from sloserve.core.clock import Clock
 from sloserve.engine.step_clock import StepClock
 from sloserve.engine.swap.control import SwapControl, first_bytes_per_s
-from sloserve.engine.swap.link_clock import LinkClock
-from sloserve.engine.swap.rule import SwapRule
 from sloserve.lso.plan import SwapFacts
 from sloserve.vllm_plugin.engine import compat
 from sloserve.vllm_plugin.engine.apply import StockLimits, preempt
@@ -78,9 +76,9 @@ class Swapping:
         self._counters = connector.store.counters = counters
         self._steps, self._clock = steps, clock
         ranks = connector.size.ranks
-        link, block_bytes = LinkClock(first_bytes_per_s(steps.profile, ranks)), connector.size.block_bytes * ranks
+        block_bytes, bytes_per_s = connector.size.block_bytes * ranks, first_bytes_per_s(steps.profile, ranks)
         self._layout = layout_of(scheduler)
-        self._control = SwapControl(connector.store, self._layout, block_bytes, SwapRule(swapping), link, steps, clock)
+        self._control = SwapControl(connector.store, self._layout, block_bytes, swapping, bytes_per_s, steps, clock)
         self._loads: dict[str, Request] = {}  # from the start of the load until the request runs
         self._due_s: dict[str, float] = {}  # of loads that run: when each must have ended
         self._begun: list[Request] = []
@@ -238,7 +236,7 @@ class Swapping:
 
     def ended(self, request: Request) -> None:
         """A request ended, in whatever way."""
-        self._control.rule.ended(request.request_id)
+        self._control.ended(request.request_id)
 
     def before_output(self, output: Any) -> None:
         """Workers' results, before vLLM reads them: a load that was given up while it ran counts as failed.

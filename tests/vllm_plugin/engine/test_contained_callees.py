@@ -55,7 +55,7 @@ OWNERS = (
     "sloserve.scheduler.edf:EDF", "sloserve.scheduler.policy:Policy",
     "sloserve.engine.guards:PlanBudget", "sloserve.engine.guards:Ageing",
     "sloserve.engine.guards", "sloserve.engine.held_plan:HeldPlan", "sloserve.engine.swap.store:SwapStore",
-    "sloserve.engine.swap.control:SwapControl", "sloserve.engine.swap.rule:SwapRule",
+    "sloserve.engine.swap.control:SwapControl", "sloserve.engine.swap.control:TurnWaits",
     "sloserve.engine.swap.link_clock:LinkClock", "sloserve.vllm_plugin.swap.swapping:Swapping",
     "sloserve.vllm_plugin.swap.abandoned:AbandonedLoads", "sloserve.vllm_plugin.swap.connector:SwapConnector",
     "sloserve.engine.step_clock:StepClock", "sloserve.core.clock:SteadyClock",
