@@ -1,1 +1,1 @@
-"""What the parts of a fleet tell each other: reports, plans, and the wire of an agent's door."""
+"""What the parts of a fleet exchange: reports, plans, and the wire protocol of an agent's endpoint."""

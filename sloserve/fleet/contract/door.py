@@ -1,19 +1,19 @@
-"""The door of an agent: the only way to its engines, and what its parts promise each other.
+"""The endpoint of an agent: the only way to its engines, and what both sides of it guarantee.
 
-It is HTTP on a unix socket, which only the agent's user may open, or on TCP between machines. On TCP each request
-needs the fleet's key as ``Authorization: Bearer KEY``; without it the answer is 401 with ``x-sloserve-refused:
-failed``. Where the fleet has certificates, TCP means TLS, and the door's address ends with ``#HOST``, the host name
-that its certificate must have.
+The endpoint speaks HTTP on a unix socket, which only the agent's user may open, or on TCP between machines. On TCP each
+request needs the fleet's key as ``Authorization: Bearer KEY``; without it the response is 401 with
+``x-sloserve-refused: failed``. If the fleet has certificates, TCP means TLS, and the endpoint's address ends with
+``#HOST``, the host name that its certificate must have.
 
 - ``GET /state``: the agent's report, :class:`~sloserve.fleet.contract.reports.AgentReport` as JSON, without the swaps
   that it has measured: gateways ask many times a second, and planners find them in the store.
 - ``POST /instances/NAME/...`` (``NAME`` percent-encoded, one segment): the rest of the path is a route of vLLM's
-  server, and the engine's answer is passed on as it comes. ``x-sloserve-model`` names the model that is meant,
+  server, and the engine's response is passed on as it arrives. ``x-sloserve-model`` names the model that is meant,
   ``x-request-id`` goes through all hops.
-- A refusal has status 503 and ``x-sloserve-refused`` with one of :class:`Refusal`'s words: nothing of an answer has
-  been passed on, so the request may be sent elsewhere, or here later. An answer begins with its first byte.
-- An engine that breaks off before its first byte is answered with 502 and ``x-sloserve-refused: died``; after it the
-  connection ends without the end of its body.
+- A refusal has status 503 and ``x-sloserve-refused`` with one of the values of :class:`Refusal`: nothing of a response
+  has been passed on, so the request may be sent elsewhere, or here later. A response begins with its first byte.
+- If an engine breaks off before its first byte, the response is 502 with ``x-sloserve-refused: died``; after the first
+  byte the connection ends without the end of its body.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -28,16 +28,16 @@ REFUSED_HEADER: Final = "x-sloserve-refused"
 
 
 class Refusal(StrEnum):
-    """Why an instance does not take a request. All may be tried elsewhere."""
+    """Reasons for which an instance does not take a request. In each case another instance may take it."""
 
     SWITCHING = "switching"
-    """From the begin of a transition to its end; also what an engine had, whose model leaves before the first byte."""
+    """A transition is under way, or the engine had the request and its model leaves before the first byte."""
     OTHER_MODEL = "other-model"
     FULL = "full"
     FAILED = "failed"
     """The engine is being replaced."""
     DIED = "died"
-    """The engine died with the request; it may be what killed it."""
+    """The engine died with the request, which may have killed it."""
 
 
 class Refused(Exception):
@@ -50,8 +50,13 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an engine answers. body: as it comes; closing it aborts the request in the engine. It raises ConnectionError
-    where the engine breaks off, and Refused where the model leaves before the first byte.
+    """Response of an engine.
+
+    Args:
+        status: HTTP status of the response.
+        headers: Headers of the response.
+        body: Parts of the body as they arrive; closing it aborts the request in the engine. It raises ConnectionError
+            if the engine breaks off, and Refused if the model leaves before the first byte.
     """
 
     status: int
@@ -59,7 +64,7 @@ class Answer:
     body: AsyncIterator[bytes]
 
     async def aclose(self) -> None:
-        """Closes the body, whether or not it was read."""
+        """Close the body, whether or not it was read."""
         close = getattr(self.body, "aclose", None)
         if close is not None:
             await close()
@@ -69,8 +74,10 @@ class Answer:
 class LineSize:
     """What is known of a line of a batch as it is sent, so that its body need not be parsed for it.
 
-    prompt_tokens: estimated. max_tokens: of its reply; ``None`` for no limit, or where it asks for several. streams:
-    whether it is streamed from the engine, and another engine can go on with it.
+    Args:
+        prompt_tokens: Estimated tokens of its prompt.
+        max_tokens: Limit of its output tokens; ``None`` for no limit, or if it asks for several outputs.
+        streams: Whether the engine streams its output, and another engine can continue it.
     """
 
     prompt_tokens: float
@@ -79,7 +86,7 @@ class LineSize:
 
 
 class Door(Protocol):
-    """One instance, for those who send requests to its engine and choose its model. In the agent's process."""
+    """One instance, as code in the agent's process uses it to send requests to its engine and to choose its model."""
 
     @property
     def name(self) -> str: ...
@@ -96,25 +103,30 @@ class Door(Protocol):
         model: str,
         line: LineSize | None = None,
     ) -> Answer:
-        """Passes a request to the engine.
+        """Pass a request to the engine.
 
         Args:
-            model: that must be active.
-            line: of one that comes from the store, so that it may be aborted when the model leaves.
+            method: HTTP method of the request.
+            path: Route of vLLM's server.
+            headers: Headers that the engine gets.
+            body: Body that the engine gets.
+            model: Model that must be active.
+            line: Size of a line of a batch from the store, which may be aborted when the model leaves; ``None`` for a
+                client's request.
 
-        Raises: Refused, and the engine has not seen the request; but with ``DIED`` it may have.
+        Raises: Refused if the engine has not seen the request; with ``DIED`` it may have seen it.
         """
         ...
 
     async def switch(self, model: str) -> bool:
-        """Has ``model`` take the active one's place: drain, leave, come, check. Ends when it serves.
+        """Switch from the active model to ``model`` (drain, leave, come, check), and return when it serves.
 
-        Returns: ``False`` where it did not come, or another transition is under way.
+        Returns: ``False`` if the model did not come, or another transition is under way.
         """
         ...
 
     async def keep_warm(self, models: tuple[str, ...]) -> None:
-        """Models to have in host memory besides the active one; others leave it."""
+        """Keep these models in host memory besides the active one; others leave it."""
         ...
 
 
@@ -122,17 +134,17 @@ class DurableWork(Protocol):
     """Pulls durable requests for an agent's instances. An agent calls it, in its event loop."""
 
     async def leave(self, instance: str, limit_s: float) -> None:
-        """The model leaves: stop pulling now, and within ``limit_s`` seconds finish what runs or give it back."""
+        """Stop pulling, since the model leaves; within ``limit_s`` seconds finish what runs or give it back."""
         ...
 
     def serves(self, instance: str) -> None:
-        """The instance serves its active model from now on."""
+        """Note that the instance now serves its active model."""
         ...
 
     def ended(self, instance: str) -> None:
-        """A client's request has left the engine: there may be room for lines."""
+        """Note that a client's request has left the engine: there may be room for lines."""
         ...
 
     def died(self, instance: str) -> None:
-        """The engine died with whatever it had."""
+        """Note that the engine died with everything it had."""
         ...

@@ -1,4 +1,4 @@
-"""The plan in force, as the store keeps it: of each instance its request groups, in the order of serving."""
+"""The plan in force, as the store keeps it: the request groups of each instance, in the order of serving."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,9 +12,9 @@ class PlannedGroup:
     """A group's place in a virtual queue.
 
     Args:
-        ref: of a durable group its number in the store, from 0; of requests that gateways stream a number below 0.
-        model, slo_class: of its requests.
-        due_in_s: until its first deadline, from when the plan was made; ``None`` for none.
+        ref: Number of a durable group in the store, from 0; a number below 0 for requests that gateways stream.
+        model, slo_class: Model and class name of its requests.
+        due_in_s: Seconds from when the plan was made until its first deadline; ``None`` for no deadline.
     """
 
     ref: int
@@ -30,13 +30,14 @@ class PlannedGroup:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the planner writes and agents and gateways follow.
+    """The plan that the planner writes, and that agents and gateways follow.
 
     Args:
-        made_s: epoch seconds by the store's clock.
-        queues: by the instance's name, the head first.
+        made_s: Time at which it was made, in epoch seconds by the store's clock.
+        queues: Groups of each instance, by the instance's name; the head of the queue stands first.
         late_s, instances_needed, solver: see :class:`sloserve.scheduler.virtual_queues.contract.FleetPlan`.
-        pressure: of each class, expected time to serve what waits over the time that its deadlines leave; 1 is full.
+        pressure: Expected time to serve what waits of each class, divided by the time that its deadlines leave; 1 is
+            full.
     """
 
     made_s: float
@@ -52,7 +53,7 @@ class Plan:
         return {name: [group.ref for group in queue] for name, queue in self.queues.items()}
 
     def instances_of(self, model: str, slo_class: str) -> list[str]:
-        """Instances in whose queues this model's requests of the class stand, the earliest place first."""
+        """Return the instances that have requests of this model and class in their queues, the earliest place first."""
         places = [
             (place, name)
             for name, queue in self.queues.items()
@@ -63,13 +64,13 @@ class Plan:
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
-    """Plain values for :class:`sloserve.fleet.store.records.StoredPlan`."""
+    """Return plain values for :class:`sloserve.fleet.store.records.StoredPlan`."""
     made: dict[str, Any] = msgspec.to_builtins(plan)
     return made
 
 
 def plan_of(value: Mapping[str, Any]) -> Plan | None:
-    """``None`` where another version wrote it and this one cannot read it."""
+    """Read a plan; return ``None`` if another version wrote it and this one cannot read it."""
     try:
         return msgspec.convert(dict(value), Plan)
     except msgspec.ValidationError:

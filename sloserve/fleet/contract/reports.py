@@ -1,4 +1,4 @@
-"""What agents and gateways tell the others of themselves, as values that become JSON and back.
+"""Reports of agents and gateways on themselves, as values that become JSON and back.
 
 All times are durations, counted from when the report was made: no two clocks are ever compared. A reader adds the age
 that the store, or its own clock, gives the report.
@@ -21,24 +21,25 @@ T = TypeVar("T", "AgentReport", "GatewayReport")
 
 @dataclass(frozen=True, slots=True)
 class InstanceReport:
-    """One instance of an agent's.
+    """Report on one instance of an agent.
 
     Args:
-        name: as the fleet's file has it, ``node-a/0``.
-        device: its kind.
+        name: Name as in the fleet's file, for example ``node-a/0``.
+        device: Kind of its device.
         phase: see :class:`~sloserve.core.spans.Phase`.
-        models: of each model that it can serve, where the weights are. From the moment that it drains for another, the
-            model that comes is active.
-        active_for_s: for how long the active model has been that; ``None`` where none is.
-        ready_in_s: when the model that comes is expected to serve; 0 where none does.
-        running: what its engine has, streams and durable requests together; while it drains, of the model that leaves.
-        streams: how many of these are streamed to clients.
-        room: how many more requests it takes now.
-        room_for_streams: so many of these places lines of batches leave to streams.
-        cached: of each prefix that it is known to have in its cache, by digest, the tokens; bounded, newest last.
-        drain_s: how long what it runs is expected to take until it has ended, or is parked, if its model were to leave
-            now; planners count it as part of the swap.
-        parked: streams that wait in engines which sleep, by model; they go on once it is active again.
+        models: Place of the weights of each model that it can serve, by model. From the moment that it drains for
+            another model, the coming model is the active one.
+        active_for_s: Seconds for which the active model has been active; ``None`` if no model is.
+        ready_in_s: Seconds until the coming model is expected to serve; 0 if none comes.
+        running: Load of its engine, streams and durable requests together; while it drains, the load of the leaving
+            model.
+        streams: Number of these requests that are streamed to clients.
+        room: Number of further requests that it takes now.
+        room_for_streams: Number of these places that are reserved for streams; lines of batches may not use them.
+        cached: Tokens of each prefix that is known to be in its cache, by digest; bounded, newest last.
+        drain_s: Expected seconds until all that it runs has ended, or is parked, if its model were to leave now;
+            planners count it as part of the swap.
+        parked: Number of streams that wait in sleeping engines, by model; they continue once it is active again.
     """
 
     name: str
@@ -57,7 +58,7 @@ class InstanceReport:
 
     @property
     def active(self) -> str | None:
-        """The model that is active, or comes in."""
+        """The model that is active, or is coming in."""
         return next((model for model, state in self.models.items() if state is ModelState.ACTIVE), None)
 
 
@@ -65,8 +66,13 @@ class InstanceReport:
 class MeasuredSwap:
     """A swap of models that an agent has seen: see :class:`sloserve.scheduler.virtual_queues.contract.Swap`.
 
-    seconds: from the last token of the model that left to the first step of the one that came; a mean where it was seen
-    more than once.
+    Args:
+        device: Kind of the device.
+        leaving: Model that left; ``None`` if the instance had none.
+        coming: Model that came.
+        state: Place of the coming model's weights before the swap.
+        seconds: Time from the last token of the model that left to the first step of the one that came; a mean if it
+            was seen more than once.
     """
 
     device: str
@@ -78,12 +84,16 @@ class MeasuredSwap:
 
 @dataclass(frozen=True, slots=True)
 class AgentReport:
-    """Args:
-    host: as the fleet's file has it.
-    door: where its door is, ``unix:PATH``, ``http://HOST:PORT`` or ``https://HOST:PORT#HOST``.
-    plan: term and version of the plan that it follows; ``None`` for none.
-    swaps: those that it has measured.
-    held_bytes: host memory that sleeping models hold, by model.
+    """Report of an agent on its host and its instances.
+
+    Args:
+        host: Name of the host as in the fleet's file.
+        door: Address of its endpoint, ``unix:PATH``, ``http://HOST:PORT`` or ``https://HOST:PORT#HOST``.
+        instances: Reports on its instances.
+        plan: Term and version of the plan that it follows; ``None`` for none.
+        swaps: Swaps that it has measured.
+        held_bytes: Bytes of host memory that sleeping models hold, by model.
+        kind: Kind of the member, which distinguishes its state in the store.
     """
 
     host: str
@@ -100,16 +110,20 @@ class Demand:
     """Requests of one model and class that come through one gateway and are streamed to their clients.
 
     Args:
-        held: how many wait in the gateway.
-        prompt_tokens, output_tokens, output_tokens2: of those held: summed, expected and summed, expected squares.
-        first_due_in_s, last_due_in_s: by when those held are wanted, their deadlines or what is left of their wait;
-            ``None`` for none.
-        oldest_s: for how long the oldest has waited.
-        until_first_token: the deadlines are those of first tokens.
-        rate_per_s: how many come a second, lately.
-        mean_prompt_tokens, mean_output_tokens: of those that came lately.
-        target_s: the time that their class has for a first token or the whole reply, the shorter; ``None`` for none.
-        weight: what a second of lateness counts.
+        model: Model of the requests.
+        slo_class: Name of their class.
+        held: Number of requests that wait in the gateway.
+        prompt_tokens, output_tokens, output_tokens2: Sum of the held requests' prompt tokens, of their expected output
+            tokens, and of the squares of the latter.
+        first_due_in_s, last_due_in_s: Seconds until the first and the last held request is wanted, by its deadline or
+            the end of its allowed wait; ``None`` for none.
+        oldest_s: Seconds for which the oldest has waited.
+        until_first_token: Whether the deadlines are for first tokens.
+        rate_per_s: Recent arrivals per second.
+        mean_prompt_tokens, mean_output_tokens: Means over recent requests.
+        target_s: Seconds that their class has for a first token or the whole output, whichever is shorter; ``None`` for
+            no target.
+        weight: Cost of a second of lateness.
     """
 
     model: str
@@ -131,25 +145,25 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class GatewayReport:
-    """What comes through one gateway."""
+    """Report of one gateway on the requests that come through it."""
 
     demand: tuple[Demand, ...] = ()
     kind: str = GATEWAY
 
 
 def to_json(report: AgentReport | GatewayReport) -> dict[str, Any]:
-    """Plain values for :meth:`sloserve.fleet.store.members.Members.beat`, or for a door."""
+    """Return plain values for :meth:`sloserve.fleet.store.members.Members.beat`, or for an agent's endpoint."""
     made: dict[str, Any] = msgspec.to_builtins(report)
     return made
 
 
 def agent_report(state: Mapping[str, Any]) -> AgentReport | None:
-    """``None`` where the state is that of another kind of member, or of a version that this one cannot read."""
+    """Read an agent's report; ``None`` if another kind of member or an unreadable version wrote the state."""
     return _report(state, AGENT, AgentReport)
 
 
 def gateway_report(state: Mapping[str, Any]) -> GatewayReport | None:
-    """As :func:`agent_report`."""
+    """Read a gateway's report, as :func:`agent_report` does for an agent."""
     return _report(state, GATEWAY, GatewayReport)
 
 
