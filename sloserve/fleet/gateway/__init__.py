@@ -1,5 +1,5 @@
-"""The front door of a fleet: OpenAI's API for all its models, routed by the plan, with batches beside it.
+"""The front end of a fleet: OpenAI's API for all its models, routed by the plan, with batches beside it.
 
-Tokens never touch the store, so streams go on while it is away. Gateways hold nothing that must not be lost: any number
-of them may stand before the same agents.
+Tokens never touch the store, so streams continue while it is away. Gateways hold nothing that must not be lost: any
+number of them may stand before the same agents.
 """

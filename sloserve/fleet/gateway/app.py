@@ -1,6 +1,6 @@
-"""The gateway as an ASGI app: whose a request is, which route it is for, and what of errors its client is told.
+"""The gateway as an ASGI app: it finds the tenant and the route of a request, and reports errors to its client.
 
-Routes are an allow list. A key is asked for before anything of a body is read.
+Routes are an allow list. The key is checked before anything of a body is read.
 """
 
 import asyncio
@@ -34,13 +34,13 @@ FORWARDED: Final = (
     "/tokenize",
     "/detokenize",
 )
-"""Routes of engines, all of them POST; which of them a model has, its engine says."""
+"""Routes of engines, all of them POST; the engine of a model decides which of them the model has."""
 BATCHES: Final = ("/v1/files", "/v1/batches")
 MOST_CALLS: Final = 256
-"""Requests for files and batches at a time: they wait for the store and the disk."""
+"""Most requests for files and batches at a time: they wait for the store and the disk."""
 MOST_CALLS_OF_TENANT: Final = 64
 TENANT: Final = "sloserve.tenant"
-"""Where a scope says whose a request is."""
+"""Key of a scope under which the tenant of the request stands."""
 
 _PAGE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _MODELS: Final = "/v1/models"
@@ -52,19 +52,20 @@ _NO_KEY: Final = "no key of this fleet is shown; send one as Authorization: Bear
 _AGAIN_S: Final = 5
 _STOPPING: Final = f"the gateway stops, and no instance has answered the request yet; retry in {_AGAIN_S} s"
 _NOT_AGAIN: Final = ("x-should-retry", "false")
-"""Tells OpenAI's clients not to repeat a request that may have killed engines."""
+"""Header that keeps OpenAI's clients from repeating a request that may have killed engines."""
 
 
 class GatewayApp:
-    """What clients reach.
+    """The ASGI app that clients reach.
 
     Args:
-        parts: of the gateway.
-        keys: whose a request is.
-        batches: routes of files and batches; each finds its tenant at :data:`TENANT` in its scope.
-        watching: routes for those who have the admin key.
-        start, stop: around all that is served.
-        is_ready: whether requests can be served.
+        parts: State that all requests of the gateway share.
+        keys: File of keys, which gives the tenant of a request.
+        batches: Routes of files and batches; each finds its tenant at :data:`TENANT` in its scope.
+        watching: Routes for clients that have the admin key.
+        start: Called before anything is served.
+        stop: Called after everything was served.
+        is_ready: Whether requests can be served.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class GatewayApp:
         try:
             await forwarded.run()
         except (ClientLeft, BrokenAnswer):
-            pass  # the client is gone, or cannot be told any more: the server closes the connection
+            pass  # the client is gone, or can no longer be notified: the server closes the connection
         except asyncio.CancelledError:
             # The server stops, and waits for it no longer. Over HTTP/3 what is answered now would be waited for.
             if forwarded.answer.begun or request.scope["http_version"] == "3":
@@ -178,7 +179,7 @@ class GatewayApp:
             await refuse(send, HTTPStatus.NOT_FOUND, f"there is no such route; there are {routes}", headers=[CLOSE])
 
     def _set(self, name: str, models: Collection[str]) -> dict[str, Any]:
-        """A name that leaves the choice among these open; its state is that of the readiest."""
+        """Return the entry of a set of models; its state is the state of its readiest model."""
         known = {model: self._model(model) for model in models}
         best = min((one["state"] for one in known.values()), key=STATES.index)
         return {**next(iter(known.values())), "id": name, "state": best, "models": list(known)}

@@ -1,4 +1,4 @@
-"""Which share of a gateway's requests met their targets lately, by class, as the gateway sees their answers pass."""
+"""SLO attainment of a gateway's recent requests, by class, measured as their responses pass through it."""
 
 from collections.abc import Sequence
 
@@ -13,17 +13,26 @@ from sloserve.core.stamps import Stamps
 
 
 class Attained:
-    """The latest requests of each class. names: of the classes."""
+    """The latest requests of each class.
+
+    Args:
+        names: Names of the classes.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         self._stamps: dict[str, Stamps] = {name: np.zeros(MAX_REQUESTS, np.uint64) for name in names}
         self._windows = {name: AttainmentWindow(stamps) for name, stamps in self._stamps.items()}
 
     def ended(self, slo: SLO, latency: Latency | None, now_s: float, *, streamed: bool, rejected: bool) -> None:
-        """Takes in a request that ended now, in whatever way.
+        """Record a request that ended now, in whatever way.
 
-        latency: ``None`` unless its answer came whole. streamed: of a reply in one piece only the end is seen here, and
-        only the target for that counts.
+        Args:
+            slo: Targets of the request.
+            latency: Measured latency; ``None`` unless its response is complete.
+            now_s: Monotonic time in seconds.
+            streamed: Whether the output was streamed. Of an output in one piece only the end is seen here, and only the
+                target for the end counts.
+            rejected: Whether the request was rejected.
         """
         met = ServedRequest(slo, Outcome.FAILED if latency is None else Outcome.COMPLETED, latency=latency).met
         if not streamed:
@@ -32,5 +41,5 @@ class Attained:
             self._windows[slo.slo_class.name].record(met, rejected, now_s)
 
     def by_class(self, now_s: float) -> dict[str, list[list[float | int | None]]]:
-        """Of each class what :func:`sloserve.core.attainment_window.shown` says."""
+        """Return what :func:`sloserve.core.attainment_window.shown` gives for each class."""
         return {name: shown([stamps], now_s) for name, stamps in self._stamps.items()}

@@ -1,4 +1,4 @@
-"""The thread of a gateway that brings batches on, and deletes what has had its time."""
+"""The thread of a gateway that advances batches, and deletes what has expired."""
 
 import threading
 from typing import Final
@@ -8,16 +8,16 @@ from sloserve.fleet.batch_api.runner import BatchRunner
 from sloserve.fleet.supervised import Faults
 
 IDLE_S: Final = 0.5
-"""Pause between two looks at batches none of which moved."""
+"""Pause in seconds between two looks at batches if none of them moved."""
 AWAY_S: Final = 2.0
-"""The same where the store failed: results are written from their begin again, on a disk that may be full."""
+"""Pause in seconds if the store failed: results are written again from their begin, on a disk that may be full."""
 TIDY_S: Final = 60.0
 QUOTA_S: Final = 10.0
-"""Between two looks at the bytes that tenants keep."""
+"""Seconds between two looks at the bytes that tenants keep."""
 
 
 class BatchWork:
-    """Steps of a runner, one after another, until it is stopped."""
+    """Runs the steps of a runner, one after another, until it is stopped."""
 
     def __init__(self, runner: BatchRunner, clock: Clock) -> None:
         self._runner, self._clock = runner, clock
@@ -28,7 +28,7 @@ class BatchWork:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns once the step at hand is done; it may be broken off anywhere, and is then done again."""
+        """Return once the current step is done; a step may be broken off anywhere, and is then done again."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()

@@ -1,4 +1,4 @@
-"""What a gateway counts of one request: in the admission of its model, in the demand, in the metrics."""
+"""What a gateway counts of one request: in the admission of its model, in the demand, and in the metrics."""
 
 from http import HTTPStatus
 
@@ -12,19 +12,22 @@ from sloserve.scheduler.admission.prediction import ArrivingRequest
 
 
 class Booking:
-    """One request's. To be ended."""
+    """Counts one request in admission, demand and metrics. The caller must call ``ended()`` exactly once."""
 
     def __init__(self, parts: GatewayParts, request: GatewayRequest, answer: PassedAnswer) -> None:
         self._parts, self._request, self._answer = parts, request, answer
         self._ticket: Ticket | None = None
 
     def arrived(self) -> None:
-        """The model that the request asks for is in demand."""
+        """Count demand for the model that the request asks for."""
         now_s, request = self._parts.clock.monotonic_s(), self._request
         self._parts.demand.arrived(request.model, request.slo_class, request.prompt_tokens, now_s)
 
     def admit(self, model: str) -> None:
-        """The request waits for this model, and for no other. Raises: QueueFull, SLOUnattainable; all is as before."""
+        """Let the request wait for this model, and for no other.
+
+        Raises: QueueFull, SLOUnattainable; then nothing has changed.
+        """
         now_s, request = self._parts.clock.monotonic_s(), self._request
         new = ArrivingRequest(
             request.slo,
@@ -43,7 +46,7 @@ class Booking:
         self._ticket = ticket
 
     def answer_begins(self) -> None:
-        """The first byte has come."""
+        """Record that the first byte has come."""
         self._parts.passing_on[self._answer] = None
         request, first_s = self._request, self._answer.first_s
         if self._answer.status == HTTPStatus.OK and request.streamed and first_s is not None:
@@ -52,7 +55,12 @@ class Booking:
             self._parts.metrics.first_byte(request.model, request.slo_class, first_s - request.arrival_s)
 
     def ended(self, choice: ModelChoice, *, completed: bool) -> None:
-        """completed: whether the answer has come whole."""
+        """Record that the request has ended.
+
+        Args:
+            choice: Choice of its model, which learns from the measured time.
+            completed: Whether the response came to its end.
+        """
         self._parts.passing_on.pop(self._answer, None)
         now_s, tokens, latency = self._parts.clock.monotonic_s(), 0, None
         request, first_s = self._request, self._answer.first_s

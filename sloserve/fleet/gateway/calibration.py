@@ -1,8 +1,8 @@
-"""How much longer requests of a model take than its profile says: learnt from those that ended.
+"""Factor by which requests of a model take longer than its profile says, learnt from ended requests.
 
-The median of measured by predicted time, followed in small steps: one request moves it by 3 %, however late it was, so
-that a few clients that read slowly do not bar a model to the others. It is forgotten within an hour: a model that was
-too slow gets requests again, and shows whether it still is.
+The factor is the median of measured by predicted time, followed in small steps: one request moves it by 3 %, however
+late it was, so that a few clients that read slowly do not bar a model to the others. It is forgotten within an hour: a
+model that was too slow gets requests again, and shows whether it still is.
 """
 
 import math
@@ -23,11 +23,14 @@ class Calibration:
     _seen_s: float = float("-inf")
 
     def factor(self, now_s: float) -> float:
-        """What predicted times are to be multiplied by."""
+        """Return the factor by which predicted times are to be multiplied."""
         return math.exp(self._faded(now_s))
 
     def ended(self, ratio: float, now_s: float) -> None:
-        """A request took ``ratio`` times what was predicted without a factor: others on their way change nothing."""
+        """Record that a request took ``ratio`` times what was predicted without a factor.
+
+        The ratio does not depend on the factor, so that requests on their way when it changes count as all others do.
+        """
         known = self._faded(now_s)
         moved = known + math.copysign(STEP, ratio - math.exp(known))
         self._log, self._seen_s = min(max(moved, math.log(LEAST)), math.log(MOST)), now_s

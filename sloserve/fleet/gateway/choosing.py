@@ -1,4 +1,4 @@
-"""Which model serves a request that names a set of them: what is chosen, and what the gateway asks of the chooser."""
+"""The choice of a model for a request that names a set of them, and the interface of the chooser."""
 
 from collections.abc import Collection, Mapping
 from typing import NamedTuple, Protocol
@@ -7,8 +7,12 @@ from sloserve.fleet.gateway.gateway_request import GatewayRequest
 
 
 class PredictedTimes(NamedTuple):
-    """What was predicted of a request, in seconds: from its arrival to its first token, and for each after that.
-    slower: factor of what its model was known to take more than its profile says, which is in both.
+    """Times that were predicted for a request, in seconds.
+
+    Args:
+        first_s: Time from its arrival to its first token.
+        token_s: Time for each token after the first.
+        slower: Known factor by which its model takes longer than its profile says; both times contain it.
     """
 
     first_s: float
@@ -16,12 +20,19 @@ class PredictedTimes(NamedTuple):
     slower: float = 1.0
 
     def completion_s(self, output_tokens: int) -> float:
-        """From arrival to the last of so many tokens."""
+        """Return the seconds from arrival to the last of ``output_tokens`` tokens."""
         return self.first_s + (output_tokens - 1) * self.token_s
 
 
 class Chosen(NamedTuple):
-    """A model, and why, in a word. shadow: what another policy would have chosen, if that is asked."""
+    """A chosen model.
+
+    Args:
+        model: Name of the model.
+        why: Reason for the choice, in a word.
+        shadow: Model that another policy would have chosen, if that policy is asked.
+        foreseen: Times that were predicted for the request.
+    """
 
     model: str
     why: str
@@ -33,13 +44,31 @@ class Chooser(Protocol):
     """Chooses a model for requests that name a set of them."""
 
     def sets(self, models: Collection[str]) -> Mapping[str, Collection[str]]:
-        """Returns those of ``models``, which a tenant may use, in each set, by the name that requests ask for."""
+        """Return the models of each set that are in ``models``, by the name that requests ask for.
+
+        Args:
+            models: Models that a tenant may use.
+        """
         ...
 
     def choose(self, request: GatewayRequest, among: Collection[str], *, again: bool = False) -> Chosen:
-        """One of a set. again: for the same request, whose engine was lost. Raises: InvalidRequest."""
+        """Choose one model of a set.
+
+        Args:
+            request: Request to serve.
+            among: Models of the set.
+            again: Whether this is a second choice for the same request, after its engine was lost.
+
+        Raises: InvalidRequest if no model of the set can serve it.
+        """
         ...
 
     def ended(self, model: str, foreseen: PredictedTimes, ratio: float) -> None:
-        """A request for which the model was chosen is complete. ratio: its time in parts of what was predicted."""
+        """Note that a request for which the model was chosen is complete.
+
+        Args:
+            model: Chosen model.
+            foreseen: Times that were predicted for the request.
+            ratio: Measured time divided by the predicted time.
+        """
         ...

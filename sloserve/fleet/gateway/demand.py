@@ -1,4 +1,4 @@
-"""What comes through one gateway, by model and class: for the planner, and to expect the length of replies."""
+"""Demand that comes through one gateway, by model and class: for the planner, and to expect the length of outputs."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -15,9 +15,9 @@ from sloserve.fleet.sizes import USUAL_OUTPUT_TOKENS
 from sloserve.fleet.streamed import Streamed, TokensAnEvent
 
 _SILENT: Final = 3.0
-"""No more is expected in the time of a silence than so many: of Poisson arrivals 5 % are followed by a longer one."""
+"""Most arrivals expected in the time of a silence: of Poisson arrivals 5 % are followed by a longer one."""
 _LEAST_RATE: Final = 1e-3
-"""A model and class that less than this comes of a second is not reported."""
+"""Least requests per second of a model and class that are reported."""
 
 
 @dataclass(slots=True)
@@ -32,14 +32,17 @@ class _Flow:
         self.seen_s = now_s
 
     def rate_per_s(self, now_s: float) -> float:
-        """Requests a second; a silence bounds what is remembered."""
+        """Return the requests per second; a silence bounds what is remembered."""
         return min(self.rate.at(now_s), _SILENT / max(now_s - self.seen_s, 1e-9))
 
 
 class DemandMeter:
-    """Arrivals and lengths by model and class, of which there are as many as the fleet's file names.
+    """Arrivals and lengths by model and class; the fleet's file bounds the number of both.
 
-    an_event: tokens that an event of each model's streams brings, by the flags of its engines; 1 where none is said.
+    Args:
+        classes: Classes of the fleet.
+        an_event: Tokens that an event of each model's streams brings, by the flags of its engines; 1 for a model that
+            is not listed.
     """
 
     def __init__(self, classes: ClassTable, an_event: Mapping[str, int] = MappingProxyType({})) -> None:
@@ -53,20 +56,38 @@ class DemandMeter:
         flow.prompt_tokens.add(float(prompt_tokens))
 
     def ended(self, model: str, slo_class: str, streamed: Streamed, limit: int | None) -> int:
-        """A reply is complete; says how many tokens it has. limit: as of :meth:`TokensAnEvent.ended`."""
+        """Record that an output is complete, and return how many tokens it has.
+
+        Args:
+            model: Model that served the request.
+            slo_class: Name of its class.
+            streamed: Counts of what was streamed of the output.
+            limit: Limit of output tokens, as for :meth:`TokensAnEvent.ended`.
+        """
         tokens = self._an_event.setdefault(model, TokensAnEvent()).ended(streamed, limit)
         if tokens:
             self._flows[model, slo_class].output_tokens.add(float(tokens))
         return tokens
 
     def output_tokens(self, model: str, slo_class: str, limit: int | None) -> float:
-        """Expected of a new request. limit: its ``max_tokens``, ``None`` for none."""
+        """Return the expected output tokens of a new request.
+
+        Args:
+            model: Model that it asks for.
+            slo_class: Name of its class.
+            limit: The request's ``max_tokens``; ``None`` for no limit.
+        """
         mean = self._flows[model, slo_class].output_tokens.value
         expected = float(USUAL_OUTPUT_TOKENS) if mean is None else max(mean, 1.0)
         return expected if limit is None else min(expected, float(limit))
 
     def report(self, held: Iterable[HeldRequest], now_s: float) -> GatewayReport:
-        """For the planner. held: those that wait now."""
+        """Return the report for the planner.
+
+        Args:
+            held: Requests that wait in the gateway now.
+            now_s: Monotonic time in seconds.
+        """
         waiting: defaultdict[tuple[str, str], list[HeldRequest]] = defaultdict(list)
         for request in held:
             waiting[request.model, request.slo_class].append(request)
@@ -102,5 +123,5 @@ class DemandMeter:
 
 
 def weight(slo_class: SLOClass, classes: ClassTable) -> float:
-    """What a second of lateness counts: twice as much for each class that is less urgent."""
+    """Return the cost of a second of lateness, which doubles with each class that is less urgent."""
     return float(2 ** sum(other.rank > slo_class.rank for other in classes))

@@ -1,5 +1,6 @@
-"""Sends one request to an instance, and to another where that refuses it or is lost before the answer has begun: its
-client sees nothing of that.
+"""Sends one request to an instance, and to another if that one refuses it or is lost before the first byte.
+
+The client sees nothing of such a retry.
 """
 
 import logging
@@ -23,18 +24,18 @@ from sloserve.wire.headers import TTL
 logger = logging.getLogger(__name__)
 
 MOST_LOST: Final = 2
-"""Engines that may die with a request before it is answered with an error: it may be what kills them."""
+"""Engines that may die with a request before it fails with an error: the request may be what kills them."""
 MAX_RETRY_AFTER_S: Final = 30
 
 
 class Dispatch:
-    """One request's."""
+    """Sends one request to an instance, and retries on others until the first byte has come."""
 
     def __init__(self, parts: GatewayParts, request: GatewayRequest, choice: ModelChoice, booking: Booking) -> None:
         self._parts, self._request, self._choice, self._booking = parts, request, choice, booking
 
     async def first_byte(self) -> tuple[EngineAnswer, bytes, SentRequest]:
-        """The beginning of an answer, from whichever instance gives one. Raises: Rejected, Evicted, EngineError."""
+        """Return the begin of a response, from whichever instance gives one. Raises: Rejected, Evicted, EngineError."""
         held, lost = self._held(), 0
         while True:
             sent = await self._sent(held)
@@ -65,14 +66,14 @@ class Dispatch:
     def over(
         self, sent: SentRequest, answer: EngineAnswer | None, *, refused: bool = False, gone: bool = False
     ) -> None:
-        """The request is with this instance no more."""
+        """Note that the request has left this instance."""
         if answer is not None:
             answer.close()
         sent.end(refused=refused, gone=gone)
         self._parts.hold.let_go((self._request.model,))
 
     def _elsewhere(self, held: HeldRequest) -> HeldRequest:
-        """Where another model may serve the request whose engine was lost, the router chooses again."""
+        """Return the request for another model if the router, asked again after the engine was lost, chooses one."""
         chosen = self._choice.another()
         if chosen is None:
             return held
@@ -102,7 +103,7 @@ class Dispatch:
         )
 
     async def _sent(self, held: HeldRequest) -> SentRequest:
-        """Booked with an instance, once one has room. Raises: QueueFull, DeadlinePassed."""
+        """Book the request with an instance, once one has room. Raises: QueueFull, DeadlinePassed."""
         request, limits = self._request, self._parts.limits
         try:
             return await self._parts.hold.flight(held)
@@ -118,14 +119,14 @@ class Dispatch:
             raise QueueFull(f"{waited}; retry in {retry_s} s", retry_s, request.slo_class) from None
 
     async def _asked(self, sent: SentRequest, held: HeldRequest) -> EngineAnswer:
-        """The answer of the instance that it was sent to. Raises: Refused, BrokenAnswer."""
+        """Return the response of the instance to which the request was sent. Raises: Refused, BrokenAnswer."""
         parts, request, instance, late_s = self._parts, self._request, sent.instance, held.held_s + held.away_s
         parts.metrics.sent(parts.clock.monotonic_s() - request.arrival_s - late_s, request.slo_class, held.held_s)
         headers = request.headers_after(late_s)
         return await parts.doors.send(instance.door, instance.name, request.route, headers, request.body, request.model)
 
     def _retry_after_s(self) -> int:
-        """Until a place should be free, and its model be there."""
+        """Return the seconds until a slot should be free and the model be loaded (Retry-After)."""
         now_s, model = self._parts.clock.monotonic_s(), self._request.model
         place_s = self._parts.admission(model).promise_place(self._request.slo_class, now_s)
         ready_s = self._parts.instances.ready_in_s(model, now_s) or 0.0

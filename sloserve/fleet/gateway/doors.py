@@ -1,6 +1,6 @@
-"""HTTP to the doors of agents: what an instance is asked, and its answer as it comes.
+"""HTTP to the endpoints of agents: requests for an instance, and its responses as they arrive.
 
-aiohttp, which vLLM brings: a chunk costs a third of the processor time that it takes with httpx.
+The client is aiohttp, which vLLM brings: a chunk costs a third of the processor time that it takes with httpx.
 """
 
 import asyncio
@@ -31,15 +31,15 @@ _BROKEN: Final = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
 
 
 class _Untrusted(OSError):
-    """A door that is not asked, since its connection would not be what the certificates are for."""
+    """An endpoint that is not asked, since its connection would lack the protection that certificates give."""
 
 
 class BrokenAnswer(Exception):
-    """An answer ended before its end."""
+    """A response broke off before its end."""
 
 
 class EngineAnswer:
-    """An engine's answer, in parts as they come."""
+    """An engine's response, in parts as they arrive."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
@@ -54,18 +54,18 @@ class EngineAnswer:
         self._content = response.content
 
     async def read(self) -> bytes:
-        """What has come since, at least a byte; nothing at the end. Raises: BrokenAnswer."""
+        """Return what has come since, at least a byte; nothing at the end. Raises: BrokenAnswer."""
         try:
             return await self._content.readany()
         except _BROKEN as error:
             raise BrokenAnswer(str(error) or type(error).__name__) from error
 
     def is_whole(self, first: bytes) -> bool:
-        """Whether nothing comes after its first part."""
+        """Return whether nothing comes after the first part."""
         return len(first) == self._length
 
     def close(self) -> None:
-        """Lets go of the connection; an answer that has not ended is aborted in the engine."""
+        """Release the connection; a response that has not ended is aborted in the engine."""
         if self._content.at_eof():
             self._response.release()
         else:
@@ -73,11 +73,15 @@ class EngineAnswer:
 
 
 class Doors:
-    """Connections to the doors of all agents; to be closed."""
+    """Connections to the endpoints of all agents; the owner must close them."""
 
     def __init__(self, silent_max_s: float, key: str | None = None, tls: ssl.SSLContext | None = None) -> None:
-        """silent_max_s: an engine that says nothing for so long is given up. key: shown at doors on TCP. tls: with
-        which these are reached, and without which none is; ``None``: they use plain HTTP.
+        """Create the connections' settings.
+
+        Args:
+            silent_max_s: Seconds of silence after which an engine is given up.
+            key: Key that is shown to endpoints on TCP.
+            tls: TLS context for endpoints on TCP, and then no other is reached; ``None`` if they use plain HTTP.
         """
         self._tls = tls
         self._shown = {} if key is None else {"Authorization": f"Bearer {key}"}
@@ -86,19 +90,19 @@ class Doors:
         self._strange: set[str] = set()
 
     async def close(self) -> None:
-        """Ends all connections."""
+        """Close all connections."""
         sessions, self._sessions = list(self._sessions.values()), {}
         for session in sessions:
             await session.close()
 
     async def keep_only(self, doors: Collection[str]) -> None:
-        """Ends the connections to all other doors: agents may come at ever new ones."""
+        """Close the connections to all other endpoints: agents may come at ever new ones."""
         self._strange &= set(doors)
         for door in self._sessions.keys() - doors:
             await self._sessions.pop(door).close()
 
     async def state(self, door: str) -> AgentReport | None:
-        """What an agent says of itself; ``None`` where it cannot be reached, or cannot be read."""
+        """Return an agent's report on itself; ``None`` if it cannot be reached, or its report cannot be read."""
         timeout = aiohttp.ClientTimeout(total=_STATE_S)
         try:
             url, options = _url(door, "/state"), {**self._reached(door), "allow_redirects": False}
@@ -120,8 +124,9 @@ class Doors:
     async def send(
         self, door: str, instance: str, path: str, headers: Iterable[tuple[str, str]], body: bytes, model: str
     ) -> EngineAnswer:
-        """Passes a request to an instance. Raises: Refused where it may be sent elsewhere; with ``DIED`` an engine, or
-        its agent, broke off with it.
+        """Pass a request to an instance.
+
+        Raises: Refused if the request may be sent elsewhere; with ``DIED`` an engine, or its agent, broke off with it.
         """
         url = _url(door, f"/instances/{quote(instance, safe='')}{path}")
         try:
@@ -141,7 +146,7 @@ class Doors:
         return EngineAnswer(response)
 
     def _reached(self, door: str) -> dict[str, Any]:
-        """Options of a request: the name that the door's certificate must have. Raises: _Untrusted."""
+        """Return the options of a request: the name that the endpoint's certificate must have. Raises: _Untrusted."""
         address, _, host = door.partition("#")
         if address.startswith("https:"):
             if self._tls is None:
@@ -153,7 +158,7 @@ class Doors:
         return {}
 
     def _tell(self, door: str, error: Exception) -> None:
-        """Of what is wrong with a certificate, once for each door."""
+        """Report what is wrong with a certificate, once for each endpoint."""
         causes = (error, error.__cause__, error.__context__)
         found = next((one for one in causes if isinstance(one, (ssl.SSLError, _Untrusted))), None)
         if found is not None and door not in self._strange:

@@ -1,6 +1,6 @@
-"""What one gateway shows of its fleet now: hosts, instances with their models, switches, and what waits by group.
+"""What one gateway shows of its fleet now: hosts, instances with their models, switches, and held requests by group.
 
-A group is the requests of one model and class. Nothing of a single request is shown, nor whose it is. What is told is
+A group is the requests of one model and class. Nothing of a single request is shown, nor its tenant. The view contains
 what the gateway routes by: the last report of each agent, and its own held requests. Other gateways hold others.
 """
 
@@ -18,29 +18,39 @@ from sloserve.fleet.gateway.parts import GatewayParts
 COLUMNS: Final = (
     "host", "phase", "model", "since_s", "ready_in_s", "running", "streams", "room", "parked", "age_s",
 )  # fmt: skip
-"""Of an instance. since_s: when what its phase and model are was first seen, epoch seconds. ready_in_s: until the model
-that comes serves. running: requests that it has. room: how many more it takes. parked: streams of models that sleep.
-age_s: of what its agent last said; ``None`` where it cannot be reached."""
+"""Columns of an instance's row.
+
+since_s: time in epoch seconds at which its present phase and model were first seen. ready_in_s: seconds until the
+coming model serves. running: number of requests that it has. room: number of further requests that it takes. parked:
+number of streams of models that sleep. age_s: seconds since its agent's last report; ``None`` if it cannot be reached.
+"""
 LOST: Final = "lost"
-"""Phase of an instance whose agent says nothing."""
+"""Phase of an instance if its agent is silent."""
 MOST_SWITCHES: Final = 32
-"""Latest switches that are shown."""
+"""Number of latest switches that are shown."""
 MOST_NAMED: Final = 100
-"""Models, hosts and groups that are shown, of groups those that hold most requests; the others are counted."""
+"""Most models, hosts and groups that are shown, of groups the ones that hold most requests; the others are counted."""
 _MOST_HEADLINES: Final = 4
-"""Groups that are late of which a sentence says why, the latest first; the others are counted."""
+"""Most late groups for which a sentence says why, the latest first; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Course:
-    """What an instance is at, and since when; ``leaves``: the model that it had when it last served."""
+    """Present state of an instance, and since when it has had it.
+
+    Args:
+        phase: Phase of the instance.
+        model: Model that is active or coming.
+        since_s: Epoch seconds at which the state was first seen.
+        leaves: Model that the instance had when it last served.
+    """
 
     phase: str
     model: str | None
     since_s: float
     leaves: str | None = None
     began_s: float | None = None
-    """When the switch that it is in began."""
+    """Epoch seconds at which the present switch began."""
 
 
 class FleetView:
@@ -52,7 +62,7 @@ class FleetView:
         self._switches: deque[dict[str, Any]] = deque(maxlen=MOST_SWITCHES)
 
     def read(self) -> dict[str, Any]:
-        """As of now. To be called in the event loop of the gateway."""
+        """Return the view as of now. It must be called in the event loop of the gateway."""
         parts, instances = self._parts, self._parts.instances
         now_s, epoch_s = parts.clock.monotonic_s(), parts.clock.now_s()
         known = sorted(instances.by_name.values(), key=lambda one: one.name)
@@ -91,7 +101,7 @@ class FleetView:
         }
 
     def _late(self, groups: list[Demand], now_s: float) -> list[str]:
-        """Of each group whose first deadline has passed how late it is, and why no instance takes it."""
+        """Return, for each group past its first deadline, how late it is and why no instance takes it."""
         overdue = [(-one.first_due_in_s, one) for one in groups if one.first_due_in_s is not None]
         late = sorted((one for one in overdue if one[0] > 0.0), key=lambda one: -one[0])
         said = [
@@ -103,7 +113,7 @@ class FleetView:
         return [*said, f"{left_out} more groups are late"] if left_out else said
 
     def _held_up(self, group: Demand, now_s: float) -> str:
-        """Why none of its requests is let go, by what :meth:`Instances.choose` asks and what the planner intends."""
+        """Return why none of its requests is dispatched, by the rules of :meth:`Instances.choose` and by the plan."""
         instances, model = self._parts.instances, group.model
         serving = instances.serving(model, now_s)
         if serving:
@@ -163,7 +173,7 @@ class FleetView:
 
 
 def _hosts(rows: dict[str, list[Any]]) -> dict[str, dict[str, int]]:
-    """How many instances each host has, and how many of them are lost."""
+    """Count the instances of each host, and the ones of them that are lost."""
     found: dict[str, dict[str, int]] = {}
     for row in rows.values():
         host = found.setdefault(row[0], {"instances": 0, LOST: 0})
@@ -173,7 +183,7 @@ def _hosts(rows: dict[str, list[Any]]) -> dict[str, dict[str, int]]:
 
 
 def _silent(hosts: dict[str, dict[str, int]]) -> list[str]:
-    """The hosts whose agents say nothing."""
+    """Return a sentence that names the hosts with silent agents, if there are any."""
     lost = [name for name, host in hosts.items() if host[LOST]]
     more = f" and {len(lost) - _MOST_HEADLINES} more" if len(lost) > _MOST_HEADLINES else ""
     return [f"hosts whose agents are silent: {', '.join(lost[:_MOST_HEADLINES])}{more}"] if lost else []

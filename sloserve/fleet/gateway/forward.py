@@ -1,7 +1,7 @@
-"""One request through the gateway: read, admitted, sent to an instance, its answer passed on as it comes.
+"""One request through the gateway: read, admitted, sent to an instance, its response passed on as it arrives.
 
-Until the first byte of its answer has come the request can go elsewhere, and its client sees nothing of that; after
-that a stream that breaks off ends with an error event.
+Until the first byte of the response has come the request can go elsewhere, and its client sees nothing of that; if a
+stream breaks off later, it ends with an error event.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _REQUEST_ID: Final = REQUEST_ID.encode()
 
 
 class ForwardedRequest:
-    """One request and its answer."""
+    """One request and the response to it."""
 
     def __init__(self, parts: GatewayParts, tenant: Tenant, opened: OpenedRequest) -> None:
         self._parts, self._tenant, self._opened = parts, tenant, opened
@@ -37,7 +37,7 @@ class ForwardedRequest:
         self.answer = PassedAnswer(opened.at_once)
 
     async def run(self) -> None:
-        """Serves it. Raises: SloServeError where nothing of an answer was sent; ClientLeft."""
+        """Serve the request. Raises: SloServeError if nothing of a response was sent; ClientLeft."""
         outcome = Outcome.FAILED
         try:
             with self._parts.places.place(self._tenant) as place:

@@ -1,4 +1,4 @@
-"""One gateway put together: from a fleet's file, its store and its keys to an ASGI app."""
+"""One gateway put together: an ASGI app from a fleet's file, its store and its keys."""
 
 import asyncio
 import secrets
@@ -44,24 +44,26 @@ from sloserve.wire.asgi import CLOSE, Receive, Scope, Send, first, refuse
 from sloserve.wire.resolve import resolve_headers
 
 CHECK_S = 10.0
-"""How often streams are looked at that do not go on."""
+"""Seconds between looks for streams that make no progress."""
 BATCH_CLASS = "batch"
-"""Class of a batch's lines where the fleet has one of this name; else the least urgent one."""
+"""Class of a batch's lines if the fleet has a class of this name; otherwise they have the least urgent class."""
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Where a gateway stands.
+    """What a gateway is given: store, files, keys and limits.
 
     Args:
-        store: shared with agents and planners; ``None`` for a gateway without batches and without a plan.
-        files: where the bytes of files are: a folder, or an address of object storage.
-        keys: the file of keys; ``None`` for one tenant, on this machine only.
-        doors: of agents that are asked whatever the store says. door_key, door_tls: for those on TCP, see
-            :class:`~sloserve.fleet.gateway.doors.Doors`.
-        limits: of the gateway. file_limits: of one input file of a batch.
-        name: unique among all members, where it is to be a certain one.
-        admin_key: that the live feed asks for; without one there is none.
+        store: Store shared with agents and planners; ``None`` for a gateway without batches and without a plan.
+        files: Place of the bytes of files: a folder, or an address of object storage.
+        keys: File of keys; ``None`` for one tenant, on this machine only.
+        doors: Endpoints of agents that are asked whatever the store says.
+        door_key: Key for endpoints on TCP, see :class:`~sloserve.fleet.gateway.doors.Doors`.
+        door_tls: TLS context for endpoints on TCP, see the same class.
+        limits: Limits of the gateway.
+        file_limits: Limits of one input file of a batch.
+        name: Name that is unique among all members; ``None`` for a random one.
+        admin_key: Key that the live feed asks for; without one there is no live feed.
     """
 
     store: Store | None = None
@@ -77,11 +79,13 @@ class Surroundings:
 
 
 class Gateway:
-    """One gateway of a fleet. app: to be served by any ASGI server with lifespan, over any version of HTTP."""
+    """One gateway of a fleet. Any ASGI server with lifespan may serve ``app``, over any version of HTTP."""
 
     def __init__(self, fleet: Fleet, around: Surroundings, clock: Clock | None = None) -> None:
-        """Raises: ConfigError for a fault in the file of keys, a policy of the router that cannot be used, or files
-        that cannot be opened or are not those of the other gateways.
+        """Put the gateway together.
+
+        Raises: ConfigError for a fault in the file of keys, a policy of the router that cannot be used, or files that
+        cannot be opened or differ from the files of the other gateways.
         """
         clock, settings, limits = clock or SystemClock(), fleet.settings, around.limits
         self.keys = KeyFile(around.keys, settings.classes, fleet.models, clock)
@@ -120,7 +124,7 @@ class Gateway:
         )
 
     async def start(self) -> None:
-        """Begins to ask agents and to bring batches on. The app does it where its server knows lifespans."""
+        """Begin to ask agents and to advance batches. The app calls it if its server knows lifespans."""
         self.watch.start()
         every_s = min(self.parts.limits.silent_max_s / 4, CHECK_S)
         checking = supervised("streams that do not go on are not ended", self._check_streams, every_s)
@@ -129,7 +133,7 @@ class Gateway:
             self._work.start()
 
     async def stop(self) -> None:
-        """Ends that; requests should have ended before. Once is enough."""
+        """Stop asking agents and advancing batches; requests should have ended before. A further call does nothing."""
         if self._checking is None:
             return
         self._checking.cancel()
@@ -146,12 +150,15 @@ class Gateway:
             answer.end_if_silent(self.parts.clock.monotonic_s(), self.parts.limits.silent_max_s)
 
     def leave_watchers(self) -> None:
-        """Ends the answers of those that watch, which would hold up a server that stops."""
+        """End the responses to watchers, which would hold up a server that stops."""
         if self.watching is not None:
             self.watching.close()
 
     def classify(self, headers: Iterable[tuple[bytes, bytes]]) -> tuple[SLO, str | None]:
-        """A request's SLO and tenant by its headers; without a key it will be refused, and has the default class."""
+        """Return a request's SLO and tenant by its headers.
+
+        A request without a key will be refused, and has the default class.
+        """
         tenant = self.keys.tenant_of(first(headers, b"authorization"))
         if tenant is None:
             return self.parts.settings.classes.slo(None, Targets()), None
@@ -182,14 +189,14 @@ class Gateway:
 
 
 def batch_class(classes: ClassTable, tenant: Tenant) -> str:
-    """The class of a batch's lines, no more urgent than the tenant may use."""
+    """Return the class of a batch's lines, no more urgent than the tenant may use."""
     name = BATCH_CLASS if BATCH_CLASS in classes else max(classes, key=lambda one: one.rank).name
     held = tenant.slo_class
     return held if held is not None and classes[held].rank > classes[name].rank else name
 
 
 def check_address(host: str, keys: Path | None) -> None:
-    """Raises: ConfigError where a gateway that asks for no key could be reached from elsewhere."""
+    """Check the address to listen on. Raises: ConfigError if a gateway without keys could be reached from elsewhere."""
     if keys is None and is_exposed(host):
         raise ConfigError(
             f"--host {host}: without --keys the gateway listens on 127.0.0.1 or ::1 only; give --keys FILE"

@@ -31,11 +31,11 @@ from sloserve.wire.xargs import stated_output_tokens
 
 _TENANT: Final = "x-tenant-id"
 _PASSED: Final = ("content-type", "accept", "traceparent", "tracestate", "baggage")
-"""Headers that go on as they are. All others of a client end here."""
+"""Headers that go on unchanged. All other headers of a client end here."""
 
 
 class _Read(Body):
-    """What of a body decides where it goes."""
+    """Fields of a body that decide where it goes."""
 
     model: Any = None
     stream: Any = None
@@ -52,16 +52,23 @@ class GatewayRequest:
     """One request.
 
     Args:
-        tenant: whose it is. route: of the engine. arrival_s: monotonic.
-        model: as the client names it.
-        body: what the engine gets.
-        slo: with what its tenant may have.
-        xargs: that go on in headers, which win over the body; ``None`` where the request states no SLO.
-        headers: that go on, without those of the SLO.
-        ttl_s: from arrival to the first token, ``None`` for no limit.
-        prompt_tokens: estimated. max_tokens, output_tokens: as the client states them.
-        messages, prompt: as they stand in the body, where they do.
-        task, network_s: as its headers state them.
+        tenant: Tenant that sent it.
+        route: Route of the engine.
+        arrival_s: Monotonic time of its arrival in seconds.
+        model: Model that the client names.
+        body: Body that the engine gets.
+        slo: Targets after the tenant's limits.
+        xargs: Arguments that go on in headers, which win over the body; ``None`` if the request states no SLO.
+        headers: Headers that go on, without the headers of the SLO.
+        ttl_s: Most seconds from arrival to the first token; ``None`` for no limit.
+        ignored: Names of SLO headers that were ignored.
+        replies: Number of outputs that it asks for.
+        streamed: Whether the output is streamed to the client.
+        prompt_tokens: Estimated tokens of its prompt.
+        max_tokens, output_tokens: Limit and expected number of output tokens, as the client states them.
+        messages, prompt: Bytes of these fields in the body, empty if it does not have them.
+        task: Value of its task header.
+        network_s: Network time in seconds that its header states.
     """
 
     tenant: Tenant
@@ -86,16 +93,16 @@ class GatewayRequest:
 
     @property
     def slo_class(self) -> str:
-        """The name of its class."""
+        """Name of its class."""
         return self.slo.slo_class.name
 
     @property
     def most_output(self) -> int | None:
-        """Tokens of its reply at most, or as its client expects; ``None`` where nothing says."""
+        """Most output tokens, or the number that its client expects; ``None`` if the client states neither."""
         return self.max_tokens if self.output_tokens is None else self.output_tokens
 
     def headers_after(self, late_s: float) -> list[tuple[str, str]]:
-        """What goes to the engine, for which the request arrives ``late_s`` late: its times are what is left.
+        """Return the headers for the engine; it arrives ``late_s`` seconds late, and its times are what is left.
 
         On a route that generates nothing the gateway alone keeps the SLO; an engine would refuse it there.
         """
@@ -111,12 +118,12 @@ class GatewayRequest:
         return headers
 
     def forget_body(self) -> None:
-        """It is not needed any more, and takes memory."""
+        """Release the body, which is not needed any more and takes memory."""
         self.body = b""
         self.messages = self.prompt = memoryview(b"")
 
     def to_model(self, model: str) -> None:
-        """Asks for another model, as a chooser of models does."""
+        """Change the model that the request asks for, as a chooser of models does."""
         self.model = model
         self.body = _changed(self.body, lambda values: values.update(model=model))
 
@@ -126,7 +133,7 @@ class GatewayRequestReader:
 
     def __init__(self, settings: PluginSettings) -> None:
         self._rules = settings.rules
-        # The key alone says whose a request is.
+        # The key alone decides to which tenant a request belongs.
         self.header_rules = HeaderRules((), settings.unknown_headers == "reject")
         self._of_class: dict[str, Rules] = {}
 
@@ -139,7 +146,7 @@ class GatewayRequestReader:
         route: str,
         arrival_s: float = 0.0,
     ) -> GatewayRequest:
-        """Raises: InvalidRequest for what cannot be read."""
+        """Read a request. Raises: InvalidRequest if it cannot be read."""
         headers = list(headers)
         fields = read_headers(headers, self.header_rules)
         fields.tenant = tenant.name
@@ -185,7 +192,7 @@ class GatewayRequestReader:
         )
 
     def rules_of(self, tenant: Tenant) -> Rules:
-        """The deployment's, with the tenant held to the class that its key has."""
+        """Return the deployment's rules, with the tenant held to the class that its key has."""
         if tenant.slo_class is None:
             return self._rules
         known = self._of_class.get(tenant.slo_class)
@@ -196,7 +203,7 @@ class GatewayRequestReader:
 
 
 def _restated(body: bytes, resolved: Resolved) -> bytes:
-    """A body that states no more than its tenant may."""
+    """Return a body that states no more than its tenant may."""
 
     def restate(values: dict[str, Any]) -> None:
         slo = values.pop("slo", None)
@@ -211,7 +218,7 @@ def _restated(body: bytes, resolved: Resolved) -> bytes:
 
 
 def _changed(body: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
-    """A body with some of its fields changed; the others stay as they are written, whatever number that is."""
+    """Return a body with some of its fields changed; the others stay as they are written, numbers of any kind too."""
     try:
         raw: dict[str, Any] = {**msgspec.json.decode(body, type=dict[str, msgspec.Raw])}
         change(raw)
@@ -223,7 +230,7 @@ def _changed(body: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
 
 
 def _priority(headers: Iterable[tuple[bytes, bytes]], in_body: object) -> int | None:
-    """vLLM's number as vLLM reads it: of its header where that is one, else of the body.
+    """Return vLLM's priority as vLLM reads it: from its header if that is a number, otherwise from the body.
 
     Raises: InvalidRequest for one in the body that vLLM refuses.
     """

@@ -1,7 +1,7 @@
-"""Requests that wait in a gateway because no instance has room: let go in the order of their deadlines.
+"""Requests that wait in a gateway because no instance has room: dispatched in the order of their deadlines.
 
-Synchronous: it is told when requests come, when room may have come and what the time is, and says which goes where. A
-request that finds room, and none of its model waiting, goes at once.
+The module is synchronous: callers report that requests come, that room may have come and what the time is, and it
+returns which request goes to which instance. A request that finds room, and none of its model waiting, goes at once.
 """
 
 import heapq
@@ -17,7 +17,7 @@ from sloserve.fleet.gateway.prefixes import Beginning
 
 
 class HoldFull(Exception):
-    """As many requests wait as may."""
+    """The waiting list is full."""
 
 
 @dataclass(slots=True, eq=False)
@@ -25,12 +25,15 @@ class HeldRequest:
     """A request that looks for an instance.
 
     Args:
-        model, slo_class: what it asks for; of the class its name.
-        due_s: deadline by the monotonic clock, inf for none. rank, then arrival, decide between those without one.
-        until_s: until when the gateway lets it wait, by the same clock; instances that send it back move that.
-        ends_s: when the time to live that its client gave it is over.
-        work: its size.
-        prompt: beginnings of its prompt.
+        model: Model that it asks for.
+        slo_class: Name of its class.
+        arrival_s: Monotonic time of its arrival in seconds.
+        due_s: Deadline by the monotonic clock in seconds, inf for none.
+        rank: Rank of its class; it and then the arrival decide between requests without a deadline.
+        until_s: Monotonic time until which the gateway lets it wait; the time at instances that send it back is added.
+        ends_s: Monotonic time at which the time to live that its client gave it is over.
+        work: Size of the request.
+        prompt: Beginnings of its prompt.
     """
 
     model: str
@@ -43,36 +46,41 @@ class HeldRequest:
     work: Work = Work()
     prompt: Sequence[Beginning] = ()
     held_s: float = field(default=0.0, init=False)
-    """How long it has waited here so far."""
+    """Seconds for which it has waited here until now."""
     away_s: float = field(default=0.0, init=False)
-    """How long instances had it that sent it back."""
+    """Seconds that it spent at instances that sent it back."""
 
     @property
     def wanted_s(self) -> float:
-        """By when an instance should have taken it: its deadline, or the end of the wait that the gateway grants.
+        """Time at which an instance should have taken it: its deadline, or the end of the wait that the gateway grants.
 
-        Not its time to live, with which a client could make its model come sooner than its targets may.
+        The time to live does not count: with it a client could make its model come sooner than its targets may.
         """
         return min(self.due_s, self.until_s)
 
     @property
     def refused_s(self) -> float:
-        """When it has waited too long."""
+        """Time at which it has waited too long."""
         return min(self.until_s, self.ends_s)
 
     def sent_back(self, after_s: float) -> None:
-        """It looks for an instance again; while one had it, it has not waited."""
+        """Let it look for an instance again; the ``after_s`` seconds at an instance do not count as waiting."""
         self.away_s += after_s
         self.until_s += after_s
 
     def after(self, other: "HeldRequest") -> Self:
-        """This one, which looks for an instance in place of ``other``."""
+        """Take over the waiting times of ``other``, in place of which this request looks for an instance; return it."""
         self.until_s, self.held_s, self.away_s = other.until_s, other.held_s, other.away_s
         return self
 
 
 class HeldRequests:
-    """Which instance does each request go to, and when? most: requests that may wait at a time."""
+    """Decides to which instance each request goes, and when.
+
+    Args:
+        instances: Instances of the fleet.
+        most: Most requests that may wait at a time.
+    """
 
     def __init__(self, instances: Instances, most: int) -> None:
         self._instances, self._most = instances, most
@@ -84,11 +92,11 @@ class HeldRequests:
         return len(self._held)
 
     def __iter__(self) -> Iterator[HeldRequest]:
-        """Those that wait, in order of their arrival here."""
+        """Iterate over the waiting requests, in order of their arrival here."""
         return iter(self._held)
 
     def arrived(self, request: HeldRequest, now_s: float) -> SentRequest | None:
-        """Books it with an instance at once, or holds it from now on. Raises: HoldFull."""
+        """Book the request with an instance at once, or hold it. Raises: HoldFull."""
         flight = None if self._queue(request.model) else self._book(request, now_s)
         if flight is not None:
             return flight
@@ -100,7 +108,7 @@ class HeldRequests:
         return None
 
     def let_go(self, now_s: float, models: Iterable[str] | None = None) -> Iterator[tuple[HeldRequest, SentRequest]]:
-        """Room may have come: books those that wait, the earliest deadline first, until none has room."""
+        """Book waiting requests, since room may have come: the earliest deadline first, until no instance has room."""
         for model in list(self._queues) if models is None else models:
             while queue := self._queue(model):
                 request = queue[0][-1]
@@ -112,11 +120,11 @@ class HeldRequests:
                 yield request, flight
 
     def left(self, request: HeldRequest) -> None:
-        """It waits no more."""
+        """Remove a request that waits no more."""
         self._held.pop(request, None)
 
     def _queue(self, model: str) -> list[tuple[float, int, int, HeldRequest]]:
-        """Those that wait for a model, without any at its head that waits no more."""
+        """Return the requests that wait for a model, after removing requests at its head that wait no more."""
         queue = self._queues.get(model)
         if queue is None:
             return []

@@ -1,4 +1,4 @@
-"""Waits until a request may go to an instance. Each waits only so long, and there may be only so many."""
+"""Waits until a request may go to an instance. Both the time that each waits and the number that wait are limited."""
 
 import asyncio
 from collections.abc import Iterable
@@ -13,7 +13,13 @@ class HeldTooLong(Exception):
 
 
 class Hold:
-    """The requests that one gateway holds. most: that may wait at a time."""
+    """The requests that one gateway holds.
+
+    Args:
+        instances: Instances of the fleet.
+        clock: Clock of this process.
+        most: Most requests that may wait at a time.
+    """
 
     def __init__(self, instances: Instances, clock: Clock, most: int) -> None:
         self._clock = clock
@@ -26,7 +32,7 @@ class Hold:
         return len(self.held)
 
     async def flight(self, request: HeldRequest) -> SentRequest:
-        """Books the request with an instance, at once or as soon as one has room.
+        """Book the request with an instance, at once or as soon as one has room.
 
         Raises: HoldFull, HeldTooLong.
         """
@@ -56,7 +62,7 @@ class Hold:
             booked.cancel()
 
     def let_go(self, models: Iterable[str] | None = None) -> None:
-        """Room may have come: books those that wait."""
+        """Book waiting requests, since room may have come."""
         for request, flight in self.held.let_go(self._clock.monotonic_s(), models):
             booked = self._booked[request]
             self._waits_no_more(request)

@@ -1,4 +1,4 @@
-"""The file of keys as it is now: read again when it changes, kept as it was where the new one has a fault."""
+"""The current file of keys: it is read again when it changes, and the old keys stay if the new file has a fault."""
 
 import logging
 from collections.abc import Collection
@@ -15,23 +15,23 @@ from sloserve.wire.asgi import bearer
 logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0
-"""How often the file is looked at, at most."""
+"""Least seconds between two looks at the file."""
 
 _LOCAL: Final = Tenant(LOCAL, metrics=True, quota=Quota(requests=2**53))
-"""The limit of the gateway is its limit of requests, too."""
+"""Tenant of a gateway without keys; the limit of the gateway is its limit of requests, too."""
 
 
 class KeyFile:
     """Finds the tenant of a request by its key. Without a file all requests belong to one tenant."""
 
     def __init__(self, path: Path | None, classes: ClassTable, models: Collection[str], clock: Clock) -> None:
-        """Raises: ConfigError where the file has a fault."""
+        """Read the file. Raises: ConfigError if the file has a fault."""
         self._path, self._classes, self._models, self._clock = path, classes, models, clock
         self._keys = None if path is None else read_keys(path, classes, models)
         self._seen = self._version()
         self._looked_s = clock.monotonic_s()
         self.faults = 0
-        """How often a changed file could not be used."""
+        """Number of times that a changed file could not be used."""
 
     @property
     def is_open(self) -> bool:
@@ -39,15 +39,17 @@ class KeyFile:
         return self._path is None
 
     def tenant_of(self, authorization: bytes) -> Tenant | None:
-        """Whose a request with this header is; ``None`` where it shows no key that is known."""
+        """Return the tenant that owns the key in this header, or ``None`` if the key is unknown."""
         if self._path is None:
             return _LOCAL
         self._look()
         return None if self._keys is None else self._keys.tenant_of(bearer(authorization))
 
     def named(self, tenant: str) -> Tenant:
-        """The tenant of this name. One that is not in the file any more may use no model: of its batches, lines that
-        were accepted still run, and no others are.
+        """Return the tenant of this name.
+
+        A tenant that is no longer in the file may use no model: accepted lines of its batches still run, and no others
+        do.
         """
         if self._path is None:
             return Tenant(tenant)

@@ -1,4 +1,4 @@
-"""Who may ask for what: the file of keys, by which alone a request belongs to a tenant.
+"""The file of keys: it alone decides to which tenant a request belongs, and what the tenant may use.
 
     tenants:
       acme:
@@ -12,9 +12,9 @@
         models: []
         metrics: true
 
-The file holds hashes, so that who reads it cannot use them. A key has 256 random bits, which is why a plain hash of it
-is as good as a slow one. A tenant may have several, to replace one while another is in use. `sloserve fleet key`
-prints a new one, and what stands in the file for it.
+The file holds hashes, so that a reader of the file cannot use the keys. A key has 256 random bits, which is why a plain
+hash of it is as good as a slow one. A tenant may have several, to replace one while another is in use. `sloserve fleet
+key` prints a new one, and what stands in the file for it.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ from sloserve.fleet.quota import Quota
 
 PREFIX: Final = "sloserve-"
 LOCAL: Final = "local"
-"""The one tenant of a gateway without a file of keys."""
+"""Name of the one tenant of a gateway without a file of keys."""
 
 _HASH: Final = re.compile(r"sha256:([0-9a-f]{64})")
 _TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -63,14 +63,15 @@ class KeysFile(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """What a key stands for.
+    """The tenant that a key stands for.
 
     Args:
-        name: whose requests, batches and files these are.
-        slo_class: the most urgent class that it may use; ``None`` for what the settings say of a tenant of its name.
-        models: that it may use, and knows of; ``None`` for all.
-        metrics: whether it may read the page of metrics.
-        quota: what it may have at a time.
+        name: Name of the owner of its requests, batches and files.
+        slo_class: Most urgent class that it may use; ``None`` for the class that the settings give a tenant of its
+            name.
+        models: Models that it may use, and knows of; ``None`` for all.
+        metrics: Whether it may read the page of metrics.
+        quota: Most requests, lines, tokens, bytes and batches that it may have at a time.
     """
 
     name: str
@@ -84,19 +85,23 @@ class Tenant:
 
 
 class Keys:
-    """Tenants by their keys. How long a look-up takes says nothing of any key."""
+    """Tenants by their keys. The time of a look-up reveals nothing of any key."""
 
     def __init__(self, tenants: Mapping[bytes, Tenant]) -> None:
-        """tenants: by the SHA-256 of a key."""
+        """Store the tenants by a secret hash.
+
+        Args:
+            tenants: Tenants by the SHA-256 of a key.
+        """
         self._secret = secrets.token_bytes(32)
-        # Found by a hash whose key is known nowhere else, and only then compared.
+        # An entry is found by a hash with a key that is known nowhere else, and only then compared.
         self._tenants = {self._place(digest): (digest, tenant) for digest, tenant in tenants.items()}
 
     def __iter__(self) -> Iterator[Tenant]:
         return iter({tenant.name: tenant for _, tenant in self._tenants.values()}.values())
 
     def tenant_of(self, key: bytes) -> Tenant | None:
-        """The tenant whose key it is; ``None`` for an unknown key."""
+        """Return the tenant that owns a key; ``None`` for an unknown key."""
         digest = hashlib.sha256(key).digest()
         known, tenant = self._tenants.get(self._place(digest), (bytes(32), None))
         return tenant if hmac.compare_digest(known, digest) else None
@@ -106,18 +111,18 @@ class Keys:
 
 
 def new_key() -> tuple[str, str]:
-    """A new key, and what stands in the file for it."""
+    """Make a new key, and return it with what stands in the file for it."""
     key = PREFIX + secrets.token_urlsafe(32)
     return key, hash_of(key)
 
 
 def hash_of(key: str) -> str:
-    """What stands in the file for a key."""
+    """Return what stands in the file for a key."""
     return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
 
 
 def read_keys(path: Path, classes: ClassTable, models: Collection[str]) -> Keys:
-    """The keys in the file at ``path``. Raises: ConfigError that lists every fault, one line each."""
+    """Read the keys in the file at ``path``. Raises: ConfigError that lists every fault, one line each."""
     return _keys(load_yaml(path), classes, models)
 
 

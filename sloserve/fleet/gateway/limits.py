@@ -1,4 +1,4 @@
-"""Limits on what is in the gateway at a time: requests of each tenant and in total, bytes of bodies."""
+"""Limits on what is in the gateway at a time: requests of each tenant and in total, and bytes of bodies."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -10,14 +10,19 @@ from sloserve.fleet.gateway.keys import LOCAL, Tenant
 from sloserve.fleet.tenant_places import SOON_S, TenantPlaces
 
 _SHARE: Final = 2
-"""Bodies of one of several tenants take no more than one part in so many: the others find room."""
+"""Divisor of the bytes that bodies of one of several tenants may take: the others find room."""
 
 
 class RequestPlaces:
-    """Requests that are in the gateway."""
+    """Counts the requests that are in the gateway, and the bytes of their bodies."""
 
     def __init__(self, most: int, most_bytes: int) -> None:
-        """most: of all tenants. most_bytes: of bodies without a first byte of their answer."""
+        """Set the limits.
+
+        Args:
+            most: Most requests of all tenants.
+            most_bytes: Most bytes of bodies that wait for the first byte of their response.
+        """
         self._places, self._most_bytes = TenantPlaces("requests", most), most_bytes
         self._bytes: Counter[str] = Counter()
 
@@ -31,7 +36,7 @@ class RequestPlaces:
 
     @contextmanager
     def place(self, tenant: Tenant) -> Iterator["RequestPlace"]:
-        """A request's, from before its body is read to the end of its answer. Raises: QueueFull."""
+        """Hold a request's place, from before its body is read to the end of its response. Raises: QueueFull."""
         with self._places.taken(tenant.name, tenant.quota.requests):
             place = RequestPlace(self, tenant.name, self._most_bytes // (1 if tenant.name == LOCAL else _SHARE))
             try:
@@ -40,7 +45,13 @@ class RequestPlaces:
                 place.forget_body()
 
     def take(self, tenant: str, size: int, most: int) -> None:
-        """most: bytes of the tenant's. Raises: QueueFull where there is no room for so many more."""
+        """Count bytes of a body that are kept. Raises: QueueFull if there is no room for them.
+
+        Args:
+            tenant: Name of the tenant.
+            size: Number of bytes.
+            most: Most bytes of the tenant.
+        """
         if self.bytes + size > self._most_bytes:
             raise QueueFull(
                 f"the gateway holds waiting requests of {self.bytes} of {self._most_bytes} bytes; retry in {SOON_S} s",
@@ -54,25 +65,25 @@ class RequestPlaces:
         self._bytes[tenant] += size
 
     def give(self, tenant: str, size: int) -> None:
-        """So many bytes are not kept any more."""
+        """Release ``size`` bytes that are not kept any more."""
         self._bytes[tenant] -= size
         if not self._bytes[tenant]:
             del self._bytes[tenant]
 
 
 class RequestPlace:
-    """One request's, and its body's while that is kept."""
+    """The place of one request, and of its body while the body is kept."""
 
     def __init__(self, of: RequestPlaces, tenant: str, most: int) -> None:
         self._of, self._tenant, self._most = of, tenant, most
         self._bytes = 0
 
     def take(self, size: int) -> None:
-        """So many bytes of the body are kept. Raises: QueueFull."""
+        """Count ``size`` bytes of the body that are kept. Raises: QueueFull."""
         self._of.take(self._tenant, size, self._most)
         self._bytes += size
 
     def forget_body(self) -> None:
-        """The body is not needed any more."""
+        """Release the body, which is not needed any more."""
         self._of.give(self._tenant, self._bytes)
         self._bytes = 0

@@ -77,27 +77,32 @@ class GatewayMetrics:
         self._child: Callable[..., Any] = functools.cache(lambda metric, *labels: metric.labels(*labels))
 
     def watch(self, gauges: Callable[[], Iterable[GaugeMetricFamily]]) -> None:
-        """Has a page ask for these each time it is read."""
+        """Register a function that a page calls for gauges each time it is read."""
         self.registry.register(_Gauges(gauges))
 
     def ended(self, model: str, slo_class: str, outcome: Outcome) -> None:
         self._child(self._requests, model, slo_class, outcome.value).inc()
 
     def chose(self, model: str, why: str, shadow: str | None) -> None:
-        """A model for a request that left it open."""
+        """Count a model that was chosen for a request that left it open."""
         self._child(self._auto, model, why).inc()
         if shadow is not None:
             self._child(self._shadow, model, shadow).inc()
 
     def completed(self, model: str, ratio: float) -> None:
-        """Such a request is complete. ratio: its time in parts of what was predicted."""
+        """Count a complete request that left the model open.
+
+        Args:
+            model: Model that served it.
+            ratio: Measured time divided by the predicted time.
+        """
         self._child(self._ratio, model).observe(ratio)
 
     def retried(self, reason: str) -> None:
         self._child(self._retries, reason).inc()
 
     def sent(self, added_s: float, slo_class: str, held_s: float) -> None:
-        """A request goes to an instance."""
+        """Count a request that goes to an instance."""
         self._added.observe(added_s)
         if held_s > 0.0:
             self._child(self._held, slo_class).observe(held_s)
@@ -106,7 +111,7 @@ class GatewayMetrics:
         self._child(self._first, model, slo_class).observe(ttft_s)
 
     def page(self) -> bytes:
-        """In Prometheus' text format."""
+        """Return the metrics in Prometheus' text format."""
         return prometheus_client.generate_latest(self.registry)
 
 
@@ -122,7 +127,7 @@ class _Gauges(Collector):
 
 
 def held_gauge(held: Iterable[tuple[str, str]]) -> GaugeMetricFamily:
-    """Requests that wait in the gateway, each as its model and class."""
+    """Return the gauge of requests that wait in the gateway, each given as its model and class."""
     family = GaugeMetricFamily(
         "sloserve:gateway_held_requests",
         "Requests that wait in the gateway for an instance.",

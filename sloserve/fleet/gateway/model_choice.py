@@ -1,4 +1,4 @@
-"""The model of one request: the one that it names, or one of the set that it names."""
+"""The model of one request: the model that it names, or one of the set that it names."""
 
 from functools import partial
 from typing import Final
@@ -10,15 +10,15 @@ from sloserve.fleet.gateway.gateway_request import GatewayRequest
 from sloserve.fleet.gateway.parts import GatewayParts
 
 CHOSEN_MODEL: Final = "x-sloserve-model"
-"""Header of the answer to a request that named a set of models: which of them serves it, and why."""
+"""Response header for a request that named a set of models: the model that serves it, and why."""
 _IN_HEADER: Final = "/:@+,"
-"""What stands in a header as it is, beside letters, digits, and ``_.-~``."""
+"""Characters that stand in a header unquoted, beside letters, digits, and ``_.-~``."""
 
 
 class ModelChoice:
-    """Chooses the model of a request, which asks for it from then on.
+    """Chooses the model of a request, which asks for it from then on; ``headers`` are for its response.
 
-    headers: of its answer. Raises: UnknownModel; InvalidRequest where no model of a set can serve it.
+    Raises: UnknownModel; InvalidRequest if no model of a set can serve it.
     """
 
     def __init__(self, parts: GatewayParts, request: GatewayRequest) -> None:
@@ -34,7 +34,7 @@ class ModelChoice:
             raise UnknownModel(request.model, (*sets, *models))
 
     def another(self) -> Chosen | None:
-        """Another model for the request, whose engine was lost; ``None`` where it stays with its own."""
+        """Choose another model for the request after its engine was lost; ``None`` if it stays with its own."""
         try:
             chosen = None if self._choose is None else self._choose(again=True)
         except InvalidRequest:
@@ -42,7 +42,7 @@ class ModelChoice:
         return None if chosen is None or chosen.model == self._request.model else chosen
 
     def take(self, chosen: Chosen) -> None:
-        """This model serves the request."""
+        """Let this model serve the request."""
         self._request.to_model(chosen.model)
         told = f"{quote(chosen.model, safe=_IN_HEADER)};why={chosen.why}"
         self.headers = [(CHOSEN_MODEL.encode(), told.encode())]
@@ -50,7 +50,7 @@ class ModelChoice:
         self._parts.metrics.chose(chosen.model, chosen.why, chosen.shadow)
 
     def completed(self, e2e_s: float, tokens: int) -> None:
-        """Its reply has come whole."""
+        """Record that the output came to its end."""
         if self._foreseen is not None and self._parts.chooser is not None:
             ratio = e2e_s / self._foreseen.completion_s(tokens)
             self._parts.chooser.ended(self._request.model, self._foreseen, ratio)

@@ -1,4 +1,4 @@
-"""Requests that name a set of models, as ``auto``: what the gateway knows of both, put before the router."""
+"""Choice among a set of models, as ``auto``: puts what the gateway knows of request and models before the router."""
 
 import math
 from collections import defaultdict
@@ -22,7 +22,7 @@ from sloserve.fleet.router_section import FleetRouter
 from sloserve.scheduler.virtual_queues.contract import RunningSums
 
 _ROUTES: Final = ("/v1/chat/completions", "/v1/completions")
-"""Elsewhere, as for embeddings, the answer of one model is of no use beside that of another."""
+"""Routes on which sets are allowed; elsewhere, as for embeddings, outputs of two models cannot be used together."""
 
 
 class ModelSets:
@@ -41,12 +41,12 @@ class ModelSets:
             raise ConfigError(f"{fleet.source}: router: {error}") from None
 
     def sets(self, models: Collection[str]) -> Mapping[str, Collection[str]]:
-        """Returns those of ``models`` that are in each set, by its name; without the sets that have none of them."""
+        """Return the models in ``models`` that are in each set, by its name; empty sets are left out."""
         among = {name: [model for model in of if model in models] for name, of in self._sets.items()}
         return {name: of for name, of in among.items() if of}
 
     def choose(self, request: GatewayRequest, among: Collection[str], *, again: bool = False) -> Chosen:
-        """Raises: InvalidRequest where no model can serve the request, with what each lacks."""
+        """Choose a model of a set. Raises: InvalidRequest if no model can serve the request, with what each lacks."""
         if request.route not in _ROUTES:
             raise InvalidRequest("model", request.model, f"one model; {request.route} needs its name")
         now_s = self._parts.clock.monotonic_s()
@@ -94,7 +94,15 @@ class ModelSets:
     def _candidate(
         self, model: FleetModel, waiting: Work, request: GatewayRequest, facts: RequestFacts, now_s: float
     ) -> Candidate:
-        """waiting: in the gateway, for this model."""
+        """Return a model of the set as a candidate for the router.
+
+        Args:
+            model: Model of the fleet.
+            waiting: Work that waits in the gateway for this model.
+            request: Request to serve.
+            facts: Facts about the request.
+            now_s: Monotonic time in seconds.
+        """
         instances = self._parts.instances
         serving = instances.serving(model.name, now_s)
         ready_in_s = 0.0 if serving else instances.ready_in_s(model.name, now_s)

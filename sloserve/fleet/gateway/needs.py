@@ -1,4 +1,4 @@
-"""What the body of a request says of the models that can serve it, and of the conversation that it is part of."""
+"""What the body of a request requires of the models that can serve it, and the conversation that it is part of."""
 
 import json
 import math
@@ -12,9 +12,9 @@ from sloserve.wire.body import Body, parse
 TOOLS: Final = "tools"
 GRAMMAR: Final = "grammar"
 MEDIA: Final = {"image": "images", "audio": "audio", "video": "video"}
-"""What a part of a message needs, by a word in its type, as ``image_url``."""
+"""Feature that a part of a message needs, by a word in its type, as ``image_url``."""
 MEDIA_TOKENS: Final = 1024
-"""Assumed of each such part: its bytes say nothing of its tokens."""
+"""Tokens assumed for each such part: its bytes say nothing of its tokens."""
 
 
 class _Read(Body):
@@ -32,9 +32,14 @@ class _Read(Body):
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """features: that a model must support. prompt_tokens: estimated; longest_tokens: of the longest of several prompts,
-    since each has a context of its own. conversation: the same for each request of one, ``None`` for a request that
-    has none. begins: whether it is the first of its conversation.
+    """What a request needs of a model.
+
+    Args:
+        features: Features that a model must support.
+        prompt_tokens: Estimated tokens of all its prompts.
+        longest_tokens: Estimated tokens of the longest of several prompts, since each has a context of its own.
+        conversation: Key that is equal for all requests of one conversation; ``None`` for a request that has none.
+        begins: Whether it is the first request of its conversation.
     """
 
     features: frozenset[str]
@@ -45,7 +50,7 @@ class Needs:
 
 
 def needs_of(request: GatewayRequest) -> Needs:
-    """Raises: InvalidRequest for a body that cannot be read."""
+    """Read the needs of a request from its body. Raises: InvalidRequest if the body cannot be read."""
     read = parse(request.body, _Read)
     messages = [one for one in read.messages if isinstance(one, dict)] if isinstance(read.messages, list) else []
     features, media = _media(messages)
@@ -66,15 +71,16 @@ def needs_of(request: GatewayRequest) -> Needs:
 
 
 def _longest_share(prompt: Any) -> float:
-    """Returns the longest prompt's share of the length of all; 1 where there is one prompt."""
+    """Return the longest prompt's share of the length of all; 1 if there is one prompt."""
     sizes = [len(one) for one in prompt if isinstance(one, str | list)] if isinstance(prompt, list) else []
     return max(sizes) / total if (total := sum(sizes)) else 1.0
 
 
 def _media(messages: list[dict[str, Any]]) -> tuple[set[str], list[Any]]:
-    """What the parts of the messages need that are no text, and these parts. vLLM takes parts without a type, too.
+    """Return what the parts of the messages that are not text need, and these parts.
 
-    A body may have 100,000s of parts, and the event loop waits: each word is looked for once in each kind of part.
+    vLLM takes parts without a type, too. A body may have 100,000s of parts, and the event loop waits: each word is
+    looked for once in each kind of part.
     """
     contents = [content for one in messages if isinstance(content := one.get("content"), list)]
     parts = [part for content in contents for part in content if isinstance(part, dict)]

@@ -1,4 +1,4 @@
-"""What all requests of a gateway share."""
+"""State that all requests of a gateway share."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -22,11 +22,19 @@ from sloserve.scheduler.settings import PluginSettings
 
 @dataclass
 class GatewayParts:
-    """
+    """State shared by all requests of one gateway.
+
     Args:
-        models: of the fleet.
-        settings: of its engines and classes. limits: of the gateway.
-        chooser: for requests that name a set of models, where there is one.
+        models: Models of the fleet.
+        settings: Settings of its engines and classes.
+        limits: Limits of the gateway.
+        clock: Clock of this process.
+        instances: Instances of the fleet.
+        doors: Connections to the endpoints of agents.
+        hold: Requests that wait for an instance.
+        demand: Meter of demand by model and class.
+        metrics: Counters of the gateway.
+        chooser: Chooser for requests that name a set of models; ``None`` if there are no sets.
     """
 
     models: Collection[str]
@@ -44,7 +52,7 @@ class GatewayParts:
     admissions: dict[str, Admission] = field(init=False, default_factory=dict)
     attained: Attained = field(init=False)
     passing_on: dict[PassedAnswer, None] = field(init=False, default_factory=dict)
-    """Answers that have begun."""
+    """Responses that have begun."""
 
     def __post_init__(self) -> None:
         self.reader = GatewayRequestReader(self.settings)
@@ -52,7 +60,7 @@ class GatewayParts:
         self.places = RequestPlaces(self.limits.max_requests, self.limits.max_body_mib << 20)
 
     def admission(self, model: str) -> Admission:
-        """Returns the admission of one model, over all its instances."""
+        """Return the admission of one model, over all its instances."""
         known = self.admissions.get(model)
         if known is None:
             known = self.admissions[model] = self.settings.admission.make(
@@ -61,6 +69,6 @@ class GatewayParts:
         return known
 
     def models_of(self, tenant: Tenant) -> tuple[list[str], Mapping[str, Collection[str]]]:
-        """Returns the models that a tenant may use, and those in each set of them, by its name."""
+        """Return the models that a tenant may use, and the ones of them in each set, by its name."""
         models = [model for model in self.models if tenant.may_use(model)]
         return models, {} if self.chooser is None else self.chooser.sets(models)

@@ -1,5 +1,6 @@
-"""An answer on its way to its client. Nothing of it is parsed but for what the gateway must know: whether it has begun,
-how many events it has.
+"""A response on its way to its client.
+
+It is parsed only for what the gateway must know: whether it has begun, and how many events it has.
 """
 
 import json
@@ -20,7 +21,10 @@ _END: Final = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
 class PassedAnswer:
-    """One answer, passed on as it comes. status: as the engine has it. first_s: when its first byte came, monotonic."""
+    """One response, passed on as it arrives.
+
+    The attribute ``status`` is the status of the engine's response, ``first_s`` the monotonic time of its first byte.
+    """
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -29,7 +33,7 @@ class PassedAnswer:
         self.streamed = Streamed()
         self._client: WhileClientWaits | None = None
         self._passed = self._passed_before = 0
-        """Parts of the answer, now and when :meth:`end_if_silent` last saw that it went on."""
+        """Parts of the response, now and when :meth:`end_if_silent` last saw progress."""
         self._went_on_s = 0.0
 
     @property
@@ -38,12 +42,12 @@ class PassedAnswer:
         return self.first_s is not None
 
     def begin(self, status: int, model: str, client: WhileClientWaits, now_s: float) -> None:
-        """Its first byte has come."""
+        """Record that its first byte has come."""
         self.status, self._model, self._client = status, model, client
         self.first_s = self._went_on_s = now_s
 
     def end_if_silent(self, now_s: float, most_s: float) -> None:
-        """Ends it where neither engine nor client has done anything for so long."""
+        """End it if neither engine nor client has done anything for more than ``most_s`` seconds."""
         if self._passed != self._passed_before:
             self._passed_before, self._went_on_s = self._passed, now_s
         elif now_s - self._went_on_s > most_s and self._client is not None:
@@ -53,9 +57,17 @@ class PassedAnswer:
     async def pass_on(
         self, answer: EngineAnswer, first: bytes, headers: Iterable[tuple[bytes, bytes]], client: WhileClientWaits
     ) -> bool:
-        """Returns whether the answer has come to its end; one that broke off within a stream ends with an error event.
+        """Pass the response on, and return whether it came to its end.
 
-        headers: beside the engine's. Raises: BrokenAnswer where a length was promised, so that what is missing shows.
+        A stream that breaks off ends with an error event.
+
+        Args:
+            answer: Response of the engine.
+            first: First part of its body.
+            headers: Headers beside the engine's.
+            client: Client that waits for the response.
+
+        Raises: BrokenAnswer if a length was promised, so that the client sees that a part is missing.
         """
         send, read = self._send, answer.read
         await send({"type": "http.response.start", "status": answer.status, "headers": [*answer.headers, *headers]})
@@ -86,7 +98,11 @@ class PassedAnswer:
 
 
 def _error_event(last: bytes) -> bytes:
-    """As vLLM ends a stream that failed. last: what came before, perhaps not a whole event."""
+    """Return the event with which vLLM ends a stream that failed.
+
+    Args:
+        last: Part that came before, perhaps not a whole event.
+    """
     body = errors.body(HTTPStatus.BAD_GATEWAY, "the engine broke off within the reply; send the request again")
     begin = b"" if last.endswith(b"\n\n") else b"\n\n"
     return begin + b"data: " + json.dumps(body).encode() + b"\n\ndata: [DONE]\n\n"

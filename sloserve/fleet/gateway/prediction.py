@@ -1,8 +1,9 @@
-"""When would an instance complete a request that is sent there now?
+"""Prediction of the time at which an instance would complete a request that is sent there now.
 
-Prompts that wait there are computed first, at the rate of full steps; then each token takes a step of all that run, and
-who finds all seats taken waits for one. What comes meanwhile is taken to be like what is there: each of the others ends
-and another takes its place, whose prompt makes a step longer. Expected values.
+Prompts that wait there are computed first, at the rate of full steps; then each token takes a step of all running
+requests, and a request that finds all seats taken waits for one. Requests that come meanwhile are assumed to be like
+the present ones: each of the others ends and another takes its place, and its prompt makes a step longer. All times are
+expected values.
 """
 
 from collections.abc import Iterable
@@ -14,12 +15,18 @@ from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.scheduler.virtual_queues.contract import RunningSums
 
 _UNKNOWN_S: Final = 1e-4
-"""Per token, where nothing says how long steps take: enough to tell a long queue from a short one."""
+"""Seconds per token if no profile says how long steps take: enough to tell a long queue from a short one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A request, or several, in tokens. output_tokens: expected."""
+    """A request, or several, in tokens.
+
+    Args:
+        requests: Number of requests.
+        prompt_tokens: Tokens of their prompts.
+        output_tokens: Expected output tokens.
+    """
 
     requests: int = 1
     prompt_tokens: float = 0.0
@@ -30,17 +37,21 @@ NOTHING: Final = Work(0)
 
 
 def total(works: Iterable[Work]) -> Work:
-    """All of them together."""
+    """Return the sum of all works."""
     works = list(works)
     requests = sum(work.requests for work in works)
     return Work(requests, sum(work.prompt_tokens for work in works), sum(work.output_tokens for work in works))
 
 
 class Pace:
-    """How fast one model is on one kind of device."""
+    """The speed of one model on one kind of device."""
 
     def __init__(self, serving: Serving | None) -> None:
-        """serving: ``None`` where nothing is known of it."""
+        """Compute the speed of prompts.
+
+        Args:
+            serving: Latency and engine settings of the model; ``None`` if they are not known.
+        """
         self._serving = serving
         self._prompt_token_s = _UNKNOWN_S
         if serving is not None:
@@ -51,13 +62,14 @@ class Pace:
     def times_s(
         self, running: RunningSums, sent: Work, new: Work, cached_tokens: float, usual: Work
     ) -> tuple[float, float]:
-        """Seconds until the first and until the last token of ``new``, expected.
+        """Return the expected seconds until the first and until the last token of ``new``.
 
         Args:
-            running: what the instance last said it has.
-            sent: what went there since.
-            cached_tokens: of the new prompt, those that should be in the prefix cache.
-            usual: one request as they come there, its prompt without what is cached.
+            running: Load that the instance last reported.
+            sent: Work that was sent there since.
+            new: Size of the new request.
+            cached_tokens: Tokens of the new prompt that should be in the prefix cache.
+            usual: Size of a usual request there, its prompt without what is cached.
         """
         prompt = max(new.prompt_tokens - cached_tokens, 1.0)
         prompts_s = (running.prefill_tokens + sent.prompt_tokens + prompt) * self._prompt_token_s
@@ -76,7 +88,7 @@ class Pace:
         return first_s, first_s + (max(new.output_tokens, 1.0) - 1.0) * step_s + meanwhile_s
 
     def _longer_s(self, step: StepLoad, prompt_tokens: float) -> float:
-        """By how much a prompt makes a step longer, or several if it is not computed in one."""
+        """Return the seconds by which a prompt makes a step longer, or several if it is not computed in one."""
         assert self._serving is not None
         latency, part = self._serving.latency, min(int(prompt_tokens), self._serving.engine.token_budget)
         if part < 1:

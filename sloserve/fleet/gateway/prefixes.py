@@ -1,7 +1,7 @@
-"""Which prompts' beginnings an instance has in its prefix cache, as far as a gateway knows: those that it sent there.
+"""Prompt beginnings that an instance has in its prefix cache, as far as a gateway knows: the ones that it sent there.
 
 A prompt is cut where another is likely to go on alike: a conversation after each message, a text every 2,048 bytes. The
-digest of each beginning says all that stands before the cut.
+digest of each beginning covers all that stands before the cut.
 """
 
 import hashlib
@@ -14,12 +14,12 @@ import msgspec
 from sloserve.fleet.sizes import BYTES_PER_TOKEN
 
 MOST: Final = 4096
-"""Beginnings that are remembered of one instance."""
+"""Most beginnings that are remembered of one instance."""
 _CUTS: Final = 64
-"""Cuts of one prompt: the last ones, since a longer match is worth more."""
+"""Most cuts of one prompt: the last ones, since a longer match is worth more."""
 _TEXT_BYTES: Final = 2048
 _MOST_COMMAS: Final = 16_384
-"""In messages that are read as such: there may be a message behind each, and one takes a microsecond and 100 bytes."""
+"""Most commas in messages that are parsed: each may end a message, which takes a microsecond and 100 bytes."""
 
 _parts = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -32,9 +32,12 @@ class Beginning(NamedTuple):
 
 
 def beginnings(model: str, messages: memoryview, prompt: memoryview) -> tuple[Beginning, ...]:
-    """Returns the beginnings of a request's prompt, the longest last.
+    """Return the beginnings of a request's prompt, the longest last.
 
-    messages, prompt: as they stand in the body, where they do.
+    Args:
+        model: Model that the request asks for.
+        messages: Bytes of ``messages`` in the body; empty if there are none.
+        prompt: Bytes of ``prompt`` in the body; empty if there is none.
     """
     size = 0
 
@@ -48,9 +51,11 @@ def beginnings(model: str, messages: memoryview, prompt: memoryview) -> tuple[Be
 
 
 def chained(model: str, pieces: Iterable[tuple[bytes | memoryview, int]]) -> tuple[Beginning, ...]:
-    """Returns the beginnings of a prompt that end with a piece, the longest last; only the last of many.
+    """Return the beginnings of a prompt that end with a piece, the longest last; only the last of many.
 
-    pieces: each with the tokens of the prompt up to its end.
+    Args:
+        model: Model that the request asks for.
+        pieces: Pieces of the prompt, each with the number of tokens of the prompt up to its end.
     """
     digest = hashlib.blake2b(model.encode(), digest_size=12)
     found: list[Beginning] = []
@@ -61,7 +66,7 @@ def chained(model: str, pieces: Iterable[tuple[bytes | memoryview, int]]) -> tup
 
 
 def part(raw: object) -> memoryview:
-    """A part of a body as it stands there; nothing where it was not there, or could only be read in another way."""
+    """Return a part of a body as it stands there; it is empty if the body lacks it, or was read in another way."""
     return memoryview(raw if isinstance(raw, msgspec.Raw) else b"")
 
 
@@ -79,7 +84,7 @@ def _pieces(messages: memoryview, prompt: memoryview) -> Iterator[memoryview]:
 
 
 class PrefixTable:
-    """Beginnings that one instance was sent, those not sent for longest forgotten first."""
+    """Beginnings that one instance was sent; the ones not sent for longest are forgotten first."""
 
     def __init__(self) -> None:
         self._tokens: OrderedDict[bytes, int] = OrderedDict()
@@ -88,7 +93,7 @@ class PrefixTable:
         return len(self._tokens)
 
     def sent(self, prompt: Sequence[Beginning]) -> None:
-        """The instance computes this prompt."""
+        """Record that the instance computes this prompt."""
         for digest, tokens in prompt:
             self._tokens[digest] = tokens
             self._tokens.move_to_end(digest)
@@ -96,9 +101,9 @@ class PrefixTable:
             self._tokens.popitem(last=False)
 
     def cached_tokens(self, prompt: Sequence[Beginning]) -> int:
-        """How many tokens of a prompt it should have in its cache."""
+        """Return the number of tokens of a prompt that the instance should have in its cache."""
         return next((self._tokens[digest] for digest, _ in reversed(prompt) if digest in self._tokens), 0)
 
     def clear(self) -> None:
-        """Another model came, and the cache is empty."""
+        """Empty the table: another model came, and the cache is empty."""
         self._tokens.clear()

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Final
 
 MEMORY_S: Final = 30.0
-"""Time constant: as far back as the planner looks ahead, a few times over."""
+"""Time constant in seconds: a few times as far as the planner looks ahead."""
 _LEAST_S: Final = 3.0
-"""What came first is taken to be of so long a time, at least."""
+"""Least seconds over which the first amounts are averaged."""
 
 
 @dataclass(slots=True)
@@ -19,12 +19,12 @@ class Rate:
     _first_s: float = float("inf")
 
     def at(self, now_s: float) -> float:
-        """Amount a second."""
+        """Return the amount per second."""
         known = -math.expm1(-max(now_s - self._first_s, _LEAST_S) / MEMORY_S)  # share of the memory that is filled
         return self._faded(now_s) / known
 
     def add(self, amount: float, now_s: float) -> None:
-        """So much has come."""
+        """Record that ``amount`` has come."""
         self._per_s, self._seen_s = self._faded(now_s) + amount / MEMORY_S, now_s
         self._first_s = min(self._first_s, now_s)
 

@@ -1,4 +1,4 @@
-"""How a gateway's app is served over HTTP/1.1. Another server may serve the same app, over another version of HTTP."""
+"""The server of a gateway's app over HTTP/1.1. Another server may serve the same app, over another version of HTTP."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -13,7 +13,12 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def config(app: App, **given: Any) -> uvicorn.Config:
-    """For a server of the app. given: where it listens, and how it stops, in uvicorn's words."""
+    """Return the configuration of a server of the app.
+
+    Args:
+        app: App of the gateway.
+        **given: Settings of uvicorn that say where it listens, and how it stops.
+    """
     # Headers of proxies say nothing that the gateway reads; no key, prompt or tenant may reach an access log.
     fixed: dict[str, Any] = {
         "http": bounded_http(),
@@ -29,8 +34,9 @@ def config(app: App, **given: Any) -> uvicorn.Config:
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    """Runs a process that serves streams: on uvloop, which vLLM brings and which halves the cost of a stream's events,
-    where it is there.
+    """Run a process that serves streams, on uvloop if it is installed.
+
+    vLLM brings uvloop, which halves the cost of a stream's events.
     """
     try:
         import uvloop

@@ -1,7 +1,7 @@
-"""What a gateway knows of its fleet, kept up to date: it asks the doors of agents, and reads and writes the store.
+"""Keeps what a gateway knows of its fleet up to date: it asks the endpoints of agents, and reads and writes the store.
 
-Only doors are needed to serve streams. The store says which agents there are and what the plan is; while it is away the
-last of both holds.
+Only endpoints are needed to serve streams. The store says which agents there are and what the plan is; while it is away
+the last state of both holds.
 """
 
 import asyncio
@@ -20,23 +20,23 @@ from sloserve.fleet.supervised import Faults
 logger = logging.getLogger(__name__)
 
 ASK_S: Final = 0.25
-"""How often a door is asked."""
+"""Seconds between two questions to an endpoint."""
 ASK_SOON_S: Final = 0.05
-"""The same while requests wait for an instance."""
+"""Seconds between two questions while requests wait for an instance."""
 STORE_S: Final = 1.0
-"""How often the store is read, and told of demand."""
+"""Seconds between two times that the store is read, and gets the demand."""
 GONE_S: Final = 30.0
-"""A member that gave no sign of life for so long, and does not answer, is asked no more."""
+"""Seconds without a sign of life after which a member that does not respond is asked no more."""
 
 
 class Watch:
     """Keeps instances and plan of one gateway up to date.
 
     Args:
-        name: of the gateway, unique among members.
-        store: ``None`` for none, as in tests.
-        doors: that are asked whatever the store says.
-        parts: of the gateway.
+        name: Name of the gateway, unique among members.
+        store: Store of the fleet; ``None`` for none, as in tests.
+        doors: Endpoints that are asked whatever the store says.
+        parts: State of the gateway.
     """
 
     def __init__(self, name: str, store: Store | None, doors: Collection[str], parts: GatewayParts) -> None:
@@ -47,7 +47,7 @@ class Watch:
         self._thread = ThreadPoolExecutor(1, "sloserve-gateway-store")
         self.store_faults = Faults("the store is not read, and streams go on by what is known")
         self.answered: set[str] = set()
-        """Doors that answered when they were last asked."""
+        """Endpoints that responded when they were last asked."""
 
     def start(self) -> None:
         self._ask(self._static)
@@ -55,7 +55,7 @@ class Watch:
             self._reading = asyncio.create_task(self._keep_reading(self._store))
 
     async def stop(self) -> None:
-        """Ends, and tells the others that this gateway leaves."""
+        """Stop watching, and notify the other members that this gateway leaves."""
         tasks = [task for task in (*self._asking.values(), self._reading) if task is not None]
         for task in tasks:
             task.cancel()
@@ -67,10 +67,10 @@ class Watch:
                 logger.warning("the store cannot be told that this gateway stops: %s", error)
         self._thread.shutdown()
 
-    # Doors.
+    # Agents' endpoints.
 
     def _ask(self, doors: Collection[str]) -> None:
-        """From now on exactly these doors are asked."""
+        """Ask exactly these endpoints from this call on."""
         for door in self._asking.keys() - doors:
             self._asking.pop(door).cancel()
             self._instances.lost(door)
@@ -100,7 +100,8 @@ class Watch:
 
     async def _pause(self) -> None:
         if self._hold.waits.is_set():
-            # Never at once: a door whose socket is gone is refused without the event loop having its turn.
+            # The pause is never zero: an endpoint without its socket refuses at once, and the event loop would get no
+            # turn.
             await asyncio.sleep(ASK_SOON_S)
             return
         try:
@@ -122,14 +123,14 @@ class Watch:
         loop = asyncio.get_running_loop()
         plan, ages = await loop.run_in_executor(self._thread, self._exchange, store, report)
         self._instances.plan = plan
-        # One that answers is there: after the store was away no agent has told it so yet.
+        # An endpoint that responds is there: after the store was away no agent has reported to it yet.
         self._ask(self._static | {door for door, age_s in ages if age_s < GONE_S or door in self.answered})
         # What the store does not name any more has ended, or a store that was replaced does not know it yet.
         kept = self._instances.keep_only(self._static | {door for door, _ in ages})
         await self._parts.doors.keep_only(kept)
 
     def _exchange(self, store: Store, report: GatewayReport) -> tuple[Plan | None, list[tuple[str, float]]]:
-        """The plan, and of each agent its door and the age of its last sign of life."""
+        """Return the plan, and the endpoint of each agent with the age of its last sign of life."""
         store.members.beat(self._name, to_json(report))
         stored = store.members.plan()
         agents = [(agent_report(row.state), row.age_s) for row in store.members.agents()]

@@ -1,6 +1,6 @@
-"""Routes of a gateway for those who watch the fleet: the feed, and the page, whose files hold no data.
+"""Routes of a gateway for watchers of the fleet: the feed, and the page, with files that hold no data.
 
-For all but these files the admin key is looked at before anything else of a request.
+For all but these files the admin key is checked before anything else of a request.
 """
 
 import os
@@ -17,7 +17,12 @@ EVENTS: Final = PREFIX + "events"
 
 
 class WatchRoutes:
-    """ASGI app of what is below :data:`PREFIX`. read: the view of the fleet, called in the event loop."""
+    """ASGI app of the routes below :data:`PREFIX`.
+
+    Args:
+        key: Admin key.
+        read: View of the fleet, called in the event loop.
+    """
 
     def __init__(self, key: str, read: Callable[[], View]) -> None:
         self._key = os.fsencode(key)
@@ -37,5 +42,5 @@ class WatchRoutes:
             await self._feed.serve(receive, send)
 
     def close(self) -> None:
-        """Sends all watchers away, and takes no more."""
+        """End the responses to all watchers, and take no more."""
         self._feed.close()
