@@ -1,1 +1,1 @@
-"""The agent of a host: it owns the devices, forms instances of them, and is the only door to their engines."""
+"""The agent of a host: it owns the devices, forms instances of them, and has the only endpoint to their engines."""

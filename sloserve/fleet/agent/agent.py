@@ -1,4 +1,4 @@
-"""The agent of a host: its instances, behind one door, and its signs of life in the store."""
+"""The agent of a host: its instances, behind one endpoint, and its signs of life in the store."""
 
 import asyncio
 import logging
@@ -36,24 +36,26 @@ logger = logging.getLogger(__name__)
 BEAT_S: Final = 1.0
 _UNIX: Final = "unix:"
 _LOGS_EVERY_S: Final = 10.0
-"""Between looks at the sizes of logs."""
+"""Seconds between looks at the sizes of logs."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """One host, as its agent is told of it.
+    """Settings of one host's agent.
 
     Args:
-        host: its name.
-        device: the kind of its devices.
-        instances: of each its name, and the models that it can serve, by name.
-        environments: of each instance what the environment of its engines has besides: its devices.
-        state_folder: for logs and measured costs; made if it is not there.
-        door: where the door is to be, ``unix:PATH``, ``http://HOST:PORT`` or ``https://HOST:PORT``; ``None``: on a
-            socket of its own choice.
-        door_key: that the door asks for; one on TCP has one. door_tls: of one with ``https``.
-        host_memory_bytes: for weights of models that sleep.
+        host: Name of the host.
+        device: Kind of its devices.
+        instances: Models that each instance can serve, by name, for each instance by name.
+        state_folder: Folder for logs and measured costs; created if it does not exist.
+        environments: Further environment variables of each instance's engines, by instance: its devices.
+        door: Address of the endpoint, ``unix:PATH``, ``http://HOST:PORT`` or ``https://HOST:PORT``; ``None`` for a
+            socket of the agent's own choice.
+        door_key: Key that the endpoint asks for; an endpoint on TCP has one.
+        door_tls: TLS context of an endpoint with ``https``.
+        host_memory_bytes: Bytes of host memory for weights of models that sleep.
         drain_max_s: see :class:`sloserve.fleet.file_sections.Switching`.
+        limits: Times that an engine may take.
     """
 
     host: str
@@ -70,13 +72,17 @@ class AgentSettings:
 
 
 class Agent:
-    """Runs the engines of one host. Within ``async with`` its door is open; at the end all engines have ended.
+    """Runs the engines of one host. Within ``async with`` its endpoint is open; at the end all engines have ended.
 
-    Raises: ConfigError, when it is entered, for a door that cannot be opened.
+    Raises: ConfigError, when it is entered, for an endpoint that cannot be opened.
 
     Args:
-        fence: by which this is the one agent of the host, and gives signs of life; ``None`` without a store.
-        durable: pulls requests from the store.
+        settings: Settings of the host.
+        launcher: Launcher that starts the engines.
+        fence: Lease by which this is the one agent of the host, and which gives signs of life; ``None`` without a
+            store.
+        durable: Puller of requests from the store; ``None`` for none.
+        clock: Clock of this process; ``None`` for the system's.
     """
 
     def __init__(
@@ -98,11 +104,13 @@ class Agent:
         self.costs = Costs(settings.state_folder / f"swap-costs-{settings.host}.json", settings.device)
         self.instances: dict[str, Instance] = {}
         self.plan: Callable[[], tuple[int, int] | None] = lambda: None
-        """Term and version of the plan that is followed; to be set by who follows it."""
+        """Term and version of the plan that is followed; the follower of the plan sets it."""
 
     def report(self, *, swaps: bool = True) -> AgentReport:
-        """What it says of itself, to the store and at its door. swaps: those that it has measured, too: one for each
-        pair of models.
+        """Return the agent's report on itself, for the store and for its endpoint.
+
+        Args:
+            swaps: Whether it contains the measured swaps, too: one for each pair of models.
         """
         held: dict[str, int] = {}
         for (_, model), size in self._memory.held.items():
@@ -161,7 +169,7 @@ class Agent:
         return self
 
     async def drain(self) -> None:
-        """Takes no more requests, and waits until those that run end, for the time that streams have at a switch."""
+        """Take no more requests, and wait until the running ones end, for the time that streams have at a switch."""
         await asyncio.gather(*(one.drain(self._settings.drain_max_s) for one in self.instances.values()))
 
     async def __aexit__(self, *_: object) -> None:
@@ -177,7 +185,7 @@ class Agent:
         shutil.rmtree(self._run_folder, ignore_errors=True)
 
     async def _beat(self) -> None:
-        """Gives a sign of life, if there is a store to have it."""
+        """Give a sign of life, if there is a store to have it."""
         if self._fence is not None:
             await self._fence.beat(to_json(self.report()))
 
@@ -193,7 +201,7 @@ class Agent:
 
 
 def _listening(door: str) -> socket.socket:
-    """Connections are taken from now on, and answered once the server runs. Raises: OSError."""
+    """Open the socket: connections are accepted at once, and served once the server runs. Raises: OSError."""
     if door.startswith(_UNIX):
         made = socket.socket(socket.AF_UNIX)
         try:

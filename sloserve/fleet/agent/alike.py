@@ -1,4 +1,4 @@
-"""Whether one model's weights can be read in place of another's: everything but the weights' values is the same."""
+"""Comparison of two models: whether all but the weights' values is the same, so that one can replace the other."""
 
 import functools
 import hashlib
@@ -29,8 +29,10 @@ _MOST_HEADER_BYTES: Final = 100_000_000
 
 
 def are_alike(one: ServedModel, other: ServedModel) -> bool:
-    """Whether an engine of one can go on as an engine of the other: flags, configuration, dtypes, quantisation,
-    tokenizer, template, generation config, and the name, shape and dtype of each tensor. Only folders can be compared.
+    """Return whether an engine of one model can continue as an engine of the other.
+
+    It can if flags, configuration, dtypes, quantisation, tokenizer, template, generation config, and the name, shape
+    and dtype of each tensor are equal. Only folders can be compared.
     """
     if one.adapter_of or other.adapter_of or one.environment != other.environment:
         return False
@@ -41,7 +43,7 @@ def are_alike(one: ServedModel, other: ServedModel) -> bool:
 
 
 def _contents(flags: tuple[str, ...]) -> list[str | bytes]:
-    """The flags, with what files hold in place of their names: each model has a file of settings of its own."""
+    """Return the flags, with the contents of files in place of their names: each model has its own settings file."""
     found: list[str | bytes] = []
     for flag in flags:
         try:
@@ -52,8 +54,9 @@ def _contents(flags: tuple[str, ...]) -> list[str | bytes]:
 
 
 def fingerprint(folder: Path) -> str | None:
-    """Returns a digest of a model without the values of its weights, which are not read; ``None`` where its config or
-    its safetensors cannot be read.
+    """Return a digest of a model without the values of its weights, which are not read.
+
+    The digest is ``None`` if the model's config or its safetensors cannot be read.
     """
     try:
         stamps = [(path.name, (found := path.stat()).st_size, found.st_mtime_ns) for path in sorted(folder.iterdir())]
@@ -64,7 +67,12 @@ def fingerprint(folder: Path) -> str | None:
 
 @functools.lru_cache(64)
 def _fingerprint(folder: Path, stamps: tuple[tuple[str, int, int], ...]) -> str | None:
-    """stamps: of its files, so that it is made anew when one of them changes."""
+    """Return the digest of :func:`fingerprint`, cached.
+
+    Args:
+        folder: Folder of the model.
+        stamps: Names, sizes and times of its files, so that the digest is computed again when one of them changes.
+    """
     try:
         config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         parts = [json.dumps({k: v for k, v in config.items() if k not in _IGNORED}, sort_keys=True).encode()]
@@ -83,7 +91,7 @@ def _fingerprint(folder: Path, stamps: tuple[tuple[str, int, int], ...]) -> str 
 
 
 def _tensors(path: Path) -> dict[str, Any]:
-    """Dtype and shape by name, from the header. Raises: ValueError where the file is shorter than the header says."""
+    """Read dtype and shape by name, from the header. Raises: ValueError if the file is shorter than the header says."""
     with path.open("rb") as file:
         (size,) = struct.unpack("<Q", file.read(8))
         if size > _MOST_HEADER_BYTES:

@@ -1,4 +1,4 @@
-"""The requests that one engine has, for an agent: they can be ended, and their end waited for."""
+"""The requests that one engine has, for an agent: it can end them, and wait for their end."""
 
 import asyncio
 from collections.abc import Collection
@@ -8,7 +8,7 @@ from sloserve.fleet.contract.door import Refusal
 
 
 class AwaitedRequests(EngineRequests):
-    """All of one engine."""
+    """All requests of one engine."""
 
     def __init__(self, an_event: int = 1) -> None:
         super().__init__(an_event)
@@ -19,24 +19,29 @@ class AwaitedRequests(EngineRequests):
         self._fewer.set()
 
     def abort(self, *, durable_only: bool = False) -> None:
-        """Ends all in the engine."""
+        """End all requests in the engine, or only the durable ones."""
         for request in list(self._requests):
             if request.durable or not durable_only:
                 request.abort()
 
     async def send_back(self, limit_s: float) -> None:
-        """Those of which no client has had a byte are to be served elsewhere, or later."""
+        """Refuse the requests of which no client has had a byte, so that they are served elsewhere, or later."""
         back = [request for request in self._requests if not request.durable and not request.parts]
         for request in back:
             request.abort(Refusal.SWITCHING)
         await self._ended(limit_s, back)
 
     async def empty(self, limit_s: float) -> bool:
-        """Whether all have ended within ``limit_s`` seconds."""
+        """Return whether all have ended within ``limit_s`` seconds."""
         return await self._ended(limit_s, None)
 
     async def _ended(self, limit_s: float, some: Collection[InFlightRequest] | None) -> bool:
-        """some: all that there are at any time if ``None``."""
+        """Return whether requests have ended within ``limit_s`` seconds.
+
+        Args:
+            limit_s: Most seconds to wait.
+            some: Requests to wait for; ``None`` for all that there are at any time.
+        """
         try:
             async with asyncio.timeout(limit_s):
                 while self._requests if some is None else any(request in self._requests for request in some):

@@ -1,6 +1,6 @@
-"""Canary prompts: what each model answered when it was first loaded, to tell an engine that computes garbage.
+"""Canary prompts: the output of each model when it was first loaded, to detect an engine that computes garbage.
 
-After a sleep with a fault in it an engine answers, and wrongly; its health does not show it.
+After a faulty sleep an engine generates wrong output, and its health does not show it.
 """
 
 import logging
@@ -12,22 +12,22 @@ logger = logging.getLogger(__name__)
 
 
 class Canaries:
-    """Shared by the instances of a host."""
+    """Recorded canary outputs, shared by the instances of a host."""
 
     def __init__(self) -> None:
         self._tokens: dict[str, list[int]] = {}
 
     async def record(self, engine: Engine, model: str) -> None:
-        """Records the answer of an engine that was just started, taken to be right. Raises: EngineError."""
+        """Record the output of an engine that was just started, which is taken to be right. Raises: EngineError."""
         tokens = await engine.canary(model)
         if self._tokens.setdefault(model, tokens) != tokens:
             logger.warning("model %s answers the canary prompt differently than when it was first loaded", model)
             self._tokens[model] = tokens
 
     async def check(self, engine: Engine, model: str) -> None:
-        """Compares the answer of an engine that was woken or has read weights with the recorded one.
+        """Compare the output of an engine that was woken or has read weights with the recorded one.
 
-        Raises: EngineError where it is late or wrong.
+        Raises: EngineError if it is late or wrong.
         """
         if model not in self._tokens:
             await self.record(engine, model)

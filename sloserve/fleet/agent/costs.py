@@ -1,8 +1,8 @@
-"""What switches of models have taken on this host, kept in a file so that it outlives the agent.
+"""Measured times of model switches on this host, kept in a file that outlives the agent.
 
 Each step of a switch is measured by itself: a model that goes to sleep, and one that comes, by its method. A pair of
-models that was never seen is the sum of its steps. The agent reports both, and the planner takes them over what
-profiles say.
+models that was never seen is the sum of its steps. The agent reports both, and the planner prefers them to the values
+of profiles.
 """
 
 import json
@@ -21,7 +21,7 @@ from sloserve.scheduler.virtual_queues.contract import ModelState
 logger = logging.getLogger(__name__)
 
 _MOST_UNTOLD: Final = 1_000
-"""Measurements that wait for a store that is away; older ones are then not told."""
+"""Most measurements that wait for a store that is away; older ones are dropped."""
 _SLEEP: Final = "sleep_s"
 _FIELDS: Final = {
     SwitchMethod.WAKE: "wake_s",
@@ -35,45 +35,52 @@ _COLD: Final = frozenset(_FIELDS.values()) - {_FIELDS[SwitchMethod.WAKE]}
 
 
 class Costs:
-    """Measured times of switches on one kind of device. path: the file, which need not exist; one that cannot be read
-    is written anew.
+    """Measured times of switches on one kind of device.
+
+    Args:
+        path: File of the measurements, which need not exist; one that cannot be read is overwritten.
+        device: Kind of the device.
     """
 
     def __init__(self, path: Path, device: str) -> None:
         self._path, self._device = path, device
         self._steps: dict[str, dict[str, tuple[float, int]]] = {}
         self._last: dict[str, str] = {}
-        """The step by which a model that was cold came last."""
+        """Step by which each model that was cold came last, by model."""
         self.untold: deque[tuple[str, str, float]] = deque(maxlen=_MOST_UNTOLD)
-        """Model, step and seconds of what was measured, until another takes it from here."""
+        """Measurements (model, step, seconds) that wait until another takes them from here."""
         self._read()
 
     def adopt(self, found: Sequence[StoredCost]) -> None:
-        """Takes what other hosts have measured, where this one has measured nothing. found: the latest at the end."""
+        """Adopt the measurements of other hosts for what this one has not measured.
+
+        Args:
+            found: Measurements from the store, the latest at the end.
+        """
         lasts = {cost.model: cost.step for cost in found if cost.step in _COLD}
         self._last = {**lasts, **self._last}
         for cost in found:
             self._steps.setdefault(cost.model, {}).setdefault(cost.step, (cost.mean_s, cost.times))
 
     def note_sleep(self, model: str, seconds: float) -> None:
-        """The model has gone to sleep, or has otherwise left the device."""
+        """Record that the model has gone to sleep, or has otherwise left the device."""
         self._note(model, _SLEEP, seconds)
 
     def note_switch(self, model: str, method: SwitchMethod, seconds: float) -> None:
-        """The model has come, its check included."""
+        """Record that the model has come; ``seconds`` include its check."""
         if method is not SwitchMethod.WAKE:
             self._last[model] = _FIELDS[method]
         self._note(model, _FIELDS[method], seconds)
 
     def sleep_s(self, model: str) -> float | None:
-        """``None`` for what was never measured."""
+        """Return the mean seconds until the model sleeps; ``None`` if that was never measured."""
         return self._of(model, _SLEEP)
 
     def switch_s(self, model: str, method: SwitchMethod) -> float | None:
         return self._of(model, _FIELDS[method])
 
     def swaps(self, models: Iterable[str]) -> tuple[MeasuredSwap, ...]:
-        """All switches between these models whose steps were measured."""
+        """Return all switches between these models of which the steps were measured."""
         names, found = list(models), []
         for coming in names:
             warm_s, cold_s = self.switch_s(coming, SwitchMethod.WAKE), self._cold_s(coming)

@@ -1,4 +1,4 @@
-"""Crashes of engines: which lines are suspects, since an engine died with them."""
+"""Crashes of engines: marks the lines that an engine died with as suspects."""
 
 import asyncio
 import logging
@@ -12,21 +12,22 @@ from sloserve.fleet.supervised import Faults
 logger = logging.getLogger(__name__)
 
 _FAILED_AT: Final = 5
-"""A line that ran alone when its engine died, but with streams beside it, has failed at this attempt."""
+"""Attempt at which a line fails that ran alone when its engine died, but with streams beside it."""
 
 
 class Crashes:
-    """Gives back what an engine had that died, and tells the store which of these lines may have killed it."""
+    """Gives back what a dead engine had, and reports to the store which of these lines may have killed it."""
 
     def __init__(self, claims: LineClaims) -> None:
         self._claims = claims
         self._faults = Faults("renewing gives back what a dead engine had")
         self.requeuing: set[asyncio.Task[None]] = set()
-        """Claims of which the store is being told."""
+        """Tasks that report claims to the store."""
 
     def died(self, work: InstanceWork, streams: int) -> None:
-        """The engine of an instance has died with its claims, and with so many streams. Nothing is pulled for it until
-        the store knows.
+        """Note that the engine of an instance has died with its claims, and with ``streams`` streams.
+
+        Nothing is pulled for the instance until the store knows.
         """
         claims, work.claims = list(work.claims.values()), {}
         self._claims.ending |= {claim.id for claim in claims}
@@ -58,7 +59,7 @@ class Crashes:
 
 
 def _is_doubtful(claim: HeldClaim, streams: int) -> bool:
-    """Whether it is a single suspect whose engine died with streams in it: one of them may have been it."""
+    """Return whether it is a single suspect and its engine died with streams: one of the streams may have killed it."""
     if not (claim.alone and len(claim.lines) == 1 and streams):
         return False
     return next(iter(claim.lines.values())).claimed.attempt < _FAILED_AT

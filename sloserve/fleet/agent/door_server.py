@@ -1,7 +1,7 @@
-"""The wire of an agent's door: ``GET /state``, and requests for its instances, passed to their engines as they come.
+"""The server of an agent's endpoint: ``GET /state``, and requests for its instances, passed to their engines.
 
-An ASGI app. Only routes that clients may use pass: what puts an engine to sleep, or changes its weights, is for the
-agent alone. Neither prompts nor replies are logged.
+It is an ASGI app. Only routes that clients may use pass: what puts an engine to sleep, or changes its weights, is for
+the agent alone. Neither prompts nor outputs are logged.
 """
 
 import asyncio
@@ -38,7 +38,13 @@ _KEPT_BACK: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter
 
 
 class DoorServer:
-    """doors: by the name of the instance. report: what ``GET /state`` says. key: without which nothing is said."""
+    """ASGI app of an agent's endpoint.
+
+    Args:
+        doors: Instances by name.
+        report: Report that ``GET /state`` returns.
+        key: Key without which every request is refused; ``None`` to ask for none.
+    """
 
     def __init__(self, doors: Mapping[str, Door], report: Callable[[], AgentReport], key: str | None = None) -> None:
         self._doors, self._report, self._key = doors, report, None if key is None else key.encode()
@@ -78,7 +84,7 @@ class DoorServer:
             message = f"instance {name} does not serve the request: {refused.reason}"
             await refuse(send, status, message, headers=[(REFUSED_HEADER, refused.reason)])
         except ConnectionResetError:
-            # The server ends the connection, since the answer is not complete.
+            # The server ends the connection, since the response is not complete.
             logger.warning("%s: the answer to request %s broke off", name, request_id)
 
     async def _serve(self, door: Door, path: str, scope: Scope, body: bytes, send: Send) -> None:
@@ -103,7 +109,7 @@ class DoorServer:
 
 
 async def _unless_left(receive: Receive, serving: Coroutine[None, None, None]) -> None:
-    """Serves; a client that leaves before the end ends that. Raises: as ``serving``."""
+    """Serve a request, and cancel that if the client leaves before the end. Raises: what ``serving`` raises."""
     leaves, serves = asyncio.ensure_future(_leaves(receive)), asyncio.ensure_future(serving)
     try:
         await asyncio.wait({leaves, serves}, return_when=asyncio.FIRST_COMPLETED)
@@ -122,7 +128,7 @@ async def _leaves(receive: Receive) -> None:
 
 
 def _split(scope: Scope) -> tuple[str, str]:
-    """Name of the instance and route of its engine; both empty where the path is none of an instance's."""
+    """Return the name of the instance and the route of its engine; both are empty if the path names no instance."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     path = raw.partition(b"?")[0].decode("latin-1")
     if not path.startswith(_INSTANCES):

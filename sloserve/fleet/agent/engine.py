@@ -1,7 +1,7 @@
 """One engine under an agent: its process, what it holds, and the control calls that change that.
 
-Every call raises EngineError where the engine fails it, or is late; what state it is in then is not known, and it is to
-be killed.
+Every call raises EngineError if the engine fails it, or is late; the engine's state is unknown then, and the caller
+must kill it.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from sloserve.fleet.agent.engine_spec import EngineProcess, ServedModel
 
 _READY_POLL_S: Final = 0.05
 _STEPS: Final = 10.0
-"""As many of its longest steps an engine may be silent."""
+"""Number of its longest steps for which an engine may be silent."""
 _HEALTH_S: Final = 5.0
 CANARY: Final[Mapping[str, Any]] = {
     "prompt": "The capital of France is",
@@ -31,10 +31,14 @@ CANARY: Final[Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """How many seconds an engine may take, before it is killed.
+    """Most seconds that an engine may take before it is killed.
 
-    start_s: until it answers. control_s: for a sleep, a wake or a reload. canary_s: for the first reply after one.
-    hung_s: while it serves, without an answer of its core or a token of what runs; more where its steps take longer.
+    Args:
+        start_s: Seconds until it responds.
+        control_s: Seconds for a sleep, a wake or a reload.
+        canary_s: Seconds for the first output after one of these.
+        hung_s: Seconds while it serves without a response of its core or a token of what runs; more if its steps take
+            longer.
     """
 
     start_s: float = 1800.0
@@ -44,16 +48,23 @@ class EngineLimits:
 
 
 class Engine:
-    """A running one. model: whose weights it holds, or held before it slept at level 2."""
+    """A running engine.
+
+    Args:
+        model: Model of the weights that it holds, or held before it slept at level 2.
+        process: First process of the engine.
+        client: HTTP client of the engine.
+        limits: Times that the engine may take.
+    """
 
     def __init__(
         self, model: ServedModel, process: EngineProcess, client: EngineClient, limits: EngineLimits = EngineLimits()
     ) -> None:
         self.model, self.process, self.client = model, process, client
         self.level = 0
-        """Its level of sleep; 0 is awake."""
+        """Level of sleep; 0 is awake."""
         self.parked = 0
-        """Requests that it keeps over its sleep."""
+        """Number of requests that it keeps over its sleep."""
         self.adapters: set[str] = set()
         self.requests = AwaitedRequests(model.tokens_an_event)
         self.ended = asyncio.create_task(process.wait())
@@ -69,7 +80,7 @@ class Engine:
         return {self.model.name, *self.adapters}
 
     async def ready(self) -> None:
-        """Waits until it answers."""
+        """Wait until the engine responds."""
         try:
             async with asyncio.timeout(self._limits.start_s):
                 while not self.ended.done():
@@ -82,7 +93,7 @@ class Engine:
         raise EngineError(f"it ended with status {self.ended.result()} before it served")
 
     async def check_attached(self) -> None:
-        """Of a server that others started: that it has the model, by the name that the fleet gives it."""
+        """Check that a server that others started has the model, under the name that the fleet gives it."""
         if self.model.attached is None:
             return
         answer = await self.client.call("GET", "/v1/models", limit_s=_HEALTH_S)
@@ -99,7 +110,7 @@ class Engine:
             await self.status(_HEALTH_S)
 
     async def is_healthy(self) -> bool:
-        """Whether it says so: a sleeping engine, or one that computes garbage, says so too."""
+        """Return whether the engine reports health: a sleeping engine, or one that computes garbage, does so too."""
         try:
             await self.client.call("GET", "/health", limit_s=_HEALTH_S)
         except EngineLate:
@@ -110,13 +121,15 @@ class Engine:
 
     @property
     def hung_s(self) -> float:
-        """Silent for longer it has stopped: several of the longest steps that its profile foresees, and not less than
-        what a step may take that compiles.
+        """Seconds of silence after which the engine counts as stopped.
+
+        They are several of the longest steps that its profile foresees, and not less than a step that compiles may
+        take.
         """
         return max(self._limits.hung_s, _STEPS * self.model.longest_step_s)
 
     async def status(self, limit_s: float) -> list[tuple[float, float]]:
-        """Returns (requests running, tokens computed so far) of each rank's core, read between two of its steps."""
+        """Return (requests running, tokens computed so far) of each rank's core, read between two of its steps."""
         if self.model.attached is not None and self.model.attached.admin_key is None:
             return []  # stock vLLM says nothing of its core but its health
         ranks = await self.client.call("GET", "/sloserve/status", limit_s=limit_s)
@@ -126,12 +139,15 @@ class Engine:
             raise EngineError(f"its status cannot be read: {error!r}") from None
 
     async def sleep(self, level: int) -> None:
-        """Requests that run end before; there are to be none that take long."""
+        """Put the engine to sleep. Requests that run end before; the caller ensures that none of them takes long."""
         await self._call("/sleep", level=level, mode="wait")
         self.level = level
 
     async def park(self) -> int:
-        """Sleeps at level 1 with its requests kept, and their streams open. Returns: how many."""
+        """Put the engine to sleep at level 1, keeping its requests and their open streams.
+
+        Returns: the number of requests.
+        """
         parked = await self._call("/sloserve/park", {"level": 1})
         try:
             self.level, self.parked = 1, sum(int(rank["requests"]) for rank in parked)
@@ -140,7 +156,7 @@ class Engine:
         return self.parked
 
     async def wake(self) -> None:
-        """From either level; what was parked goes on."""
+        """Wake the engine from either level; parked requests go on."""
         if self.level == 2:
             await self._call("/wake_up", tags="weights")
             await self._call("/collective_rpc", {"method": "reload_weights"})
@@ -152,7 +168,7 @@ class Engine:
         self.level = self.parked = 0
 
     async def read_weights(self, model: ServedModel) -> None:
-        """Reads the weights of a model that is built alike, in place of its own, and takes its name."""
+        """Read the weights of a model that is built alike, in place of its own, and take its name."""
         await self._call("/sloserve/reload", {"weights_path": model.model, "model": model.name})
         self.model = model
 
@@ -161,7 +177,7 @@ class Engine:
         self.adapters.add(model.name)
 
     async def canary(self, model: str) -> list[int]:
-        """Greedy tokens after a fixed prompt."""
+        """Return greedy tokens after a fixed prompt."""
         body = {**CANARY, "model": model}
         answer = await self.client.call("POST", "/v1/completions", body, limit_s=self._limits.canary_s)
         try:
@@ -170,11 +186,11 @@ class Engine:
             raise EngineError(f"its answer to the canary prompt is no completion: {error!r}") from None
 
     def kill(self) -> None:
-        """At once, with all of its processes."""
+        """Kill the engine at once, with all of its processes."""
         self.process.kill()
 
     async def kill_and_wait(self) -> None:
-        """Kills it, and waits until it is gone."""
+        """Kill the engine, and wait until it is gone."""
         self.kill()
         await self.ended
         await self.client.close()

@@ -1,4 +1,4 @@
-"""HTTP to one engine, on its unix socket: requests, whose answers are passed on as they come, and control calls."""
+"""HTTP to one engine, on its unix socket: requests with responses passed on as they arrive, and control calls."""
 
 import asyncio
 import json
@@ -16,28 +16,35 @@ from sloserve.wire.headers import HOP_BY_HOP
 _URL: Final = "http://engine"
 _CONNECT_S: Final = 5.0
 _CONTROL_BYTES: Final = 1 << 20
-"""Longest answer to a control call."""
+"""Most bytes of the response to a control call."""
 _SHOWN_BYTES: Final = 300
 """Most bytes of an engine's error that are repeated in ours."""
 _LEFT_OUT: Final = frozenset(
     {name.decode() for name in HOP_BY_HOP}
     | {"host", "content-length", "authorization", "accept-encoding", MODEL_HEADER}
 )
-"""Headers that are not passed on: they belong to one hop, are written anew for the next, or are not for engines to
-see (keys are the gateway's business)."""
+"""Headers that are not passed on: they belong to one hop, are written again for the next, or are not for engines to see
+
+(keys are the gateway's business).
+"""
 _BROKEN: Final = (aiohttp.ClientError, OSError, EOFError, asyncio.TimeoutError)
 
 
 class EngineLate(EngineError):
-    """No answer in time, from an engine that may only be busy."""
+    """No response came in time, from an engine that may only be busy."""
 
 
 class EngineClient:
-    """HTTP client of the engine at ``socket``, or at the URL ``at``, whose admin routes ``admin_key`` opens. Has to be
-    closed. key: of its other routes, if they ask for one.
+    """HTTP client of one engine; the owner must close it.
 
     Each request has a connection of its own: an engine closes idle ones when it likes, and one that is closed as a
     request is sent looks like an engine that died of it.
+
+    Args:
+        socket: Unix socket of the engine.
+        admin_key: Key of its admin routes.
+        at: URL of the engine, in place of the socket; ``None`` to use the socket.
+        key: Key of its other routes, if they ask for one.
     """
 
     def __init__(self, socket: Path, admin_key: str, *, at: str | None = None, key: str | None = None) -> None:
@@ -50,9 +57,9 @@ class EngineClient:
             await self._session.close()
 
     async def call(self, method: str, path: str, body: Any = None, *, limit_s: float, **params: str | int) -> Any:
-        """A control call, and its answer's JSON; ``None`` where it has another body, or none.
+        """Make a control call, and return its response's JSON; ``None`` for another body, or none.
 
-        Raises: EngineError for another status than 200, no answer within ``limit_s`` seconds, or a broken connection.
+        Raises: EngineError for another status than 200, no response within ``limit_s`` seconds, or a broken connection.
         """
         shown = f"{method} {path}"
         headers = self._admin if path.startswith("/sloserve/") else self._shown
@@ -73,9 +80,16 @@ class EngineClient:
     async def send(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes, ended: Callable[[bool], None]
     ) -> "EngineStream":
-        """Passes a request on. ended: called once when it has, with whether the engine broke it off.
+        """Pass a request on.
 
-        Raises: Refused with ``DIED`` where the engine breaks off before its answer begins.
+        Args:
+            method: HTTP method of the request.
+            path: Route of the engine.
+            headers: Headers of the request; the ones of one hop are left out.
+            body: Body of the request.
+            ended: Called once when the request has ended, with whether the engine broke it off.
+
+        Raises: Refused with ``DIED`` if the engine breaks off before its response begins.
         """
         kept = {"content-type": "application/json"} if body else {}
         kept |= self._shown | {name.lower(): value for name, value in headers.items() if name.lower() not in _LEFT_OUT}
@@ -113,7 +127,7 @@ class EngineClient:
 
 
 async def _text(answer: aiohttp.ClientResponse) -> str:
-    """Raises: ValueError for one that is too long."""
+    """Read the body as text. Raises: ValueError if it is too long."""
     body = bytearray()
     async for part in answer.content.iter_any():
         body += part
@@ -123,10 +137,10 @@ async def _text(answer: aiohttp.ClientResponse) -> str:
 
 
 class EngineStream(AsyncIterator[bytes]):
-    """What an engine answers: an iterator over the body, to be closed.
+    """Response of an engine: an iterator over the body, which the caller must close.
 
-    Raises from ``__anext__``: ConnectionResetError where the engine breaks off, or the request was ended; Refused where
-    it was ended for a reason, and nothing of the body had come.
+    Raises from ``__anext__``: ConnectionResetError if the engine breaks off, or the request was ended; Refused if it
+    was ended for a reason, and nothing of the body had come.
     """
 
     def __init__(self, answer: aiohttp.ClientResponse, ended: Callable[[bool], None]) -> None:
@@ -159,11 +173,15 @@ class EngineStream(AsyncIterator[bytes]):
         return part
 
     async def aclose(self) -> None:
-        """Ends the request in the engine, if it has not ended."""
+        """End the request in the engine, if it has not ended."""
         self.close()
 
     def close(self, refusal: Refusal | None = None) -> None:
-        """As :meth:`aclose`; who reads the body meanwhile is told. refusal: why, where nothing of it has come."""
+        """End the request as :meth:`aclose` does; a reader of the body gets an error.
+
+        Args:
+            refusal: Reason that the error states if nothing of the body has come.
+        """
         self._refusal = refusal
         self._end(broken=False)
 

@@ -15,16 +15,16 @@ from sloserve.core.json_lines import lines_of
 
 MOST_BYTES: Final = 10_000_000
 KEPT: Final = 3
-"""Older files of each engine, the newest with .1 behind its name."""
+"""Number of older files of each engine, the newest with .1 behind its name."""
 
 
 def log_path(folder: Path, instance: str, model: str) -> Path:
-    """Where the engine of this model on this instance logs."""
+    """Return the file to which the engine of this model on this instance logs."""
     return folder / f"{quote(instance, safe='')}@{quote(model, safe='')}.log"
 
 
 def rotate(path: Path, most_bytes: int = MOST_BYTES) -> bool:
-    """Sets a log aside that has grown beyond ``most_bytes``; whether it had. Its writers append, and go on."""
+    """Rotate a log that has grown beyond ``most_bytes``, and return whether it had. Its writers continue to append."""
     if not path.exists() or path.stat().st_size <= most_bytes:
         return False
     scratch = path.with_name(f"{path.name}.new")
@@ -43,7 +43,7 @@ def rotate(path: Path, most_bytes: int = MOST_BYTES) -> bool:
 
 
 def logs_of(folder: Path, model: str) -> list[Path]:
-    """All logs of a model's engines, instance by instance, the oldest part of each first."""
+    """Return all logs of a model's engines, instance by instance, the oldest part of each first."""
     found = []
     for path in sorted(folder.glob(f"*@{quote(model, safe='')}.log")):
         parts = [_aside(path, number) for number in range(KEPT, 0, -1)]
@@ -52,7 +52,7 @@ def logs_of(folder: Path, model: str) -> list[Path]:
 
 
 def last_lines(folder: Path, model: str, most: int) -> Iterator[str]:
-    """The last lines of a model's engines, each with its instance in front; at most ``most`` of each file."""
+    """Yield the last lines of a model's engines, each with its instance in front; at most ``most`` of each file."""
     for path in logs_of(folder, model):
         instance = path.name.partition("@")[0].replace("%2F", "/")
         for line in lines_of(path.read_text(encoding="utf-8", errors="replace"))[-most:]:

@@ -1,4 +1,4 @@
-"""The requests that one engine has, as far as a door sees them: how many, and how long they will take."""
+"""The requests that one engine has, as far as its agent sees them: how many, and how long they will take."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,27 +23,37 @@ class _StatedLimits(Body):
 
 
 class BegunAnswer(Protocol):
-    """An answer that has begun."""
+    """A response that has begun."""
 
     @property
     def parts(self) -> int:
-        """How many parts of its body have come so far."""
+        """Number of parts of its body that have come until now."""
         ...
 
     @property
     def streamed(self) -> Streamed:
-        """What has come of it."""
+        """Counts of what has come of it."""
         ...
 
     def close(self, refusal: Refusal | None = None) -> None:
-        """Ends it in the engine."""
+        """End it in the engine."""
         ...
 
 
 @dataclass(eq=False, slots=True)
 class InFlightRequest:
-    """One request. max_tokens: of its reply; ``None`` for no limit, or where it asks for several. begun_s: monotonic.
-    answer: once it has begun.
+    """One request.
+
+    Args:
+        model: Model that serves it.
+        durable: Whether it is a line of a batch.
+        prompt_tokens: Estimated tokens of its prompt.
+        max_tokens: Limit of its output tokens; ``None`` for no limit, or if it asks for several outputs.
+        streams: Whether the engine streams its output.
+        begun_s: Monotonic time at which it began, in seconds.
+        answer: Response, once it has begun.
+        cancel: Called to end the request before its response has begun.
+        aborted: Reason to refuse the request with, if it was aborted and nothing of its response has come.
     """
 
     model: str
@@ -54,22 +64,22 @@ class InFlightRequest:
     begun_s: float
     answer: BegunAnswer | None = None
     cancel: Callable[[], object] = field(default=lambda: None)
-    """Before its answer has begun."""
+    """Ends the request before its response has begun."""
     aborted: Refusal | None = None
-    """What it is answered with, if nothing of its answer has come."""
+    """Reason of the refusal, if nothing of the response has come."""
 
     @property
     def parts(self) -> int:
-        """How many parts of its answer have come so far."""
+        """Number of parts of its response that have come until now."""
         return 0 if self.answer is None else self.answer.parts
 
     @property
     def streamed(self) -> Streamed:
-        """What has come of its answer."""
+        """Counts of what has come of its response."""
         return Streamed() if self.answer is None else self.answer.streamed
 
     def abort(self, refusal: Refusal = Refusal.DIED) -> None:
-        """Ends it in the engine."""
+        """End the request in the engine."""
         self.aborted = self.aborted or refusal
         if self.answer is None:
             self.cancel()
@@ -78,7 +88,7 @@ class InFlightRequest:
 
 
 def stream_of(model: str, body: bytes, now_s: float) -> InFlightRequest:
-    """Returns a client's request with this body; a body that cannot be read is the engine's to refuse."""
+    """Return a client's request with this body; a body that cannot be read is for the engine to refuse."""
     try:
         stated = parse(body, _StatedLimits)
     except InvalidRequest:
@@ -88,13 +98,17 @@ def stream_of(model: str, body: bytes, now_s: float) -> InFlightRequest:
 
 
 def line_of(model: str, size: LineSize, now_s: float) -> InFlightRequest:
-    """Returns a line of a batch."""
+    """Return a line of a batch."""
     return InFlightRequest(model, True, size.prompt_tokens, size.max_tokens, size.streams, now_s)
 
 
 class EngineRequests:
-    """All that one engine has. Synchronous. Learns how long replies are, and how fast they come. an_event: tokens that
-    an event of its streams brings, by its flags.
+    """All requests that one engine has. It learns how long outputs are, and how fast they come.
+
+    The class is synchronous.
+
+    Args:
+        an_event: Tokens that an event of its streams brings, by its flags.
     """
 
     def __init__(self, an_event: int = 1) -> None:
@@ -108,7 +122,7 @@ class EngineRequests:
 
     @property
     def streams(self) -> int:
-        """Those of clients; those that broke off count until it is known what became of their engine."""
+        """Number of clients' requests. Requests that broke off count until it is known whether their engine lives."""
         return sum(not request.durable for request in self._requests) + self._broken
 
     def begin(self, request: InFlightRequest) -> None:
@@ -123,22 +137,23 @@ class EngineRequests:
             self._s_per_token += _LEARNING * ((now_s - request.begun_s) / tokens - self._s_per_token)
 
     def settle(self) -> None:
-        """What became of the engine of those that broke off is known."""
+        """Forget requests that broke off: it is now known whether their engine lives."""
         self._broken = 0
 
     def sums(self) -> RunningSums:
-        """What they are and may still take."""
+        """Return the load of the requests, with the tokens that they may still take."""
         return self.outlook()[0]
 
     @property
     def drain_s(self) -> float:
-        """Until all are expected to have ended that are given time to: not durable ones with which another engine can
-        go on, which are aborted sooner.
+        """Seconds until all requests are expected to have ended that are given time to end.
+
+        Durable requests that another engine can continue are aborted sooner, and do not count.
         """
         return self.outlook()[1]
 
     def outlook(self) -> tuple[RunningSums, float]:
-        """:meth:`sums` and :attr:`drain_s`, in one pass."""
+        """Return :meth:`sums` and :attr:`drain_s`, computed in one pass."""
         prefill = context = output = output2 = longest = waited_for = 0.0
         for request in self._requests:
             come = self._an_event.tokens(request.streamed.events)
@@ -155,6 +170,6 @@ class EngineRequests:
         return sums, waited_for * self._s_per_token
 
     def _left(self, request: InFlightRequest, come: int) -> float:
-        """Tokens that it is expected to have left: a reply longer than usual is expected to double."""
+        """Return the expected tokens that it has left: an output longer than usual is expected to double."""
         expected = max(self._tokens - come, come if come > self._tokens else 1.0)
         return expected if request.max_tokens is None else min(expected, max(request.max_tokens - come, 1))

@@ -1,4 +1,4 @@
-"""The engines of one instance: one is active, others sleep. Switches between models by the cheapest valid method."""
+"""The engines of one instance: one is active, others sleep. It switches models by the cheapest valid method."""
 
 import asyncio
 import itertools
@@ -27,16 +27,23 @@ logger = logging.getLogger(__name__)
 
 _ABORT_S: Final = 5.0
 _MOST_EMPTY: Final = 2
-"""Engines of an instance that sleep without weights: each still holds a process and a context on the device."""
+"""Most engines of an instance that sleep without weights: each still holds a process and a context on the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostParts:
-    """What the instances of a host share.
+    """State that the instances of a host share.
 
     Args:
-        run_folder: of sockets, for this user alone; a short path, since a socket's has at most 107 bytes.
-        log_folder: of engines' logs.
+        launcher: Launcher that starts the engines.
+        run_folder: Folder of sockets, for this user alone; its path is short, since a socket's has at most 107 bytes.
+        log_folder: Folder of engines' logs.
+        memory: Host memory that sleeping models hold.
+        costs: Measured costs of switches.
+        clock: Clock of this process.
+        canaries: Recorded canary outputs.
+        limits: Times that an engine may take.
+        sockets: Numbers for the names of sockets.
     """
 
     launcher: Launcher
@@ -51,9 +58,14 @@ class HostParts:
 
 
 class EngineSet:
-    """Engines of ``instance``.
+    """The engines of one instance.
 
-    died: called with each that ends by itself, before it is forgotten. environment: of all of them.
+    Args:
+        instance: Name of the instance.
+        models: Models that it can serve, by name.
+        host: State that the instances of the host share.
+        died: Called with each engine that ends by itself, before it is forgotten.
+        environment: Environment variables of all its engines.
     """
 
     def __init__(
@@ -68,12 +80,12 @@ class EngineSet:
         self._instance, self._models, self._host, self._died = instance, models, host, died
         self.active: Engine | None = None
         self.wish: tuple[str, ...] | None = None
-        """Models to keep in host memory, the most needed first; ``None`` before anything was said."""
+        """Models to keep in host memory, the most needed first; ``None`` before any were named."""
         self._engines: list[Engine] = []
         self._watching: set[asyncio.Task[None]] = set()
 
     def state(self, name: str) -> ModelState:
-        """Where the model's weights are; also of one that is active."""
+        """Return where the model's weights are, also for an active model."""
         model = self._models[name]
         engine = self._holder(model)
         if engine is None or engine.level == 2 or (model.adapter_of and name not in engine.adapters):
@@ -86,16 +98,16 @@ class EngineSet:
         return {e.model.name: len(e.requests) for e in self._engines if e is not self.active and len(e.requests)}
 
     def expected(self, model: ServedModel) -> tuple[SwitchMethod, float]:
-        """By which method it would come now, and in how many seconds."""
+        """Return the method by which the model would come now, and the seconds that it would take."""
         at, costs = self._situation(model), self._host.costs
         leaves_s = 0.0 if self.active is None else costs.sleep_s(self.active.model.name) or 1.0
         return choose(at, lambda method: costs.switch_s(model.name, method), leaves_s)
 
     async def switch(self, model: ServedModel) -> None:
-        """Has the model take the active one's place, whose requests have ended or are parked.
+        """Switch to the model; the requests of the active model have ended or are parked.
 
-        A method that fails is followed by the start of a new engine. Raises: EngineError where that fails too; then
-        none is active, unless an adapter was to be loaded.
+        A method that fails is followed by the start of a new engine. Raises: EngineError if that fails too; then no
+        model is active, unless an adapter was to be loaded.
         """
         method, _ = self.expected(model)
         try:
@@ -110,7 +122,7 @@ class EngineSet:
             await self._switch_by(model, SwitchMethod.FORKED)
 
     async def keep(self, names: tuple[str, ...]) -> None:
-        """Ends engines that sleep with weights of other models. Such as keep requests stay."""
+        """End engines that sleep with weights of other models. Engines that keep requests stay."""
         self.wish = names
         wanted = self._wanted()
         for engine in [e for e in self._engines if e is not self.active and e.level == 1]:
@@ -118,11 +130,11 @@ class EngineSet:
                 await self._remove(engine)
 
     async def close(self) -> None:
-        """Ends all engines."""
+        """End all engines."""
         for task in self._watching:
             task.cancel()
         for engine in self._engines:
-            engine.requests.abort()  # an answer that is held and not read would keep its connection
+            engine.requests.abort()  # a response that is held and not read would keep its connection
         await asyncio.gather(*(self._remove(engine) for engine in list(self._engines)))
 
     # Switching.
@@ -196,9 +208,13 @@ class EngineSet:
     # Leaving.
 
     async def _leave(self, engine: Engine, coming: ServedModel) -> None:
-        """What still runs is parked where there is room for the weights, and else aborted. Never raises.
+        """Put an engine to sleep; what still runs is parked if there is room for the weights, and aborted otherwise.
 
-        coming: in whose favour it leaves.
+        The method never raises.
+
+        Args:
+            engine: Engine that leaves.
+            coming: Model for which it leaves.
         """
         begun_s, name = self._host.clock.monotonic_s(), engine.model.name
         self.active = None
@@ -220,9 +236,11 @@ class EngineSet:
         self._host.costs.note_sleep(name, self._host.clock.monotonic_s() - begun_s)
 
     async def _make_room(self, engine: Engine, coming: ServedModel) -> bool:
-        """Whether the weights stay in host memory; sleeping models that are wanted less give way.
+        """Return whether the weights stay in host memory; sleeping models that are wanted less give way.
 
-        coming: leaves host memory as it wakes, and its room is free.
+        Args:
+            engine: Engine that leaves.
+            coming: Model that leaves host memory as it wakes, so that its room is free.
         """
         memory, weights_bytes, names = self._host.memory, engine.model.weights_bytes, self._wanted()
         order = {name: place for place, name in enumerate(names)}
@@ -239,7 +257,7 @@ class EngineSet:
         return memory.has_room(weights_bytes)
 
     def _wanted(self) -> tuple[str, ...]:
-        """Models whose weights are to be kept, the most needed first; an adapter needs its base's."""
+        """Return the models with weights to keep, the most needed first; an adapter needs the weights of its base."""
         names = tuple(self._models) if self.wish is None else self.wish
         return tuple(dict.fromkeys(self._base(self._models[name]).name for name in names if name in self._models))
 

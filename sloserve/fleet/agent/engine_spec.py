@@ -1,4 +1,4 @@
-"""What an agent starts, and what starts it."""
+"""What an agent starts, and the launcher that starts it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,8 +8,12 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """A server that others started. key: of its API, if it asks for one. admin_key: of its routes below ``/sloserve``;
-    ``None``: it has none, as stock vLLM.
+    """A server that others started.
+
+    Args:
+        url: Address of the server.
+        key: Key of its API, if it asks for one.
+        admin_key: Key of its routes below ``/sloserve``; ``None`` if it has no such routes, as stock vLLM.
     """
 
     url: str
@@ -22,16 +26,16 @@ class ServedModel:
     """A model as an engine serves it.
 
     Args:
-        name: by which requests ask for it.
-        model: the folder, or the name, that ``sloserve serve`` is given; of an adapter its folder.
-        flags: of ``sloserve serve``, without those that name model and socket.
-        environment: of the engine, beside the agent's own.
-        weights_bytes: what it holds in host memory while it sleeps.
-        max_num_seqs: requests that its engine runs at once.
-        adapter_of: the model that it is a LoRA adapter of; ``None`` for a model of its own.
-        longest_step_s: of its engine, as its profile foresees it; 0 where that is not known.
-        tokens_an_event: of its streams, as its flags say.
-        attached: the server that has it, where that was started by others.
+        name: Name by which requests ask for it.
+        model: Folder or name that ``sloserve serve`` is given; the folder of an adapter.
+        flags: Flags of ``sloserve serve``, without the flags that name model and socket.
+        environment: Environment variables of the engine, beside the agent's own.
+        weights_bytes: Bytes that it holds in host memory while it sleeps.
+        max_num_seqs: Requests that its engine runs at once.
+        adapter_of: Model that it is a LoRA adapter of; ``None`` for a model of its own.
+        longest_step_s: Seconds of its engine's longest step, as its profile foresees it; 0 if that is not known.
+        tokens_an_event: Tokens of an event of its streams, as its flags say.
+        attached: Server that has it, if others started that server.
     """
 
     name: str
@@ -48,7 +52,14 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """One engine to start: arguments of ``sloserve serve``, what its environment has besides, where it logs."""
+    """One engine to start.
+
+    Args:
+        arguments: Arguments of ``sloserve serve``.
+        environment: Further environment variables.
+        socket: Unix socket on which it listens.
+        log: File to which it logs.
+    """
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
@@ -64,15 +75,15 @@ class EngineProcess(Protocol):
 
     @property
     def is_forked(self) -> bool:
-        """Whether it was forked from a process that had vLLM imported, or started from nothing."""
+        """Whether it was forked from a process that had vLLM imported, instead of being started from nothing."""
         ...
 
     async def wait(self) -> int:
-        """Its exit status, once it has ended."""
+        """Wait until it has ended, and return its exit status."""
         ...
 
     def kill(self) -> None:
-        """Ends it and all that it started, at once. Does nothing where they have ended."""
+        """End it and all that it started, at once. Do nothing if they have ended."""
         ...
 
 
@@ -80,9 +91,9 @@ class Launcher(Protocol):
     """Starts engines, which die with the agent."""
 
     async def launch(self, spec: EngineSpec) -> EngineProcess:
-        """Returns as soon as the process is there; raises OSError where it cannot be."""
+        """Return as soon as the process is there; raise OSError if it cannot be started."""
         ...
 
     async def close(self) -> None:
-        """Ends all engines and the launcher."""
+        """End all engines and the launcher."""
         ...

@@ -1,9 +1,9 @@
 """Carries out the plan on the instances of an agent: what they pull, which model they have, which they keep warm.
 
-What follows from the queue of an instance is in :mod:`sloserve.fleet.agent.orders`.
-Where no planner has written for a while the last plan holds as long as its groups have requests. Then the instances
-serve the models that they have, earliest deadline first, and turn to a model that is active nowhere once its oldest
-request has waited for ``max_wait_s``.
+What follows from the queue of an instance is in :mod:`sloserve.fleet.agent.orders`. If no planner has written for a
+while, the last plan holds as long as its groups have requests. Then the instances serve the models that they have,
+earliest deadline first, and turn to a model that is active nowhere once its oldest request has waited for
+``max_wait_s``.
 """
 
 import asyncio
@@ -30,19 +30,19 @@ logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.5
 STALE_S: Final = 15.0
-"""A plan that was not written anew for so long is no planner's any more."""
+"""Age in seconds from which a plan counts as having no planner any more."""
 
 
 class Following:
-    """Follows the plan on the instances of one agent. Used in one event loop.
+    """Follows the plan on the instances of one agent. It is used in one event loop.
 
     Args:
-        fleet: as its file says.
-        doors: its instances.
-        pulling: for these instances.
-        store: shared with all members.
-        clock: of this process; for durations alone.
-        executor: its threads wait for the store.
+        fleet: Fleet that the fleet's file describes.
+        doors: Instances of the agent.
+        pulling: Puller of durable requests for these instances.
+        store: Store shared with all members.
+        clock: Clock of this process, for durations alone.
+        executor: Executor with threads that wait for the store.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class Following:
         """Term and version of the plan that is followed."""
 
     async def run(self) -> None:
-        """Looks at the plan until it is cancelled. While the store is away the last one holds."""
+        """Look at the plan until cancelled. While the store is away the last one holds."""
         await supervised("no plan is read, and the last one is followed", self.step, LOOK_S)
 
     async def step(self) -> None:
-        """One look, and what follows from it. Raises: StoreError, once the instances have their orders."""
+        """Look at the plan once, and order what follows. Raises: StoreError, once the instances have their orders."""
         try:
             self._queues = await asyncio.get_running_loop().run_in_executor(self._executor, self._read)
         finally:
@@ -74,7 +74,7 @@ class Following:
                 self._order(door, self._queues.get(name, ()))
 
     async def stop(self) -> None:
-        """Begins no more switches, and waits for none."""
+        """Begin no more switches, and wait for none."""
         tasks = [*self._switches.values(), *(task for _, task in self._warming.values())]
         for task in tasks:
             task.cancel()
@@ -83,7 +83,7 @@ class Following:
     # Reading, in a thread.
 
     def _read(self) -> Mapping[str, Sequence[Queued]]:
-        """Reads the plan. Returns the queue of each instance by its name, the head first."""
+        """Read the plan, and return the queue of each instance by its name, the head first."""
         stored = self._store.members.plan()
         plan = None if stored is None else plan_of(stored.plan)
         self.plan = None if stored is None else (stored.term, stored.version)
@@ -109,7 +109,13 @@ class Following:
             self._keep_warm(door, orders.warm)
 
     def _switch(self, door: Door, model: str, warm: tuple[str, ...]) -> None:
-        """warm: models to have in host memory until the switch is over."""
+        """Switch an instance to a model in a task of its own.
+
+        Args:
+            door: Instance that switches.
+            model: Model to switch to.
+            warm: Models to have in host memory until the switch is over.
+        """
 
         async def switch() -> None:
             try:

@@ -1,8 +1,8 @@
 """One agent for each host: two would start engines on the same devices.
 
 An agent holds a lock on a file of its state folder, and a lease of its host in the store, which each sign of life
-renews. The lock says at once whether an agent before it has died; the lease is for an agent that another machine, or
-another state folder, takes for the same host, and for one that was suspended: it finds that the host is another's.
+renews. The lock says at once whether an agent before it has died. The lease is for an agent that another machine, or
+another state folder, takes for the same host, and for one that was suspended: it finds that another has the host.
 """
 
 import asyncio
@@ -20,39 +20,39 @@ from sloserve.fleet.store.store import Store
 logger = logging.getLogger(__name__)
 
 LOOK_AGAIN_S: Final = 2.0
-"""Between looks at another agent's lease: longer than the time between two signs of life."""
+"""Seconds between looks at another agent's lease: longer than the time between two signs of life."""
 
 
 class HostFence:
-    """This process as the agent of ``host``, once :meth:`take` has returned.
+    """The claim of this process to be the agent of ``host``, held once :meth:`take` has returned.
 
     Args:
-        host: its name.
-        store: of the fleet.
-        state_folder: where the lock lies.
-        lease_s: seconds after the last sign of life in which no other state folder's agent may take the host.
+        host: Name of the host.
+        store: Store of the fleet.
+        state_folder: Folder of the lock file.
+        lease_s: Seconds after the last sign of life in which no other state folder's agent may take the host.
     """
 
     def __init__(self, host: str, store: Store, state_folder: Path, lease_s: float) -> None:
         self._host, self._store, self._lease_s = host, store, lease_s
         self._lock_file = state_folder / f"agent-{host}.lock"
         self._lock: OwnLock | None = None
-        # New in each process: what an agent before this one had claimed is not this one's.
+        # The value is new in each process: the claims of an agent before this one are not this one's.
         self.holder: Final = f"{host}:{secrets.token_hex(8)}"
         self.lost = asyncio.Event()
-        """Set once the host is another agent's: this one's engines must end."""
+        """Event that is set once another agent has the host: this one's engines must end."""
         self.told_to_end = asyncio.Event()
-        """Set once the fleet wants this agent to drain and end."""
+        """Event that is set once the fleet wants this agent to drain and end."""
 
     @property
     def id(self) -> str:
-        """Under which it gives signs of life."""
+        """Name under which it gives signs of life."""
         return f"agent:{self._host}"
 
     async def take(self) -> None:
-        """Becomes the agent of the host; claims of one that has died go back into the queue.
+        """Become the agent of the host; claims of one that has died go back into the queue.
 
-        Raises: ConfigError where another is, and lives.
+        Raises: ConfigError if another agent has the host, and lives.
         """
         lock = OwnLock(self._lock_file, f"an agent of host {self._host}")
         try:
@@ -63,7 +63,7 @@ class HostFence:
         self._lock = lock
 
     async def beat(self, state: Mapping[str, Any]) -> None:
-        """Gives a sign of life with this state. Where the host is another's by now, :attr:`lost` is set."""
+        """Give a sign of life with this state. Set :attr:`lost` if another agent has the host by now."""
         renewed = await asyncio.to_thread(self._renewed, state)
         if renewed.is_told_to_end and not self.told_to_end.is_set():
             logger.warning("the agent of host %s is told to end: what runs ends or goes back", self._host)
@@ -80,7 +80,7 @@ class HostFence:
         self.lost.set()
 
     async def leave(self) -> None:
-        """The host is free for another agent."""
+        """Free the host for another agent."""
         try:
             await asyncio.to_thread(self._store.members.leave, self.id, self.holder)
         finally:

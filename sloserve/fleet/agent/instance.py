@@ -1,4 +1,4 @@
-"""One instance of an agent's: the door to its engines, and the model that serves.
+"""One instance of an agent: the way to its engines, and the model that serves.
 
     EMPTY ──switch──▶ SWITCHING ──▶ SERVING ──switch──▶ DRAINING ──▶ SWITCHING ──▶ SERVING
                           │            │ engine dies        │
@@ -34,33 +34,40 @@ T = TypeVar("T")
 HEALTH_EVERY_S: Final = 1.0
 PULSE_EVERY_S: Final = 5.0
 _PULSES: Final = 4
-"""How often an engine's progress is checked in the time for which it may stop."""
+"""Number of times that an engine's progress is checked within the time for which it may stop."""
 _RETRY_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-"""Between starts of an engine that does not start; the last again and again."""
+"""Seconds between starts of an engine that does not start; the last value repeats."""
 _LEAVING_S: Final = 5.0
-"""Durable work that has not left by then, beyond its limit, is aborted; what is sent back ends within as long."""
+"""Seconds beyond its limit after which durable work is aborted; what is sent back has as long to end."""
 
 
 class NoDurableWork:
-    """An agent that pulls nothing."""
+    """Durable work of an agent that pulls nothing."""
 
     async def leave(self, instance: str, limit_s: float) -> None:
-        """There is nothing to give back."""
+        """Return at once: there is nothing to give back."""
 
     def serves(self, instance: str) -> None:
-        """There is nothing to pull."""
+        """Do nothing: there is nothing to pull."""
 
     def ended(self, instance: str) -> None:
-        """There is nothing to pull."""
+        """Do nothing: there is nothing to pull."""
 
     def died(self, instance: str) -> None:
-        """Nothing was lost."""
+        """Do nothing: nothing was lost."""
 
 
 class Instance:
-    """A :class:`~sloserve.fleet.contract.door.Door`. models: those that it can serve. To be closed.
+    """A :class:`~sloserve.fleet.contract.door.Door`; the owner must close it.
 
-    drain_max_s: streams that take longer to end are parked when their model leaves. environment: of its engines.
+    Args:
+        name: Name of the instance.
+        device: Kind of its device.
+        models: Models that it can serve, by name.
+        host: State that the instances of the host share.
+        durable: Puller of durable requests.
+        drain_max_s: Seconds after which streams that have not ended are parked when their model leaves.
+        environment: Environment variables of its engines.
     """
 
     def __init__(
@@ -79,13 +86,13 @@ class Instance:
         self._faults = Faults(f"{name}: lines are not pulled as its engines have it")
         self._phase = Phase.EMPTY
         self._active: str | None = None
-        """The model that serves, or comes: from the begin of a transition."""
+        """Model that serves, or comes: a coming model counts from the begin of its transition."""
         self._since_s = self._ready_s = 0.0
         self._switching = asyncio.Lock()
         self._is_switching = self._is_leaving = False
         self._pulse = Pulse(host.clock)
         self._switches = 0
-        """How often a switch of engines has begun, or ended."""
+        """Number of begins and ends of switches of engines."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._spawn(supervised(f"{name}: health is not checked", self._check_active, HEALTH_EVERY_S))
         every_s = min(host.limits.hung_s / _PULSES, PULSE_EVERY_S)
@@ -156,7 +163,7 @@ class Instance:
             if request.aborted is not None:
                 raise Refused(request.aborted) from None
             raise
-        if request.aborted is not None:  # just as its answer came
+        if request.aborted is not None:  # just as its response came
             request.answer.close()
             raise Refused(request.aborted)
         return Answer(request.answer.status, request.answer.headers, request.answer)
@@ -170,7 +177,7 @@ class Instance:
             if self._engines.expected(self._models[model])[0] is not SwitchMethod.ADAPTER:
                 self._phase, self._active = Phase.DRAINING, model  # from this call on everything is refused
         self._is_switching = True
-        # A task of its own: who asked may stop waiting, and the transition comes to its end.
+        # The transition has a task of its own: if the caller stops waiting, it still comes to its end.
         return await asyncio.shield(self._spawn(self._switch_or_fail(self._models[model])))
 
     async def keep_warm(self, models: tuple[str, ...]) -> None:
@@ -180,14 +187,14 @@ class Instance:
                 await self._engines.keep(models)
 
     async def drain(self, limit_s: float) -> None:
-        """Takes no more requests, for good, and waits until those that its engine has end; at most so long."""
+        """Take no more requests, for good, and wait at most ``limit_s`` seconds until its engine's requests end."""
         self._is_leaving = True
         engine = self._engines.active
         if engine is not None and not await engine.requests.empty(limit_s):
             await engine.requests.send_back(_LEAVING_S)
 
     async def close(self) -> None:
-        """Ends all engines, and what is read of their answers."""
+        """End all engines, and the reading of their responses."""
         for task in list(self._tasks):
             task.cancel()
         self._phase = Phase.EMPTY
@@ -225,7 +232,7 @@ class Instance:
         self._spawn(self._recover(model))
 
     async def _switch_engine(self, model: ServedModel) -> bool:
-        """Whether it serves now."""
+        """Switch to the model, and return whether it serves now."""
         self._switches += 1
         try:
             await self._engines.switch(model)
@@ -244,7 +251,7 @@ class Instance:
         return True
 
     async def _drain(self, coming: str, switch_s: float) -> None:
-        """Until nothing runs, or what runs has had its time. Requests are refused from the call on."""
+        """Drain until nothing runs, or what runs has had its time. Requests are refused from the call on."""
         engine, begun_s = self._engines.active, self._clock.monotonic_s()
         if engine is not None:
             self._phase, self._active = Phase.DRAINING, coming
@@ -262,7 +269,7 @@ class Instance:
         self._ready_s = self._clock.monotonic_s() + switch_s
 
     async def _recover(self, model: ServedModel) -> None:
-        """Starts an engine for the model again and again, until it serves or another does."""
+        """Start an engine for the model again and again, until it serves or another does."""
         for attempt in itertools.count():
             async with self._switching:
                 if self._phase is not Phase.FAILED:
@@ -277,7 +284,7 @@ class Instance:
     def _died(self, engine: Engine) -> None:
         logger.warning("%s: the engine of model %s has died", self._name, engine.model.name)
         if engine is not self._engines.active or self._phase is Phase.SWITCHING:
-            return  # one that sleeps; and the call that waits for one is told
+            return  # one that sleeps; the call that waits for one gets an error
         self._tell(self._durable.died)
         engine.requests.settle()
         if self._phase is Phase.SERVING and self._active is not None:
@@ -298,14 +305,14 @@ class Instance:
             engine.kill()
 
     async def _check_health(self, engine: Engine) -> None:
-        """An engine whose core is dead may still be there to say so."""
+        """Kill an engine that is not healthy: if its core is dead, its API process may still be there to say so."""
         if await engine.is_healthy():
             engine.requests.settle()
         elif engine is self._engines.active and self._phase in (Phase.SERVING, Phase.DRAINING):
             engine.kill()
 
     def _tell(self, call: Callable[[str], None]) -> None:
-        with self._faults:  # of who is told: engines go on
+        with self._faults:  # faults of the durable work: engines go on
             call(self._name)
 
     def _engine_for(self, model: str, durable: bool) -> Engine:

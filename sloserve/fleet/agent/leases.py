@@ -12,14 +12,16 @@ class Leases:
     """Renews the claims of an agent's instances, and ends what others have by now or clients have cancelled.
 
     Args:
-        work: by instance.
+        claims: Claims of lines.
+        service: Service that commits results.
+        work: Work of each instance, by name.
     """
 
     def __init__(self, claims: LineClaims, service: LineService, work: Mapping[str, InstanceWork]) -> None:
         self._claims, self._service, self._work = claims, service, work
 
     async def renew(self) -> None:
-        """Renews all at once. Raises: StoreError."""
+        """Renew all leases at once. Raises: StoreError."""
         claims, requests = self._claims, self._claims.requests
         held = {claim.id: (work, claim) for work in self._work.values() for claim in work.claims.values()}
         begun, ended = claims.begun, claims.ended
@@ -37,7 +39,7 @@ class Leases:
         await self._cancel(renewed.cancelled)
         if begun == ended == claims.begun:
             for id in renewed.claims - held.keys() - claims.ending:
-                await claims.in_thread(requests.give_back, id, {})  # an answer that never came back
+                await claims.in_thread(requests.give_back, id, {})  # a response that never came back
         await claims.in_thread(requests.take_back)
         if slow:
             await claims.in_thread(requests.excuse, slow)
@@ -46,7 +48,7 @@ class Leases:
                 work.has_suspects = True
 
     async def _cancel(self, ids: Iterable[str]) -> None:
-        """Ends lines that their clients have cancelled."""
+        """End lines that their clients have cancelled."""
         wanted = set(ids)
         for work in self._work.values():
             for claim in list(work.claims.values()):

@@ -1,4 +1,4 @@
-"""Claims of lines: asked for where an instance takes more, and given back with what its lines have so far."""
+"""Claims of lines: requested if an instance takes more, and given back with what its lines have by then."""
 
 import asyncio
 import logging
@@ -17,26 +17,28 @@ T = TypeVar("T")
 
 RETRY_S: Final = 1.0
 COMMIT_S: Final = 1.0
-"""For results that are about to be committed, before their claims are given back."""
+"""Seconds for results that are about to be committed, before their claims are given back."""
 
 
 class LineClaims:
     """Claims lines from the store for the instances of an agent, and gives them back.
 
     Args:
+        requests: Requests of the store.
         holder, executor, lease_s: see :class:`~sloserve.fleet.agent.pulling.Pulling`.
+        clock: Clock of this process.
     """
 
     def __init__(self, requests: Requests, holder: str, clock: Clock, executor: Executor, lease_s: float) -> None:
         self.requests, self.holder, self.lease_s = requests, holder, lease_s
         self._clock, self._executor = clock, executor
         self.ending: set[int] = set()
-        """Claims of which the store is being told that they end: no instance has them any more."""
+        """Claims of which the end is being reported to the store: no instance has them any more."""
         self.begun = self.ended = 0
-        """How often the store was asked for a claim, and has answered."""
+        """Numbers of claims that were requested from the store, and that it has responded to."""
 
     async def claim(self, work: InstanceWork, model: str, most: int) -> bool:
-        """Claims up to ``most`` lines of the first group that has some. Returns whether the instance has them."""
+        """Claim up to ``most`` lines of the first group that has some, and return whether the instance has them."""
         empty = work.empty  # of this plan: another may come while the store is asked
         for pull in work.order:
             if pull.model == model and pull.group not in empty:
@@ -46,7 +48,7 @@ class LineClaims:
         return False
 
     async def claim_suspects(self, work: InstanceWork, model: str) -> None:
-        """Claims lines of which an engine may have died, if there are some."""
+        """Claim lines that may have killed an engine, if there are some."""
         work.has_suspects = await self._claimed(work, model, self.requests.claim_suspects, self.holder, model)
 
     async def _claimed(self, work: InstanceWork, model: str, claim: Callable[..., Any], *args: Any) -> bool:
@@ -66,7 +68,7 @@ class LineClaims:
             self.ended += 1
 
     async def give_back(self, work: InstanceWork) -> None:
-        """Gives back all lines that have no result, with what they have."""
+        """Give back all lines that have no result, with what they have."""
         claims, work.claims = list(work.claims.values()), {}
         self.ending |= {claim.id for claim in claims}
         try:
@@ -75,10 +77,10 @@ class LineClaims:
                 if claim.lines:
                     await self.tell(self.requests.give_back, claim.id, claim.progress())
         finally:
-            self.ending -= {claim.id for claim in claims}  # what could not be told, renewing gives back
+            self.ending -= {claim.id for claim in claims}  # renewing gives back what could not be reported
 
     async def abort(self, claims: Iterable[HeldClaim]) -> None:
-        """Ends their lines in the engine; results that are there already are committed, or have a moment to be."""
+        """End the claims' lines in the engine; results that are already there have a moment to be committed."""
         lines = [line for claim in claims for line in claim.lines.values()]
         committing = [line.task for line in lines if line.has_ended and line.task is not None]
         await cancelled(line.task for line in lines if not line.has_ended)
@@ -86,7 +88,7 @@ class LineClaims:
             await asyncio.wait(committing, timeout=COMMIT_S)
 
     async def tell(self, call: Callable[..., T], *args: Any) -> T | None:
-        """Tells the store, again and again for as long as a lease runs; then the claims lapse by themselves."""
+        """Call the store, again and again for as long as a lease runs; then the claims lapse by themselves."""
         ends_s = self._clock.monotonic_s() + self.lease_s
         while True:
             try:
@@ -98,12 +100,12 @@ class LineClaims:
                 await asyncio.sleep(RETRY_S)
 
     async def in_thread(self, call: Callable[..., T], *args: Any) -> T:
-        """Calls the store in a thread."""
+        """Call the store in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, call, *args)
 
 
 async def cancelled(tasks: "Iterable[asyncio.Future[Any] | None]") -> None:
-    """Cancels those that there are, and waits for their ends."""
+    """Cancel the tasks, and wait for their ends; ``None`` among them is skipped."""
     ended = [task for task in tasks if task is not None]
     for task in ended:
         task.cancel()

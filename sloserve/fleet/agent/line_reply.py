@@ -1,8 +1,7 @@
-"""A durable request on its way through an engine: what is sent, what has come back, and from where another engine can
-go on.
+"""A durable request on its way through an engine: what is sent, what has come back, and how another engine continues.
 
 Most requests are streamed from the engine, so that what has been generated is known when the model must leave; the
-reply is put together again as one that was not streamed. It is continued by token ids, through ``/v1/completions``
+output is put together again as one that was not streamed. It is continued by token ids, through ``/v1/completions``
 whatever route it came by. What a continuation could change (seeds, stop strings, penalties, log probabilities,
 grammars, tools, several choices, arguments of logits processors) is not streamed, and is computed from scratch by the
 next engine.
@@ -21,7 +20,7 @@ CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 
 MOST_BYTES: Final = 16_000_000
-"""Longest reply that is kept. An agent holds as many as its engines run; 20 log probabilities of 8,000 tokens fit."""
+"""Most bytes of a kept output. An agent holds one for each running line; 20 log probabilities of 8,000 tokens fit."""
 
 _SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p", "ignore_eos")
 _CONTINUED: Final = frozenset(
@@ -32,23 +31,24 @@ _CONTINUED: Final = frozenset(
 _ABORTED: Final = "abort"
 _BYTES_OF_ID: Final = 8
 _USUAL_MAX_TOKENS: Final = 16
-"""``max_tokens`` of completions that state none."""
+"""Value of ``max_tokens`` for completions that state none."""
 
 
 class BrokenReply(Exception):
-    """The engine's answer is no reply, or ended before it was one."""
+    """The engine's response is not a model output, or ended before it was complete."""
 
 
 class TooLong(BrokenReply):
-    """The reply is longer than is kept; that of another attempt would be so too."""
+    """The output is longer than is kept; another attempt would give one as long."""
 
     def __init__(self) -> None:
         super().__init__(f"the reply has more than {MOST_BYTES} bytes; ask for fewer tokens or log probabilities")
 
 
 class _Choice(msgspec.Struct):
-    """What is read of a choice in an event of the stream. What an engine says is read into types here, so that nothing
-    else has to doubt it.
+    """What is read of a choice in an event of the stream.
+
+    What an engine says is read into types here, so that no other code has to doubt it.
     """
 
     text: str | None = None
@@ -73,7 +73,7 @@ _EVENTS: Final = msgspec.json.Decoder(_Event)
 
 
 class _Progress(msgspec.Struct):
-    """Tokens of the prompt, tokens of the reply so far and their text, and the id of the reply."""
+    """Tokens of the prompt, tokens of the output until now and their text, and the id of the output."""
 
     prompt: list[int]
     tokens: list[int]
@@ -87,8 +87,8 @@ class LineReply:
     """One attempt at one request.
 
     Args:
-        claimed: as the store has it.
-        is_streamed: whether the engine is asked for a stream, and an abort leaves progress.
+        claimed: Request as the store has it.
+        is_streamed: Whether the engine is asked for a stream, and an abort leaves progress.
     """
 
     claimed: Claimed
@@ -97,7 +97,7 @@ class LineReply:
     _before: _Progress | None
     _prompt: list[int] = field(default_factory=list)
     _tokens: list[int] = field(default_factory=list)
-    _unseen: list[int] = field(default_factory=list)  # tokens whose text is held back, as parts of a character
+    _unseen: list[int] = field(default_factory=list)  # tokens of which the text is held back, as parts of a character
     _text: list[str] = field(default_factory=list)
     _other: dict[str, str] = field(default_factory=dict)
     _head: dict[str, Any] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class LineReply:
 
     @classmethod
     def of(cls, claimed: Claimed) -> "LineReply":
-        """Goes on from the progress of an earlier attempt, if there is some."""
+        """Make an attempt that goes on from the progress of an earlier one, if there is some."""
         body = json.loads(claimed.body)
         streamed = _is_continuable(claimed.route, body)
         before = None
@@ -123,11 +123,11 @@ class LineReply:
 
     @property
     def path(self) -> str:
-        """The engine's route."""
+        """Route of the engine."""
         return COMPLETIONS if self._before is not None else self.claimed.route
 
     def body(self) -> bytes:
-        """What the engine is asked."""
+        """Return the body that the engine gets."""
         if not self.is_streamed:
             return self.claimed.body
         asked = dict(self._body)
@@ -139,7 +139,7 @@ class LineReply:
 
     @property
     def max_tokens(self) -> int | None:
-        """Tokens of the reply that the engine is asked for; ``None`` for no limit, or for several replies."""
+        """Output tokens that the engine is asked for; ``None`` for no limit, or for several outputs."""
         if whole(self._body.get("n")) not in (None, 1):
             return None
         stated = self._body.get("max_tokens")
@@ -153,7 +153,10 @@ class LineReply:
     # What comes back.
 
     def add(self, part: bytes) -> None:
-        """A part of the stream. Raises: BrokenReply for what is no stream of a reply, with the engine's own error."""
+        """Take in a part of the stream.
+
+        Raises: BrokenReply with the engine's own error if this is not a stream of an output.
+        """
         *lines, self._rest = (self._rest + part).split(b"\n")
         self._keep(len(self._rest), 0)
         for line in lines:
@@ -194,13 +197,18 @@ class LineReply:
             self._finish = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
 
     def _keep(self, now: int, more: int) -> None:
-        """Bytes in memory, now and for good; what frames tokens on their way is neither. Raises: TooLong."""
+        """Count the bytes in memory. Raises: TooLong.
+
+        Args:
+            now: Bytes that are held for the moment.
+            more: Bytes that are kept for good; what frames tokens on their way is not counted.
+        """
         self._size += more
         if self._size + now > MOST_BYTES:
             raise TooLong
 
     def progress(self) -> bytes | None:
-        """From where another engine goes on; ``None`` where it begins anew."""
+        """Return what another engine goes on from; ``None`` if it starts from scratch."""
         before = self._before
         if not self.is_streamed or self._other or (not self._tokens and before is None):
             return None
@@ -212,7 +220,7 @@ class LineReply:
         return msgspec.json.encode(_Progress(before.prompt, tokens, text, before.id, before.created))
 
     def whole(self) -> bytes:
-        """The reply as if it had not been streamed. Raises: BrokenReply where the stream ended before it was whole."""
+        """Return the output as if it had not been streamed. Raises: BrokenReply if the stream ended too early."""
         if self._finish is None:
             raise BrokenReply("the engine's answer ended before the reply did")
         before = self._before
@@ -241,7 +249,7 @@ class LineReply:
 
 
 def was_aborted(body: bytes) -> bool:
-    """Whether a reply that was not streamed ended because the engine was told to drop it."""
+    """Return whether an output that was not streamed ended because the engine was asked to drop it."""
     if b'"abort"' not in body:
         return False
     try:

@@ -1,4 +1,4 @@
-"""Sends lines through a door, reads what comes back, and commits it."""
+"""Sends lines to an instance, reads the responses, and commits the results."""
 
 import asyncio
 import logging
@@ -25,15 +25,18 @@ from sloserve.wire.headers import left_ms
 logger = logging.getLogger(__name__)
 
 _TRIES: Final = 5
-"""How often a line is sent to an engine that breaks it off and lives, with 1, 2, 4 and 8 s in between."""
+"""Most attempts with an engine that breaks a line off and lives, with 1, 2, 4 and 8 s in between."""
 _BUSY: Final = (429, 503)
-"""An engine that answers so may take the line later."""
+"""Statuses of an engine that may take the line later."""
 
 
 class LineService:
     """Serves the lines that an instance has at hand, and commits their results.
 
-    executor: its threads wait for the store.
+    Args:
+        requests: Requests of the store.
+        clock: Clock of this process.
+        executor: Executor with threads that wait for the store.
     """
 
     def __init__(self, requests: Requests, clock: Clock, executor: Executor) -> None:
@@ -42,7 +45,7 @@ class LineService:
         self._faults = Faults("results wait")
 
     def begin(self, door: Door, work: InstanceWork, model: str, room: int) -> int:
-        """Begins to serve what is at hand, as far as there is room. Returns the room that is left."""
+        """Begin to serve what is at hand, as far as there is room, and return the room that is left."""
         now_s = self._clock.monotonic_s()
         for claim in work.claims.values():
             for line in claim.lines.values():
@@ -74,9 +77,9 @@ class LineService:
         work.wake.set()
 
     async def commit(self, result: Result) -> None:
-        """Commits a result, however long the store is away: if another attempt has begun by then, it does not count.
+        """Commit a result, however long the store is away: if another attempt has begun by then, it does not count.
 
-        It is tried again whatever went wrong: it may have been another's in the same commit.
+        Any fault leads to another try: another result in the same commit may have caused it.
         """
         while True:
             with self._faults:
@@ -86,7 +89,10 @@ class LineService:
 
 
 async def attempted(door: Door, line: ClaimedLine, clock: Clock) -> Result:
-    """How the line ended. Raises: Refused where it waits for its turn again; TimeoutError at its deadline."""
+    """Serve a line, and return how it ended.
+
+    Raises: Refused if it waits for its turn again; TimeoutError at its deadline.
+    """
     reply = line.reply = line.reply or LineReply.of(line.claimed)
     for attempt in range(1, _TRIES + 1):
         try:
@@ -153,7 +159,7 @@ async def _read(parts: AsyncIterator[bytes]) -> bytes:
 
 
 async def _closable(answer: Answer) -> AsyncIterator[bytes]:
-    """The body, closed however it ends; what the connection raises is a broken answer."""
+    """Iterate over the body, and close it however it ends; errors of the connection become BrokenReply."""
     body = answer.body
     try:
         async for part in body:

@@ -4,7 +4,11 @@ from collections.abc import Mapping
 
 
 class HostMemory:
-    """Shared by the instances of a host. limit_bytes: for weights of models that sleep."""
+    """Host memory, shared by the instances of a host.
+
+    Args:
+        limit_bytes: Most bytes for weights of models that sleep.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -12,11 +16,11 @@ class HostMemory:
 
     @property
     def held(self) -> Mapping[tuple[str, str], int]:
-        """Bytes by instance and model."""
+        """Held bytes by instance and model."""
         return self._held
 
     def has_room(self, weights_bytes: int) -> bool:
-        """Whether so much more fits. Where the file gives no memory, nothing does."""
+        """Return whether ``weights_bytes`` more bytes fit. If the file gives no memory, nothing does."""
         return sum(self._held.values()) + weights_bytes <= self._limit_bytes
 
     def hold(self, instance: str, model: str, weights_bytes: int) -> None:

@@ -1,7 +1,8 @@
-"""What one instance does now: which model it has, what it pulls from, which models it keeps warm.
+"""Orders of one instance: which model it has, what it pulls from, which models it keeps warm.
 
-The order of its queue says it all; :mod:`sloserve.scheduler.virtual_queues.fleet_operations` reads it. Synchronous,
-without store and clock: agents follow it in each look at the plan, and a fleet in virtual time does the same.
+They follow from the order of its queue alone; :mod:`sloserve.scheduler.virtual_queues.fleet_operations` reads it. The
+module is synchronous, without store and clock: agents use it in each look at the plan, and a fleet in virtual time does
+the same.
 """
 
 import hashlib
@@ -18,16 +19,19 @@ from sloserve.scheduler.virtual_queues.contract import FleetState, GroupSums, Mo
 from sloserve.scheduler.virtual_queues.fleet_operations import Queued, fleet_operations
 
 _PARKED: Final = -1
-"""As a group: streams that wait in an engine which sleeps. It is never pulled from."""
+"""Number of a group that stands for streams in a sleeping engine. It is never pulled from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """Args:
-    pull: durable groups to pull from, the first first.
-    warm: models to have in host memory besides the active one; ``None`` leaves them as they are.
-    switch_to: the model to switch to now. Nothing is pulled before that is over, and ``warm`` begins with it.
-    head: the first group of the queue. preempt: groups whose running requests may give way to it.
+    """Orders of one instance.
+
+    Args:
+        pull: Durable groups to pull from, the first one first.
+        warm: Models to have in host memory besides the active one; ``None`` leaves them as they are.
+        switch_to: Model to switch to now. Nothing is pulled before that is over, and ``warm`` begins with it.
+        head: First group of the queue.
+        preempt: Groups with running requests that may give way to the head.
     """
 
     pull: tuple[Queued, ...] = ()
@@ -39,12 +43,13 @@ class Orders:
 
 @dataclass(frozen=True, slots=True)
 class Agenda:
-    """How one instance follows its queue.
+    """Rules by which one instance follows its queue.
 
     Args:
-        first: the model to begin with where nothing waits; ``None`` for none.
-        min_active_s: a model that came stays at least so long.
-        weights_bytes: of each model that may be warm. host_bytes: of host memory for them.
+        first: Model to begin with if nothing waits; ``None`` for none.
+        min_active_s: Least seconds for which a model that came stays.
+        weights_bytes: Bytes of each model that may be warm, by name.
+        host_bytes: Bytes of host memory for such models.
     """
 
     first: str | None
@@ -61,13 +66,14 @@ class Agenda:
         last_head: int | None = None,
         running: Sequence[Queued] = (),
     ) -> Orders:
-        """What it does now.
+        """Return what the instance does now.
 
         Args:
-            report: what it says of itself.
-            queue: what waits for it, the head first.
-            others: what waits for other instances, with which it helps where it has room left.
-            last_head, running: see :func:`fleet_operations`; without them nothing gives way.
+            report: Report of the instance.
+            queue: Groups that wait for it, the head first.
+            others: Groups that wait for other instances, with which it helps if it has room left.
+            last_head: Head of the queue before, see :func:`fleet_operations`; without it nothing gives way.
+            running: Groups with running requests, see the same function.
         """
         # A planner that was started with another file may know models that this host does not.
         queue = [one for one in queue if one.model in report.models]
@@ -89,10 +95,11 @@ class Agenda:
             warm = (asked.switch_to, *warm)  # which is not to be dropped just before it comes
             if self._may_switch(report):
                 return Orders(warm=warm, switch_to=asked.switch_to)
-            # Until then it serves what it has.
+            # The instance serves what it has until then.
             pulled = {one.ref for one in queue if one.model == report.active}
         order = [one for one in queue if one.ref in pulled and one.ref >= 0]
-        # With room left it helps the others of its model: a group may stand behind streams that are only expected.
+        # If room is left, the instance helps with other groups of its model: a group may stand behind streams that are
+        # only expected.
         rest = {one.ref: one for one in others if one.ref >= 0}
         order += sorted((q for q in rest.values() if q.model == report.active and q not in order), key=_by_due)
         return Orders(tuple(order), warm, head=queue[0].ref if queue else None, preempt=asked.preempt)
@@ -104,7 +111,7 @@ class Agenda:
 
 
 def agendas(fleet: Fleet, instances: Iterable[str]) -> dict[str, Agenda]:
-    """Returns the agenda of each of these instances by its name. A host's instances share its memory equally."""
+    """Return the agenda of each of these instances by its name. A host's instances share its memory equally."""
     hosts, swaps = dict(fleet.instances), fleet.swaps()
     return {
         name: Agenda(
@@ -118,7 +125,7 @@ def agendas(fleet: Fleet, instances: Iterable[str]) -> dict[str, Agenda]:
 
 
 def planned(plan: Plan, instance: str) -> list[Queued]:
-    """The plan's queue of an instance."""
+    """Return the plan's queue of an instance."""
     return [
         Queued(group.ref, group.model, math.inf if group.due_in_s is None else plan.made_s + group.due_in_s)
         for group in plan.queues.get(instance, ())
@@ -126,9 +133,11 @@ def planned(plan: Plan, instance: str) -> list[Queued]:
 
 
 def unplanned(instance: str, last: Plan | None, state: FleetState, max_wait_s: float) -> list[Queued]:
-    """What an instance serves where no planner says: the groups of the last plan that still have requests, then those
-    of the model that it has by their deadlines. A model that is active nowhere, and whose oldest request has waited for
-    ``max_wait_s``, comes before all on one of the instances that can serve it.
+    """Return what an instance serves if no planner says: groups of the last plan, then groups of its model.
+
+    The groups of the last plan are the ones that still have requests; the groups of the model that it has follow by
+    their deadlines. A model that is active nowhere, and has a request that has waited for ``max_wait_s``, comes before
+    all on one of the instances that can serve it.
     """
     groups = {group.ref: group for group in state.groups}
     kept = [one for one in ([] if last is None else planned(last, instance)) if one.ref in groups]
@@ -147,7 +156,7 @@ def unplanned(instance: str, last: Plan | None, state: FleetState, max_wait_s: f
 
 
 def _turns(model: str, state: FleetState) -> str | None:
-    """The instance that turns to a model that is active nowhere; all agents choose the same one."""
+    """Return the instance that turns to a model that is active nowhere; all agents choose the same one."""
     can = sorted(one.name for one in state.instances if model in one.models)
     if not can:
         return None

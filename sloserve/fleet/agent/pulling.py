@@ -1,11 +1,11 @@
 """Pulls durable requests from the store for the instances of an agent, and commits their results.
 
-A line is claimed while its engine has room, in the order that the plan gives, and sent through the instance's door like
-any other request. Results are committed in groups. A line that has to leave with its model goes back with what it has,
-for another engine to go on from. When an engine dies, what it had are suspects: they run by halves with no other line
-beside them, until the one that kills engines is alone.
+A line is claimed while its engine has room, in the order that the plan gives, and sent to the instance like any other
+request. Results are committed in groups. A line that has to leave with its model goes back with what it has, for
+another engine to go on from. When an engine dies, the lines that it had are suspects: they run by halves with no other
+line beside them, until the one that kills engines is alone.
 
-A lease ends for its holder before it ends for the store. From then on nothing of its claim is sent to an engine; what
+A lease ends for its holder before it ends for the store. After that nothing of its claim is sent to an engine; what
 runs goes on and is committed late, which the store takes only if no other has claimed it since.
 """
 
@@ -28,21 +28,22 @@ from sloserve.fleet.supervised import Faults, supervised
 
 LEASE_S: Final = 30.0
 _IDLE_S: Final = 0.5
-"""Where there was nothing to pull it is looked again after so long."""
+"""Pause in seconds after a look that found nothing to pull."""
 _LEAVING_S: Final = 0.2
-"""While a model leaves it is looked after so long whether its lines still run."""
+"""Seconds between looks whether lines still run while a model leaves."""
 
 
 class Pulling:
     """Says when each instance pulls, and when its lines leave: a :class:`~sloserve.fleet.contract.door.DurableWork`.
-    Used in one event loop.
+
+    It is used in one event loop.
 
     Args:
-        requests: of the store.
-        holder: of claims; unique, and new in each process.
-        clock: of this process; for durations alone.
-        executor: its threads wait for the store.
-        lease_s: of claims.
+        requests: Requests of the store.
+        holder: Holder of the claims; unique, and new in each process.
+        clock: Clock of this process, for durations alone.
+        executor: Executor with threads that wait for the store.
+        lease_s: Seconds for which a claim is leased.
     """
 
     def __init__(
@@ -59,10 +60,10 @@ class Pulling:
         self._renewing: asyncio.Task[None] | None = None
         self._stops = False
 
-    # From the composition root and from following.
+    # The composition root and following call these methods.
 
     def start(self, doors: Iterable[Door]) -> None:
-        """Begins with these instances. Those that serve are pulled for at once, the others once they :meth:`serves`."""
+        """Begin with these instances. Pull at once for serving ones, and for others once they :meth:`serves`."""
         for door in doors:
             self._doors[door.name] = door
             work = self._work[door.name] = InstanceWork(is_open=door.report().phase is Phase.SERVING)
@@ -72,7 +73,7 @@ class Pulling:
         self._renewing = asyncio.create_task(renewing)
 
     async def stop(self, limit_s: float) -> None:
-        """Gives back within ``limit_s`` what is not finished by then, and ends."""
+        """Give back within ``limit_s`` seconds what is not finished by then, and end."""
         self._stops = True
         await asyncio.gather(*(self.leave(name, limit_s) for name in self._work), *self._crashes.requeuing)
         for work in self._work.values():
@@ -82,7 +83,7 @@ class Pulling:
         await cancelled([*self._pulls, self._renewing])
 
     def follow(self, instance: str, order: Sequence[Pull]) -> None:
-        """From now on the instance pulls from these groups, in this order."""
+        """Let the instance pull from these groups, in this order."""
         work = self._work[instance]
         work.order = order
         work.empty = set()
@@ -128,7 +129,7 @@ class Pulling:
                 await _woken(work, faults.pause_s(_IDLE_S))
 
     async def _pull_once(self, door: Door, work: InstanceWork) -> bool:
-        """Whether there may be more to do at once."""
+        """Pull once, and return whether there may be more to do at once."""
         report = door.report()
         if not work.is_open or work.pending_crashes or report.phase is not Phase.SERVING or report.active is None:
             return False

@@ -1,7 +1,7 @@
-"""Whether an engine still computes, while it serves: its health says no more than that its API process is there.
+"""Detects whether an engine still computes while it serves: its health says only that its API process is there.
 
-The core is asked what it has done, which it answers between two steps. It has stopped where it does not answer, or
-where it has requests running and no token is computed, for longer than its steps may take.
+The core is asked what it has done, which it reports between two steps. It has stopped if it does not respond, or if it
+has requests running and no token is computed, for longer than its steps may take.
 """
 
 from typing import Final
@@ -11,7 +11,7 @@ from sloserve.core.errors import EngineError
 from sloserve.fleet.agent.engine import Engine
 
 _AGAIN_S: Final = 5.0
-"""For a second question: an agent that was stopped itself finds the time over before it has read the answer."""
+"""Seconds for a second question: an agent that was stopped itself finds the time over before it reads the response."""
 
 
 class Pulse:
@@ -22,14 +22,14 @@ class Pulse:
         self.reset()
 
     def reset(self) -> None:
-        """Another engine serves, or this one did something else meanwhile: it slept, or read weights."""
+        """Forget what was seen: another engine serves, or this one did something else, as sleep or read weights."""
         self._silent_s = 0.0
-        """How long it did not answer. An engine that refuses at once is not silent: it serves as before."""
+        """Seconds for which it did not respond. An engine that refuses at once is not silent: it serves as before."""
         self._moved: dict[int, tuple[float, float]] = {}
-        """By rank: tokens computed so far, and when they were last seen to be more."""
+        """Tokens computed until now, and when they were last seen to be more, by rank."""
 
     async def stopped(self, engine: Engine) -> str | None:
-        """Why the engine has stopped; ``None`` while it computes. Takes as long as the engine may be silent."""
+        """Return why the engine has stopped; ``None`` while it computes. This takes as long as it may be silent."""
         limit_s, asked_s = engine.hung_s, self._clock.monotonic_s()
         try:
             ranks = await engine.status(limit_s)

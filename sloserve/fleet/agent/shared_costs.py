@@ -1,4 +1,4 @@
-"""What switches take on this host, told to the store for other hosts of its kind, and taken from there at the start."""
+"""Shares the measured costs of switches with other hosts of the same kind, through the store."""
 
 import asyncio
 from concurrent.futures import Executor
@@ -8,14 +8,17 @@ from sloserve.fleet.agent.costs import Costs
 from sloserve.fleet.store.switch_costs import SwitchCosts
 
 SHARE_S: Final = 2.0
-"""Between looks at what was measured."""
+"""Seconds between looks at what was measured."""
 
 
 class SharedCosts:
-    """
+    """Exchange of this host's measured costs with the store.
+
     Args:
-        costs: of this host. stored: those in the store. device: the kind.
-        executor: its threads wait for the store.
+        costs: Costs of this host.
+        stored: Costs in the store.
+        device: Kind of the host's devices.
+        executor: Executor with threads that wait for the store.
     """
 
     def __init__(self, costs: Costs, stored: SwitchCosts, device: str, executor: Executor) -> None:
@@ -23,9 +26,9 @@ class SharedCosts:
         self._has_begun = False
 
     async def turn(self) -> None:
-        """Takes what other hosts have measured, the first time, and tells what this one has.
+        """Adopt what other hosts have measured, the first time, and report what this one has.
 
-        Raises: StoreError; what is not told yet is told in the next turn.
+        Raises: StoreError; what is not reported yet is reported in the next turn.
         """
         loop = asyncio.get_running_loop()
         if not self._has_begun:

@@ -1,4 +1,4 @@
-"""The method by which an instance switches to a model: of the valid ones, that with the least expected time. Pure."""
+"""The method by which an instance switches to a model: the valid one with the least expected time, chosen purely."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from sloserve.scheduler.virtual_queues.model_swap import DISK_BYTES_PER_S
 
 
 class SwitchMethod(StrEnum):
-    """How a model becomes active."""
+    """Ways in which a model becomes active."""
 
     ADAPTER = "adapter"
-    """Its base is active: the engine loads an adapter, and nothing leaves."""
+    """The base is active: the engine loads an adapter, and nothing leaves."""
     IN_PLACE = "in-place"
     """The active model's engine reads other weights, of a model that is built alike."""
     WAKE = "wake"
-    """Its engine sleeps with its weights in host memory."""
+    """The model's engine sleeps with its weights in host memory."""
     RELOAD = "reload"
-    """Its engine sleeps without weights, and reads them again."""
+    """The model's engine sleeps without weights, and reads them again."""
     FORKED = "forked"
     """An engine is forked from a process that has vLLM imported."""
     COLD = "cold"
@@ -42,19 +42,21 @@ _ADDED_S: Final = {
     SwitchMethod.RELOAD: 1.5,
     SwitchMethod.FORKED: 10.0,
 }
-"""Assumed beside the bytes, in the order in which the methods are tried, until they are measured."""
+"""Seconds assumed beside the bytes, in the order in which the methods are tried, until they are measured."""
 _COLD_S: Final = 40.0
 _LINK_BYTES_PER_S: Final = 20e9
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """Args:
-    base_is_active: the coming model is an adapter of what the active engine holds, or is what it holds.
-    is_alike: the active model can be replaced in place.
-    sleeps_at: level of the coming model's sleeping engine; ``None`` for none.
-    can_fork: a launcher has vLLM imported.
-    weights_bytes: of the coming model.
+    """Situation of an instance before a switch.
+
+    Args:
+        base_is_active: Whether the coming model is what the active engine holds, or an adapter of it.
+        is_alike: Whether the active model can be replaced in place.
+        sleeps_at: Level of the coming model's sleeping engine; ``None`` for none.
+        can_fork: Whether a launcher has vLLM imported.
+        weights_bytes: Bytes of the coming model's weights.
     """
 
     base_is_active: bool = False
@@ -65,7 +67,7 @@ class Situation:
 
 
 def valid(at: Situation) -> list[SwitchMethod]:
-    """The methods that lead there, at least one."""
+    """Return the methods that lead there, at least one."""
     if at.base_is_active:
         return [SwitchMethod.ADAPTER]
     found = [SwitchMethod.IN_PLACE] if at.is_alike else []
@@ -75,7 +77,14 @@ def valid(at: Situation) -> list[SwitchMethod]:
 
 
 def expected_s(method: SwitchMethod, at: Situation, measured_s: float | None, leaves_s: float) -> float:
-    """measured_s: what it took before. leaves_s: what it takes the active model to leave."""
+    """Return the expected seconds of a switch.
+
+    Args:
+        method: Method of the switch.
+        at: Situation of the instance.
+        measured_s: Seconds that it took before; ``None`` if it was never measured.
+        leaves_s: Seconds that the active model takes to leave.
+    """
     leaving = 0.0 if method.stays else leaves_s
     if measured_s is not None:
         return leaving + measured_s
@@ -86,7 +95,7 @@ def expected_s(method: SwitchMethod, at: Situation, measured_s: float | None, le
 def choose(
     at: Situation, measured_s: Callable[[SwitchMethod], float | None], leaves_s: float
 ) -> tuple[SwitchMethod, float]:
-    """The method, and the seconds that it is expected to take."""
+    """Return the method with the least expected time, and the seconds that it is expected to take."""
     costs = {method: expected_s(method, at, measured_s(method), leaves_s) for method in valid(at)}
     best = min(costs, key=lambda method: costs[method])
     return best, costs[best]
