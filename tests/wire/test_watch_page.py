@@ -149,7 +149,7 @@ class PlayedServer:
             "headlines": [
                 f"interactive of {second}: 7 held, the first 1.5 s late: no instance serves it; one that switches to "
                 "it is ready in 4.0 s",
-                "hosts whose agents are silent: node-b",
+                "hosts with silent agents: node-b",
             ],
             "by_class": {"interactive": {"attained": [[0.6, 50], [0.95, 500]]}, batch: {"attained": [[None, 0]] * 2}},
             "models": {"chat": {"state": "ready"}, second: {"state": "coming"}}, "hosts": {},

@@ -132,8 +132,8 @@ class Agent:
         except OSError as error:
             shutil.rmtree(self._run_folder, ignore_errors=True)
             raise ConfigError(
-                f"the agent's door {self.door} cannot be opened: {error.strerror or error}; give another with door of "
-                f"hosts.{settings.host} in the fleet's file, or, for a socket, a shorter folder with TMPDIR"
+                f"the agent's endpoint {self.door} cannot be opened: {error.strerror or error}; give another as `door` "
+                f"of hosts.{settings.host} in the fleet's file, or, for a socket, a shorter folder with TMPDIR"
             ) from None
         if not self.door.startswith(_UNIX):  # the port that it has, where any may be
             self.door = f"{self.door.rpartition(':')[0]}:{listening.getsockname()[1]}"
@@ -180,7 +180,7 @@ class Agent:
             loop.cancel()
         await asyncio.gather(self._serving, *self._loops, return_exceptions=True)
         if self._fence is not None:
-            with Faults(f"the agent of {self._settings.host} cannot say that it ends"):
+            with Faults(f"the agent of {self._settings.host} cannot report that it ends"):
                 await self._fence.leave()
         shutil.rmtree(self._run_folder, ignore_errors=True)
 

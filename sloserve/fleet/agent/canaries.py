@@ -21,7 +21,7 @@ class Canaries:
         """Record the output of an engine that was just started, which is taken to be right. Raises: EngineError."""
         tokens = await engine.canary(model)
         if self._tokens.setdefault(model, tokens) != tokens:
-            logger.warning("model %s answers the canary prompt differently than when it was first loaded", model)
+            logger.warning("the output of model %s for the canary prompt differs from when it was first loaded", model)
             self._tokens[model] = tokens
 
     async def check(self, engine: Engine, model: str) -> None:
@@ -32,4 +32,4 @@ class Canaries:
         if model not in self._tokens:
             await self.record(engine, model)
         elif await engine.canary(model) != self._tokens[model]:
-            raise EngineError("it answers the canary prompt differently than when it was first loaded")
+            raise EngineError("its output for the canary prompt differs from when it was first loaded")

@@ -116,7 +116,7 @@ class Costs:
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            logger.warning("costs of switches in %s cannot be read, and are measured anew: %s", self._path, error)
+            logger.warning("costs of switches in %s cannot be read, and are measured again: %s", self._path, error)
 
     def _write(self) -> None:
         scratch = self._path.with_suffix(".new")

@@ -20,7 +20,7 @@ class Crashes:
 
     def __init__(self, claims: LineClaims) -> None:
         self._claims = claims
-        self._faults = Faults("renewing gives back what a dead engine had")
+        self._faults = Faults("lines of a dead engine go back when leases are renewed")
         self.requeuing: set[asyncio.Task[None]] = set()
         """Tasks that report claims to the store."""
 

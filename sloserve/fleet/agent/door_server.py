@@ -64,7 +64,8 @@ class DoorServer:
         name, path = _split(scope)
         door = self._doors.get(name)
         if door is None or path in _KEPT_BACK or not path.startswith(_PASSED_ON):
-            message = f"there are GET /state, and for {', '.join(self._doors)} routes that clients may use"
+            names = ", ".join(self._doors)
+            message = f"there is no such route; there are GET /state, and for {names} routes that clients may use"
             await refuse(send, HTTPStatus.NOT_FOUND, message, headers=[CLOSE])
             return
         request = await open_request(scope, receive, send, BodyLimits(MAX_BODY_BYTES, whole_s=math.inf))
@@ -85,7 +86,7 @@ class DoorServer:
             await refuse(send, status, message, headers=[(REFUSED_HEADER, refused.reason)])
         except ConnectionResetError:
             # The server ends the connection, since the response is not complete.
-            logger.warning("%s: the answer to request %s broke off", name, request_id)
+            logger.warning("%s: the response to request %s broke off", name, request_id)
 
     async def _serve(self, door: Door, path: str, scope: Scope, body: bytes, send: Send) -> None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}

@@ -152,7 +152,7 @@ class Engine:
         try:
             self.level, self.parked = 1, sum(int(rank["requests"]) for rank in parked)
         except (LookupError, TypeError, ValueError) as error:
-            raise EngineError(f"what it parked cannot be read: {error!r}") from None
+            raise EngineError(f"its response to parking cannot be read: {error!r}") from None
         return self.parked
 
     async def wake(self) -> None:
@@ -183,7 +183,7 @@ class Engine:
         try:
             return [int(token) for token in answer["choices"][0]["token_ids"]]
         except (LookupError, TypeError, ValueError) as error:
-            raise EngineError(f"its answer to the canary prompt is no completion: {error!r}") from None
+            raise EngineError(f"its response to the canary prompt is not a completion: {error!r}") from None
 
     def kill(self) -> None:
         """Kill the engine at once, with all of its processes."""

@@ -73,7 +73,7 @@ class EngineClient:
                         raise EngineError(f"{shown}: status {answer.status}: {text[:_SHOWN_BYTES]}")
                     return json.loads(text) if text and answer.content_type == "application/json" else None
         except TimeoutError:
-            raise EngineLate(f"{shown}: no answer within {limit_s:g} s") from None
+            raise EngineLate(f"{shown}: no response within {limit_s:g} s") from None
         except (*_BROKEN, ValueError, RecursionError) as error:
             raise EngineError(f"{shown}: {str(error) or type(error).__name__}") from error
 
@@ -132,7 +132,7 @@ async def _text(answer: aiohttp.ClientResponse) -> str:
     async for part in answer.content.iter_any():
         body += part
         if len(body) > _CONTROL_BYTES:
-            raise ValueError(f"an answer of more than {_CONTROL_BYTES} bytes")
+            raise ValueError(f"a response of more than {_CONTROL_BYTES} bytes")
     return body.decode(errors="replace")
 
 
@@ -163,7 +163,7 @@ class EngineStream(AsyncIterator[bytes]):
             part = await self._answer.content.readany()
         except _BROKEN as error:
             self._end(broken=True)
-            raise self._why(str(error) or "the engine broke off its answer") from error
+            raise self._why(str(error) or "the engine broke off its response") from error
         if not part:
             self._whole = True
             self._end(broken=False)

@@ -116,7 +116,7 @@ class EngineSet:
             if method is SwitchMethod.ADAPTER or method.starts:
                 raise
             logger.warning(
-                "%s: model %s could not be switched to by method %s: %s", self._instance, model.name, method, error
+                "%s: the switch to model %s by method %s failed: %s", self._instance, model.name, method, error
             )
             await self._remove(self.active if method is SwitchMethod.IN_PLACE else self._holder(model))
             await self._switch_by(model, SwitchMethod.FORKED)

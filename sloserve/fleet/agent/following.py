@@ -54,7 +54,7 @@ class Following:
         self._queued = CachedSums(store.requests, clock)
         self._queues: Mapping[str, Sequence[Queued]] = {}
 
-        self._faults = {name: Faults(f"{name} does not do as the plan says") for name in self._doors}
+        self._faults = {name: Faults(f"{name} does not follow the plan") for name in self._doors}
         self._switches: dict[str, asyncio.Task[None]] = {}
         self._warming: dict[str, tuple[tuple[str, ...], asyncio.Task[None]]] = {}
         self._agendas = agendas(fleet, self._doors)
@@ -123,7 +123,7 @@ class Following:
                     self._warming.pop(door.name, None)
                     await door.keep_warm(warm)
                     if not await door.switch(model):
-                        logger.warning("%s: model %s could not be switched to", door.name, model)
+                        logger.warning("%s: the switch to model %s failed", door.name, model)
             finally:
                 self._switches.pop(door.name, None)
 

@@ -66,7 +66,7 @@ class HostFence:
         """Give a sign of life with this state. Set :attr:`lost` if another agent has the host by now."""
         renewed = await asyncio.to_thread(self._renewed, state)
         if renewed.is_told_to_end and not self.told_to_end.is_set():
-            logger.warning("the agent of host %s is told to end: what runs ends or goes back", self._host)
+            logger.warning("stopping the agent of host %s: running requests finish or are requeued", self._host)
             self.told_to_end.set()
         if renewed.kept:
             return
@@ -103,8 +103,8 @@ class HostFence:
                 break
             if found_s is None:
                 logger.warning(
-                    "host %s has another agent, of another state folder or machine: waiting whether it lives, for at "
-                    "most %g s",
+                    "host %s has another agent, of another state folder or machine: waiting to see whether it lives, "
+                    "for at most %g s",
                     self._host,
                     self._lease_s,
                 )

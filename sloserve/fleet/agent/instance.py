@@ -83,7 +83,7 @@ class Instance:
         self._name, self._device, self._models, self._clock = name, device, models, host.clock
         self._durable, self._drain_max_s = durable, drain_max_s
         self._engines = EngineSet(name, models, host, self._died, environment)
-        self._faults = Faults(f"{name}: lines are not pulled as its engines have it")
+        self._faults = Faults(f"{name}: the puller of lines misses events of its engines")
         self._phase = Phase.EMPTY
         self._active: str | None = None
         """Model that serves, or comes: a coming model counts from the begin of its transition."""
@@ -240,7 +240,7 @@ class Instance:
             logger.error("%s: %s", self._name, error)
             return False
         except Exception:  # a fault of ours: what state the engines are in is not known
-            logger.exception("%s: model %s could not be switched to", self._name, model.name)
+            logger.exception("%s: the switch to model %s failed", self._name, model.name)
             await self._engines.close()
             return False
         finally:

@@ -42,7 +42,7 @@ class TooLong(BrokenReply):
     """The output is longer than is kept; another attempt would give one as long."""
 
     def __init__(self) -> None:
-        super().__init__(f"the reply has more than {MOST_BYTES} bytes; ask for fewer tokens or log probabilities")
+        super().__init__(f"the output has more than {MOST_BYTES} bytes; ask for fewer tokens or log probabilities")
 
 
 class _Choice(msgspec.Struct):
@@ -167,10 +167,10 @@ class LineReply:
         try:
             event = _EVENTS.decode(data)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise BrokenReply("the engine's answer is no stream of a reply") from error
+            raise BrokenReply("the engine's response is not a stream of a model output") from error
         if event.error is not None:
             said = event.error.get("message") if isinstance(event.error, dict) else None
-            raise BrokenReply(str(said or "the engine's answer ended with an error"))
+            raise BrokenReply(str(said or "the engine's response ended with an error"))
         self._usage = event.usage or self._usage
         self._head = self._head or {"id": event.id, "created": event.created, "model": event.model}
         self._prompt = self._prompt or event.prompt_token_ids or []
@@ -182,7 +182,7 @@ class LineReply:
         delta, ids = choice.delta or {}, choice.token_ids or []
         text = choice.text or delta.get("content") or ""
         if not isinstance(text, str):
-            raise BrokenReply("the engine's answer is no stream of a reply")
+            raise BrokenReply("the engine's response is not a stream of a model output")
         for name, value in delta.items():
             if name not in ("role", "content") and isinstance(value, str):
                 self._keep(0, len(value))
@@ -222,7 +222,7 @@ class LineReply:
     def whole(self) -> bytes:
         """Return the output as if it had not been streamed. Raises: BrokenReply if the stream ended too early."""
         if self._finish is None:
-            raise BrokenReply("the engine's answer ended before the reply did")
+            raise BrokenReply("the engine's response ended before the output was complete")
         before = self._before
         text = (before.text if before else "") + "".join(self._text)
         is_chat = self.claimed.route == CHAT

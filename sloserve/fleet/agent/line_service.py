@@ -165,7 +165,7 @@ async def _closable(answer: Answer) -> AsyncIterator[bytes]:
         async for part in body:
             yield part
     except (OSError, EOFError) as error:
-        raise BrokenReply(f"the engine broke off its answer: {error}") from error
+        raise BrokenReply(f"the engine broke off its response: {error}") from error
     finally:
         close = getattr(body, "aclose", None)
         if close is not None:

@@ -40,7 +40,7 @@ class Pulse:
             try:
                 ranks = await engine.status(min(_AGAIN_S, limit_s))
             except EngineError as error:
-                return f"its core does not answer: {error}"
+                return f"its core does not respond: {error}"
         now_s, self._silent_s = self._clock.monotonic_s(), 0.0
         for rank, (running, tokens) in enumerate(ranks):
             known, since_s = self._moved.get(rank, (-1.0, now_s))

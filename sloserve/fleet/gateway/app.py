@@ -50,7 +50,7 @@ _STATEFUL: Final = (
 )
 _NO_KEY: Final = "no key of this fleet is shown; send one as Authorization: Bearer KEY"
 _AGAIN_S: Final = 5
-_STOPPING: Final = f"the gateway stops, and no instance has answered the request yet; retry in {_AGAIN_S} s"
+_STOPPING: Final = f"the gateway stops, and no instance has responded to the request yet; retry in {_AGAIN_S} s"
 _NOT_AGAIN: Final = ("x-should-retry", "false")
 """Header that keeps OpenAI's clients from repeating a request that may have killed engines."""
 

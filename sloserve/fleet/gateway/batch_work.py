@@ -35,7 +35,7 @@ class BatchWork:
 
     def _run(self) -> None:
         tidied_s = held_s = float("-inf")
-        faults = Faults("no batch is brought on")
+        faults = Faults("batches make no progress")
         while not self._stopping.is_set():
             moved = False
             with faults:

@@ -58,8 +58,10 @@ class Dispatch:
             lost += refusal is Refusal.DIED
             if lost >= MOST_LOST:
                 model = self._request.model
-                logger.warning("%d engines broke off with one request of model %s; it is given up", lost, model)
-                raise EngineError(f"{lost} engines broke off with this request before its first token; it is given up")
+                logger.warning("%d engines broke off with one request of model %s; the request fails", lost, model)
+                raise EngineError(
+                    f"{lost} engines broke off with this request before its first token; the request fails"
+                )
             if gone:
                 held = self._elsewhere(held)
 

@@ -112,7 +112,7 @@ class Doors:
                     body += part
                 if response.status == 401 and door not in self._strange:
                     self._strange.add(door)
-                    logger.error("the agent behind %s has another key; both sides need the same", door)
+                    logger.error("the agent behind %s has another key; gateway and agent need the same key", door)
                 if response.status != 200:
                     return None
             state = json.loads(body)
@@ -134,10 +134,10 @@ class Doors:
             response = await self._session(door).post(url, data=body, headers=sent, allow_redirects=False, **reached)
         except (aiohttp.ClientConnectorError, _Untrusted) as error:
             self._tell(door, error)
-            logger.warning("the door of %s cannot be reached: %s", instance, error)
+            logger.warning("the agent of instance %s cannot be reached: %s", instance, error)
             raise Refused(Refusal.FAILED) from error
         except _BROKEN as error:
-            logger.warning("%s broke off before its answer: %s", instance, error)
+            logger.warning("instance %s broke off before its response: %s", instance, error)
             raise Refused(Refusal.DIED) from error
         reason = response.headers.get(REFUSED_HEADER)
         if reason is not None:
@@ -164,8 +164,8 @@ class Doors:
         if found is not None and door not in self._strange:
             self._strange.add(door)
             logger.error(
-                "the door %s is not used: %s; give gateways and agents the same authority.crt, and each host its own "
-                "certificate: see sloserve fleet certificates",
+                "the agent endpoint %s is not used: %s; give gateways and agents the same authority.crt, and each host "
+                "its own certificate: see sloserve fleet certificates",
                 door,
                 found,
             )

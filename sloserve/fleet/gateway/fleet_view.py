@@ -123,10 +123,10 @@ class FleetView:
         if ready_in_s is not None:
             return f"no instance serves it; one that switches to it is ready in {duration(ready_in_s)}"
         if instances.state_of(model, now_s) == UNAVAILABLE:
-            return "no instance that answers has it"
+            return "no responding instance has it"
         queues = [] if instances.plan is None else instances.plan.instances_of(model, group.slo_class)
         if not queues:
-            return "no instance serves it, and none is planned to"
+            return "no instance serves it, and the plan has none for it"
         return f"no instance serves it yet; it is in the queue of {queues[0]}"
 
     def _row(self, one: GatewayInstance, now_s: float, epoch_s: float) -> list[Any]:
@@ -186,4 +186,4 @@ def _silent(hosts: dict[str, dict[str, int]]) -> list[str]:
     """Return a sentence that names the hosts with silent agents, if there are any."""
     lost = [name for name, host in hosts.items() if host[LOST]]
     more = f" and {len(lost) - _MOST_HEADLINES} more" if len(lost) > _MOST_HEADLINES else ""
-    return [f"hosts whose agents are silent: {', '.join(lost[:_MOST_HEADLINES])}{more}"] if lost else []
+    return [f"hosts with silent agents: {', '.join(lost[:_MOST_HEADLINES])}{more}"] if lost else []

@@ -127,7 +127,7 @@ class Gateway:
         """Begin to ask agents and to advance batches. The app calls it if its server knows lifespans."""
         self.watch.start()
         every_s = min(self.parts.limits.silent_max_s / 4, CHECK_S)
-        checking = supervised("streams that do not go on are not ended", self._check_streams, every_s)
+        checking = supervised("streams without progress are not ended", self._check_streams, every_s)
         self._checking = asyncio.create_task(checking)
         if self._work is not None:
             self._work.start()

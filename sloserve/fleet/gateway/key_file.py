@@ -67,10 +67,10 @@ class KeyFile:
         self._seen = version
         try:
             self._keys = read_keys(self._path, self._classes, self._models)
-            logger.info("the keys of %s are read again", self._path)
+            logger.info("keys read again from %s", self._path)
         except ConfigError as error:
             self.faults += 1
-            logger.error("the keys stay as they were, since the changed file has a fault: %s", error)
+            logger.error("the previous keys stay in use, since the changed file has a fault: %s", error)
 
     def _version(self) -> tuple[int, int, int] | None:
         if self._path is None:

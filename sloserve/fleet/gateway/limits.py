@@ -60,7 +60,7 @@ class RequestPlaces:
             )
         if (used := self._bytes[tenant]) + size > most:
             raise QueueFull(
-                f"your waiting requests have {used} of {most} bytes; wait until one of them is answered", SOON_S, ""
+                f"your waiting requests have {used} of {most} bytes; wait until one of them has a response", SOON_S, ""
             )
         self._bytes[tenant] += size
 

@@ -155,4 +155,4 @@ class ModelSets:
                 told.append(f"{name} has no {', '.join(sorted(facts.needs - model.supports))}")
             else:
                 told.append(f"{name} is not awake in time")
-        return "; ".join(told) or "there is none"
+        return "; ".join(told) or "the set has no model"

@@ -51,7 +51,7 @@ class PassedAnswer:
         if self._passed != self._passed_before:
             self._passed_before, self._went_on_s = self._passed, now_s
         elif now_s - self._went_on_s > most_s and self._client is not None:
-            logger.warning("a stream of model %s is ended: nothing was passed on for too long", self._model)
+            logger.warning("ending a stream of model %s: nothing was passed on for too long", self._model)
             self._client.give_up()
 
     async def pass_on(
@@ -103,6 +103,6 @@ def _error_event(last: bytes) -> bytes:
     Args:
         last: Part that came before, perhaps not a whole event.
     """
-    body = errors.body(HTTPStatus.BAD_GATEWAY, "the engine broke off within the reply; send the request again")
+    body = errors.body(HTTPStatus.BAD_GATEWAY, "the engine broke off within the response; send the request again")
     begin = b"" if last.endswith(b"\n\n") else b"\n\n"
     return begin + b"data: " + json.dumps(body).encode() + b"\n\ndata: [DONE]\n\n"

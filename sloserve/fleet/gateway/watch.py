@@ -45,7 +45,7 @@ class Watch:
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._reading: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "sloserve-gateway-store")
-        self.store_faults = Faults("the store is not read, and streams go on by what is known")
+        self.store_faults = Faults("the store is not read, and streams continue with the last known state")
         self.answered: set[str] = set()
         """Endpoints that responded when they were last asked."""
 
@@ -64,7 +64,7 @@ class Watch:
             try:
                 await asyncio.get_running_loop().run_in_executor(self._thread, self._store.members.leave, self._name)
             except StoreError as error:
-                logger.warning("the store cannot be told that this gateway stops: %s", error)
+                logger.warning("the store cannot be notified that this gateway stops: %s", error)
         self._thread.shutdown()
 
     # Agents' endpoints.
@@ -79,7 +79,7 @@ class Watch:
             self._asking[door] = asyncio.create_task(self._keep_asking(door))
 
     async def _keep_asking(self, door: str) -> None:
-        faults = Faults(f"what the agent behind {door} says is not read")
+        faults = Faults(f"the report of the agent behind {door} is not read")
         while True:
             with faults:
                 await self._asked(door)
@@ -91,7 +91,7 @@ class Watch:
         if report is None:
             self._instances.lost(door)
             if door in self.answered:
-                logger.warning("the agent behind %s does not answer", door)
+                logger.warning("the agent behind %s does not respond", door)
             self.answered.discard(door)
         else:
             self._instances.reported(report, door, told, self._parts.clock.monotonic_s())

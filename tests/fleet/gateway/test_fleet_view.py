@@ -125,7 +125,7 @@ def test_a_late_group_says_first_why_no_instance_takes_it() -> None:
     held("chat", -1.5)
     legal, chat = headlines()
     assert legal == (
-        "interactive of legal: 2 held, the first 3.0 s late: no instance serves it, and none is planned to"
+        "interactive of legal: 2 held, the first 3.0 s late: no instance serves it, and the plan has none for it"
     )
     assert chat == "interactive of chat: 2 held, the first 1.5 s late: 1 of 1 instances that serve it are full"
     seen.gateway.parts.instances.plan = Plan(0.0, {"node-a/0": (PlannedGroup(-1, "legal", "interactive"),)})
@@ -135,8 +135,8 @@ def test_a_late_group_says_first_why_no_instance_takes_it() -> None:
     seen.reports("node-a/1", active="legal")
     assert headlines()[0].endswith("late: 0 of 1 instances that serve it are full"), "until it is let go"
     seen.clock.advance_to(seen.clock.now_s() + FRESH_S)
-    assert headlines()[0].endswith("no instance that answers has it")
-    assert headlines()[-1] == "hosts whose agents are silent: node-a"
+    assert headlines()[0].endswith("no responding instance has it")
+    assert headlines()[-1] == "hosts with silent agents: node-a"
 
 
 def test_attainment_is_by_class_over_one_and_ten_minutes() -> None:
