@@ -135,7 +135,7 @@ class Agent:
                 f"the agent's endpoint {self.door} cannot be opened: {error.strerror or error}; give another as `door` "
                 f"of hosts.{settings.host} in the fleet's file, or, for a socket, a shorter folder with TMPDIR"
             ) from None
-        if not self.door.startswith(_UNIX):  # the port that it has, where any may be
+        if not self.door.startswith(_UNIX):  # the port that the system chose, if any was allowed
             self.door = f"{self.door.rpartition(':')[0]}:{listening.getsockname()[1]}"
         if settings.door_tls is not None:
             self.door += f"#{quote(settings.host, safe='')}"

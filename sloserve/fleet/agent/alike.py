@@ -25,7 +25,7 @@ _FILES: Final = (
     "preprocessor_config.json",
 )
 _MOST_HEADER_BYTES: Final = 100_000_000
-"""The limit of the safetensors format."""
+"""Most bytes of a header in the safetensors format."""
 
 
 def are_alike(one: ServedModel, other: ServedModel) -> bool:

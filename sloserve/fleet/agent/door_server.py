@@ -94,7 +94,7 @@ class DoorServer:
         model = first(scope["headers"], MODEL_HEADER.encode()).decode()
         answer = await door.send(scope["method"], f"{path}?{query}" if query else path, headers, body, model=model)
         try:
-            # The head goes with the first part: until then the request may still be refused.
+            # The head goes with the first part, since the request may be refused until then.
             try:
                 part = await anext(answer.body, b"")
             except ConnectionResetError:
@@ -136,7 +136,7 @@ def _split(scope: Scope) -> tuple[str, str]:
         return "", ""
     name, _, rest = path.removeprefix(_INSTANCES).partition("/")
     route = unquote(rest)
-    # What a client of HTTP would read as another path: the engine's must be the one that is looked at here.
+    # A path that HTTP clients would read as another one is refused: the engine must see the path that is checked here.
     if not {"", ".", ".."}.isdisjoint(route.split("/")) or not {"?", "#"}.isdisjoint(route):
         return "", ""
     return unquote(name), f"/{route}"

@@ -76,7 +76,7 @@ class Engine:
 
     @property
     def serves(self) -> set[str]:
-        """Names of models that requests may ask it for."""
+        """Names of models that requests may ask the engine for."""
         return {self.model.name, *self.adapters}
 
     async def ready(self) -> None:

@@ -18,7 +18,7 @@ _CONNECT_S: Final = 5.0
 _CONTROL_BYTES: Final = 1 << 20
 """Most bytes of the response to a control call."""
 _SHOWN_BYTES: Final = 300
-"""Most bytes of an engine's error that are repeated in ours."""
+"""Most bytes of an engine's error that are repeated in the agent's errors."""
 _LEFT_OUT: Final = frozenset(
     {name.decode() for name in HOP_BY_HOP}
     | {"host", "content-length", "authorization", "accept-encoding", MODEL_HEADER}

@@ -1,7 +1,7 @@
 """The logs of engines: a file for each engine of an instance, which rotates by size.
 
-Engines write to them directly, so that a line is never lost to an agent that is busy or gone; a file that has grown is
-copied aside and emptied, which loses at most what is written meanwhile.
+Engines write to them directly, so that no line is lost while an agent is busy or gone. A file that has grown is copied
+aside and emptied; at most the lines that are written meanwhile are lost.
 """
 
 import os

@@ -94,7 +94,7 @@ class EngineSet:
 
     @property
     def parked(self) -> dict[str, int]:
-        """Streams that wait in sleeping engines, by model."""
+        """Number of streams that wait in sleeping engines, by model."""
         return {e.model.name: len(e.requests) for e in self._engines if e is not self.active and len(e.requests)}
 
     def expected(self, model: ServedModel) -> tuple[SwitchMethod, float]:
@@ -169,7 +169,7 @@ class EngineSet:
                 await self._remove(engine)
             raise
         seconds = host.clock.monotonic_s() - begun_s
-        if base.attached is None:  # finding a server that is there says nothing of what a start costs
+        if base.attached is None:  # to find a running server says nothing of the cost of a start
             host.costs.note_switch(model.name, method, seconds)
         logger.info("%s: model %s serves, by method %s in %.2f s", self._instance, model.name, method, seconds)
 
@@ -220,7 +220,7 @@ class EngineSet:
         self.active = None
         try:
             keeps = await self._make_room(engine, coming)
-            if keeps:  # before it takes the room, which other instances of the host look for too
+            if keeps:  # before it sleeps: other instances of the host look for the same room
                 self._host.memory.hold(self._instance, name, engine.model.weights_bytes)
             if len(engine.requests) and keeps:
                 parked = await engine.park()
@@ -281,12 +281,12 @@ class EngineSet:
     async def _watch(self, engine: Engine) -> None:
         await asyncio.wait({engine.ended})
         if engine in self._engines:
-            engine.kill()  # what it has left behind
+            engine.kill()  # ends the processes that it has left behind
             self._died(engine)
             self._forget(engine)
             await engine.client.close()
 
-    # What there is.
+    # Present engines.
 
     def _base(self, model: ServedModel) -> ServedModel:
         return model if model.adapter_of is None else self._models[model.adapter_of]

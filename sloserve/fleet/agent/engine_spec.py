@@ -68,7 +68,7 @@ class EngineSpec:
 
 
 class EngineProcess(Protocol):
-    """An engine's first process, which leads the group of all of them."""
+    """First process of an engine, which leads the group of all its processes."""
 
     @property
     def pid(self) -> int: ...

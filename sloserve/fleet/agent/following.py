@@ -94,7 +94,7 @@ class Following:
         state, _ = fleet_state(now_s, durable_groups(self._queued.sums()), members, {}, None)
         return {name: unplanned(name, plan, state, self._fleet.switching.max_wait_s) for name in self._doors}
 
-    # Doing.
+    # Carrying out.
 
     def _order(self, door: Door, queue: Sequence[Queued]) -> None:
         if door.name in self._switches:
@@ -119,7 +119,7 @@ class Following:
 
         async def switch() -> None:
             try:
-                with self._faults[door.name]:  # the agent's, which must not end following
+                with self._faults[door.name]:  # faults of the agent must not end following
                     self._warming.pop(door.name, None)
                     await door.keep_warm(warm)
                     if not await door.switch(model):

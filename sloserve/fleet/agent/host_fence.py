@@ -90,7 +90,7 @@ class HostFence:
     def _renewed(self, state: Mapping[str, Any]) -> HostRenewed:
         members = self._store.members
         renewed = members.renew_host(self.id, self.holder, state, self._lease_s)
-        # The row of one that was away for long is forgotten, and the host is free.
+        # The store forgets the row of an agent that was away for long, and then the host is free.
         if renewed.kept or not members.take_host(self.id, self.holder, "", self._lease_s).taken:
             return renewed
         return members.renew_host(self.id, self.holder, state, self._lease_s)

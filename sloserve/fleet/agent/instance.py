@@ -120,7 +120,7 @@ class Instance:
             phase=phase,
             models=models,
             active_for_s=max(now_s - self._since_s, 0.0) if serves else None,
-            # Once it is late it is expected to be as late again: an estimate that stays near would be waited for.
+            # Once it is late it is expected to be as late again: gateways would wait for an estimate that stays near.
             ready_in_s=0.0 if serves or self._phase is Phase.EMPTY else max(abs(self._ready_s - now_s), 0.1),
             running=running,
             streams=engine.requests.streams if engine else 0,
@@ -157,13 +157,13 @@ class Instance:
             request.answer = await sending
         except asyncio.CancelledError:
             if sending.done() and not sending.cancelled() and sending.exception() is None:
-                sending.result().close()  # it came just as this was cancelled
+                sending.result().close()  # it came just as this task was cancelled
             if sending.cancelled():
-                ended(False)  # before it began, perhaps, and so without a word
+                ended(False)  # the request may not have begun, and then it does not report its end
             if request.aborted is not None:
                 raise Refused(request.aborted) from None
             raise
-        if request.aborted is not None:  # just as its response came
+        if request.aborted is not None:  # the abort came together with the response
             request.answer.close()
             raise Refused(request.aborted)
         return Answer(request.answer.status, request.answer.headers, request.answer)
@@ -206,7 +206,7 @@ class Instance:
         try:
             async with self._switching:
                 return await self._switch_to(model)
-        except Exception:  # a fault of ours, in the middle of a transition: it is to end all the same
+        except Exception:  # a fault of the agent in a transition, which must still end
             logger.exception("%s: the transition to %s failed", self._name, model.name)
             await self._engines.close()
             self._fail(model)
@@ -223,7 +223,7 @@ class Instance:
         if await self._switch_engine(model):
             return True
         if self._phase is Phase.SERVING and self._engines.active is not None:
-            return False  # an adapter that cannot be loaded: its base goes on
+            return False  # an adapter cannot be loaded: its base continues
         self._fail(model)
         return False
 
@@ -239,7 +239,7 @@ class Instance:
         except EngineError as error:
             logger.error("%s: %s", self._name, error)
             return False
-        except Exception:  # a fault of ours: what state the engines are in is not known
+        except Exception:  # a fault of the agent: the engines' state is not known
             logger.exception("%s: the switch to model %s failed", self._name, model.name)
             await self._engines.close()
             return False
@@ -284,7 +284,7 @@ class Instance:
     def _died(self, engine: Engine) -> None:
         logger.warning("%s: the engine of model %s has died", self._name, engine.model.name)
         if engine is not self._engines.active or self._phase is Phase.SWITCHING:
-            return  # one that sleeps; the call that waits for one gets an error
+            return  # it slept, or the call that waits for it gets an error
         self._tell(self._durable.died)
         engine.requests.settle()
         if self._phase is Phase.SERVING and self._active is not None:

@@ -39,7 +39,7 @@ class Leases:
         await self._cancel(renewed.cancelled)
         if begun == ended == claims.begun:
             for id in renewed.claims - held.keys() - claims.ending:
-                await claims.in_thread(requests.give_back, id, {})  # a response that never came back
+                await claims.in_thread(requests.give_back, id, {})  # the claim's response was lost
         await claims.in_thread(requests.take_back)
         if slow:
             await claims.in_thread(requests.excuse, slow)

@@ -27,7 +27,7 @@ _CONTINUED: Final = frozenset(
     {"model", "prompt", "messages", "max_tokens", "max_completion_tokens", "user", "metadata", "store", "service_tier"}
     | {"n", "stream", "slo", *_SAMPLING}
 )
-"""Fields of a body that a continuation keeps to."""
+"""Fields of a body that a continuation obeys."""
 _ABORTED: Final = "abort"
 _BYTES_OF_ID: Final = 8
 _USUAL_MAX_TOKENS: Final = 16
@@ -97,7 +97,7 @@ class LineReply:
     _before: _Progress | None
     _prompt: list[int] = field(default_factory=list)
     _tokens: list[int] = field(default_factory=list)
-    _unseen: list[int] = field(default_factory=list)  # tokens of which the text is held back, as parts of a character
+    _unseen: list[int] = field(default_factory=list)  # tokens with text held back, as parts of a character
     _text: list[str] = field(default_factory=list)
     _other: dict[str, str] = field(default_factory=dict)
     _head: dict[str, Any] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class LineReply:
             try:
                 before = msgspec.json.decode(claimed.progress, type=_Progress)
             except msgspec.DecodeError:
-                before = None  # another version's: from scratch
+                before = None  # another version wrote it: start from scratch
         return cls(claimed, streamed, body, before)
 
     # What is sent.

@@ -66,9 +66,9 @@ class LineService:
         except TimeoutError:
             pass
         except Refused:
-            line.task = None  # no byte went: it waits for its turn again
+            line.task = None  # nothing was sent: the line waits for its turn again
             return
-        except Exception:  # a fault of ours with this line: it must not hold its batch, or its claim, for ever
+        except Exception:  # a fault of the agent: the line must not hold its batch or claim for ever
             logger.exception("request %s cannot be served", line.claimed.id)
             result = result_of(line, RequestState.FAILED, 500, b"the request could not be served; send it differently")
         line.has_ended = True
@@ -108,7 +108,7 @@ async def attempted(door: Door, line: ClaimedLine, clock: Clock) -> Result:
                 return result_of(line, RequestState.FAILED, 502, str(broken).encode())
             progress = reply.progress() or line.claimed.progress
             reply = line.reply = LineReply.of(replace(line.claimed, progress=progress))
-        # If it was the engine's death, died() takes the line from here.
+        # If the engine died, died() takes the line from here.
         await asyncio.sleep(RETRY_S * 2 ** (attempt - 1))
     raise AssertionError("the last attempt returns")
 
@@ -141,7 +141,7 @@ def result_of(line: ClaimedLine, state: RequestState, status: int, body: bytes) 
 def _headers(line: ClaimedLine, route: str, left_s: float) -> Mapping[str, str]:
     claimed = line.claimed
     headers = {"content-type": "application/json", "x-request-id": claimed.id}
-    if route not in GENERATING:  # where engines refuse an SLO
+    if route not in GENERATING:  # engines refuse an SLO on other routes
         return headers
     headers["x-slo-class"] = claimed.slo_class
     if left_s != math.inf:

@@ -77,7 +77,7 @@ class Agenda:
         """
         # A planner that was started with another file may know models that this host does not.
         queue = [one for one in queue if one.model in report.models]
-        # No other instance can go on with what is parked here: its model comes back once nothing else waits.
+        # No other instance can continue what is parked here: its model comes back once nothing else waits.
         queue += [Queued(_PARKED, model, math.inf) for model in sorted(report.parked.keys() & report.models.keys())]
         if report.phase is Phase.EMPTY and not queue:
             return Orders() if self.first is None else Orders(warm=(self.first,), switch_to=self.first)
@@ -92,7 +92,7 @@ class Agenda:
         )
         pulled, warm = set(asked.pull), asked.warm
         if asked.switch_to is not None:
-            warm = (asked.switch_to, *warm)  # which is not to be dropped just before it comes
+            warm = (asked.switch_to, *warm)  # it must not be dropped just before it comes
             if self._may_switch(report):
                 return Orders(warm=warm, switch_to=asked.switch_to)
             # The instance serves what it has until then.

@@ -15,7 +15,7 @@ _AGAIN_S: Final = 5.0
 
 
 class Pulse:
-    """Tells whether the engine of one instance still computes; for its engines one after another."""
+    """Detects whether the engine of one instance still computes; it watches an instance's engines in succession."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

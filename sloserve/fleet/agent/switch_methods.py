@@ -31,7 +31,7 @@ class SwitchMethod(StrEnum):
 
     @property
     def stays(self) -> bool:
-        """Whether the active engine goes on, with another model."""
+        """Whether the active engine continues, with another model."""
         return self in (SwitchMethod.ADAPTER, SwitchMethod.IN_PLACE)
 
 

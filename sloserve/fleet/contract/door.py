@@ -131,7 +131,7 @@ class Door(Protocol):
 
 
 class DurableWork(Protocol):
-    """Pulls durable requests for an agent's instances. An agent calls it, in its event loop."""
+    """Pulls durable requests for an agent's instances. The agent calls it, in its event loop."""
 
     async def leave(self, instance: str, limit_s: float) -> None:
         """Stop pulling, since the model leaves; within ``limit_s`` seconds finish what runs or give it back."""

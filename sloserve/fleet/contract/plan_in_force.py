@@ -24,7 +24,7 @@ class PlannedGroup:
 
     @property
     def durable(self) -> bool:
-        """Whether agents pull it from the store; else gateways route it."""
+        """Whether agents pull it from the store; otherwise gateways route it."""
         return self.ref >= 0
 
 
@@ -49,7 +49,7 @@ class Plan:
 
     @property
     def order(self) -> dict[str, list[int]]:
-        """The references of each instance's groups."""
+        """Numbers of each instance's groups, by the instance's name, in the order of serving."""
         return {name: [group.ref for group in queue] for name, queue in self.queues.items()}
 
     def instances_of(self, model: str, slo_class: str) -> list[str]:

@@ -141,7 +141,8 @@ class GatewayApp:
         except (ClientLeft, BrokenAnswer):
             pass  # the client is gone, or can no longer be notified: the server closes the connection
         except asyncio.CancelledError:
-            # The server stops, and waits for it no longer. Over HTTP/3 what is answered now would be waited for.
+            # The server stops, and waits for this task no longer. Over HTTP/3 it would wait for a response that is sent
+            # now.
             if forwarded.answer.begun or request.scope["http_version"] == "3":
                 raise
             await request.refuse(ShuttingDown(_STOPPING, _AGAIN_S))

@@ -12,12 +12,12 @@ from typing import Final
 MEMORY_S: Final = 1800.0
 STEP: Final = 0.03
 LEAST, MOST = 0.5, 8.0
-"""Bounds of the factor."""
+"""Least and greatest value of the factor."""
 
 
 @dataclass(slots=True)
 class Calibration:
-    """Ratio of measured to predicted times of one model. Times are seconds of one clock that never goes back."""
+    """Ratio of measured to predicted times of one model. Times are seconds of one monotonic clock."""
 
     _log: float = 0.0
     _seen_s: float = float("-inf")

@@ -75,7 +75,7 @@ class Dispatch:
         self._parts.hold.let_go((self._request.model,))
 
     def _elsewhere(self, held: HeldRequest) -> HeldRequest:
-        """Return the request for another model if the router, asked again after the engine was lost, chooses one."""
+        """Return the request for another model if the router chooses one after the engine was lost, else ``held``."""
         chosen = self._choice.another()
         if chosen is None:
             return held

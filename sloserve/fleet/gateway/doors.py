@@ -152,7 +152,7 @@ class Doors:
             if self._tls is None:
                 raise _Untrusted("it uses TLS, and this gateway has no certificates")
             return {"server_hostname": unquote(host)}
-        # Whatever else it is: aiohttp takes HTTP:// and ws:// for plain HTTP, too.
+        # Any other scheme counts as plain HTTP: aiohttp accepts HTTP:// and ws:// for it, too.
         if self._tls is not None and not address.startswith(_UNIX):
             raise _Untrusted("it uses plain HTTP, and this gateway has certificates")
         return {}
@@ -201,5 +201,5 @@ def _url(door: str, path: str) -> URL:
 def _refusal(reason: str) -> Refusal:
     try:
         return Refusal(reason)
-    except ValueError:  # of a newer agent
+    except ValueError:  # a newer agent sent it
         return Refusal.FAILED

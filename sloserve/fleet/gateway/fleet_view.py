@@ -54,7 +54,7 @@ class _Course:
 
 
 class FleetView:
-    """Reads the view of :mod:`sloserve.wire.live_feed` for a gateway; switches are seen while there are watchers."""
+    """Reads the view of :mod:`sloserve.wire.live_feed` for a gateway; it sees switches while there are watchers."""
 
     def __init__(self, parts: GatewayParts) -> None:
         self._parts = parts

@@ -1,4 +1,4 @@
-"""What a request asks for: its model, its SLO as far as its tenant may state one, and what goes on to the engine."""
+"""A request as the gateway reads it: its model, its SLO within its tenant's limits, and what the engine gets."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -223,7 +223,7 @@ def _changed(body: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
         raw: dict[str, Any] = {**msgspec.json.decode(body, type=dict[str, msgspec.Raw])}
         change(raw)
         return msgspec.json.encode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError):  # more than JSON, which engines read too
+    except (msgspec.MsgspecError, UnicodeDecodeError):  # an extension of JSON, which engines read too
         values = json.loads(body)
         change(values)
         return json.dumps(values).encode()

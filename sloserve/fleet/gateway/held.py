@@ -130,7 +130,7 @@ class HeldRequests:
             return []
         while queue and queue[0][-1] not in self._held:
             heapq.heappop(queue)
-        if len(queue) > 2 * len(self._held) + 1:  # most have left behind one that stays
+        if len(queue) > 2 * len(self._held) + 1:  # most places behind the head belong to requests that left
             queue[:] = [place for place in queue if place[-1] in self._held]
             heapq.heapify(queue)
         if not queue:

@@ -9,7 +9,7 @@ from sloserve.fleet.gateway.instances import Instances, SentRequest
 
 
 class HeldTooLong(Exception):
-    """No instance took the request in the time that it may wait."""
+    """No instance took the request within the time that it may wait."""
 
 
 class Hold:
@@ -26,7 +26,7 @@ class Hold:
         self.held = HeldRequests(instances, most)
         self._booked: dict[HeldRequest, asyncio.Future[SentRequest]] = {}
         self.waits = asyncio.Event()
-        """Set while any request waits."""
+        """Event that is set while any request waits."""
 
     def __len__(self) -> int:
         return len(self.held)

@@ -17,7 +17,7 @@ FRESH_S: Final = 3.0
 
 UNAVAILABLE: Final = "unavailable"
 STATES: Final = ("active", "coming", "warm", "cold", UNAVAILABLE)
-"""States of a model, the readiest first."""
+"""States of a model, from the readiest to the least ready."""
 
 UNKNOWN: Final = Pace(None)
 _ORDER: Final = {ModelState.ACTIVE: 0, ModelState.WARM: 1, ModelState.COLD: 2}

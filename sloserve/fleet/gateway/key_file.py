@@ -35,7 +35,7 @@ class KeyFile:
 
     @property
     def is_open(self) -> bool:
-        """Whether no key is asked for."""
+        """Whether requests need no key."""
         return self._path is None
 
     def tenant_of(self, authorization: bytes) -> Tenant | None:

@@ -161,7 +161,7 @@ def _unknown(entry: _Entry, at: tuple[str, ...], classes: ClassTable, models: Co
 def _add(found: dict[bytes, Tenant], tenant: Tenant, text: str, at: tuple[str | int, ...]) -> Iterator[Problem]:
     match = _HASH.fullmatch(text)
     if match is None:
-        # What stands there may be the key itself: it is not repeated.
+        # The text may be the key itself, so that it is not repeated.
         yield Problem(at, "is not sha256: and 64 hexadecimal digits; `sloserve fleet key` makes both")
         return
     digest = bytes.fromhex(match[1])

@@ -25,7 +25,12 @@ _parts = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class Beginning(NamedTuple):
-    """A prompt up to a cut."""
+    """The beginning of a prompt up to a cut.
+
+    Args:
+        digest: Digest of the model's name and of all that stands before the cut.
+        tokens: Estimated tokens up to the cut.
+    """
 
     digest: bytes
     tokens: int

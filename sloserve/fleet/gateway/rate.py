@@ -12,7 +12,7 @@ _LEAST_S: Final = 3.0
 
 @dataclass(slots=True)
 class Rate:
-    """Recent mean of an amount per second. Times are seconds of one clock that never goes back."""
+    """Recent mean of an amount per second. Times are seconds of one monotonic clock."""
 
     _per_s: float = 0.0
     _seen_s: float = float("-inf")

@@ -19,7 +19,7 @@ def config(app: App, **given: Any) -> uvicorn.Config:
         app: App of the gateway.
         **given: Settings of uvicorn that say where it listens, and how it stops.
     """
-    # Headers of proxies say nothing that the gateway reads; no key, prompt or tenant may reach an access log.
+    # The gateway reads no headers of proxies; no key, prompt or tenant may reach an access log.
     fixed: dict[str, Any] = {
         "http": bounded_http(),
         "interface": "asgi3",

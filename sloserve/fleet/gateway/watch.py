@@ -125,7 +125,7 @@ class Watch:
         self._instances.plan = plan
         # An endpoint that responds is there: after the store was away no agent has reported to it yet.
         self._ask(self._static | {door for door, age_s in ages if age_s < GONE_S or door in self.answered})
-        # What the store does not name any more has ended, or a store that was replaced does not know it yet.
+        # An endpoint that the store no longer names has ended, or a store that was replaced does not know it yet.
         kept = self._instances.keep_only(self._static | {door for door, _ in ages})
         await self._parts.doors.keep_only(kept)
 
