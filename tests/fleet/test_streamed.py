@@ -5,8 +5,7 @@ import json
 import pytest
 
 from sloserve.core.slo import DEFAULT_CLASSES
-from sloserve.fleet.agent.awaited_requests import AwaitedRequests
-from sloserve.fleet.agent.engine_requests import stream_of
+from sloserve.fleet.agent.engine_requests import AwaitedRequests, stream_of
 from sloserve.fleet.fleet import EngineStart
 from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.sizes import USUAL_OUTPUT_TOKENS

@@ -3,19 +3,23 @@
 Each step of a switch is measured by itself: a model that goes to sleep, and one that comes, by its method. A pair of
 models that was never seen is the sum of its steps. The agent reports both, and the planner prefers them to the values
 of profiles.
+
+Hosts of the same kind share what they measure, through the store.
 """
 
+import asyncio
 import json
 import logging
 import os
 from collections import deque
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, Final
 
 from sloserve.fleet.agent.switch_methods import SwitchMethod
 from sloserve.fleet.contract.reports import MeasuredSwap
-from sloserve.fleet.store.switch_costs import LATEST, StoredCost
+from sloserve.fleet.store.switch_costs import LATEST, StoredCost, SwitchCosts
 from sloserve.scheduler.virtual_queues.contract import ModelState
 
 logger = logging.getLogger(__name__)
@@ -127,3 +131,36 @@ class Costs:
             os.replace(scratch, self._path)
         except OSError as error:  # it is measured again after a restart
             logger.warning("costs of switches cannot be written to %s: %s", self._path, error)
+
+
+SHARE_S: Final = 2.0
+"""Seconds between looks at what was measured."""
+
+
+class SharedCosts:
+    """Exchange of this host's measured costs with the store.
+
+    Args:
+        costs: Costs of this host.
+        stored: Costs in the store.
+        device: Kind of the host's devices.
+        executor: Executor with threads that wait for the store.
+    """
+
+    def __init__(self, costs: Costs, stored: SwitchCosts, device: str, executor: Executor) -> None:
+        self._costs, self._stored, self._device, self._executor = costs, stored, device, executor
+        self._has_begun = False
+
+    async def turn(self) -> None:
+        """Adopt what other hosts have measured, the first time, and report what this one has.
+
+        Raises: StoreError; what is not reported yet is reported in the next turn.
+        """
+        loop = asyncio.get_running_loop()
+        if not self._has_begun:
+            self._costs.adopt(await loop.run_in_executor(self._executor, self._stored.of, self._device))
+            self._has_begun = True
+        untold = self._costs.untold
+        while untold:
+            await loop.run_in_executor(self._executor, self._stored.add, self._device, *untold[0])
+            untold.popleft()

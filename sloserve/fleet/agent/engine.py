@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sloserve.core.errors import EngineError
-from sloserve.fleet.agent.awaited_requests import AwaitedRequests
 from sloserve.fleet.agent.engine_client import EngineClient, EngineLate
 from sloserve.fleet.agent.engine_places import EnginePlaces
+from sloserve.fleet.agent.engine_requests import AwaitedRequests
 from sloserve.fleet.agent.engine_spec import EngineProcess, ServedModel
 
 _READY_POLL_S: Final = 0.05

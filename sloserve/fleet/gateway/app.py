@@ -15,8 +15,7 @@ from sloserve.core.errors import EngineError, QueueFull, ShuttingDown, SloServeE
 from sloserve.fleet.gateway.doors import BrokenAnswer
 from sloserve.fleet.gateway.forward import ForwardedRequest
 from sloserve.fleet.gateway.instances import STATES
-from sloserve.fleet.gateway.key_file import KeyFile
-from sloserve.fleet.gateway.keys import Tenant
+from sloserve.fleet.gateway.keys import KeyFile, Tenant
 from sloserve.fleet.gateway.parts import GatewayParts
 from sloserve.fleet.gateway.watch_routes import PREFIX as WATCH_PREFIX
 from sloserve.fleet.gateway.watch_routes import WatchRoutes

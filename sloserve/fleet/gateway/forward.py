@@ -1,28 +1,231 @@
 """One request through the gateway: read, admitted, sent to an instance, its response passed on as it arrives.
 
-Until the first byte of the response has come the request can go elsewhere, and its client sees nothing of that; if a
-stream breaks off later, it ends with an error event.
+Until the first byte of the response has come the request can go to another instance, if the first one refuses it or is
+lost, and its client sees nothing of that; if a stream breaks off later, it ends with an error event. Each request is
+counted once in the admission of its model, in the demand, and in the metrics.
 """
 
 import asyncio
+import logging
+import math
 from http import HTTPStatus
 from typing import Final
 
-from sloserve.core.errors import BadBody, Evicted, InvalidRequest, Rejected, UnknownModel
+from sloserve.core.errors import (
+    BadBody,
+    DeadlinePassed,
+    EngineError,
+    Evicted,
+    InvalidRequest,
+    QueueFull,
+    Rejected,
+    UnknownModel,
+)
+from sloserve.core.finished import Latency
 from sloserve.core.outcome import Outcome
-from sloserve.fleet.gateway.booking import Booking
-from sloserve.fleet.gateway.dispatch import Dispatch
+from sloserve.fleet.contract.door import Refusal, Refused
+from sloserve.fleet.gateway.doors import BrokenAnswer, EngineAnswer
 from sloserve.fleet.gateway.gateway_request import GatewayRequest
+from sloserve.fleet.gateway.held import HeldRequest, HeldTooLong, HoldFull
+from sloserve.fleet.gateway.instances import SentRequest
 from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.gateway.limits import RequestPlace
 from sloserve.fleet.gateway.metrics import NO_MODEL
 from sloserve.fleet.gateway.model_choice import ModelChoice
 from sloserve.fleet.gateway.parts import GatewayParts
 from sloserve.fleet.gateway.passing import PassedAnswer
+from sloserve.fleet.gateway.prediction import Work
+from sloserve.fleet.gateway.prefixes import beginnings
+from sloserve.scheduler.admission.admission import Ticket
+from sloserve.scheduler.admission.prediction import ArrivingRequest
 from sloserve.wire.asgi import ClientLeft, tell_slo
 from sloserve.wire.client import WhileClientWaits
-from sloserve.wire.headers import REQUEST_ID
+from sloserve.wire.headers import REQUEST_ID, TTL
 from sloserve.wire.opening import OpenedRequest
+
+
+class Booking:
+    """Counts one request in admission, demand and metrics. The caller must call ``ended()`` exactly once."""
+
+    def __init__(self, parts: GatewayParts, request: GatewayRequest, answer: PassedAnswer) -> None:
+        self._parts, self._request, self._answer = parts, request, answer
+        self._ticket: Ticket | None = None
+
+    def arrived(self) -> None:
+        """Count demand for the model that the request asks for."""
+        now_s, request = self._parts.clock.monotonic_s(), self._request
+        self._parts.demand.arrived(request.model, request.slo_class, request.prompt_tokens, now_s)
+
+    def admit(self, model: str) -> None:
+        """Let the request wait for this model, and for no other.
+
+        Raises: QueueFull, SLOUnattainable; then nothing has changed.
+        """
+        now_s, request = self._parts.clock.monotonic_s(), self._request
+        new = ArrivingRequest(
+            request.slo,
+            request.arrival_s,
+            request.prompt_tokens,
+            request.max_tokens,
+            request.output_tokens,
+            request.replies,
+            request.streamed,
+            key=lambda: (request.tenant.name, hash(request.body)),
+        )
+        admission = self._parts.admission(model)
+        ticket = admission.admit(new, admission.forecast(new, now_s), self._answer, now_s)
+        if self._ticket is not None:
+            self._ticket.ended(None, 0, now_s)
+        self._ticket = ticket
+
+    def answer_begins(self) -> None:
+        """Record that the first byte has come."""
+        self._parts.passing_on[self._answer] = None
+        request, first_s = self._request, self._answer.first_s
+        if self._answer.status == HTTPStatus.OK and request.streamed and first_s is not None:
+            assert self._ticket is not None
+            self._ticket.started(first_s)
+            self._parts.metrics.first_byte(request.model, request.slo_class, first_s - request.arrival_s)
+
+    def ended(self, choice: ModelChoice, *, completed: bool) -> None:
+        """Record that the request has ended.
+
+        Args:
+            choice: Choice of its model, which learns from the measured time.
+            completed: Whether the response came to its end.
+        """
+        self._parts.passing_on.pop(self._answer, None)
+        now_s, tokens, latency = self._parts.clock.monotonic_s(), 0, None
+        request, first_s = self._request, self._answer.first_s
+        if completed and self._answer.status == HTTPStatus.OK and first_s is not None:
+            limit = request.max_tokens if request.replies == 1 else None
+            tokens = self._parts.demand.ended(request.model, request.slo_class, self._answer.streamed, limit)
+            tpot_s = (now_s - first_s) / (tokens - 1) if tokens > 1 else 0.0
+            latency = Latency(first_s - request.arrival_s, tpot_s, now_s - request.arrival_s)
+        self._parts.attained.ended(
+            request.slo, latency, now_s, streamed=request.streamed, rejected=self._ticket is None
+        )
+        if not tokens:
+            latency = None
+        elif latency is not None:
+            choice.completed(latency.e2e_s, tokens)
+        if self._ticket is not None:
+            self._ticket.ended(latency, tokens, now_s)
+
+
+logger = logging.getLogger(__name__)
+
+MOST_LOST: Final = 2
+"""Engines that may die with a request before it fails with an error: the request may be what kills them."""
+MAX_RETRY_AFTER_S: Final = 30
+
+
+class Dispatch:
+    """Sends one request to an instance, and retries on others until the first byte has come."""
+
+    def __init__(self, parts: GatewayParts, request: GatewayRequest, choice: ModelChoice, booking: Booking) -> None:
+        self._parts, self._request, self._choice, self._booking = parts, request, choice, booking
+
+    async def first_byte(self) -> tuple[EngineAnswer, bytes, SentRequest]:
+        """Return the begin of a response, from whichever instance gives one. Raises: Rejected, Evicted, EngineError."""
+        held, lost = self._held(), 0
+        while True:
+            sent = await self._sent(held)
+            answer: EngineAnswer | None = None
+            sent_s = self._parts.clock.monotonic_s()
+            try:
+                answer = await self._asked(sent, held)
+                return answer, await answer.read(), sent
+            except Refused as error:
+                refusal = error.reason
+            except BrokenAnswer:
+                refusal = Refusal.DIED
+            except BaseException:
+                self.over(sent, answer)
+                raise
+            gone = refusal is not Refusal.FULL
+            self.over(sent, answer, refused=True, gone=gone)
+            self._parts.metrics.retried(refusal.value)
+            held.sent_back(self._parts.clock.monotonic_s() - sent_s)
+            lost += refusal is Refusal.DIED
+            if lost >= MOST_LOST:
+                model = self._request.model
+                logger.warning("%d engines broke off with one request of model %s; the request fails", lost, model)
+                raise EngineError(
+                    f"{lost} engines broke off with this request before its first token; the request fails"
+                )
+            if gone:
+                held = self._elsewhere(held)
+
+    def over(
+        self, sent: SentRequest, answer: EngineAnswer | None, *, refused: bool = False, gone: bool = False
+    ) -> None:
+        """Note that the request has left this instance."""
+        if answer is not None:
+            answer.close()
+        sent.end(refused=refused, gone=gone)
+        self._parts.hold.let_go((self._request.model,))
+
+    def _elsewhere(self, held: HeldRequest) -> HeldRequest:
+        """Return the request for another model if the router chooses one after the engine was lost, else ``held``."""
+        chosen = self._choice.another()
+        if chosen is None:
+            return held
+        try:
+            self._booking.admit(chosen.model)
+        except Rejected:
+            return held
+        self._choice.take(chosen)
+        self._booking.arrived()
+        return self._held().after(held)
+
+    def _held(self) -> HeldRequest:
+        request, slo, limits = self._request, self._request.slo, self._parts.limits
+        target_s = slo.targets.next_s()
+        ends_s = request.arrival_s + (math.inf if request.ttl_s is None else request.ttl_s)
+        output = self._parts.demand.output_tokens(request.model, request.slo_class, request.most_output)
+        return HeldRequest(
+            model=request.model,
+            slo_class=request.slo_class,
+            arrival_s=request.arrival_s,
+            due_s=request.arrival_s + (slo.slo_class.aged_after_s if target_s is None else target_s),
+            rank=slo.slo_class.rank,
+            until_s=request.arrival_s + limits.hold_max_s,
+            ends_s=ends_s,
+            work=Work(1, request.prompt_tokens, output * request.replies),
+            prompt=beginnings(request.model, request.messages, request.prompt) if limits.affinity else (),
+        )
+
+    async def _sent(self, held: HeldRequest) -> SentRequest:
+        """Book the request with an instance, once one has room. Raises: QueueFull, DeadlinePassed."""
+        request, limits = self._request, self._parts.limits
+        try:
+            return await self._parts.hold.flight(held)
+        except HoldFull:
+            retry_s = self._retry_after_s()
+            message = f"{limits.max_held} requests wait for an instance; retry in {retry_s} s"
+            raise QueueFull(message, retry_s, request.slo_class) from None
+        except HeldTooLong:
+            retry_s = self._retry_after_s()
+            waited = f"no instance took the request within {self._parts.clock.monotonic_s() - request.arrival_s:.1f} s"
+            if request.ttl_s is not None and request.ttl_s <= limits.hold_max_s:
+                raise DeadlinePassed(f"{waited}, the time of {TTL}; retry in {retry_s} s", retry_s) from None
+            raise QueueFull(f"{waited}; retry in {retry_s} s", retry_s, request.slo_class) from None
+
+    async def _asked(self, sent: SentRequest, held: HeldRequest) -> EngineAnswer:
+        """Return the response of the instance to which the request was sent. Raises: Refused, BrokenAnswer."""
+        parts, request, instance, late_s = self._parts, self._request, sent.instance, held.held_s + held.away_s
+        parts.metrics.sent(parts.clock.monotonic_s() - request.arrival_s - late_s, request.slo_class, held.held_s)
+        headers = request.headers_after(late_s)
+        return await parts.doors.send(instance.door, instance.name, request.route, headers, request.body, request.model)
+
+    def _retry_after_s(self) -> int:
+        """Return the seconds until a slot should be free and the model be loaded (Retry-After)."""
+        now_s, model = self._parts.clock.monotonic_s(), self._request.model
+        place_s = self._parts.admission(model).promise_place(self._request.slo_class, now_s)
+        ready_s = self._parts.instances.ready_in_s(model, now_s) or 0.0
+        return min(max(place_s, int(ready_s) + 1), MAX_RETRY_AFTER_S)
+
 
 _REQUEST_ID: Final = REQUEST_ID.encode()
 

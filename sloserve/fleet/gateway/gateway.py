@@ -26,10 +26,9 @@ from sloserve.fleet.gateway.batch_work import BatchWork
 from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.gateway.doors import Doors
 from sloserve.fleet.gateway.fleet_view import FleetView
-from sloserve.fleet.gateway.hold import Hold
+from sloserve.fleet.gateway.held import Hold
 from sloserve.fleet.gateway.instances import Instances
-from sloserve.fleet.gateway.key_file import KeyFile
-from sloserve.fleet.gateway.keys import Tenant
+from sloserve.fleet.gateway.keys import KeyFile, Tenant
 from sloserve.fleet.gateway.metrics import GatewayMetrics, held_gauge
 from sloserve.fleet.gateway.model_sets import ModelSets
 from sloserve.fleet.gateway.parts import GatewayParts

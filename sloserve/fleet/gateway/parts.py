@@ -9,7 +9,7 @@ from sloserve.fleet.gateway.choosing import Chooser
 from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.gateway.doors import Doors
 from sloserve.fleet.gateway.gateway_request import GatewayRequestReader
-from sloserve.fleet.gateway.hold import Hold
+from sloserve.fleet.gateway.held import Hold
 from sloserve.fleet.gateway.instances import Instances
 from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.gateway.limits import RequestPlaces

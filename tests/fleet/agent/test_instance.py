@@ -17,9 +17,9 @@ from sloserve.core.spans import Phase
 from sloserve.fleet.agent import agent as agent_module
 from sloserve.fleet.agent import engine_set
 from sloserve.fleet.agent.agent import Agent, AgentSettings
-from sloserve.fleet.agent.awaited_requests import AwaitedRequests
 from sloserve.fleet.agent.engine import EngineLimits
 from sloserve.fleet.agent.engine_client import EngineClient
+from sloserve.fleet.agent.engine_requests import AwaitedRequests
 from sloserve.fleet.agent.engine_spec import ServedModel
 from sloserve.fleet.agent.instance import Instance
 from sloserve.fleet.contract.door import MODEL_HEADER, REFUSED_HEADER, Answer, LineSize, Refusal, Refused

@@ -16,12 +16,10 @@ import pytest
 
 from sloserve.fleet.agent import engine_logs
 from sloserve.fleet.agent.alike import are_alike, fingerprint
-from sloserve.fleet.agent.awaited_requests import AwaitedRequests
-from sloserve.fleet.agent.costs import Costs
-from sloserve.fleet.agent.engine_requests import line_of, stream_of
+from sloserve.fleet.agent.costs import Costs, SharedCosts
+from sloserve.fleet.agent.engine_requests import AwaitedRequests, line_of, stream_of
 from sloserve.fleet.agent.engine_spec import ServedModel
 from sloserve.fleet.agent.line_reply import CHAT, COMPLETIONS, LineReply
-from sloserve.fleet.agent.shared_costs import SharedCosts
 from sloserve.fleet.agent.switch_methods import Situation, SwitchMethod, choose
 from sloserve.fleet.contract.door import LineSize
 from sloserve.fleet.contract.reports import MeasuredSwap

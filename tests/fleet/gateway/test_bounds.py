@@ -16,7 +16,7 @@ from sloserve.fleet.contract.reports import AgentReport, to_json
 from sloserve.fleet.gateway import prefixes, watch
 from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.gateway.doors import Doors
-from sloserve.fleet.gateway.hold import Hold
+from sloserve.fleet.gateway.held import Hold
 from sloserve.fleet.gateway.instances import Instances
 from sloserve.fleet.gateway.metrics import GatewayMetrics
 from sloserve.fleet.gateway.parts import GatewayParts

@@ -9,8 +9,7 @@ from sloserve.core.clock import ManualClock
 from sloserve.core.errors import ConfigError
 from sloserve.core.files.marked_yaml import parse_yaml
 from sloserve.core.slo import DEFAULT_CLASSES
-from sloserve.fleet.gateway.key_file import KeyFile
-from sloserve.fleet.gateway.keys import Keys, _keys, hash_of, new_key, read_keys
+from sloserve.fleet.gateway.keys import KeyFile, Keys, _keys, hash_of, new_key, read_keys
 
 MODELS = ("chat", "legal")
 

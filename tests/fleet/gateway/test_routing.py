@@ -21,8 +21,7 @@ from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport
 from sloserve.fleet.gateway.gateway import Gateway, Surroundings
 from sloserve.fleet.gateway.gateway_request import GatewayRequestReader
-from sloserve.fleet.gateway.held import HeldRequest, HoldFull
-from sloserve.fleet.gateway.hold import HeldTooLong, Hold
+from sloserve.fleet.gateway.held import HeldRequest, HeldTooLong, Hold, HoldFull
 from sloserve.fleet.gateway.instances import FRESH_S, Instances
 from sloserve.fleet.gateway.keys import LOCAL, Tenant
 from sloserve.fleet.gateway.limits import RequestPlaces
