@@ -1,9 +1,9 @@
 """A model of one vLLM engine: vLLM's scheduling rules on arrays, for runs by the thousand. Imports nothing of vLLM.
 
-:mod:`~sloserve.sim.model.scheduler` has the rules of AsyncScheduler, :mod:`~sloserve.sim.model.planned` those of
-SLOScheduler on top, :mod:`~sloserve.sim.model.engine` the loop around them. The rules are vLLM's of the version that
-tests/sim/model compares them with, step by step.
+:mod:`~sloserve.sim.model.scheduler` has the rules of AsyncScheduler, :mod:`~sloserve.sim.model.planned` adds the rules
+of SLOScheduler, :mod:`~sloserve.sim.model.engine` is the loop around them. tests/sim/model compares the rules step by
+step with the vLLM version ``MODELLED_VLLM``.
 """
 
 MODELLED_VLLM = "0.32.0"
-"""The version whose rules these are."""
+"""The vLLM version that this model copies the rules of."""

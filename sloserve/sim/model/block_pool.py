@@ -30,7 +30,7 @@ class BlockPool:
         return len(self._queue)
 
     def take(self, count: int) -> list[int]:
-        """The next so many free blocks; what they held is forgotten."""
+        """Return the next ``count`` free blocks, after forgetting what they cached."""
         taken = []
         for _ in range(count):
             block, _ = self._queue.popitem(last=False)
@@ -41,14 +41,17 @@ class BlockPool:
         return taken
 
     def touch(self, blocks: Iterable[int]) -> None:
-        """One request more holds each of these, which the prefix cache knows."""
+        """Count one more request as a holder of each block; the prefix cache knows all of these blocks."""
         for block in blocks:
             if not self.holders[block]:
                 del self._queue[block]
             self.holders[block] += 1
 
     def give_back(self, blocks: Sequence[int]) -> None:
-        """One request fewer holds each. They are used again in this order, those first that the cache does not know."""
+        """Count one request fewer as a holder of each block, and free the blocks that nobody holds.
+
+        Freed blocks are used again in the given order, but blocks without cached content come first.
+        """
         known: list[int] = []
         unknown: list[int] = []
         for block in blocks:
@@ -62,17 +65,17 @@ class BlockPool:
             self._queue[block] = None
 
     def remember(self, block: int, node: Hashable) -> None:
-        """The block holds this from now on, so that others may find it."""
+        """Record that the block caches the content ``node``, so that other requests can find it."""
         self._node_of[block] = node
         self._blocks_with.setdefault(node, {})[block] = None
 
     def found(self, node: Hashable) -> int | None:
-        """The first block that was cached with this, of those that still are."""
+        """Return the first cached block with the content ``node``, or ``None`` if no block has it."""
         blocks = self._blocks_with.get(node)
         return None if blocks is None else next(iter(blocks))
 
     def node_of(self, block: int) -> Hashable:
-        """What the block is known to hold; ``None`` for nothing."""
+        """Return the content that the block caches, or ``None`` if it caches nothing."""
         return self._node_of[block]
 
     def _forget(self, block: int) -> None:
@@ -84,6 +87,6 @@ class BlockPool:
             del self._blocks_with[node]
 
     def forget_all(self) -> None:
-        """No block holds anything. No request holds a block."""
+        """Forget the cached content of every block; requires that no request holds a block."""
         self._node_of = [None] * len(self._node_of)
         self._blocks_with.clear()

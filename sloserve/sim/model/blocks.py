@@ -15,8 +15,11 @@ from sloserve.sim.model.model_requests import ModelRequests
 class Hit(NamedTuple):
     """What the prefix cache has of a waiting request.
 
-    tokens: whose KV is there. blocks: for each kind of layer by place, see ``kept.Found``. junction: tokens that one
-    kind of layer has of a prefix and another has not; 0 where all have the same.
+    Args:
+        tokens: Number of leading tokens with cached KV.
+        blocks: The cached blocks of each kind of layer by place, see ``kept.Found``.
+        junction: Number of leading tokens that one kind of layer has cached and another has not; 0 where all kinds
+            agree.
     """
 
     tokens: int = 0
@@ -43,52 +46,58 @@ class KVBlocks:
         self.block_size = min(groups.block_size for groups in layout.groups)
 
     def _wanted(self, tokens: Any) -> Any:
-        """Blocks of requests of so many tokens: a count, or an array of them."""
+        """Return the number of blocks for a request of ``tokens`` tokens (a count, or an array of counts)."""
         if self._lookahead:
             tokens = np.minimum(tokens + self._lookahead, self._max_tokens)
         return blocks_of(tokens, self.block_size)
 
     def step_begins(self) -> None:
-        """What was cached from here on is of the same step."""
+        """Begin a step: blocks cached after this call belong to the new step."""
 
-    # Of a waiting request.
+    # These methods concern a waiting request.
 
     def lookup(self, index: int) -> Hit:
-        """What the cache has of the request's tokens, all but its last."""
+        """Return what the cache has of all the request's tokens but its last."""
         return NO_HIT
 
     def hit_tokens(self, index: int, before: int) -> int:
-        """The tokens that :meth:`lookup` would find, where it found ``before`` last time."""
+        """Return the number of tokens that :meth:`lookup` would find now, given that it found ``before`` last time."""
         return 0
 
     def fits(self, hit: Hit, tokens: int, first: int, reserved: int = 0, *, loaded: int = 0) -> bool:
-        """Whether a request of so many tokens can be held, of which ``hit`` is there already, and its first ``first``
-        tokens beside ``reserved`` blocks that stay free.
+        """Return whether a waiting request can be held to its end and its first chunk fits now.
 
-        loaded: tokens of which the KV will be loaded, those of ``hit`` included; 0 for a request that loads none.
+        Args:
+            hit: The part of the request that the prefix cache has.
+            tokens: Tokens of the whole request, the tokens of ``hit`` included.
+            first: Tokens that must fit at once, beside the reserved blocks.
+            reserved: Number of blocks that must stay free.
+            loaded: Number of tokens with KV to load, the tokens of ``hit`` included; 0 for a request that loads none.
         """
         whole = blocks_of(tokens, self.block_size)
         return whole <= self.free and bool(self._wanted(first) <= self.free - reserved)
 
     def admit(self, index: int, hit: Hit) -> None:
-        """The request holds what it found in the cache."""
+        """Let the request hold the blocks that it found in the cache."""
 
     def load(self, index: int, hit: Hit, tokens: int) -> None:
-        """The request holds what it found in the cache, and the blocks into which the KV of its first so many tokens is
-        loaded.
+        """Let the request hold what it found in the cache and the blocks for its loaded KV.
+
+        The KV of the request's first ``tokens`` tokens is loaded into these blocks.
         """
         self.admit(index, hit)
         self.grow(index, tokens)
 
     def lacking(self, members: IntArray, tokens: IntArray) -> int:
-        """Blocks that requests with KV still lack for so many tokens each, ``[n]``, before any is given back."""
+        """Return how many blocks requests with KV lack for ``tokens`` tokens each, ``[n]``, before any go back."""
         return int(np.maximum(blocks_of(tokens, self.block_size) - self._requests.blocks[members], 0).sum())
 
-    # Of one that runs.
+    # These methods concern a running request.
 
     def grow_all(self, members: IntArray, after: IntArray) -> bool:
-        """Gives requests blocks for ``after`` tokens each, ``[n]``, if all fit and nothing else is to be done;
-        ``False`` where each is to be looked at, and none has got any.
+        """Give requests blocks for ``after`` tokens each, ``[n]``, if all fit and nothing else is to be done.
+
+        Returns ``False``, and gives no blocks, where each request must be looked at separately.
         """
         held = self._requests.blocks
         need = self._wanted(after) - held[members]
@@ -103,41 +112,45 @@ class KVBlocks:
         return True
 
     def changed(self, members: IntArray, after: IntArray, new: IntArray) -> IntArray:
-        """Which of the requests, by place, take or give back blocks, or have some to be cached, so that each has
-        ``after`` tokens, ``[n]``, of which ``new`` are this step's.
+        """Return the places of the requests that take or give back blocks, or have blocks to be cached.
+
+        Args:
+            members: Indices of the requests, ``[n]``.
+            after: Tokens of each request after the step, ``[n]``.
+            new: Tokens of each request that the step computes, ``[n]``.
         """
         rows: IntArray = (self._wanted(after) > self._requests.blocks[members]).nonzero()[0]
         return rows
 
     def need(self, index: int, tokens: int) -> int:
-        """Gives back what the request no longer needs; returns the blocks that it lacks for so many tokens."""
+        """Give back the blocks that the request no longer needs, and return how many it lacks for ``tokens`` tokens."""
         return max(int(self._wanted(tokens)) - int(self._requests.blocks[index]), 0)
 
     def has_room(self, index: int, full: int, tokens: int) -> bool:
-        """Whether a request with KV can be held with all its ``full`` tokens, and now with so many."""
+        """Return whether a request with KV can be held with all its ``full`` tokens, and now with ``tokens``."""
         whole = self.lacking(np.array([index]), np.array([full]))
         return whole <= self.free and self.need(index, tokens) <= self.free
 
     def grow(self, index: int, tokens: int) -> None:
-        """The request gets the blocks that it lacks, which are free."""
+        """Give the request the blocks that it lacks for ``tokens`` tokens; they must be free."""
         count = self.need(index, tokens)
         self.free -= count
         self._requests.blocks[index] += count
 
     def cache(self, index: int, tokens: int) -> None:
-        """The request's first so many tokens are there from now on, so that others may find them."""
+        """Record the request's first ``tokens`` tokens as cached, so that other requests can find them."""
 
     def release(self, index: int) -> None:
-        """The request gives its blocks back."""
+        """Give back all blocks of the request."""
         self.free += int(self._requests.blocks[index])
         self._requests.blocks[index] = 0
 
     def ended(self, index: int) -> None:
-        """The request will not come back."""
+        """Forget the request, which will not come back."""
 
     def empty_cache(self) -> None:
-        """What is cached is gone. No request holds a block."""
+        """Drop everything that is cached; requires that no request holds a block."""
 
     def holding(self, index: int) -> Holding:
-        """The blocks of a request: its own, and those that it shares."""
+        """Return the blocks that a request holds: the blocks of its own and the blocks that it shares."""
         return Holding(int(self._requests.blocks[index]))

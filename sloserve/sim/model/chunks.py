@@ -1,5 +1,6 @@
-"""Where chunks of prompts end for Mamba's states, which are kept at the ends of chunks, at multiples of a block: vLLM's
-``_mamba_block_aligned_split``.
+"""The ends of prompt chunks for Mamba's states: vLLM's ``_mamba_block_aligned_split``.
+
+States are kept at the ends of chunks, so chunks end at multiples of a block.
 """
 
 from typing import NamedTuple, Self
@@ -11,9 +12,13 @@ from sloserve.sim.model.model_requests import ModelRequests
 
 
 class Prompt(NamedTuple):
-    """What is computed at once of one request, its output so far included.
+    """The part of one request that is computed as a prompt, its output up to now included.
 
-    start: tokens with KV. prompt, tokens: of the prompt, and in all. junction: see ``Hit``.
+    Args:
+        start: Number of leading tokens with KV.
+        prompt: Number of prompt tokens.
+        tokens: Number of tokens of prompt and output.
+        junction: The field of ``Hit`` with this name, in tokens.
     """
 
     start: int
@@ -23,31 +28,42 @@ class Prompt(NamedTuple):
 
     @classmethod
     def of(cls, counts: ModelRequests, index: int, start: int) -> Self:
-        """The request's, with KV of its first ``start`` tokens."""
+        """Return the prompt of a request that has KV of its first ``start`` tokens."""
         return cls(start, int(counts.prompt[index]), int(counts.tokens[index]), int(counts.junction[index]))
 
     @classmethod
     def unfinished(cls, counts: ModelRequests, members: IntArray, computed: IntArray) -> dict[int, Self]:
-        """Return the prompts among ``members`` that are not computed to their ends, by place. computed: ``[n]``."""
+        """Return the prompts among ``members`` that are not computed to their ends, by place.
+
+        Args:
+            counts: The state of all requests.
+            members: Indices of the requests, ``[n]``.
+            computed: Tokens of each request with KV, ``[n]``.
+        """
         ends = np.maximum(counts.prompt[members], counts.tokens[members] - 1)
         places = (computed < ends).nonzero()[0].tolist()
         return {place: cls.of(counts, int(members[place]), int(computed[place])) for place in places}
 
     @property
     def end(self) -> int:
-        """Before which it is no decode."""
+        """The number of computed tokens below which the request is no decode."""
         return max(self.prompt, self.tokens - 1)
 
 
 class ChunkEnds:
-    """The rule for one step. block_size: tokens of a block of states. most: tokens of a step, or a chunk if fewer."""
+    """The rule for where chunks end in one step.
+
+    Args:
+        block_size: Tokens of a block of states.
+        most: Token limit of a step, or of a chunk if that is lower.
+    """
 
     def __init__(self, block_size: int, most: int) -> None:
         self._size = block_size
         self._most = most
 
     def within(self, one: Prompt, new: int) -> int:
-        """Tokens of the request's next chunk, of at most ``new``; 0 where they do not reach an end."""
+        """Return the tokens of the request's next chunk, at most ``new``; 0 where they do not reach an end."""
         start, size = one.start, self._size
         if start >= one.end:
             return new
@@ -65,9 +81,14 @@ class ChunkEnds:
         return max(end - start, 0)
 
     def of_step(self, prompts: dict[int, Prompt], new: IntArray, budget: int) -> None:
-        """Cuts ``new`` in place, ``[n]``: what each takes of the ``budget`` is known when those before it are cut.
+        """Cut the token counts ``new`` in place so that chunks end where states are kept.
 
-        prompts: by place, those that are no decodes.
+        The share of each request in the budget is known only when the requests before it are cut.
+
+        Args:
+            prompts: The requests that are no decodes, by place.
+            new: Tokens that each request wants in this step, ``[n]``.
+            budget: Tokens that the step may compute.
         """
         for place, tokens in enumerate(new.tolist()):
             taken = min(tokens, budget)

@@ -15,7 +15,7 @@ from sloserve.sim.model.model_requests import ModelRequest, ModelRequests
 from sloserve.sim.model.step import Batch
 
 _CAPACITY = 65_536
-"""Tokens of replies that there is room for at first."""
+"""The number of output tokens, over all requests, that there is room for at first."""
 
 
 class ModelDrafts:
@@ -28,8 +28,8 @@ class ModelDrafts:
         self.num_tokens = drafts.num_tokens
         self.drafted = self.accepted = 0
         self._requests, self._drafts = requests, drafts
-        self._runs: IntArray = np.zeros(_CAPACITY, np.int64)  # of all replies, one after another
-        self._first: IntArray = np.zeros(requests.state.size, np.int64)  # by index, where the runs of a reply begin
+        self._runs: IntArray = np.zeros(_CAPACITY, np.int64)  # the outputs of every request, one after another
+        self._first: IntArray = np.zeros(requests.state.size, np.int64)  # by index, where the runs of an output begin
         # By index, whether its last step came to the end of its prompt.
         self._decodes: BoolArray = np.zeros(requests.state.size, np.bool_)
         self._size = 0
@@ -53,7 +53,10 @@ class ModelDrafts:
     def scheduled(self, members: IntArray, beyond: IntArray, samples: BoolArray) -> IntArray:
         """Book the drafts of a step; return how many each request has, ``[n]``.
 
-        beyond: tokens of each that the step computes beyond those which are known or awaited, ``[n]``.
+        Args:
+            members: Indices of the requests in the step, ``[n]``.
+            beyond: Tokens that the step computes of each request beyond its known or awaited tokens, ``[n]``.
+            samples: Whether the step gives each request a token, ``[n]``.
         """
         counts = self._requests
         drafts: IntArray = np.maximum(beyond, 0)
@@ -65,14 +68,18 @@ class ModelDrafts:
     def padding(self, served: IntArray) -> int:
         """Return the tokens that an admitted request gets in place of drafts beside its last token.
 
-        vLLM keeps a step uniform so, if those that it serves before all decode. served: these.
+        vLLM keeps a step uniform in this way if the requests that it serves before, ``served``, all decode.
         """
         return self.num_tokens if bool(self._decodes[served].all()) else 0
 
     def output(self, batch: Batch, gets: BoolArray, fresh: BoolArray | None) -> IntArray:
         """Book the output of a step; return how many tokens each request that gets any takes from it.
 
-        gets: which requests of the step get tokens. fresh: which of these were not preempted since; ``None`` for all.
+        Args:
+            batch: The step.
+            gets: Mask of the requests that get tokens in the step, ``[requests in the step]``.
+            fresh: Mask, among the requests that get tokens, of the requests that were not preempted since; ``None`` for
+                all.
         """
         assert batch.drafts is not None
         counts, sampled, drafts = self._requests, batch.requests[gets], batch.drafts[gets]

@@ -50,11 +50,14 @@ class _Dispatched:
 
 
 class ModelEngine(EventLoop):
-    """One engine. ``additional_config`` is vLLM's, with our section in it; ``None`` runs stock's rules.
+    """A model of one engine.
 
-    admission: of the front end before it; ``None`` takes in, and predicts, nothing. planning_costs: what planning
-    takes of the engine's time. noise: of step times; ``None`` for none. policy: an object in place of the one that our
-    section names, for experiments.
+    Args:
+        additional_config: vLLM's setting of this name with our section in it; ``None`` runs stock vLLM's rules.
+        admission: Admission control of the front end before the engine; ``None`` admits all and predicts nothing.
+        planning_costs: The time of the engine that planning takes.
+        noise: Noise of step times; ``None`` for none.
+        policy: A policy object in place of the one that our section names, for experiments.
     """
 
     def __init__(
@@ -88,15 +91,16 @@ class ModelEngine(EventLoop):
         """Called with each scheduled batch; tests compare decisions with it."""
 
     def run(self, workload: Sequence[WorkloadRequest], on_progress: Callable[[int], None] | None = None) -> RunLog:
-        """Serves ``workload`` (ascending arrivals) to its end. on_progress is told how many requests have ended, now
-        and then.
+        """Serve ``workload`` (ascending arrivals) to its end.
+
+        Calls ``on_progress`` now and then with the number of requests that have ended.
         """
         started = time.perf_counter()
         self._serve(workload, on_progress)
         return self.log(workload, time.perf_counter() - started)
 
     def log(self, requests: Sequence[WorkloadRequest], wall_s: float = 0.0) -> RunLog:
-        """What became of ``requests``, which were given. wall_s: that it took."""
+        """Return the log of ``requests``, which were served, in a run of ``wall_s`` seconds of real time."""
         counters = {} if self._planned is None else self._planned.slo_counters
         plan_costs_s = [] if self._planned is None else self._planned.plan_costs_s
         return RunLog(
@@ -141,7 +145,10 @@ class ModelEngine(EventLoop):
         scheduler.add(added)
 
     def _dispatch(self, now_s: float, worker_free_s: float) -> _Dispatched:
-        """The step scheduled at ``now_s``. Planning comes first, and meanwhile the worker is at the step before."""
+        """Schedule a step at ``now_s`` and return it.
+
+        Planning comes first; meanwhile the worker still runs the step before.
+        """
         scheduler = self.scheduler
         began = time.perf_counter()
         batch = scheduler.schedule()
@@ -169,7 +176,7 @@ class ModelEngine(EventLoop):
         return _Dispatched(batch, end_s, planning_s, load.num_prefills > 0, told)
 
     def _load(self, batch: Batch) -> StepLoad:
-        """The step's load; books what it computes again."""
+        """Return the step's load, and book the tokens that it computes again."""
         counts = self.scheduler.requests
         members, computed, own = batch.requests, batch.computed, batch.own_tokens
         drafts = None if batch.drafts is None else int(np.add.reduce(batch.drafts))
@@ -218,7 +225,7 @@ class ModelEngine(EventLoop):
         self._front_end.ended(item.request_id, latency, tokens, self._clock.now_s())
 
     def empty_prefix_cache(self) -> None:
-        """Its model sleeps. It has no requests."""
+        """Empty the prefix cache: the model goes to sleep (requires that no request runs)."""
         self.scheduler.kv.empty_cache()
 
     def output_tokens(self, request_id: str) -> int:
@@ -271,7 +278,7 @@ class ModelEngine(EventLoop):
         return logs
 
     def _times_by_request(self) -> list[FloatArray]:
-        """When each request got its tokens, by index."""
+        """Return the times at which each request got its tokens, in seconds, by index."""
         num_requests = len(self.scheduler.requests.handles)
         if not self._tokens:
             return [np.empty(0)] * num_requests

@@ -18,7 +18,9 @@ from sloserve.sim.model.prompt_nodes import PromptNodes
 
 
 class GroupedBlocks(KVBlocks):
-    """See :class:`~sloserve.sim.model.blocks.KVBlocks`. caches: whether there is a prefix cache.
+    """The blocks of an engine with several groups of layers; see :class:`~sloserve.sim.model.blocks.KVBlocks`.
+
+    The attribute ``caches`` says whether there is a prefix cache.
 
     Raises: ConfigError where prefixes may end inside a block, which is not modelled.
     """
@@ -48,7 +50,7 @@ class GroupedBlocks(KVBlocks):
     def step_begins(self) -> None:
         self._this_step.clear()
 
-    # Of a waiting request.
+    # These methods concern a waiting request.
 
     def lookup(self, index: int) -> Hit:
         if not self.caches:
@@ -75,7 +77,7 @@ class GroupedBlocks(KVBlocks):
         return Hit(length, kept, longest if longest > length else 0)
 
     def _cached(self, index: int, k: int) -> Callable[[int], tuple[int, ...] | None]:
-        """Which blocks the prefix cache has for a place of the request, one of each group of a kind."""
+        """Return a function from a place of the request to its cached blocks, one block per group of a kind."""
         first, end = self._group_of[k], self._group_of[k + 1]
         node, found = self._nodes.node, self._pool.found
 
@@ -109,7 +111,7 @@ class GroupedBlocks(KVBlocks):
         return self._lacks(hit, first, computed) <= self.free - reserved
 
     def _waits_for_state(self, hit: Hit) -> bool:
-        """Whether a state that was found is being computed in this very step."""
+        """Return whether a state that was found is still being computed in this very step."""
         if not self._this_step:
             return False
         last = [
@@ -119,9 +121,15 @@ class GroupedBlocks(KVBlocks):
         return any(node in self._this_step for node in nodes)
 
     def _lacks(self, hit: Hit, tokens: int, computed: int, *, whole: bool = False) -> int:
-        """Blocks that are to be free for so many tokens. One in the cache that no request holds counts until it is.
+        """Return how many blocks must be free for ``tokens`` tokens, or the whole request.
 
-        computed: tokens with KV once the request runs, found or loaded.
+        A found block that no request holds is counted as well, since holding it takes it from the free blocks.
+
+        Args:
+            hit: The part of the request that the prefix cache has.
+            tokens: Tokens of the request.
+            computed: Tokens with KV once the request runs, found or loaded.
+            whole: Whether ``tokens`` is the whole request, see ``Whole.to_admit``.
         """
         lacks, holders = 0, self._pool.holders
         for kind, blocks in zip(self._kinds, hit.blocks, strict=True):
@@ -143,7 +151,7 @@ class GroupedBlocks(KVBlocks):
         self._requests.blocks[index] += before - self.free
 
     def _hold(self, index: int, hit: Hit, computed: int) -> None:
-        """The request holds those found blocks that the token after ``computed`` tokens reads."""
+        """Let the request hold the found blocks that the token after ``computed`` tokens reads."""
         tables, held = [], 0
         for kind, blocks in zip(self._kinds, hit.blocks, strict=True):
             skipped = kind.held_of(computed)
@@ -159,7 +167,7 @@ class GroupedBlocks(KVBlocks):
         counts.settled[index] = computed
         self.free = self._pool.free
 
-    # Of one that runs.
+    # These methods concern a running request.
 
     def grow_all(self, members: IntArray, after: IntArray) -> bool:
         return False

@@ -1,8 +1,8 @@
 """What layers of one kind keep of a request's blocks, and which blocks of a prefix they need to find.
 
-The rules are those of vLLM's managers, one for each kind of layer (v1/core/single_type_kv_cache_manager.py); how many
-blocks follow from tokens alone is in :mod:`sloserve.core.kernels.kv_layout`, where Mamba's states are a bound and here
-not.
+The rules are the rules of vLLM's managers, one for each kind of layer (v1/core/single_type_kv_cache_manager.py).
+:mod:`sloserve.core.kernels.kv_layout` has the block counts that follow from tokens alone; there Mamba's states are an
+upper bound, here they are exact.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,14 +13,16 @@ from sloserve.lso.blocks import blocks_of
 from sloserve.sim.model.block_pool import NULL
 
 Found = list[tuple[int, ...] | None]
-"""By place, the block of each group of a kind; ``None`` where a prefix is found without it."""
+"""The block of each group of a kind by place; ``None`` where a prefix is found without a block."""
 
 
 class Table(list[int]):
-    """A request's blocks in one group by place: NULL where one was given back, or was never kept.
+    """The blocks of a request in one group by place: NULL where a block was given back, or was never kept.
 
-    grown: whether it was given blocks, beside those it found. state: of Mamba's states, the place of the one before the
-    last growth, -1 for none. given_back: how many places, from the first.
+    Args:
+        grown: Whether the request was given blocks beside the blocks that it found.
+        state: Place of the Mamba state before the last growth; -1 for none.
+        given_back: Number of leading places that were given back.
     """
 
     __slots__ = ("given_back", "grown", "state")
@@ -44,11 +46,11 @@ class Whole:
         self._most = groups.most_blocks
 
     def skipped(self, settled: Any) -> Any:
-        """Blocks from the first that are no longer needed, of a count or of an array of counts."""
+        """Return how many leading blocks are no longer needed, for a count of tokens or an array of counts."""
         return settled * 0
 
     def find(self, cached: Callable[[int], tuple[int, ...] | None], tokens: int) -> Found:
-        """The longest prefix of at most so many tokens that is there. cached: by place."""
+        """Return the longest cached prefix of at most ``tokens`` tokens; ``cached`` returns the blocks of a place."""
         found: Found = []
         for i in range(tokens // self.block_size):
             blocks = cached(i)
@@ -58,9 +60,13 @@ class Whole:
         return found
 
     def to_admit(self, tokens: int, computed: int, hit_blocks: int, *, whole: bool) -> int:
-        """New blocks of a group for so many tokens, of which ``computed`` were found or are loaded, and the first
-        ``hit_blocks`` places were found. whole: asked of the whole request, where vLLM knows that a window will not
-        hold it all at once.
+        """Return how many new blocks of a group a request needs to be admitted.
+
+        Args:
+            tokens: Tokens that need blocks.
+            computed: Leading tokens that were found or are loaded.
+            hit_blocks: Number of leading places that were found.
+            whole: Whether ``tokens`` is the whole request, where vLLM knows that a window will not hold it all at once.
         """
         return max(self._required(tokens, whole=whole) - max(int(self.skipped(computed)), hit_blocks), 0)
 
@@ -69,31 +75,31 @@ class Whole:
         return min(required, self._most) if whole and self._most else required
 
     def held_of(self, computed: int) -> int:
-        """Place of the first block that the token after ``computed`` tokens reads."""
+        """Return the place of the first block that the token after ``computed`` tokens reads."""
         return max(int(self.skipped(computed)), 0)
 
     def counted_of(self, hit_tokens: int, computed: int) -> int:
-        """Place of the first found block that vLLM counts, where it is free, when it admits a request."""
+        """Return the place of the first found block that vLLM counts, where it is free, when it admits a request."""
         return self.held_of(computed)
 
     def lacking(self, table: Table, tokens: int) -> int:
-        """New blocks of a group that vLLM holds back so that a request with KV may come to so many tokens."""
+        """Return the new blocks of a group that vLLM reserves so that a request with KV can reach ``tokens`` tokens."""
         return max(self._required(tokens, whole=True) - len(table), 0)
 
     def fill(self, table: Table, tokens: int, take: Callable[[int], list[int]]) -> None:
-        """Gives the table, of found blocks, those for the KV of so many tokens, which is loaded."""
+        """Give the table, which has found blocks, the blocks for the loaded KV of ``tokens`` tokens."""
         table += take(max(blocks_of(tokens, self.block_size) - len(table), 0))
 
     def growth(self, table: Table, tokens: int) -> int:
-        """New blocks of a group so that a request has so many tokens."""
+        """Return how many new blocks of a group a request needs to have ``tokens`` tokens."""
         return max(blocks_of(tokens, self.block_size) + self.spare - len(table), 0)
 
     def extend(self, table: Table, tokens: int, take: Callable[[int], list[int]]) -> None:
-        """Gives the table the blocks that :meth:`growth` counted."""
+        """Give the table the blocks that :meth:`growth` counted."""
         table += take(self.growth(table, tokens))
 
     def give_back(self, table: Table, settled: int) -> list[list[int]]:
-        """Takes out of the table what is no longer needed; returns the blocks in the portions that are freed."""
+        """Take the blocks that are no longer needed out of the table; return them in the portions that are freed."""
         freed = []
         for place in range(min(self.skipped(settled), len(table)) - 1, -1, -1):
             if table[place] == NULL:
@@ -210,7 +216,7 @@ class States(Whole):
 
 
 def _last_state(cached: Callable[[int], tuple[int, ...] | None], most: int) -> Found:
-    """The last state of the first so many blocks: none before it is needed."""
+    """Return the last cached state of the first ``most`` blocks; no state before it is needed."""
     for i in range(most - 1, -1, -1):
         blocks = cached(i)
         if blocks is not None:
@@ -219,7 +225,7 @@ def _last_state(cached: Callable[[int], tuple[int, ...] | None], most: int) -> F
 
 
 def kept_by(groups: KVGroups) -> Whole:
-    """What these groups keep."""
+    """Return the rule for what layers of these groups keep."""
     if groups.states:
         return States(groups)
     if groups.window_tokens:

@@ -54,7 +54,7 @@ class ModelPort:
 
     def is_blocked(self, request: ModelRequest) -> bool:
         counts, index = self._counts, request.index
-        # One whose KV has been loaded is admitted before all others, whatever their order.
+        # A request with loaded KV is admitted before all others, whatever their order.
         return bool(counts.state[index] == BLOCKED or (counts.state[index] == PREEMPTED and counts.computed[index]))
 
     def state_of(self, request: ModelRequest) -> State:
@@ -116,7 +116,10 @@ class ModelPort:
         return [handles[index].request_id for index in output.admitted]
 
     def new_tokens(self, outputs: IntArray) -> tuple[Sequence[str], Sequence[int]]:
-        """outputs: indices of the requests that got tokens, each once for every token."""
+        """Return the ids of the requests that got tokens and how many each got.
+
+        ``outputs`` has the index of a request once for every token that it got.
+        """
         handles = self._counts.handles
         if self._num_drafts == 0:
             return [handles[index].request_id for index in outputs.tolist()], [1] * outputs.size
@@ -177,7 +180,10 @@ class ModelPort:
         return found
 
     def apply_plan(self, plan: Plan, table: RequestTable, limits: StepLimits) -> list[Any]:
-        """limits: the engine's own; the caller puts them back after the step, and lifts the pauses."""
+        """Apply the plan to the scheduler's queues and limits; return the requests that it pauses.
+
+        ``limits`` are the engine's own; the caller restores them after the step, and lifts the pauses.
+        """
         scheduler = self._scheduler
         paused = self.running_requests(plan.pause, table)
         running = self._in_front(scheduler.running, plan.running, table)
@@ -205,7 +211,10 @@ class ModelPort:
         return StepLimits(running, tokens, chunk)
 
     def _in_front(self, present: IntArray, named: IntArray | None, table: RequestTable) -> IntArray:
-        """A queue with the named requests first, then the others in their present order; those not in it left out."""
+        """Return a queue with the named requests first, then the others in their present order.
+
+        Named requests that are not in the queue are left out.
+        """
         if named is None or not named.size:
             return present
         marked = self._counts.marked

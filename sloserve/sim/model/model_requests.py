@@ -22,17 +22,29 @@ _COUNTS = (
 
 
 class ModelRequests:
-    """One entry per request, by its index; an index is never used again. Counts are in tokens unless they say else.
+    """The counts and state of all requests, one entry per request by its index; an index is never used again.
 
-    prompt: of the prompt. last: of prompt and output at most. tokens: of prompt and output so far. left: output tokens
-    up to the one that is EOS. computed: with KV, those in flight included. in_flight: scheduled, result not yet seen.
-    placeholders: of output that is in flight. stale: in flight since before a preemption. found: in the prefix cache at
-    the first admission. prefilled: whose KV existed once. recomputed: whose KV was computed again. proposed: drafts for
-    the next step; 0 for a request that did not get a token from the last one.
+    Counts are in tokens unless their description says otherwise.
 
-    blocks: KV blocks held. cached: how many of them the prefix cache knows, by place. settled: tokens not in flight
-    when it last gave blocks back. junction: see ``Hit``. preemptions: how often it was preempted.
-    state: a :class:`~sloserve.core.rows.State`; FREE once it has ended.
+    Args:
+        prompt: Tokens of the prompt.
+        last: Most tokens that prompt and output can have.
+        tokens: Tokens of the prompt and of the output up to now.
+        left: Output tokens that remain, up to and including EOS.
+        computed: Tokens with KV, tokens in flight included.
+        in_flight: Tokens that are scheduled, with a result not yet seen.
+        placeholders: Output tokens that are in flight.
+        stale: Tokens in flight since before a preemption.
+        found: Tokens found in the prefix cache at the first admission.
+        prefilled: Tokens that had KV at some time.
+        recomputed: Tokens that had KV, lost it and were computed again.
+        proposed: Drafts for the next step; 0 for a request that did not get a token from the last step.
+        blocks: Number of KV blocks held.
+        cached: Number of held blocks that the prefix cache knows, by place.
+        settled: Tokens that were not in flight when the request last gave blocks back.
+        junction: The field of ``Hit`` with this name.
+        preemptions: Number of times the request was preempted.
+        state: A :class:`~sloserve.core.rows.State`; FREE once the request has ended.
     """
 
     prompt: IntArray
@@ -59,10 +71,10 @@ class ModelRequests:
             setattr(self, name, np.zeros(_CAPACITY, np.int64))
         self.state: NDArray[np.int8] = np.zeros(_CAPACITY, np.int8)
         self.marked: BoolArray = np.zeros(_CAPACITY, np.bool_)
-        """For use within one function: all ``False`` before and after."""
+        """A scratch array for use within one function: every entry is ``False`` before and after."""
 
     def add(self, item: WorkloadRequest, arrival_time: float, max_tokens: int) -> "ModelRequest":
-        """A new request that waits."""
+        """Add a new request that waits, and return its handle."""
         index = len(self.handles)
         if index == self.state.size:
             for name in (*_COUNTS, "state", "marked"):

@@ -1,7 +1,7 @@
 """The model engine's scheduler with a policy on top: what SLOScheduler is to AsyncScheduler.
 
-The same planner decides, and is told of the same events in the same order. What fails, fails the run: it
-harms no client here.
+The same planner decides, and is notified of the same events in the same order. A failure fails the run, since it harms
+no client here.
 """
 
 from collections import Counter
@@ -33,10 +33,13 @@ from sloserve.sim.model.swap import KVSwap
 
 
 class PlannedScheduler(ModelScheduler):
-    """See :class:`~sloserve.sim.model.scheduler.ModelScheduler`.
+    """A model scheduler that a policy plans for; see :class:`~sloserve.sim.model.scheduler.ModelScheduler`.
 
-    slo_paused: requests that the plan of the last step paused. slo_planning_s: what planning for it costs in virtual
-    time. slo_counters: as SLOScheduler's. plan_costs_s: measured.
+    Args:
+        slo_paused: The requests that the plan of the last step paused.
+        slo_planning_s: The virtual time that planning of the last step costs, in seconds.
+        slo_counters: The same counters as SLOScheduler's.
+        plan_costs_s: The measured real time of each plan, in seconds.
     """
 
     def __init__(
@@ -47,7 +50,7 @@ class PlannedScheduler(ModelScheduler):
         planning_costs: PlanningCosts,
         policy: Policy | None = None,
     ) -> None:
-        """policy: in place of the one that the settings name."""
+        """Build the scheduler; ``policy`` replaces the policy that the settings name."""
         super().__init__(settings)
         self._clock = clock
         self._swapping = plugin.swapping
@@ -72,14 +75,19 @@ class PlannedScheduler(ModelScheduler):
             )
 
     def swap_with(self, space_gib: float, block_bytes: int) -> None:
-        """Keeps the KV of preempted requests from now on. block_bytes: of a KV block."""
+        """Keep the KV of preempted requests from the next step on.
+
+        Args:
+            space_gib: Size of the swap space in host memory, in GiB.
+            block_bytes: Size of a KV block, in bytes.
+        """
         store = SwapStore(int(space_gib * GIB) // block_bytes, self.layout.groups, self.slo_counters)
         bytes_per_s = first_bytes_per_s(self._steps.profile)
         control = SwapControl(store, self.layout, block_bytes, self._swapping, bytes_per_s, self._steps, self._clock)
         self.swap = KVSwap(self.requests, control)
 
     def state(self, request: ModelRequest, stated: StatedSLO) -> None:
-        """Says what a request asks for, right after it was added."""
+        """Report what a request asks for to the planner, right after the request was added."""
         if self.planner is not None:
             self._port.requests[request.request_id] = request
             self.planner.arrived(request, stated, self._clock.now_s())
@@ -137,9 +145,9 @@ class PlannedScheduler(ModelScheduler):
         return batch
 
     def _scheduled(self, own: StepLimits) -> Batch:
-        """What vLLM schedules within ``limits``; ``own`` hold again after it.
+        """Return what vLLM schedules within ``limits``, and restore the limits ``own`` after it.
 
-        A place is left for each request whose KV is being loaded, and those whose KV has been are let in: they hold
+        A place is left for each request with KV that is being loaded. Requests with loaded KV are admitted: they hold
         blocks, and no plan counts them.
         """
         if self.swap is not None:

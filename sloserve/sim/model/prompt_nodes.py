@@ -6,13 +6,13 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.sim.model.model_requests import ModelRequests
 
 _OUTPUT = -1
-"""Token that all replies are made of; no block of a prompt has it for its id."""
+"""The token that every output is made of; no block of a prompt has it for its id."""
 
 
 class PromptNodes:
-    """A block's content is a node: its tokens and the node before it.
+    """The contents of blocks as nodes: a node is the tokens of a block together with the node before it.
 
-    Prompts without ``prefix_ids`` share nothing, so their nodes are their own.
+    A prompt without ``prefix_ids`` shares nothing: no other prompt has the same nodes.
     """
 
     def __init__(self, requests: ModelRequests, block_size: int) -> None:
@@ -22,7 +22,7 @@ class PromptNodes:
         self._nodes_of: dict[int, list[int]] = {}  # by request, as far as asked for
 
     def node(self, index: int, i: int) -> Hashable:
-        """What identifies the content of the request's block ``i``, all before it included."""
+        """Return the node of the request's block ``i``: it identifies the content up to and including this block."""
         item = self._requests.handles[index].workload
         if not item.prefix_ids:
             return (index, i)
@@ -33,7 +33,7 @@ class PromptNodes:
         return nodes[i]
 
     def ended(self, index: int) -> None:
-        """The request will not come back."""
+        """Forget the request, which will not come back."""
         self._nodes_of.pop(index, None)
 
     def _content(self, item: WorkloadRequest, i: int) -> tuple[int, ...]:

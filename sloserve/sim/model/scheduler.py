@@ -26,15 +26,19 @@ ONE: IntArray = np.ones((), np.int64)
 
 
 class ModelScheduler:
-    """Decides for one engine what each step computes.
+    """The scheduler of one engine: it decides what each step computes.
 
     Between two steps ``running`` and ``waiting`` may be reordered, ``limits`` narrowed and ``paused`` set, as a plan
-    asks; limits and pauses hold until they are set anew.
+    asks; limits and pauses hold until they are set again.
 
-    running, waiting: indices of requests, first served first. holding: those that wait and hold KV, which is being
-    loaded or has been. arrived: those of them whose loads are known to be done. swap: ``None`` without swap space.
-    paused: indices of running requests to pass over.
-    preempted: ids of the requests that were preempted, in order, until the reader clears it.
+    Args:
+        running: Indices of running requests; the first is served first.
+        waiting: Indices of waiting requests; the first is served first.
+        holding: Waiting requests that hold KV blocks for KV that is being loaded or has been loaded.
+        arrived: The requests of ``holding`` with loads that are known to be done.
+        swap: The swap space, or ``None`` without one.
+        paused: Indices of running requests to pass over.
+        preempted: Ids of the requests that were preempted, in order, until the reader clears it.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -64,7 +68,7 @@ class ModelScheduler:
         self._untold = False  # requests ended; vLLM makes one more step to tell its workers
 
     def has_requests(self) -> bool:
-        """Whether there is anything to schedule."""
+        """Return whether there is anything to schedule."""
         return bool(self.running.size or self.waiting.size or self.holding or self._leaving or self._untold)
 
     @property
@@ -73,7 +77,7 @@ class ModelScheduler:
         return int(self.waiting.size) + len(self.holding)
 
     def add(self, requests: Sequence[ModelRequest]) -> None:
-        """New requests queue up, in order of arrival."""
+        """Add new requests to the end of the queue, in order of arrival."""
         if self.drafts is not None:
             self.drafts.add(requests)
         self.waiting = np.concatenate((self.waiting, [request.index for request in requests]), dtype=np.int64)
@@ -81,7 +85,7 @@ class ModelScheduler:
     # One step.
 
     def schedule(self) -> Batch:
-        """What the next step computes; it counts as done from now on, but for its output."""
+        """Return what the next step computes, and count it as done except for its output."""
         self._untold = False
         if self.kv.caches:
             self.kv.step_begins()
@@ -117,7 +121,7 @@ class ModelScheduler:
         return Batch(members, tokens, computed, samples, int(np.add.reduce(tokens)), admitted, drafts)
 
     def _serve_running(self, budget: int, chunk: int) -> tuple[IntArray, IntArray]:
-        """How many tokens each running request gets; preempts from the end where KV is short."""
+        """Return the running requests and the tokens that each gets; preempt from the end where KV is short."""
         counts, members = self.requests, self.running
         if not members.size:
             return members, members
@@ -150,12 +154,12 @@ class ModelScheduler:
         return members[served], new[served]
 
     def _chunk_ends(self) -> ChunkEnds:
-        """Where chunks of this step may end."""
+        """Return the rule for where chunks of this step may end."""
         most, chunk = min(self.limits.tokens, self.settings.max_num_batched_tokens), self.limits.chunk
         return ChunkEnds(self.layout.chunk_multiple, min(most, chunk) if chunk > 0 else most)
 
     def _grow(self, members: IntArray, after: IntArray, new: IntArray) -> int:
-        """Gives running requests their blocks; returns how many of them, from the first, still run."""
+        """Give running requests their blocks; return how many of them, from the first, still run."""
         counts, kv = self.requests, self.kv
         kept = int(members.size)
         if kv.grow_all(members, after):
@@ -175,9 +179,9 @@ class ModelScheduler:
         return kept
 
     def _admit(self, step: Admitted) -> None:
-        """Admits from the head of the queue.
+        """Admit requests from the head of the queue.
 
-        Requests whose output is in flight since before their preemption are passed over.
+        It passes over requests that still have output in flight from before their preemption.
         """
         counts, kv, swap = self.requests, self.kv, self.swap
         if self.holding and not self._admit_holding(step):
@@ -218,7 +222,7 @@ class ModelScheduler:
             self.waiting = np.concatenate((np.array(passed, np.int64), rest)) if passed else rest
 
     def _first_chunk(self, step: Admitted, index: int, computed: int) -> int:
-        """Tokens that the step computes of a request that it admits, with KV of its first ``computed`` tokens."""
+        """Return the first chunk, in tokens, of an admitted request with KV of its first ``computed`` tokens."""
         new = int(self.requests.tokens[index]) - computed
         if new == 1 and step.padding and (step.beside_others or computed):
             if computed + 1 + step.padding < self.settings.max_model_len:
@@ -231,7 +235,7 @@ class ModelScheduler:
         return self._chunk_ends().within(Prompt.of(self.requests, index, computed), new)
 
     def _take_in(self, step: Admitted, index: int, computed: int, new: int) -> None:
-        """A request that fits runs from now on, with KV of ``computed`` tokens; the step computes ``new`` more."""
+        """Let a request that fits run with KV of ``computed`` tokens; the step computes ``new`` more."""
         counts, tokens = self.requests, int(self.requests.tokens[index])
         self.kv.grow(index, computed + new)
         self.kv.cache(index, min(computed + new, tokens))
@@ -246,8 +250,9 @@ class ModelScheduler:
     # KV that comes from elsewhere (vLLM's KV connectors): a request holds its blocks while its KV is loaded.
 
     def _load(self, step: Admitted, index: int, hit: Hit, frontier: int) -> bool:
-        """Gives a request the blocks of its first ``frontier`` tokens and has what is not in ``hit`` loaded; ``False``
-        if they do not fit.
+        """Give a request blocks for its first ``frontier`` tokens and load the KV that ``hit`` lacks.
+
+        Returns ``False``, and changes nothing, if the blocks do not fit.
         """
         counts, kv, swap = self.requests, self.kv, self.swap
         assert swap is not None
@@ -266,7 +271,10 @@ class ModelScheduler:
         return True
 
     def _reserved(self, step: Admitted, num_blocks: int) -> int:
-        """Blocks that unfinished prompts and loads still need, and running requests while ``num_blocks`` are loaded."""
+        """Return the blocks that must stay free while ``num_blocks`` blocks are loaded.
+
+        Unfinished prompts, loads and the growth of running requests need these blocks.
+        """
         assert self.swap is not None
         running = np.concatenate((self.requests.computed[self.running], np.array(step.computed, np.int64)))
         growth = self.swap.control.growth_blocks(running, num_blocks)
@@ -275,7 +283,7 @@ class ModelScheduler:
         return self.kv.lacking(members, tokens) + growth
 
     def _admit_holding(self, step: Admitted) -> bool:
-        """Admits the requests whose KV has arrived, ahead of all others; ``False`` if admission ends with them."""
+        """Admit the requests with loaded KV ahead of all others; return ``False`` if admission ends with them."""
         counts, kv = self.requests, self.kv
         waits: list[int] = []
         for place, index in enumerate(self.holding):
@@ -297,7 +305,7 @@ class ModelScheduler:
         return True
 
     def preempt(self, index: int) -> None:
-        """Takes a request's KV and puts it in front of the queue; the caller takes it out of ``running``."""
+        """Take a request's KV and put it in front of the queue; the caller takes it out of ``running``."""
         counts = self.requests
         if self.swap is not None:
             self._prefilling.discard(index)
@@ -311,7 +319,7 @@ class ModelScheduler:
         self.preempted.append(counts.handles[index].request_id)
 
     def abort(self, index: int) -> None:
-        """Ends a request that runs or waits; its output in flight is dropped."""
+        """End a request that runs or waits, and drop its output in flight."""
         self._end(index)
         self._untold = True
         self.running = self.running[self.running != index]
@@ -377,7 +385,7 @@ class ModelScheduler:
         return fresh
 
     def _cache_output(self, sampled: IntArray, ending: BoolArray) -> None:
-        """Lets the prefix cache know of blocks that output has filled, and ends requests, each in its turn."""
+        """Enter the blocks that output has filled in the cache, and end finished requests, in the order of the step."""
         counts, kv = self.requests, self.kv
         # The newest token has no KV yet.
         full = (counts.tokens[sampled] - 1) // kv.block_size

@@ -7,8 +7,12 @@ from sloserve.core.arrays import BoolArray, IntArray
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """Limits of one step. running: no admission while so many run. tokens: of the step. chunk: most of one request, 0
-    for any number.
+    """The limits of one step.
+
+    Args:
+        running: Number of running requests at which admission stops.
+        tokens: Most tokens of the step.
+        chunk: Most tokens of one request; 0 for any number.
     """
 
     running: int
@@ -18,11 +22,17 @@ class StepLimits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """What one step computes, as vLLM's SchedulerOutput. Arrays: ``[requests in the step]``, in its order.
+    """What one step computes, like vLLM's SchedulerOutput. Arrays are ``[requests in the step]``, in the step's order.
 
-    requests: indices. tokens: how many each gets. computed: with KV before this step. samples: whether the step gives
-    the request a token. num_tokens: in all. admitted: indices of the requests that it admitted, in order.
-    drafts: how many of its tokens are drafts, or padding in their place; ``None`` in an engine without drafts.
+    Args:
+        requests: Indices of the requests.
+        tokens: Number of tokens that each request gets.
+        computed: Tokens of each request with KV before this step.
+        samples: Whether the step gives each request a token.
+        num_tokens: Number of tokens of the whole step.
+        admitted: Indices of the requests that the step admitted, in order.
+        drafts: Number of tokens of each request that are drafts, or padding in their place; ``None`` in an engine
+            without drafts.
     """
 
     requests: IntArray
@@ -41,12 +51,17 @@ class Batch:
 
 @dataclass(slots=True, eq=False)
 class Admitted:
-    """What a step admits. budget: tokens that are left for it. places: how many requests. chunk: as in Limits.
+    """What a step admits, and what is left of its limits.
 
-    padding: tokens in place of drafts beside the last token of a request; 0 beside prompts. beside_others: whether the
-    step computes tokens of requests that ran before.
-
-    requests: indices, in order. computed: tokens with KV. tokens: that the step computes.
+    Args:
+        budget: Tokens that are left for the step.
+        places: Number of requests that may still be admitted.
+        chunk: Most tokens of one request, as in :class:`StepLimits`.
+        padding: Tokens in place of drafts beside the last token of a request; 0 beside prompts.
+        beside_others: Whether the step computes tokens of requests that ran before.
+        requests: Indices of the admitted requests, in order.
+        computed: Tokens of each admitted request with KV.
+        tokens: Tokens of each admitted request that the step computes.
     """
 
     budget: int

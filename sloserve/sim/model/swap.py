@@ -12,10 +12,7 @@ from sloserve.sim.model.model_requests import ModelRequest, ModelRequests
 
 
 class KVSwap:
-    """KV of preempted requests in host memory.
-
-    begun: requests whose loads the last step began.
-    """
+    """The KV of preempted requests in host memory; ``begun`` lists the requests that the last step began to load."""
 
     def __init__(self, requests: ModelRequests, control: SwapControl) -> None:
         self._requests = requests
@@ -32,18 +29,18 @@ class KVSwap:
         return len(self._kept)
 
     def take(self) -> tuple[list[Sequence[int]], list[Load]]:
-        """The copies that the next step begins: host blocks of those to the host, and those back."""
+        """Return and clear the copies that the next step begins: host blocks of stores, and the loads."""
         taken = self._stores, self._loads
         self._stores, self._loads = [], []
         return taken
 
     def given(self, index: int) -> None:
-        """A new request, whose KV may be in the pool already."""
+        """Note a new request, which may already have KV in the pool."""
         if self.control.store.tokens_of(self._requests.handles[index].request_id):
             self._kept.add(index)
 
     def before_preempt(self, index: int, engine: EngineFacts) -> None:
-        """The request loses its blocks next."""
+        """Keep the KV of a request that is about to lose its blocks, if the copy is worth its cost."""
         request_id, tokens = self._requests.handles[index].request_id, int(self._requests.computed[index])
         worth_s = self.control.worth_s(request_id, tokens, engine)
         if worth_s is None:
@@ -52,7 +49,7 @@ class KVSwap:
         self.keep(index, worth_s)
 
     def keep(self, index: int, worth_s: float) -> None:
-        """The KV of a running request goes to the pool, if there is room."""
+        """Copy the KV of a running request to the pool, if there is room."""
         request_id, tokens = self._requests.handles[index].request_id, int(self._requests.computed[index])
         known = int(self._requests.tokens[index])
         kept = self.control.store.store(request_id, tokens, worth_s, known - 1)
@@ -63,8 +60,9 @@ class KVSwap:
             self._kept.add(index)
 
     def frontier(self, index: int, hit: int) -> int:
-        """Tokens whose KV the request has once it is loaded, of which it finds ``hit`` in the prefix cache; 0 where
-        there is nothing to load.
+        """Return how many leading tokens of the request have KV after a load; 0 where there is nothing to load.
+
+        The first ``hit`` of these tokens are found in the prefix cache.
         """
         if index not in self._kept:
             return 0
@@ -74,7 +72,7 @@ class KVSwap:
         return frontier if frontier > hit and store.blocks_to_load(hit, frontier) else 0
 
     def load(self, index: int, hit: int, frontier: int) -> None:
-        """The request has its blocks; those behind ``hit`` are loaded."""
+        """Load the KV behind the first ``hit`` tokens of a request, which has its blocks."""
         request = self._requests.handles[index]
         _, host_ids = self.control.store.load(request.request_id, hit, frontier)
         self._loads.append((request.request_id, host_ids))
@@ -84,19 +82,19 @@ class KVSwap:
         self.begun.append(request)
 
     def runs(self, index: int) -> None:
-        """The request runs without what is kept for it: the prefix cache has it all."""
+        """Drop the KV kept for a request that runs without it: the prefix cache has it all."""
         if index in self._kept:
             self._drop(index, "found_elsewhere")
 
     def told(self, told: Told) -> list[int]:
-        """What the worker says with a step's output; returns the requests whose loads are done."""
+        """Record what the worker reports with a step's output; return the requests with finished loads."""
         for request_id in told.loaded:
             self.control.store.loaded(request_id)
         self.control.timed(told.out, told.back)
         return [self._loading.pop(request_id) for request_id in told.loaded]
 
     def ended(self, index: int) -> None:
-        """The request will not come back."""
+        """Forget the request, which will not come back."""
         self._drop(index, "ended")
         self.control.ended(self._requests.handles[index].request_id)
 
