@@ -16,10 +16,10 @@ from sloserve.sim.workloads.trace import Trace, make_trace
 
 
 class ArrivalProcess(Protocol):
-    """When do requests arrive, at a mean rate of one a second?"""
+    """A process of arrival times with a mean rate of one request a second."""
 
     def draw(self, n: int, rng: np.random.Generator) -> FloatArray:
-        """Arrivals in seconds, ``[n]``, ascending, counted from the start of the process."""
+        """Return ascending arrivals in seconds since the start of the process, ``[n]``."""
         ...
 
 
@@ -51,9 +51,11 @@ class Gamma:
 
 @dataclass(frozen=True, slots=True)
 class Bursts:
-    """Requests that come ``size`` at once: burst k at (k + phase) * size seconds, so one a second on average.
+    """Requests that come ``size`` at once: burst k at (k + phase) * size seconds, so one request a second on average.
 
-    phase: when in its period a burst comes, 0..1.
+    Args:
+        size: Number of requests in a burst.
+        phase: Position of a burst within its period, 0..1.
 
     Raises: ValueError unless ``size`` is at least 1 and ``phase`` within 0..1.
     """
@@ -93,7 +95,7 @@ class OnOff:
 def generate(
     name: str, arrivals: ArrivalProcess, lengths: TokenLengths, n: int, seed: int, rate_per_s: float, task: str = ""
 ) -> Trace:
-    """``n`` requests with arrivals at ``rate_per_s`` and lengths drawn from two streams of ``seed``.
+    """Return ``n`` requests with arrivals at ``rate_per_s`` and lengths drawn from two streams of ``seed``.
 
     Raises: ConfigError if ``n`` is below 1 or the rate is not a positive number.
     """

@@ -1,7 +1,8 @@
 """Conversations: each prompt carries the earlier rounds, so it shares a prefix with the one before.
 
-What papers leave open is chosen here: rounds are geometric; a person reads a reply at 20 tokens a second and thinks for
-10 s on average; a conversation ends before its prompt exceeds 3,000 tokens, which every shipped profile serves.
+The papers leave some things open, which this module chooses: rounds are geometric; a person reads an output at 20
+tokens a second and thinks for 10 s on average; a conversation ends before its prompt exceeds 3,000 tokens, which every
+shipped profile serves.
 """
 
 import numpy as np
@@ -22,13 +23,14 @@ _IDS = 1 + _MOST_TOKENS // PREFIX_BLOCK_TOKENS
 def conversations(
     name: str, arrivals: ArrivalProcess, lengths: TokenLengths, n: int, seed: int, rps: float, rounds: float
 ) -> tuple[Trace, IntArray]:
-    """``n`` requests at ``rps``, and the conversation that each belongs to, ``[requests]``, numbered from 0.
+    """Return ``n`` requests at ``rps``, and the conversation of each request, ``[requests]``, numbered from 0.
 
-    rounds: mean of a conversation, above 1. Some are under way at the start, so that the rate is even.
+    Conversations have ``rounds`` rounds on average, which is above 1. Some conversations are under way at the start, so
+    that the rate is even.
     """
     count = 2 * n
     rng = stream(seed, f"{name}/rounds")
-    rows: list[tuple[float, int, int, int]] = []  # seconds since the conversation began, it, prompt, reply
+    rows: list[tuple[float, int, int, int]] = []  # start in its conversation (s), conversation, tokens
     for conversation in range(count):
         num_rounds = int(rng.geometric(1.0 / rounds))
         asked, replies = lengths.draw(num_rounds, rng)

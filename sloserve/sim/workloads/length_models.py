@@ -26,16 +26,16 @@ LOG_STD = 1.0
 
 
 class TokenLengths(Protocol):
-    """How long are the prompts and outputs of a workload?"""
+    """A distribution of the prompt and output lengths of a workload."""
 
     def draw(self, n: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
-        """Prompt and output tokens of ``n`` requests, ``[n]`` each, at least 1."""
+        """Return the prompt and output tokens of ``n`` requests, ``[n]`` each, at least 1."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenCount:
-    """A distribution of one length: ``probability[i]`` is that of ``minimum + i`` tokens; sums to 1."""
+    """A distribution of one length: ``probability[i]`` is the probability of ``minimum + i`` tokens; sums to 1."""
 
     minimum: int
     probability: FloatArray
@@ -55,7 +55,7 @@ class TokenCount:
         return float(self.probability @ np.arange(self.minimum, self.maximum + 1))
 
     def draw(self, n: int, rng: np.random.Generator) -> IntArray:
-        """``n`` independent lengths, ``[n]``, by inversion: one uniform number each."""
+        """Draw ``n`` independent lengths, ``[n]``, by inversion: each takes one uniform number."""
         return self.minimum + np.searchsorted(self._steps, rng.random(n), side="right").astype(np.int64)
 
 
@@ -72,12 +72,12 @@ class IndependentLengths:
 
 
 def fixed(tokens: int) -> TokenCount:
-    """Always ``tokens``, at least 1."""
+    """Return a distribution that always gives ``tokens``, at least 1."""
     return uniform(tokens, tokens)
 
 
 def uniform(minimum: int, maximum: int) -> TokenCount:
-    """Every whole number from ``minimum`` (at least 1) to ``maximum`` alike.
+    """Return a distribution where each whole number from ``minimum`` (at least 1) to ``maximum`` is equally likely.
 
     Raises: ValueError if the range is empty or starts below 1.
     """
@@ -89,11 +89,10 @@ def uniform(minimum: int, maximum: int) -> TokenCount:
 
 @functools.lru_cache(maxsize=64)
 def truncated_lognormal(mean: float, minimum: int, maximum: int, log_std: float = LOG_STD) -> TokenCount:
-    """A lognormal of log-standard deviation ``log_std``, cut to ``minimum``..``maximum``, whose mean after the cut is
-    ``mean``.
+    """Return a lognormal distribution cut to ``minimum``..``maximum`` that has the mean ``mean`` after the cut.
 
-    With that spread fixed the family is exponential in mu / log_std**2, so the mean grows with it and there is one
-    solution.
+    With its log-standard deviation fixed to ``log_std`` the family is exponential in mu / log_std**2, so the mean grows
+    with mu and there is one solution.
 
     Raises: ValueError if ``mean`` does not lie inside the range, or so close to its end that no such distribution
     exists.
@@ -114,8 +113,9 @@ def truncated_lognormal(mean: float, minimum: int, maximum: int, log_std: float 
 
 
 def chunks(mean: float, minimum: int, chunk: int) -> TokenCount:
-    """Full chunks of ``chunk`` tokens, and remainders uniform over ``minimum``..``chunk - 1``, mixed so that the mean
-    is ``mean``.
+    """Return a mixture of full chunks of ``chunk`` tokens and shorter remainders that has the mean ``mean``.
+
+    Remainders are uniform over ``minimum``..``chunk - 1`` tokens.
 
     Raises: ValueError if ``mean`` lies outside what such a mixture can have.
     """
@@ -129,17 +129,25 @@ def chunks(mean: float, minimum: int, chunk: int) -> TokenCount:
 
 
 def alpaca() -> IndependentLengths:
-    """Source: EconoServe, Table 2: input 19.31 / 9 / 2.47K, output 58.41 / 13 / 292 (average / minimum / maximum)."""
+    """Return the lengths of Alpaca.
+
+    Source: EconoServe, Table 2: input 19.31 / 9 / 2.47K, output 58.41 / 13 / 292 (average / minimum / maximum).
+    """
     return IndependentLengths(truncated_lognormal(19.31, 9, 2470), truncated_lognormal(58.41, 13, 292))
 
 
 def sharegpt() -> IndependentLengths:
-    """Source: EconoServe, Table 2: input 161.31 / 16 / 3.2K, output 337.99 / 19 / 991."""
+    """Return the lengths of ShareGPT.
+
+    Source: EconoServe, Table 2: input 161.31 / 16 / 3.2K, output 337.99 / 19 / 991.
+    """
     return IndependentLengths(truncated_lognormal(161.31, 16, 3200), truncated_lognormal(337.99, 19, 991))
 
 
 def multiround() -> IndependentLengths:
-    """ShareGPT whose prompts carry the earlier rounds, cut at 1k tokens: about three times as long, outputs alike.
+    """Return the lengths of ShareGPT with prompts that carry the earlier rounds, cut at 1k tokens.
+
+    Prompts are about three times as long as in :func:`sharegpt`, outputs alike.
 
     Source: Andes, Sec. 6.1 and Fig. 9, in words only; three times the mean of :func:`sharegpt` is our reading of them.
     """
@@ -147,13 +155,19 @@ def multiround() -> IndependentLengths:
 
 
 def bookcorpus() -> IndependentLengths:
-    """Source: EconoServe, Table 2: input 1952.11 / 18 / 461K before, 2048 after chunking, output 681.2 / 32 / 1041."""
+    """Return the lengths of BookCorpus.
+
+    Source: EconoServe, Table 2: input 1952.11 / 18 / 461K before, 2048 after chunking, output 681.2 / 32 / 1041.
+    """
     return IndependentLengths(chunks(1952.11, 18, 2048), truncated_lognormal(681.2, 32, 1041))
 
 
 def reasoning() -> IndependentLengths:
-    """Replies that think first: a median of 1,500 tokens, and a tail that is cut at 30,000; questions of 300 tokens.
+    """Return the lengths of requests with reasoning before the visible output.
 
-    No trace of such replies is open with its lengths; median and tail are ours, the spread is that of this module.
+    Outputs have a median of 1,500 tokens and a tail that is cut at 30,000; prompts have 300 tokens on average.
+
+    No open trace of such outputs has lengths; median and tail are our choice, the spread is the ``LOG_STD`` of this
+    module.
     """
     return IndependentLengths(truncated_lognormal(300.0, 16, 4000), truncated_lognormal(2440.0, 20, 30_000))

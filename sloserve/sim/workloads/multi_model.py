@@ -1,9 +1,9 @@
 """Requests for the models of a fleet: QLM's workloads, as generators.
 
-Source: QLM, Sec. 8. What the paper leaves open is chosen here: lengths are ShareGPT's; arrivals are Poisson; a
-request's model, its class and its lengths are drawn independently; the latency-sensitive class is the most urgent of
-the fleet's classes, and all others share the rest alike. Mega prompts take a large part of the longest context that
-their model serves, at most: prompts 30 to 60 % of it, replies 2 to 4 %.
+Source: QLM, Sec. 8. The paper leaves some things open, which this module chooses: lengths are ShareGPT's; arrivals are
+Poisson; a request's model, its class and its lengths are drawn independently; the latency-sensitive class is the most
+urgent of the fleet's classes, and all others share the rest alike. Mega prompts take a large part of the longest
+context that their model serves: prompts 30 to 60 % of it, outputs 2 to 4 %.
 """
 
 from collections.abc import Collection
@@ -35,7 +35,14 @@ OPTIONS = ("latency_share", "tail_share", "mega_share", "cv", "rounds")
 
 @dataclass(frozen=True, slots=True)
 class ModelDemand:
-    """What is asked of one model. share: of all requests. tail: seldom asked for. context: longest, in tokens."""
+    """The demand for one model.
+
+    Args:
+        model: Name of the model.
+        share: Share of all requests that ask for the model.
+        tail: Whether the model is seldom asked for.
+        context: Longest context that the model serves, in tokens.
+    """
 
     name: str
     share: float
@@ -47,10 +54,13 @@ class ModelDemand:
 class FleetWorkload:
     """One of QLM's workloads.
 
-    latency_share: part of the requests in the most urgent class. tail_share: part that asks for tail models; ``None``:
-    as their shares say. mega_share: part that are mega prompts. cv: of the gaps between arrivals, 1 for Poisson; with
-    rounds, of conversations. rounds: mean of a conversation, whose requests have one model and class and carry their
-    earlier rounds; 1 for none.
+    Args:
+        latency_share: Share of the requests in the most urgent class.
+        tail_share: Share of the requests that ask for tail models; ``None`` to use the shares of these models.
+        mega_share: Share of the requests that are mega prompts.
+        cv: Coefficient of variation of the gaps between arrivals, 1 for Poisson; with rounds, between conversations.
+        rounds: Mean number of rounds of a conversation; 1 for none. All requests of a conversation have one model and
+            class, and carry their earlier rounds.
     """
 
     name: str
@@ -62,7 +72,10 @@ class FleetWorkload:
 
     @classmethod
     def parse(cls, text: str) -> "FleetWorkload":
-        """``w-a:latency_share=0.2:tail_share=0.1``. Raises: ConfigError for an unknown name, option or value."""
+        """Return the workload that a text such as ``w-a:latency_share=0.2:tail_share=0.1`` describes.
+
+        Raises: ConfigError for an unknown name, option or value.
+        """
         name, given = parse_policy(text)
         if name not in KINDS:
             raise ConfigError(f"workload {name!r} {unknown(name, tuple(KINDS))} (of a fleet)")
@@ -83,9 +96,9 @@ class FleetWorkload:
     def requests(
         self, n: int, seed: int, rps: float, models: Collection[ModelDemand], classes: ClassTable
     ) -> list[WorkloadRequest]:
-        """``n`` requests of ``seed``, ``rps`` a second on average.
+        """Return ``n`` requests of ``seed``, ``rps`` a second on average.
 
-        Raises: ConfigError where tail models shall have a share and there is none.
+        Raises: ConfigError where tail models must have a share and there is no tail model.
         """
         if self.rounds > 1.0:
             trace, asks = conversations(self.name, Gamma(self.cv), sharegpt(), n, seed, rps, self.rounds)

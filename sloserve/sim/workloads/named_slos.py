@@ -12,7 +12,10 @@ from sloserve.sim.workloads.slo_file import read_slo_file
 
 
 def digest_assignment(name: str, speeds: DigestSpeeds) -> SLOAssignment:
-    """One class ``name`` of users who digest at ``speeds`` and expect the first token in a second (Andes, Sec. 6.1)."""
+    """Return one class ``name`` of users who digest at ``speeds`` and expect the first token in a second.
+
+    Source: Andes, Sec. 6.1.
+    """
     rule = ClassRule(SLOClass(name, 0, Targets(ttft_s=DEFAULT_TTFT_S)), speeds=speeds)
     return SLOAssignment(f"built-in SLOs {name!r}", (rule,), default=name)
 
@@ -26,11 +29,11 @@ NAMED_SLOS = {
 
 
 SCALED = "scaled"
-"""``scaled:prompt_ms=50:token_ms=24``: EconoServe's deadlines, in proportion to the reply."""
+"""The name of EconoServe's deadlines, which are in proportion to the output: ``scaled:prompt_ms=50:token_ms=24``."""
 
 
 def find_slos(name_or_path: str) -> SLOAssignment:
-    """The assignment of that name, or else in the SLO file at that path.
+    """Return the assignment with this name, or else the assignment in the SLO file at this path.
 
     Raises: ConfigError for a file that cannot be read, or a key or value in it that is not allowed.
     """
@@ -41,7 +44,10 @@ def find_slos(name_or_path: str) -> SLOAssignment:
 
 
 def _scaled(text: str, options: str) -> SLOAssignment:
-    """e2e = scale * (prompt_ms + token_ms * output tokens), both measured without load; scale 2 if not given."""
+    """Return the assignment with the deadline scale * (prompt_ms + token_ms * output tokens) after arrival.
+
+    Both latencies are measured without load; the scale is 2 if not given.
+    """
     found = {"scale": 2.0}
     for pair in options.split(":"):
         key, _, value = pair.partition("=")

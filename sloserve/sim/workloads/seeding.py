@@ -6,7 +6,9 @@ import numpy as np
 
 
 def stream(seed: int, name: str) -> np.random.Generator:
-    """The generator of the stream ``name`` under ``seed`` (at least 0): the same pair gives the same numbers, always.
+    """Return the generator of the stream ``name`` under ``seed`` (at least 0).
+
+    The same pair always gives the same numbers.
 
     Raises: ValueError for a negative seed.
     """

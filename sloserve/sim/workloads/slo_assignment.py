@@ -18,9 +18,13 @@ from sloserve.sim.workloads.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class ScaledDeadline:
-    """A deadline in proportion to the reply: scale * (prompt_s + token_s * output tokens) after arrival.
+    """A deadline in proportion to the output: scale * (prompt_s + token_s * output tokens) after arrival.
 
-    prompt_s, token_s: mean latency of a prompt and of one token, measured on the unloaded engine.
+    Args:
+        prompt_s: Mean latency of a prompt, measured on the unloaded engine, in seconds.
+        token_s: Mean latency of one output token, measured on the unloaded engine, in seconds.
+        scale: Factor on both latencies.
+
     Source: EconoServe, Sec. 4 (SLO-scale, 2 by default).
     """
 
@@ -29,16 +33,19 @@ class ScaledDeadline:
     token_s: float
 
     def e2e_s(self, output_tokens: int) -> float:
-        """The end-to-end target of a request with that many output tokens, at most a week."""
+        """Return the end-to-end target of a request with ``output_tokens`` tokens, in seconds, at most a week."""
         return min(self.scale * (self.prompt_s + self.token_s * output_tokens), MAX_TARGET_S)
 
 
 @dataclass(frozen=True, slots=True)
 class ClassRule:
-    """A class, and how its requests get what they do not all share.
+    """A class, and the rule for targets that differ between its requests.
 
-    share: of the requests that are drawn, 0..1; ``None`` if none are. speeds: from which each request's TDS is drawn.
-    deadline: from which each request's e2e target follows.
+    Args:
+        slo_class: The class.
+        share: Share of the class in the requests that are drawn, 0..1; ``None`` if no classes are drawn.
+        speeds: Distribution from which the TDS of each request is drawn.
+        deadline: Deadline from which the e2e target of each request follows.
     """
 
     slo_class: SLOClass
@@ -49,10 +56,14 @@ class ClassRule:
 
 @dataclass(frozen=True, slots=True)
 class SLOAssignment:
-    """The classes of a workload and who gets which.
+    """The classes of a workload, and the rule for which request gets which class.
 
-    by_task: class of each named task. default: class of the rest when no shares are given; ``None`` if a task without a
-    class is an error. source: the file, for messages.
+    Args:
+        source: Name of the file, for messages.
+        rules: The classes.
+        by_task: Name of the class of each named task.
+        default: Name of the class of all other requests when no shares are given; ``None`` if a task without a class is
+            an error.
     """
 
     source: str
@@ -67,7 +78,9 @@ class SLOAssignment:
         return ClassTable({rule.slo_class.name: rule.slo_class for rule in self.rules}, default)
 
     def assign(self, trace: Trace, rng: np.random.Generator) -> list[SLO]:
-        """The SLO of each request of ``trace``, ``[requests]``, a function of the trace and the state of ``rng``.
+        """Return the SLO of each request of ``trace``, ``[requests]``.
+
+        It is a function of the trace and the state of ``rng``.
 
         Raises: ConfigError for a task that gets no class.
         """

@@ -29,7 +29,7 @@ MAX_RANK = 1000
 
 
 class _Number(NamedTuple):
-    """A number of a class. meaning: for who writes the file. above: it must exceed ``low``."""
+    """A number of a class; ``meaning`` explains it to authors of SLO files, ``above`` excludes the bound ``low``."""
 
     meaning: str
     high: float
@@ -61,7 +61,7 @@ _SCALED = ("scale", "prompt_ms", "token_ms")
 
 
 def slo_file_schema() -> JsonSchema:
-    """The schema of an SLO file, for editors."""
+    """Return the JSON schema of an SLO file, for editors."""
     numbers: dict[str, Any] = {key: number.schema for key, number in _CLASS.items()}
     numbers["rank"]["type"] = "integer"
     speeds = {"enum": list(SPEEDS)}
@@ -96,7 +96,7 @@ def slo_file_schema() -> JsonSchema:
 
 
 def read_slo_file(path: str | Path) -> SLOAssignment:
-    """The classes and their assignment in the file at ``path``.
+    """Return the classes and their assignment in the file at ``path``.
 
     Raises: ConfigError for a file that cannot be read, or a key or value that is not allowed.
     """
@@ -105,7 +105,9 @@ def read_slo_file(path: str | Path) -> SLOAssignment:
 
 
 def parse_slos(root: Node, source: str) -> SLOAssignment:
-    """The assignment that the mapping ``root`` of :func:`~sloserve.core.files.marked_yaml.parse_yaml` describes.
+    """Return the assignment that the mapping ``root`` describes; ``source`` names it in messages.
+
+    The mapping is a node of :func:`~sloserve.core.files.marked_yaml.parse_yaml`.
 
     Raises: ConfigError for a key or value that is not allowed.
     """

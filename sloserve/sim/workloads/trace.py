@@ -1,4 +1,4 @@
-"""A trace: when requests arrived and how long they were, in numpy columns. No text, no SLO.
+"""A trace: the arrivals and lengths of requests in numpy columns, without texts and SLOs.
 
 Arrivals start at 0 and ascend; every operation gives a new trace that keeps both. Rates count gaps: a trace of n
 requests over a span of s seconds has the rate (n - 1) / s, so scaling it to a rate is exact.
@@ -20,10 +20,17 @@ from sloserve.sim.workloads.seeding import stream
 class Trace:
     """Requests in the order of arrival; build one with :func:`make_trace`, which sorts and rebases.
 
-    source: the file or the generator it came from. arrival_s: ``[requests]``, from 0. prompt_tokens, output_tokens:
-    ``[requests]``, at least 1. task: the source's own label of each. prefix_ids: ids of each prompt's blocks of
-    ``block_tokens`` tokens, as in :class:`~sloserve.core.request.WorkloadRequest`; ``None`` where the source has none.
-    reading: how a file was read, its format and units; empty for a trace that was generated.
+    Args:
+        name: Name of the trace.
+        source: File or generator that the trace came from.
+        arrival_s: Arrivals in seconds from 0, ``[requests]``.
+        prompt_tokens: Tokens of each prompt, at least 1, ``[requests]``.
+        output_tokens: Tokens of each output, at least 1, ``[requests]``.
+        task: The source's own label of each request.
+        prefix_ids: Ids of each prompt's blocks of ``block_tokens`` tokens, as in
+            :class:`~sloserve.core.request.WorkloadRequest`; ``None`` where the source has none.
+        block_tokens: Tokens that one of ``prefix_ids`` stands for.
+        reading: Format and units with which a file was read; empty for a trace that was generated.
     """
 
     name: str
@@ -41,7 +48,7 @@ class Trace:
 
     @property
     def span_s(self) -> float:
-        """From the first arrival to the last."""
+        """The seconds from the first arrival to the last."""
         return float(self.arrival_s[-1])
 
     @property
@@ -66,16 +73,16 @@ class Trace:
         )
 
     def head(self, n: int) -> "Trace":
-        """The first ``n`` requests, or all if there are fewer.
+        """Return the first ``n`` requests, or all if there are fewer.
 
         Raises: ConfigError if ``n`` is below 1.
         """
         return self._span(0, self._count(n))
 
     def part(self, start: float, end: float) -> "Trace":
-        """The requests from the share ``start`` of all up to the share ``end``, rebased to 0.
+        """Return the requests from the share ``start`` of all up to the share ``end``, rebased to 0.
 
-        Raises: ConfigError where that is none.
+        Raises: ConfigError where no request lies in this part.
         """
         first, stop = round(start * len(self)), round(end * len(self))
         if first >= stop:
@@ -83,7 +90,7 @@ class Trace:
         return self._span(first, stop)
 
     def window(self, seed: int, n: int) -> "Trace":
-        """``n`` successive requests (all, if there are fewer) from a place that ``seed`` chooses, rebased to 0.
+        """Return ``n`` successive requests (all, if there are fewer) from a place that ``seed`` chooses, rebased to 0.
 
         Raises: ConfigError if ``n`` is below 1.
         """
@@ -97,7 +104,7 @@ class Trace:
         return min(n, len(self))
 
     def at_rate(self, rate_per_s: float) -> "Trace":
-        """The same requests with every gap multiplied by one constant, so that the mean rate is ``rate_per_s``.
+        """Return the same requests with every gap multiplied by one constant, so that the mean rate is ``rate_per_s``.
 
         Raises: ConfigError for a rate that is not positive, or when all requests arrive at once and so have no rate.
         """
@@ -109,7 +116,7 @@ class Trace:
         return self.faster(rate_per_s / rate)
 
     def faster(self, rate_scale: float) -> "Trace":
-        """The same requests arriving ``rate_scale`` times as fast.
+        """Return the same requests arriving ``rate_scale`` times as fast.
 
         Raises: ConfigError for a scale that is not a positive number.
         """
@@ -127,7 +134,9 @@ def make_trace(
     task: Sequence[str],
     prefix_ids: Sequence[tuple[int, ...]] | None = None,
 ) -> Trace:
-    """A trace of columns in any order: sorted by arrival (ties keep their order) and rebased so that the first is 0.
+    """Return a trace of columns in any order, sorted by arrival and rebased so that the first arrival is 0.
+
+    Requests with equal arrivals keep their order.
 
     Raises: ConfigError if there is no request.
     """
@@ -147,10 +156,10 @@ def make_trace(
 
 
 def merge(name: str, source: str, parts: Sequence[tuple[FloatArray, Trace]]) -> Trace:
-    """One trace of several; each part comes with the arrivals to use for it, ``[requests of the part]``, on a common
-    clock.
+    """Return one trace of several parts.
 
-    Prefix ids are dropped: ids of different parts mean different prompts.
+    Each part comes with the arrivals to use for it, in seconds on a common clock, ``[requests of the part]``. Prefix
+    ids are dropped: ids of different parts mean different prompts.
     """
     return make_trace(
         name,

@@ -1,5 +1,7 @@
-"""The options that say which requests are offered, at what rate and with which SLOs: the same for a simulation and for
-a live endpoint. Imports nothing that takes long, so that ``--help`` answers at once.
+"""The options that say which requests are offered, at what rate and with which SLOs.
+
+They are the same for a simulation and for a live endpoint. Imports nothing that takes long, so that ``--help`` responds
+at once.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which part of a workload the seeds draw from, so that what is chosen on one part can be judged on another."""
+"""The part of a workload that the seeds draw from, so that what is chosen on one part can be judged on another."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,12 @@ asked for, so windows that do not overlap never share a draw."""
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """From the share ``start`` of a workload to the share ``end``, 0 to 1."""
+    """The part of a workload between two shares of its requests, 0 to 1.
+
+    Args:
+        start: Share of the requests before the part.
+        end: Share of the requests before the end of the part.
+    """
 
     start: float
     end: float
@@ -30,7 +35,7 @@ class Window:
         return round(self.start * _SEEDS)
 
     def halves(self) -> tuple["Window", "Window"]:
-        """The earlier and the later half."""
+        """Return the earlier and the later half."""
         middle = (self.start + self.end) / 2.0
         return Window(self.start, middle), Window(middle, self.end)
 
@@ -39,7 +44,7 @@ WHOLE = Window(0.0, 1.0)
 
 
 def parse_window(text: str) -> Window:
-    """The window ``start:end``. Raises: ConfigError."""
+    """Return the window that a text ``start:end`` describes. Raises: ConfigError."""
     try:
         start, end = map(numbers.number, text.split(":"))
     except ValueError:

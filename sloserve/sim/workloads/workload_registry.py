@@ -41,8 +41,14 @@ TraceSource = Callable[[int, int], Trace]
 class Workload:
     """What arrives and what it asks for.
 
-    rate_per_s: arrivals per second when no rate is asked for; ``None``: as recorded. slos: who asks for what. trace:
-    what is replayed, ``None`` where it is generated. seed_offset: added to every seed.
+    Args:
+        name: Name of the workload.
+        description: Text for the list of workloads.
+        source: Function that returns the trace of a number of requests and a seed.
+        rate_per_s: Arrivals per second when no rate is asked for; ``None`` to keep the recorded rate.
+        slos: Assignment of SLOs to the requests.
+        trace: The trace that is replayed, or ``None`` where the workload is generated.
+        seed_offset: Number that is added to every seed.
     """
 
     name: str
@@ -54,7 +60,7 @@ class Workload:
     seed_offset: int = 0
 
     def within(self, window: Window) -> "Workload":
-        """The part of it that ``window`` is: of a recorded trace these requests, of a generator these seeds.
+        """Return the part of the workload in ``window``: requests of a recorded trace, or seeds of a generator.
 
         Raises: ConfigError where the part holds no request.
         """
@@ -71,10 +77,10 @@ class Workload:
         rate_scale: float = 1.0,
         slos: SLOAssignment | None = None,
     ) -> list[WorkloadRequest]:
-        """``n`` requests of ``seed``, at ``rate_per_s`` or else ``rate_scale`` times the workload's own rate.
+        """Return ``n`` requests of ``seed``, at ``rate_per_s`` or else ``rate_scale`` times the workload's own rate.
 
-        The rate of generated requests holds on average over seeds, that of a replayed window exactly. slos: replaces
-        the workload's own assignment.
+        The rate of generated requests holds on average over seeds, the rate of a replayed window exactly. An assignment
+        ``slos`` replaces the workload's own.
 
         Raises: ConfigError for a count below 1, a rate that is not positive, or a task without a class.
         """
@@ -88,8 +94,9 @@ class Workload:
 
 
 def to_requests(trace: Trace, slos: SLOAssignment, seed: int) -> list[WorkloadRequest]:
-    """The requests of ``trace`` with the SLOs that ``slos`` gives them under ``seed``; priority is the rank of the
-    class.
+    """Return the requests of ``trace`` with the SLOs that ``slos`` gives them under ``seed``.
+
+    The priority of a request is the rank of its class.
 
     Raises: ConfigError for a task without a class.
     """
@@ -115,7 +122,7 @@ def to_requests(trace: Trace, slos: SLOAssignment, seed: int) -> list[WorkloadRe
 
 
 def trace_workload(trace: Trace, slos: SLOAssignment = DEFAULT_ASSIGNMENT) -> Workload:
-    """A workload that replays windows of ``trace``, half of it interactive and half batch unless ``slos`` says else."""
+    """Return a workload that replays windows of ``trace``; by default half is interactive and half is batch."""
     # The file's name without its folder: what is reported must not depend on where the trace lies.
     description = f"{len(trace)} requests of {Path(trace.source).name}"
     if trace.reading:
@@ -240,12 +247,15 @@ WORKLOADS: dict[str, Workload] = {
         ),
     )
 }
-"""The generated workloads. Rates are those of EconoServe's Table 2 (OPT-13B on an A100) and of Andes's Sec. 6.3
-(OPT-66B on four): starting points, to be set to the engine at hand."""
+"""The generated workloads.
+
+Their rates are the rates of EconoServe's Table 2 (OPT-13B on an A100) and of Andes's Sec. 6.3 (OPT-66B on four):
+starting points, to be set to the engine at hand.
+"""
 
 
 def workload(name: str) -> Workload:
-    """The generated workload ``name``.
+    """Return the generated workload ``name``.
 
     Raises: ConfigError for an unknown name.
     """
@@ -257,9 +267,9 @@ def workload(name: str) -> Workload:
 
 
 def asked_workload(options: TrafficOptions) -> Workload:
-    """The workload that the options name, generated or a trace.
+    """Return the workload that the options name, generated or a trace.
 
-    Raises: ConfigError unless they name one, and as :func:`workload` and readers do.
+    Raises: ConfigError unless they name exactly one, and the errors of :func:`workload` and of the readers.
     """
     if (options.workload is None) == (options.trace is None):
         raise ConfigError("give one of --workload and --trace")

@@ -1,6 +1,6 @@
 """Readers of trace files: a file in, a :class:`~sloserve.sim.workloads.trace.Trace` out, or one clear message.
 
-    format     told by                                    columns
+    format     shown by                                   columns
     csv        a header with prompt_tokens                arrival_s, prompt_tokens, output_tokens[, task][, hash_ids]
     azure      a header with TIMESTAMP                    TIMESTAMP, ContextTokens, GeneratedTokens
     mooncake   JSON lines                                 timestamp (ms), input_length, output_length[, hash_ids]
@@ -10,10 +10,10 @@
     custom     JSON lines with a prompt                   prompt, output_tokens
 
 ``mooncake`` is Dynamo's and AIPerf's format too, with more keys (:mod:`~sloserve.sim.workloads.readers.timed_json`).
-The last two hold texts, whose tokens are counted, and no arrivals: these are then drawn, Poisson, one a second. Files
-may be gzipped, whatever their name. Rows need not be sorted by arrival. A row with a prompt or a reply of 0 tokens is
-left out, in every format, with one warning that counts them. Every other fault is a ConfigError that names file, line,
-column, value and what is allowed.
+The last two formats hold texts, of which the tokens are counted, and no arrivals: arrivals are then drawn, Poisson, one
+a second. Files may be gzipped, whatever their name. Rows need not be sorted by arrival. A row with a prompt or an
+output of 0 tokens is left out, in every format, with one warning that counts such rows. Every other fault is a
+ConfigError that names file, line, column, value and what is allowed.
 """
 
 import json
@@ -70,9 +70,13 @@ def read_trace(
 
     Where there is no such file, one of that name in the folder of traces is read, see :func:`find_trace`.
 
-    trace_format: one of :class:`TraceFormat`; ``None``: the one that the first line shows. count: counts the tokens of
-    texts. draw_arrivals: for a file without arrivals, draw them at one request a second, the same in each run.
-    prefix_block_tokens: tokens that one of ``hash_ids`` stands for; ``None``: as the format and the lengths show.
+    Args:
+        path: Path of the file, or its name in the folder of traces.
+        trace_format: One of :class:`TraceFormat`; ``None`` for the format that the first line shows.
+        count: Function that counts the tokens of texts.
+        draw_arrivals: Whether to draw arrivals for a file without them, at one request a second, the same in each run.
+        prefix_block_tokens: Tokens that one of ``hash_ids`` stands for; ``None`` to infer them from the format and the
+            lengths.
 
     Raises: ConfigError for a file that cannot be read, an unknown or ambiguous format, a malformed row, a trace without
     rows or arrivals.

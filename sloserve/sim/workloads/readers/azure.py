@@ -42,7 +42,7 @@ _COLUMNS = (
 
 
 def read(path: Path) -> RawRows:
-    """The rows of the file, arrivals in seconds from its earliest.
+    """Return the rows of the file, with arrivals in seconds since its earliest.
 
     Raises: ConfigError for a malformed file.
     """

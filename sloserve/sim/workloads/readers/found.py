@@ -1,4 +1,4 @@
-"""Where a trace lies: at its path, or under its name in the folder that an environment variable names."""
+"""The place of a trace: its path, or its name in the folder that an environment variable names."""
 
 import os
 from pathlib import Path
@@ -13,9 +13,9 @@ SUFFIXES = ("", ".gz", ".csv", ".csv.gz", ".jsonl", ".jsonl.gz")
 
 
 def find_trace(name: str | Path) -> Path:
-    """The file at the path ``name``; where there is none, the one of that name in the folder of traces.
+    """Return the file at the path ``name``, or else the file with that name in the folder of traces.
 
-    Raises: ConfigError that says where was looked.
+    Raises: ConfigError that lists the searched places.
     """
     path, folder = Path(name), os.environ.get(DATA_FOLDER)
     if path.exists() or path.is_absolute():

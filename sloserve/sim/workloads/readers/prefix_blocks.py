@@ -1,4 +1,4 @@
-"""How many prompt tokens one id of ``hash_ids`` stands for, told by how many ids the prompts have."""
+"""The number of prompt tokens that one id of ``hash_ids`` stands for, which the number of ids of the prompts shows."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ SIZES: Final = tuple(2**power for power in range(4, 14))
 """Block sizes that are tried, tokens: from 16, vLLM's default, to 8192."""
 
 _MOST_ID: Final = 2**31 - 1
-"""Ids above are numbered anew: an engine in virtual time uses them as token ids."""
+"""The largest id that is kept; larger ids are renumbered, since an engine in virtual time uses ids as token ids."""
 
 
 def block_tokens(path: Path, rows: RawRows, given: int | None) -> int:
@@ -47,7 +47,7 @@ def block_tokens(path: Path, rows: RawRows, given: int | None) -> int:
 
 
 def small_ids(prefix_ids: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Return the ids, numbered anew in order of appearance if one of them exceeds 31 bits."""
+    """Return the ids, renumbered in order of appearance if one of them exceeds 31 bits."""
     if max((max(ids) for ids in prefix_ids if ids), default=0) <= _MOST_ID:
         return list(prefix_ids)
     numbers: dict[int, int] = {}

@@ -21,7 +21,7 @@ COLUMNS = (
 
 
 def read(path: Path) -> RawRows:
-    """The rows of the file; without an ``arrival_s`` column, lengths only.
+    """Return the rows of the file; without an ``arrival_s`` column they have lengths only.
 
     Raises: ConfigError for a malformed file.
     """

@@ -38,9 +38,15 @@ _SHORT.maxstring = _SHORT.maxother = 80
 class RawRows:
     """The rows of a file in its own order, checked; all columns ``[rows]``.
 
-    arrival_s: ``None`` for a file of lengths only. prompt_tokens, output_tokens: may be 0. prefix_ids: ``None`` for a
-    file without them. lines: number of the line of each row; ``None`` where no later check names a line.
-    unit: of the arrivals as the file states them. block_tokens: that one of ``prefix_ids`` stands for in this format.
+    Args:
+        arrival_s: Arrivals in seconds; ``None`` for a file of lengths only.
+        prompt_tokens: Tokens of each prompt, which may be 0.
+        output_tokens: Tokens of each output, which may be 0.
+        task: The label of each row.
+        prefix_ids: Ids of the blocks of each prompt; ``None`` for a file without them.
+        lines: Line number of each row; ``None`` where no later check names a line.
+        unit: Unit of the arrivals as the file states them.
+        block_tokens: Tokens that one of ``prefix_ids`` stands for in this format.
     """
 
     arrival_s: FloatArray | None
@@ -53,7 +59,7 @@ class RawRows:
     block_tokens: int = PREFIX_BLOCK_TOKENS
 
     def served(self, path: Path) -> "RawRows":
-        """Return the rows whose prompt and reply have at least one token; the others are counted in one warning.
+        """Return the rows that have at least one token of prompt and output; count the others in one warning.
 
         Raises: ConfigError where that leaves no row.
         """
@@ -79,9 +85,9 @@ class RawRows:
 
 @contextmanager
 def open_trace(path: Path) -> Iterator[TextIO]:
-    """The file as text lines, unzipped if it is gzip by its first bytes.
+    """Open the file as text lines, unzipped if its first bytes show that it is gzip.
 
-    Raises: ConfigError when it cannot be opened, or, while it is read, is no text or a damaged gzip file.
+    Raises: ConfigError when the file cannot be opened, or, while it is read, is no text or a damaged gzip file.
     """
     try:
         with path.open("rb") as raw:
@@ -101,7 +107,7 @@ def open_trace(path: Path) -> Iterator[TextIO]:
 
 
 def bad_cell(path: Path, line: int, column: str, value: object, allowed: str) -> ConfigError:
-    """The one message about a malformed value, which is shortened if it is long."""
+    """Return the error for a malformed value, which is shortened if it is long."""
     return ConfigError(f"{path}:{line}: column {column!r}: {_SHORT.repr(value)} is not {allowed}")
 
 

@@ -25,10 +25,14 @@ CHUNK_ROWS = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """How one column is read.
+    """The rule for how one column is read.
 
-    parse: the value of one cell, else ValueError. parse_all: the values of many, or ValueError when any might be bad.
-    allowed: completes "is not ..." in the message. optional: the header need not have it.
+    Args:
+        name: Name of the column in the header.
+        parse: Function that returns the value of one cell, or raises ValueError.
+        parse_all: Function that returns the values of many cells, or raises ValueError when any might be bad.
+        allowed: Text that completes "is not ..." in the message.
+        optional: Whether the header may lack the column.
     """
 
     name: str
@@ -87,25 +91,26 @@ def tokens(name: str) -> Column:
 
 
 def seconds(name: str) -> Column:
-    """A column of seconds from the start; optional, for files of lengths only."""
+    """Return a column of seconds from the start; it is optional, for files of lengths only."""
     return Column(name, _seconds, _all_seconds, f"a number of seconds from 0 to {MAX_ARRIVAL_S:.0f}", optional=True)
 
 
 def text(name: str) -> Column:
-    """An optional column of labels."""
+    """Return an optional column of labels."""
     return Column(name, str, list, "text", optional=True)
 
 
 def ids(name: str) -> Column:
-    """An optional column of space-separated block ids."""
+    """Return an optional column of space-separated block ids."""
     parse_all = lambda cells: [_ids(cell) for cell in cells]  # noqa: E731
     return Column(name, _ids, parse_all, "a space-separated list of whole numbers, each at least 0", optional=True)
 
 
 def read_chunks(path: Path, columns: Sequence[Column]) -> Iterator[tuple[list[int], dict[str, Any]]]:
-    """Chunks of the CSV file at ``path``: line number of each row, and the values of those ``columns`` it has.
+    """Yield the CSV file at ``path`` in chunks: the line number of each row, and the values of each column.
 
-    Blank lines are passed over; columns that are not asked for are ignored.
+    The values are of the columns of ``columns`` that the file has. Blank lines are passed over; columns that are not
+    asked for are ignored.
 
     Raises: ConfigError for a missing column, a row of another width, or a malformed cell.
     """

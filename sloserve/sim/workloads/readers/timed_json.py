@@ -1,10 +1,12 @@
-"""Traces as JSON lines, one object a request: Mooncake's and those like it (Dynamo, AIPerf), and Qwen-Bailian's.
+"""The reader of traces as JSON lines with one object a request, in the formats of Mooncake and Qwen-Bailian.
+
+Dynamo and AIPerf write the format of Mooncake too.
 
     key             alias           meaning
     timestamp       created_time    arrival: milliseconds in Mooncake's format, seconds in Bailian's
     delay           delay_ms        milliseconds after the previous request of the same session_id, without a timestamp
-    input_length    input_tokens    tokens of the prompt; or its text under a key of TEXT_KEYS, whose tokens are counted
-    output_length   output_tokens   tokens of the reply
+    input_length    input_tokens    tokens of the prompt; or a text to count, under a key of TEXT_KEYS
+    output_length   output_tokens   tokens of the output
     hash_ids                        ids of the prompt's blocks: equal ids are equal blocks, so prompts share a prefix
 
 Keys beyond these are ignored. The task is Bailian's ``type``; in the other format it is the file's name without
@@ -56,7 +58,7 @@ _MAX_TEXT_DEPTH: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class TimedFormat:
-    """A dialect of these files. per_second: how many units of its timestamps one second has."""
+    """A dialect of these files; ``per_second`` is the number of units of its timestamps in one second."""
 
     name: str
     unit: str
@@ -71,7 +73,11 @@ BAILIAN = TimedFormat("bailian", "seconds", 1.0, 16)
 def read(dialect: TimedFormat, path: Path, count: TokenCounter, is_given: bool) -> RawRows:
     """Return the rows of the file.
 
-    is_given: whether the user named the format; without that, timestamps whose unit is ambiguous are refused.
+    Args:
+        dialect: The format of the file.
+        path: Path of the file.
+        count: Function that counts the tokens of texts.
+        is_given: Whether the user named the format; if not, timestamps in an ambiguous unit are refused.
 
     Raises: ConfigError for a malformed file or an ambiguous one.
     """
@@ -129,7 +135,7 @@ class _Rows:
     prefix_ids: list[tuple[int, ...]] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
     texts: dict[int, str] = field(default_factory=dict)
-    """By row, of prompts that are given as text."""
+    """The prompts that are given as text, by row."""
     last_of_session: dict[Any, float] = field(default_factory=dict)
     delayed: int = 0
     has_fractions: bool = False
@@ -186,8 +192,9 @@ class _Rows:
         return 0
 
     def require_milliseconds(self) -> None:
-        """Raise ConfigError where nothing in the file says that its timestamps are milliseconds and they look as if
-        they are not: they have fractions, or the rate would be that of no server.
+        """Raise ConfigError where timestamps do not look like milliseconds and the file does not say that they are.
+
+        They do not look like milliseconds if they have fractions, or give a rate that no server has.
         """
         if self.has_millisecond_keys or not self.arrivals_s:
             return

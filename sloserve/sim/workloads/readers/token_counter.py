@@ -7,7 +7,7 @@ from typing import Final
 from sloserve.core.errors import ConfigError
 
 BYTES_A_TOKEN: Final = 4
-"""The usual rule for English text and tokenizers of 100,000 tokens: four characters each. Counted in UTF-8."""
+"""The bytes of UTF-8 text per token: the usual rule of four characters for English and tokenizers of 100,000 tokens."""
 _FILE: Final = "tokenizer.json"
 
 TokenCounter = Callable[[Sequence[str]], list[int]]
@@ -19,9 +19,11 @@ def estimated(texts: Sequence[str]) -> list[int]:
 
 
 def token_counter(tokenizer: Path | None) -> TokenCounter:
-    """Counts with the file ``tokenizer.json`` at this path or in this folder, without special tokens.
+    """Return a counter with the file ``tokenizer.json`` at this path or in this folder, without special tokens.
 
-    Raises: ConfigError where it cannot be read, or the package that reads it is not installed.
+    Without a path it returns the counter that estimates.
+
+    Raises: ConfigError where the file cannot be read, or the package that reads it is not installed.
     """
     if tokenizer is None:
         return estimated

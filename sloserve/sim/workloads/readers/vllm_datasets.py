@@ -1,8 +1,8 @@
 """Files that ``vllm bench serve --dataset-path`` reads: ShareGPT's JSON, ``custom`` JSON lines, BurstGPT's CSV.
 
-ShareGPT and ``custom`` hold texts and no arrivals. Of a ShareGPT conversation the first message is the prompt and the
-second the reply, as vLLM takes them. Unlike vLLM, which leaves out what is shorter than 4 or longer than 1,024 or 2,048
-tokens, every request counts; and of BurstGPT all models do, not GPT-4 alone.
+ShareGPT and ``custom`` hold texts and no arrivals. The first message of a ShareGPT conversation is the prompt and the
+second the output, as vLLM takes them. vLLM leaves out what is shorter than 4 or longer than 1,024 or 2,048 tokens; here
+every request counts. The requests of all models in BurstGPT count, not only the requests to GPT-4.
 """
 
 import json
@@ -25,7 +25,7 @@ _LOG_TYPE = "Log Type"
 
 
 def read_sharegpt(path: Path, count: TokenCounter) -> RawRows:
-    """Return the conversations of the file, a JSON list or one object a line; one without a reply has 0 tokens.
+    """Return the conversations of the file, a JSON list or one object a line; an absent output has 0 tokens.
 
     Raises: ConfigError for a malformed file.
     """
@@ -98,7 +98,7 @@ def _conversations(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _first_turns(where: str, entry: Any) -> tuple[str | None, str | None]:
-    """Return the prompt and the reply of a conversation; None for one that it does not have."""
+    """Return the prompt and the output text of a conversation; None for a text that it does not have."""
     turns = entry.get("conversations") if isinstance(entry, dict) else None
     if not isinstance(turns, list):
         raise ConfigError(f"{where} has no list of conversations, as ShareGPT's have")
