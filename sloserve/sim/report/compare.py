@@ -59,9 +59,19 @@ class Verdict(StrEnum):
 class Comparison:
     """One metric of one policy at one load, beside the baseline in the same ``pairs`` seeds.
 
-    value, baseline_value: means. difference: mean of the paired differences, in the metric's unit, with its
-    confidence interval (``None`` for a single pair). ratio: ``value / baseline_value``, ``None`` where the baseline's
-    mean is 0.
+    Args:
+        policy: The policy that is compared.
+        baseline: The policy that it is compared with.
+        load: Place on the load axis, see :func:`load_of`.
+        metric: Key of the metric in a run's record.
+        pairs: Number of seeds in which both policies have a value.
+        value: Mean of the policy, in the metric's unit.
+        baseline_value: Mean of the baseline, in the metric's unit.
+        difference: Mean of the paired differences, in the metric's unit.
+        difference_low: Lower end of the confidence interval of the difference; ``None`` for a single pair.
+        difference_high: Upper end of this interval.
+        ratio: ``value / baseline_value``; ``None`` where the baseline's mean is 0.
+        verdict: Judgement of the difference.
     """
 
     policy: str
@@ -78,22 +88,22 @@ class Comparison:
     verdict: Verdict
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain values, for JSON."""
+        """Return the comparison as plain values, for JSON."""
         return {**asdict(self), "verdict": self.verdict.value}
 
 
 def load_of(run: Mapping[str, Any]) -> float:
-    """Where a run stands on the load axis: its ``load``, in multiples of stock's capacity, else its ``rps``."""
+    """Return a run's place on the load axis: its ``load``, in multiples of stock's capacity, or else its ``rps``."""
     return float(run["load"] if "load" in run else run["rps"])
 
 
 def policies_of(runs: Sequence[Run]) -> list[str]:
-    """The policies of ``runs`` in the order of their first run."""
+    """Return the policies of ``runs`` in the order of their first run."""
     return list(dict.fromkeys(run["policy"] for run in runs))
 
 
 def loads_of(runs: Sequence[Run]) -> list[float]:
-    """The loads of ``runs``, ascending."""
+    """Return the loads of ``runs``, ascending."""
     return sorted({load_of(run) for run in runs})
 
 
@@ -103,7 +113,7 @@ def compare(
     metrics: Sequence[str] = DEFAULT_METRICS,
     threshold: float = WIN_THRESHOLD,
 ) -> list[Comparison]:
-    """Compares every other policy with ``baseline``, policy by policy in order of first run, loads ascending.
+    """Compare every other policy with ``baseline``, policy by policy in order of first run, loads ascending.
 
     A seed in which either run has no value for the metric forms no pair. Without any run of the baseline the list is
     empty.

@@ -1,4 +1,4 @@
-"""The experience of the readers of a run: figures of QoE and of delivery speed, and the replies one by one.
+"""The experience of the readers of a run: figures of QoE and of delivery speed, and the outputs one by one.
 
 A request promises a timeline if it states a TTFT or a TDS.
 """
@@ -18,27 +18,30 @@ from sloserve.sim.workloads.seeding import stream
 GOOD_QOE = 0.9
 """Least QoE of a satisfied user, and least mean QoE of a system within its capacity. Source: Andes, Sec. 6.1."""
 ROUNDING = 1e-9
-"""What the areas of a perfect reply may differ by."""
+"""The deviation that counts as rounding in the area of a perfect output."""
 PERCENTS = (10, 50, 90)
 """Source: Andes, Table 4."""
 
 TIMELINE_SHARE = 0.033
 MAX_TIMELINES = 60
-"""Replies whose timelines are kept of a run. Source of the share: Andes, Appendix F."""
+"""The most outputs of a run with timelines that are kept. Source of the share: Andes, Appendix F."""
 
 
 def qoe_samples(logs: Sequence[RequestLog]) -> FloatArray:
-    """QoE of each request that promises a timeline, ``[such requests]``, in the order of ``logs``."""
+    """Return the QoE of each request that promises a timeline, ``[such requests]``, in the order of ``logs``."""
     return np.array([log.qoe for log in logs if log.qoe is not None], np.float64)
 
 
 def experience(logs: Sequence[RequestLog], tpot_s: FloatArray) -> dict[str, float | None]:
-    """The figures of QoE, and of the tokens per second after the first that users saw.
+    """Return the figures of QoE, and of the tokens per second after the first that users saw.
 
-    qoe_good_share, qoe_perfect_share: of the requests that promise a timeline, those of QoE >= 0.9 and of QoE 1.
+    ``qoe_good_share`` and ``qoe_perfect_share`` are the shares, among the requests that promise a timeline, of requests
+    with a QoE >= 0.9 and with a QoE of 1.
 
     Args:
-        tpot_s: of all completed requests of two or more tokens; who got all of them at once has no speed.
+        logs: The requests of the run.
+        tpot_s: Seconds per output token of each completed request of two or more tokens; a request that got all of them
+            at once has no speed.
     """
     qoes = qoe_samples(logs)
     return {
@@ -52,10 +55,14 @@ def experience(logs: Sequence[RequestLog], tpot_s: FloatArray) -> dict[str, floa
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timelines:
-    """When the tokens of some replies came, all under one expectation.
+    """The times of the tokens of some outputs that share one expectation.
 
-    ttft_s, tds: the expectation. replies: how many were expected like that. delivered_s: of each of the sample,
-    ``[its tokens]`` seconds from its arrival; empty for one that got none.
+    Args:
+        ttft_s: Expected time to the first token, in seconds.
+        tds: Expected digestion speed, in tokens per second.
+        replies: Number of requests with this expectation.
+        delivered_s: Times of the tokens of each sampled request, ``[its tokens]``, in seconds since its arrival; empty
+            for a request that got none.
     """
 
     ttft_s: float
@@ -74,10 +81,10 @@ class TimedReplies:
 
 
 def replies_of(logs: Sequence[RequestLog], seed: int) -> TimedReplies | None:
-    """The requests of ``logs`` that promise a timeline; ``None`` if none does.
+    """Return the requests of ``logs`` that promise a timeline; ``None`` if none does.
 
-    Timelines are of a share of those under the commonest expectation, drawn by ``seed`` without regard to what became
-    of them: the same requests under every policy.
+    Timelines are kept of a share of the requests under the commonest expectation. ``seed`` draws the share without
+    regard to how the requests fared, so it is the same under every policy.
     """
     told = [(log, expected) for log in logs if (expected := expectation(log.request.slo.targets)) is not None]
     if not told:

@@ -1,7 +1,7 @@
-"""How all figures look: one colour per policy in every figure, and what figures share.
+"""The look of all figures: one colour per policy in every figure, and what figures share.
 
-The baseline is black and dashed and drawn last, so that a policy that equals it shows beneath. Colours are those of
-Okabe and Ito, which colour-blind readers tell apart; markers differ as well.
+The baseline is black and dashed and drawn last, so that a policy that equals it shows beneath. The colours are the
+palette of Okabe and Ito, which colour-blind readers can distinguish; markers differ as well.
 """
 
 import re
@@ -75,12 +75,12 @@ STYLE: Mapping[str, Any] = {
 
 
 def styled() -> AbstractContextManager[None]:
-    """Within it figures look as all do, whatever the user's settings of matplotlib are."""
+    """Return a context in which figures look as all do, whatever the user's settings of matplotlib are."""
     return matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE})
 
 
 def write_figure(figure: Figure, path: Path) -> None:
-    """Writes it as PNG with a palette, a third of the size; equal figures leave equal bytes."""
+    """Write the figure as PNG with a palette, a third of the size; equal figures leave equal bytes."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB").quantize(_COLOURS_KEPT).save(path, optimize=True)
@@ -91,7 +91,7 @@ Styles = Mapping[str, Mapping[str, Any]]
 
 
 def line_styles(policies: Sequence[str], baseline: str = BASELINE) -> dict[str, dict[str, Any]]:
-    """Colour, marker and dashes of each policy, in the order of ``policies`` with the baseline last.
+    """Return colour, marker and dashes of each policy, in the order of ``policies`` with the baseline last.
 
     A policy with options (``sjf:length=oracle``, ``edf+predict``) has the colour of the plain policy, paler, with other
     dashes and another marker.
@@ -117,8 +117,9 @@ def line_styles(policies: Sequence[str], baseline: str = BASELINE) -> dict[str, 
 
 
 def bar_style(style: Mapping[str, Any]) -> dict[str, Any]:
-    """The style of a bar that belongs to a line of ``style``: a hatch stands for its dashes, and the baseline's bar is
-    white with a black edge, as its markers are.
+    """Return the style of a bar that belongs to a line of ``style``.
+
+    A hatch stands for the line's dashes; the baseline's bar is white with a black edge, as its markers are.
     """
     if "markerfacecolor" in style:
         return {"color": style["markerfacecolor"], "edgecolor": style["color"], "linewidth": 1.0}
@@ -131,12 +132,12 @@ def bar_style(style: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_name(policy: str) -> str:
-    """The policy's name without options and admission."""
+    """Return the policy's name without options and admission."""
     return policy.partition("+")[0].partition(":")[0]
 
 
 def _colours(policies: Sequence[str]) -> dict[str, str]:
-    """The colour of each plain name: the one it has everywhere, else one that is not used here, else any."""
+    """Return the colour of each plain name: its fixed colour, else a colour that is not used here, else any."""
     names = list(dict.fromkeys(plain_name(policy) for policy in policies))
     found = {name: POLICY_COLOURS[name] for name in names if name in POLICY_COLOURS}
     free = [colour for colour in COLOURS if colour not in found.values()] or list(COLOURS)
@@ -145,22 +146,22 @@ def _colours(policies: Sequence[str]) -> dict[str, str]:
 
 
 def paler(colour: str, amount: float) -> str:
-    """``colour`` mixed with white; amount: 0 leaves it, 1 is white."""
+    """Return ``colour`` mixed with white; the amount 0 leaves it unchanged, 1 is white."""
     return to_hex([part + (1.0 - part) * amount for part in to_rgb(colour)])
 
 
 def has_baseline(styles: Styles) -> bool:
-    """Whether the last style is that of a baseline, which alone has white markers."""
+    """Return whether the last style is the style of a baseline, which alone has white markers."""
     return any("markerfacecolor" in style for style in styles.values())
 
 
 def baseline_first(styles: Styles) -> list[str]:
-    """The policies in the order of a reader: the styles have the baseline last, here it comes first."""
+    """Return the policies in the order of a reader: the styles have the baseline last, here it comes first."""
     return list(styles)[-1:] + list(styles)[:-1]
 
 
 def folded(label: str, width: int = NAME_LETTERS) -> str:
-    """A policy's name in lines of at most ``width`` characters, broken before its options."""
+    """Return a policy's name in lines of at most ``width`` characters, broken before its options."""
     lines = [""]
     for part in re.split(r"(?=[:+ ])", label):
         if lines[-1] and len(lines[-1]) + len(part) > width:
@@ -170,17 +171,17 @@ def folded(label: str, width: int = NAME_LETTERS) -> str:
 
 
 def bars_height_in(policies: Sequence[str]) -> float:
-    """Height of a figure with a horizontal bar for each policy, in inches."""
+    """Return the height of a figure with a horizontal bar for each policy, in inches."""
     return BAR_IN * sum(folded(policy).count("\n") + 1 for policy in policies) + 1.1
 
 
 def names_width_in(policies: Sequence[str]) -> float:
-    """What the names beside the bars take, in inches."""
+    """Return the width of the names beside the bars, in inches."""
     return LETTER_IN * max(len(line) for policy in policies for line in folded(policy).split("\n")) + 0.4
 
 
 def write_value(axes: Axes, place: int, text: str) -> None:
-    """The value of a bar, at its foot, where no interval covers it."""
+    """Write the value of a bar at its foot, where no interval covers it."""
     box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
     axes.annotate(
         text, (0.0, place), xytext=(3.0, 0.0), textcoords="offset points", va="center", fontsize="x-small", bbox=box
@@ -188,21 +189,21 @@ def write_value(axes: Axes, place: int, text: str) -> None:
 
 
 def three_digits(value: float) -> str:
-    """Three significant digits, and never fewer than are before the point."""
+    """Return the value with three significant digits, or with more if more stand before the point."""
     return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 def name_bars(axes: Axes, policies: Sequence[str]) -> None:
-    """Names of horizontal bars at 0, 1, ..., the first on top."""
+    """Write the names of horizontal bars at 0, 1, ..., the first on top."""
     axes.set_yticks(range(len(policies)), [folded(policy) for policy in policies])
     axes.set_ylim(len(policies) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
 
 
 def add_legend(figure: Figure, note: str | None = None) -> None:
-    """One legend for all panels, below them, in as many columns as fit; the figure grows by the rows it takes.
+    """Add one legend for all panels below them, in as many columns as fit; the figure grows by its rows.
 
-    note: what stands above the names.
+    A ``note`` stands above the names.
     """
     handles, labels = figure.axes[0].get_legend_handles_labels()
     if not labels:
@@ -220,9 +221,10 @@ def add_legend(figure: Figure, note: str | None = None) -> None:
 
 
 def plain_log_ticks(axes: Axes) -> None:
-    """Ticks of a logarithmic x axis as plain numbers: 0.5, 1, 2 where the data span little, else powers of ten.
+    """Label the ticks of a logarithmic x axis with plain numbers.
 
-    To be called when all data of the axis, shared ones included, have been drawn.
+    The ticks are 0.5, 1, 2 where the data span little, else powers of ten. Call it when all data of the axis, shared
+    axes included, have been drawn.
     """
     low, high = axes.get_xlim()
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high <= 100.0 * low else (1.0,)))
@@ -231,10 +233,13 @@ def plain_log_ticks(axes: Axes) -> None:
 
 
 def percent_labels(highest: float) -> PercentFormatter:
-    """Labels of an axis of shares up to ``highest``, in percent."""
+    """Return the labels of an axis of shares up to ``highest``, in percent."""
     return PercentFormatter(xmax=1.0, decimals=0 if highest > 0.1 else 1)
 
 
 def load_name(load: float, *, in_capacity: bool) -> str:
-    """A load in words; in_capacity: it counts in multiples of stock's capacity, else in requests per second."""
+    """Return a load in words.
+
+    The load is in multiples of stock's capacity if ``in_capacity``, else in requests per second.
+    """
     return f"{load:.3g} x stock's capacity" if in_capacity else f"{load:.3g} requests/s"

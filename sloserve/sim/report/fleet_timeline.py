@@ -1,4 +1,4 @@
-"""Which instance had which model when, dispatcher by dispatcher: a bar for each instance, a colour for each model."""
+"""The timeline of models on instances for each dispatcher: a bar for each instance, a colour for each model."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,8 +16,9 @@ _ROW_IN, _PANEL_IN, _WIDTH_IN = 0.17, 0.45, 8.0
 
 
 def timeline_figure(spans: Mapping[str, Sequence[Span]], title: str) -> Figure:
-    """Spans by dispatcher, of runs of the same requests. While its streams drain, a model's colour is pale; a swap is
-    black.
+    """Return the figure of the spans of each dispatcher, in runs of the same requests.
+
+    A model's colour is pale while its streams drain; a swap is black.
     """
     models = sorted({span.model for of in spans.values() for span in of if span.model is not None})
     colours = {model: COLOURS[i % len(COLOURS)] for i, model in enumerate(models)}
@@ -47,7 +48,7 @@ def timeline_figure(spans: Mapping[str, Sequence[Span]], title: str) -> Figure:
 
 
 def write_timeline(out_dir: Path, spans: Mapping[str, Sequence[Span]], title: str) -> Path:
-    """Writes the figure; returns its path."""
+    """Write the figure; return its path."""
     with styled():
         write_figure(timeline_figure(spans, title), out_dir / TIMELINE_PNG)
     return out_dir / TIMELINE_PNG

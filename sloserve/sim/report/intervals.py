@@ -1,7 +1,8 @@
-"""Which interval a figure draws around a mean: that of the difference from the baseline, paired by seed.
+"""The interval that a figure draws around a mean: of the difference from the baseline, paired by seed.
 
-A seed fixes the workload, so how seeds differ from each other says nothing of the policies and would hide how they
-differ. The baseline itself has no interval then. Figures without a baseline, or of it alone, show each policy's own.
+A seed fixes the workload, so the variation between seeds says nothing about the policies and would hide how they
+differ. The baseline itself has no interval then. Figures without a baseline, or of it alone, show each policy's own
+interval.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,12 +16,12 @@ Pick = Callable[[Run], float | None]
 
 
 def reference_of(styles: Styles) -> str | None:
-    """The policy from which differences are taken; ``None`` where there is none, or nothing beside it."""
+    """Return the policy that differences are taken from; ``None`` where there is none, or nothing beside it."""
     return list(styles)[-1] if len(styles) > 1 and has_baseline(styles) else None
 
 
 def interval_note(runs: Sequence[Run], reference: str | None) -> str | None:
-    """What a figure says of its intervals; ``None`` where one seed leaves none."""
+    """Return what a figure says of its intervals; ``None`` where one seed leaves none."""
     if len({run["seed"] for run in runs}) < 2:
         return None
     if reference is None:
@@ -29,9 +30,9 @@ def interval_note(runs: Sequence[Run], reference: str | None) -> str | None:
 
 
 def drawn_mean(runs: Sequence[Run], policy: str, reference: str | None, pick: Pick) -> Mean | None:
-    """Mean of a policy's ``runs`` with the interval that is drawn; ``None`` without values.
+    """Return the mean of a policy's ``runs`` with the interval that is drawn; ``None`` without values.
 
-    runs: of one load, of all policies.
+    ``runs`` are the runs of all policies at one load.
     """
     own = _by_seed(runs, policy, pick)
     if reference is None:

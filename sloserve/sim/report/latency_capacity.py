@@ -24,9 +24,9 @@ MIN_LOADS = 3
 def latency_capacity(
     runs: Sequence[Run], baseline: str = BASELINE, multiple: float = LEVEL_MULTIPLE
 ) -> list[LoadCapacity]:
-    """What each policy carries, in order of first run; thresholds in ms/token.
+    """Return the load that each policy carries, in order of first run; thresholds are in ms/token.
 
-    Empty where there are fewer than three loads, or the baseline completed nothing at the least of them.
+    The list is empty where there are fewer than three loads, or the baseline completed nothing at the least of them.
     """
     loads = loads_of(runs)
     if len(loads) < MIN_LOADS:

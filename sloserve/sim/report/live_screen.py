@@ -22,33 +22,37 @@ _LATENCIES: Final = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "e2e"}
 _HELD: Final = frozenset({"waiting", "paused", "preempted", "swapped"})
 _LATE, _HELD_UP, _DIM = "bold red", "yellow", "dim"
 _LOOKS: Final = {"bad": _LATE, "late": _HELD_UP, "fine": ""}
-"""Of a class, by how its own requests do."""
+"""The style of a class by the state of its own requests."""
 _MOST_CHARS: Final = 60
 _MOST_SAID: Final = 300
-"""Of a sentence."""
+"""The most characters of a sentence."""
 _WIDE: Final = 100
-"""A terminal of so many characters has room for every column."""
+"""The width in characters from which a terminal has room for every column."""
 _CLASS_CHARS: Final = 12
-"""Of a class's name in a table of a narrower one: with more it would take two lines, or the figures their room."""
+"""The most characters of a class's name on a narrower terminal; a longer name would take the room of the figures."""
 _BAR: Final = 30
 
 
 def screen(view: View, most_rows: int, width: int) -> RenderableType:
-    """The whole screen, with at most so many rows of requests or instances; what is late or lost comes first.
+    """Return the whole screen; what is late or lost comes first.
 
-    width: of the terminal, characters; a narrow one keeps of each request what says why it waits.
+    Args:
+        view: The view of a server or of a fleet.
+        most_rows: Most rows of requests or instances.
+        width: Width of the terminal in characters; a narrow one keeps of each request the columns that say why it
+            waits.
     """
     return _fleet(view, most_rows) if view.get("fleet") else _server(view, most_rows, width < _WIDE)
 
 
 def plain(value: object, style: str = "", most_chars: int = _MOST_CHARS) -> Text:
-    """Text of anyone's, without control characters, shortened."""
+    """Return any text without control characters, shortened."""
     text = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in str(value))
     return Text(text if len(text) <= most_chars else text[: most_chars - 1] + "…", style)
 
 
 def reason(view: View, cause: Sequence[Any]) -> str:
-    """A cause of the feed, ``[why, figure, of]``, as a sentence."""
+    """Return a cause of the feed, ``[why, figure, of]``, as a sentence."""
     why, figure, of = cause
     return sentence(str(view["says"][why]), figure, of)
 
@@ -85,7 +89,7 @@ def _engines(view: View) -> Iterable[RenderableType]:
 
 
 def _headlines(view: View) -> Iterable[Text]:
-    """What is late or lost, and why; in red only what does badly by itself."""
+    """Return the lines on what is late or lost, and why; only what does badly by itself is red."""
     alarms = view.get("alarms") or [True] * len(view["headlines"])
     looks = (_LATE if alarm else _HELD_UP for alarm in alarms)
     return (plain(said, look, _MOST_SAID) for said, look in zip(view["headlines"], looks, strict=True))
@@ -102,7 +106,7 @@ def _kv(kv: Mapping[str, Any], near: Sequence[int]) -> Text:
 
 
 def _by_class(view: View, most_chars: int) -> RenderableType:
-    """How the classes fare, and beside it, or below it on a narrow screen, what their requests do."""
+    """Return how the classes fare, and beside it, or below it on a narrow screen, what their requests do."""
     return Columns([_how_they_fare(view, most_chars), _what_they_do(view, most_chars)], padding=(0, 3))
 
 
@@ -122,8 +126,10 @@ def _how_they_fare(view: View, most_chars: int) -> Table:
 
 
 def _next_due(left_s: float | None, late: int, is_narrow: bool) -> str:
-    """Return how long it is until the first deadline of a class. Where no request of it is late, the next deadline is
-    never in the past: its request has just been served, or is about to be counted as late.
+    """Return how long it is until the first deadline of a class.
+
+    Where no request of the class is late, the next deadline is never in the past: its request has just been served, or
+    is about to be counted as late.
     """
     if left_s is None or not late:
         return due(None if left_s is None else max(left_s, 0.0))
@@ -152,7 +158,7 @@ def _classes(*columns: str) -> Table:
 
 
 def took(quantiles_s: Sequence[float] | None) -> str:
-    """Quantiles of a latency with two digits, in the unit that suits the longest; empty for none."""
+    """Return quantiles of a latency with two digits, in the unit that suits the longest; empty for none."""
     if quantiles_s is None:
         return ""
     factor, unit = (1e3, "ms") if max(quantiles_s) < 1.0 else (1.0, "s")
@@ -168,7 +174,10 @@ def _due(left_s: float | None) -> Text:
 
 
 def _requests(view: View, most: int, is_narrow: bool) -> RenderableType:
-    """Those with the nearest deadlines first, and of those without one the longest in their phase."""
+    """Return the table of requests, the nearest deadline first.
+
+    Requests without a deadline come last, the longest in their phase first.
+    """
     rows = [(key, dict(zip(view["columns"], row, strict=True))) for key, row in view["rows"].items()]
     rows.sort(key=lambda one: (one[1]["due_s"] is None, one[1]["due_s"] or one[1]["since_s"]))
     table = Table(box=None, header_style=_DIM, pad_edge=False)
@@ -208,7 +217,7 @@ def _fleet(view: View, most_rows: int) -> RenderableType:
 
 
 def _met(view: View) -> Table:
-    """Shares of the requests that met all targets."""
+    """Return the shares of the requests that met all targets, by class."""
     table = _classes("met 1m", "10m")
     for name, one in view["by_class"].items():
         table.add_row(plain(name), *_shares(one["attained"]))

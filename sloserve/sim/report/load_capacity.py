@@ -44,10 +44,15 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class LoadCapacity:
-    """What one policy carries on the good side of ``threshold``, which is in the unit of the figure.
+    """The load that one policy carries on the good side of ``threshold``, which is in the unit of the figure.
 
-    load: in the unit of the load axis. ratio: to the baseline, over paired seeds; ``None`` for the baseline. Either is
-    ``None`` where seeds, or the two sides of the ratio, are bounded in opposite directions.
+    Args:
+        policy: The policy.
+        threshold: Value of the figure that must be kept.
+        load: Load that the policy carries, in the unit of the load axis; ``None`` where seeds are bounded in opposite
+            directions.
+        ratio: Ratio of the load to the baseline's, over paired seeds; ``None`` for the baseline, or where seeds or the
+            two sides of the ratio are bounded in opposite directions.
     """
 
     policy: str
@@ -56,13 +61,14 @@ class LoadCapacity:
     ratio: Estimate | None
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain values, for JSON."""
+        """Return the fields as plain values, for JSON."""
         return asdict(self)
 
 
 def crossing(points: Sequence[tuple[float, float]], threshold: float) -> tuple[float, Bound]:
-    """Where the figure first falls below ``threshold`` on the line through ``points``, (load, figure), loads
-    ascending.
+    """Return the load at which the figure first falls below ``threshold``, and how exact this load is.
+
+    The figure follows the line through ``points``, (load, figure), loads ascending.
     """
     if points[0][1] < threshold:
         return points[0][0], Bound.AT_MOST
@@ -75,10 +81,16 @@ def crossing(points: Sequence[tuple[float, float]], threshold: float) -> tuple[f
 def load_capacity(
     runs: Sequence[Run], key: str, threshold: float, *, rising: bool = False, baseline: str = BASELINE
 ) -> list[LoadCapacity]:
-    """What each policy carries, in order of first run; empty where no run has the figure, or at one load.
+    """Return the load that each policy carries, in order of first run.
+
+    The list is empty where no run has the figure, or at one load.
 
     Args:
-        key: of the figure in a run's record. rising: whether the figure is the worse the higher it is.
+        runs: Records of the runs.
+        key: Key of the figure in a run's record.
+        threshold: Value of the figure that must be kept.
+        rising: Whether a higher figure is worse.
+        baseline: Policy that the others are compared with.
     """
     sign = -1.0 if rising else 1.0
     curves: dict[tuple[str, int], list[tuple[float, float]]] = {}
@@ -100,7 +112,7 @@ def load_capacity(
 
 
 def combine(bounds: Iterable[Bound | None]) -> Bound | None:
-    """The bound of a sum or product of positive figures; ``None`` if they are bounded in opposite directions."""
+    """Return the bound of a sum or product of positive figures; ``None`` if they are bounded in opposite directions."""
     kinds = set(bounds) - {Bound.EXACT}
     return Bound.EXACT if not kinds else kinds.pop() if len(kinds) == 1 else None
 

@@ -40,8 +40,12 @@ Panel = tuple[str, Pick]
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The axis of values. highest: what neither a value nor its interval exceeds; common: to all panels, from 0 to
-    ``highest``. percent: how it is labelled.
+    """The scale of the axis of values.
+
+    Args:
+        highest: Limit that neither a value nor its interval exceeds.
+        common: Whether all panels share the axis, which then ranges from 0 to ``highest``.
+        percent: Whether the axis is labelled in percent.
     """
 
     highest: float = float("inf")
@@ -60,12 +64,12 @@ class _Point:
 
 
 def counts_in_capacity(runs: Sequence[Run]) -> bool:
-    """Whether the load axis is in multiples of stock's capacity, not in requests per second."""
+    """Return whether the load axis is in multiples of stock's capacity, not in requests per second."""
     return any("load" in run for run in runs)
 
 
 def attainment_figure(runs: Sequence[Run], styles: Styles) -> Figure:
-    """SLO attainment against load: all requests that have targets, then the first classes if there are several."""
+    """Draw SLO attainment against load: all requests that have targets, then the first classes if there are several."""
     classes = list(dict.fromkeys(name for run in runs for name in run["slo_attainment_by_class"]))
     panels: list[Panel] = [("all classes", lambda run: run["slo_attainment"])]
     if len(classes) > 1:
@@ -75,7 +79,7 @@ def attainment_figure(runs: Sequence[Run], styles: Styles) -> Figure:
 
 
 def qoe_figure(runs: Sequence[Run], styles: Styles) -> Figure:
-    """Mean and 10th percentile of QoE against load."""
+    """Draw mean and 10th percentile of QoE against load."""
     panels: list[Panel] = [
         ("mean", lambda run: run["qoe_mean"]),
         ("10th percentile", lambda run: run["qoe_p10"]),
@@ -84,12 +88,15 @@ def qoe_figure(runs: Sequence[Run], styles: Styles) -> Figure:
 
 
 def normalized_latency_figure(runs: Sequence[Run], styles: Styles) -> Figure:
-    """Mean of e2e latency per output token against load. Source: Andes, Fig. 21; EconoServe, Fig. 9."""
+    """Draw the mean of e2e latency per output token against load.
+
+    Source: Andes, Fig. 21; EconoServe, Fig. 9.
+    """
     return _against_load(runs, styles, [("normalised latency (ms/token)", lambda run: run["normalized_latency_ms"])])
 
 
 def throughput_figure(runs: Sequence[Run], styles: Styles) -> Figure:
-    """Output throughput and preemptions per request against load. Source: Andes, Fig. 12 and 13."""
+    """Draw output throughput and preemptions per request against load. Source: Andes, Fig. 12 and 13."""
     panels: list[Panel] = [
         ("output tokens/s", lambda run: run["output_throughput"]),
         ("preemptions per request", lambda run: run["preemptions_per_request"]),
@@ -98,10 +105,11 @@ def throughput_figure(runs: Sequence[Run], styles: Styles) -> Figure:
 
 
 def utilization_figure(runs: Sequence[Run], styles: Styles) -> Figure:
-    """KV blocks and step tokens in use, over the time of steps, against load. Source: EconoServe, Fig. 11.
+    """Draw the KV blocks and step tokens in use, over the time of steps, against load.
 
-    Each panel has its own scale: decoding alone fills a KV cache with a few per cent of a step's tokens. More of them
-    is not always better, since tokens computed again after preemptions count.
+    Each panel has its own scale: decoding alone fills a KV cache with a few per cent of a step's tokens. A higher share
+    of step tokens is not always better, since tokens computed again after preemptions count. Source: EconoServe, Fig.
+    11.
     """
     panels: list[Panel] = [
         ("KV blocks in use", lambda run: run["kv_utilization_mean"]),
@@ -113,9 +121,9 @@ def utilization_figure(runs: Sequence[Run], styles: Styles) -> Figure:
 def _against_load(
     runs: Sequence[Run], styles: Styles, panels: Sequence[Panel], scale: Scale = Scale(), name: str | None = None
 ) -> Figure:
-    """One panel per entry of ``panels``, side by side: lines over the loads, or bars where there is only one.
+    """Draw one panel per entry of ``panels``, side by side: lines over the loads, or bars where there is only one.
 
-    name: of the axis of values, where the titles do not say it.
+    ``name`` labels the axis of values, where the titles do not say it.
     """
     if len(loads_of(runs)) == 1:
         return _bars(runs, styles, panels, scale, name)
@@ -148,7 +156,7 @@ def _against_load(
 
 
 def _bars(runs: Sequence[Run], styles: Styles, panels: Sequence[Panel], scale: Scale, name: str | None) -> Figure:
-    """A bar for each policy, the baseline on top; the names beside the bars are the legend."""
+    """Draw a bar for each policy, the baseline on top; the names beside the bars are the legend."""
     policies = baseline_first(styles)
     figure = Figure(
         figsize=(2.4 * len(panels) + names_width_in(policies), bars_height_in(policies)), dpi=150, layout="constrained"
@@ -182,7 +190,7 @@ def _limits(scale: Scale) -> tuple[float, float | None]:
 
 
 def _points(runs: Sequence[Run], policy: str, reference: str | None, pick: Pick, scale: Scale) -> list[_Point]:
-    """The means of one policy's runs, loads ascending; a load without values is left out."""
+    """Return the means of one policy's runs, loads ascending; a load without values is left out."""
     points = []
     for load in loads_of(runs):
         found = drawn_mean([run for run in runs if load_of(run) == load], policy, reference, pick)
@@ -195,7 +203,7 @@ def _points(runs: Sequence[Run], policy: str, reference: str | None, pick: Pick,
 
 
 def _dodge(loads: Sequence[float], policies: int) -> list[float]:
-    """How far each policy's points stand beside their load, in its unit, so that error bars do not hide one another."""
+    """Return how far each policy's points stand beside their load, in its unit, so that error bars stay visible."""
     gaps = [high - low for low, high in zip(loads, loads[1:], strict=False)]
     if not gaps:
         return [0.0] * policies

@@ -48,9 +48,9 @@ TIME_DECIMALS = 9
 
 
 def request_row(log: RequestLog) -> tuple[object, ...]:
-    """The columns of ``requests.csv`` behind those of the run; an empty field where there is no value.
+    """Return the columns of ``requests.csv`` behind the columns of the run; a field without a value is empty.
 
-    output_tokens are those delivered, so fewer than the workload's for a request that was not completed.
+    ``output_tokens`` counts delivered tokens, so it is less than the workload's for a request that was not completed.
     """
     request, targets = log.request, log.request.slo.targets
     return (
@@ -71,10 +71,10 @@ def request_row(log: RequestLog) -> tuple[object, ...]:
 
 
 class LogWriter:
-    """Writes ``requests.csv``, and ``tokens.csv.gz`` if asked, of one experiment run by run, in the order of
-    :meth:`add`.
+    """The writer of ``requests.csv``, and of ``tokens.csv.gz`` if asked, of one experiment.
 
-    A context manager: the files are complete once it is left. What a broken-off experiment has added stays.
+    It writes run by run, in the order of :meth:`add`. A context manager: the files are complete once it is left. What a
+    broken-off experiment has added stays.
     """
 
     def __init__(self, out_dir: Path, *, token_log: bool = False) -> None:
@@ -105,7 +105,7 @@ class LogWriter:
         self._files.close()
 
     def add(self, log: RunLog, *, policy: str, seed: int, rps: float) -> None:
-        """Appends one run: its requests in the order of the workload, their tokens counted from 0."""
+        """Append one run: its requests in the order of the workload, their tokens counted from 0."""
         head = (policy, seed, float(rps))
         self._requests.writerows((*head, *request_row(request)) for request in log.requests)
         if self._token_log:
@@ -117,8 +117,9 @@ class LogWriter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdicts:
-    """What all runs say together: each policy against the baseline, and the load that it carries at a mean QoE, and at
-    a normalised latency.
+    """The verdicts over all runs: each policy against the baseline, and the loads that each policy carries.
+
+    One load is for a threshold of mean QoE, the other for a threshold of normalised latency.
     """
 
     comparisons: Sequence[Comparison] = ()
@@ -136,10 +137,16 @@ def write_result(
     settings: Mapping[str, Any],
     verdicts: Verdicts = Verdicts(),
 ) -> None:
-    """Writes ``result.json``.
+    """Write ``result.json``.
 
     Args:
-        workload: name or trace, and what was made of it. settings: everything else that the runs depend on.
+        path: Path of the file.
+        runs: Records of the runs.
+        vllm_version: Version of vLLM that ran or was modelled.
+        profile: Name of the profile of step times.
+        workload: Name or trace, and what was made of it.
+        settings: Everything else that the runs depend on.
+        verdicts: What all runs say together.
 
     Raises: ValueError for a number that JSON does not have; records hold ``None`` for "no data".
     """

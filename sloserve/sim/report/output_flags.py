@@ -1,4 +1,4 @@
-"""Where an experiment leaves its files, and what it prints."""
+"""The options for where an experiment leaves its files, and what it prints."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputFlags:
-    """The same for a simulation and for a live endpoint. token_log: whether each token's time is kept besides."""
+    """The output options of a simulation and of a live bench; ``token_log`` also keeps the time of each token."""
 
     out: Annotated[Path, typer.Option(help="Folder for result.json, records, logs and plots.")] = Path("out")
     token_log: Annotated[bool, typer.Option("--token-log", help="Also write tokens.csv.gz.")] = False
@@ -21,7 +21,7 @@ class OutputFlags:
     ] = False
 
     def console(self) -> "Console":
-        """Where tables and progress are shown."""
+        """Return the console that shows tables and progress."""
         from rich.console import Console
 
         return Console(stderr=self.as_json)

@@ -1,5 +1,6 @@
-"""The figures of an experiment: which of them there is data for, and the files they go to. Equal input gives equal
-bytes.
+"""The figures of an experiment: which of them there is data for, and the files they go to.
+
+Equal input gives equal bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,10 +50,10 @@ MAX_LOAD_PANELS = 4
 def write_plots(
     out_dir: Path, runs: Sequence[Run], samples: Sequence[LatencySample], *, baseline: str = BASELINE
 ) -> list[Path]:
-    """Writes the figures and returns the paths of those written.
+    """Write the figures; return the paths of the written ones.
 
-    A figure for which no run has data, such as attainment of requests without targets, is left out. Those on QoE are
-    drawn where requests promise a timeline, those on the engine where it is seen.
+    A figure for which no run has data, such as attainment of requests without targets, is left out. Figures of QoE are
+    drawn where requests promise a timeline, figures of the engine where it is seen.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     styles = line_styles(policies_of(runs), baseline)
@@ -97,9 +98,9 @@ def _replies_at(load: float, samples: Sequence[LatencySample]) -> dict[str, list
 
 
 def latency_figure(samples: Sequence[LatencySample], styles: Styles, *, in_capacity: bool) -> Figure:
-    """Distribution of TTFT and e2e latency, seeds pooled, at up to four loads from the lowest to the highest.
+    """Draw the distributions of TTFT and e2e latency, seeds pooled, at up to four loads from the lowest to the highest.
 
-    The share is of all requests, so a curve ends below 100 % by as much as was not completed.
+    The share is of all requests, so a curve ends below 100 % by the share that was not completed.
     """
     all_loads = sorted({sample.load for sample in samples})
     picked = np.unique(np.linspace(0, len(all_loads) - 1, min(MAX_LOAD_PANELS, len(all_loads))).round().astype(int))

@@ -1,7 +1,6 @@
-"""Figures of the replies of one load, reply by reply, a panel for each policy with the baseline first: QoE by length,
-and when tokens came.
+"""Figures of the single outputs at one load: their QoE by length, and the times of their tokens.
 
-Seeds are pooled. Source: Andes, Fig. 14 and 22.
+There is a panel for each policy, with the baseline first. Seeds are pooled. Source: Andes, Fig. 14 and 22.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,21 +15,21 @@ from sloserve.sim.report.figure_style import Styles, baseline_first, folded
 MAX_COLUMNS = 4
 LENGTH_BINS = 10
 MIN_BINNED = 100
-"""Fewest replies of which means by length are drawn."""
+"""The fewest outputs from which means by length are drawn."""
 
 SHOWN_LOAD = 1.5
-"""The load whose replies are drawn, in multiples of stock's capacity: or else the nearest to it."""
+"""The load with the outputs that are drawn, in multiples of stock's capacity; the nearest load stands in for it."""
 
 
 def shown_load(loads: Sequence[float], *, in_capacity: bool) -> float:
-    """The one of ``loads``, ascending, whose replies are drawn; in requests per second, the middle one."""
+    """Return the load of ``loads`` (ascending) with the outputs to draw; in requests per second, the middle one."""
     return min(loads, key=lambda load: abs(load - SHOWN_LOAD)) if in_capacity else loads[len(loads) // 2]
 
 
 def lengths_figure(replies: Mapping[str, Sequence[TimedReplies]], styles: Styles, load: str) -> Figure:
-    """QoE of each reply against its prompt and output tokens, with the means of tenths by length: who starves.
+    """Draw the QoE of each output against its prompt and output tokens, with the means of tenths by length.
 
-    replies: by policy, of each seed.
+    The figure shows which lengths starve. ``replies`` has the outputs of each seed by policy.
     """
     figure, panels = _panels(replies, styles, f"QoE by length, {load}")
     for policy, axes in panels.items():
@@ -49,10 +48,10 @@ def lengths_figure(replies: Mapping[str, Sequence[TimedReplies]], styles: Styles
 
 
 def timelines_figure(replies: Mapping[str, Sequence[TimedReplies]], styles: Styles, load: str) -> Figure:
-    """Tokens delivered over the time since arrival, for a random sample of the replies that share the commonest
-    expectation, which is the dashed line.
+    """Draw the tokens delivered over the time since arrival, for a random sample of outputs.
 
-    replies: by policy, of each seed; from seeds whose commonest expectation is that of the first.
+    The outputs share the commonest expectation, which is the dashed line. ``replies`` has the outputs of each seed by
+    policy; a seed with another commonest expectation than the first seed's is left out.
     """
     first = next(iter(replies.values()))[0].timelines
     latest_s = first.ttft_s
@@ -87,7 +86,7 @@ def _expectation(replies: TimedReplies) -> tuple[float, float]:
 def _panels(
     replies: Mapping[str, Sequence[TimedReplies]], styles: Styles, title: str
 ) -> tuple[Figure, dict[str, Axes]]:
-    """A figure with a panel for each policy on common axes, the baseline's first."""
+    """Return a figure with a panel for each policy on common axes, the baseline's first."""
     policies = [policy for policy in baseline_first(styles) if policy in replies]
     columns = min(len(policies), MAX_COLUMNS)
     rows = -(-len(policies) // columns)

@@ -15,9 +15,10 @@ from sloserve.sim.report.figure_style import COLOURS, MARKERS, add_legend, plain
 def plot_rates(
     path: Path, rates: Sequence[float], rewards: Mapping[str, Sequence[float]], shares: Mapping[str, FloatArray]
 ) -> None:
-    """Reward by rate of each rule, beside it the share of each model: of all requests, and of each task.
+    """Plot the reward of each rule by rate, and beside it the share of each model: of all requests, and of each task.
 
-    shares: by ``all`` or task, ``[rates, models]``; models are named as the rules of ``rewards`` that come first.
+    ``shares`` has the shares by ``all`` or task, ``[rates, models]``; models are named as the rules of ``rewards`` that
+    come first.
     """
     with styled():
         panels = 1 + len(shares)
@@ -49,9 +50,10 @@ def plot_changing(
     windowed: Mapping[str, tuple[FloatArray, FloatArray]],
     running: Mapping[str, tuple[FloatArray, FloatArray]],
 ) -> None:
-    """Running mean and mean of the last 20 requests of each rule, request by request, under the rate of arrivals.
+    """Plot the running mean and the mean of the last 20 requests of each rule, above the rate of arrivals.
 
-    windowed, running: requests served until then, and the mean.
+    ``windowed`` and ``running`` have by rule the number of requests served until then, and the mean, request by
+    request.
     """
     with styled():
         figure = Figure(figsize=(7.2, 5.4), dpi=110, layout="constrained")

@@ -82,7 +82,10 @@ def _text(key: str, value: object) -> str:
 
 
 def _nested(row: Mapping[str, str]) -> Run:
-    """A mapping of which nothing is known is what its own column says: ``None`` or empty."""
+    """Return the nested record of a row.
+
+    A mapping without known entries becomes what its own column says: ``None`` or empty.
+    """
     run: Run = {}
     inner: dict[str, dict[str, str]] = {}
     for column, text in row.items():

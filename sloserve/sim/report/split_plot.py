@@ -33,10 +33,9 @@ No stage has the colour of a policy.
 
 
 def completion_split_figure(runs: Sequence[Run], styles: Styles, load: str) -> Figure:
-    """Mean seconds in each stage of completed requests, over seeds; the error bar is the interval of their sum
-    (intervals.py).
+    """Draw the mean seconds in each stage of completed requests, over seeds.
 
-    runs: of one load. load: its name.
+    The error bar is the interval of their sum (intervals.py). ``runs`` are the runs at one load, ``load`` is its name.
     """
     splits = {
         policy: [s for run in runs if run["policy"] == policy and (s := run["completion_split"]) is not None]

@@ -1,5 +1,6 @@
-"""Means over seeds with their confidence intervals (Student's t: few seeds, roughly normal means), and figures of
-samples, ``None`` where there are none.
+"""Means over seeds with their confidence intervals, and figures of samples, ``None`` where there are none.
+
+The intervals are Student's t: there are few seeds, and means are roughly normal.
 """
 
 import math
@@ -25,7 +26,7 @@ class Mean:
 
 
 def mean_interval(values: Sequence[float]) -> Mean | None:
-    """Mean and t interval of independent ``values``; ``None`` if there are none.
+    """Return mean and t interval of independent ``values``; ``None`` if there are none.
 
     For paired observations, give it the differences. Values that are all equal have an interval of no width.
     """
@@ -41,9 +42,10 @@ def mean_interval(values: Sequence[float]) -> Mean | None:
 
 
 def paired_interval(values: Mapping[int, float], reference: Mapping[int, float]) -> Mean | None:
-    """Mean of ``values`` within an interval as wide as that of their differences from ``reference``; both by seed.
+    """Return the mean of ``values`` within the interval of their differences from ``reference``; both are by seed.
 
-    It has none where fewer than two seeds have both; ``None`` if there are no values.
+    The interval keeps its width and is moved to the mean. There is none where fewer than two seeds have both; the
+    result is ``None`` if there are no values.
     """
     mean = mean_interval(list(values.values()))
     difference = mean_interval([values[seed] - reference[seed] for seed in values if seed in reference])
@@ -54,15 +56,15 @@ def paired_interval(values: Mapping[int, float], reference: Mapping[int, float])
 
 
 def mean_of(samples: NDArray[Any]) -> float | None:
-    """Mean; of booleans, the share that is true."""
+    """Return the mean; of booleans, the share that is true."""
     return float(np.mean(samples)) if samples.size else None
 
 
 def percentile_of(samples: NDArray[np.float64], percent: float) -> float | None:
-    """The percentile, linear between samples."""
+    """Return the percentile, linear between samples."""
     return float(np.percentile(samples, percent)) if samples.size else None
 
 
 def percentiles_of(name: str, samples: NDArray[np.float64], percents: Sequence[int]) -> dict[str, float | None]:
-    """``name_p10`` and the like."""
+    """Return the percentiles under keys such as ``name_p10``."""
     return {f"{name}_p{percent}": percentile_of(samples, percent) for percent in percents}

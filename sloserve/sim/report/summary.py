@@ -1,7 +1,7 @@
 """One run in figures: the record that goes under ``runs`` of ``result.json``, in the words of ``vllm bench serve``.
 
-Latencies are those of completed requests, from arrival, queueing included; attainment and QoE count every request
-that states a target. A figure that has no data is ``None``. All but ``timing`` follows from the run log alone.
+Latencies are the latencies of completed requests, from arrival, queueing included; attainment and QoE count every
+request that states a target. A figure that has no data is ``None``. All but ``timing`` follows from the run log alone.
 """
 
 from collections.abc import Sequence
@@ -29,9 +29,13 @@ TIMING_KEYS = ("plan_us_mean", "plan_us_p99", "vllm_schedule_us_mean", "wall_s")
 class Latencies:
     """Latency samples of some requests, in seconds.
 
-    ttft_s, e2e_s, normalized_s: ``[completed]``; the last is e2e latency per output token. tpot_s: ``[completed with
-    two or more tokens]``. itl_s: every gap between two tokens of a completed request. requests: how many there were,
-    completed or not.
+    Args:
+        requests: Number of requests, completed or not.
+        ttft_s: Time to the first token, ``[completed]``.
+        tpot_s: Time per output token, ``[completed with two or more tokens]``.
+        itl_s: Every gap between two tokens of a completed request.
+        e2e_s: End-to-end latency, ``[completed]``.
+        normalized_s: End-to-end latency per output token, ``[completed]``.
     """
 
     requests: int
@@ -44,7 +48,7 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LatencySample:
-    """What is kept of one run for its figures; replies: ``None`` where they are not to be drawn one by one."""
+    """What is kept of one run for its figures; ``replies`` is ``None`` where outputs are not drawn one by one."""
 
     policy: str
     load: float
@@ -53,7 +57,7 @@ class LatencySample:
 
 
 def latencies(logs: Sequence[RequestLog]) -> Latencies:
-    """The latency samples of ``logs``, in their order."""
+    """Return the latency samples of ``logs``, in their order."""
     served = [(log.token_times_s, log.latency) for log in logs if log.latency is not None]
     gaps_s = [np.diff(times_s) for times_s, _ in served]
     return Latencies(
@@ -67,7 +71,7 @@ def latencies(logs: Sequence[RequestLog]) -> Latencies:
 
 
 def duration_s(log: RunLog) -> float:
-    """Seconds from the start of the run to its last token or, if that is later, to its last arrival."""
+    """Return the seconds from the start of the run to its last token or, if that is later, to its last arrival."""
     ends_s = (
         max(r.request.arrival_s, float(r.token_times_s[-1]) if r.token_times_s.size else 0.0) for r in log.requests
     )
@@ -75,12 +79,15 @@ def duration_s(log: RunLog) -> float:
 
 
 def summarize(log: RunLog, *, policy: str, seed: int, rps: float, load: float | None = None) -> Run:
-    """The record of one run.
+    """Return the record of one run.
 
     Args:
-        rps: requests offered per second.
-        load: offered rate in multiples of stock's capacity, where that is the experiment's axis; then a key of the
-        record.
+        log: The log of the run.
+        policy: Name of the run, for the record.
+        seed: Seed of the run, for the record.
+        rps: Requests offered per second.
+        load: Offered rate in multiples of stock's capacity, where that is the experiment's axis; then a key of the
+            record.
     """
     requests = log.requests
     samples = latencies(requests)
@@ -129,7 +136,10 @@ def summarize(log: RunLog, *, policy: str, seed: int, rps: float, load: float | 
 
 
 def _swap_record(log: RunLog) -> Run:
-    """What an engine with swap space copied: there and back is one swap; bytes are those of both directions."""
+    """Return what an engine with swap space copied.
+
+    A copy there and back is one swap; bytes are counted in both directions.
+    """
     counters, requests = log.counters, log.requests
     swaps = np.array([r.num_swaps for r in requests], np.float64)
     tokens = sum(r.token_times_s.size for r in requests)
@@ -142,11 +152,11 @@ def _swap_record(log: RunLog) -> Run:
 
 
 def completion_split(completed: Sequence[RequestLog]) -> dict[str, float] | None:
-    """Mean seconds that ``completed`` requests spent in each stage (:class:`~sloserve.core.runlog.StageTimes`); their
-    sum is the mean e2e latency.
+    """Return the mean seconds that ``completed`` requests spent in each stage; their sum is the mean e2e latency.
 
-    ``None`` where it is not known. Source: EconoServe, Sec. 2.2 and Fig. 1e; ``paused_s`` is its GT queuing time,
-    ``evicted_s`` its preemption time.
+    The stages are the fields of :class:`~sloserve.core.runlog.StageTimes`. The result is ``None`` where they are not
+    known.
+    Source: EconoServe, Sec. 2.2 and Fig. 1e; ``paused_s`` is its GT queuing time, ``evicted_s`` its preemption time.
     """
     stages = [log.stages for log in completed if log.stages is not None]
     if not stages:
@@ -156,11 +166,11 @@ def completion_split(completed: Sequence[RequestLog]) -> dict[str, float] | None
 
 
 def admission_record(log: RunLog, unrestricted: RunLog | None) -> Run:
-    """What admission did in one run, and whether what it told was kept.
+    """Return what admission did in one run, and whether its predictions were kept.
 
-    rejected: requests refused. false_rejects: those of them that met every target in ``unrestricted``, the same run
-    without admission; ``None`` where that is not known. prediction_coverage: by class, figure and quantile, the share
-    of completed requests with a prediction that took no longer.
+    ``rejected`` counts the requests that were refused, ``false_rejects`` the refused requests that met every target in
+    ``unrestricted``, the same run without admission; it is ``None`` where that is not known. ``prediction_coverage``
+    is, by class, figure and quantile, the share of completed requests with a prediction that took no longer.
     """
     rejected = {r.request.request_id for r in log.requests if r.outcome is Outcome.REJECTED}
     good = None if unrestricted is None else {r.request.request_id for r in unrestricted.requests if r.good}
@@ -193,11 +203,11 @@ def _class_record(logs: Sequence[RequestLog]) -> dict[str, Any]:
 
 
 def _longest_wait_s(log: RequestLog, end_s: float) -> float:
-    """Longest time the request went without a token: before the first, or between two, as a preempted or paused one
-    does.
+    """Return the longest time the request went without a token, in seconds.
 
-    One that was lost waited to the end of the run. For other unfinished ones the log does not say when they ended:
-    only the time up to their last token counts.
+    The time is before the first token, or between two, as when a request is preempted or paused. A request that was
+    lost waited to the end of the run. For other unfinished requests the log does not say when they ended: only the time
+    up to their last token counts.
     """
     times_s = np.concatenate(([log.request.arrival_s], log.token_times_s))
     if log.outcome is Outcome.LOST:
@@ -206,8 +216,9 @@ def _longest_wait_s(log: RequestLog, end_s: float) -> float:
 
 
 def _step_token_utilization_mean(log: RunLog) -> float | None:
-    """Share of the token budget that steps compute, what preemptions cost again included; ``None`` where the budget is
-    not known.
+    """Return the share of the token budget that steps compute; ``None`` where the budget is not known.
+
+    Tokens that are computed again after preemptions are included.
     """
     if log.token_budget is None:
         return None
@@ -215,7 +226,7 @@ def _step_token_utilization_mean(log: RunLog) -> float | None:
 
 
 def _mean_over_time(values: FloatArray, steps: StepLog) -> float | None:
-    """Mean of ``[steps]`` values, each step weighted with its duration; time between steps does not count."""
+    """Return the mean of ``[steps]`` values weighted with the steps' durations; time between steps does not count."""
     total_s = float(np.sum(steps.duration_s))
     return float(np.dot(values, steps.duration_s)) / total_s if total_s > 0.0 else None
 

@@ -31,7 +31,7 @@ class TableColumn:
 
 
 def _seconds(value_ms: float) -> str:
-    """Milliseconds as seconds, to three significant digits or so."""
+    """Return milliseconds as seconds, to about three significant digits."""
     value_s = value_ms / 1e3
     return f"{value_s:.3f}" if value_s < 1.0 else f"{value_s:.2f}" if value_s < 10.0 else f"{value_s:.1f}"
 
@@ -58,10 +58,10 @@ SWAP_COLUMNS = (
 
 
 def summary_table(runs: Sequence[Run], comparisons: Sequence[Comparison] = (), *, title: str | None = None) -> Table:
-    """The table of an experiment; times in seconds, attainment in percent, overall and by class.
+    """Return the table of an experiment; times are in seconds, attainment in percent, overall and by class.
 
-    comparisons: of :func:`~sloserve.sim.report.compare.compare`; without them nothing is marked. With two classes
-    the table is some 95 columns wide.
+    ``comparisons`` come from :func:`~sloserve.sim.report.compare.compare`; without them nothing is marked. With two
+    classes the table is some 95 columns wide.
     """
     classes = list(dict.fromkeys(name for run in runs for name in run["slo_attainment_by_class"]))
     shown_classes = classes if len(classes) > 1 else []
@@ -110,7 +110,7 @@ CLASS_COLUMNS = (
 
 
 def class_latency_table(runs: Sequence[Run]) -> Table | None:
-    """Latency of each class by itself, a row per load, class and policy; ``None`` where there is one class.
+    """Return the latency of each class by itself, a row per load, class and policy; ``None`` for one class.
 
     One class's latency is bought with another's, which a column of all requests does not show.
     """
@@ -138,7 +138,10 @@ def class_latency_table(runs: Sequence[Run]) -> Table | None:
 
 
 def capacity_table(capacities: Sequence[LoadCapacity], condition: str, *, in_capacity: bool) -> Table:
-    """The load that each policy carries under ``condition``, and its ratio to the baseline's; means over seeds."""
+    """Return a table of the load that each policy carries under ``condition``, and its ratio to the baseline's load.
+
+    The figures are means over seeds.
+    """
     unit = "x stock's capacity" if in_capacity else "requests/s"
     table = Table(
         title=f"load at {condition}, {unit}",
@@ -164,7 +167,7 @@ def _estimate(found: Estimate | None) -> tuple[str, str]:
 
 
 def _figure(column: TableColumn, values: Sequence[float | None], verdict: Verdict | None) -> Text:
-    """The mean of ``values``, with a place behind it for the mark so that figures stay aligned."""
+    """Return the mean of ``values``, with a place behind it for the mark so that figures stay aligned."""
     mean = mean_interval([value for value in values if value is not None])
     if mean is None:
         return Text(f"{NO_VALUE} ")

@@ -23,7 +23,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 @app.command()
 def top(url: UrlFlag = DEFAULT_URL) -> None:
-    """Show what a server does now: its requests, why they wait, attainment, the KV cache. Ends with Ctrl-C.
+    """Show what a server does now: its requests, why they wait, attainment, the KV cache. Press Ctrl-C to end it.
 
     The admin key is read from the environment: SLOSERVE_ADMIN_KEY. See docs/watch.md.
     """
@@ -58,7 +58,10 @@ def status(
 
 
 def _settled(views: Iterator[dict[str, Any]]) -> dict[str, Any]:
-    """The first view that has a frame of an engine; one without, where none comes within a second: it is idle."""
+    """Return the first view that has a frame of an engine.
+
+    Where none comes within a second, the engine is idle, and a view without a frame is returned.
+    """
     view = next(views)
     for _ in range(2):
         if view.get("fleet") or any(engine["frame_s"] is not None for engine in view["engines"]):
@@ -69,7 +72,7 @@ def _settled(views: Iterator[dict[str, Any]]) -> dict[str, Any]:
 
 @contextmanager
 def _of_this_version(url: str) -> Iterator[None]:
-    """Raises: LostServer in place of any error that a view with other parts than ours causes when it is shown."""
+    """Raise LostServer in place of any error from showing a view, which may have other parts than ours."""
     from sloserve.client.watching import LostServer
 
     try:
