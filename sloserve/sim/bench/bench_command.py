@@ -21,7 +21,7 @@ def bench(
 ) -> None:
     """Send a workload to an OpenAI endpoint and measure latencies, attainment and goodput.
 
-    Requests, table, plots and raw logs are those of `sloserve simulate`; a JSON file has the keys of `vllm bench
+    Requests, table, plots and raw logs are the same as in `sloserve simulate`; a JSON file has the keys of `vllm bench
     serve`. Without --rps or --rate-scale the workload has its own rate. Latency counts from when a request was due.
     Nothing is retried: 429 and 503 count as rejections; another 4xx stops the run. See docs/bench.md.
     """

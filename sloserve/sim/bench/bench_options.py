@@ -1,5 +1,6 @@
-"""The options of ``sloserve bench``: names, types, defaults and help. Imports nothing that takes long, so that
-``--help`` answers at once.
+"""The options of ``sloserve bench``: names, types, defaults and help.
+
+Imports nothing that takes long, so that ``--help`` responds at once.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from sloserve.sim.workloads.traffic_options import TrafficOptions
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointOptions:
-    """Which endpoints are asked."""
+    """The options that name the endpoints."""
 
     url: Annotated[str, typer.Option(help="The endpoint, e.g. http://127.0.0.1:8000; name=URL names it in the tables.")]
     compare: Annotated[

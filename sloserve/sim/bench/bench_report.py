@@ -1,5 +1,6 @@
-"""What a bench leaves behind: the simulator's table, plots and raw logs, and one JSON a run as ``vllm bench serve``
-writes it.
+"""The output of a bench: the simulator's table, plots and raw logs, and one JSON file per run.
+
+The JSON file has the format of ``vllm bench serve``.
 """
 
 from datetime import UTC, datetime
@@ -72,7 +73,7 @@ class BenchReporter:
         self._logs.__exit__(kind, error, trace)
 
     def endpoint(self, label: str, endpoint: Endpoint, agreed: Agreed) -> None:
-        """Notes what answers under ``label``."""
+        """Record the endpoint that responds under ``label``, and what was agreed with it."""
         self._endpoints[label] = {
             "url": endpoint.url,
             "model": endpoint.model,
@@ -84,7 +85,7 @@ class BenchReporter:
             self._say(f"{label}: refuses continuous_usage_stats; tokens are spread evenly over chunks")
 
     def add(self, label: str, point: LoadPoint, run: ReplayedRun, *, ended_s: float) -> None:
-        """Takes one run that ended at ``ended_s``."""
+        """Add one run that ended at ``ended_s``."""
         requests = [ended.log(judged) for ended, judged in zip(run.exchanges, point.judged, strict=True)]
         log = RunLog(requests, NO_STEPS, {"wall_s": run.duration_s})
         found = findings(run)
@@ -100,7 +101,7 @@ class BenchReporter:
         self._late = self._late or client_was_late(run)
 
     def finish(self) -> list[dict[str, Any]]:
-        """Prints the tables, writes ``result.json`` and the plots, and returns the runs' records."""
+        """Print the tables, write ``result.json`` and the plots, and return the runs' records."""
         from sloserve.sim.report.plots import write_plots  # matplotlib: only where runs happened
 
         bench, first = self._bench, next(iter(self._bench.target.urls))
@@ -146,7 +147,7 @@ class BenchReporter:
         }
 
     def _write_flat(self, label: str, point: LoadPoint, run: ReplayedRun, ended_s: float) -> None:
-        """One run in a file of its own, with the keys that ``vllm bench serve --save-result`` writes."""
+        """Write one run to a file of its own, with the keys that ``vllm bench serve --save-result`` writes."""
         backend = "openai" if self._bench.payload.api is Api.COMPLETIONS else "openai-chat"
         record = {
             "date": datetime.fromtimestamp(ended_s, UTC).strftime("%Y%m%d-%H%M%S"),
@@ -172,7 +173,7 @@ class BenchReporter:
         )
 
     def _remarks(self) -> list[str]:
-        """What a reader must know to trust the table."""
+        """Return the lines that a reader must know to trust the table."""
         runs, said = self._runs, []
         capped, sent = sum(run["capped_requests"] for run in runs), sum(run["requests"] for run in runs)
         if capped:
@@ -200,7 +201,10 @@ class BenchReporter:
 
 
 def difference_table(comparisons: list[Comparison]) -> Table:
-    """The second endpoint beside the first, load by load: means over seeds and the mean of paired differences."""
+    """Return a table of the second endpoint beside the first, load by load.
+
+    It has means over seeds and the mean of paired differences.
+    """
     named = {comparison.metric: comparison for comparison in comparisons}
     one = named["slo_attainment"]
     table = Table(title=f"{one.policy} against {one.baseline}", title_justify="left", box=box.SIMPLE_HEAD)

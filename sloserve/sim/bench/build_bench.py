@@ -32,7 +32,14 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is offered. rps: requests per second, ascending; ``None``: the workload's own rate times rate_scale."""
+    """The load that is offered.
+
+    Args:
+        max_requests: Number of requests of each seed.
+        seeds: Seeds of the workload.
+        rps: Requests per second, ascending; ``None`` for the workload's own rate times ``rate_scale``.
+        rate_scale: Factor on the workload's own rate.
+    """
 
     max_requests: int
     seeds: tuple[int, ...]
@@ -42,7 +49,14 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The endpoints: label to URL, and how they are asked. model: ``None``: the first that an endpoint serves."""
+    """The endpoints, and what they are asked for.
+
+    Args:
+        urls: URL of each endpoint by label.
+        model: Name of the model; ``None`` for the first that an endpoint serves.
+        api_key: Key that the endpoints require, or ``None``.
+        warmup: Number of requests sent to each endpoint before the measurement.
+    """
 
     urls: dict[str, str]
     model: str | None
@@ -52,7 +66,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """payload: its model is filled in when the endpoint has named it. prompts: ``None``: words, calibrated there."""
+    """The settings of one bench.
+
+    The model of ``payload`` is filled in when the endpoint has named it. Where ``prompts`` is ``None``, prompts are
+    words, calibrated at the endpoint.
+    """
 
     target: Target
     workload: Workload
@@ -68,8 +86,14 @@ class Bench:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadPoint:
-    """The requests of one seed at one load. rps: offered, the mean over the seeds of this load. capped: how many were
-    cut. judged: the same requests with the targets by which they are judged.
+    """The requests of one seed at one load.
+
+    Args:
+        rps: Offered requests per second, the mean over the seeds of this load.
+        seed: Seed of the requests.
+        requests: The requests that are sent.
+        capped: Number of requests that were cut.
+        judged: The same requests with the targets by which they are judged.
     """
 
     rps: float
@@ -80,9 +104,9 @@ class LoadPoint:
 
 
 def points(bench: Bench) -> list[LoadPoint]:
-    """Every load, ascending, with every seed.
+    """Return every load, ascending, with every seed.
 
-    Raises: ConfigError for a class of ``--goodput-class`` that no request has, and as workloads do.
+    Raises: ConfigError for a class of ``--goodput-class`` that no request has, and the errors of workloads.
     """
     found: list[LoadPoint] = []
     for rps in bench.load.rps or (None,):
@@ -101,7 +125,7 @@ def points(bench: Bench) -> list[LoadPoint]:
 
 
 def build_bench(options: BenchOptions) -> Bench:
-    """The bench that the options describe.
+    """Return the bench that the options describe.
 
     Raises: ConfigError for an option that contradicts another, or a value out of range.
     """
@@ -154,7 +178,7 @@ def _check_ranges(options: BenchOptions) -> None:
 
 
 def _labelled(url: str, other: str | None) -> dict[str, str]:
-    """Endpoints by the name under which they are reported: ``name=URL``, or else host and port."""
+    """Return the endpoints by the name under which they are reported: ``name=URL``, or else host and port."""
     labelled: dict[str, str] = {}
     for flag, text in (("--url", url), ("--compare", other)):
         if text is None:

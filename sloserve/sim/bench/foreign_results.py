@@ -26,7 +26,14 @@ _DETAILS: Final = "vllm bench serve writes it with --save-result --save-detailed
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One request of a file. ``None``: not in the file. tpot_s: 0 for a single token."""
+    """One request of a file; a figure is ``None`` where the file does not have it.
+
+    Args:
+        completed: Whether the request was completed.
+        ttft_s: Time to the first token, in seconds.
+        tpot_s: Time per output token, in seconds; 0 for a single token.
+        e2e_s: End-to-end latency, in seconds.
+    """
 
     completed: bool
     ttft_s: float | None = None
@@ -39,7 +46,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a load generator. duration_s: ``None`` where the file does not say it."""
+    """One run of a load generator; ``duration_s`` is ``None`` where the file does not say it."""
 
     tool: str
     requests: list[Measured]
@@ -49,7 +56,10 @@ class Run:
         _check_figures(self.duration_s)
 
     def judged(self, targets: Targets) -> list[ServedRequest]:
-        """The requests with ``targets``. Raises: ConfigError for a target whose figure a completed request lacks."""
+        """Return the requests with ``targets``.
+
+        Raises: ConfigError for a target when a completed request lacks the figure to judge it.
+        """
         return [self._judged(number, one, targets) for number, one in enumerate(self.requests, start=1)]
 
     def _judged(self, number: int, one: Measured, targets: Targets) -> ServedRequest:
@@ -67,7 +77,7 @@ class Run:
 
 
 def read_runs(path: Path) -> list[Run]:
-    """The runs of a file, of which guidellm's may have several. Raises: ConfigError for a file without runs."""
+    """Return the runs of a file; a file of guidellm may have several. Raises: ConfigError for a file without runs."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -89,7 +99,7 @@ def read_runs(path: Path) -> list[Run]:
 
 
 def _parsed(text: str) -> Any:
-    """A JSON value, or the list of those on the lines of ``text``. Raises: ValueError."""
+    """Return a JSON value, or the list of the values on the lines of ``text``. Raises: ValueError."""
     try:
         return json_text.loads_figures(text)
     except json.JSONDecodeError:

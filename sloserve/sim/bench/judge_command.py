@@ -14,7 +14,7 @@ from sloserve.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """Counts of one run. met: for each target, the requests that met it."""
+    """The counts of one run; ``met`` is, for each target, the number of requests that met it."""
 
     tool: str
     requests: int

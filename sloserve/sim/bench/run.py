@@ -48,10 +48,9 @@ class Measured:
 def bench(
     settings: Bench, out_dir: Path, clock: Clock, *, token_log: bool = False, console: Console | None = None
 ) -> list[dict[str, Any]]:
-    """Runs ``settings``, prints the table and writes the files of
-    :class:`~sloserve.sim.bench.bench_report.BenchReporter`.
+    """Run ``settings``, print the table and write the files of the report.
 
-    Returns the runs' records.
+    Returns the runs' records. See :class:`~sloserve.sim.bench.bench_report.BenchReporter`.
 
     Raises: ConfigError for an endpoint that cannot be used, and requests that it refuses.
     """
@@ -92,9 +91,9 @@ async def measure(
     reporter: BenchReporter,
     on_ended: Callable[[], None],
 ) -> AsyncIterator[Measured]:
-    """Yields every run: points in order, the endpoints in turn, first one and then the other first.
+    """Yield every run: points in order, and the endpoints in turn, first one and then the other first.
 
-    reporter: told what the endpoints are. on_ended: called as each request ends.
+    ``reporter`` is notified of what the endpoints are, ``on_ended`` is called as each request ends.
     """
     async with AsyncExitStack() as stack:
         ready = [
@@ -124,7 +123,7 @@ async def _get_ready(
 
 
 async def _warm_up(one: _Ready, settings: Bench, point: LoadPoint, clock: Clock) -> None:
-    """Sends the first requests' lengths with prompts of their own, a few at once; they are not counted."""
+    """Send prompts of the lengths of the first requests, a few at once; they are not counted."""
     few = [replace(r, arrival_s=0.0, prefix_ids=()) for r in point.requests[: settings.target.warmup]]
     limit = min(settings.replay.max_concurrency or WARMUP_CONCURRENCY, WARMUP_CONCURRENCY)
     payloads = [payload(r, one.agreed.prompts.make(r, WARMUP_SEED), one.agreed.payload) for r in few]

@@ -1,4 +1,4 @@
-"""How a request's SLO is told to the server: in ``vllm_xargs``, in headers, or not at all."""
+"""The ways to state a request's SLO to the server: in ``vllm_xargs``, in headers, or not at all."""
 
 from collections.abc import Callable
 from enum import StrEnum
@@ -9,7 +9,7 @@ from sloserve.wire.xargs import to_xargs
 
 
 class SendSLO(StrEnum):
-    """Where an SLO is stated."""
+    """The place in a request that states an SLO."""
 
     XARGS = "xargs"
     HEADERS = "headers"
@@ -17,12 +17,12 @@ class SendSLO(StrEnum):
 
 
 def in_xargs(slo: SLO) -> SLOFields:
-    """In the body, which plain vLLM carries to its engine too."""
+    """Return the SLO as a field of the body, which plain vLLM carries to its engine too."""
     return SLOFields(body={"vllm_xargs": to_xargs(slo)})
 
 
 def in_headers(slo: SLO) -> SLOFields:
-    """In headers ``x-slo-*``; milliseconds as whole numbers, at least 1."""
+    """Return the SLO as headers ``x-slo-*``; milliseconds are whole numbers, at least 1."""
     stated = to_xargs(slo).items()
     return SLOFields(headers={"x-" + key.replace("_", "-"): _text(key, value) for key, value in stated})
 
