@@ -1,7 +1,7 @@
 """Admissions of a simulation by name: ``none``, ours, and vLLM's own caps as their rival.
 
-``cap:max_waiting=64``, ``predict:min_chance=0.5``, ``vllm:max_num_queued_tokens=16000``; options as of a policy. Every
-policy runs under each of them; see :mod:`sloserve.sim.run_name`.
+Examples are ``cap:max_waiting=64``, ``predict:min_chance=0.5`` and ``vllm:max_num_queued_tokens=16000``; options are
+written as a policy's. Every policy runs under each of them; see :mod:`sloserve.sim.run_name`.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ VLLM_CAPS = ("max_num_queued_reqs", "max_num_queued_tokens")
 
 
 def parse_admission(text: str) -> tuple[AdmissionSettings, dict[str, int]]:
-    """Our settings and vLLM's caps that ``text`` asks for.
+    """Return our settings and vLLM's caps that ``text`` asks for.
 
     Raises: ConfigError for an unknown mode or option, or a value out of range.
     """
@@ -40,14 +40,14 @@ def parse_admission(text: str) -> tuple[AdmissionSettings, dict[str, int]]:
 
 
 def limit_queue(settings: EngineSettings, admission: str) -> EngineSettings:
-    """The engine with vLLM's caps that ``admission`` asks for."""
+    """Return the engine with vLLM's caps that ``admission`` asks for."""
     caps = parse_admission(admission)[1]
     reqs, tokens = (caps.get(name) for name in VLLM_CAPS)
     return replace(settings, max_num_queued_reqs=reqs, max_num_queued_tokens=tokens)
 
 
 def make_front(admission: str, class_names: Sequence[str]) -> Admission:
-    """A new admission. Raises: ConfigError."""
+    """Return a new admission. Raises: ConfigError."""
     return parse_admission(admission)[0].make(class_names, lambda place: True)
 
 

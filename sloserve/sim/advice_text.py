@@ -19,7 +19,7 @@ SHOWN = 8
 
 
 def tried_lines(found: Found) -> list[str]:
-    """The best of what was tried, and stock."""
+    """Return the lines on the best runs that were tried, and stock."""
     tried = found.tried
     order = ranked(tried, STOCK)
     names = list(dict.fromkeys([*order[:SHOWN], *([STOCK] if STOCK in tried else [])]))
@@ -30,7 +30,7 @@ def tried_lines(found: Found) -> list[str]:
 
 
 def tie_lines(advice: Advice) -> list[str]:
-    """What else would do as well, and why one would choose which; nothing where the advice has no equal."""
+    """Return what else would do as well, and why to choose which; empty where the advice has no equal."""
     tie = advice.tie
     if tie is None:
         return []
@@ -42,7 +42,7 @@ def tie_lines(advice: Advice) -> list[str]:
 
 
 def judged_lines(judged: RunComparison) -> list[str]:
-    """One comparison on the later part, and on vLLM's scheduler."""
+    """Return the lines on one comparison on the later part, and on vLLM's scheduler."""
     lines = [_compared(judged)]
     if judged.real is not None:
         mine, theirs = judged.real
@@ -60,7 +60,7 @@ def judged_lines(judged: RunComparison) -> list[str]:
 
 
 def headline(advice: Advice) -> str:
-    """The advice in a sentence."""
+    """Return the advice in a sentence."""
     if advice.name == STOCK:
         return "advice: vLLM's own scheduler at the flags as they are; nothing tried is better for sure"
     if RunName.parse(advice.name).policy == STOCK:
@@ -69,7 +69,10 @@ def headline(advice: Advice) -> str:
 
 
 def vllm_flags(name: str, settings: EngineSettings) -> list[str]:
-    """vLLM's flags of a run. The two that were chosen are always named: vLLM's own defaults depend on the GPU."""
+    """Return vLLM's flags of a run.
+
+    The two flags that were chosen are always named: vLLM's own defaults depend on the GPU.
+    """
     run = RunName.parse(name)
     engine = run.engine_settings(settings)
     values = {
@@ -87,7 +90,7 @@ def vllm_flags(name: str, settings: EngineSettings) -> list[str]:
 
 
 def settings_yaml(advice: Advice, classes: ClassTable, settings: EngineSettings, subject: str) -> str:
-    """A commented file for ``sloserve serve --slo-config``. subject: what the advice is about, in a line."""
+    """Return a commented file for ``sloserve serve --slo-config``; ``subject`` is a line on what the advice is about."""
     run = RunName.parse(advice.name)
     flags = " ".join(vllm_flags(advice.name, settings))
     comments = [

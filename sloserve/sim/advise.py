@@ -1,4 +1,4 @@
-"""Which policy, engine flags and admission suit a workload: searched on one part of it, judged on another.
+"""The search for the policy, engine flags and admission that suit a workload: searched on one part, judged on another.
 
 The search is coarse to fine and has a budget: step sizes first, for every policy; then ``max_num_seqs`` for the two
 best runs, of stock and of the policies; then admissions for the best one of each. What is found is judged against
@@ -22,11 +22,16 @@ from sloserve.sim.tuning import KEPT, Axes, Evaluate, Score, ranked, variants
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What is searched.
+    """The space that is searched.
 
-    policies: beside stock. sized: those among them that are tried with each value of the first flag; the others set the
-    size of their steps themselves. axes: values of each flag. admissions, stock_caps: tried at the end, of ours and of
-    vLLM's. most_names: so many runs are tried, and no more.
+    Args:
+        policies: Policies to try beside stock.
+        sized: Policies that are tried with each value of the first flag; the other policies set the size of their steps
+            themselves.
+        axes: Values of each flag.
+        admissions: Our admissions, tried at the end.
+        stock_caps: vLLM's caps, tried at the end.
+        most_names: Most runs that are tried.
     """
 
     policies: tuple[str, ...]
@@ -39,21 +44,33 @@ class Space:
 
 @dataclass(slots=True)
 class Found:
-    """What the search found. untried: how many runs the budget did not reach."""
+    """What the search found.
+
+    Args:
+        tried: Score of each run that was tried, by name.
+        untried: Number of runs that the budget did not reach.
+    """
 
     tried: dict[str, Score] = field(default_factory=dict)
     untried: int = 0
 
     def best(self, *, stock: bool) -> list[str]:
-        """The names of stock's runs, or of all others, best first."""
+        """Return the names of stock's runs, or of all others, best first."""
         scores = {name: score for name, score in self.tried.items() if (RunName.parse(name).policy == STOCK) == stock}
         return ranked(scores, STOCK)
 
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
-    """One run beside another on requests that the search never saw. difference: of shares of requests in time, paired
-    by seed. real: shares on vLLM's own scheduler, in one run each, of both; ``None`` if that was not asked.
+    """One run beside another on requests that the search never saw.
+
+    Args:
+        name: Name of the run.
+        reference: Name of the run that it is compared with.
+        score: Score of the run.
+        reference_score: Score of the reference.
+        difference: Difference of the shares of requests in time, paired by seed.
+        real: Scores of both on vLLM's own scheduler, in one run each; ``None`` if they did not run there.
     """
 
     name: str
@@ -80,9 +97,14 @@ class RunComparison:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """name: the run that is advised, plain stock where nothing is better. judged: the comparisons made, in order.
-    beside: the best run of a simpler policy, where the general one's is advised, or the other way round, with that as
-    its reference; ``None`` where stock is advised or no other was tried.
+    """The advice, and the comparisons that it rests on.
+
+    Args:
+        name: Name of the advised run, plain stock where nothing is better.
+        judged: The comparisons made, in order.
+        found: What the search found.
+        beside: The best run of a simpler policy where a general policy's run is advised, or the other way round, with
+            the advised run as its reference; ``None`` where stock is advised or no other was tried.
     """
 
     name: str
@@ -97,7 +119,10 @@ class Advice:
 
 
 def search(space: Space, settings: EngineSettings, evaluate: Evaluate) -> Found:
-    """Tries what :class:`Space` says, within its budget; ``evaluate`` runs on the part of the workload to search on."""
+    """Try what :class:`Space` lists, within its budget.
+
+    ``evaluate`` runs on the part of the workload to search on.
+    """
     found = Found()
 
     def run(names: Sequence[str]) -> None:
@@ -128,17 +153,19 @@ def _more(found: Found, flag: str, values: Sequence[int], settings: EngineSettin
 
 
 def _in_turn(lists: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The first of each, the second of each and so on: a budget that ends cuts all policies alike."""
+    """Yield the first name of each list, the second of each and so on: a budget that ends cuts all policies alike."""
     for i in range(max(map(len, lists), default=0)):
         yield from (names[i] for names in lists if i < len(names))
 
 
 def decide(found: Found, seeds: int, judge: Evaluate, confirm: Evaluate | None) -> Advice:
-    """What to advise of what was found.
+    """Return the advice that follows from what was found.
 
     Args:
-        seeds: of ``judge``'s points, which are loads times seeds.
-        judge: runs on the part of the workload that the search did not see. confirm: the same on vLLM's scheduler.
+        found: What the search found.
+        seeds: Number of seeds of ``judge``'s points, which are loads times seeds.
+        judge: Function that runs names on the part of the workload that the search did not see.
+        confirm: The same function on vLLM's scheduler; ``None`` to skip this.
     """
     stock, ours = found.best(stock=True)[:1] or [STOCK], found.best(stock=False)[:1]
     other = [name for name in found.best(stock=False) if ours and is_general(name) != is_general(ours[0])][:1]
@@ -159,7 +186,7 @@ def decide(found: Found, seeds: int, judge: Evaluate, confirm: Evaluate | None) 
 
 
 def is_general(name: str) -> bool:
-    """Whether this run is of the policy for all kinds of targets."""
+    """Return whether this run uses the policy for all kinds of targets."""
     return parse_policy(RunName.parse(name).policy)[0] == GENERAL
 
 

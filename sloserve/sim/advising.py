@@ -32,11 +32,14 @@ def space_for(
     axes: Axes | None = None,
     admissions: Sequence[str] | None = None,
 ) -> Space:
-    """What to search for ``experiment``; each is what is usual where it is not given.
+    """Return what to search for ``experiment``, with the usual values where an argument is not given.
 
     Args:
-        budget: most runs of the search; each run that is tried takes one for each load and seed.
-        policies: beside stock. axes: values by flag. admissions: ours and vLLM's; stock gets vLLM's alone.
+        experiment: The experiment that advice is for.
+        budget: Most runs of the search; each run that is tried takes one for each load and seed.
+        policies: Policies to try beside stock.
+        axes: Values to try of each flag.
+        admissions: Our admissions and vLLM's; stock gets vLLM's alone.
 
     Raises: ConfigError for a name that is not known, or a budget that is too small to try anything beside stock.
     """
@@ -51,7 +54,7 @@ def space_for(
     for cap in caps:
         parse_admission(cap)
     if axes is None:
-        # Beyond them the profile extrapolates.
+        # The profile extrapolates beyond these values.
         grid = experiment.profile.grid
         most = {"max_num_batched_tokens": grid.max_step_tokens, "max_num_seqs": grid.max_decode_seqs}
         axes = {flag: tuple(x for x in values if x <= most[flag]) or values[:1] for flag, values in AXES.items()}
@@ -66,7 +69,10 @@ def space_for(
 
 
 def candidates() -> tuple[str, ...]:
-    """What is tried beside stock: the main policies, the general one first, as they are and with the step budget."""
+    """Return what is tried beside stock.
+
+    These are the main policies, the general one first, as they are and with the step budget.
+    """
     found = []
     for name in main_policies():
         # One that reads nothing is stock's order.
@@ -76,7 +82,7 @@ def candidates() -> tuple[str, ...]:
 
 
 def _sets_step_size(name: str) -> bool:
-    """Whether the policy sets the size of each step itself, and so runs at the engine's own limit alone."""
+    """Return whether the policy sets the size of each step itself, and so runs at the engine's own limit alone."""
     return bool(make_policy(*parse_policy(RunName.parse(name).policy)).settings.step_budget)
 
 
@@ -89,9 +95,9 @@ def advise(
     jobs: int = 1,
     console: Console | None = None,
 ) -> Advice:
-    """Searches on the earlier half of the experiment's window, judges on the later half, and writes ``out``.
+    """Search on the earlier half of the experiment's window, judge on the later half, and write ``out``.
 
-    confirm: whether vLLM's scheduler runs what is advised, and what it is better than, once.
+    ``confirm`` says whether vLLM's scheduler runs what is advised, and what it is better than, once.
     """
     console = console or Console()
     if experiment.profile.marker:
@@ -121,7 +127,7 @@ def advise(
 def _shown(
     what: str, experiment: Experiment, console: Console, jobs: int, points: Sequence[Point] | None = None
 ) -> Evaluate:
-    """Evaluates with a bar for each call."""
+    """Return an evaluation that shows a progress bar for each call."""
     found = measured_points(experiment, jobs) if points is None else points
 
     def evaluate(names: Sequence[str]) -> Mapping[str, Score]:

@@ -16,7 +16,7 @@ from sloserve.sim.workloads.workload_registry import asked_workload
 
 
 def build_experiment(options: SimulateOptions) -> Experiment:
-    """The experiment that the options describe.
+    """Return the experiment that the options describe.
 
     Raises: ConfigError for an option that contradicts another, or a value out of range.
     """
@@ -62,7 +62,7 @@ def build_experiment(options: SimulateOptions) -> Experiment:
 
 
 def _engine_settings(options: SimulateOptions, profile: Profile, *, prefix_caching: bool) -> EngineSettings:
-    """The profile's engine with what the options say otherwise; no prompt is longer than the KV cache."""
+    """Return the profile's engine with the changes of the options; no prompt is longer than the KV cache."""
     sizes = {
         name: getattr(profile, name) if getattr(options, name) is None else getattr(options, name)
         for name in ("kv_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
@@ -107,12 +107,12 @@ def _drafts(options: SimulateOptions) -> Drafts | None:
 
 
 def listed(text: str) -> list[str]:
-    """The parts of a comma-separated list."""
+    """Return the parts of a comma-separated list."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def numbers(flag: str, text: str | None) -> tuple[float, ...] | None:
-    """The numbers of a comma-separated list. Raises: ConfigError."""
+    """Return the numbers of a comma-separated list. Raises: ConfigError."""
     if text is None:
         return None
     try:

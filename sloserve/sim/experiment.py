@@ -1,5 +1,6 @@
-"""Experiments as data: a workload, an engine, a load axis, policies and seeds; every policy sees the same requests of a
-seed.
+"""Experiments as data: a workload, an engine, a load axis, policies and seeds.
+
+Every policy sees the same requests of a seed.
 
 Load is offered in requests per second or in multiples of stock's own capacity, which is measured first, in the same
 run, on the same requests. Stock is vLLM's AsyncScheduler, untouched. Results are deterministic but for what stands
@@ -42,28 +43,41 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_LOADS = (0.7, 1.0, 1.5, 2.0)
 SHIPPED = PluginSettings()
-"""What a server does unless it is told otherwise, and so what runs do."""
+"""The settings that a server has by default, and so the settings of runs."""
 PLAN_SHARE = SHIPPED.plan_share
 VLLM, MODEL = "vllm", "model"
 ENGINE_KINDS = (VLLM, MODEL)
 """vLLM's real scheduler, and the model of it in :mod:`sloserve.sim.model`."""
 SATURATED = 0.5
-"""Of the steps by which stock's capacity is measured requests must wait in this share: else all run at once."""
+"""The share of steps with waiting requests that a measurement of stock's capacity needs; below it all run at once."""
 _RUSH = 1e-6
 """Arrivals are compressed by this to offer everything at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """What to run.
+    """What to run. One of ``loads``, ``rps`` and ``rate_scale`` is given.
 
-    loads: multiples of stock's capacity; rps: requests per second; rate_scale: multiples of the workload's own rate.
-    One of the three is given. policies: names of runs, see ``run_name``. slos: replaces the workload's own SLOs.
-    window: the part of the workload that seeds draw from. aged_share: of the ageing guard, 0 turns it off.
-    plan_share: as in the server's settings. plan_cost: what planning costs, in multiples of the measured table; 0
-    charges nothing. step_noise: coefficient of variation of step times, see ``StepNoise``. length_model: as in the
-    server's settings. engine_kind: whose scheduler decides, one of ``ENGINE_KINDS``. known_profile: what the server's
-    settings name, while ``profile`` is the engine's own; ``None``: the server learns step times from the steps.
+    Args:
+        workload: The requests.
+        profile: The step times of the engine.
+        engine: The settings of the engine.
+        policies: Names of runs, see ``run_name``.
+        seeds: Seeds of the workload.
+        max_requests: Number of requests of a run.
+        loads: Multiples of stock's capacity.
+        rps: Requests per second.
+        rate_scale: Multiple of the workload's own rate.
+        slos: Assignment that replaces the workload's own SLOs.
+        window: The part of the workload that seeds draw from.
+        aged_share: Share of the ageing guard; 0 turns it off.
+        plan_share: The server setting of this name.
+        plan_cost: Cost of planning in multiples of the measured table; 0 charges nothing.
+        step_noise: Coefficient of variation of step times, see ``StepNoise``.
+        length_model: The server setting of this name.
+        engine_kind: The engine that schedules, one of ``ENGINE_KINDS``.
+        known_profile: The profile that the server's settings name, while ``profile`` is the engine's own; ``None`` if
+            the server learns step times from the steps.
     """
 
     workload: Workload
@@ -120,7 +134,7 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One place on the load axis for one seed. load: multiples of stock's capacity, where that is the axis."""
+    """One place on the load axis for one seed; ``load`` is in multiples of stock's capacity, where that is the axis."""
 
     seed: int
     rps: float
@@ -136,14 +150,15 @@ class Run:
     log: RunLog
 
     def record(self) -> dict[str, Any]:
-        """Its figures, see :func:`~sloserve.sim.report.summary.summarize`."""
+        """Return the figures of the run, see :func:`~sloserve.sim.report.summary.summarize`."""
         point = self.point
         return summarize(self.log, policy=self.policy, seed=point.seed, rps=point.rps, load=point.load)
 
 
 def capacity_rps(experiment: Experiment, log: RunLog) -> float:
-    """Requests per second that stock completes while it has more than it can do, from a run in which all arrived at
-    once.
+    """Return the requests per second that stock completes while it has more than it can do.
+
+    ``log`` is a run in which all requests arrived at once.
 
     Measured between the 10th and the 90th percentile of completions: before, the batch fills; after, it drains.
 
@@ -169,7 +184,10 @@ def capacity_rps(experiment: Experiment, log: RunLog) -> float:
 
 
 def measured_points(experiment: Experiment, jobs: int = 1) -> list[Point]:
-    """The places on the load axis, loads ascending, then seeds; stock's capacity is measured where it is needed."""
+    """Return the places on the load axis, loads ascending, then seeds.
+
+    Stock's capacity is measured where it is needed.
+    """
     with pool_of(jobs) as pool:
         return list(_points(experiment, pool))
 
@@ -181,13 +199,13 @@ def run_experiment(
     on_progress: Callable[[int, int], None] | None = None,
     points: Sequence[Point] | None = None,
 ) -> Iterator[Run]:
-    """Yields every run: loads ascending, then seeds, then policies, however many processes work on them.
+    """Yield every run: loads ascending, then seeds, then policies, however many processes work on them.
 
     Args:
-        experiment: what to run.
-        jobs: processes.
-        on_progress: told (requests ended, requests in all) as runs end, and within runs when ``jobs`` is 1.
-        points: of :func:`measured_points`, which are else found first.
+        experiment: What to run.
+        jobs: Number of processes.
+        on_progress: Called with (requests ended, requests in all) as runs end, and within runs when ``jobs`` is 1.
+        points: Result of :func:`measured_points`; ``None`` to find the points first.
     """
     with pool_of(jobs) as pool:
         points = list(_points(experiment, pool)) if points is None else points
@@ -214,7 +232,10 @@ def run_experiment(
 
 
 def pool_of(jobs: int) -> AbstractContextManager[ProcessPoolExecutor | None]:
-    """Processes to run in; entered, it is ``None`` for one. Raises: ConfigError for less."""
+    """Return a pool of ``jobs`` processes to run in, or a context of ``None`` for one process.
+
+    Raises: ConfigError for less than one.
+    """
     if jobs < 1:
         raise ConfigError(f"--jobs: {jobs} is not a whole number >= 1")
     return nullcontext() if jobs == 1 else ProcessPoolExecutor(min(jobs, os.cpu_count() or 1), get_context("spawn"))
@@ -240,7 +261,7 @@ def _points(experiment: Experiment, pool: Executor | None) -> Iterator[Point]:
 
 
 def offered_rps(requests: Sequence[WorkloadRequest]) -> float:
-    """Returns how many come a second; those that come all at once count as if they came within a second."""
+    """Return how many requests come a second; requests that come all at once count as if within one second."""
     span_s = requests[-1].arrival_s - requests[0].arrival_s
     return (len(requests) - 1) / span_s if span_s > 0.0 else float(len(requests))
 
@@ -249,7 +270,16 @@ def offered_rps(requests: Sequence[WorkloadRequest]) -> float:
 class Task:
     """One run as plain values, so that it can be sent to another process.
 
-    config: vLLM's additional config, ``None`` for stock. class_names: the classes that the admission is for.
+    Args:
+        requests: The requests of the run.
+        engine: The settings of the engine.
+        profile: The step times of the engine.
+        config: vLLM's additional config; ``None`` for stock.
+        admission: Name of the admission.
+        class_names: Names of the classes that the admission is for.
+        plan_cost: Cost of planning in multiples of the measured table.
+        noise: Noise of step times.
+        engine_kind: The engine that schedules, one of ``ENGINE_KINDS``.
     """
 
     requests: list[WorkloadRequest]
@@ -264,7 +294,7 @@ class Task:
 
 
 def task_of(experiment: Experiment, policy: str, point: Point) -> Task:
-    """What a run of ``policy`` at ``point`` is given."""
+    """Return the task of a run of ``policy`` at ``point``."""
     if experiment.rate_scale is not None:
         requests = experiment.requests(point.seed, rate_scale=experiment.rate_scale)
     else:
@@ -301,7 +331,7 @@ def task_of(experiment: Experiment, policy: str, point: Point) -> Task:
 
 
 def _serve(task: Task, on_progress: Callable[[int], None] | None = None) -> RunLog:
-    """One run in virtual time."""
+    """Serve one run in virtual time."""
     # Without a limit it predicts all the same, so that promises can be judged; the requests see nothing of it.
     front = make_front(task.admission, task.class_names)
     costs = planning_costs().times(task.plan_cost)
@@ -311,7 +341,7 @@ def _serve(task: Task, on_progress: Callable[[int], None] | None = None) -> RunL
 
 
 def engine_class(kind: str) -> "type[VirtualEngine | ModelEngine]":
-    """The class of that one of ``ENGINE_KINDS``; vLLM is imported only where it is asked for."""
+    """Return the class of an engine of ``ENGINE_KINDS``; vLLM is imported only where it is asked for."""
     if kind == MODEL:
         return ModelEngine
     from sloserve.vllm_plugin.versions import require_vllm

@@ -1,5 +1,6 @@
-"""The options of ``sloserve simulate`` and ``sloserve advise`` of which an experiment is built: names, types, defaults
-and help. Imports nothing that takes long, so that ``--help`` answers at once.
+"""The options of ``sloserve simulate`` and ``sloserve advise`` from which an experiment is built.
+
+They are names, types, defaults and help. Imports nothing that takes long, so that ``--help`` responds at once.
 """
 
 from dataclasses import dataclass
@@ -144,7 +145,7 @@ class SimulateOptions(ExperimentOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class AdviseOptions(ExperimentOptions):
-    """An experiment whose policies are searched for; a search takes many runs, and each less time than usual."""
+    """The options of an experiment that searches for policies; a search takes many runs, each shorter than usual."""
 
     seeds: Annotated[
         int, typer.Option(help="Number of seeds (for window of the trace, classes, draws), at least 3.")

@@ -1,7 +1,7 @@
 """Experiments: the flags of ``sloserve simulate`` under a name, from the packages that register some.
 
 ``sloserve simulate --experiment NAME`` runs one; flags given beside it replace its own. An entry point of the group
-``sloserve.experiments`` names a mapping of names to :class:`ExperimentRow`. A checkout registers those of its
+``sloserve.experiments`` names a mapping of names to :class:`ExperimentRow`. A checkout registers the experiments of its
 benchmarks; the wheel has none. Traces are named by file and looked for in the folder that the environment variable
 SLOSERVE_DATA names.
 """
@@ -20,8 +20,10 @@ GROUP = "sloserve.experiments"
 class ExperimentRow:
     """One experiment.
 
-    question: what the experiment answers. flags: the flags of ``sloserve simulate``, with underscores. trace: the name
-    of a trace's file, or ``None`` where the flags name a generator.
+    Args:
+        question: Question that the experiment answers.
+        flags: Flags of ``sloserve simulate``, with underscores.
+        trace: Name of a trace's file, or ``None`` where the flags name a generator.
     """
 
     question: str
@@ -32,7 +34,7 @@ class ExperimentRow:
 def experiments() -> dict[str, ExperimentRow]:
     """Return the experiments of all installed packages by name.
 
-    Raises: ConfigError when those of a package cannot be loaded.
+    Raises: ConfigError when the experiments of a package cannot be loaded.
     """
     found: dict[str, ExperimentRow] = {}
     for rows in registered(GROUP).values():

@@ -21,7 +21,16 @@ def write_experiment(
     counters: Sequence[Mapping[str, int]],
     tuned: Sequence[Tuned],
 ) -> None:
-    """Writes it to ``out_dir``. counters: of each of ``runs``. tuned: what was found before, if anything was."""
+    """Write the results of ``experiment`` to ``out_dir``.
+
+    Args:
+        experiment: The experiment that ran.
+        out_dir: Folder of the files.
+        runs: Records of the runs.
+        verdicts: What all runs say together.
+        counters: Counters of each of ``runs``.
+        tuned: What tuning found before; empty without tuning.
+    """
     engine, slos = experiment.engine, experiment.slos or experiment.workload.slos
     write_result(
         out_dir / RESULT_JSON,

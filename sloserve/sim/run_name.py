@@ -16,7 +16,7 @@ from sloserve.scheduler.registry import parse_policy, policy_text
 from sloserve.sim.admissions import NONE, limit_queue
 
 STOCK = "stock"
-"""vLLM's AsyncScheduler; every other name is a policy's."""
+"""The name of vLLM's AsyncScheduler; every other name is the name of a policy."""
 
 ENGINE_OPTIONS = ("max_num_batched_tokens", "max_num_seqs", "max_model_len")
 """Flags of vLLM that a run may set for itself. The size of the KV cache is not one: memory is the same for all."""
@@ -26,7 +26,13 @@ SWAP_OPTIONS = ("swap_space_gib", "link_gb_per_s", "swapping")
 
 @dataclass(frozen=True, slots=True)
 class RunName:
-    """A run's name in its parts. policy: with its options. engine: vLLM's flags. admission: ``none`` for none."""
+    """The parts of a run's name.
+
+    Args:
+        policy: Name of the policy with its options.
+        engine: Flags of vLLM's engine and their values.
+        admission: Name of the admission with its options; ``none`` for none.
+    """
 
     policy: str
     engine: Mapping[str, int | float | str] = field(default_factory=dict)
@@ -34,7 +40,7 @@ class RunName:
 
     @classmethod
     def parse(cls, text: str) -> "RunName":
-        """The parts of ``text``; the policy and the admission are not looked at.
+        """Return the parts of ``text``, without a check of the policy and the admission.
 
         Raises: ConfigError for an engine option that is unknown or not a whole number >= 1.
         """
@@ -56,11 +62,14 @@ class RunName:
         return replace(self, admission=NONE)
 
     def with_option(self, name: str, value: int) -> "RunName":
-        """The same with one engine option more, or another value of it."""
+        """Return the same name with one engine option added or replaced."""
         return replace(self, engine={**self.engine, name: value})
 
     def engine_settings(self, settings: EngineSettings) -> EngineSettings:
-        """``settings`` with this run's own flags, and vLLM's caps that its admission asks for. Raises: ConfigError."""
+        """Return ``settings`` with this run's own flags, and vLLM's caps that its admission asks for.
+
+        Raises: ConfigError for options that do not go together.
+        """
         options: dict[str, Any] = dict(self.engine)
         if self.policy == STOCK:
             if not options.keys().isdisjoint(SWAP_OPTIONS):
@@ -70,7 +79,10 @@ class RunName:
 
 
 def check_option(where: str, name: str, value: str) -> int:
-    """The value of an engine flag of vLLM. Raises: ConfigError for one that is unknown or not a whole number >= 1."""
+    """Return the value of an engine flag of vLLM.
+
+    Raises: ConfigError for a flag that is unknown or not a whole number >= 1.
+    """
     if name not in ENGINE_OPTIONS:
         raise ConfigError(f"{where}: engine option {name!r} {unknown(name, ENGINE_OPTIONS + SWAP_OPTIONS)}")
     try:
@@ -92,5 +104,5 @@ def _swap_option(where: str, name: str, value: str) -> float | str:
 
 
 def run_names(policies: Sequence[str], admissions: Sequence[str]) -> tuple[str, ...]:
-    """Every policy under every admission, the bare policies first."""
+    """Return the names of every policy under every admission, the bare policies first."""
     return tuple(p if a == NONE else f"{p}+{a}" for p in policies for a in sorted(admissions, key=lambda a: a != NONE))

@@ -35,12 +35,11 @@ def simulate(
     console: Console | None = None,
     axes: Axes | None = None,
 ) -> list[dict[str, Any]]:
-    """Runs ``experiment`` and writes ``result.json``, ``runs.csv``, ``requests.csv``, ``tokens.csv.gz`` (token_log) and
-    the plots to ``out_dir``.
+    """Run ``experiment`` and write its files to ``out_dir``; return the runs' records.
 
-    axes: engine flags that are first tuned for each run on the earlier half; then only the later half is run.
-
-    Returns the runs' records (:func:`~sloserve.sim.report.summary.summarize`).
+    The files are ``result.json``, ``runs.csv``, ``requests.csv``, ``tokens.csv.gz`` (with ``token_log``) and the plots.
+    Records are the results of :func:`~sloserve.sim.report.summary.summarize`. ``axes`` are engine flags that are first
+    tuned for each run on the earlier half; then only the later half is run.
     """
     from sloserve.sim.report.plots import write_plots  # matplotlib: only where runs happen
 

@@ -1,8 +1,9 @@
 """The static engine flags that suit each policy best, found on one part of a workload to be judged on another.
 
-Coarse to fine, so that the work stays bounded: the first flag's values beside the default, then each further flag's for
-the :data:`KEPT` best so far. A run is better if more of its requests met their targets; where that is noise, if it made
-more tokens per second; where that is noise too, the default stays, or else what asks for the fewest options.
+The search goes from coarse to fine, so that the work stays bounded: it tries the first flag's values beside the
+default, then the values of each further flag for the :data:`KEPT` best runs up to then. A run is better if more of its
+requests met their targets; where that is noise, if it made more tokens per second; where that is noise too, the default
+stays, or else the name with the fewest options.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -51,7 +52,13 @@ Evaluate = Callable[[Sequence[str]], Mapping[str, Score]]
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What was found for one run. best: the name of the best one, ``name`` itself if none is better."""
+    """What was found for one run.
+
+    Args:
+        name: Name of the run.
+        best: Name of the best variant; equal to ``name`` if none is better.
+        tried: Score of each variant that was tried, by name.
+    """
 
     name: str
     best: str
@@ -59,7 +66,7 @@ class Tuned:
 
 
 def parse_axes(texts: Iterable[str]) -> Axes:
-    """``name=value,value`` of each flag to tune. Raises: ConfigError."""
+    """Return the values of each flag to tune from texts such as ``name=value,value``. Raises: ConfigError."""
     axes: dict[str, tuple[int, ...]] = {}
     for text in texts:
         name, _, values = text.partition("=")
@@ -71,9 +78,9 @@ def parse_axes(texts: Iterable[str]) -> Axes:
 
 
 def tune(names: Sequence[str], axes: Axes, settings: EngineSettings, evaluate: Evaluate) -> list[Tuned]:
-    """The best static flags of each run in ``names``.
+    """Return the best static flags of each run in ``names``.
 
-    settings: of the engine where a run says nothing; values that do not go with them are left out.
+    ``settings`` hold for the engine where a run says nothing; values that do not go with them are left out.
     """
     scores: dict[str, dict[str, Score]] = {name: {} for name in names}
     kept = {name: [name] for name in names}
@@ -89,7 +96,7 @@ def tune(names: Sequence[str], axes: Axes, settings: EngineSettings, evaluate: E
 
 
 def ranked(scores: Mapping[str, Score], default: str) -> list[str]:
-    """The names, best first; see the module's text."""
+    """Return the names, best first, by the rule in the module's text."""
     left, order = dict(scores), []
     while left:
         order.append(_best(left, default))
@@ -106,7 +113,7 @@ def _best(scores: Mapping[str, Score], default: str) -> str:
 
 
 def _options(name: str) -> int:
-    """How much a run's name asks for."""
+    """Return the number of options that a run's name has."""
     return name.count("=") + name.count("+")
 
 
@@ -123,7 +130,7 @@ def variants(
     values: Sequence[int],
     settings: EngineSettings,
 ) -> list[str]:
-    """``kept`` with each value of ``flag``, without engines that are ``known`` and those that vLLM would refuse."""
+    """Return ``kept`` with each value of ``flag``, without engines that are ``known`` or that vLLM would refuse."""
     engines = [RunName.parse(candidate).engine_settings(settings) for candidate in known]
     found = []
     for candidate in kept:
@@ -145,9 +152,10 @@ def evaluator(
     on_progress: Callable[[int, int], None] | None = None,
     points: Sequence[Point] | None = None,
 ) -> Evaluate:
-    """Runs names as ``experiment`` says, at ``points``, or else at those of the experiment, which are measured once.
+    """Return a function that runs names as ``experiment`` says, and returns their scores.
 
-    What it returns raises: ConfigError where no request states a target.
+    It runs at ``points``, or else at the points of the experiment, which are measured once. The function raises
+    ConfigError where no request states a target.
     """
     points = measured_points(experiment, jobs) if points is None else points
 
@@ -171,9 +179,9 @@ def evaluator(
 def tuned_halves(
     experiment: Experiment, axes: Axes, *, jobs: int = 1, on_progress: Callable[[int, int], None] | None = None
 ) -> tuple[Experiment, list[Tuned]]:
-    """Tunes every run on the earlier half of the experiment's window, with the engine model.
+    """Tune every run on the earlier half of the experiment's window, with the engine model.
 
-    Returns: the experiment on the later half, with each run at its best beside the default; and what was found.
+    Returns the experiment on the later half, with each run at its best beside the default, and what was found.
     """
     early, late = experiment.window.halves()
     evaluate = evaluator(replace(experiment, window=early, engine_kind=MODEL), jobs, on_progress)

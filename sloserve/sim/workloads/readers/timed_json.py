@@ -1,6 +1,6 @@
 """The reader of traces as JSON lines with one object a request, in the formats of Mooncake and Qwen-Bailian.
 
-Dynamo and AIPerf write the format of Mooncake too.
+The format of Mooncake is the format of Dynamo and AIPerf too.
 
     key             alias           meaning
     timestamp       created_time    arrival: milliseconds in Mooncake's format, seconds in Bailian's
