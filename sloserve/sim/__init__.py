@@ -1,4 +1,5 @@
 """Simulations: experiments as data, run through the virtual engine.
 
-Imports workloads, report, vllm_plugin's virtual engine. Add an experiment as a row of ``experiments.py``.
+The package imports workloads, report and vllm_plugin's virtual engine. A package adds an experiment as a row of the
+mapping that it registers, see ``experiments.py``.
 """

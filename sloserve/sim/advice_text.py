@@ -1,4 +1,4 @@
-"""Advice as text: what was found, for a person; the settings, for ``--slo-config``; and vLLM's flags."""
+"""Advice as text: what was found, for a person to read; the settings, for ``--slo-config``; and vLLM's flags."""
 
 import textwrap
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from sloserve.sim.tuning import Score, ranked
 WIDTH = 110
 COMMAND = "  sloserve serve"
 SHOWN = 8
-"""Best runs of the search that are listed."""
+"""The number of best runs of the search that are listed."""
 
 
 def tried_lines(found: Found) -> list[str]:
@@ -90,7 +90,10 @@ def vllm_flags(name: str, settings: EngineSettings) -> list[str]:
 
 
 def settings_yaml(advice: Advice, classes: ClassTable, settings: EngineSettings, subject: str) -> str:
-    """Return a commented file for ``sloserve serve --slo-config``; ``subject`` is a line on what the advice is about."""
+    """Return a commented file for ``sloserve serve --slo-config``.
+
+    ``subject`` says in a line what the advice is about.
+    """
     run = RunName.parse(advice.name)
     flags = " ".join(vllm_flags(advice.name, settings))
     comments = [

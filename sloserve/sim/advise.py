@@ -82,7 +82,7 @@ class RunComparison:
 
     @property
     def covers_zero(self) -> bool:
-        """Whether the interval of the difference does."""
+        """Whether the interval of the difference includes zero."""
         low, high = self.difference.low, self.difference.high
         return low is None or high is None or low <= 0.0 <= high
 
@@ -114,7 +114,7 @@ class Advice:
 
     @property
     def tie(self) -> RunComparison | None:
-        """``beside``, where no difference shows."""
+        """The comparison ``beside`` if it shows no difference, else ``None``."""
         return self.beside if self.beside is not None and self.beside.covers_zero else None
 
 

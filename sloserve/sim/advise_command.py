@@ -1,4 +1,4 @@
-"""``sloserve advise``."""
+"""The command ``sloserve advise``."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from sloserve.sim.experiment_options import AdviseOptions, SimulateOptions
 
 @dataclass(frozen=True, kw_only=True)
 class SearchFlags:
-    """What is tried, and how much of it."""
+    """The options that say what is tried, and how much of it."""
 
     policy: Annotated[
         str | None,

@@ -17,7 +17,7 @@ from sloserve.sim.run_name import STOCK, RunName
 from sloserve.sim.tuning import Axes, Evaluate, Score, evaluator
 
 MIN_SEEDS = 3
-"""Fewer say nothing of the spread."""
+"""The fewest seeds of a search; fewer seeds say nothing of the spread."""
 BUDGET = ":step_budget=true"
 AXES: Axes = {"max_num_batched_tokens": (512, 1024, 2048, 4096), "max_num_seqs": (64, 128, 256)}
 ADMISSIONS = ("cap:max_waiting=16", "cap:max_waiting=64", "predict:min_chance=0.1", "predict:min_chance=0.5")
@@ -75,7 +75,7 @@ def candidates() -> tuple[str, ...]:
     """
     found = []
     for name in main_policies():
-        # One that reads nothing is stock's order.
+        # A policy that reads nothing has stock's order.
         found += [name] if make_policy(name).reads else []
         found += [] if _sets_step_size(name) else [name + BUDGET]
     return tuple(found)

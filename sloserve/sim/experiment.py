@@ -47,11 +47,11 @@ SHIPPED = PluginSettings()
 PLAN_SHARE = SHIPPED.plan_share
 VLLM, MODEL = "vllm", "model"
 ENGINE_KINDS = (VLLM, MODEL)
-"""vLLM's real scheduler, and the model of it in :mod:`sloserve.sim.model`."""
+"""The kinds of engines: vLLM's real scheduler, and the model of it in :mod:`sloserve.sim.model`."""
 SATURATED = 0.5
 """The share of steps with waiting requests that a measurement of stock's capacity needs; below it all run at once."""
 _RUSH = 1e-6
-"""Arrivals are compressed by this to offer everything at once."""
+"""The factor on arrivals that makes all requests arrive at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,7 @@ def _points(experiment: Experiment, pool: Executor | None) -> Iterator[Point]:
         for seed in experiment.seeds:
             yield Point(seed, offered_rps(experiment.requests(seed, rate_scale=experiment.rate_scale)), None)
         return
-    # Each seed's own capacity: its window of a trace, or its draw of lengths, is what the policies will be given.
+    # Each seed has its own capacity: policies get the window of a trace, or the lengths, of this seed.
     rush = replace(experiment, loads=None, rps=None, rate_scale=1.0 / _RUSH)
     tasks = [task_of(rush, STOCK, Point(seed, float("inf"), None)) for seed in experiment.seeds]
     futures = [pool.submit(_serve, task) for task in tasks] if pool is not None else []
@@ -332,7 +332,7 @@ def task_of(experiment: Experiment, policy: str, point: Point) -> Task:
 
 def _serve(task: Task, on_progress: Callable[[int], None] | None = None) -> RunLog:
     """Serve one run in virtual time."""
-    # Without a limit it predicts all the same, so that promises can be judged; the requests see nothing of it.
+    # Admission predicts even without a limit, so that promises can be judged; the requests do not notice.
     front = make_front(task.admission, task.class_names)
     costs = planning_costs().times(task.plan_cost)
     make_engine = engine_class(task.engine_kind)

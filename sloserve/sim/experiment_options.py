@@ -14,7 +14,7 @@ from sloserve.sim.workloads.traffic_options import TrafficOptions
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentOptions(TrafficOptions):
-    """What is simulated, whatever schedules it: offered load, engine, and what is known of it."""
+    """The options for what is simulated, whatever schedules it: offered load, engine, and what is known of it."""
 
     load: Annotated[
         str | None, typer.Option(help="Offered load as multiples of stock's measured capacity, e.g. 0.7,1.5.")
@@ -82,7 +82,7 @@ class ExperimentOptions(TrafficOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateOptions(ExperimentOptions):
-    """A whole experiment: besides, what schedules it and with which swap space."""
+    """The options of a whole experiment: further, the scheduler, and the engine's swap space."""
 
     policy: Annotated[
         str,
@@ -156,7 +156,7 @@ class AdviseOptions(ExperimentOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class FleetOptions:
-    """An experiment on a fleet: those options of ``sloserve simulate`` that go with ``--fleet``."""
+    """The options of an experiment on a fleet: the options of ``sloserve simulate`` that go with ``--fleet``."""
 
     workload: str = "w-a"
     policy: str = "on-demand,collate,edf,qlm"

@@ -1,4 +1,4 @@
-"""Names of runs: ``policy:options@engine options+admission``; what is not named is the experiment's own.
+"""Names of runs: ``policy:options@engine options+admission``; a part that is not named is the experiment's own.
 
 ``edf@max_num_batched_tokens=1024:max_num_seqs=128+cap:max_waiting=16`` is the policy edf, on an engine with these two
 flags of vLLM, behind that admission. Stock takes engine options as any policy does; plain ``stock`` is the baseline.
@@ -19,9 +19,12 @@ STOCK = "stock"
 """The name of vLLM's AsyncScheduler; every other name is the name of a policy."""
 
 ENGINE_OPTIONS = ("max_num_batched_tokens", "max_num_seqs", "max_model_len")
-"""Flags of vLLM that a run may set for itself. The size of the KV cache is not one: memory is the same for all."""
+"""The flags of vLLM that a run may set for itself.
+
+The size of the KV cache is not one of them: memory is the same for all runs.
+"""
 SWAP_OPTIONS = ("swap_space_gib", "link_gb_per_s", "swapping")
-"""Ours, of the swap space. Stock has none."""
+"""The options of our swap space; stock has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class RunName:
 
     @property
     def unrestricted(self) -> "RunName":
-        """The same without its admission."""
+        """The same name without its admission."""
         return replace(self, admission=NONE)
 
     def with_option(self, name: str, value: int) -> "RunName":

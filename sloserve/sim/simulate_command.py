@@ -1,4 +1,4 @@
-"""``sloserve simulate``."""
+"""The command ``sloserve simulate``."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,12 +15,12 @@ from sloserve.sim.report.output_flags import OutputFlags
 
 _OF_A_FLEET = tuple(field.name for field in fields(FleetOptions))
 _ALTERNATIVES = (("workload", "trace"), ("rps", "rate_scale", "load"))
-"""One of each is given, so that a flag displaces what an experiment's row says of the others."""
+"""The alternatives of which one is given, so that a flag displaces the others in an experiment's row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FleetFlags:
-    """A fleet, which is simulated in place of a single engine."""
+    """The options of a fleet, which is simulated in place of a single engine."""
 
     fleet: Annotated[
         Path | None,

@@ -1,4 +1,4 @@
-"""Runs an experiment for a person: progress bar, table, and a folder with records, raw logs and plots."""
+"""The run of an experiment for a person: progress bar, table, and a folder with records, raw logs and plots."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from sloserve.sim.tuning import Axes, Tuned, tuned_halves
 
 _SCHEDULERS = {VLLM: "vLLM's scheduler", MODEL: "engine model"}
 MIN_TABLE_WIDTH = 110
-"""Narrower, the table would lose columns; a terminal then wraps its lines instead."""
+"""The least width of the table; a narrower one would lose columns, and a terminal wraps lines instead."""
 
 
 def simulate(

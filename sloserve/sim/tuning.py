@@ -17,19 +17,26 @@ from sloserve.sim.experiment import MODEL, Experiment, Point, measured_points, r
 from sloserve.sim.run_name import RunName, check_option
 
 KEPT = 2
-"""Candidates of a policy that the next flag is tried on."""
+"""The number of candidates of a policy that the next flag is tried on."""
 SAME_ATTAINMENT = 0.005
-"""Mean shares of requests in time that are nearer than this are the same; or than the standard error, if that is more.
+"""The difference of mean shares of requests in time below which they count as the same.
+
+The standard error takes its place if that is more.
 """
 SAME_THROUGHPUT = 0.01
 
 Axes = Mapping[str, tuple[int, ...]]
-"""Values to try of each flag, in the order in which flags are tried."""
+"""The values to try of each flag, in the order in which flags are tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How a run did at each point (load and seed): share of requests in time, output tokens per second."""
+    """The results of a run at each point (load and seed).
+
+    Args:
+        attainment: Share of requests in time, ``[points]``.
+        throughput: Output tokens per second, ``[points]``.
+    """
 
     attainment: tuple[float, ...]
     throughput: tuple[float, ...]
@@ -47,7 +54,7 @@ class Score:
 
 
 Evaluate = Callable[[Sequence[str]], Mapping[str, Score]]
-"""Runs these names, all at the same points."""
+"""A function that runs names, all at the same points, and returns their scores."""
 
 
 @dataclass(frozen=True, slots=True)

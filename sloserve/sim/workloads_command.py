@@ -1,4 +1,4 @@
-"""``sloserve workloads``: what can be simulated."""
+"""The command ``sloserve workloads``, which lists what can be simulated."""
 
 from sloserve.cli.output_flags import JsonFlag, columns
 from sloserve.cli.root import app

@@ -1,4 +1,4 @@
 """``sloserve bench``: workloads replayed against a live endpoint, reported as simulations are.
 
-Imports workloads, report, client.
+The package imports workloads, report and client.
 """

@@ -1,4 +1,4 @@
-"""``sloserve bench``."""
+"""The command ``sloserve bench``."""
 
 from dataclasses import replace
 from typing import Annotated

@@ -25,7 +25,7 @@ class EndpointOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions(TrafficOptions, EndpointOptions):
-    """Endpoints and traffic; besides, how much of it, how requests are put, and when one is good."""
+    """The options of a bench: endpoints, traffic and its amount, the form of requests, and when a request is good."""
 
     max_requests: Annotated[int, typer.Option(help="Requests per run.")] = 1000
     seeds: Annotated[int, typer.Option(help="Number of seeds (for window of the trace, classes, draws, prompts).")] = 1

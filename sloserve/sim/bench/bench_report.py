@@ -29,7 +29,7 @@ from sloserve.sim.simulation import MIN_TABLE_WIDTH
 
 _NO_TIMES, _NO_COUNTS = np.empty(0), np.empty(0, np.int64)
 NO_STEPS = StepLog(_NO_TIMES, _NO_TIMES, _NO_COUNTS, _NO_COUNTS, _NO_COUNTS, _NO_TIMES)
-"""A client does not see the engine's steps."""
+"""The empty log of engine steps, which a client does not see."""
 
 COMPARED = (
     ("slo_attainment", "SLO attainment"),
@@ -46,11 +46,14 @@ COMPARED = (
     ("qoe_p10", "QoE p10"),
     ("qoe_p50", "QoE p50"),
 )
-"""Rows of the table of differences."""
+"""The rows of the table of differences: the metric and its name."""
 
 
 class BenchReporter:
-    """Takes runs as they end. A context manager; ``requests.csv`` holds what was added even if the bench breaks off."""
+    """The report of a bench, which takes runs as they end.
+
+    A context manager; ``requests.csv`` holds what was added even if the bench breaks off.
+    """
 
     def __init__(self, bench: Bench, out_dir: Path, console: Console, *, token_log: bool) -> None:
         self._bench = bench

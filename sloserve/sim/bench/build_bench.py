@@ -1,4 +1,4 @@
-"""What to bench: endpoints, workload, load, and how requests are put; from the flags of the command line."""
+"""What to bench: endpoints, workload, load and the form of requests, from the flags of the command line."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +23,13 @@ from sloserve.sim.workloads.workload_registry import Workload, asked_workload
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What is done to the workload: caps on lengths (``None``: none), and seconds until the full rate is reached."""
+    """The changes that are made to the workload.
+
+    Args:
+        max_prompt_tokens: Cap on the tokens of a prompt, or ``None``.
+        max_output_tokens: Cap on the tokens of an output, or ``None``.
+        ramp_s: Seconds until the full rate is reached.
+    """
 
     max_prompt_tokens: int | None = None
     max_output_tokens: int | None = None

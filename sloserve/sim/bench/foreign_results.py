@@ -1,8 +1,8 @@
-"""Result files of other load generators, as requests that ended, so that they are judged as our own.
+"""Result files of other load generators, as requests that ended, so that they are judged like our own.
 
-Read are ``vllm bench serve --save-result --save-detailed`` (JSON), guidellm's ``benchmarks.json``, and aiperf's
-``profile_export.jsonl``. A request without a complete answer meets no target. Times are as the tool measured them:
-from when it sent the request, not from when that was due, so what waited in the client does not count.
+The known files are ``vllm bench serve --save-result --save-detailed`` (JSON), guidellm's ``benchmarks.json``, and
+aiperf's ``profile_export.jsonl``. A request without a complete output meets no target. Times are as the tool measured
+them: from when it sent the request, not from when the request was due, so the wait within the client does not count.
 """
 
 import json
@@ -182,4 +182,4 @@ _READERS: Final[tuple[tuple[Callable[[Any], bool], Callable[[Any], Iterator[Run]
     (lambda content: isinstance(content, dict) and "benchmarks" in content, _guidellm),
     (lambda content: isinstance(content, list) and bool(content) and "metrics" in content[0], _aiperf),
 )
-"""How a file is recognised, and read."""
+"""The rules for how a file is recognised, and the function that reads it."""

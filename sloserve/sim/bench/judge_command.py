@@ -1,4 +1,4 @@
-"""``sloserve judge``."""
+"""The command ``sloserve judge``."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path

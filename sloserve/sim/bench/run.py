@@ -1,4 +1,4 @@
-"""Runs a bench: endpoints in turn on the same requests, so that what else the machine does hits them alike."""
+"""The run of a bench: the endpoints in turn get the same requests, so other load of the machine affects them alike."""
 
 import asyncio
 import gc
@@ -21,12 +21,12 @@ from sloserve.sim.bench.bench_report import BenchReporter
 from sloserve.sim.bench.build_bench import Bench, LoadPoint, points
 
 WARMUP_SEED = 2**31
-"""Seed of the prompts of warm-up requests: no run has it, so that none finds its prompts in a prefix cache."""
+"""The seed of the prompts of warm-up requests; no run has it, so that none finds its prompts in a prefix cache."""
 WARMUP_CONCURRENCY = 8
 OTHER_FILES = 512
-"""Open files that are not connections to an endpoint."""
+"""The number of open files that are not connections to an endpoint."""
 REFRESHES_PER_S = 2
-"""Refreshes of the progress bar, which shares the client's processor."""
+"""The refreshes per second of the progress bar, which shares the client's processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def bench(
 def _allow_connections(settings: Bench, todo: Sequence[LoadPoint]) -> None:
     """Allow this process as many open files as requests may be under way, as far as its hard limit allows.
 
-    Where that is too few, the request that finds none left ends the run and says so.
+    Where the limit is too low, the request that finds no open file left ends the run with an error.
     """
     most = max(len(point.requests) for point in todo)
     at_once = min(most, settings.replay.max_concurrency or most)

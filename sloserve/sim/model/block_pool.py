@@ -9,13 +9,14 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 
 NULL = 0
-"""Stands for a block that is not kept; vLLM's null block."""
+"""The number in place of a block that is not kept; vLLM's null block."""
 
 
 class BlockPool:
-    """Blocks by number, from 1. A node identifies what a block may hold, and for which KV cache group.
+    """The blocks of a KV cache by number, from 1.
 
-    holders: by block, how many requests hold it.
+    A node identifies what a block may hold, and for which KV cache group. ``holders`` is, by block, the number of
+    requests that hold it.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -26,7 +27,7 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """How many blocks no request holds."""
+        """The number of blocks that no request holds."""
         return len(self._queue)
 
     def take(self, count: int) -> list[int]:

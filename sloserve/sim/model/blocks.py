@@ -1,4 +1,4 @@
-"""KV blocks of a model engine where numbers of blocks say it all: full attention, and no requests share a block."""
+"""KV blocks of a model engine where block counts are enough: full attention, and no requests share a block."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -31,10 +31,12 @@ NO_HIT = Hit()
 
 
 class KVBlocks:
-    """How many blocks are free, and how many each request holds.
+    """The number of free blocks, and of the blocks that each request holds.
 
-    free: how many are free. block_size: tokens of one that is cached. caches: whether blocks outlive their request in a
-    prefix cache.
+    Args:
+        free: Number of free blocks.
+        block_size: Tokens of a block that is cached.
+        caches: Whether blocks outlive their request in a prefix cache.
     """
 
     caches = False

@@ -72,7 +72,7 @@ class ChunkEnds:
             aligned = end // size * size
             if aligned > start or size <= self._most:
                 end = aligned
-        stops = [(one.tokens - 1) // size * size]  # the last that a like prompt may find
+        stops = [(one.tokens - 1) // size * size]  # the last state that an equal prompt may find
         if start % size:
             stops.append((start // size + 1) * size)
         if start < one.junction < end:

@@ -1,8 +1,8 @@
 """Drafts in the model engine: what vLLM's asynchronous scheduler books of them, on arrays.
 
 A request that gets a token from a step proposes as many drafts as the engine has for its next one. Until the output of
-a step is there, vLLM counts all its drafts as computed, and a place for each beside the token that is certain; those
-that were rejected are taken off again then.
+a step is there, vLLM counts all its drafts as computed, and a place for each beside the token that is certain; rejected
+drafts are then taken off again.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,10 @@ _CAPACITY = 65_536
 class ModelDrafts:
     """The drafts of a model engine's requests.
 
-    num_tokens: draft tokens of a decode in a step. drafted, accepted: draft tokens that were verified and accepted.
+    Args:
+        num_tokens: Draft tokens of a decode in a step.
+        drafted: Number of draft tokens that were verified.
+        accepted: Number of draft tokens that were accepted.
     """
 
     def __init__(self, requests: ModelRequests, drafts: Drafts) -> None:
@@ -30,7 +33,7 @@ class ModelDrafts:
         self._requests, self._drafts = requests, drafts
         self._runs: IntArray = np.zeros(_CAPACITY, np.int64)  # the outputs of every request, one after another
         self._first: IntArray = np.zeros(requests.state.size, np.int64)  # by index, where the runs of an output begin
-        # By index, whether its last step came to the end of its prompt.
+        # By index, whether the request's last step reached the end of its prompt.
         self._decodes: BoolArray = np.zeros(requests.state.size, np.bool_)
         self._size = 0
 

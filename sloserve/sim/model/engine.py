@@ -1,7 +1,7 @@
 """The model engine in virtual time: the virtual engine's loop around :mod:`sloserve.sim.model.scheduler`.
 
-The same requests go in and the same log comes out; runs are deterministic but for ``RunLog.timing``. What is kept of
-tokens is one array a step, taken apart by request at the end.
+The same requests go in and the same log comes out; runs are deterministic but for ``RunLog.timing``. Tokens are kept as
+one array a step, which is split by request at the end.
 """
 
 import math
@@ -189,7 +189,8 @@ class ModelEngine(EventLoop):
         ends = prefixes + chunks
         again = counts.preemptions[of] > 0
         if np.logical_or.reduce(again):
-            # A decoding request has KV of all its tokens but the last; one preempted in prefill, of what it got to.
+            # A decoding request has KV of all its tokens but the last; a request preempted in prefill has KV of the
+            # tokens that it had computed.
             had_output = counts.tokens[of] > counts.prompt[of]
             once = np.maximum(counts.prefilled[of], np.where(had_output, counts.tokens[of] - 1, 0))
             counts.recomputed[of] += np.where(again, np.maximum(np.minimum(ends, once) - prefixes, 0), 0)

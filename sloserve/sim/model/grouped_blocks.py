@@ -45,7 +45,7 @@ class GroupedBlocks(KVBlocks):
         self._aligned = any(isinstance(kind, States) for kind in kinds)
         self._pool, self._nodes = BlockPool(num_blocks), PromptNodes(requests, sizes[0])
         self._tables: dict[int, list[Table]] = {}
-        self._this_step: set[Hashable] = set()  # states that were cached in it, which are found in the next one first
+        self._this_step: set[Hashable] = set()  # states cached in this step, which are first found in the next one
 
     def step_begins(self) -> None:
         self._this_step.clear()
@@ -186,7 +186,7 @@ class GroupedBlocks(KVBlocks):
         if self.caches:
             full = np.minimum(after, counts.tokens[members]) // self.block_size
             rows |= full > counts.cached[members]
-            if self._aligned:  # what the end of a prompt left is cached again, while its state is held
+            if self._aligned:  # the state at the end of a prompt is cached again while it is held
                 ends = (counts.prompt[members] - 1) // self.block_size
                 rows |= (full == ends) & (full > 0) & (settled <= full * self.block_size)
         rows &= new > 0

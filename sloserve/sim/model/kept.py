@@ -33,13 +33,13 @@ class Table(list[int]):
 
 
 class Whole:
-    """All blocks, from the first to the last: full attention.
+    """The rule for full attention: it keeps all blocks, from the first to the last.
 
-    ``skipped`` is of tokens that are settled, and below 0 where nothing is.
+    ``skipped`` takes the number of settled tokens, and may be below 0 where no block can be skipped.
     """
 
     keeps_states = False
-    """Whether vLLM counts it as Mamba: what is cached in a step is found in the next one first."""
+    """Whether vLLM counts the kind as Mamba: a state cached in a step is first found in the next one."""
 
     def __init__(self, groups: KVGroups) -> None:
         self.num_groups, self.block_size, self.spare = groups.num_groups, groups.block_size, groups.spare_blocks
@@ -110,7 +110,10 @@ class Whole:
 
 
 class Windowed(Whole):
-    """The blocks that the next token sees; Mamba layers, which see the last token's state alone, among them."""
+    """The rule for windows: it keeps the blocks that the next token sees.
+
+    It is also the rule for Mamba layers, which see the last token's state alone.
+    """
 
     def __init__(self, groups: KVGroups) -> None:
         super().__init__(groups)
@@ -136,11 +139,11 @@ class Windowed(Whole):
             run += 1
             if run >= wanted:
                 return found[: i + run]
-        return found[:run]  # from the first on, fewer are enough
+        return found[:run]  # from the first place on, fewer blocks are enough
 
 
 class Chunked(Whole):
-    """The blocks from the last multiple of a chunk's tokens on: chunked local attention."""
+    """The rule for chunked local attention: it keeps the blocks from the last multiple of a chunk's tokens on."""
 
     def __init__(self, groups: KVGroups) -> None:
         super().__init__(groups)
@@ -161,7 +164,10 @@ class Chunked(Whole):
 
 
 class States(Whole):
-    """Mamba's states at the ends of chunks (``align``): of the last settled token, and of each step in flight."""
+    """The rule for Mamba's states at the ends of chunks (``align``).
+
+    It keeps the state of the last settled token, and of each step in flight.
+    """
 
     keeps_states = True
 

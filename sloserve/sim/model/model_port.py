@@ -20,11 +20,11 @@ from sloserve.sim.model.scheduler import ModelScheduler
 from sloserve.sim.model.step import Batch, StepLimits
 
 _READ = {"computed_tokens": "computed", "in_flight_tokens": "in_flight"}
-"""Columns of rows by the name of the count that they are."""
+"""The name of the count behind each column of rows."""
 
 
 class ModelPort:
-    """See :class:`~sloserve.engine.port.EnginePort`. Every request has a row: there are none but text requests here."""
+    """The model engine's :class:`~sloserve.engine.port.EnginePort`. All requests are text and have a row."""
 
     def __init__(self, scheduler: ModelScheduler, steps: StepClock, clock: Clock) -> None:
         self._scheduler = scheduler
@@ -188,7 +188,7 @@ class ModelPort:
         paused = self.running_requests(plan.pause, table)
         running = self._in_front(scheduler.running, plan.running, table)
         waiting = self._in_front(scheduler.waiting, plan.waiting, table)
-        # At each step, since requests that are admitted come last, where victims are taken from.
+        # This is done at each step, since admitted requests come last, where victims are taken from.
         running = self._in_front(running, table.protected_running(), table)
         scheduler.running, scheduler.waiting = running, waiting
         scheduler.limits = self._narrowed(limits, plan, table.num_running)

@@ -14,7 +14,7 @@ FREE, WAITING, PREEMPTED, RUNNING, BLOCKED = (
 )
 
 _CAPACITY = 1024
-"""Requests that there is room for at first."""
+"""The number of requests that there is room for at first."""
 _COUNTS = (
     "prompt", "last", "tokens", "left", "computed", "in_flight", "placeholders", "stale", "found",
     "blocks", "cached", "settled", "junction", "preemptions", "prefilled", "recomputed", "proposed",
@@ -90,7 +90,7 @@ class ModelRequests:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelRequest:
-    """One request as planner and request table see it, see :class:`~sloserve.engine.port.EngineRequest`."""
+    """One request as planner and request table see it; an :class:`~sloserve.engine.port.EngineRequest`."""
 
     requests: ModelRequests
     index: int

@@ -166,7 +166,8 @@ class PlannedScheduler(ModelScheduler):
     def _load_seen(self, batch: Batch) -> StepLoad:
         """Return the load as the step clock of SLOScheduler sees it.
 
-        A request decodes that has one token, whatever drafts it has besides, and is not new, or was padded with drafts.
+        A request with one token counts as a decode, whatever drafts it has besides, unless it is new and was not padded
+        with drafts.
         """
         admitted = len(batch.admitted)
         own = batch.own_tokens

@@ -1,4 +1,4 @@
-"""KV blocks with a prefix cache where there is one group of full attention: as of any layout, but quicker."""
+"""KV blocks with a prefix cache for one group of full attention: the general rules, but faster."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,10 @@ from sloserve.sim.model.model_requests import ModelRequests
 
 
 class PrefixCache(GroupedBlocks):
-    """See :class:`~sloserve.sim.model.blocks.KVBlocks`. A request of n tokens holds n / block size blocks."""
+    """The blocks of an engine with one group of full attention; see :class:`~sloserve.sim.model.blocks.KVBlocks`.
+
+    A request of n tokens holds n / block size blocks.
+    """
 
     def __init__(self, requests: ModelRequests, num_blocks: int, layout: KVLayout) -> None:
         super().__init__(requests, num_blocks, layout, caches=True)

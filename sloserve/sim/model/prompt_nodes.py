@@ -1,4 +1,4 @@
-"""What identifies the content of a request's blocks, so that equal prefixes are found equal: vLLM's block hashes."""
+"""The identity of the content of a request's blocks, so that equal prefixes are found equal: vLLM's block hashes."""
 
 from collections.abc import Hashable
 
@@ -19,7 +19,7 @@ class PromptNodes:
         self._requests = requests
         self._block_size = block_size
         self._nodes: dict[tuple[Hashable, ...], int] = {}
-        self._nodes_of: dict[int, list[int]] = {}  # by request, as far as asked for
+        self._nodes_of: dict[int, list[int]] = {}  # by request, up to the last block that was asked for
 
     def node(self, index: int, i: int) -> Hashable:
         """Return the node of the request's block ``i``: it identifies the content up to and including this block."""
@@ -37,7 +37,7 @@ class PromptNodes:
         self._nodes_of.pop(index, None)
 
     def _content(self, item: WorkloadRequest, i: int) -> tuple[int, ...]:
-        """Return the tokens of block ``i``: each run of equal ones as one, with its length."""
+        """Return the tokens of block ``i``; each run of equal tokens is one token with its length."""
         prompt_tokens, prefix_ids, chunk_tokens = item.prompt_tokens, item.prefix_ids, item.prefix_block_tokens
         at, end = i * self._block_size, (i + 1) * self._block_size
         runs: list[int] = []

@@ -1,8 +1,8 @@
 """vLLM's scheduling rules on arrays: AsyncScheduler's, for text, with drafts or without.
 
-What the rules are is vLLM's (v1/core/sched/scheduler.py, async_scheduler.py, kv_cache_manager.py), and the order of the
-steps here is theirs, so that the two can be read side by side. A step in which running requests get their tokens costs
-a few array operations, however many run; only who is admitted, preempted or ends costs something by itself.
+The rules are vLLM's (v1/core/sched/scheduler.py, async_scheduler.py, kv_cache_manager.py), and so is the order of the
+steps here, so that the two can be read side by side. A step in which running requests get their tokens costs a few
+array operations, however many run; only a request that is admitted, preempted or ended has a cost of its own.
 """
 
 from collections.abc import Sequence
@@ -73,7 +73,7 @@ class ModelScheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that do not run."""
+        """The number of requests that do not run."""
         return int(self.waiting.size) + len(self.holding)
 
     def add(self, requests: Sequence[ModelRequest]) -> None:
@@ -82,7 +82,7 @@ class ModelScheduler:
             self.drafts.add(requests)
         self.waiting = np.concatenate((self.waiting, [request.index for request in requests]), dtype=np.int64)
 
-    # One step.
+    # These methods schedule one step.
 
     def schedule(self) -> Batch:
         """Return what the next step computes, and count it as done except for its output."""
@@ -188,7 +188,7 @@ class ModelScheduler:
             return
         passed: list[int] = []
         looked_at = 0
-        # No more than these are admitted or passed over.
+        # At most this many requests are admitted or passed over.
         most = step.places + self._num_stale + (0 if swap is None else swap.num_kept)
         for index in self.waiting[:most].tolist():
             if step.is_full:
@@ -257,7 +257,7 @@ class ModelScheduler:
         counts, kv, swap = self.requests, self.kv, self.swap
         assert swap is not None
         full = min(int(counts.tokens[index]), self.settings.max_model_len)
-        # What loads makes no progress and cannot be preempted: it leaves room for all prompts that are unfinished.
+        # A request that loads makes no progress and cannot be preempted: it leaves room for all unfinished prompts.
         num_blocks = swap.control.store.blocks_to_load(hit.tokens, frontier)
         if not kv.fits(hit, full, frontier, self._reserved(step, num_blocks), loaded=frontier):
             return False
@@ -327,10 +327,13 @@ class ModelScheduler:
         if index in self.holding:
             self.holding.remove(index)
 
-    # Its output.
+    # These methods process the output of a step.
 
     def update(self, batch: Batch, told: Told = NOTHING) -> tuple[IntArray, list[int]]:
-        """Take in the output of the oldest step in flight; return who got tokens, once for each, and who ended."""
+        """Process the output of the oldest step in flight; return the owner of each token and the ended requests.
+
+        Requests are given by index, in order.
+        """
         result = self._output(batch)
         if self.swap is not None:
             for index in self.swap.told(told):

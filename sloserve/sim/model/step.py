@@ -45,7 +45,7 @@ class Batch:
 
     @property
     def own_tokens(self) -> IntArray:
-        """Tokens of each without its drafts, ``[requests in the step]``."""
+        """The tokens of each request without its drafts, ``[requests in the step]``."""
         return self.tokens if self.drafts is None else self.tokens - self.drafts
 
 

@@ -25,7 +25,7 @@ class KVSwap:
 
     @property
     def num_kept(self) -> int:
-        """No fewer requests than wait with KV in the pool."""
+        """An upper bound on the requests that wait with KV in the pool."""
         return len(self._kept)
 
     def take(self) -> tuple[list[Sequence[int]], list[Load]]:

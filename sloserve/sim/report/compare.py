@@ -16,9 +16,9 @@ from sloserve.sim.report.summary import Run
 
 BASELINE = "stock"
 WIN_THRESHOLD = 0.05
-"""Least relative difference that counts, of the baseline's mean."""
+"""The least difference that counts, relative to the baseline's mean."""
 MIN_PAIRS = 3
-"""Fewest seeds on which a verdict is given."""
+"""The fewest seeds for a verdict."""
 
 HIGHER_IS_BETTER: Mapping[str, bool] = {
     "slo_attainment": True,
@@ -47,7 +47,7 @@ DEFAULT_METRICS = tuple(HIGHER_IS_BETTER)
 
 
 class Verdict(StrEnum):
-    """What may be said of a policy on one metric at one load."""
+    """The verdict on a policy for one metric at one load."""
 
     WIN = "win"
     LOSS = "loss"

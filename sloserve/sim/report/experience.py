@@ -16,11 +16,11 @@ from sloserve.sim.report.statistics import mean_of, percentiles_of
 from sloserve.sim.workloads.seeding import stream
 
 GOOD_QOE = 0.9
-"""Least QoE of a satisfied user, and least mean QoE of a system within its capacity. Source: Andes, Sec. 6.1."""
+"""The least QoE of a satisfied user, and least mean QoE of a system within its capacity. Source: Andes, Sec. 6.1."""
 ROUNDING = 1e-9
 """The deviation that counts as rounding in the area of a perfect output."""
 PERCENTS = (10, 50, 90)
-"""Source: Andes, Table 4."""
+"""The percentiles of QoE and of speeds that are reported. Source: Andes, Table 4."""
 
 TIMELINE_SHARE = 0.033
 MAX_TIMELINES = 60
@@ -73,7 +73,13 @@ class Timelines:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimedReplies:
-    """One run's requests that promise a timeline, ``[such requests]``: prompt and whole output in tokens, and QoE."""
+    """The requests of one run that promise a timeline.
+
+    Args:
+        total_tokens: Tokens of the prompt and the whole output, ``[such requests]``.
+        qoe: QoE of each request, ``[such requests]``.
+        timelines: Times of the tokens of a sample of the requests.
+    """
 
     total_tokens: FloatArray
     qoe: FloatArray

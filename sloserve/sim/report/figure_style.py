@@ -39,21 +39,24 @@ POLICY_COLOURS: Mapping[str, str] = {
     "priority": PURPLE,
     "econo-paper": SKY,
 }
-"""Policies that appear in published figures. Any other policy gets a colour that its figure does not use yet."""
+"""The colours of policies that appear in published figures.
+
+Any other policy gets a colour that its figure does not use yet.
+"""
 
 DASHES: Sequence[Any] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)))
 HATCHES = ("", "////", "....", "xxxx")
 PALENESS = (0.0, 0.35, 0.55)
-"""How far towards white the colour of a policy goes with the 1st, 2nd and 3rd set of its options."""
+"""The share of white in the colour of a policy with the 1st, 2nd and 3rd set of its options."""
 
 BAR_IN, BAR_HEIGHT = 0.24, 0.7
-"""Height in inches that a bar and the space around it take, and the part of it that is bar."""
+"""The height in inches of a bar with the space around it, and the share of it that is bar."""
 LETTER_IN = 0.075
-"""Width of a letter, about."""
+"""The approximate width of a letter, in inches."""
 NAME_LETTERS = 34
-"""Longest line of a policy's name, beside a bar or above a panel."""
+"""The longest line of a policy's name in letters, beside a bar or above a panel."""
 LEGEND_ROW_IN = 0.19
-"""Height of a row of the legend, in inches."""
+"""The height of a row of the legend, in inches."""
 
 STYLE: Mapping[str, Any] = {
     "font.size": 9,
@@ -87,7 +90,7 @@ def write_figure(figure: Figure, path: Path) -> None:
 
 
 Styles = Mapping[str, Mapping[str, Any]]
-"""Keyword arguments of each policy's line, in the order in which they are drawn."""
+"""The keyword arguments of each policy's line, in the order in which they are drawn."""
 
 
 def line_styles(policies: Sequence[str], baseline: str = BASELINE) -> dict[str, dict[str, Any]]:

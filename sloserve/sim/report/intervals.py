@@ -12,7 +12,7 @@ from sloserve.sim.report.statistics import Mean, mean_interval, paired_interval
 from sloserve.sim.report.summary import Run
 
 Pick = Callable[[Run], float | None]
-"""The value of a run that is drawn."""
+"""A function that returns the value of a run to draw, or ``None``."""
 
 
 def reference_of(styles: Styles) -> str | None:

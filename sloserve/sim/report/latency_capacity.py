@@ -1,8 +1,8 @@
-"""How much load a policy carries at equal latency: the load at which the mean normalised latency exceeds a level.
+"""The load that a policy carries at equal latency: the load at which mean normalised latency exceeds a level.
 
 The level is a multiple of the baseline's own at the least load of the experiment, the mean over seeds: one level for
-all policies and seeds. Only completed requests have a latency, so who refuses or loses requests looks better here than
-he is.
+all policies and seeds. Only completed requests have a latency, so a policy that refuses or loses requests looks better
+here than it is.
 
 Source: EconoServe, Sec. 4, Fig. 9, request rates sustained at similar normalised latency. Differs: the paper does not
 say at which level.
@@ -18,7 +18,10 @@ from sloserve.sim.report.summary import Run
 KEY = "normalized_latency_ms"
 LEVEL_MULTIPLE = 2.0
 MIN_LOADS = 3
-"""Fewest loads of an experiment: latency rises steeply, and a line between two ends says little of where."""
+"""The fewest loads of an experiment.
+
+Latency rises steeply, and a line between two ends does not show where.
+"""
 
 
 def latency_capacity(

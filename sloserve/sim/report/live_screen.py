@@ -1,7 +1,7 @@
 """One view of a live feed as a screen of a terminal: a server's requests and why they wait, or a fleet's instances.
 
-What a view holds was named by others. It is shown as plain text without control characters, so that no name of a model
-or class can colour, move or clear anything.
+Others chose the names in a view. It is shown as plain text without control characters, so that no name of a model or
+class can colour, move or clear anything.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

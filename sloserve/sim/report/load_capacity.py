@@ -1,8 +1,9 @@
-"""How much load a policy carries before a figure of its runs passes a threshold.
+"""The load that a policy carries before a figure of its runs passes a threshold.
 
-Per seed the first crossing is taken, linear between the loads run; then means over seeds, and of the ratios to the
-baseline over seeds in which both were run. A policy that stays on the good side at every load is only bounded from
-below (``at least``), one that is past it at the lowest load from above (``at most``); neither has an interval.
+For each seed the first crossing is taken, linear between the loads that were run. The results are means over seeds, and
+means of the ratios to the baseline over seeds in which both were run. A policy that stays on the good side at every
+load is only bounded from below (``at least``), one that is past it at the lowest load from above (``at most``); neither
+has an interval.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,11 +16,11 @@ from sloserve.sim.report.statistics import mean_interval
 from sloserve.sim.report.summary import Run
 
 MIN_LOADS = 2
-"""Fewest loads between which something could cross."""
+"""The fewest loads between which something could cross."""
 
 
 class Bound(StrEnum):
-    """How a figure stands to the true one."""
+    """The relation of a figure to the true one."""
 
     EXACT = "exact"
     AT_LEAST = "at least"

@@ -31,11 +31,13 @@ MAX_CLASS_PANELS = 3
 MAX_LOAD_TICKS = 7
 PANEL_IN, HEIGHT_IN, MIN_WIDTH_IN = 3.4, 3.5, 5.6
 DODGE_SHARE, DODGED_SHARE = 0.011, 0.6
-"""Space between the error bars of two policies at one load, in parts of the axis; and the largest part of the space
-between two loads that all of them take."""
+"""The space between the error bars of two policies at one load, and the most space that all of them take.
+
+The first is a share of the axis, the second a share of the space between two loads.
+"""
 
 Panel = tuple[str, Pick]
-"""Title, and the value of a run that is drawn."""
+"""The title of a panel, and the value of a run that it draws."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,10 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """A mean, and how far its interval reaches below and above it: within 0 and the highest possible value."""
+    """A mean at one load, and how far its interval reaches below and above it.
+
+    The interval lies between 0 and the highest possible value.
+    """
 
     load: float
     value: float
@@ -195,7 +200,7 @@ def _points(runs: Sequence[Run], policy: str, reference: str | None, pick: Pick,
     for load in loads_of(runs):
         found = drawn_mean([run for run in runs if load_of(run) == load], policy, reference, pick)
         if found is not None:
-            # What cannot be below 0 or above the highest value is not drawn so, whatever the t interval says.
+            # An interval is not drawn below 0 or above the highest value, whatever the t interval says.
             below = 0.0 if found.low is None else found.value - max(found.low, 0.0)
             above = 0.0 if found.high is None else min(found.high, scale.highest) - found.value
             points.append(_Point(load, found.value, below, above))

@@ -44,7 +44,7 @@ REQUEST_COLUMNS = (
 TOKEN_COLUMNS = (*RUN_COLUMNS, "request_id", "token", "time_s")
 
 TIME_DECIMALS = 9
-"""Times are written to the nanosecond: what differs below is the rounding of sums."""
+"""The decimals of times in seconds, which gives nanoseconds: smaller differences come from the rounding of sums."""
 
 
 def request_row(log: RequestLog) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""Figures of a router: what it earns by rate and where it sends requests, and how it follows rates that change.
+"""Figures of a router: its reward by rate and where it sends requests, and how it follows rates that change.
 
 Source: Quality-of-Service Aware LLM Serving, Fig. 4, 5, 6 and 9.
 """

@@ -18,7 +18,7 @@ TEXT_COLUMNS = ("policy",)
 FIRST_COLUMNS = ("policy", "load", "rps", "seed")
 EMPTY_MAPPING = "{}"
 DECIMALS = {"_ms": 3, "_s": 6}
-"""Decimals of times, by the unit at the end of the name."""
+"""The decimals of times, by the unit at the end of the name."""
 
 
 def write_runs(path: Path, runs: Sequence[Run]) -> None:

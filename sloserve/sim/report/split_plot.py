@@ -1,4 +1,4 @@
-"""Where the time of requests goes, policy by policy, at one load: a bar of stages.
+"""The stages in which requests spend their time, policy by policy, at one load: a bar of stages.
 
 Source: EconoServe, Fig. 1e and 13.
 """
@@ -27,8 +27,9 @@ STAGES: Mapping[str, tuple[str, str]] = {
     "paused_s": ("paused, KV kept", "#DDCC77"),
     "evicted_s": ("preempted", "#882255"),
 }
-"""Label and colour of each stage, from the left: what is work begins at the axis, so that it can be compared.
-No stage has the colour of a policy.
+"""The label and colour of each stage, from the left.
+
+Work begins at the axis, so that it can be compared. No stage has the colour of a policy.
 """
 
 

@@ -22,7 +22,14 @@ MARKS: Mapping[Verdict, tuple[str, str]] = {Verdict.WIN: ("+", "green"), Verdict
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """One figure of the table: its heading in two lines, the key of a run, its form, whether wins are marked."""
+    """A column of the table.
+
+    Args:
+        heading: Heading in two lines.
+        key: Key of the figure in a run's record.
+        form: Function that formats the figure.
+        marked: Whether wins and losses are marked.
+    """
 
     heading: str
     key: str
@@ -54,7 +61,7 @@ SWAP_COLUMNS = (
     TableColumn("again\ntok/req", "recomputed_tokens_per_request", lambda count: f"{count:.0f}", marked=False),
     TableColumn("pool\nGiB", "swap_pool_peak_gib", lambda size: f"{size:.1f}", marked=False),
 )
-"""Further columns, where an engine of the experiment has swap space."""
+"""The further columns of an experiment with an engine that has swap space."""
 
 
 def summary_table(runs: Sequence[Run], comparisons: Sequence[Comparison] = (), *, title: str | None = None) -> Table:

@@ -14,7 +14,7 @@ from sloserve.core.errors import ConfigError
 
 _AGAIN_S: Final = 2.0
 _OTHER_LINES: Final = 20
-"""Lines of a screen beside the rows of requests."""
+"""The number of lines of a screen beside the rows of requests."""
 _MOST_ROWS: Final = 200
 
 UrlFlag = Annotated[str, typer.Option(help="Where the server or the gateway is reached.")]

@@ -1,4 +1,4 @@
-"""When requests arrive: Poisson, Gamma and burst processes, and traces generated from them.
+"""Arrivals of requests: Poisson, Gamma and burst processes, and traces generated from them.
 
 A process is drawn at unit rate and scaled by one constant, so the same seed gives the same pattern at every rate: load
 is the only thing that changes along a load axis.

@@ -44,7 +44,7 @@ def conversations(
             since_s, prompt = since_s + reply / _TOKENS_PER_S + think_s, prompt + reply
     per_conversation = len(rows) / count
     starts_s = arrivals.draw(count, stream(seed, f"{name}/arrivals")) * per_conversation / rps
-    # What the first half asks before the second half begins is left out: the rate is even from then on.
+    # Requests of the first half before the second half begins are left out: the rate is even after that.
     rows = sorted((float(starts_s[row[1]]) + row[0], *row[1:]) for row in rows)
     rows = [row for row in rows if row[0] >= starts_s[n]][:n]
     at_s, of, prompts, outputs = zip(*rows, strict=True)

@@ -1,6 +1,7 @@
-"""How long prompts and outputs are: discrete distributions with exactly the stated mean, minimum and maximum.
+"""The lengths of prompts and outputs: discrete distributions with exactly the stated mean, minimum and maximum.
 
-Datasets are known by their published average, minimum and maximum (EconoServe, Table 2), which leave its shape open:
+Datasets are known by their published average, minimum and maximum (EconoServe, Table 2), which leave the shape of the
+distribution open:
 
 - A **lognormal cut to [min, max]**, for ShareGPT, Alpaca and BookCorpus's outputs: request lengths are positive,
   skewed, and spread over orders of magnitude. Its log-standard deviation is set to 1, as measured on production
@@ -51,7 +52,7 @@ class TokenCount:
 
     @property
     def mean(self) -> float:
-        """Expected tokens."""
+        """The expected number of tokens."""
         return float(self.probability @ np.arange(self.minimum, self.maximum + 1))
 
     def draw(self, n: int, rng: np.random.Generator) -> IntArray:
@@ -61,7 +62,7 @@ class TokenCount:
 
 @dataclass(frozen=True, slots=True)
 class IndependentLengths:
-    """Prompt and output drawn each from its own distribution."""
+    """The prompt and output lengths, each drawn from its own distribution."""
 
     prompt: TokenCount
     output: TokenCount
@@ -107,7 +108,8 @@ def truncated_lognormal(mean: float, minimum: int, maximum: int, log_std: float 
         weight = np.exp(log_weight - log_weight.max())
         return np.asarray(weight / weight.sum(), np.float64)
 
-    # Not a dot product: BLAS would compute a long one in threads, and round it as their number has it.
+    # This is not a dot product: BLAS would compute a long one in threads, and the rounding would depend on their
+    # number.
     solved = brentq(lambda tilt: float((probability(tilt) * tokens).sum()) - mean, -1000.0, 1000.0, xtol=1e-12)
     return TokenCount(minimum, probability(float(solved)))
 

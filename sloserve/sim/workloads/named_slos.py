@@ -25,7 +25,11 @@ NAMED_SLOS = {
     "reading": digest_assignment("reading", READING),
     "voice": digest_assignment("voice", SPEAKING),
 }
-"""default: of a workload that comes with no SLOs. reading, voice: people's reading or speaking speeds, TTFT 1 s."""
+"""The named SLO assignments.
+
+``default`` is the assignment of a workload without SLOs; ``reading`` and ``voice`` have people's reading or speaking
+speeds and a TTFT of 1 s.
+"""
 
 
 SCALED = "scaled"

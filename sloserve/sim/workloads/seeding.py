@@ -1,4 +1,7 @@
-"""One seed, many independent random streams: each use names its own, so one draw more here changes nothing there."""
+"""Many independent random streams from one seed.
+
+Each use names its own stream, so one draw more here changes nothing there.
+"""
 
 import zlib
 

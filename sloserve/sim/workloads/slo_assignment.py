@@ -1,8 +1,8 @@
-"""Gives each request of a trace its service class and targets.
+"""The assignment of a service class and targets to each request of a trace.
 
-A request's class is the one that ``by_task`` names for its task; else one drawn by the classes' shares, if they have
-any; else the default. Draws come from the generator that is passed in, the same number for every assignment, so that
-two SLO files with equal shares give the same requests the same classes.
+A request's class is the class that ``by_task`` names for its task; else a class drawn by the classes' shares, if they
+have any; else the default. Draws come from the generator that is passed in, the same number for every assignment, so
+that two SLO files with equal shares give the same requests the same classes.
 """
 
 from collections.abc import Mapping
@@ -73,7 +73,7 @@ class SLOAssignment:
 
     @property
     def table(self) -> ClassTable:
-        """The classes as the engine's front end would know them."""
+        """The table of the classes, as the engine's front end would know them."""
         default = self.default or self.rules[0].slo_class.name
         return ClassTable({rule.slo_class.name: rule.slo_class for rule in self.rules}, default)
 
@@ -121,6 +121,8 @@ DEFAULT_ASSIGNMENT = SLOAssignment(
     ),
     default="interactive",
 )
-"""What a workload asks for that comes with no SLO file: half interactive, with TTFT 500 ms and TPOT 50 ms as in the
-usual goodput flags of serving benchmarks; half batch, with 30 s end to end (the e2e target of the simulated-annealing
-paper, Sec. 5.1)."""
+"""The assignment of a workload that comes with no SLO file.
+
+Half is interactive, with TTFT 500 ms and TPOT 50 ms as in the usual goodput flags of serving benchmarks; half is batch,
+with 30 s end to end (the e2e target of the simulated-annealing paper, Sec. 5.1).
+"""

@@ -53,12 +53,12 @@ class Trace:
 
     @property
     def rate_per_s(self) -> float | None:
-        """Mean arrivals per second, or ``None`` when all arrive at once."""
+        """The mean arrivals per second, or ``None`` when all arrive at once."""
         return (len(self) - 1) / self.span_s if self.span_s > 0.0 else None
 
     @property
     def summary(self) -> str:
-        """How the file was read, the seconds that it spans, and its rate."""
+        """The format and units of the file, the seconds that it spans, and its rate, as text."""
         rate = "all at once" if self.rate_per_s is None else f"{self.rate_per_s:.3g} requests/s"
         return f"{self.reading}; {self.span_s:,.0f} s, {rate}"
 

@@ -13,7 +13,7 @@ import typer
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficOptions:
-    """One of workload and trace is given; at most one of the fields that set the load."""
+    """The options of the offered requests: one of workload and trace, and at most one field that sets the load."""
 
     workload: Annotated[str | None, typer.Option(help="A named workload; `sloserve workloads` lists them.")] = None
     trace: Annotated[

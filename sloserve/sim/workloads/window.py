@@ -6,8 +6,11 @@ from sloserve.core import numbers
 from sloserve.core.errors import ConfigError
 
 _SEEDS = 2**20
-"""Seeds of a whole generator: the window ``0.5:1`` begins with this many halved. A window holds far more than is
-asked for, so windows that do not overlap never share a draw."""
+"""The number of seeds of a whole generator.
+
+The window ``0.5:1`` begins with half of this number. A window holds far more seeds than are asked for, so windows that
+do not overlap never share a draw.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class Window:
 
     @property
     def seed_offset(self) -> int:
-        """What is added to the seeds of a generator; 0 for a window that begins at 0."""
+        """The number that is added to the seeds of a generator; 0 for a window that begins at 0."""
         return round(self.start * _SEEDS)
 
     def halves(self) -> tuple["Window", "Window"]:

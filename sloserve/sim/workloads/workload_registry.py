@@ -34,7 +34,7 @@ from sloserve.sim.workloads.traffic_options import TrafficOptions
 from sloserve.sim.workloads.window import Window
 
 TraceSource = Callable[[int, int], Trace]
-"""Gives the trace of (number of requests, seed); fewer requests where a recorded trace has no more."""
+"""A function from (number of requests, seed) to a trace, which is shorter where a recorded trace has no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def trace_workload(trace: Trace, slos: SLOAssignment = DEFAULT_ASSIGNMENT) -> Wo
 
 CHAT_SHARE = 0.8
 BATCH_BURST = 20
-"""chat-batch-mix: one request in five is a batch job, and those come twenty at once."""
+"""The size of a burst in chat-batch-mix: one request in five is a batch job, and batch jobs come twenty at once."""
 
 CHAT_BATCH = SLOAssignment(
     "workload chat-batch-mix",

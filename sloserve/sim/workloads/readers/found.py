@@ -6,10 +6,10 @@ from pathlib import Path
 from sloserve.core.errors import ConfigError
 
 DATA_FOLDER = "SLOSERVE_DATA"
-"""Environment variable with the folder of traces."""
+"""The environment variable with the folder of traces."""
 
 SUFFIXES = ("", ".gz", ".csv", ".csv.gz", ".jsonl", ".jsonl.gz")
-"""What a name may lack."""
+"""The endings that a name may lack."""
 
 
 def find_trace(name: str | Path) -> Path:

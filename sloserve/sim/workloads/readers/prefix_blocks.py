@@ -11,14 +11,14 @@ from sloserve.core.errors import ConfigError
 from sloserve.sim.workloads.readers.source import RawRows, bad_cell
 
 SIZES: Final = tuple(2**power for power in range(4, 14))
-"""Block sizes that are tried, tokens: from 16, vLLM's default, to 8192."""
+"""The block sizes that are tried, in tokens: from 16, vLLM's default, to 8192."""
 
 _MOST_ID: Final = 2**31 - 1
 """The largest id that is kept; larger ids are renumbered, since an engine in virtual time uses ids as token ids."""
 
 
 def block_tokens(path: Path, rows: RawRows, given: int | None) -> int:
-    """Return the tokens of a block: ``given``, or the format's own size, or the one other size that all rows fit.
+    """Return the tokens of a block: ``given``, else the format's own size, else the one size that fits all rows.
 
     Fewer ids than blocks are no contradiction: they may stand for the shared part of a prompt alone. Only a row with
     more ids than its prompt has blocks says that the size is another one.

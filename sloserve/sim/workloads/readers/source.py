@@ -1,4 +1,4 @@
-"""What the readers share: opening a file, plain or gzipped, the raw rows they hand back, and the limits of a value."""
+"""The parts that readers share: opening a file, plain or gzipped, the raw rows, and the limits of a value."""
 
 import gzip
 import io
@@ -18,13 +18,16 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.request import PREFIX_BLOCK_TOKENS
 
 MAX_TOKENS = 10_000_000
-"""Longest prompt or output a row may state; longer than any model's context, so a typing error."""
+"""The most tokens of a prompt or output that a row may state; more than any model's context is a typing error."""
 
 MAX_ARRIVAL_S = 10 * 365 * 86_400.0
-"""Latest arrival a row may state, seconds: ten years. Epoch times in place of durations lie beyond it."""
+"""The latest arrival that a row may state, in seconds: ten years; epoch times in place of durations lie beyond it."""
 
 TOKENS_ALLOWED = f"a whole number of tokens from 0 to {MAX_TOKENS}"
-"""Rows with 0 tokens are read, and left out by one rule for all formats (:meth:`RawRows.served`)."""
+"""The allowed values of a token count.
+
+Rows with 0 tokens are read, and left out by one rule for all formats (:meth:`RawRows.served`).
+"""
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.sim.workloads.readers.source import MAX_ARRIVAL_S, MAX_TOKENS, TOKENS_ALLOWED, bad_cell, open_trace
 
 CHUNK_ROWS = 50_000
-"""Rows converted at a time: large enough for numpy, small enough that a trace of tens of millions streams through."""
+"""The number of rows converted at a time: large enough for numpy, small enough to stream tens of millions of rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,10 @@ class Column:
 
 
 def _plain(cells: Sequence[str]) -> Sequence[str]:
-    """Return the cells. Raises: ValueError where numpy or Python would read what is no number in ASCII digits."""
+    """Return the cells.
+
+    Raises: ValueError for underscores and digits that are not ASCII, which numpy or Python would read.
+    """
     joined = "".join(cells)
     if "_" in joined or not joined.isascii():
         raise ValueError("not in ASCII digits")

@@ -40,20 +40,22 @@ logger = logging.getLogger(__name__)
 TIMESTAMP, DELAY = ("timestamp", "created_time"), ("delay", "delay_ms")
 INPUT, OUTPUT = ("input_length", "input_tokens"), ("output_length", "output_tokens")
 TEXT_KEYS = ("text_input", "text_inputs", "input_text", "text", "texts", "messages")
-"""Keys under which AIPerf's files have a prompt as text: a string, a list of them, or chat messages."""
+"""The keys under which AIPerf's files have a prompt as text: a string, a list of strings, or chat messages."""
 
 BAILIAN_KEYS = frozenset({"chat_id", "parent_chat_id"})
 _MILLISECOND_KEYS = frozenset({*DELAY, *TEXT_KEYS, "session_id"})
-"""Keys that only formats with milliseconds have."""
+"""The keys that only formats with milliseconds have."""
 
 ROWS_OF_A_RATE: Final = 100
-"""Rows from which on their rate says something of their unit."""
+"""The number of rows from which on their rate says something of their unit."""
 MAX_RATE_PER_S: Final = 1000.0
-"""Requests per second above which timestamps that are taken for milliseconds are more likely to be seconds. Public
-traces have 1 to 30 requests per second."""
+"""The rate in requests per second above which timestamps that are taken for milliseconds are more likely to be seconds.
+
+Public traces have 1 to 30 requests per second.
+"""
 
 _MAX_TEXT_DEPTH: Final = 5
-"""Levels of lists and objects in which the text of a prompt is looked for; chat messages need four."""
+"""The levels of lists and objects in which the text of a prompt is looked for; chat messages need four."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ def missing(path: Path, line: int, key: str, row: dict[str, Any]) -> ConfigError
 
 
 def whole_tokens(path: Path, line: int, key: str, value: Any) -> int:
-    """Return the token count ``value``. Raises: ConfigError where it is none."""
+    """Return the token count ``value``. Raises: ConfigError for a value that is no token count."""
     if not (_is_number(value) and 0 <= value <= MAX_TOKENS and value == math.floor(value)):
         raise bad_cell(path, line, key, value, TOKENS_ALLOWED)
     return int(value)
@@ -124,7 +126,7 @@ def whole_tokens(path: Path, line: int, key: str, value: Any) -> int:
 
 @dataclass
 class _Rows:
-    """Collects the columns of a file."""
+    """The columns of a file, collected row by row."""
 
     path: Path
     dialect: TimedFormat
@@ -208,7 +210,7 @@ class _Rows:
                 f"key that tells the format; {remedy}"
             )
         if len(self.arrivals_s) < ROWS_OF_A_RATE:
-            return  # the begin of a burst has any rate
+            return  # the start of a burst can have any rate
         span_s = max(self.arrivals_s) - min(self.arrivals_s)
         if span_s > 0.0 and (len(self.arrivals_s) - 1) / span_s > MAX_RATE_PER_S:
             rate = (len(self.arrivals_s) - 1) / span_s

@@ -1,4 +1,4 @@
-"""How many tokens a text has, for files that hold texts: by a tokenizer's file, or by a rule of thumb."""
+"""The number of tokens of a text, for files that hold texts: by a tokenizer's file, or by a rule of thumb."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ BYTES_A_TOKEN: Final = 4
 _FILE: Final = "tokenizer.json"
 
 TokenCounter = Callable[[Sequence[str]], list[int]]
-"""Tokens of each text, at least 1."""
+"""A function that returns the tokens of each text, at least 1."""
 
 
 def estimated(texts: Sequence[str]) -> list[int]:
