@@ -25,7 +25,7 @@ def tried_lines(found: Found) -> list[str]:
     names = list(dict.fromkeys([*order[:SHOWN], *([STOCK] if STOCK in tried else [])]))
     width = max(map(len, names), default=0)
     lines = [f"  {name:<{width}}  {_figures(tried[name])}" for name in names]
-    limit = f"; {found.untried} more were beyond --budget" if found.untried else ""
+    limit = f"; {found.untried} more would exceed --budget" if found.untried else ""
     return [f"best of {len(tried)} tried on the earlier part{limit}:", *lines]
 
 
@@ -62,7 +62,7 @@ def judged_lines(judged: RunComparison) -> list[str]:
 def headline(advice: Advice) -> str:
     """Return the advice in a sentence."""
     if advice.name == STOCK:
-        return "advice: vLLM's own scheduler at the flags as they are; nothing tried is better for sure"
+        return "advice: vLLM's own scheduler at the flags as they are; nothing that was tried is certainly better"
     if RunName.parse(advice.name).policy == STOCK:
         return f"advice: vLLM's own scheduler with other flags, {advice.name}"
     return f"advice: {advice.name}"
@@ -98,7 +98,7 @@ def settings_yaml(advice: Advice, classes: ClassTable, settings: EngineSettings,
     flags = " ".join(vllm_flags(advice.name, settings))
     comments = [
         f"Advice of `sloserve advise` for {subject}.",
-        "Use it so:",
+        "Use it with:",
         f"{COMMAND} MODEL --slo-config THIS_FILE {flags}",
         "",
         *(line for judged in advice.judged for line in judged_lines(judged)),

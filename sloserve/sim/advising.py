@@ -120,7 +120,8 @@ def advise(
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(settings_yaml(advice, slos.table, experiment.engine, subject), encoding="utf-8")
     flags = " ".join(vllm_flags(advice.name, experiment.engine))
-    _say(console, [headline(advice), f"wrote {out}; use it so:", f"  sloserve serve MODEL --slo-config {out} {flags}"])
+    command = f"sloserve serve MODEL --slo-config {out} {flags}"
+    _say(console, [headline(advice), f"wrote {out}; use it with:", f"  {command}"])
     return advice
 
 

@@ -175,7 +175,7 @@ def evaluator(
             record = run.record()
             if record["slo_attainment"] is None:
                 raise ConfigError(
-                    f"{experiment.workload.name}: no request states a target, so nothing can be tuned for"
+                    f"{experiment.workload.name}: no request states a target, so there is nothing to tune for"
                 )
             found[run.policy].append((record["slo_attainment"], record["output_throughput"] or 0.0))
         return {name: Score(*zip(*values, strict=True)) for name, values in found.items()}

@@ -85,7 +85,7 @@ class BenchReporter:
             "continuous_usage": agreed.payload.continuous_usage,
         }
         if self._bench.payload.continuous_usage and not agreed.payload.continuous_usage:
-            self._say(f"{label}: refuses continuous_usage_stats; tokens are spread evenly over chunks")
+            self._say(f"{label}: the endpoint refuses continuous_usage_stats; tokens are spread evenly over chunks")
 
     def add(self, label: str, point: LoadPoint, run: ReplayedRun, *, ended_s: float) -> None:
         """Add one run that ended at ``ended_s``."""
@@ -191,12 +191,12 @@ class BenchReporter:
             if told := run["server_slo"]:
                 said.append(
                     f"{run['policy']} seed {run['seed']}: the server's verdict differs on {told['disagreements']} of "
-                    f"{told['reports']} requests, its clock by at most {told['max_difference_ms']:.1f} ms"
+                    f"{told['reports']} requests, its times by at most {told['max_difference_ms']:.1f} ms"
                 )
         worst = [max(run["client"][f"{lag}_ms_p99"] or 0.0 for run in runs) for lag in ("send_lag", "loop_lag")]
         said.append(f"the client was {worst[0]:.1f} ms late in sending and {worst[1]:.1f} ms in waking (p99)")
         if self._late:
-            said.append("warning: the figures above contain the lateness of a client that lacks processor time")
+            said.append("warning: the figures above contain the lateness of a client without enough processor time")
         return said
 
     def _say(self, line: str) -> None:

@@ -88,12 +88,12 @@ def read_runs(path: Path) -> list[Run]:
             if recognised(content):
                 runs = list(read(content))
                 if not any(run.requests for run in runs):
-                    raise ConfigError(f"{path}: has no single request")
+                    raise ConfigError(f"{path}: has no requests")
                 return runs
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{path}: is not as its tool writes it: {type(error).__name__}: {error}") from None
+        raise ConfigError(f"{path}: is not in the format of its tool: {type(error).__name__}: {error}") from None
     raise ConfigError(
-        f"{path}: has no figures of single requests. Known are the files of vllm bench serve ({_DETAILS}), guidellm "
+        f"{path}: has no figures per request. Known files are from vllm bench serve ({_DETAILS}), guidellm "
         "(benchmarks.json) and aiperf (profile_export.jsonl)"
     )
 

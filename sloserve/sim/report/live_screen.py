@@ -101,7 +101,7 @@ def _kv(kv: Mapping[str, Any], near: Sequence[int]) -> Text:
     line = Text.assemble("KV cache ", ("█" * filled, "cyan"), ("░" * (_BAR - filled), _DIM), f" {used / total:.0%}")
     if kv["foreseen"]:
         mean, sigma = kv["foreseen"]["mean"][-1] / total, kv["foreseen"]["sigma"][-1] / total
-        line.append(f"; the running ones hold {mean:.0%} ± {sigma:.0%} in {near[-1]} steps")
+        line.append(f"; running requests hold {mean:.0%} ± {sigma:.0%} in {near[-1]} steps")
     return line
 
 

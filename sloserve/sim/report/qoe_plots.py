@@ -56,7 +56,7 @@ def timelines_figure(replies: Mapping[str, Sequence[TimedReplies]], styles: Styl
     first = next(iter(replies.values()))[0].timelines
     latest_s = first.ttft_s
     expected = f"expected: {first.tds:.3g} tokens/s after {first.ttft_s:.3g} s"
-    figure, panels = _panels(replies, styles, f"delivery of a random sample of replies, {load}\n{expected}")
+    figure, panels = _panels(replies, styles, f"delivery of a random sample of outputs, {load}\n{expected}")
     for policy, axes in panels.items():
         alike = [seed.timelines for seed in replies[policy] if _expectation(seed) == (first.ttft_s, first.tds)]
         sample = [times_s for of_seed in alike for times_s in of_seed.delivered_s][:MAX_TIMELINES]

@@ -111,7 +111,7 @@ def show(url: str) -> None:
                         with _of_this_version(url):
                             live.update(screen(view, rows, console.width), refresh=True)
                 except LostServer as error:
-                    said = Text.assemble(("lost: ", "bold red"), plain(error), f"; asks again every {_AGAIN_S:g} s")
+                    said = Text.assemble(("lost: ", "bold red"), plain(error), f"; retrying every {_AGAIN_S:g} s")
                     live.update(said, refresh=True)
                     time.sleep(_AGAIN_S)
         except KeyboardInterrupt:

@@ -142,7 +142,7 @@ class FleetWorkload:
         tail = sum(m.share for m in models if m.tail)
         if not 0.0 < tail < 1.0:
             raise ConfigError(
-                f"workload {self.name}: tail_share: the fleet has no tail models beside others; say tail: true of some"
+                f"workload {self.name}: tail_share: the fleet has no tail models beside others; set tail: true for some"
             )
         scale = {True: self.tail_share / tail, False: (1.0 - self.tail_share) / (1.0 - tail)}
         return {m.name: m.share * scale[m.tail] for m in models}

@@ -91,12 +91,12 @@ def test_the_command_prints_the_verdict_and_fails_below_what_is_asked(tmp_path: 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("{", "is not as its tool writes it"),
+        ("{", "is not in the format of its tool"),
         ("[]", "--save-detailed"),
         (json.dumps({"duration": 1.0, "mean_ttft_ms": 3.0}), "--save-detailed"),
-        (json.dumps(VLLM | {"errors": [""]}), "is not as its tool writes it"),
-        (json.dumps({"benchmarks": []}), "has no single request"),
-        (json.dumps(VLLM | {"ttfts": ["0.1", 1, 1, 1]}), "is not as its tool writes it"),
+        (json.dumps(VLLM | {"errors": [""]}), "is not in the format of its tool"),
+        (json.dumps({"benchmarks": []}), "has no requests"),
+        (json.dumps(VLLM | {"ttfts": ["0.1", 1, 1, 1]}), "is not in the format of its tool"),
         (json.dumps(VLLM | {"duration": "2"}), "'2' is not a number"),
         (json.dumps([{"metrics": {"request_latency": {"value": 1, "unit": "years"}}}]), "years"),
     ],

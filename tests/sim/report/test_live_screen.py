@@ -74,7 +74,7 @@ def test_a_late_request_and_why_it_waits_are_the_first_row() -> None:
     assert text.index("urgent: 1 late, 1 of them waiting: all places") < text.index("rank 0")
     said_already = view(headlines=["urgent: 1 late: it needs 12 KV blocks, and 4 are free"])
     assert shown(said_already).count("and 4 are free") == 1
-    assert "50%; the running ones hold 75% ± 10% in 64 steps" in text and "50%" in text.split("next due")[1]
+    assert "50%; running requests hold 75% ± 10% in 64 steps" in text and "50%" in text.split("next due")[1]
 
 
 def test_each_class_has_the_latency_of_its_latest_requests() -> None:

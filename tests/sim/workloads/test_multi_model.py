@@ -102,5 +102,5 @@ def test_wrong_text_says_what_there_is(text: str, message: str) -> None:
 
 
 def test_a_share_of_tail_models_needs_tail_models() -> None:
-    with pytest.raises(ConfigError, match="no tail models beside others; say tail: true of some"):
+    with pytest.raises(ConfigError, match="no tail models beside others; set tail: true for some"):
         FleetWorkload.parse("w-a:tail_share=0.5").requests(5, 0, 1.0, MODELS[:2], CLASSES)

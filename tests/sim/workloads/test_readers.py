@@ -109,13 +109,13 @@ def test_rows_of_zero_tokens_are_left_out_with_one_warning(
     path = write(tmp_path / "t", text)
     assert columns(read_trace(path)) == ([0.0, 3.0], [4, 7], [5, 8])
     assert [record.getMessage() for record in caplog.records] == [
-        f"{path}: left out 2 of 4 requests, which have a prompt or a reply of 0 tokens"
+        f"{path}: left out 2 of 4 requests, which have a prompt or an output of 0 tokens"
     ]
 
 
 def test_a_trace_of_nothing_but_zero_tokens_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", "arrival_s,prompt_tokens,output_tokens\n0,4,0\n")
-    with pytest.raises(ConfigError, match="all 1 requests have a prompt or a reply of 0 tokens"):
+    with pytest.raises(ConfigError, match="all 1 requests have a prompt or an output of 0 tokens"):
         read_trace(path)
 
 
@@ -176,7 +176,7 @@ def test_dynamo_and_aiperf_state_delays_aliases_and_texts(tmp_path: Path, caplog
     )  # fmt: skip
     trace = read_trace(write(tmp_path / "schedule.jsonl", text))
     assert columns(trace) == ([0.0, 2.0, 2.5, 3.0, 4.0], [7, 9, 10, 10, 1], [3] * 5)
-    assert "2 requests state a delay after the previous reply of their session" in caplog.text
+    assert "2 requests state a delay after the previous response of their session" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -122,8 +122,8 @@ def _format_of(path: Path, trace_format: str | None) -> TraceFormat:
     raise ConfigError(
         f"{path}:1: {first[:80]!r} is no known trace header; known: a CSV header with "
         f"{', '.join(project_csv.REQUIRED)}; one with {', '.join(azure.REQUIRED)}; JSON lines with "
-        f"{', '.join((timed_json.TIMESTAMP[0], timed_json.INPUT[0], timed_json.OUTPUT[0]))}; those that "
-        "docs/simulate.md lists"
+        f"{', '.join((timed_json.TIMESTAMP[0], timed_json.INPUT[0], timed_json.OUTPUT[0]))}; the formats "
+        "that docs/simulate.md lists"
     )
 
 

@@ -35,8 +35,8 @@ def block_tokens(path: Path, rows: RawRows, given: int | None) -> int:
         fitting = [other for other in SIZES if _fills(ids, prompts, other).all()]
         if len(fitting) > 1:
             raise ConfigError(
-                f"{path}: the ids of 'hash_ids' may stand for blocks of {', '.join(map(str, fitting))} tokens; say "
-                "which with --trace-block-tokens"
+                f"{path}: the ids of 'hash_ids' may stand for blocks of {', '.join(map(str, fitting))} tokens; give "
+                "the number with --trace-block-tokens"
             )
         size = fitting[0] if fitting else size
     too_many = ids > -(-prompts // size)

@@ -71,9 +71,11 @@ class RawRows:
         if not left_out:
             return self
         if not kept.size:
-            raise ConfigError(f"{path}: all {rows} requests have a prompt or a reply of 0 tokens; at least 1 is needed")
+            raise ConfigError(
+                f"{path}: all {rows} requests have a prompt or an output of 0 tokens; at least 1 is needed"
+            )
         logger.warning(
-            "%s: left out %d of %d requests, which have a prompt or a reply of 0 tokens", path, left_out, rows
+            "%s: left out %d of %d requests, which have a prompt or an output of 0 tokens", path, left_out, rows
         )
         return replace(
             self,

@@ -207,7 +207,7 @@ class _Rows:
         if self.has_fractions:
             raise ConfigError(
                 f"{self.path}: the unit of 'timestamp' is ambiguous: the values have fractions and the rows have no "
-                f"key that tells the format; {remedy}"
+                f"key that shows the format; {remedy}"
             )
         if len(self.arrivals_s) < ROWS_OF_A_RATE:
             return  # the start of a burst can have any rate
@@ -224,8 +224,8 @@ class _Rows:
             self.prompts[row] = tokens
         if self.delayed:
             logger.warning(
-                "%s: %d requests state a delay after the previous reply of their session; they arrive that delay after "
-                "the previous request, since a trace does not say how long its reply takes",
+                "%s: %d requests state a delay after the previous response of their session; they arrive this long "
+                "after the previous request, since a trace does not say how long its response takes",
                 self.path,
                 self.delayed,
             )
