@@ -18,7 +18,7 @@ from sloserve.sim.model.prompt_nodes import PromptNodes
 
 
 class GroupedBlocks(KVBlocks):
-    """The blocks of an engine with several groups of layers; see :class:`~sloserve.sim.model.blocks.KVBlocks`.
+    """The blocks of an engine of any layout, block by block; see :class:`~sloserve.sim.model.blocks.KVBlocks`.
 
     The attribute ``caches`` says whether there is a prefix cache.
 

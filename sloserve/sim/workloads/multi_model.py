@@ -38,7 +38,7 @@ class ModelDemand:
     """The demand for one model.
 
     Args:
-        model: Name of the model.
+        name: Name of the model.
         share: Share of all requests that ask for the model.
         tail: Whether the model is seldom asked for.
         context: Longest context that the model serves, in tokens.
@@ -55,6 +55,7 @@ class FleetWorkload:
     """One of QLM's workloads.
 
     Args:
+        name: Name of the workload.
         latency_share: Share of the requests in the most urgent class.
         tail_share: Share of the requests that ask for tail models; ``None`` to use the shares of these models.
         mega_share: Share of the requests that are mega prompts.
