@@ -1,9 +1,9 @@
-"""Admin routes: what the scheduler does, once and as it goes on, which policy it follows, parking, other weights; all
-without a restart.
+"""Serve the admin routes, which need no restart of the server.
 
-They exist only where the operator set a key of their own (the API key of users opens nothing here). The key is looked
-at before anything else: without it no byte of a body is read, and no route told from another. The files of the page,
-which hold no data and are the same for all servers, are the one exception.
+They report what the scheduler does (once, or as it goes on), change its policies, park and unpark the engine, and load
+other weights. They exist only where the operator set an admin key; the API key of users opens nothing here. The key is
+checked before anything else: without it no byte of a body is read, and every route gets the same response. The files of
+the page, which hold no data and are the same for all servers, are the one exception.
 """
 
 import logging
@@ -47,7 +47,7 @@ _LEVEL = Allowed("0 or 1; what a sleep of level 2 forgets cannot be parked")
 
 
 class PolicyChange(BaseModel):
-    """Which policies the scheduler shall follow from now on; what is left out stays as it is.
+    """A change of the policies that the scheduler follows; a field that is left out stays as it is.
 
     An empty ``shadow_policy`` turns shadow mode off.
     """
@@ -126,7 +126,7 @@ class AdminApp:
             await JSONResponse(answer)(scope, receive, send)
 
     def _feed_of(self, engine: Any, scope: Scope) -> LiveFeed:
-        """The watchers of this process; they are sent away once the server takes no more work."""
+        """Return the live feed of this process, which ends once the server takes no more work."""
         if self._feed is None:
             shown = front_end_of(engine)
             if shown is None:
@@ -161,13 +161,16 @@ class AdminApp:
             return await engine_control.status(engine)
 
     def _alone(self, engine: Any) -> AbstractAsyncContextManager[None]:
-        """The right to change something, which one request to one of the server's API processes has at a time."""
+        """Return a lock under which something is changed; one request to one of the server's API processes holds it."""
         is_only = front_end.api_processes(engine) < 2
         return self._lock.held(None if is_only else lambda: page_folder.lock_file(page_folder.page_folder()))
 
 
 async def _read(model: type[_Model], scope: Scope, receive: Receive, *, default: bytes = b"") -> _Model:
-    """What a body states, or ``default`` where there is none. Raises: BadBody; ConfigError for what it states."""
+    """Return the values that a body states, or ``default`` if it is empty.
+
+    Raises: BadBody for a body that cannot be read; ConfigError for values that are not valid.
+    """
     body = await BoundedBody(scope, receive, BodyLimits(MAX_BODY_BYTES)).read()
     try:
         values = strict_json.loads(body or default)
@@ -182,11 +185,15 @@ async def _read(model: type[_Model], scope: Scope, receive: Receive, *, default:
 
 
 def _model_name(state: Any) -> str:
-    """By which clients know the model now: a reload changes it. state: of vLLM's app."""
+    """Return the name by which clients know the model now; a reload changes it.
+
+    Args:
+        state: the state of vLLM's app.
+    """
     models = getattr(state, "openai_serving_models", None)
     return str(models.base_model_paths[0].name) if models is not None and models.base_model_paths else ""
 
 
 def engine_of(scope: Scope) -> Any:
-    """The engine client of the app that serves ``scope``; ``None`` for an app of no engine."""
+    """Return the engine client of the app that serves ``scope``; ``None`` for an app without an engine."""
     return getattr(scope["app"].state, "engine_client", None) if "app" in scope else None

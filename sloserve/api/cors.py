@@ -1,8 +1,8 @@
-"""CORS for answers that are given outside of vLLM's middleware: refusals, ``/ready``, and our headers in all others.
+"""Add CORS headers to responses that are sent outside of vLLM's middleware: refusals, ``/ready``, and our headers.
 
-vLLM adds Starlette's CORSMiddleware first, hence innermost, and what stands around it answers without its headers: a
-page of another origin then sees a failed fetch in place of a 429. Here the same instance, with the operator's origins,
-is taken out of its place and put around what was outside.
+vLLM adds Starlette's CORSMiddleware first, so it becomes the innermost, and what stands around it responds without its
+headers: a page of another origin then sees a failed fetch in place of a 429. Here the same instance, with the
+operator's origins, is taken out of its place and put around what was outside.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ def taken_out(app: ASGIApp) -> tuple[ASGIApp, CORSMiddleware | None]:
 
 
 def put_around(cors: CORSMiddleware, app: ASGIApp) -> CORSMiddleware:
-    """Return ``cors`` around ``app``, with our headers among those that it exposes."""
+    """Return ``cors`` around ``app``, with our headers added to the headers that it exposes."""
     cors.app = app
     exposed = [name for name in cors.simple_headers.get(_EXPOSE, "").split(", ") if name]
     cors.simple_headers[_EXPOSE] = ", ".join(dict.fromkeys([*exposed, *EXPOSED]))

@@ -27,7 +27,7 @@ class AdminRoutes:
     required_tasks = ("generate",)
 
     def attach_router(self, app: FastAPI) -> None:
-        """Serves ``/ready`` and what is below :data:`~sloserve.api.admin.PREFIX`."""
+        """Add the route ``/ready`` and the routes below :data:`~sloserve.api.admin.PREFIX`."""
         app.router.routes.append(Route(READY_PATH, _ready))
         key = os.environ.get(ADMIN_KEY)
         if key:
@@ -36,7 +36,7 @@ class AdminRoutes:
             logger.warning("no admin routes: %s is not set", ADMIN_KEY)
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
-        """The routes find the engine where vLLM keeps it."""
+        """Do nothing: the routes find the engine where vLLM keeps it."""
 
 
 async def _ready(request: Request) -> JSONResponse:

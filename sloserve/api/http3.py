@@ -1,7 +1,8 @@
-"""HTTP/3 beside vLLM's TCP port, in the same process and in front of the same application.
+"""Serve HTTP/3 beside vLLM's TCP port, in the same process and in front of the same application.
 
-Certificates are those of vLLM's own ``--ssl-*`` flags. A client certificate is asked for where ``--ssl-cert-reqs`` has
-TCP clients show one. What it needs of vLLM's arguments is checked before a model is loaded (:func:`check`).
+The certificates are the ones of vLLM's own ``--ssl-*`` flags. A client certificate is required if ``--ssl-cert-reqs``
+requires one of TCP clients. What the listener needs of vLLM's arguments is checked before a model is loaded
+(:func:`check`).
 """
 
 import argparse
@@ -21,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 async def start(front: Http3Front, app: Any, args: Any, settings: PluginSettings) -> str | None:
-    """Has ``front`` listen if the settings say so. Returns what to print: where, and which certificate to trust.
+    """Start ``front`` if the settings enable HTTP/3, and return its address and the certificate to trust, to print.
 
-    What was checked before the model was loaded may have changed since: then TCP is served alone, with an error in the
-    log.
+    What was checked before the model was loaded may have changed since: then only TCP is served, an error is logged,
+    and ``None`` is returned.
     """
     if not settings.http3.enabled:
         return None
@@ -40,20 +41,21 @@ async def start(front: Http3Front, app: Any, args: Any, settings: PluginSettings
 
 
 def udp_address(args: argparse.Namespace, settings: Http3Settings) -> tuple[str, int]:
-    """Where the listener listens: as vLLM's, but UDP."""
+    """Return the host and UDP port of the listener: vLLM's own, unless the settings name another port."""
     return args.host or "0.0.0.0", settings.port or args.port
 
 
 def tls_of(args: argparse.Namespace) -> Tls:
-    """The certificates that vLLM is given."""
+    """Return the TLS settings that vLLM is given."""
     refresh = getattr(args, "enable_ssl_refresh", False)
     return Tls(args.ssl_certfile, args.ssl_keyfile, args.ssl_ca_certs, args.ssl_cert_reqs, refresh)
 
 
 def _api_servers(args: argparse.Namespace) -> int:
-    """How many vLLM will start: where it is not told, one for each data-parallel engine that it balances itself.
+    """Return how many API servers vLLM will start.
 
-    Datagrams of one UDP port would reach any of them, whichever has the connection.
+    If the arguments do not say, there is one for each data-parallel engine that vLLM balances itself. Datagrams of one
+    UDP port would reach any of them, whichever has the connection.
     """
     if args.api_server_count is not None:
         return int(args.api_server_count)
@@ -66,7 +68,7 @@ def _api_servers(args: argparse.Namespace) -> int:
 
 
 def check(args: argparse.Namespace, settings: Http3Settings) -> None:
-    """Raises: ConfigError for whatever would keep the listener from being what was asked for."""
+    """Raise ConfigError for any argument with which the listener cannot work as requested."""
     if not settings.enabled:
         return
     if args.uds or args.headless:

@@ -37,7 +37,11 @@ _STARTED_POLL_S = 0.05
 
 
 async def readiness(engine: Any) -> JSONResponse:
-    """The answer of ``/ready``. engine: vLLM's client, ``None`` for a server without one."""
+    """Return the response of ``/ready``.
+
+    Args:
+        engine: vLLM's engine client; ``None`` for a server without one.
+    """
     state = "failed" if engine is not None and engine.errored else "ready"
     if state == "ready" and await core_hangs(engine):
         state = "hangs"
@@ -52,9 +56,13 @@ async def readiness(engine: Any) -> JSONResponse:
 
 
 async def refused_for_stopping(engine: Any, send: Send, http: HTTPContext | None = None) -> bool:
-    """Whether the server is stopping: then the request was answered with 503, before anything of it is read.
+    """Return whether the server is stopping; if so, refuse the request with 503 before any of its body is read.
 
-    http: of a request that a handler has had; one that the engine accepted is counted at its own end, not here.
+    Args:
+        engine: vLLM's engine client.
+        send: sends the refusal to the client.
+        http: the context of a request that a handler has had, ``None`` before that. A request that the engine accepted
+            is counted at its own end, not here.
     """
     try:
         check_open(engine)
@@ -67,7 +75,10 @@ async def refused_for_stopping(engine: Any, send: Send, http: HTTPContext | None
 
 
 def unless_overtaken(engine: Any, http: HTTPContext, send: Send) -> Send:
-    """``send``, but a 500 is a refusal where the server has begun to stop: the request met what was stopped already."""
+    """Return a ``send`` that turns a 500 into a refusal if the server has begun to stop.
+
+    Such a request met something that was stopped already.
+    """
     refused = False
 
     async def failed(message: Message) -> None:
@@ -85,10 +96,14 @@ def unless_overtaken(engine: Any, http: HTTPContext, send: Send) -> Send:
 
 
 async def started(app: Any, http3: Http3Front) -> None:
-    """Bounds the end of the server that begins to serve ``app``, waits until it listens, has ``http3`` listen too, and
-    prints how to try it. HTTP/3 tells its clients as soon as the server stops: its requests end long before TCP's port.
+    """Prepare the server that begins to serve ``app``: limit its shutdown, start HTTP/3, and print how to try it.
 
-    app: vLLM's, with the server and its arguments in its state; of another nothing is known, and nothing done.
+    The hint is printed once the server listens. HTTP/3 notifies its clients as soon as the server stops: its requests
+    end long before TCP's port closes.
+
+    Args:
+        app: vLLM's app, with the server and its arguments in its state. For any other app nothing is done.
+        http3: the HTTP/3 listener to start.
     """
     server, args = getattr(app.state, "server", None), getattr(app.state, "args", None)
     if server is None or args is None:
@@ -113,7 +128,12 @@ async def started(app: Any, http3: Http3Front) -> None:
 
 
 def how_to_try(args: Any, also: str | None = None) -> str:
-    """Where the server listens, and a command that works there; args: those of ``vllm serve``. also: where else."""
+    """Return where the server listens, and a command that works there.
+
+    Args:
+        args: the arguments of ``vllm serve``.
+        also: a further address to print, of HTTP/3; ``None`` without one.
+    """
     url = f"{'https' if args.ssl_certfile else 'http'}://{_reachable(args.host)}:{args.port}"
     where = url
     command = ["curl", "-N"]
@@ -133,7 +153,7 @@ def how_to_try(args: Any, also: str | None = None) -> str:
 
 
 def _reachable(host: str | None) -> str:
-    """``host`` as a client on this machine names it in a URL."""
+    """Return ``host`` as a client on this machine names it in a URL."""
     try:
         address = ipaddress.ip_address(host or "0.0.0.0")
     except ValueError:

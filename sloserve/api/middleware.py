@@ -38,7 +38,7 @@ from sloserve.wire.watch_page import sent_signpost
 
 
 class SLOMiddleware:
-    """Serves ``app`` with SLOs read from requests and outcomes told in answers."""
+    """Serves ``app`` with SLOs read from requests and outcomes reported in responses."""
 
     def __init__(self, app: ASGIApp, clock: Clock | None = None) -> None:
         self._app, found = cors.taken_out(app)
@@ -69,7 +69,7 @@ class SLOMiddleware:
         await self._answering(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request that pages of other origins may send."""
+        """Serve a request that pages of other origins may send."""
         if route_path(scope) == READY_PATH:
             await (await readiness(engine_of(scope)))(scope, receive, send)
             return
@@ -126,7 +126,10 @@ class SLOMiddleware:
 
 
 class PassingRequest:
-    """One request and its answer, as they pass. too_large: its body is, or says that it will be."""
+    """One request and its response, as they pass through the middleware.
+
+    ``too_large`` is set if the body of the request is too large, or its headers announce that it will be.
+    """
 
     def __init__(self, http: HTTPContext, header_rules: HeaderRules, body: BoundedBody, send: Send) -> None:
         self.http = http
@@ -143,16 +146,16 @@ class PassingRequest:
 
     @property
     def is_answering(self) -> bool:
-        """Whether an answer has begun."""
+        """Whether a response has begun."""
         return self._answering
 
     @property
     def awaits_body(self) -> bool:
-        """Whether more of its body is to come, and nothing of an answer is on its way."""
+        """Whether more of the body is to come, and nothing of a response has been sent."""
         return not (self._body.is_whole or self._answering)
 
     def begin(self, scope: Scope) -> None:
-        """Reads the headers. What is wrong with an SLO is said later, by a route that has any use for it."""
+        """Read the headers. A fault in an SLO is reported later, by a route that uses the SLO."""
         headers = scope["headers"]
         self.http.read_headers(headers, self._header_rules)
         if self.http.headers.ttl_s is not None and scope["method"] == "POST":
@@ -161,14 +164,14 @@ class PassingRequest:
         self._content_type = first(headers, b"content-type")
 
     async def run(self, app: Awaitable[None]) -> None:
-        """Runs what serves the request, no longer than it has to live."""
+        """Run what serves the request, for at most the request's time to live."""
         if self._ttl is None:
             await app
         else:
             await self._ttl.run(app, self._refuse_expired)
 
     async def _refuse_expired(self) -> None:
-        self._answering = False  # what of an answer had begun is still held
+        self._answering = False  # the part of a response that had begun is still held
         await self.refuse(self.http.expire(), TTL)
 
     async def receive(self) -> Message:
@@ -213,7 +216,7 @@ class PassingRequest:
             await self._send(message)
 
     async def refuse(self, error: SloServeError, param: str | None = None) -> None:
-        """Answers in place of the server, unless its answer has begun."""
+        """Send an error in place of the server's response, unless that has begun."""
         if not self._answering:
             self._answering = True
             await refuse_error(self._send_at_once, error, param=param)

@@ -1,11 +1,11 @@
-"""Adds to an answer the tier that was served and, for clients that asked for it, the report of its outcome.
+"""Add to a response the tier that was served and, for clients that requested it, the report of its outcome.
 
-Where the answer carries ``usage`` (the body of a reply in one piece; of a stream the last usage chunk of chat and
+Where the response carries ``usage`` (the body of a response in one piece; of a stream the last usage chunk of chat and
 completions, ``message_delta`` of Anthropic's messages, ``response.completed`` of the responses API), ``slo`` stands
 beside it. A stream that sends no usage gets a chunk without choices before ``[DONE]``, shaped like a usage chunk.
-One object, or a list of them where several prompts were sent as a list.
+``slo`` is one object, or a list of them if several prompts were sent as a list.
 
-``service_tier`` stands in the answers of OpenAI's APIs, and in each chunk of a stream, where the request named one.
+``service_tier`` stands in the responses of OpenAI's APIs, and in each chunk of a stream, if the request named one.
 """
 
 import json
@@ -32,7 +32,7 @@ _ENVELOPE = ("id", "object", "created", "model")
 
 
 class Reporter:
-    """One answer on its way out."""
+    """A response on its way to the client, to which the outcome and the tier are added."""
 
     def __init__(self, start: Message, http: HTTPContext, *, streamed: bool) -> None:
         self._start: Message | None = start
@@ -47,14 +47,14 @@ class Reporter:
 
     @classmethod
     def of(cls, start: Message, http: HTTPContext) -> "Reporter | None":
-        """A reporter for the answer that ``start`` begins; ``None`` for one that has no place for an outcome."""
+        """Return a reporter for the response that ``start`` begins; ``None`` if it has no place for an outcome."""
         kind = Headers(raw=start["headers"]).get("content-type", "").partition(";")[0].strip()
         if kind not in ("application/json", "text/event-stream"):
             return None
         return cls(start, http, streamed=kind == "text/event-stream")
 
     def pass_on(self, message: Message) -> Sequence[Message]:
-        """The messages to send in place of ``message``."""
+        """Return the messages to send in place of ``message``."""
         if message["type"] != "http.response.body":
             return (message,)
         part = message.get("body", b"")
@@ -95,7 +95,7 @@ class Reporter:
         return json_text.compact(reply)
 
     def _events(self, chunk: bytes, *, last: bool) -> bytes:
-        """``chunk`` of the stream with its complete events; an event that a chunk breaks off is kept for the next."""
+        """Return ``chunk`` of the stream with its complete events; a part of an event is kept for the next chunk."""
         *events, self._rest = (self._rest + chunk).split(b"\n\n")
         out = b"".join(self._event(event) + b"\n\n" for event in events)
         if last:
@@ -104,7 +104,7 @@ class Reporter:
         return out
 
     def _note_text(self, chunk: bytes) -> None:
-        """Notes how events with text begin in this stream, and how they begin with their tier."""
+        """Record how events with text begin in this stream, and how they begin with their tier."""
         at = chunk.find(_CHOICES, 0, _HEAD_BYTES)
         begins = chunk[: at + len(_CHOICES)]
         if at < 0 or not begins.startswith(_DATA + b"{") or b"\n\n" in begins or b'"usage"' in begins:
@@ -134,13 +134,16 @@ class Reporter:
         return event
 
     def _tiered(self, data: bytes) -> bytes:
-        """vLLM leaves ``service_tier`` out of its chunks, so that it can be put in without reading them."""
+        """Return ``data`` with ``service_tier``.
+
+        vLLM leaves it out of its chunks, so that it can be put in without reading them.
+        """
         if self._http.tier is None or not data.startswith(b"{") or not _TIERED_CHUNK.search(data[:_HEAD_BYTES]):
             return data
         return b'{"service_tier":' + json.dumps(self._http.tier).encode() + b"," + data[1:]
 
     def _complete(self, chunk: dict[str, Any]) -> bool:
-        """Puts the outcome where ``chunk`` is the one that says what the whole reply used."""
+        """Add the outcome to ``chunk`` if it states the usage of the whole response, and return whether it does."""
         if not self._http.outcomes:
             return False
         if chunk.get("type") == "response.completed" and isinstance(chunk.get("response"), dict):

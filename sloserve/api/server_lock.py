@@ -26,9 +26,11 @@ class ServerLock:
 
     @asynccontextmanager
     async def held(self, file: Callable[[], Path] | None) -> AsyncIterator[None]:
-        """Waits until no other change is being made.
+        """Wait until no other change is being made, and hold the lock meanwhile.
 
-        file: names the server's file; ``None`` where this is its only API process.
+        Args:
+            file: returns the server's lock file; ``None`` if this is its only API process.
+
         Raises: EngineError where the file cannot be locked.
         """
         async with self._own:

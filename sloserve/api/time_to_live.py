@@ -1,8 +1,9 @@
-"""A request's time to live, ``x-request-ttl-ms``: without a first token by then it gets a 429 and leaves the engine.
+"""Enforce a request's time to live, ``x-request-ttl-ms``: without a first token by then it gets a 429 and is aborted.
 
-What is answered is held until the first token, since a stream's head, and of some routes the first events, leave before
-anything is computed, and a status cannot be taken back. When the time is over the app is told that its client has left,
-upon which vLLM aborts what it began. A reply in one piece whose first token came in time is not given up.
+The response is held back until the first token, since a stream's head, and on some routes the first events, leave
+before anything is computed, and a status cannot be taken back. When the time is over, the app is notified that its
+client has left, upon which vLLM aborts what it began. A response in one piece is not given up if its first token came
+in time.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from starlette.types import Message, Receive, Send
 GRACE_S = 5.0
 """An app that has not noticed by then that its client left is cancelled."""
 MAX_HELD_BYTES = 1 << 20
-"""An answer with more before its first token is let go, and not given up any more."""
+"""Bytes of a response held before its first token; a longer one is released and no longer given up."""
 _LEFT: Message = {"type": "http.disconnect"}
 
 
@@ -21,7 +22,14 @@ class TimeToLive:
     """One request's; ``receive`` and ``send`` stand between the server and the app."""
 
     def __init__(self, ttl_s: float, is_waiting: Callable[[], bool], receive: Receive, send: Send) -> None:
-        """is_waiting: whether it has no token yet."""
+        """Build the limit of one request.
+
+        Args:
+            ttl_s: time to live, in seconds from now.
+            is_waiting: returns whether the request has no token yet.
+            receive: receives the server's messages.
+            send: sends messages to the client.
+        """
         self._ttl_s = ttl_s
         self._is_waiting = is_waiting
         self._receive = receive
@@ -32,7 +40,7 @@ class TimeToLive:
         self._begun = False
 
     async def receive(self) -> Message:
-        """The server's next message, or that the client has left."""
+        """Return the server's next message, or a disconnect once the time is over."""
         if self._over.is_set():
             return _LEFT
         message, over = asyncio.ensure_future(self._receive()), asyncio.ensure_future(self._over.wait())
@@ -62,7 +70,7 @@ class TimeToLive:
         return not self._held_bytes or (self._held_bytes <= MAX_HELD_BYTES and self._is_waiting())
 
     async def run(self, app: Awaitable[None], expired: Callable[[], Awaitable[None]]) -> None:
-        """Runs ``app``, which serves the request, and ``expired``, which answers, once its time is over."""
+        """Run ``app``, which serves the request, and once its time is over ``expired``, which sends the refusal."""
         serving = asyncio.ensure_future(app)
         try:
             await asyncio.wait({serving}, timeout=self._ttl_s)
@@ -77,4 +85,4 @@ class TimeToLive:
                 serving.cancel()
                 await asyncio.wait({serving})
             if self._over.is_set() and not serving.cancelled():
-                serving.exception()  # of an app whose client left: it is not told
+                serving.exception()  # of an app with a client that left: nothing is sent

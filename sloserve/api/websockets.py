@@ -1,7 +1,8 @@
-"""Websockets (vLLM's ``/v1/realtime``) keep no SLO: a session has no arrival and no end that one could count from.
+"""Refuse SLOs on websockets (vLLM's ``/v1/realtime``): a session has no arrival and no end from which to count.
 
-One whose head states an SLO is refused before it is accepted, with the reason in the answer, where the server can send
-one (uvicorn can), and in the log. Without an SLO it passes as it is; what it generates has the default class.
+A handshake that states an SLO is refused before it is accepted, with the reason in the response, where the server can
+send one (uvicorn can), and in the log. A websocket without an SLO passes as it is; what it generates has the default
+class.
 """
 
 from typing import Any
