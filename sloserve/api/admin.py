@@ -59,7 +59,7 @@ class PolicyChange(BaseModel):
 
 
 class Parking(BaseModel):
-    """How deep the engine sleeps with its requests kept; see :mod:`sloserve.vllm_plugin.server.parking`."""
+    """Depth to which the engine sleeps with its requests kept; see :mod:`sloserve.vllm_plugin.server.parking`."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -16,7 +16,7 @@ _EXPOSE = "Access-Control-Expose-Headers"
 
 
 def taken_out(app: ASGIApp) -> tuple[ASGIApp, CORSMiddleware | None]:
-    """Return ``app``, a stack of middleware, without the CORSMiddleware in it, and that; ``None`` where it has none."""
+    """Return ``app``, a stack of middleware, without its CORSMiddleware, and that one; ``None`` if it has none."""
     outer: Any = None
     inner: Any = app
     while inner is not None and not isinstance(inner, CORSMiddleware):

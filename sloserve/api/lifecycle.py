@@ -31,7 +31,7 @@ from sloserve.wire.optional_http3 import Http3Front
 READY_PATH = "/ready"
 
 LINGER_S = 5.0
-"""At the end, for clients that do not read what is sent to them: uvicorn alone waits for ever."""
+"""Seconds to wait, at the end, for clients that do not read what is sent to them: uvicorn alone waits for ever."""
 
 _STARTED_POLL_S = 0.05
 

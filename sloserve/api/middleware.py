@@ -95,8 +95,8 @@ class SLOMiddleware:
         except BodyTooLarge as error:
             passing.too_large = error
         except asyncio.CancelledError:
-            # Uvicorn, which stops, waits no longer for what a client still sends; it would answer 500. Over HTTP/3 what
-            # is answered now would be waited for.
+            # When uvicorn stops, it no longer waits for what a client still sends; it would respond with 500. A
+            # response sent over HTTP/3 now would be waited for.
             if not passing.awaits_body or scope["http_version"] == "3" or not await refused_for_stopping(engine, send):
                 raise
         finally:

@@ -15,11 +15,11 @@ from sloserve.core.errors import EngineError
 from sloserve.core.file_lock import close_lock, has_locked, open_to_lock
 
 LOOK_AGAIN_S: Final = 0.05
-"""Another process' change takes as long as a step of the engine, or tens of seconds where it parks."""
+"""Seconds between looks: another process' change takes as long as an engine step, or tens of seconds to park."""
 
 
 class ServerLock:
-    """What one API process holds while it changes something."""
+    """A lock that one API process holds while it changes something."""
 
     def __init__(self) -> None:
         self._own = asyncio.Lock()

@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable
 from starlette.types import Message, Receive, Send
 
 GRACE_S = 5.0
-"""An app that has not noticed by then that its client left is cancelled."""
+"""Seconds after which an app that has not noticed that its client left is cancelled."""
 MAX_HELD_BYTES = 1 << 20
 """Bytes of a response held before its first token; a longer one is released and no longer given up."""
 _LEFT: Message = {"type": "http.disconnect"}
 
 
 class TimeToLive:
-    """One request's; ``receive`` and ``send`` stand between the server and the app."""
+    """The limit of one request; ``receive`` and ``send`` stand between the server and the app."""
 
     def __init__(self, ttl_s: float, is_waiting: Callable[[], bool], receive: Receive, send: Send) -> None:
         """Build the limit of one request.

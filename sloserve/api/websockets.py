@@ -19,7 +19,7 @@ from sloserve.wire.headers import HeaderRules, read_headers
 
 _POLICY_VIOLATION = 1008
 _MOST_REASON_BYTES = 123
-"""What a websocket's closing frame has room for. Source: RFC 6455, Sec. 5.5."""
+"""Room for a reason in a websocket's closing frame. Source: RFC 6455, Sec. 5.5."""
 
 
 async def refused_websocket(engine: Any, rules: HeaderRules, scope: Scope, receive: Receive, send: Send) -> bool:
@@ -31,7 +31,7 @@ async def refused_websocket(engine: Any, rules: HeaderRules, scope: Scope, recei
         if front_end is not None:
             front_end.count_invalid()
         tell_operator("clients state SLOs for a websocket, which keeps none, and are refused with 400")
-        await receive()  # that the client wants to connect
+        await receive()  # the event that the client wants to connect
         await _refuse(error, scope, send)
         return True
     return False

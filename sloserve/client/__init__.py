@@ -1,7 +1,8 @@
-"""The client's side of OpenAI endpoints: the load generator of ``sloserve bench``, which sends requests on time and
-notes when tokens come, and the token buffer, which hands a stream on at its reader's pace.
+"""The client's side of OpenAI endpoints: the load generator of ``sloserve bench`` and the token buffer.
 
-Knows requests as values of ``core`` and HTTP through httpx; nothing of workload files, reports or vLLM.
+The load generator sends requests on time and records when tokens come; the token buffer hands a stream on at its
+reader's pace. The package knows requests as values of ``core`` and HTTP through httpx; it knows nothing of workload
+files, reports or vLLM.
 """
 
 from sloserve.client.pacing import BufferReport, Stall

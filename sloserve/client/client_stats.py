@@ -1,4 +1,4 @@
-"""What a run says beyond latency: how requests ended and why, how late the client was, what the server itself says."""
+"""Figures of a run beyond latency: how requests ended and why, how late the client was, what the server reports."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ MAX_ERRORS = 10
 
 
 def findings(run: ReplayedRun) -> dict[str, Any]:
-    """Keys of a run's record: rejected, aborted, errors, client, server_slo and the like; plain values for JSON."""
+    """Return keys of a run's record: rejected, aborted, errors, client, server_slo and others; values for JSON."""
     ended = run.exchanges
     rejected = [exchange for exchange in ended if exchange.outcome is Outcome.REJECTED]
     retry_after_s = [exchange.retry_after_s for exchange in rejected if exchange.retry_after_s is not None]
@@ -42,17 +42,19 @@ def findings(run: ReplayedRun) -> dict[str, Any]:
 
 
 def client_was_late(run: ReplayedRun) -> bool:
-    """Whether the client, rather than the server, may be what was measured."""
+    """Return whether the client was so late that the run may have measured it rather than the server."""
     return any(lag_s.size and np.percentile(lag_s, 99) > LATE_S for lag_s in (run.send_lag_s, run.loop_lag_s))
 
 
 def server_verdicts(ended: Sequence[ObservedRequest]) -> dict[str, Any] | None:
-    """The ``slo`` objects of the server beside our own verdicts on the same targets, from the sending on.
+    """Compare the ``slo`` objects of the server with our own verdicts on the same targets, counted from the sending.
 
-    good: requests that met every target by our clock. disagreements: requests of which one side says that a target was
-    met and the other that it was missed.
-    max_difference_ms: largest difference of TTFT, TPOT or e2e: network, and what the server does after its clock
-    stops. ``None`` if the server said nothing.
+    Return ``None`` if the server reported nothing; else, among the keys:
+
+    - ``good``: requests that met every target by our clock.
+    - ``disagreements``: requests of which one side says that a target was met and the other that it was missed.
+    - ``max_difference_ms``: the largest difference of TTFT, TPOT or e2e: network, and what the server does after its
+      clock stops.
     """
     told = [(exchange, exchange.slo) for exchange in ended if exchange.slo is not None]
     if not told:

@@ -21,18 +21,23 @@ from sloserve.core.request import WorkloadRequest
 
 CONNECT_TIMEOUT_S = 10.0
 PAGE_TIMEOUT_S = 30.0
-"""For a whole page, however slowly its bytes come."""
+"""Longest time for a whole page, however slowly its bytes come."""
 MOST_VERSION_CHARS = 80
 KEEP_ALIVE_S = 3.0
 """Idle connections are closed before the server does it (uvicorn: 5 s), which would fail the request then sent."""
 CALIBRATION_WORDS = (16, 128)
 TRIAL_TIMEOUT_S = 120.0
-"""A server may compile for its first request."""
+"""Longest time for the trial request: a server may compile for its first request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A server that answered. context_tokens: longest prompt and reply; version: of the server; ``None``: not told."""
+    """A server that responded.
+
+    Args:
+        context_tokens: longest prompt and output together; ``None`` if the server does not state it.
+        version: the server's version; ``None`` if it does not state it.
+    """
 
     url: str
     client: httpx.AsyncClient
@@ -45,8 +50,13 @@ class Endpoint:
 async def open_endpoint(
     url: str, *, model: str | None, api_key: str | None, settings: ReplaySettings
 ) -> AsyncIterator[Endpoint]:
-    """Connects to the server at ``url`` (with or without ``/v1``) and asks what it serves; ``model`` ``None``: its
-    first.
+    """Connect to the server at ``url`` and ask what it serves.
+
+    Args:
+        url: address of the server, with or without ``/v1``.
+        model: name of the model to use; ``None`` for the server's first.
+        api_key: key to send as a bearer token; ``None`` for none.
+        settings: limits of the connections.
 
     Raises: ConfigError for a server that is not reached, refuses the key or does not have the model.
     """
@@ -54,7 +64,7 @@ async def open_endpoint(
     limits = httpx.Limits(
         max_connections=None, max_keepalive_connections=settings.max_concurrency, keepalive_expiry=KEEP_ALIVE_S
     )
-    # Replies are bounded as a whole: a pause between two tokens is a finding, not an error.
+    # Responses are bounded as a whole: a pause between two tokens is a finding, not an error.
     timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
     async with async_http_client(base, key=api_key, limits=limits, timeout=timeout) as client:
         served, why_none = await _served(client, base)
@@ -70,7 +80,7 @@ async def open_endpoint(
 
 
 async def _served(client: httpx.AsyncClient, base: str) -> tuple[dict[str, int | None], str]:
-    """Return the models that ``/v1/models`` lists, and why its answer cannot be read, in brackets; else no text.
+    """Return the models that ``/v1/models`` lists, and why its response cannot be read, in brackets; else no text.
 
     Each model has the length of its context, in tokens, where it is stated. There are none where the server has no such
     page, or one of another form.
@@ -108,7 +118,8 @@ async def _version(client: httpx.AsyncClient) -> str | None:
 async def _get(client: httpx.AsyncClient, path: str) -> tuple[int, Any]:
     """Return the status of a page and its JSON value, ``None`` for a page that is not served.
 
-    Raises: httpx.HTTPError where no answer comes; UnreadableReply for a page that is compressed, too long or not JSON.
+    Raises: httpx.HTTPError where no response comes; UnreadableReply for a page that is compressed, too long or not
+    JSON.
     """
     try:
         async with (
@@ -131,11 +142,16 @@ class Agreed:
 async def agree(
     endpoint: Endpoint, settings: PayloadSettings, prompts: Prompts | None, like: WorkloadRequest, clock: Clock
 ) -> Agreed:
-    """Tries a short request, then without ``continuous_usage_stats`` where the server refuses it.
+    """Try a short request, and again without ``continuous_usage_stats`` if the server refuses it.
 
-    prompts: ``None``: words, whose length in tokens is measured here. like: a request of the workload, for its SLO.
+    Args:
+        endpoint: the server to try.
+        settings: how requests are sent.
+        prompts: how prompts are made; ``None`` for words, with a length in tokens that is measured here.
+        like: a request of the workload, for its SLO.
+        clock: measures the trial.
 
-    Raises: ConfigError if the server does not answer as it should.
+    Raises: ConfigError if the server does not respond as it should.
     """
     trial = replace(like, request_id="trial", arrival_s=0.0, prompt_tokens=8, output_tokens=2, prefix_ids=())
     prompt = sample_text(2) if prompts is None else prompts.make(trial, 0)

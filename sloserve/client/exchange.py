@@ -1,4 +1,4 @@
-"""One request against the endpoint: sent once, its stream read, its end noted. Never retried."""
+"""Send one request to the endpoint, read its stream, and record how it ended. Requests are never retried."""
 
 import asyncio
 import errno
@@ -34,10 +34,10 @@ MOST_REASON_CHARS = 80
 MOST_SECONDS_CHARS = 9
 
 TOKENS_PER_ASKED, MORE_TOKENS = 16, 65_536
-"""A reply is given up beyond this multiple of the tokens asked for, in tokens or chunks, and this many more.
+"""Limits of an output: it is given up beyond this multiple of the requested tokens, and this many more.
 
-The fixed part is as long as a whole reply of servers that ignore the limit of tokens, as some do with a model that
-reasons: such a request completes.
+Both tokens and chunks count. The fixed part is as long as a whole output of servers that ignore the limit of tokens, as
+some do with a model that reasons: such a request completes.
 """
 
 _OWN_ERRORS = {
@@ -52,13 +52,20 @@ _OWN_ERRORS = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObservedRequest:
-    """What became of one request, as its client saw it. Times are seconds from the start of the run.
+    """The outcome of one request, as its client saw it. Times are seconds from the start of the run.
 
-    request: as it was sent; it was due at its ``arrival_s``. woke_s: when the client turned to it, which differs from
-    ``arrival_s`` by the client's own lateness. sent_s: when it was sent, later than that by the wait for
-    ``max_concurrency``. chunk_times_s: of chunks, ``[chunks]``. token_times_s: of tokens, ``[tokens]``. prompt_tokens,
-    output_tokens: as the server counted. error: why it was not completed. reason, retry_after_s: what a rejection
-    said. slo: the server's own verdict.
+    Args:
+        request: the request as it was sent; it was due at its ``arrival_s``.
+        woke_s: when the client turned to it, which differs from ``arrival_s`` by the client's own lateness.
+        sent_s: when it was sent, later than ``woke_s`` by the wait for ``max_concurrency``.
+        chunk_times_s: when each chunk came, ``[chunks]``.
+        token_times_s: when each token came, ``[tokens]``.
+        prompt_tokens: tokens of the prompt, as the server counted.
+        output_tokens: tokens of the output, as the server counted.
+        error: why the request was not completed.
+        reason: reason that a rejection stated.
+        retry_after_s: time to wait that a rejection stated.
+        slo: the server's own verdict.
     """
 
     request: WorkloadRequest
@@ -76,11 +83,15 @@ class ObservedRequest:
     slo: dict[str, Any] | None = None
 
     def log(self, judged: WorkloadRequest) -> RequestLog:
-        """The same for reports; judged: the request with the targets by which it is judged."""
+        """Return the outcome for reports.
+
+        Args:
+            judged: the request with the targets by which it is judged.
+        """
         return RequestLog(judged, self.outcome, self.token_times_s)
 
     def latency(self, since_s: float) -> Latency | None:
-        """Latency by ``vllm bench serve``'s definitions, counted from ``since_s``; ``None`` unless completed."""
+        """Return the latency by ``vllm bench serve``'s definitions, from ``since_s`` on; ``None`` unless completed."""
         if self.outcome is not Outcome.COMPLETED:
             return None
         first_s, last_s = float(self.chunk_times_s[0]), float(self.chunk_times_s[-1])
@@ -91,12 +102,19 @@ class ObservedRequest:
 async def exchange(
     client: httpx.AsyncClient, sent: Payload, clock: Clock, start_s: float, woke_s: float, timeout_s: float
 ) -> ObservedRequest:
-    """Sends ``sent`` now and reads the reply to its end, for at most ``timeout_s``.
+    """Send ``sent`` now and read the response to its end.
 
-    start_s: when the run began, by the monotonic time of ``clock``. Whatever the server answers, and however it ends
-    the connection, only this request fails.
+    Whatever the server sends, and however it ends the connection, only this request fails.
 
-    Raises: ConfigError for an answer that says that the workload or a flag is wrong (4xx but 408 and 429), and where
+    Args:
+        client: the HTTP client of the endpoint.
+        sent: the request, encoded.
+        clock: measures the request.
+        start_s: when the run began, in monotonic seconds of ``clock``.
+        woke_s: when the client turned to this request, in seconds from the start of the run.
+        timeout_s: longest duration of the request, in seconds.
+
+    Raises: ConfigError for a response that shows that the workload or a flag is wrong (4xx but 408 and 429), and where
     this machine lacks what a further connection needs.
     """
     reader = StreamReader(TOKENS_PER_ASKED * sent.request.output_tokens + MORE_TOKENS)
@@ -119,7 +137,7 @@ async def exchange(
         outcome, error = Outcome.ABORTED, f"not complete after {timeout_s:g} s"
     except UnreadableReply as failure:
         error = str(failure)
-    except Exception as failure:  # one reply that a library cannot read must not cost the run
+    except Exception as failure:  # one response that a library cannot read must not cost the run
         _check_own(failure)
         error = printable(f"{type(failure).__name__}: {failure}" if str(failure) else type(failure).__name__)
     else:
@@ -151,7 +169,7 @@ async def exchange(
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """An answer other than 200."""
+    """A response with a status other than 200."""
 
     status: int
     text: str
@@ -181,7 +199,7 @@ def _seconds(text: str | None) -> float | None:
 
 
 def _check_own(error: BaseException) -> None:
-    """Raises: ConfigError if ``error`` comes from a lack of this machine, of which the server knows nothing."""
+    """Raise ConfigError if ``error`` comes from a lack of this machine, of which the server knows nothing."""
     codes = {one.errno for one in _causes(error) if isinstance(one, OSError) and one.errno is not None}
     if codes and codes <= _OWN_ERRORS.keys():  # without IPv6 an address of two families fails in two ways
         remedy = "or send fewer requests at a time (--max-concurrency)"

@@ -1,7 +1,7 @@
-"""What counts as good: ``ttft:500 tpot:50 e2el:2000`` in milliseconds, as ``vllm bench serve --goodput`` takes it.
+"""Targets of goodput: ``ttft:500 tpot:50 e2el:2000`` in milliseconds, as ``vllm bench serve --goodput`` takes it.
 
-Given for all requests or for a class, it replaces the targets by which requests are judged. What is sent to the server
-as a request's SLO stays the workload's.
+Given for all requests or for a class, they replace the targets by which requests are judged. The SLO that is sent to
+the server with a request stays the workload's.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,16 +18,18 @@ KEYS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2el": "e2e_s"}
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Targets by which requests are judged. overall: of every class that ``by_class`` does not name; ``None``: its own.
+    """Targets by which requests are judged.
 
-    by_class: replaces all targets of a class, so that what it does not name is not asked for.
+    Args:
+        overall: targets of every class that ``by_class`` does not name; ``None`` for the requests' own.
+        by_class: targets that replace all targets of a class: a target that is not named is not required.
     """
 
     overall: Targets | None = None
     by_class: Mapping[str, Targets] = field(default_factory=dict)
 
     def judged(self, requests: Sequence[WorkloadRequest]) -> list[WorkloadRequest]:
-        """``requests`` with the targets by which they are judged.
+        """Return ``requests`` with the targets by which they are judged.
 
         Raises: ConfigError for a class that none of them has.
         """
@@ -44,8 +46,11 @@ class Goodput:
 
 
 def parse_goodput(overall: Iterable[str], by_class: Iterable[str] = ()) -> Goodput:
-    """From the texts of ``--goodput`` (``ttft:500``, several in one text separated by blanks or commas) and
-    ``--goodput-class`` (``interactive=ttft:500,tpot:50``).
+    """Return the targets that command line flags state.
+
+    Args:
+        overall: texts of ``--goodput``: ``ttft:500``, or several targets separated by blanks or commas.
+        by_class: texts of ``--goodput-class``: ``interactive=ttft:500,tpot:50``.
 
     Raises: ConfigError for an unknown key, a value that is not a positive number, or a class or key given twice.
     """

@@ -19,9 +19,12 @@ _PROXY_SCHEMES: Final = ("http", "https", "all")
 
 
 def http_client(url: str, *, key: str | None = None, **settings: Any) -> httpx.Client:
-    """Return a client whose requests go to the server at ``url``.
+    """Return a client that sends its requests to the server at ``url``.
 
-    key: sent as a bearer token; ``None`` sends none. settings: further arguments of ``httpx.Client``.
+    Args:
+        url: address of the server.
+        key: key to send as a bearer token; ``None`` sends none.
+        **settings: further arguments of ``httpx.Client``.
 
     Raises: ConfigError for an address, a key, a proxy or a certificate file that cannot be used.
     """
@@ -49,9 +52,11 @@ def proxy_remark(client: httpx.Client | httpx.AsyncClient) -> str:
 def host_of(url: str, flag: str = "--url") -> str:
     """Return the host in the address of a server.
 
-    flag: the flag of the command that gave ``url``, for the error.
+    Args:
+        url: address of the server.
+        flag: the flag of the command that gave ``url``, for the error.
 
-    Raises: ConfigError for what is not such an address.
+    Raises: ConfigError for a text that is no such address.
     """
     try:
         parsed = httpx.URL(url)
@@ -102,7 +107,7 @@ def _headers(key: str | None) -> dict[str, str]:
 
 
 def _goes_direct(host: str) -> bool:
-    """Whether ``host`` is this machine, or one that NO_PROXY names."""
+    """Return whether ``host`` is this machine, or one that NO_PROXY names."""
     return _is_loopback(host) or bool(urllib.request.proxy_bypass(host))
 
 

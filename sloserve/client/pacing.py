@@ -1,8 +1,8 @@
-"""When a reader is given each piece of a reply, and how the reply went for that reader (Andes, Sec. 5 and Fig. 8).
+"""The times at which a reader is given each piece of a stream, and their quality (Andes, Sec. 5 and Fig. 8).
 
 A piece is handed on at the later of two times: its arrival, and when the reader has digested all that came before, at
-``tds`` tokens per second. So tokens that come early wait, and a late token never does. A piece without text waits for
-its turn alone. Arithmetic on given times: who waits is :mod:`~sloserve.client.token_buffer`.
+``tds`` tokens per second. So tokens that come early wait, and a late token never does. A piece without text waits until
+the pieces before it are handed on. This module only computes times; :mod:`~sloserve.client.token_buffer` waits.
 """
 
 from dataclasses import dataclass
@@ -24,12 +24,16 @@ class Stall:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BufferReport:
-    """How a reply has gone so far for its reader: the pieces handed on. Times are seconds since it was sent.
+    """Progress of a stream for its reader: the pieces handed on so far. Times are seconds since the request was sent.
 
-    qoe: of the deliveries, as :mod:`sloserve.core.qoe` has it; 0 once the stream has failed, ``None`` without text.
-    ttft_s: of the first text; ``None`` without. tokens: as counted by :mod:`~sloserve.client.pieces`. stalls: after the
-    first token. held_s: what the buffer kept pieces with text waiting, summed over them. arrivals_s, releases_s:
-    ``[tokens]``, when each came and when it was handed on.
+    Args:
+        qoe: QoE of the deliveries (:mod:`sloserve.core.qoe`); 0 once the stream has failed, ``None`` without text.
+        ttft_s: time of the first text; ``None`` without text.
+        tokens: tokens of text, as counted by :mod:`~sloserve.client.pieces`.
+        stalls: waits for late tokens after the first token.
+        held_s: time for which the buffer kept pieces with text waiting, summed over them.
+        arrivals_s: when each token came, ``[tokens]``.
+        releases_s: when each token was handed on, ``[tokens]``.
     """
 
     qoe: float | None
@@ -42,10 +46,13 @@ class BufferReport:
 
 
 class ReaderPace:
-    """One reader's progress, piece by piece in order: ``arrive``, ``wait_s`` if need be, ``release``.
+    """Progress of one reader, piece by piece in order: ``arrive``, ``wait_s`` if needed, ``release``.
 
     All times are seconds since the request was sent; a time before an earlier one counts as equal to it.
-    ttft_s, tds: what the reader expects: seconds to the first token, tokens per second.
+
+    Args:
+        ttft_s: seconds to the first token that the reader expects.
+        tds: tokens per second that the reader expects.
 
     Raises: ValueError for an expectation that is not positive or out of range.
     """
@@ -62,7 +69,7 @@ class ReaderPace:
         self._held_s = 0.0
 
     def arrive(self, arrival_s: float, tokens: int) -> None:
-        """Takes the next piece, which came at ``arrival_s`` with ``tokens`` tokens of text."""
+        """Take the next piece, which came at ``arrival_s`` with ``tokens`` tokens of text."""
         self._piece_tokens = tokens
         self._arrival_s = max(arrival_s, self._arrival_s)
         self._due_s = self._earliest_s = max(self._arrival_s, self._released_s)
@@ -70,11 +77,11 @@ class ReaderPace:
             self._due_s = max(self._earliest_s, self._digested_s)
 
     def wait_s(self, now_s: float) -> float:
-        """How long the piece is to be kept from ``now_s`` on; never longer than its reader needs for the last one."""
+        """Return how long to keep the piece from ``now_s`` on; never longer than the reader needs for the last one."""
         return max(self._due_s - max(now_s, self._earliest_s), 0.0)
 
     def release(self, now_s: float) -> None:
-        """Notes that the piece was handed on at ``now_s``: when it was due, or later if it was asked for later."""
+        """Record that the piece was handed on at ``now_s``: when it was due, or later if it was taken later."""
         self._released_s = max(now_s, self._due_s)
         if not self._piece_tokens:
             return
@@ -85,7 +92,11 @@ class ReaderPace:
         self._texts.append((self._piece_tokens, self._arrival_s, self._released_s))
 
     def report(self, *, failed: bool) -> BufferReport:
-        """What has been handed on so far; failed: the stream ended in an error."""
+        """Return the progress up to now.
+
+        Args:
+            failed: whether the stream ended in an error.
+        """
         tokens, arrivals_s, releases_s = np.array(self._texts).reshape(-1, 3).T
         arrivals_s, releases_s = (np.repeat(times_s, tokens.astype(np.int64)) for times_s in (arrivals_s, releases_s))
         judged = qoe(arrivals_s, ttft_s=self._ttft_s, tds=self._tds) if arrivals_s.size else None

@@ -1,4 +1,4 @@
-"""A request as HTTP: path, headers and body, encoded before the run so that sending costs little."""
+"""Encode a request as HTTP (path, headers and body) before the run, so that sending costs little."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,7 @@ REPORT_HEADER = "x-slo-report"
 
 
 class Api(StrEnum):
-    """Which of OpenAI's APIs is asked."""
+    """One of OpenAI's APIs, to which requests are sent."""
 
     COMPLETIONS = "completions"
     CHAT = "chat"
@@ -25,7 +25,7 @@ class Api(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SLOFields:
-    """An SLO as it is stated to the server: headers, and fields of the body."""
+    """The SLO of a request as headers and fields of the body."""
 
     headers: dict[str, str] = field(default_factory=dict)
     body: dict[str, Any] = field(default_factory=dict)
@@ -33,11 +33,13 @@ class SLOFields:
 
 @dataclass(frozen=True, slots=True)
 class PayloadSettings:
-    """How requests are put.
+    """Settings that all requests of a run share.
 
-    ignore_eos: replies have exactly the workload's length (a field of vLLM's). continuous_usage: each chunk says how
-    many tokens there are so far (another). state_slo: ``None`` where the server is not told. report: asks sloserve's
-    server how the request fared.
+    Args:
+        ignore_eos: outputs have exactly the workload's length (a field of vLLM's).
+        continuous_usage: each chunk states how many tokens there are so far (a field of vLLM's).
+        state_slo: how SLOs are stated to the server; ``None`` to leave them out.
+        report: sloserve's server is asked how the request fared.
     """
 
     model: str
@@ -59,7 +61,7 @@ class Payload:
 
 
 def payload(request: WorkloadRequest, prompt: list[int] | str, settings: PayloadSettings) -> Payload:
-    """``request`` with ``prompt``, streamed, asking for as many tokens as the workload says."""
+    """Return ``request`` with ``prompt`` as a streamed request for as many tokens as the workload states."""
     body: dict[str, Any] = {
         "model": settings.model,
         "stream": True,

@@ -1,9 +1,10 @@
-"""How many tokens of text a piece of an OpenAI stream brings its reader: chat and completion chunks, events of the
-Responses API, plain strings; objects of the SDK or dicts.
+"""Count how many tokens of text a piece of an OpenAI stream brings its reader.
 
-Without a tokenizer: a chunk that says how many tokens there are so far (vLLM's ``continuous_usage_stats``) counts for
-what it adds, any other with text for one. A chunk whose text is still held back (half a character, a possible stop
-string) counts for nothing, and its tokens for the next that has text. Tool calls are not read, so they count for none.
+A piece is a chunk of chat or completions, an event of the Responses API, or a plain string; an object of the SDK or a
+dict. No tokenizer is used: a chunk that states how many tokens there are so far (vLLM's ``continuous_usage_stats``)
+counts for what it adds, any other with text for one. A chunk with text that is still held back (half a character, a
+possible stop string) counts for nothing, and its tokens count for the next chunk that has text. Tool calls are not
+read, so they count for none.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typing import Any
 
 TEXT_KEYS = ("content", "reasoning_content", "reasoning", "refusal")
 MOST_PIECE_TOKENS = 10_000
-"""Of one piece. Beyond it a server's count is wrong, and would keep the reader waiting for hours."""
+"""Largest count of one piece. A higher count of a server is wrong, and would keep the reader waiting for hours."""
 _TEXT_EVENTS = frozenset(
     {
         "content.delta",  # of the SDK's chat.completions.stream()
@@ -24,26 +25,34 @@ _TEXT_EVENTS = frozenset(
 
 
 class TextCounter:
-    """Counts a stream's tokens, piece by piece; each choice of several has its count, and one reader reads them all."""
+    """Counts a stream's tokens, piece by piece.
+
+    Each of several choices has its own count, and one reader reads them all.
+    """
 
     def __init__(self) -> None:
         self._counted: dict[int | None, int] = {}
 
     def text_tokens(self, piece: object) -> int:
-        """Tokens that ``piece`` brings; 0 for one without text, at least 1 for one with."""
+        """Return the tokens that ``piece`` brings; 0 for one without text, at least 1 for one with text."""
         if isinstance(piece, str):
             return int(piece != "")
         choices = _field(piece, "choices")
         if not isinstance(choices, list) or not choices:
             kind = _field(piece, "type")
             return int(isinstance(kind, str) and kind in _TEXT_EVENTS and bool(_field(piece, "delta")))
-        if len(choices) > 1:  # whose tokens the usage counts is not said
+        if len(choices) > 1:  # the usage does not say which choice it counts
             return sum(has_text(choice) for choice in choices)
         so_far = _field(_field(piece, "usage"), "completion_tokens")
         return self._of_choice(choices[0], so_far if type(so_far) is int else None)
 
     def _of_choice(self, choice: object, so_far: int | None) -> int:
-        """so_far: tokens of the choice up to here, ``None`` if the server does not say."""
+        """Return the tokens that a choice brings.
+
+        Args:
+            choice: a choice of a chunk.
+            so_far: tokens of the choice up to here; ``None`` if the server does not state them.
+        """
         index = _field(choice, "index")
         index = index if isinstance(index, int) else None
         counted = self._counted.get(index, 0)
@@ -57,7 +66,7 @@ class TextCounter:
 
 
 def has_text(choice: object) -> bool:
-    """Whether a choice of a chunk brings its reader text."""
+    """Return whether a choice of a chunk brings its reader text."""
     delta = _field(choice, "delta")
     return bool(_field(choice, "text")) or any(_field(delta, key) for key in TEXT_KEYS)
 

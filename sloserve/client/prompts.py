@@ -15,7 +15,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.request import WorkloadRequest
 
 FIRST_TOKEN = 16
-"""Below lie special tokens (padding, begin and end of text) in many vocabularies."""
+"""Lowest token id in a prompt: below lie special tokens (padding, begin and end of text) in many vocabularies."""
 
 WORDS = (
     "air arm art bag ball bank bed bird boat body book box boy bread bus cake car case cat chair city class clock coat "
@@ -31,14 +31,14 @@ _PREFIX_STREAM, _OWN_STREAM = 1, 2
 
 
 class Prompts(Protocol):
-    """What is the prompt of a request?"""
+    """A way to make the prompt of a request."""
 
     def make(self, request: WorkloadRequest, seed: int) -> list[int] | str: ...
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompts:
-    """Prompts as token ids below ``vocab_size``; their length is exactly the request's.
+    """Prompts as token ids below ``vocab_size``, exactly as long as the request states.
 
     Raises: ConfigError for a vocabulary that leaves fewer than two ids to choose from.
     """
@@ -70,7 +70,9 @@ class TokenPrompts:
 class TextPrompts:
     """Prompts as words, of about as many tokens as the request has.
 
-    tokens_per_word: above 0. overhead_tokens: of an empty prompt, such as a chat template's.
+    Args:
+        tokens_per_word: mean tokens of a word, above 0.
+        overhead_tokens: tokens of an empty prompt, such as a chat template's.
     """
 
     tokens_per_word: float = 1.0
@@ -87,12 +89,12 @@ class TextPrompts:
 
 
 def sample_text(words: int) -> str:
-    """A prompt of ``words`` words for calibration, always the same."""
+    """Return a prompt of ``words`` words for calibration, always the same."""
     return " ".join(_words(_stream(_OWN_STREAM, 0, f"calibration-{words}"), words))
 
 
 def calibrated(samples: list[tuple[int, int]]) -> TextPrompts:
-    """Prompts fitted through two ``samples`` of (words, tokens that the endpoint counted).
+    """Return prompts fitted through two ``samples`` of (words, tokens that the endpoint counted).
 
     Raises: ConfigError where the count does not grow with the words.
     """

@@ -1,7 +1,8 @@
-"""Reads a stream to its end as fast as it comes, and notes when: a thread for an iterator, a task for an async one.
+"""Read a stream to its end as fast as it comes, and record the times; a thread reads an iterator, a task an async one.
 
-So the connection is never throttled and arrival times are the server's, whatever pace the pieces are taken at. What is
-not taken yet is kept in memory, at most the whole reply. What is read is closed when it ends, fails or is stopped.
+The connection is thus never throttled and arrival times are the server's, whatever pace the pieces are taken at. Pieces
+that are not taken yet are kept in memory, at most the whole response. The stream is closed when it ends, fails or is
+stopped.
 """
 
 import asyncio
@@ -30,7 +31,11 @@ class Arrival(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """There is no more; error: what the stream raised."""
+    """End of the stream.
+
+    Args:
+        error: the error that the stream raised; ``None`` without one.
+    """
 
     error: BaseException | None
 
@@ -46,11 +51,11 @@ class ReadAheadThread(Generic[T]):
         threading.Thread(target=run, args=(self._read,), name="sloserve-token-buffer", daemon=True).start()
 
     def get(self) -> Arrival[T] | End:
-        """The next piece, once it is there."""
+        """Return the next piece, once it is there."""
         return self._came.get()
 
     def stop(self) -> None:
-        """Reads no further than the piece that is awaited, without waiting for it."""
+        """Stop reading after the piece that is awaited, without waiting for it."""
         self._stopped.set()
         self._came.put(End(None))
         _hang_up(self._source)
@@ -85,16 +90,16 @@ class ReadAheadTask(Generic[T]):
         self._task = self._loop.create_task(self._read(), name="sloserve-token-buffer")
 
     async def get(self) -> Arrival[T] | End:
-        """The next piece, once it is there."""
+        """Return the next piece, once it is there."""
         return await self._came.get()
 
     async def stop(self) -> None:
-        """Cancels the reading and waits until the stream is closed."""
+        """Cancel the reading and wait until the stream is closed."""
         self._task.cancel()
         await asyncio.wait([self._task])
 
     def abandon(self) -> None:
-        """Cancels the reading from anywhere, also from a garbage collection in another thread."""
+        """Cancel the reading from anywhere, also from a garbage collection in another thread."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._task.cancel)
 
@@ -119,10 +124,10 @@ async def _close(source: object) -> None:
 
 
 def _hang_up(source: object) -> None:
-    """Ends the connection under an SDK's stream, so that a thread that waits for the next piece of it wakes up.
+    """End the connection under an SDK's stream, to wake a thread that waits for its next piece.
 
-    To close a socket does not wake who reads from it, and a server that has paused the request may send nothing for
-    long. HTTP/2 shares its connection among requests, so there the awaited piece must come first.
+    To close a socket does not wake the thread that reads from it, and a server that has paused the request may send
+    nothing for long. HTTP/2 shares its connection among requests, so there the awaited piece must come first.
     """
     response: Any = getattr(source, "response", None)
     if getattr(response, "is_closed", True) or getattr(response, "http_version", None) != "HTTP/1.1":
@@ -131,5 +136,6 @@ def _hang_up(source: object) -> None:
     connection = network.get_extra_info("socket") if network is not None else None
     if isinstance(connection, socket.socket):
         with suppress(OSError):  # the server was faster
-            # Of the plain socket: that of TLS would also drop its state under the thread that reads.
+            # This is the method of the plain socket: the method of TLS would also drop its state under the thread that
+            # reads.
             socket.socket.shutdown(connection, socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Bounded reading of a server's answers: events of a stream, and bodies that are JSON.
+"""Read a server's responses within bounds: events of a stream, and bodies that are JSON.
 
 A server may send anything, without end. Reading it returns a value or raises :class:`UnreadableReply`, and holds no
 more than a stated number of bytes.
@@ -15,19 +15,22 @@ from httpx_sse import EventSource, ServerSentEvent
 from sloserve.core import json_text
 
 MOST_EVENT_BYTES: Final = 4 << 20
-"""Of one event of a stream, and of what may come between two events."""
+"""Largest size of one event of a stream, and of what may come between two events."""
 MOST_BODY_BYTES: Final = 16 << 20
-"""Of a body that is read as a whole. A list of a thousand models has less than 1 MiB."""
+"""Largest size of a body that is read as a whole. A list of a thousand models has less than 1 MiB."""
 MOST_ERROR_CHARS: Final = 300
 
 IDENTITY: Final = {"accept-encoding": "identity"}
-"""Asks for an answer without compression: compressed tokens come late, and a few bytes may unfold to gigabytes."""
+"""Headers of a request for a response without compression.
+
+Compressed tokens come late, and a few bytes may unfold to gigabytes.
+"""
 COMPRESSIONS: Final = frozenset({"gzip", "deflate", "br", "zstd"})
 """Values of Content-Encoding that httpx decompresses. It passes on the bytes of every other coding as they are."""
 
 
 class UnreadableReply(Exception):
-    """What the server answers is not what the API describes, or longer than may be."""
+    """A response that does not have the form that the API describes, or is too long."""
 
 
 async def async_events(response: httpx.Response) -> AsyncIterator[ServerSentEvent]:
@@ -96,7 +99,7 @@ def error_message(body: Any) -> str:
 
 
 def refusal_text(raw: bytes) -> str:
-    """Return what the body of an answer other than 200 says, whether it is JSON or not, in at most 300 characters."""
+    """Return what the body of a response other than 200 says, whether it is JSON or not, in at most 300 characters."""
     try:
         return error_message(json_value(raw))
     except UnreadableReply:

@@ -1,4 +1,4 @@
-"""What is done to a workload before it is sent: lengths capped to what the model holds, a slow start."""
+"""Shape a workload before it is sent: cap lengths to what the model holds, and start slowly."""
 
 import math
 from collections.abc import Sequence
@@ -8,13 +8,19 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.request import WorkloadRequest
 
 TEXT_MARGIN = 0.05
-"""Room to leave in the context for prompts made of words, whose length in tokens is only estimated."""
+"""Share of the context to leave free for prompts made of words, since their length in tokens is only estimated."""
 
 
 def cap_lengths(
     requests: Sequence[WorkloadRequest], max_prompt_tokens: int | None, max_output_tokens: int | None
 ) -> tuple[list[WorkloadRequest], int]:
-    """``requests`` with lengths cut to the caps (``None``: not), and how many were cut. Nothing is dropped."""
+    """Return ``requests`` with lengths cut to the caps, and how many were cut. Nothing is dropped.
+
+    Args:
+        requests: the requests of a workload.
+        max_prompt_tokens: longest prompt; ``None`` for no cap.
+        max_output_tokens: longest output; ``None`` for no cap.
+    """
     capped = [
         replace(
             request,
@@ -27,7 +33,7 @@ def cap_lengths(
 
 
 def ramp_up(requests: Sequence[WorkloadRequest], ramp_s: float) -> list[WorkloadRequest]:
-    """The same requests, the rate of arrival rising linearly from 0 to its full height over the first ``ramp_s``.
+    """Return the same requests with a rate that rises linearly from 0 to its full height over the first ``ramp_s``.
 
     Half as many requests as usual fit into that time, so all later ones come ``ramp_s / 2`` later.
     """
@@ -35,18 +41,19 @@ def ramp_up(requests: Sequence[WorkloadRequest], ramp_s: float) -> list[Workload
         return list(requests)
 
     def warped(arrival_s: float) -> float:
-        # At the rate t / ramp_s, the integral of which over 0..t is what arrived: t * t / (2 * ramp_s).
+        # The rate is t / ramp_s; its integral over 0..t is the number that arrived: t * t / (2 * ramp_s).
         return math.sqrt(2.0 * ramp_s * arrival_s) if arrival_s < ramp_s / 2.0 else arrival_s + ramp_s / 2.0
 
     return [replace(request, arrival_s=warped(request.arrival_s)) for request in requests]
 
 
 def check_context(requests: Sequence[WorkloadRequest], context_tokens: int | None, *, estimated: bool) -> None:
-    """Checks that every prompt and its reply fit the model's context; nothing to check where that is not known.
+    """Raise ConfigError if a prompt and its output do not fit the model's context; the error names the longest request.
 
-    estimated: prompts are words, whose length in tokens is estimated.
-
-    Raises: ConfigError naming the longest request.
+    Args:
+        requests: the requests of a workload.
+        context_tokens: length of the model's context; ``None`` if it is not known, and then nothing is checked.
+        estimated: whether prompts are words, with an estimated length in tokens.
     """
     if context_tokens is None:
         return

@@ -1,4 +1,4 @@
-"""A streamed reply, chunk by chunk: when its tokens came, and what the server said of it.
+"""Read a streamed response chunk by chunk: when its tokens came, and what the server reports of the request.
 
 A chunk may carry several tokens. Where it says how many there are so far (``continuous_usage_stats``) each chunk counts
 for what it adds; else the total of the final usage is spread evenly over the chunks that carry text or a tool call.
@@ -15,7 +15,7 @@ from sloserve.core.arrays import FloatArray
 
 DONE = "[DONE]"
 MOST_TOKENS: Final = 1_000_000
-"""Of a reply, and chunks of it: each is kept with its time."""
+"""Most tokens of a response, and most chunks of it: each is kept with its time."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Figure = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
@@ -65,14 +65,21 @@ def _is_verdict(slo: Any) -> bool:
 class StreamReader:
     """Takes the data of each event as it comes.
 
-    chunk_times_s: of every chunk that carries a choice, in the caller's seconds: what ``vllm bench serve`` counts.
-    done: the server said that the stream is complete, or gave a reason for its end. error: what the server said went
-    wrong, or why a chunk cannot be read. slo: how the request fared, as sloserve's server saw it; ``None`` where the
-    server says nothing, or something that is not such a report.
+    Attributes:
+        chunk_times_s: when every chunk that carries a choice came, in the caller's seconds; ``vllm bench serve`` counts
+            these chunks.
+        done: the server stated that the stream is complete, or gave a reason for its end.
+        error: what the server reported as wrong, or why a chunk cannot be read.
+        slo: how the request fared, as sloserve's server saw it; ``None`` where the server reports nothing, or something
+            else.
     """
 
     def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
-        """most_tokens: a reply with more tokens, or more chunks, is an error, so that memory is bounded."""
+        """Build a reader of one stream.
+
+        Args:
+            most_tokens: a response with more tokens, or more chunks, is an error, so that memory is bounded.
+        """
         self.chunk_times_s: list[float] = []
         self.done = False
         self.error: str | None = None
@@ -84,7 +91,7 @@ class StreamReader:
         self._visible: list[bool] = []
 
     def feed(self, data: str, now_s: float) -> None:
-        """Takes the data of one event that came at ``now_s``."""
+        """Take the data of one event that came at ``now_s``."""
         if data == DONE:
             self.done = True
             return
@@ -123,7 +130,7 @@ class StreamReader:
         self.error = self.error or why
 
     def token_times_s(self) -> FloatArray:
-        """When each token came, ``[tokens]``, in the caller's seconds."""
+        """Return when each token came, ``[tokens]``, in the caller's seconds."""
         times_s = np.array(self.chunk_times_s)
         if not times_s.size:
             return times_s

@@ -30,18 +30,19 @@ T = TypeVar("T")
 
 
 class TokenBuffer(Generic[T]):
-    """An iterator over an iterator, an async iterator over an async one; for one consumer.
+    """An iterator over an iterator, or an async iterator over an async one; for one consumer.
 
     Close it (``with``, ``async with``, ``close()``, ``aclose()``) to stop early; dropping it does so too. ``close()``
     does not wait: a source that is no stream of the OpenAI SDK over HTTP/1.1 is closed once the piece that it is about
     to give has come. As with async generators, cancelling what awaits the next piece closes the buffer.
 
     Args:
-        source: gives chunks or events of the SDK, dicts of the same form, or strings. tds: tokens per second at which
-        the reader digests (:mod:`sloserve.core.speeds`). ttft_s: in which the reader expects the first token; for the
-        report alone. sent_s: when the request was sent, in epoch seconds of ``clock``; by default now. clock: tells the
-        time; setting the host's clock while the reply comes changes nothing. sleep: waits that many seconds; for an
-        async source it returns an awaitable.
+        source: gives chunks or events of the SDK, dicts of the same form, or strings.
+        tds: tokens per second at which the reader digests (:mod:`sloserve.core.speeds`).
+        ttft_s: seconds in which the reader expects the first token; only the report uses it.
+        sent_s: when the request was sent, in epoch seconds of ``clock``; by default now.
+        clock: gives the time; setting the host's clock while the response comes changes nothing.
+        sleep: waits a number of seconds; for an async source it returns an awaitable.
 
     Raises: ValueError for an expectation out of range, or a request sent in the future. RuntimeError for an async
     source without a running event loop.
@@ -77,7 +78,7 @@ class TokenBuffer(Generic[T]):
         self._drop.atexit = False
 
     def report(self) -> BufferReport:
-        """How the reply went for its reader, up to the piece handed on last."""
+        """Return how the response went for its reader, up to the piece handed on last."""
         return self._pace.report(failed=self._failed)
 
     def __iter__(self) -> Self:
@@ -96,7 +97,7 @@ class TokenBuffer(Generic[T]):
         return self._release(came)
 
     def close(self) -> None:
-        """Ends the iteration and closes the source."""
+        """End the iteration and close the source."""
         ahead = self._thread()
         if not self._over:
             self._over = True
@@ -130,7 +131,7 @@ class TokenBuffer(Generic[T]):
         return self._release(came)
 
     async def aclose(self) -> None:
-        """Ends the iteration and closes the source; returns when that is done."""
+        """End the iteration and close the source; return when that is done."""
         ahead = self._task()
         if not self._over:
             self._over = True
@@ -157,7 +158,7 @@ class TokenBuffer(Generic[T]):
         return self._ahead
 
     def _arrive(self, came: Arrival[T]) -> float:
-        """Seconds for which the piece is kept from its reader."""
+        """Return the seconds for which the piece is kept from its reader."""
         self._pace.arrive(came.at_s - self._sent_s, self._counter.text_tokens(came.piece))
         return self._pace.wait_s(self._clock.now_s() - self._sent_s)
 
@@ -166,7 +167,7 @@ class TokenBuffer(Generic[T]):
         return came.piece
 
     def _end(self, came: Arrival[T] | End) -> None:
-        """Raises what the source raised; nothing once the buffer was closed."""
+        """Raise the error that the source raised, unless the buffer was closed."""
         if self._over or isinstance(came, Arrival):
             return
         self._over = True

@@ -20,10 +20,12 @@ from sloserve.core.request import WorkloadRequest
 
 
 def vllm_record(run: ReplayedRun, judged: Sequence[WorkloadRequest], *, from_due: bool) -> dict[str, Any]:
-    """Counts, rates and latencies of ``run``; milliseconds, and per second of its duration.
+    """Return counts, rates and latencies of ``run``, in milliseconds and per second of its duration.
 
-    judged: the requests in the same order, with the targets by which they are judged. from_due: latency counts from
-    when a request was due, not from its sending.
+    Args:
+        run: the run.
+        judged: the requests in the same order, with the targets by which they are judged.
+        from_due: whether latency counts from when a request was due, rather than from its sending.
     """
     completed = [ended for ended in run.exchanges if ended.outcome is Outcome.COMPLETED]
     latencies = [ended.latency(ended.request.arrival_s if from_due else ended.sent_s) for ended in run.exchanges]
@@ -54,14 +56,14 @@ def vllm_record(run: ReplayedRun, judged: Sequence[WorkloadRequest], *, from_due
 
 
 def _goodput(pairs: Sequence[tuple[Latency | None, WorkloadRequest]], duration_s: float) -> float | None:
-    """Requests per second that met every target they have; ``None`` if none has one."""
+    """Return the requests per second that met every target they have; ``None`` if none has one."""
     targeted = [(latency, request.slo.targets) for latency, request in pairs if request.slo.targets]
     good = sum(all(targets_met(targets, latency).values()) for latency, targets in targeted)
     return good / duration_s if targeted else None
 
 
 def _peaks(completed: Sequence[ObservedRequest]) -> tuple[float, int]:
-    """Most chunks, and most requests under way, within one second; seconds counted from the first sending."""
+    """Return the most chunks, and the most requests under way, within one second from the first sending on."""
     if not completed:
         return 0.0, 0
     first_s = min(ended.sent_s for ended in completed)

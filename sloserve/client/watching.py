@@ -16,24 +16,28 @@ _ASKED: Final = IDENTITY | {"accept": "text/event-stream", "cache-control": "no-
 _MOST_ROWS: Final = 100_000
 """A server sends a few hundred; what changes add to them must not fill this client's memory."""
 _LIMIT_S = 10.0
-"""A frame comes twice a second: where none comes for so long, the server is lost."""
+"""Seconds without a frame after which the server is lost; a frame comes twice a second."""
 
 
 class LostServer(Exception):
-    """The feed ended, or no server answers; says which."""
+    """An error that states that the feed ended, or that no server responds."""
 
 
 def applied(view: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """The view after a change: its rows one by one, where ``None`` takes one away; other parts as wholes."""
+    """Return the view after a change: rows are replaced one by one (``None`` removes one), other parts as wholes."""
     rows = {**view[ROWS], **change.get(ROWS, {})}
     return {**view, **change, ROWS: {key: row for key, row in rows.items() if row is not None}}
 
 
 def watch(url: str, key: str, transport: httpx.BaseTransport | None = None) -> Iterator[dict[str, Any]]:
-    """Each view of the server at ``url`` as it comes; what one holds is described in docs/watch.md.
+    """Yield each view of the server at ``url`` as it comes; docs/watch.md describes what a view holds.
 
-    key: of its admin routes. transport: in tests.
-    Raises: ConfigError where the server refuses; LostServer where there is none, or it goes.
+    Args:
+        url: address of the server.
+        key: key of its admin routes.
+        transport: replaces the network in tests.
+
+    Raises: ConfigError where the server refuses; LostServer if there is none, or it goes.
     """
     given = {} if transport is None else {"transport": transport}
     http = http_client(url, key=key, timeout=httpx.Timeout(_LIMIT_S), **given)

@@ -1,4 +1,4 @@
-"""Sends a workload open-loop: each request when it is due, whatever became of those before it.
+"""Send a workload open-loop: each request when it is due, whatever happened to the requests before it.
 
 The client's own lateness is measured beside: how long after it was due a request was turned to, and how late the event
 loop wakes throughout the run. Where these are large, the client and not the server is what was measured.
@@ -24,9 +24,13 @@ TICK_S = 0.05
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplayedRun:
-    """One run. exchanges: in the order of the workload. duration_s: until the last of them ended.
+    """One run of a workload.
 
-    send_lag_s: ``[requests]``; loop_lag_s: ``[samples]``; at least 0.
+    Args:
+        exchanges: the outcomes of the requests, in the order of the workload.
+        duration_s: seconds until the last of them ended.
+        send_lag_s: how late the client turned to each request, ``[requests]``, at least 0.
+        loop_lag_s: how late the event loop woke, ``[samples]``, at least 0.
     """
 
     exchanges: list[ObservedRequest]
@@ -37,8 +41,11 @@ class ReplayedRun:
 
 @dataclass(frozen=True, slots=True)
 class ReplaySettings:
-    """max_concurrency: requests under way at once; the others wait in the client, and that wait counts. timeout_s: for
-    one request, from its sending.
+    """Limits of a run.
+
+    Args:
+        max_concurrency: requests under way at once; the others wait in the client, and that wait counts.
+        timeout_s: longest duration of one request, in seconds from its sending.
     """
 
     max_concurrency: int | None = None
@@ -52,11 +59,16 @@ async def replay(
     settings: ReplaySettings,
     on_ended: Callable[[], None] | None = None,
 ) -> ReplayedRun:
-    """Sends each of ``payloads`` at its request's ``arrival_s`` from now and waits for all to end.
+    """Send each of ``payloads`` at its request's ``arrival_s`` from now and wait for all to end.
 
-    on_ended: called as each request ends.
+    Args:
+        client: the HTTP client of the endpoint.
+        payloads: the requests, encoded.
+        clock: measures the run.
+        settings: limits of the run.
+        on_ended: called as each request ends.
 
-    Raises: ConfigError as soon as an answer says that the workload is wrong; what is under way is then cancelled.
+    Raises: ConfigError as soon as a response shows that the workload is wrong; what is under way is then cancelled.
     """
     limit = settings.max_concurrency
     slots: AbstractAsyncContextManager[None] = nullcontext() if limit is None else asyncio.Semaphore(limit)
