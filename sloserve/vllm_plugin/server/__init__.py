@@ -1,4 +1,4 @@
-"""In vLLM's API process: the wrapper around ``AsyncLLM``, ``sloserve serve``, calls to the engines.
+"""Code of vLLM's API process: the wrapper around ``AsyncLLM``, ``sloserve serve``, and calls to the engines.
 
-Imports admission, metrics, scheduler, wire.
+It imports admission, metrics, scheduler and wire.
 """

@@ -1,7 +1,7 @@
-"""What the calls of the engine that serve one request come to: its latency, QoE, tokens, waits and interruptions.
+"""Combine the engine calls that serve one request into its latency, QoE, tokens, waits and interruptions.
 
 All times are seconds from the request's arrival. Calls that overlap (the beams of one step, the pieces of a recording)
-are a round; what they compute at the same time counts once: a round has as many tokens as the longest of its replies.
+are a round; what they compute at the same time counts once: a round has as many tokens as the longest of its outputs.
 """
 
 from array import array
@@ -17,15 +17,18 @@ from sloserve.core.served import Interruptions
 from sloserve.core.slo import SLO
 
 Span = tuple[float, float, int]
-"""Of one reply: seconds to its first token, seconds from that to its last, and its tokens."""
+"""Times of one output: seconds to its first token, seconds from there to its last, and its number of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallFigures:
-    """What one call came to.
+    """Figures of one call.
 
-    spans: of its replies that have tokens. last_s: when its last token left. times_s: of a streamed call, by reply,
-    when each token left. waited_s: in the engine's queue; ``None`` where that is not known.
+    Args:
+        spans: spans of its outputs that have tokens.
+        last_s: when its last token left.
+        times_s: when each token of a streamed call left, by output.
+        waited_s: seconds in the engine's queue; ``None`` if they are not known.
     """
 
     spans: Sequence[Span] = ()
@@ -40,10 +43,12 @@ class CallFigures:
 
 @dataclass(slots=True)
 class RequestFigures:
-    """The figures of one request, from those of its calls.
+    """The figures of one request, combined from the figures of its calls.
 
-    rounds: how many have begun. first_s: seconds to the first token of the calls that have ended; ``None`` while there
-    is none. gaps_s: time after the first token in which no call was in the engine.
+    Args:
+        rounds: number of rounds that have begun.
+        first_s: seconds to the first token of the calls that have ended; ``None`` while there is none.
+        gaps_s: seconds after the first token in which no call was in the engine.
     """
 
     rounds: int = 0
@@ -61,10 +66,10 @@ class RequestFigures:
     _tokens: int = 0
     _round_tokens: int = 0
     _times_s: "dict[int, array[float]] | None" = field(default_factory=dict)
-    """When each token left, without the gaps; ``None`` where the replies are not read one after the other."""
+    """When each token left, without the gaps; ``None`` if the outputs are not read one after the other."""
 
     def begins(self, now_s: float) -> None:
-        """A call enters the engine."""
+        """Record that a call enters the engine."""
         if self._reading:
             self._times_s = None
         else:
@@ -74,7 +79,7 @@ class RequestFigures:
         self._reading += 1
 
     def ends(self, call: CallFigures, now_s: float) -> None:
-        """A call that entered the engine has ended, completely or not."""
+        """Record that a call that entered the engine has ended, completely or not."""
         if call.spans:
             self._of_one_call = latency_of(call.spans, call.last_s) if self.first_s is None else None
             first_s = min(first_s for first_s, _, _ in call.spans)
@@ -113,7 +118,7 @@ class RequestFigures:
         return Latency(self.first_s, decode_s / max(self._tokens - 1, 1), self._last_s)
 
     def qoe(self, slo: SLO) -> float | None:
-        """Return the QoE of the reply that is least well read; ``None`` if the request has none."""
+        """Return the QoE of the output that is least well read; ``None`` if the request has none."""
         expected = expectation(slo.targets)
         timelines = [times_s for times_s in (self._times_s or {}).values() if times_s]
         if expected is None or not timelines:
@@ -123,7 +128,7 @@ class RequestFigures:
 
 
 def latency_of(replies: Sequence[Span], e2e_s: float) -> Latency:
-    """Return the latency of one call, all of its replies together."""
+    """Return the latency of one call, all of its outputs together."""
     return Latency(
         ttft_s=min(float(first_s) for first_s, _, _ in replies),
         tpot_s=max(float(decode_s) / max(tokens - 1, 1) for _, decode_s, tokens in replies),
@@ -132,9 +137,11 @@ def latency_of(replies: Sequence[Span], e2e_s: float) -> Latency:
 
 
 def spans_in_engine(figures: Iterable[Any], e2e_s: float) -> list[Span]:
-    """Return the spans of replies whose last token has just come, of those that have any.
+    """Return the spans of the outputs that have tokens; the last token of the call has just come.
 
-    figures: vLLM's (``RequestStateStats``) of each. e2e_s: time since the request's arrival.
+    Args:
+        figures: vLLM's figures (``RequestStateStats``) of each output.
+        e2e_s: seconds since the request's arrival.
     """
     told = [one for one in figures if one.first_token_ts]
     # The engine's clock starts elsewhere; its last token is the one that has just come.

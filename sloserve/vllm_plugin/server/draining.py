@@ -1,7 +1,8 @@
-"""Stopping under load: new work is refused, what runs may finish within vLLM's ``--shutdown-timeout``, others are told.
+"""Stop under load: refuse new work, let running requests finish within vLLM's ``--shutdown-timeout``, end the rest.
 
-vLLM alone stops its engines first. What they still owe then never comes, the readers of replies wait for it, and the
-server waits for its readers. So before an engine client shuts down its requests end here, while everything still runs.
+vLLM alone stops its engines first. The outputs that they still owe then never come, their readers wait for them, and
+the server waits for its readers. So before an engine client shuts down its requests end here, while everything still
+runs, and their clients get an error.
 """
 
 import asyncio
@@ -15,17 +16,21 @@ from sloserve.core.errors import ShuttingDown
 logger = logging.getLogger(__name__)
 
 SHARE = 0.9
-"""Share of the time to finish after which running requests are given up: the rest is for telling their clients."""
+"""Share of the time to finish after which running requests are given up: the rest is for notifying their clients."""
 
 POLL_S = 0.02
 OVERDUE_S = 5.0
-"""An event loop that does not come round within so much more time is not waited for."""
+"""Further seconds after which an event loop that does not come round is no longer waited for."""
 
 MAX_RETRY_AFTER_S = 30
 
 
 class Drain:
-    """How one engine client in this process stops. in_flight: requests that were accepted and are not over."""
+    """The shutdown of one engine client in this process.
+
+    Args:
+        in_flight: requests that were accepted and are not over.
+    """
 
     def __init__(self) -> None:
         self.in_flight = 0
@@ -34,13 +39,13 @@ class Drain:
         self._on_begin: list[Callable[[], None]] = []
 
     def on_begin(self, call: Callable[[], None]) -> None:
-        """``call`` is called in the event loop once no more work is accepted, or now if that is so."""
+        """Have ``call`` called in the event loop once no more work is accepted, or now if that is so."""
         self._on_begin.append(call)
         if self.begun:
             call()
 
     def begins(self) -> None:
-        """Makes those calls."""
+        """Make the calls that :meth:`on_begin` collected."""
         for call in self._on_begin:
             try:
                 call()
@@ -53,25 +58,29 @@ class Drain:
         return self._until_s is not None
 
     def check_open(self) -> None:
-        """Raises: ShuttingDown where no more work is accepted."""
+        """Raise ShuttingDown if no more work is accepted."""
         if self.begun:
             raise self.error("accepts no more requests")
 
     def check_running(self) -> None:
-        """Checks accepted work that reaches the engine only now. Raises: ShuttingDown once all was given up."""
+        """Check accepted work that reaches the engine only now. Raises: ShuttingDown once all was given up."""
         if self._given_up:
             raise self.error("stopped before the request began")
 
     def error(self, what: str) -> ShuttingDown:
-        """Says that the server is stopping, and when it will be gone; to be made in the event loop."""
+        """Return an error that states that the server is stopping and when it will be gone.
+
+        It must be made in the event loop.
+        """
         left_s = (self._until_s or 0.0) - asyncio.get_running_loop().time()
         retry_after_s = min(max(math.ceil(left_s), 1), MAX_RETRY_AFTER_S)
         return ShuttingDown(f"the server is shutting down and {what}; retry in {retry_after_s} s", retry_after_s)
 
     def run(self, engine: Any, timeout_s: float | None) -> float | None:
-        """Ends the requests of ``engine``, vLLM's ``AsyncLLM``; returns what is left of the time to stop it.
+        """End the requests of ``engine``, vLLM's ``AsyncLLM``; return what is left of the time to stop it.
 
-        Does nothing a second time, and nothing in the event loop's own thread, where waiting would be for ever.
+        A second call does nothing, and neither does a call in the event loop's own thread, where waiting would never
+        end.
         """
         handler = getattr(engine, "output_handler", None)
         if self.begun or handler is None or not handler.get_loop().is_running() or _in_event_loop():

@@ -1,4 +1,4 @@
-"""What vLLM's flags say that our checks need, read without vLLM, which takes ten CPU seconds to load.
+"""Read the vLLM flags that our checks need without vLLM, which takes ten CPU seconds to load.
 
 Only vLLM's parser knows all flags, so the same checks run again on what it has read. Here a flag counts only where it
 is written in full, and a check that depends on what may stand elsewhere (``--config``, an abbreviation) waits for vLLM.
@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 from sloserve.core.errors import ConfigError
 
 VLLM_FLAGS: Final = Path(__file__).with_name("vllm_flags.txt")
-"""Long flags of ``vllm serve`` in all tested versions, one a line; a test holds it against the installed one's."""
+"""Long flags of ``vllm serve`` in all tested versions, one a line; a test compares it with the installed version."""
 
 DEFAULT_HOST: Final = "127.0.0.1"
 ADDITIONAL: Final = "--additional-config"
@@ -73,7 +73,7 @@ def long_flag(argument: str) -> str | None:
 
 
 def read_flags(vllm_args: Sequence[str]) -> argparse.Namespace:
-    """Return those of vLLM's flags that our checks need, as its own parser would name them.
+    """Return the flags of vLLM that our checks need, as its own parser would name them.
 
     ``is_whole`` says whether nothing else can set them: no file of ``--config``, and no flag that is abbreviated.
 
@@ -101,7 +101,7 @@ def read_flags(vllm_args: Sequence[str]) -> argparse.Namespace:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are ours, the ambiguous beginning of a short flag among them."""
+    """A parser that raises our errors, also for the ambiguous beginning of a short flag."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)

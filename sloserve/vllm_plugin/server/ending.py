@@ -1,12 +1,12 @@
-"""How the processes of a server end together: engine cores, workers and API servers, which vLLM starts.
+"""End the processes of a server together: engine cores, workers and API servers, which vLLM starts.
 
 vLLM stops its processes in order when it is asked to while it serves. In three cases it does not, and here it does:
 
-* The process that started them is killed, as the kernel does when memory runs out. Cores and workers would go on,
-  with their memory, and serve no client; each ends when its starter is gone. Only processes that vLLM started are
+* The process that started them is killed, as the kernel does when memory runs out. Cores and workers would go on, and
+  hold their memory, and serve no client; each ends when its starter is gone. Only processes that vLLM started are
   watched, known by the names that it gives them: an engine inside its caller's process belongs to the caller.
-* The core dies. The server would end with status 0, as if it had been told to; it ends with status 1.
-* A signal comes while the engine starts. vLLM would lose SIGTERM, and heed SIGINT only once the engine runs.
+* The core dies. The server would end with status 0, as if it had been asked to; it ends with status 1.
+* A signal comes while the engine starts. vLLM would lose SIGTERM, and act on SIGINT only once the engine runs.
 """
 
 import asyncio
@@ -26,8 +26,10 @@ from sloserve.core import process_death
 logger = logging.getLogger(__name__)
 
 STARTED_BY_VLLM: Final = ("EngineCore", "VllmWorker-", "ApiServer_", "APIServer_DPRank_")
-"""How the names of the processes begin that vLLM starts through multiprocessing. Its coordinator of data parallelism,
-``VLLM_DP_Coordinator``, runs no code of ours, and is not among them."""
+"""Prefixes of the names of the processes that vLLM starts through multiprocessing.
+
+Its coordinator of data parallelism, ``VLLM_DP_Coordinator``, runs no code of ours, and is not among them.
+"""
 
 _ENTRY: Final = "vllm.entrypoints.launchers.api_server.entry"
 """vLLM's module that runs its HTTP server. Some of its other commands load it too, and are stopped alike."""
@@ -36,7 +38,8 @@ _ENTRY: Final = "vllm.entrypoints.launchers.api_server.entry"
 def install(ours: Callable[[Any], bool]) -> None:
     """Have cores and workers end with their starter; API servers call :func:`end_with_starter` themselves.
 
-    ours: whether the engine of a vLLM configuration runs our scheduler.
+    Args:
+        ours: returns whether the engine of a vLLM configuration runs our scheduler.
     """
     from vllm.v1.executor.abstract import Executor
     from vllm.v1.worker.worker_base import WorkerWrapperBase
@@ -59,17 +62,22 @@ def install(ours: Callable[[Any], bool]) -> None:
 
 
 def end_with_starter(*, ask: bool = True) -> None:
-    """End this process with the one that started it, if vLLM did. ask: see :mod:`sloserve.core.process_death`."""
+    """End this process with the one that started it, if vLLM did.
+
+    Args:
+        ask: see :mod:`sloserve.core.process_death`.
+    """
     if multiprocessing.current_process().name.startswith(STARTED_BY_VLLM):
         process_death.end_with_starter(ask=ask)
 
 
 def fail_with_engine(has_failed: Callable[[Any], bool]) -> None:
-    """Have vLLM's HTTP server in this process, if it is loaded, end with status 1 where its engine has failed.
+    """Have vLLM's HTTP server in this process, if it is loaded, end with status 1 if its engine has failed.
 
     vLLM ends such a server with status 0, after which a supervisor that restarts on failure leaves it ended.
 
-    has_failed: whether an engine client's core died while the server was not asked to stop.
+    Args:
+        has_failed: returns whether an engine client's core died while the server was not asked to stop.
     """
     entry = sys.modules.get(_ENTRY)
     serve_http = getattr(entry, "serve_http", None)
@@ -113,7 +121,7 @@ def stoppable_start() -> Iterator[None]:
 
 
 def _is_cancelled() -> bool:
-    """Whether a SIGINT has come that takes effect at the next await."""
+    """Return whether a SIGINT has come that takes effect at the next await."""
     try:
         task = asyncio.current_task()
     except RuntimeError:  # no event loop runs

@@ -1,4 +1,4 @@
-"""Asking the engines from the API process: what the scheduler is doing, and to follow another policy.
+"""Ask the engines from the API process what their schedulers are doing, and have them follow another policy.
 
 All ranks follow a change or none does. Texts of policies come over the network here: their options name no files.
 
@@ -18,16 +18,16 @@ from sloserve.scheduler.registry import make_policy, parse_policy
 
 _INSTALLED = "sloserve_status"
 _CHANGED = "sloserve_changed"
-"""Where an engine remembers the last change of its policies: the change's id, and both policies before it."""
+"""Attribute in which an engine keeps the last change of its policies: the change's id and both earlier policies."""
 
 ANSWER_LIMIT_S = 60.0
-"""An engine answers between two steps; a first one that compiles takes tens of seconds."""
+"""Seconds for a response: an engine responds between two steps; a first one that compiles takes tens of seconds."""
 UNPARK: Final = "/sloserve/unpark"
-"""The route that has a paused engine go on."""
+"""The route that resumes a paused engine."""
 
 
 def install() -> None:
-    """Extends vLLM's engine in this process; a second call changes nothing."""
+    """Extend vLLM's engine in this process; a second call changes nothing."""
     from vllm.v1.engine import core
 
     if hasattr(core.EngineCore, _INSTALLED):
@@ -66,7 +66,7 @@ def _status(self: Any) -> dict[str, Any]:
 
 
 def _set_policies(self: Any, change: str, policy: str | None, shadow_policy: str | None) -> str | None:
-    """Changes this rank's policies; returns why they cannot be changed, where that is the fault of the texts."""
+    """Change this rank's policies; return why they cannot be changed, if the texts are at fault."""
     scheduler = scheduler_of(self)
     before = scheduler.status()
     try:
@@ -78,18 +78,18 @@ def _set_policies(self: Any, change: str, policy: str | None, shadow_policy: str
 
 
 def _undo_policies(self: Any, change: str) -> None:
-    """Goes back to the policies before ``change``, if this rank made it and none after it."""
+    """Restore the policies before ``change``, if this rank made it and no change after it."""
     made, policy, shadow_policy = getattr(self, _CHANGED, (None, None, None))
     if made == change:
         scheduler_of(self).set_policies(policy, shadow_policy or "")
         delattr(self, _CHANGED)
 
 
-# For the API process.
+# The API process uses the functions below.
 
 
 async def status(async_llm: Any) -> list[dict[str, Any]]:
-    """What each engine rank's scheduler is doing, in plain values. Raises: EngineError."""
+    """Return what each engine rank's scheduler is doing, in plain values. Raises: EngineError."""
     answers = await call_all(async_llm, "sloserve_status")
     failed = failures(answers)
     if failed:
@@ -98,21 +98,24 @@ async def status(async_llm: Any) -> list[dict[str, Any]]:
 
 
 async def answered(async_llm: Any) -> None:
-    """Returns once every engine rank has answered, whatever; it may be never."""
+    """Return once every engine rank has responded, with whatever result; that may be never."""
     await call_all(async_llm, "sloserve_status", limit_s=None)
 
 
 async def set_policies(async_llm: Any, policy: str | None = None, shadow_policy: str | None = None) -> None:
-    """Makes every rank follow the policy and score the shadow policy from its next step on, or changes nothing.
+    """Make every rank follow the policy and score the shadow policy from its next step on, or change nothing.
 
-    policy, shadow_policy: as for ``--policy``, without options that name files; ``None`` leaves it as it is, an empty
-    shadow policy turns shadow mode off.
+    Args:
+        async_llm: the engine client.
+        policy: policy to follow, as for ``--policy``, without options that name files; ``None`` leaves it as it is.
+        shadow_policy: policy to score, likewise; an empty one turns shadow mode off.
+
     Raises: ConfigError, and nothing has changed; EngineError when a rank failed: it says which, and whether the others
     went back to what they followed before.
     """
     for text in (policy, shadow_policy or None):
         if text is not None:
-            await asyncio.to_thread(_check, text)  # loading a policy reads files, if only those of its module
+            await asyncio.to_thread(_check, text)  # loading a policy reads files, if only the files of its module
     change = uuid.uuid4().hex
     answers = await call_all(async_llm, "sloserve_set_policies", change, policy, shadow_policy)
     if not any(answers):
@@ -133,29 +136,39 @@ def _check(text: str) -> None:
 
 
 async def call_all(async_llm: Any, method: str, *args: Any, limit_s: float | None = ANSWER_LIMIT_S) -> list[Any]:
-    """What each rank answers, or the exception that it ended in. limit_s: what takes longer failed."""
+    """Return each rank's response, or the exception that its call ended in.
+
+    Args:
+        async_llm: the engine client.
+        method: name of the method of EngineCore to call.
+        *args: arguments of the method.
+        limit_s: seconds after which a call has failed; ``None`` for no limit.
+    """
     from sloserve.vllm_plugin.engine import compat
 
     return await compat.call_every_engine(async_llm.engine_core, method, *args, limit_s=limit_s)
 
 
 def failures(answers: list[Any]) -> str:
-    """Which ranks failed, and how; empty if none did."""
+    """Return which ranks failed, and how; empty if none did."""
     return "; ".join(
         f"rank {rank}: {reason(answer)}" for rank, answer in enumerate(answers) if isinstance(answer, BaseException)
     )
 
 
 def reason(error: BaseException) -> str:
-    """What an error says, or its name where it says nothing."""
+    """Return the text of an error, or its name if it has no text."""
     return str(error) or type(error).__name__
 
 
 async def go_on(resuming: Awaitable[Any], failure: str) -> None:
-    """Ends the pause that a change began which failed, so that no pause stays by accident.
+    """End the pause that a failed change began, so that no pause stays by accident.
 
-    resuming: the call that ends it. failure: of the change, where the message begins.
-    Raises: EngineError where the pause stays.
+    Args:
+        resuming: the call that ends the pause.
+        failure: what failed, for the beginning of the message.
+
+    Raises: EngineError if the pause stays.
     """
     try:
         await asyncio.wait_for(resuming, ANSWER_LIMIT_S)

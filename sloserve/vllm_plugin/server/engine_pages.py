@@ -1,22 +1,22 @@
-"""What the engines of this server say of their requests and policy, in memory shared with its API processes."""
+"""Read what this server's engines publish about their requests and policy, in memory shared with its API processes."""
 
 from sloserve.core.served import Interruptions
 from sloserve.engine.metrics.engine_page import PageReader, find_pages
 
 
 class EnginePages:
-    """Looked for until there are some."""
+    """The pages of this server's engines, looked for until there are some."""
 
     def __init__(self) -> None:
         self._pages: list[PageReader] = []
 
     def interruptions(self, engine_request_id: str) -> Interruptions:
-        """Returns what interrupted a request, which is named as in the engine."""
+        """Return what interrupted a request, which is named as in the engine."""
         found = (page.interruptions(engine_request_id) for page in self.found())
         return next((met for met in found if met is not None), Interruptions())
 
     def found(self) -> list[PageReader]:
-        """None before an engine has made one, or where none could."""
+        """Return the pages; none before an engine has made one, or if no engine could."""
         if not self._pages:
             try:
                 self._pages = find_pages()

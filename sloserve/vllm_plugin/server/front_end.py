@@ -1,12 +1,12 @@
-"""The requests of one engine client in an API process, from their acceptance to their end.
+"""Manage the requests of one engine client in an API process, from their acceptance to their end.
 
 A request may make several calls of the engine (:mod:`.observe`). It is admitted with the first; the later ones are let
 in, and get what is left of its targets.
 
-Of several API processes each has a front end, and what they must know of each other stands on their boards.
+Each of several API processes has a front end, and what they must know of each other stands on their boards.
 
 All times here are of the host's monotonic clock, from the arrival of a request's head on, so that setting the host's
-clock changes no figure and no decision. vLLM alone is told of an arrival by the host's clock, which it compares with.
+clock changes no figure and no decision. Only vLLM gets an arrival by the host's clock, which it compares with.
 """
 
 import asyncio
@@ -44,14 +44,21 @@ from sloserve.wire.xargs import of_further_call, stated_output_tokens, stating_k
 logger = logging.getLogger(__name__)
 
 ATTRIBUTE = "sloserve_front_end"
-"""Where an engine client, vLLM's ``AsyncLLM``, has its front end."""
+"""Attribute under which an engine client, vLLM's ``AsyncLLM``, has its front end."""
 
 
 class FrontEnd:
-    """What the requests of one engine client share in this process."""
+    """State that the requests of one engine client share in this process."""
 
     def __init__(self, engine: Any, clock: Clock, rank: int = 0, processes: int = 1) -> None:
-        """rank: of this one among so many API ``processes`` of the server."""
+        """Build the front end of one engine client.
+
+        Args:
+            engine: vLLM's engine client.
+            clock: gives the time.
+            rank: number of this API process, from 0.
+            processes: number of API processes of the server.
+        """
         settings = plugin_settings(engine.vllm_config.additional_config)
         self._clock, self.processes, self._class_names = clock, processes, settings.classes.names
         self._boards = Boards(_board(settings, rank, processes), clock)
@@ -74,8 +81,12 @@ class FrontEnd:
 
         A further call of a request that was accepted before is let in, with what is left of its targets.
 
-        priority: vLLM's number, whichever way the request stated it.
-        Raises: vLLM's errors, which its server answers with 400 for an SLO that cannot be read, 429 for a full
+        Args:
+            prompt: the prompt, as ``AsyncLLM.generate`` was given it.
+            sampling_params: vLLM's sampling parameters, in which the SLO is written.
+            priority: vLLM's number, whichever way the request stated it.
+
+        Raises: vLLM's errors, to which its server responds with 400 for an SLO that cannot be read, 429 for a full
         queue or targets that cannot be met, and 503 while it is stopping.
         """
         http = context.current.get()
@@ -109,7 +120,7 @@ class FrontEnd:
         self, http: HTTPContext | None, request: Observed, sampling_params: Any, priority: int
     ) -> EngineCall:
         told = request.predicted
-        if http is not None and told is not None and told.e2e is not None:  # it was that of a single call
+        if http is not None and told is not None and told.e2e is not None:  # it was predicted for a single call
             request.predicted = Predicted(told.ttft, None)
             http.predicted[:] = [request.predicted if one is told else one for one in http.predicted]
         stated = stating_keys(sampling_params.extra_args)
@@ -138,18 +149,22 @@ class FrontEnd:
             self._stated.check_none(http)
 
     def arrival_time(self, call: EngineCall, prompt: Any) -> float | None:
-        """When vLLM shall take a call to have arrived; ``None`` where it says so itself.
+        """Return the arrival time that vLLM shall use for a call; ``None`` if vLLM shall set it itself.
 
-        As it does of a session, whose ``prompt`` are inputs that come one by one: each has an arrival of its own.
+        vLLM sets it for a session: its ``prompt`` is a generator of inputs that come one by one, each with an arrival
+        of its own.
         """
         return None if isinstance(prompt, AsyncGenerator) else self._epoch_s(call.arrival_s)
 
     def _epoch_s(self, at_s: float) -> float:
-        """A time of ours by the host's clock as it stands now."""
+        """Return a time of ours by the host's clock as it stands now."""
         return self._clock.now_s() - (self._clock.monotonic_s() - at_s)
 
     def check_open(self, call: EngineCall | None) -> None:
-        """Check that a request may enter the engine; call: ``None`` where it did not come through :meth:`accept`.
+        """Check that a request may enter the engine.
+
+        Args:
+            call: the request's call; ``None`` if it did not come through :meth:`accept`.
 
         Raises: vLLM's error for 503 where the server is stopping.
         """
@@ -169,9 +184,9 @@ class FrontEnd:
             raise stopped(error) from error
 
     def _noting_replies(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        """``OutputProcessor.add_request``, which makes vLLM's figures of a request; with n > 1, of each of its replies.
+        """Wrap ``OutputProcessor.add_request`` to keep vLLM's figures of a request; with n > 1, of each of its outputs.
 
-        The whole reply to such a request comes with the figures of the one that ended last.
+        The whole output of such a request comes with the figures of the part that ended last.
         """
 
         def add_request(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -186,7 +201,7 @@ class FrontEnd:
         return add_request
 
     def count_stopped(self) -> None:
-        """Counts a request that is refused while stopping and whose SLO is not known; its class counts as ``none``."""
+        """Count a request that is refused while stopping, before its SLO is known; its class counts as ``none``."""
         self._metrics.rejected(None, collectors.SHUTTING_DOWN)
 
     def count_invalid(self) -> None:
@@ -194,14 +209,17 @@ class FrontEnd:
         self._metrics.rejected(None, collectors.INVALID_REQUEST)
 
     def watch(self, call: EngineCall, replies: Any, output_kind: Any) -> Any:
-        """``replies``, observed on their way."""
+        """Return ``replies``, observed on their way."""
         watched = call.watch(replies, streamed=_is_streamed(output_kind), cumulative=output_kind.name == "CUMULATIVE")
         # A handler may fail between this call and the first reading; what was never begun is never closed either.
         weakref.finalize(watched, call.abandoned).atexit = False
         return watched
 
     def _predict_length(self, observed: Observed, prompt: Any, sampling_params: Any) -> list[float] | None:
-        """Quantiles of the reply's length, written where the engine finds them; ``None`` without a length model."""
+        """Return quantiles of the output's length, and write them where the engine finds them.
+
+        Without a length model it returns ``None``.
+        """
         quantiles = None
         if self._lengths is not None:
             quantiles = self._lengths.quantiles(
@@ -268,7 +286,7 @@ class FrontEnd:
             http.rejection = error.to_keep()
 
     def _keep_swept(self) -> None:
-        """While requests wait here that other processes count, looks every so often whether they do still."""
+        """Check regularly, while requests that other processes count wait here, whether they still wait."""
         if not self._sweeping and self._boards.others:
             try:
                 asyncio.get_running_loop().call_later(SWEEP_INTERVAL_S, self._sweep)
@@ -282,11 +300,15 @@ class FrontEnd:
             self._keep_swept()
 
     def live_view(self, model: Callable[[], str]) -> LiveView:
-        """What this server does now, for watchers. model: its name for clients."""
+        """Return what this server does now, for watchers.
+
+        Args:
+            model: returns the model's name for clients.
+        """
         return LiveView(model, self._class_names, self._boards.look, self._clock)
 
     def close(self) -> None:
-        """The other API processes count it no more; serving what is in flight goes on."""
+        """Stop the other API processes from counting this one; what is in flight is still served."""
         self._boards.own.close()
 
     def _still_waiting(self, place: WaitingPlace) -> bool:
@@ -297,12 +319,12 @@ class FrontEnd:
         return state is not None and state.is_prefilling
 
     def is_waiting(self, observed: Observed) -> bool:
-        """Whether a request that was admitted has no token yet, as far as this process can know."""
+        """Return whether a request that was admitted has no token yet, as far as this process can know."""
         ticket = observed.ticket
         return not observed.begun and ticket is not None and self._still_waiting(ticket.place)
 
     def expire(self, observed: Observed) -> int:
-        """Books a request as given up; in how many whole seconds one of its class should find a place."""
+        """Book a request as given up; return in how many whole seconds one of its class should find a place."""
         name = observed.slo.slo_class.name
         if not observed.expired:
             observed.expired = True
@@ -317,7 +339,7 @@ class FrontEnd:
         self.drain.in_flight -= 1
         if observed.ticket is not None:
             observed.ticket.ended(served.latency, served.output_tokens, self._clock.monotonic_s())
-        observed.ticket = observed.together = None  # whose places refer to it
+        observed.ticket = observed.together = None  # their places refer to it
         self._metrics.record(served)
         if http is not None:
             http.served.append(served)
@@ -348,30 +370,30 @@ def _is_streamed(output_kind: Any) -> bool:
     return bool(output_kind.name != "FINAL_ONLY")
 
 
-# Of an engine client of which it is not known whether it has a front end.
+# The functions below take an engine client of which it is not known whether it has a front end.
 
 
 def front_end_of(engine: Any) -> FrontEnd | None:
-    """Returns the front end of an engine client; ``None`` where the engine runs another scheduler than ours."""
+    """Return the front end of an engine client; ``None`` if the engine runs another scheduler than ours."""
     found: FrontEnd | None = getattr(engine, ATTRIBUTE, None)
     return found
 
 
 def controlling(engine: Any) -> AbstractContextManager[None]:
-    """While a call runs that may keep the core behind this engine client busy; see :mod:`.core_check`."""
+    """Run a call that may keep the core behind this engine client busy; see :mod:`.core_check`."""
     front_end = front_end_of(engine)
     control: AbstractContextManager[None] = nullcontext() if front_end is None else front_end.core_check.controlling()
     return control
 
 
 def api_processes(engine: Any) -> int:
-    """How many API processes the server of this engine client has."""
+    """Return how many API processes the server of this engine client has."""
     front_end = front_end_of(engine)
     return 1 if front_end is None else int(front_end.processes)
 
 
 def check_open(engine: Any) -> None:
-    """Raises: ShuttingDown where the server of this engine client takes no more work, since it is stopping."""
+    """Raise ShuttingDown if the server of this engine client takes no more work, since it is stopping."""
     front_end = front_end_of(engine)
     if front_end is not None:
         front_end.drain.check_open()
@@ -384,20 +406,20 @@ def has_failed(engine: Any) -> bool:
 
 
 async def core_hangs(engine: Any) -> bool:
-    """Whether the core behind this engine client has not answered for too long; see :mod:`.core_check`."""
+    """Return whether the core behind this engine client has not responded for too long; see :mod:`.core_check`."""
     front_end = front_end_of(engine)
     return front_end is not None and await front_end.core_check.hangs(lambda: engine_control.answered(engine))
 
 
 def count_stopped(engine: Any) -> None:
-    """Counts a request that is refused since the server of this engine client is stopping, before its SLO is read."""
+    """Count a request that is refused because the engine client's server is stopping, before its SLO is read."""
     front_end = front_end_of(engine)
     if front_end is not None:
         front_end.count_stopped()
 
 
 def on_stop(engine: Any, call: Callable[[], None]) -> None:
-    """``call`` is called in the event loop once the server of this engine client takes no more work."""
+    """Have ``call`` called in the event loop once the server of this engine client takes no more work."""
     front_end = front_end_of(engine)
     if front_end is not None:
         front_end.drain.on_begin(call)

@@ -1,12 +1,11 @@
-"""The front end's part, in the API process: what a request states becomes its SLO, its latency is predicted, it may
-be refused, and how each request fared is counted and told.
+"""Wrap ``AsyncLLM`` in the API process: read SLOs, predict, refuse, and report how each request fared.
 
 All of it happens around ``AsyncLLM.generate``, which every route that generates comes through (chat, completions,
 responses, Anthropic's messages), and when it is called rather than when the stream is first read, so that a refusal can
-still be an HTTP status. Routes that pool come through ``AsyncLLM.encode``, and keep no SLO: one that is stated is
-refused there. :func:`install` is registered as a ``vllm.general_plugins`` entry point, hence works under
-plain ``vllm serve`` and in each of several API processes, and leaves engines alone that do not run our scheduler.
-Headers, nested bodies and reports need ``sloserve.api.middleware`` besides, which ``sloserve serve`` adds.
+still be an HTTP status. Routes that pool come through ``AsyncLLM.encode``, and keep no SLO: a stated SLO is refused
+there. :func:`install` is registered as a ``vllm.general_plugins`` entry point; it therefore works under plain ``vllm
+serve`` and in each of several API processes, and leaves engines alone that do not run our scheduler. Headers, nested
+bodies and reports need ``sloserve.api.middleware`` besides, which ``sloserve serve`` adds.
 """
 
 import functools
@@ -24,7 +23,7 @@ from sloserve.vllm_plugin.server.observe import entering
 
 
 def install() -> None:
-    """Wraps ``AsyncLLM`` once; a second call changes nothing. Where an agent started the engine, it dies with it."""
+    """Wrap ``AsyncLLM`` once; a second call changes nothing. An engine that an agent started ends with the agent."""
     process_death.die_with_named_parent()
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -142,7 +141,7 @@ def _controlling(stock: Any) -> Any:
 
 
 def runs_our_scheduler(vllm_config: Any) -> bool:
-    """Whether the engine was configured with our scheduler, as a path or as a class, or a subclass of it."""
+    """Return whether the engine was configured with our scheduler, as a path or as a class, or a subclass of it."""
     scheduler_cls = vllm_config.scheduler_config.scheduler_cls
     if isinstance(scheduler_cls, type):
         return any(base.__module__.startswith("sloserve.") for base in scheduler_cls.__mro__)

@@ -1,4 +1,4 @@
-"""Watches the replies to one request pass through the API process, and says at the end how it fared.
+"""Watch the outputs of one request pass through the API process, and report at the end how it fared.
 
 A request is the unit of SLOs, admission, counts and reports; a call of the engine is the unit in which it is computed.
 Most requests are one call. A beam search makes one for each beam and token, a request with built-in tools one for each
@@ -6,9 +6,9 @@ turn, and the language of a recording is found in a call before the others. Such
 first token of its first call, e2e at the last token of its last. The time in which none of its calls is in the engine
 (its tools run) counts for e2e alone.
 
-Times are those at which a reply leaves for the client, counted from the arrival at our front end. Replies that are not
-streamed leave in one piece: their TTFT and TPOT are the engine's, back from that moment, since those are what the
-scheduler can do something about, and no user reads them as they come, so they have no QoE.
+A token's time is when it leaves for the client, counted from the arrival at our front end. Outputs that are not
+streamed leave in one piece: their TTFT and TPOT are the engine's, back from that moment, since the scheduler can only
+affect these; no user reads them as they come, so they have no QoE.
 """
 
 import asyncio
@@ -37,22 +37,27 @@ _ABORTED = frozenset({"abort"})
 
 
 class Observed:
-    """One request: its SLO, what its calls of the engine came to, and how it ended.
+    """One request: its SLO, the figures of its calls of the engine, and how it ended.
 
-    With n > 1 there is one outcome for all n replies, streamed or not: the first token of the first, the slowest pace,
+    With n > 1 there is one outcome for all n outputs, streamed or not: the first token of the first, the slowest pace,
     the last token of the last, the least well read, and the preemptions of all.
 
     It ends with the first call that does not complete. Where all its calls are complete another may still follow, until
-    its HTTP answer has ended: until then what they came to stands for now only (``standing``).
-
-    ticket: of its admission. together: the requests that are admitted with it or not at all. predicted: what was
-    predicted at its admission. stated: the keys of ``vllm_xargs`` that state its SLO. expired: whether it was given up,
-    its time to live being over. is_answered: whether its HTTP answer has ended, or there is none to wait for.
+    its HTTP response has ended: until then their figures are provisional (``standing``).
 
     Args:
         interruptions: looks up what the engine's request of a given id met.
-        broken_off: what to raise in place of a last reply that the engine broke off; ``None`` to pass it on.
-        started, ended: called once each: at the first token that is seen, and with the outcome.
+        broken_off: error to raise in place of a last output that the engine broke off; ``None`` to pass it on.
+        started: called once, at the first token that is seen.
+        ended: called once, with the outcome.
+
+    Attributes:
+        ticket: the ticket of its admission.
+        together: the requests that are admitted with it or not at all.
+        predicted: latency that was predicted at its admission.
+        stated: the keys of ``vllm_xargs`` that state its SLO.
+        expired: whether it was given up because its time to live was over.
+        is_answered: whether its HTTP response has ended, or there is none to wait for.
     """
 
     def __init__(
@@ -89,7 +94,8 @@ class Observed:
     def call(self, *, arrival_s: float | None = None) -> "EngineCall":
         """Return a call of the engine that is to serve it.
 
-        arrival_s: of a further call, when it was made; ``None`` for the first, which arrived with the request.
+        Args:
+            arrival_s: when a further call was made; ``None`` for the first, which arrived with the request.
         """
         self.standing = None
         self._open += 1
@@ -130,7 +136,12 @@ class Observed:
         self._figures.begins(self.age_s())
 
     def call_ends(self, outcome: Outcome, figures: CallFigures | None) -> None:
-        """Take in a call that has ended. figures: ``None`` where it never entered the engine."""
+        """Record that a call has ended.
+
+        Args:
+            outcome: how it ended.
+            figures: figures of the call; ``None`` if it never entered the engine.
+        """
         self._open -= 1
         if self.has_ended:
             return
@@ -146,14 +157,18 @@ class Observed:
                 self.ticket.holds()
 
     def answer_ends(self, *, begun: bool) -> None:
-        """Note that its HTTP answer has ended, so that no further call follows. begun: whether any of it was sent."""
+        """Record that its HTTP response has ended, so that no further call follows.
+
+        Args:
+            begun: whether any of the response was sent.
+        """
         self.is_answered = True
         if self.standing is not None:
             self.end(Outcome.COMPLETED if begun else Outcome.ABORTED)
 
     def end(self, outcome: Outcome) -> None:
         """End it with this outcome, unless it has ended."""
-        ended, self._ended = self._ended, None  # with what it refers to, its HTTP request, which refers to this one
+        ended, self._ended = self._ended, None  # drops also the HTTP request, which refers to this one
         if ended is None:
             return
         if self.expired and outcome is Outcome.ABORTED:
@@ -187,9 +202,12 @@ class Observed:
 class EngineCall:
     """One call of the engine for a request: when its tokens left, and how it ended.
 
-    arrival_s: when it was made. is_first: whether it is the request's first. engine_request_id: its name in the engine,
-    once it is there. figures: vLLM's (``RequestStateStats``) of each of its n replies, by that one's own name in the
-    engine; empty under ``--disable-log-stats``.
+    Attributes:
+        arrival_s: when it was made.
+        is_first: whether it is the request's first.
+        engine_request_id: name in the engine, once the call is there.
+        figures: vLLM's figures (``RequestStateStats``) of each of its n outputs, by the output's own name in the
+            engine; empty under ``--disable-log-stats``.
     """
 
     def __init__(self, request: Observed, arrival_s: float, *, is_first: bool) -> None:
@@ -221,7 +239,7 @@ class EngineCall:
         self._end(Outcome.ABORTED, last, streamed)
 
     def abandoned(self) -> None:
-        """The replies will not be read any more; does nothing once the outcome stands."""
+        """Record that the outputs will not be read any more; does nothing once the outcome stands."""
         self._end(Outcome.ABORTED, None, streamed=True)
 
     def _passes(self, reply: Any, cumulative: bool) -> None:
@@ -309,7 +327,10 @@ def _outcome_of(error: BaseException) -> Outcome:
 
 
 def refusals() -> tuple[type[Exception], ...]:
-    """What vLLM raises for a request that it does not take: its queue limits, and what it finds wrong with it."""
+    """Return the errors that vLLM raises for a request that it does not take.
+
+    They are its queue limits, and what it finds wrong with the request.
+    """
     from vllm.exceptions import GracefulHTTPError, VLLMClientError
 
     return GracefulHTTPError, VLLMClientError, ValueError

@@ -16,8 +16,10 @@ from sloserve.vllm_plugin.server import engine_control, reloading
 _INSTALLED = "sloserve_park"
 
 LEVELS = (0, 1)
-"""As vLLM's levels of sleep: with 0 only requests and their KV leave the device, with 1 weights do too. With 2 the
-weights are lost, and KV of weights that are lost counts for nothing."""
+"""Levels of sleep, as in vLLM: with 0 only requests and their KV leave the device, with 1 weights do too.
+
+With 2 the weights would be lost, and KV of lost weights is of no use.
+"""
 
 _WEIGHTS = frozenset(
     {
@@ -29,11 +31,11 @@ _WEIGHTS = frozenset(
         "finish_weight_update",
     }
 )
-"""Calls to the workers after which KV that was computed before is another model's."""
+"""Methods of the workers after which KV that was computed before belongs to another model."""
 
 
 def install() -> None:
-    """Extends vLLM's engine in this process; a second call changes nothing."""
+    """Extend vLLM's engine in this process; a second call changes nothing."""
     from vllm.v1.engine.core import EngineCore
 
     if not hasattr(EngineCore, _INSTALLED):
@@ -47,7 +49,8 @@ def _telling(stock: Any) -> Any:
         try:
             return stock(self, method, *args, **kwargs)
         finally:
-            # Whatever came of it, and whatever a call that is not known here did to an engine that is parked.
+            # This runs whether the call succeeded or not, and also for a call that is not known here to an engine that
+            # is parked.
             scheduler = self.scheduler
             if hasattr(scheduler, "weights_changed") and (method in _WEIGHTS or scheduler.parked):
                 scheduler.weights_changed()
@@ -60,14 +63,15 @@ def _park(self: Any, level: int) -> dict[str, int]:
     return parked
 
 
-# For the API process.
+# The API process uses the functions below.
 
 
 async def park(async_llm: Any, level: int = 1) -> list[dict[str, int]]:
-    """Swaps all running requests out on every rank, then puts the engine to sleep; clients' streams stay open.
+    """Swap all running requests out on every rank, then put the engine to sleep; clients' streams stay open.
 
     Returns: by rank, how many ``requests`` were parked, and of how many the KV was ``kept``.
-    Raises: ConfigError for a level that is none of :data:`LEVELS`; EngineNotReady after a reload that failed;
+
+    Raises: ConfigError for a level that is not in :data:`LEVELS`; EngineNotReady after a reload that failed;
     EngineError where a rank fails, and all go on.
     """
     if level not in LEVELS:
@@ -91,7 +95,7 @@ async def park(async_llm: Any, level: int = 1) -> list[dict[str, int]]:
 
 
 async def unpark(async_llm: Any) -> None:
-    """Wakes every rank; its requests go on. An engine that is merely asleep or paused goes on, too.
+    """Wake every rank; its requests go on. An engine that is merely asleep or paused goes on, too.
 
     Raises: EngineNotReady after a reload that failed, EngineError.
     """

@@ -1,17 +1,17 @@
-"""One model's weights in place of another's, in an engine that runs: for models that differ in their weights alone.
+"""Replace a model's weights by another model's in a running engine, for models that differ only in their weights.
 
-vLLM reads new weights into the parameters that it has, and asks nothing: a path that cannot be read leaves an engine
+vLLM reads new weights into the parameters that it has, and checks nothing: a path that cannot be read leaves an engine
 that dies at its next step, weights that are read while the engine sleeps are gone when it wakes, a request that waits
-in the middle of its reply goes on with other weights, KV of the old weights stays in its caches, and answers name the
-old model. Here the path is opened first, caches are emptied, and the server takes the new model's name.
+in the middle of its output goes on with other weights, KV of the old weights stays in its caches, and responses name
+the old model. Here the path is opened first, caches are emptied, and the server takes the new model's name.
 
-**No reply has tokens of two models.** Weights change only in an engine that is awake, in which no reply has begun that
-is still to go on: parked, preempted, or a session that waits for its next input. Each rank makes sure of it in the same
-call that reads them (:func:`_reload`), between two of its steps, whatever other calls come.
+**No output has tokens of two models.** Weights change only in an engine that is awake, in which no output has begun
+that is still to go on: parked, preempted, or a session that waits for its next input. Each rank makes sure of it in the
+same call that reads them (:func:`_reload`), between two of its steps, whatever other calls come.
 
 **All ranks serve with the same weights.** From before the first reads until after the last has, the engine is paused,
-and no call through its client ends the pause or puts it to sleep, ours or vLLM's own. After a reload that failed
-anywhere only one that succeeds everywhere ends it.
+and no call through its client ends the pause or puts it to sleep, ours or vLLM's own. After a reload has failed on any
+rank, only a reload that succeeds on every rank ends the pause.
 
 :func:`install` gives vLLM's EngineCore what is called here, and guards what ends a pause.
 """
@@ -26,14 +26,14 @@ from sloserve.vllm_plugin.server import engine_control
 
 _INSTALLED = "sloserve_reload"
 _UNSURE = "sloserve_weights_unsure"
-"""Where an engine client has why its ranks may hold different weights; ``None``, or nothing, where they do not."""
+"""Attribute in which an engine client keeps why its ranks may hold different weights; ``None`` if they do not."""
 _READING = "other weights are to be read; wait until they have been"
 _GUARDED = ("sleep", "wake_up", "resume_generation")
 """Methods of ``AsyncLLM`` that end a pause, or need another call that does."""
 
 
 def install() -> None:
-    """Extends vLLM's engine and its client in this process; a second call changes nothing."""
+    """Extend vLLM's engine and its client in this process; a second call changes nothing."""
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.core import EngineCore
 
@@ -57,7 +57,12 @@ def _guarded(stock: Any) -> Any:
 
 
 def _refused(self: Any, paused: bool) -> str | None:
-    """Why this rank may not change its weights, and what to do. paused: whether it is after our pause, or before it."""
+    """Return why this rank may not change its weights, and what to do; ``None`` if it may.
+
+    Args:
+        self: the engine core of the rank.
+        paused: whether our pause has begun.
+    """
     from vllm.v1.core.sched.interface import PauseState
 
     from sloserve.vllm_plugin.engine import compat
@@ -81,7 +86,12 @@ def _refused(self: Any, paused: bool) -> str | None:
 
 
 def _reload(self: Any, weights_path: str, version: str) -> str | None:
-    """Reads the weights, in the pause that was made for it. version: what vLLM calls them from then on.
+    """Read the weights, in the pause that was made for it.
+
+    Args:
+        self: the engine core of the rank.
+        weights_path: folder of the weights.
+        version: name by which vLLM knows the weights afterwards.
 
     Returns: why they may not change, and nothing has; ``None`` once they are read.
     """
@@ -93,30 +103,35 @@ def _reload(self: Any, weights_path: str, version: str) -> str | None:
     return refused
 
 
-# For the API process.
+# The API process uses the functions below.
 
 
 def failed_reload(async_llm: Any) -> str | None:
-    """Returns how a reload failed after which none has succeeded, and what to do; ``None`` where there is none."""
+    """Return how the last reload failed, if none has succeeded since, and what to do; ``None`` without a failure."""
     unsure: str | None = getattr(async_llm, _UNSURE, None)
     return None if unsure == _READING else unsure
 
 
 def check_weights_known(async_llm: Any) -> None:
-    """Raises: EngineNotReady while the ranks may hold different weights."""
+    """Raise EngineNotReady while the ranks may hold different weights."""
     unsure = getattr(async_llm, _UNSURE, None)
     if unsure is not None:
         raise EngineNotReady(unsure)
 
 
 async def reload(async_llm: Any, models: Any, weights_path: str, name: str, api_processes: int = 1) -> None:
-    """Requests that run end before; those that come meanwhile wait, and are served with the new weights.
+    """Load other weights; running requests end first, later ones wait and are served with the new weights.
 
-    models: vLLM's ``OpenAIServingModels``, which holds the names that the server answers to. api_processes: of the
-    server; each holds names of its own.
-    Raises: ConfigError for a path that has no weights or a server of several processes, EngineNotReady where a reply
-    would be of two models, and nothing has changed; EngineError where a rank did not read them: nothing is served then
-    until another reload has succeeded.
+    Args:
+        async_llm: the engine client.
+        models: vLLM's ``OpenAIServingModels``, which holds the names under which the server serves its model.
+        weights_path: folder of the weights.
+        name: the new name of the model.
+        api_processes: number of API processes of the server; each holds names of its own.
+
+    Raises: ConfigError for a path that has no weights or a server of several processes, EngineNotReady where an output
+    would have tokens of two models, and nothing has changed; EngineError where a rank did not read them: nothing is
+    served then until another reload has succeeded.
     """
     if api_processes > 1:
         raise ConfigError(
@@ -143,7 +158,7 @@ async def reload(async_llm: Any, models: Any, weights_path: str, name: str, api_
         if left is not None:
             raise EngineError(left)
         known[:] = [type(known[0])(name=name, model_path=weights_path)]
-    finally:  # whatever came of it: requests wait
+    finally:  # also after a failure: requests wait
         setattr(async_llm, _UNSURE, left)
         if left is None:
             over = f"the reload of {shown(weights_path)} is over"
@@ -151,7 +166,7 @@ async def reload(async_llm: Any, models: Any, weights_path: str, name: str, api_
 
 
 async def _read(async_llm: Any, weights_path: str, name: str) -> str:
-    """Has every rank read the weights; returns which did not, and why. Raises: EngineNotReady where none has begun."""
+    """Have every rank read the weights; return which did not, and why. Raises: EngineNotReady where none has begun."""
     # Weights of some GB take minutes to read.
     answers = await engine_control.call_all(async_llm, "sloserve_reload", weights_path, name, limit_s=None)
     answers = [EngineNotReady(one) if isinstance(one, str) else one for one in answers]
@@ -192,7 +207,7 @@ async def _pause(async_llm: Any) -> None:
 
 
 async def _check(async_llm: Any, paused: bool) -> None:
-    """Raises: EngineNotReady where a rank may not change its weights; EngineError where one does not answer."""
+    """Raise EngineNotReady if a rank may not change its weights, and EngineError if one does not respond."""
     answers = await engine_control.call_all(async_llm, "sloserve_reload_refused", paused)
     failed = engine_control.failures(answers)
     if failed:
@@ -203,7 +218,7 @@ async def _check(async_llm: Any, paused: bool) -> None:
 
 
 def check_weights(path: str) -> None:
-    """Raises: ConfigError where there are no files of weights, or they cannot be opened."""
+    """Raise ConfigError if there are no files of weights, or they cannot be opened."""
     try:
         files = sorted(Path(path).glob("*.safetensors"))
         for file in files:

@@ -1,4 +1,4 @@
-"""What an engine under vLLM's Rust front end keeps: the scheduler's metrics, on a port of their own.
+"""Serve the metrics of an engine under vLLM's Rust front end, on a port of their own.
 
 That front end (``VLLM_USE_RUST_FRONTEND=1``) runs no Python, so nothing of the API process exists. The engine reads
 SLOs from ``vllm_xargs`` and publishes its figures all the same. The process that started it can read them.

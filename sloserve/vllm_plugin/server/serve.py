@@ -25,7 +25,7 @@ from sloserve.vllm_plugin.versions import Support, installed_vllm, require_vllm,
 
 SCHEDULER_CLS = "sloserve.vllm_plugin.SLOScheduler"
 MIDDLEWARE = "sloserve.api.middleware.SLOMiddleware"
-"""Named, not imported: vLLM imports it, outside all of its own layers."""
+"""Path of our middleware, not imported here: vLLM imports it, outside all of its own layers."""
 
 TINY_FLAGS = {
     "dtype": "float32",
@@ -36,13 +36,18 @@ TINY_FLAGS = {
 """Defaults of vLLM's flags for ``builtin:tiny``: nothing to compile, ready in seconds."""
 
 TINY_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
-"""1 GiB of KV cache is a million tokens of the tiny model; without a bound vLLM takes its share of the whole memory."""
+"""Environment of the tiny model: 1 GiB of KV cache is a million tokens.
+
+Without a bound vLLM takes its share of the whole memory.
+"""
 
 
 def prepare(vllm_args: Sequence[str], our_flags: Sequence[str] = ()) -> argparse.Namespace:
-    """What ``vllm serve`` would do with these arguments, model and flags; imports vLLM, starts nothing.
+    """Return the arguments, model and flags as ``vllm serve`` would have them; imports vLLM, starts nothing.
 
-    our_flags: others that a mistyped one may have meant.
+    Args:
+        vllm_args: arguments for vLLM.
+        our_flags: our own flags, which a mistyped one may have meant.
 
     Raises: ConfigError for a vLLM that is missing or untested, wrong arguments, and flags that are not ours to share.
     """
@@ -62,7 +67,12 @@ def prepare(vllm_args: Sequence[str], our_flags: Sequence[str] = ()) -> argparse
 
 
 def run(args: argparse.Namespace, section: Mapping[str, Any], admin_key: str | None = None) -> None:
-    """Serves with the settings in ``section`` until it is told to stop. admin_key: opens the admin routes.
+    """Serve with the settings in ``section`` until the process is asked to stop.
+
+    Args:
+        args: parsed arguments of ``vllm serve``.
+        section: the settings of sloserve.
+        admin_key: key that opens the admin routes; ``None`` for no such routes.
 
     Raises: ConfigError for anything else that shows before the model is loaded.
     """
@@ -92,7 +102,7 @@ def run(args: argparse.Namespace, section: Mapping[str, Any], admin_key: str | N
 
 
 def _is_no_needless_warning(record: logging.LogRecord) -> bool:
-    """Whether to log it: not that the one endpoint plugin is ours, and not loaded."""
+    """Return whether to log a record: not the warning that the one endpoint plugin is ours, and not loaded."""
     return not record.getMessage().startswith("Found endpoint plugin(s) ['sloserve'] but")
 
 
@@ -100,7 +110,9 @@ NO_MODEL = f"no model given; name one, a folder, or {tiny_model.NAME}"
 
 
 def parse_vllm_args(vllm_args: Sequence[str], our_flags: Sequence[str] = ()) -> argparse.Namespace:
-    """The arguments as ``vllm serve`` would read them; ``builtin:tiny`` is replaced by its folder and sets defaults.
+    """Return the arguments as ``vllm serve`` would read them.
+
+    ``builtin:tiny`` is replaced by its folder and sets defaults.
 
     Raises: ConfigError for an unknown flag, a malformed value, or no model.
     """
@@ -120,7 +132,7 @@ def parse_vllm_args(vllm_args: Sequence[str], our_flags: Sequence[str] = ()) -> 
 
 
 def check_front_end() -> None:
-    """Raises: ConfigError where vLLM would serve without Python, and SLOs in headers and bodies would be lost."""
+    """Raise ConfigError if vLLM would serve without Python, and SLOs in headers and bodies would be lost."""
     if rust_front_end.is_used():
         raise ConfigError(
             f"{rust_front_end.RUST_FRONT_END} is set, and vLLM's Rust front end reads no SLOs in headers or in the "
@@ -130,7 +142,7 @@ def check_front_end() -> None:
 
 
 def check_scheduler_flags(args: argparse.Namespace) -> None:
-    """Raises: ConfigError for flags that would set another scheduler, or another order than the policy's."""
+    """Raise ConfigError for flags that would set another scheduler, or another order than the policy's."""
     if args.scheduler_cls is not None:
         raise ConfigError(
             f"--scheduler-cls {args.scheduler_cls}: sloserve serve sets the scheduler; use `vllm serve` for another"
@@ -148,7 +160,7 @@ def check_policies(args: argparse.Namespace, settings: PluginSettings) -> None:
 
 
 def configure(args: argparse.Namespace, section: Mapping[str, Any]) -> None:
-    """Sets our scheduler, its settings and our middleware in ``args``, beside what else the user configured there."""
+    """Set our scheduler, its settings and our middleware in ``args``, beside what else the user configured there."""
     args.additional_config = {**(args.additional_config or {}), KEY: dict(section)}
     args.scheduler_cls = SCHEDULER_CLS
     if MIDDLEWARE not in args.middleware:
@@ -156,7 +168,13 @@ def configure(args: argparse.Namespace, section: Mapping[str, Any]) -> None:
 
 
 def exposure(host: str | None, port: int, has_key: bool) -> str:
-    """What other machines may do that reach an exposed server. has_key: whether it asks for vLLM's API key."""
+    """Return what machines that reach an exposed server may do.
+
+    Args:
+        host: host on which the server listens.
+        port: port on which the server listens.
+        has_key: whether the server requires vLLM's API key.
+    """
     if has_key:
         return (
             f"every client that reaches {host} port {port} may use the model without the API key on routes that vLLM "
@@ -214,14 +232,14 @@ def check_model(vllm_args: Sequence[str]) -> None:
 
 
 def listens_on(flags: argparse.Namespace) -> tuple[str, int] | None:
-    """Host and port as these flags say; ``None`` where it listens on none, or a file may say more."""
+    """Return host and port as these flags state them; ``None`` if there is no port, or a file may state more."""
     return None if flags.uds or flags.headless or flags.config else (flags.host, flags.port)
 
 
 def check_flags(vllm_args: Sequence[str], our_flags: Sequence[str]) -> None:
-    """Find flags that are mistyped, without vLLM: near one of vLLM's or of ours, and none of them.
+    """Find mistyped flags without vLLM: near a flag of vLLM's or ours, and not one of them.
 
-    Other unknown ones are left to vLLM, to whose parser plugins may add. Raises: ConfigError for the first.
+    Other unknown flags are left to vLLM, since plugins may add to its parser. Raises: ConfigError for the first.
     """
     version = installed_vllm()
     if version is None or support_of(version) is Support.UNTESTED:

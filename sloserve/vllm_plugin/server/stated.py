@@ -1,4 +1,7 @@
-"""What a request states: its SLO in headers, body and priority, and its prompt. What no policy can use is told."""
+"""Read what a request states: its SLO in headers, body and priority, and its prompt.
+
+A statement that no policy can use is reported.
+"""
 
 import functools
 import logging
@@ -24,7 +27,7 @@ LEAST_PRIORITY, MOST_PRIORITY = -(2**63), 2**63 - 1
 
 
 class StatedSLOs:
-    """Reads them by the server's rules."""
+    """Reads the SLOs of requests by the server's rules."""
 
     def __init__(self, settings: PluginSettings, metrics: collectors.FrontEndMetrics, pages: EnginePages) -> None:
         self._rules = settings.rules
@@ -33,9 +36,13 @@ class StatedSLOs:
         self._pages = pages
 
     def read(self, http: HTTPContext | None, sampling_params: Any, priority: int) -> SLO:
-        """The SLO of a request, which is written where the engine finds it.
+        """Return the SLO of a request, which is written where the engine finds it.
 
-        http: ``None`` for a request that did not come through our middleware. priority: vLLM's number.
+        Args:
+            http: context of the HTTP request; ``None`` for a request that did not come through our middleware.
+            sampling_params: vLLM's sampling parameters, in which the SLO is written.
+            priority: vLLM's number.
+
         Raises: vLLM's error for 400 where an SLO cannot be read.
         """
         with self._refusing():
@@ -74,7 +81,7 @@ class StatedSLOs:
             raise VLLMValidationError(str(error), parameter=error.param) from error.to_keep()
 
     def _check_priority(self, priority: int) -> None:
-        """Raises: InvalidRequest for a priority that the policy at work would ignore, or that is no 64-bit number."""
+        """Raise InvalidRequest for a priority that the policy at work would ignore, or that is no 64-bit number."""
         if not LEAST_PRIORITY <= priority <= MOST_PRIORITY:
             raise InvalidRequest("priority", priority, f"a whole number from {LEAST_PRIORITY} to {MOST_PRIORITY}")
         for text in {page.snapshot().policy for page in self._pages.found()} or {self._policy}:
@@ -92,29 +99,30 @@ def _uses_priority(policy: str) -> bool:
 
 @functools.cache
 def tell_operator(message: str) -> None:
-    """Logs it the first time: clients are told what they can do, operators what a setting can."""
+    """Log a message the first time: clients learn what they can do, operators which setting would help."""
     logger.warning("%s", message)
 
 
 def prompt_tokens(prompt: Any) -> int | None:
-    """Length of what ``AsyncLLM.generate`` was given; ``None`` where it is not known yet, as of text."""
+    """Return the length of the prompt for ``AsyncLLM.generate``; ``None`` if it is not known yet, as of text."""
     get = prompt.get if isinstance(prompt, dict) else functools.partial(getattr, prompt)
     ids = get("prompt_token_ids", None)
     return len(ids) if ids else None
 
 
 def prompt_text(prompt: Any) -> str | None:
-    """The text of what ``AsyncLLM.generate`` was given, where it still has one."""
+    """Return the text of the prompt for ``AsyncLLM.generate``, if it still has one."""
     text = prompt.get("prompt") if isinstance(prompt, dict) else getattr(prompt, "prompt", None)
     return text if isinstance(text, str) else None
 
 
 def key_of(tenant: str | None, prompt: Any, sampling_params: Any) -> Hashable | None:
-    """By what a request is known when its client sends it again: whose it is, its prompt with the pictures, sounds and
-    the like in it, by vLLM's digest of each, and what it asks for.
+    """Return a key that is equal when a client sends the same request again.
 
-    Two that are alike in all of this need not be told apart: either may have the place of the other. ``None`` for a
-    prompt of which not all is token ids, text or has a digest, as of embeddings: all of these would look alike.
+    It consists of the tenant, the prompt with vLLM's digests of the pictures, sounds and the like in it, and what the
+    request asks for. Two requests that are alike in all of this are interchangeable: either may have the place of the
+    other. ``None`` for a prompt of which not all is token ids, text or has a digest, as of embeddings: all of these
+    would look alike.
     """
     get = prompt.get if isinstance(prompt, dict) else functools.partial(getattr, prompt)
     ids, digests = get("prompt_token_ids", None), get("mm_hashes", None)

@@ -1,4 +1,4 @@
-"""What ends a request that a server gives up because it stops, in a form that vLLM's routes can answer with."""
+"""The error that ends a request when the server stops, in a form with which vLLM's routes can respond."""
 
 from http import HTTPStatus
 
@@ -10,7 +10,7 @@ from sloserve.core.errors import ShuttingDown
 class Stopped(GenerationError, GracefulHTTPError):
     """A request that a server gives up because it stops: 503, or an error event in a stream that has begun.
 
-    As a GenerationError it ends a stream without a traceback in the log, as a GracefulHTTPError it keeps its status.
+    A GenerationError ends a stream without a traceback in the log; a GracefulHTTPError keeps its status.
     """
 
     def __init__(self, message: str) -> None:
@@ -19,7 +19,7 @@ class Stopped(GenerationError, GracefulHTTPError):
 
 
 def stopped(error: ShuttingDown) -> Exception:
-    """``error`` in a form that vLLM's routes can answer with."""
+    """Return ``error`` in a form with which vLLM's routes can respond."""
     answer = Stopped(str(error))
     answer.__cause__ = error
     return answer

@@ -1,4 +1,4 @@
-"""``--swap-space-gib``: from one flag to vLLM's KV connectors, or a sentence that says why not.
+"""Turn ``--swap-space-gib`` into vLLM's KV connectors, or into a sentence that says why not.
 
 What the flags show is refused here, what only the model shows in :mod:`sloserve.vllm_plugin.swap.refusals`.
 """
@@ -22,9 +22,13 @@ _CONFIG_FLAG: Final = "--kv-transfer-config"
 
 
 def check_size(gib: float, root: Path = Path("/")) -> None:
-    """Imports nothing of vLLM's. root: above ``proc`` and ``sys``.
+    """Check the size of the swap space, without vLLM.
 
-    Raises: ConfigError for a size that is none, or that this host cannot hold.
+    Args:
+        gib: size in GiB.
+        root: folder that holds ``proc`` and ``sys``.
+
+    Raises: ConfigError for a size that is not valid, or that this host cannot hold.
     """
     if not 0.0 <= gib < math.inf:
         raise ConfigError(f"{FLAG} {gib:g}: is not a number of GiB >= 0; 0 turns swapping off")
@@ -32,15 +36,19 @@ def check_size(gib: float, root: Path = Path("/")) -> None:
 
 
 def check_rule(swapping: str | None, gib: float, vllm_args: Sequence[str]) -> None:
-    """Raises: ConfigError for ``--swapping`` where there is no swap space, by our flag or a configuration of vLLM's."""
+    """Raise ConfigError for ``--swapping`` without a swap space, by our flag or a configuration of vLLM's."""
     if swapping is not None and not gib and CONNECTOR not in " ".join(vllm_args):
         raise ConfigError(f"--swapping {swapping} has no effect without swap space; add {FLAG} N")
 
 
 def configure(args: argparse.Namespace, gib: float) -> None:
-    """Has vLLM load our connector with a pool of ``gib`` GiB on each host, before those that the user asks for.
+    """Have vLLM load our connector with a pool on each host, before the connectors that the user asks for.
 
-    args: of ``vllm serve``, parsed. Raises: ConfigError for what swapping does not work beside.
+    Args:
+        args: arguments of ``vllm serve``, parsed.
+        gib: size of the pool in GiB.
+
+    Raises: ConfigError for anything beside which swapping does not work.
     """
     check_flags(args)
     from vllm.config import KVTransferConfig
@@ -65,7 +73,7 @@ def configure(args: argparse.Namespace, gib: float) -> None:
 
 
 def check_flags(args: argparse.Namespace) -> None:
-    """Raises: ConfigError for flags beside which a preempted request cannot be swapped."""
+    """Raise ConfigError for flags beside which a preempted request cannot be swapped."""
     if args.pipeline_parallel_size > 1:
         raise ConfigError(
             f"{FLAG} does not work with pipeline parallelism, under which plans are off and no step is the whole "
@@ -93,7 +101,7 @@ def check_flags(args: argparse.Namespace) -> None:
 
 
 def pinning_warning(args: argparse.Namespace, gib: float) -> str | None:
-    """What may keep the pool from being pinned on this platform, to be said before a model is loaded."""
+    """Return a warning, before a model is loaded, if this platform may keep the pool from being pinned."""
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
@@ -103,12 +111,15 @@ def pinning_warning(args: argparse.Namespace, gib: float) -> str | None:
 
 
 def engines_of_host(args: argparse.Namespace) -> int:
-    """Data-parallel engines that this server starts on a host, which share the pool; vLLM tells none of the others."""
+    """Return the number of data-parallel engines that this server starts on a host, which share the pool.
+
+    vLLM tells no engine about the others.
+    """
     if args.data_parallel_rank is not None or getattr(args, "data_parallel_external_lb", False):
         return 1
     return args.data_parallel_size_local or args.data_parallel_size or 1
 
 
 def _children(config: Any) -> list[Mapping[str, Any]] | None:
-    """The connectors of a MultiConnector; ``None`` for any other."""
+    """Return the connectors of a MultiConnector; ``None`` for any other."""
     return list(config.kv_connector_extra_config.get("connectors", [])) if config.kv_connector == _MULTI else None

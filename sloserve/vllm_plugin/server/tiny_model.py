@@ -1,7 +1,8 @@
-"""``builtin:tiny``: a model made on the spot, so that everything runs on a laptop without a download.
+"""Make the model ``builtin:tiny`` on the spot, so that everything runs on a laptop without a download.
 
-A Llama of two layers over single bytes, with seeded random weights: it says nothing, but its greedy output depends on
-the whole prompt, which is what tests of a scheduler compare. Written once into the user's cache folder (1.5 MB).
+It is a Llama of two layers over single bytes, with seeded random weights: its text means nothing, but its greedy output
+depends on the whole prompt, which is what tests of a scheduler compare. It is written once into the user's cache folder
+(1.5 MB).
 """
 
 import shutil
@@ -31,13 +32,13 @@ _CHAT_TEMPLATE = (
 
 
 def check_name(name: str) -> None:
-    """Raises: ConfigError for the name of a built-in model that does not exist."""
+    """Raise ConfigError for the name of a built-in model that does not exist."""
     if name.startswith(BUILT_IN) and name != NAME:
         raise ConfigError(f"model {name}: there is no such built-in model; the only one is {NAME}")
 
 
 def resolve_model(name: str) -> str:
-    """The name vLLM can load: a folder for ``builtin:tiny``, made if need be; any other name unchanged.
+    """Return a name that vLLM can load: a folder for ``builtin:tiny``, made if needed; any other name unchanged.
 
     Raises: ConfigError for another built-in model.
     """
@@ -46,7 +47,7 @@ def resolve_model(name: str) -> str:
 
 
 def tiny_model_path() -> Path:
-    """The folder of the tiny model, made on first use; several processes may ask at once."""
+    """Return the folder of the tiny model, made on first use; several processes may ask at once."""
     path = user_folder("XDG_CACHE_HOME", ".cache") / f"tiny-v{_FORMAT}"
     if not path.exists():
         scratch = Path(tempfile.mkdtemp(prefix=f"{path.name}.", dir=path.parent))
@@ -95,7 +96,7 @@ def _write_model(folder: Path) -> None:
 
 
 def _unspeakable(tokenizer: Any) -> list[int]:
-    """Tokens that shall not be generated: their logit is 0, which the best of the 96 random others exceeds.
+    """Return tokens that shall not be generated: their logit is 0, which the best of the 96 random others exceeds.
 
     Bytes outside printable ASCII would come as broken UTF-8, which vLLM holds back until it knows that it is broken, so
     that a stream would show its first text late.
@@ -105,7 +106,7 @@ def _unspeakable(tokenizer: Any) -> list[int]:
 
 
 def _tokenizer() -> Any:
-    """Byte-level BPE without merges: 256 bytes, then begin and end of text."""
+    """Return a byte-level BPE without merges: 256 bytes, then begin and end of text."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,8 +1,8 @@
-"""What vLLM's trace of a request says of its service level objectives, where ``--otlp-traces-endpoint`` is given.
+"""Add a request's service level objectives to vLLM's trace, if ``--otlp-traces-endpoint`` is given.
 
 vLLM makes its span ``llm_request`` in one call, once the request has ended, in the API process. While that call runs
 :data:`_ending` has the request's facts, and a processor of OpenTelemetry puts them on the span that begins. Nothing of
-prompts, replies, ids, tenants or keys is among them. Without that flag nothing here is installed. See docs/traces.md.
+prompts, outputs, ids, tenants or keys is among them. Without that flag nothing here is installed. See docs/traces.md.
 """
 
 import logging
@@ -40,7 +40,7 @@ class Tracing:
 
     @classmethod
     def of(cls, output_processor: Any) -> "Tracing | None":
-        """``None`` where vLLM does not trace, or in a way that is not known here."""
+        """Return the tracing of an output processor; ``None`` if vLLM does not trace, or in a way not known here."""
         if not getattr(output_processor, "tracing_enabled", False):
             return None
         from opentelemetry import trace
@@ -53,7 +53,11 @@ class Tracing:
         return cls(output_processor)
 
     def entered(self, state: Any) -> None:
-        """A request entered the engine. state: vLLM's, of one reply."""
+        """Record that a request entered the engine.
+
+        Args:
+            state: vLLM's state of one output.
+        """
         call = entering.get()
         if call is not None:
             self._calls[state] = call
@@ -87,7 +91,12 @@ class Tracing:
 
 
 def slo_attributes(observed: Observed, latency: Latency | None) -> dict[str, Any]:
-    """Class, targets, what was predicted, and the verdict. latency: ``None`` where it is not to be judged."""
+    """Return class, targets, predictions and verdict of a request.
+
+    Args:
+        observed: the request.
+        latency: latency of the request; ``None`` if it is not to be judged.
+    """
     found: dict[str, Any] = _targets(observed.slo)
     predicted = observed.predicted
     for name, quantiles in () if predicted is None else (("ttft", predicted.ttft), ("e2e", predicted.e2e)):

@@ -1,4 +1,4 @@
-"""The model and the flags of ``vllm serve`` on our command line: all are passed on, except those mistyped for ours."""
+"""Read the model and the flags of ``vllm serve`` on our command line: all but mistyped flags of ours are passed on."""
 
 import difflib
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ VLLMArguments = Annotated[
 SLO_PREFIX = "--slo-"
 TARGETS = ("ttft-ms", "tpot-ms", "e2e-ms", "tds")
 OUR_PREFIXES = (SLO_PREFIX, "--sloserve", "--admission", "--admin-", "--shadow", "--swap", "--http3", "--quic")
-"""How flags begin that vLLM has not; what vLLM's plugins add to its parser begins otherwise."""
+"""Prefixes of flags that vLLM does not have; what vLLM's plugins add to its parser begins otherwise."""
 
 NEARLY = 0.85
-"""How alike a flag that vLLM does not have must be to one of ours to be taken for it misspelt."""
+"""Likeness from which a flag that vLLM does not have is taken for a misspelt flag of ours."""
 
 
 def our_flags(context: typer.Context) -> list[str]:
-    """The long flags of the command at hand."""
+    """Return the long flags of the command that runs."""
     return [flag for parameter in context.command.params for flag in parameter.opts if flag.startswith("--")]
 
 
@@ -59,5 +59,5 @@ def vllm_arguments(context: typer.Context, arguments: list[str] | None) -> list[
 
 
 def nearest(flag: str, known: Sequence[str]) -> str | None:
-    """Which of the ``known`` flags was probably meant."""
+    """Return the flag in ``known`` that was probably meant; ``None`` if none is near."""
     return next(iter(difflib.get_close_matches(flag.replace("_", "-"), known, n=1, cutoff=NEARLY)), None)

@@ -1,9 +1,9 @@
-"""Which request a call of the engine belongs to: a new one, or one that made a call before.
+"""Find the request to which a call of the engine belongs: a new one, or one that made a call before.
 
-Neither a handler nor the name of a route says so; the order of the calls does. Prompts that an HTTP request sends as a
-list are all handed to the engine client before any of them enters the engine. The steps of a beam search, the turns of
-a request with tools, and the calls for a recording whose language had to be found first are made by the same task after
-the call before has entered the engine.
+Neither a handler nor the name of a route says so; the order of the calls does. If an HTTP request sends prompts as a
+list, all of them are handed to the engine client before any of them enters the engine. The steps of a beam search, the
+turns of a request with tools, and the calls for a recording after its language had to be found are made by the same
+task after the call before has entered the engine.
 
 So a call is a further one of the request that the same task (or a task that it began) called for last, if that request
 belongs to the same HTTP request and has entered the engine; and in a task that has made no call, of the only request of
@@ -36,7 +36,9 @@ def made_call(http: HTTPContext | None, request: Observed) -> None:
 def goes_on(http: HTTPContext | None, only: Observed | None) -> Observed | None:
     """Return the request of which this task makes a further call now; ``None`` if the call is a new request's first.
 
-    only: the request that was accepted for this HTTP request, if that was one.
+    Args:
+        http: context of the HTTP request; ``None`` without our middleware.
+        only: the request that was accepted for this HTTP request, if there was exactly one.
     """
     latest = _latest.get()
     request = latest[1]() if http is not None and latest is not None and latest[0]() is http else only
@@ -44,9 +46,12 @@ def goes_on(http: HTTPContext | None, only: Observed | None) -> Observed | None:
 
 
 def together_with(latest: Observed | None) -> Together:
-    """Return the requests that begin together with a new one. latest: the one accepted before for its HTTP request.
+    """Return the requests that begin together with a new one.
 
-    If that one has entered the engine, or has ended, the HTTP request is being served, and the new one is let in.
+    If the one before has entered the engine, or has ended, the HTTP request is being served, and the new one is let in.
+
+    Args:
+        latest: the request accepted before for the same HTTP request; ``None`` if there is none.
     """
     if latest is None:
         return Together()
@@ -56,10 +61,10 @@ def together_with(latest: Observed | None) -> Together:
 
 
 class Keeper(Protocol):
-    """Who accepted requests, and knows which of them wait."""
+    """The part of a front end that accepted requests and knows which of them wait."""
 
     def is_waiting(self, observed: Observed) -> bool:
-        """Whether a request has no token yet."""
+        """Return whether a request has no token yet."""
 
     def expire(self, observed: Observed) -> int:
         """Book a request as given up; return in how many whole seconds one of its class should find a place."""
