@@ -16,7 +16,7 @@ _PLUGINS = "VLLM_PLUGINS"
 
 
 def vllm() -> Iterator[Finding]:
-    """Whether there is one engine, of a tested version, that loads the plugin."""
+    """Check whether there is one engine, of a tested version, that loads the plugin."""
     there = {name: found for name in ENGINES if (found := software.installed_version(name)) is not None}
     tested = f"tested are {', '.join(TESTED_VLLM)}"
     if find_spec("vllm") is None:
@@ -47,7 +47,7 @@ def vllm() -> Iterator[Finding]:
 
 
 def plugin(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Whether vLLM's processes load the plugin, without which a bad SLO is no error under ``vllm serve``."""
+    """Check whether vLLM's processes load the plugin, without which a bad SLO is no error under ``vllm serve``."""
     named = environ.get(_PLUGINS)
     if named is not None and "sloserve" not in [one.strip() for one in named.split(",")]:
         yield fault("plugin", f"{_PLUGINS}={named} leaves sloserve out", f"unset {_PLUGINS}, or add sloserve to it")

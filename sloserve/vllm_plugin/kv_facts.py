@@ -1,4 +1,4 @@
-"""What a profile says of an engine's KV cache, read from its scheduler."""
+"""Read the facts of an engine's KV cache that a profile states from its scheduler."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ CONTEXT_TOKENS = 8192
 class KVFacts:
     """The KV cache of an engine.
 
-    Raises: ConfigError for a kind of layer whose blocks cannot be counted.
+    Raises: ConfigError for a kind of layer with blocks that cannot be counted.
     """
 
     def __init__(self, scheduler: Any) -> None:
@@ -36,7 +36,11 @@ class KVFacts:
         return int(self._layout.capacity_tokens(self._blocks, self._context_tokens))
 
     def fields(self, ranks: int) -> dict[str, Any]:
-        """The profile's fields. ranks: of tensor parallelism, over which bytes are summed."""
+        """Return the profile's fields.
+
+        Args:
+            ranks: number of ranks of tensor parallelism, over which bytes are summed.
+        """
         block_bytes, groups = self._rank_block_bytes * ranks, _as_with_prefix_cache(self._layout)
         kv_cache = {
             "groups": [_stated(one) for one in groups],
@@ -53,14 +57,14 @@ class KVFacts:
 
 
 def _block_bytes(group: Any) -> int:
-    """Bytes of a block of all layers of a KV cache group, on one rank."""
+    """Return the bytes of a block of all layers of a KV cache group, on one rank."""
     spec = group.kv_cache_spec
     layers = 1 if hasattr(spec, "kv_cache_specs") else len(group.layer_names)  # such a spec has summed its own
     return layers * int(spec.page_size_bytes)
 
 
 def _as_with_prefix_cache(layout: KVLayout) -> list[KVGroups]:
-    """The groups in the profile's words, which hold with and without a prefix cache.
+    """Return the groups in the profile's words, which hold with and without a prefix cache.
 
     An engine is measured without one, and a Mamba layer's block is then as long as the longest context. With one, it is
     as long as the others' blocks, which vLLM has made as large as a state.
@@ -75,6 +79,6 @@ def _as_with_prefix_cache(layout: KVLayout) -> list[KVGroups]:
 
 
 def _stated(groups: KVGroups) -> dict[str, int]:
-    """The fields that say something; limits on admission follow from the engine's flags."""
+    """Return the fields that are not empty; limits on admission follow from the engine's flags."""
     follows = ("most_blocks", "copied_blocks")
     return {name: value for name, value in groups._asdict().items() if value and name not in follows}

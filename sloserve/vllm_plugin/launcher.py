@@ -1,16 +1,16 @@
-"""A process that has vLLM imported and forks engines: a new one need not take the 16 s of CPU that the import takes.
+"""Fork engines from a process that has vLLM imported, so that a new one saves the import's 16 s of CPU time.
 
-It reads orders from standard input and answers on standard output, a JSON object on each line:
+The process reads orders from standard input and responds on standard output, a JSON object on each line:
 
     {"id": 1, "arguments": ["MODEL", "--uds", ...], "environment": {...}, "log": PATH}   ->   {"id": 1, "pid": 4711}
                                                                                   or   {"id": 1, "error": TEXT}
     and when an engine ends                                                       ->   {"pid": 4711, "status": -9}
 
-Only this process has vLLM imported and does nothing else: no thread runs, no accelerator is initialised, and what is
-forked finds everything as after an import. Once CUDA is initialised nothing may be forked, and every order is refused.
+Only this process has vLLM imported and does nothing else: no thread runs, no accelerator is initialised, and a forked
+process finds everything as after an import. Once CUDA is initialised nothing may be forked, and every order is refused.
 
-A forked engine leads a process group and dies with this process; what it starts is forked in turn, and dies with it.
-What a library read from the environment when it was imported it does not read again (``OMP_NUM_THREADS``).
+A forked engine leads a process group and dies with this process; what it starts is forked in turn, and dies with it. A
+library does not read again what it read from the environment when it was imported (``OMP_NUM_THREADS``).
 """
 
 import atexit
@@ -42,14 +42,16 @@ _PRELOADED: Final = (
     "vllm.v1.executor.multiproc_executor",
     "vllm.v1.executor.uniproc_executor",
 )
-"""What a server and its engine import whatever they serve; platforms add theirs."""
+"""Modules that every server and its engine import; platforms add theirs."""
 _OF_PLATFORM: Final = {"cpu": ("vllm.v1.worker.cpu_worker", "vllm.v1.worker.cpu_model_runner")}
 
 
 def main(preload: Callable[[], None] | None = None, engine: Callable[[], None] | None = None) -> None:
-    """Serves orders until standard input ends.
+    """Serve orders until standard input ends.
 
-    preload, engine: import what engines need, and run one with the arguments in ``sys.argv``; as given by tests.
+    Args:
+        preload: imports what engines need; given by tests.
+        engine: runs an engine with the arguments in ``sys.argv``; given by tests.
     """
     orders, answers = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # libraries print to standard output
@@ -72,7 +74,12 @@ def _preload() -> None:
 
 
 class _Launcher:
-    """answers: a file descriptor."""
+    """Forks engines and reports their ends.
+
+    Args:
+        answers: file descriptor to which responses are written.
+        engine: runs an engine in a forked process.
+    """
 
     def __init__(self, answers: int, engine: Callable[[], None]) -> None:
         self._answers, self._engine = answers, engine
@@ -129,7 +136,14 @@ class _Launcher:
 
 
 def _be_engine(parent: int, order: dict[str, Any], launchers: tuple[int, ...], engine: Callable[[], None]) -> NoReturn:
-    """Runs an engine in a forked process. launchers: descriptors that are not its own."""
+    """Run an engine in a forked process.
+
+    Args:
+        parent: process id of the launcher.
+        order: the order to carry out.
+        launchers: file descriptors that belong to the launcher alone.
+        engine: runs an engine with the arguments in ``sys.argv``.
+    """
     code = 1
     try:
         signal.set_wakeup_fd(-1)
@@ -159,7 +173,7 @@ def _be_engine(parent: int, order: dict[str, Any], launchers: tuple[int, ...], e
 
 
 def _find_title() -> None:
-    """It is found by where the environment stands, which changes soon."""
+    """Find the process title now: it is found by the place of the environment in memory, which changes soon."""
     try:
         import setproctitle
     except ImportError:
@@ -180,7 +194,7 @@ def _cuda_is_initialised() -> bool:
 
 
 def _fork_what_vllm_spawns() -> None:
-    """vLLM starts its engine and workers anew wherever its platform is a CPU, or it holds a fork for unsafe."""
+    """Fork the engine and workers that vLLM would spawn where its platform is a CPU, or it takes a fork for unsafe."""
 
     def context() -> Any:
         return multiprocessing.get_context("spawn" if _cuda_is_initialised() else "fork")

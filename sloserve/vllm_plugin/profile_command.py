@@ -1,4 +1,4 @@
-"""``sloserve profile``."""
+"""The command ``sloserve profile``."""
 
 import os
 from dataclasses import asdict, dataclass
@@ -14,7 +14,7 @@ from sloserve.vllm_plugin.server.vllm_arguments import VLLMArguments, our_flags,
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuringFlags:
-    """Which steps are measured, and what is fitted to them: the fields of ``ProfileSettings``."""
+    """Flags that choose which steps are measured and what is fitted to them: the fields of ``ProfileSettings``."""
 
     grid: Annotated[
         str, typer.Option(help="full, or small for a trial of seconds whose profile should not be used.")

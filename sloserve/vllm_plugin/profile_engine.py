@@ -1,8 +1,8 @@
-"""vLLM's engine in this process, made to compute chosen steps, and timed: what ``sloserve profile`` measures with.
+"""Run vLLM's engine in this process, have it compute chosen steps, and time them, for ``sloserve profile``.
 
 The engine is the real one, with stock's scheduler and whatever executor its flags ask for; what runs in a server around
-it (front end, detokenisation, network) is left out. A step is chosen by what is asked for: requests that are left
-decoding, then prompts, under a budget of tokens a step that makes their chunks. Its load is read off vLLM's own
+it (front end, detokenisation, network) is left out. The requests choose a step: first requests that are left decoding,
+then prompts, under a budget of tokens a step that makes their chunks. A step's load is read off vLLM's own
 SchedulerOutput, its time by the rule of :class:`~sloserve.estimator.step_time.timer.StepTimer`, so that it is right
 with asynchronous scheduling too. A step is scheduled when ``schedule()`` is entered, and its output is there when
 ``update_from_output()`` has returned.
@@ -47,7 +47,7 @@ from sloserve.vllm_plugin.engine.step_load import step_load
 from sloserve.vllm_plugin.kv_facts import KVFacts
 
 DECODE_STEPS = 12
-"""Like steps a scenario times; their median is one repetition."""
+"""Equal steps that a scenario times; their median is one repetition."""
 
 _MAX_STEPS = 100_000
 _COPY_BYTES, _COPIES = 1 << 28, 5
@@ -86,7 +86,7 @@ class ProfileEngine:
 
     @property
     def limits(self) -> EngineCapacity:
-        """What this engine takes."""
+        """Limits of this engine."""
         return EngineCapacity(
             max_num_batched_tokens=self._budget,
             max_num_seqs=self._scheduler.max_num_running_reqs,
@@ -95,7 +95,7 @@ class ProfileEngine:
         )
 
     def facts(self, name: str, model: str) -> dict[str, Any]:
-        """The profile's fields that no step tells. They stay the same when the same engine is started again."""
+        """Return the profile's fields that no step shows. They stay the same when the same engine is started again."""
         parallel = self.config.parallel_config.tensor_parallel_size
         limits = self.limits
         return {
@@ -112,7 +112,7 @@ class ProfileEngine:
         }
 
     def measure(self, scenario: Scenario) -> list[TimedStep]:
-        """The scenario's steps, each timed once; the engine is empty before and after.
+        """Measure the scenario's steps, each timed once; the engine is empty before and after.
 
         Raises: EngineError when the engine does not compute the steps that were asked for.
         """
@@ -124,7 +124,7 @@ class ProfileEngine:
             self._run_until(lambda: not self._scheduler.has_requests() and not self.core.batch_queue)
 
     def shutdown(self) -> None:
-        """Ends the engine and gives its memory back."""
+        """End the engine and give its memory back."""
         self.core.shutdown()
 
     def _decode(self, scenario: Scenario) -> Iterator[TimedStep]:
@@ -161,7 +161,7 @@ class ProfileEngine:
 
     @contextmanager
     def _one_in_flight(self) -> Iterator[None]:
-        """No step is scheduled before the output of the last is there, but for the stages of a pipeline."""
+        """Schedule no step before the output of the last is there, except for the stages of a pipeline."""
         self._run_until(lambda: not self.core.batch_queue)
         most = self.core.batch_queue_size
         self.core.batch_queue_size = self.config.parallel_config.pipeline_parallel_size
@@ -199,7 +199,7 @@ class ProfileEngine:
         raise EngineError(f"the engine made {_MAX_STEPS} steps without doing what was asked for")
 
     def _watch(self) -> None:
-        """Wraps the scheduler's two calls, so that each step's load and time are noted."""
+        """Wrap the scheduler's two calls, so that each step's load and time are recorded."""
         scheduler, timer = self._scheduler, StepTimer()
         schedule, update, bitmask = scheduler.schedule, scheduler.update_from_output, scheduler.get_grammar_bitmask
         loads, launched_s = deque[StepLoad](), 0.0
@@ -235,12 +235,12 @@ def profile_model(
     out: Path,
     raw: Path,
 ) -> Profile:
-    """Measures the engine that ``args`` describe into ``raw``, going on with what is there, and writes ``out``.
+    """Measure the engine that ``args`` describe into ``raw``, continue earlier measurements there, and write ``out``.
 
     Raises: ConfigError when ``raw`` is about another engine, or the engine is too small to fit anything to.
     """
     console = Console()
-    # What it is served as, where that is said: the tag of builtin:tiny is a folder.
+    # The name under which it is served, if it is stated: the tag of builtin:tiny is a folder.
     model = args.served_model_name[0] if args.served_model_name else args.model_tag or args.model
     engine = ProfileEngine(args)
     try:
@@ -267,7 +267,7 @@ def profile_model(
 
 
 def hardware(tensor_parallel: int) -> str:
-    """The devices of one engine, as text."""
+    """Return the devices of one engine, as text."""
     if torch.cuda.is_available():
         return f"{tensor_parallel}x {torch.cuda.get_device_name()}"
     try:
@@ -279,7 +279,10 @@ def hardware(tensor_parallel: int) -> str:
 
 
 def link_bandwidth_gb_per_s() -> float:
-    """Host to device, pinned; without a device, from memory to memory. 1e9 bytes/s, the best of a few copies."""
+    """Return the bandwidth from host to device, pinned, in 1e9 bytes/s: the best of a few copies.
+
+    Without a device it is the bandwidth from memory to memory.
+    """
     device = torch.cuda.is_available()
     source = torch.empty(_COPY_BYTES, dtype=torch.uint8, pin_memory=device)
     target = torch.empty(_COPY_BYTES, dtype=torch.uint8, device="cuda" if device else "cpu")
@@ -295,7 +298,7 @@ def link_bandwidth_gb_per_s() -> float:
 
 @contextmanager
 def _timed_load(config: Any, into: dict[str, float]) -> Iterator[None]:
-    """Notes as load_s how long the worker loads the weights; nothing where workers are processes of their own."""
+    """Record as load_s how long the worker loads the weights; nothing where workers are processes of their own."""
     worker = config.parallel_config.worker_cls
     worker = resolve_obj_by_qualname(worker) if isinstance(worker, str) else worker
     load = worker.load_model

@@ -1,15 +1,15 @@
-"""Seeded requests on vLLM's CPU runner, where prompts are computed in several steps.
+"""Repair seeded requests on vLLM's CPU runner, where prompts are computed in several steps.
 
-A step that ends inside a prompt (or, after a preemption, inside a prompt and its reply) samples a token that vLLM
-throws away. vLLM then moves the request's generator back by an offset. Generators of CUDA have one; those of a CPU
+A step that ends inside a prompt (or, after a preemption, inside a prompt and its output) samples a token that vLLM
+throws away. vLLM then moves the request's generator back by an offset. Generators of CUDA have one; generators of a CPU
 raise "CPU Generator does not use offset", and the engine ends with all its requests.
 
 Here such a token is drawn from the default generator instead, as for a request without a seed. The invariant: a seeded
-generator moves only for tokens that the reply keeps. So nothing has to be moved back, and a seeded reply is the same
+generator moves only for tokens that the output keeps. So nothing has to be moved back, and a seeded output is the same
 wherever steps cut its prompt.
 
-The worker processes have no scheduler, hence the mend of each comes with the ``vllm.general_plugins`` entry point. It
-leaves alone: engines without our scheduler, other devices, and vLLM's second model runner, which has no generators.
+The worker processes have no scheduler, so each is mended by the ``vllm.general_plugins`` entry point. It leaves alone:
+engines without our scheduler, other devices, and vLLM's second model runner, which has no generators.
 """
 
 import functools
@@ -28,13 +28,14 @@ _EXPECTED = {
     "sample_tokens": {"_sample", "_bookkeeping_sync"},
     "_sample": {"input_batch", "sampling_metadata"},
 }
-"""What the methods of the runner that draw and rewind must refer to, for the mend to be one."""
+"""Names to which the runner's methods that draw and rewind must refer, so that the mend works."""
 
 
 def install(ours: Callable[[Any], bool]) -> None:
-    """Mends each CPU runner that this process makes from now on.
+    """Mend each CPU runner that this process makes after this call.
 
-    ours: whether the engine of a vLLM configuration runs our scheduler.
+    Args:
+        ours: returns whether the engine of a vLLM configuration runs our scheduler.
     """
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
@@ -51,7 +52,7 @@ def install(ours: Callable[[Any], bool]) -> None:
 
 
 def mend(runner: Any) -> None:
-    """Has ``runner``, a model runner on a CPU, draw no discarded token from the generator of a request.
+    """Have ``runner``, a model runner on a CPU, draw no discarded token from the generator of a request.
 
     Raises: ConfigError where its code is neither what this mends nor free of the fault.
     """
@@ -84,13 +85,13 @@ def mend(runner: Any) -> None:
 
 
 def _rewinds(runner: Any) -> bool:
-    """Whether a method of the runner moves a generator by its offset."""
+    """Return whether a method of the runner moves a generator by its offset."""
     methods = inspect.getmembers(type(runner), inspect.isfunction)
     return any("set_offset" in inspect.unwrap(method).__code__.co_names for _, method in methods)
 
 
 def _missing(runner: Any) -> list[str]:
-    """What the mend relies on and does not find."""
+    """Return the names that the mend relies on and does not find."""
     found: list[str] = []
     for name, wanted in _EXPECTED.items():
         method = getattr(type(runner), name, None)

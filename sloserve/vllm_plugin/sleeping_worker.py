@@ -1,9 +1,9 @@
-"""vLLM's CPU worker with a sleep that gives memory back: what a GPU's sleep mode does, for fleets on CPUs.
+"""vLLM's CPU worker with a sleep that gives memory back, like a GPU's sleep mode, for fleets on CPUs.
 
-The CPU worker of vLLM answers to sleep and frees nothing. This one gives the pages of weights and KV cache back to the
-operating system, and their addresses stay valid, as on a GPU: what reads them finds zeros. As there, level 1 wakes
-with the weights that it had and with an empty KV cache. After level 2 the weights are to be reloaded by the caller;
-an engine that serves without that fails at its next step, since kernels that packed weights for themselves are gone.
+The CPU worker of vLLM accepts sleep and frees nothing. This one gives the pages of weights and KV cache back to the
+operating system, and their addresses stay valid, as on a GPU: what reads them finds zeros. As there, level 1 wakes with
+the weights that it had and with an empty KV cache. After level 2 the caller has to reload the weights; an engine that
+serves without that fails at its next step, since kernels that packed weights for themselves are gone.
 
 Give it to vLLM as ``--worker-cls sloserve.vllm_plugin.sleeping_worker.SleepingCPUWorker``.
 """
@@ -20,7 +20,7 @@ _DONTNEED = 4
 
 
 class SleepingCPUWorker(CPUWorker):
-    """The same calls as vLLM's GPU worker: ``sleep``, ``wake_up`` by tag, ``discard``."""
+    """A worker with the same calls as vLLM's GPU worker: ``sleep``, ``wake_up`` by tag, ``discard``."""
 
     level = 0
     """Level of the sleep that it is in; 0 while awake."""
@@ -51,19 +51,19 @@ class SleepingCPUWorker(CPUWorker):
                 _give_back(storage)
 
     def storages(self, tag: str) -> list[torch.UntypedStorage]:
-        """The memory of ``weights`` or ``kv_cache``, each piece once."""
+        """Return the memory of ``weights`` or ``kv_cache``, each piece once."""
         model, runner = self.model_runner.get_model(), self.model_runner
         tensors: list[Any] = [*model.parameters(), *model.buffers()] if tag == "weights" else list(runner.kv_caches)
         found = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
         return [storage for storage in found.values() if storage.nbytes()]
 
     def resident_bytes(self, tag: str) -> int:
-        """How much of that is in memory, by pages that belong to it alone."""
+        """Return how many bytes of ``weights`` or ``kv_cache`` are in memory, by pages that hold nothing else."""
         return sum(_resident_bytes(storage) for storage in self.storages(tag))
 
 
 def _inner_pages(storage: torch.UntypedStorage) -> tuple[int, int]:
-    """First address and size of the pages that hold nothing but ``storage``."""
+    """Return first address and size of the pages that hold nothing but ``storage``."""
     first = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     end = (storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE
     return first, max(end - first, 0)

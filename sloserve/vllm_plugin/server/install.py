@@ -23,7 +23,7 @@ from sloserve.vllm_plugin.server.observe import entering
 
 
 def install() -> None:
-    """Wrap ``AsyncLLM`` once; a second call changes nothing. An engine that an agent started ends with the agent."""
+    """Wrap ``AsyncLLM`` once; a second call changes nothing. Where an agent started the engine, it dies with it."""
     process_death.die_with_named_parent()
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM

@@ -1,8 +1,9 @@
-"""Loads that no request waits for any more, and what they may still write to.
+"""Loads for which no request waits any more, and the blocks that they may still write to.
 
-vLLM has no way out of a load but its end: it cannot reset the KV cache while one runs, and raises. Here the request
-goes back into the queue at once, as if just preempted, and the blocks that its load writes stay out of vLLM's pool
-until the load ends. So a reset waits for no load, and no block is given to another request while a copy writes to it.
+The only way out of a load in vLLM is its end: vLLM cannot reset the KV cache while one runs, and raises. Here the
+request goes back into the queue at once, as if just preempted, and the blocks that its load writes stay out of vLLM's
+pool until the load ends. So a reset waits for no load, and no block is given to another request while a copy writes to
+it.
 """
 
 from typing import Any
@@ -13,7 +14,7 @@ from sloserve.vllm_plugin.engine import compat
 
 
 class AbandonedLoads:
-    """The blocks that loads of no request still write to, by the id of the request that they were for."""
+    """Blocks to which loads without a request still write, by the id of the request that they were for."""
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
@@ -24,19 +25,19 @@ class AbandonedLoads:
         return request_id in self._blocks
 
     def add(self, request: Request) -> None:
-        """The load of ``request`` runs: the request waits again, without KV, or is gone if it has ended."""
+        """Give up the running load of ``request``: it waits again, without KV, or is gone if it has ended."""
         take = compat.take_over if request.is_finished() else compat.take_back
         self._blocks[request.request_id] = take(self._scheduler, request)
 
     def ended(self, request_id: str) -> bool:
-        """A load ended. Returns: whether it was one of these, of which vLLM must hear nothing."""
+        """Record that a load ended. Return whether it was abandoned; then vLLM must not be notified."""
         blocks = self._blocks.pop(request_id, None)
         if blocks is not None:
             compat.free(self._scheduler, blocks)
         return blocks is not None
 
     def count_free(self) -> None:
-        """vLLM's pool counts their blocks as free from now on, for a reset, which asks that all are.
+        """Make vLLM's pool count the blocks as free, for a reset, which requires that all blocks are free.
 
         Nothing may be allocated before :meth:`count_taken`.
         """
@@ -44,6 +45,6 @@ class AbandonedLoads:
         compat.free(self._scheduler, self._counted_free)
 
     def count_taken(self) -> None:
-        """The reset is over."""
+        """Make vLLM's pool count the blocks as taken again, after the reset."""
         blocks, self._counted_free = self._counted_free, []
         compat.reclaim(self._scheduler, blocks)

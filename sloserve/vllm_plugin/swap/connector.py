@@ -1,12 +1,12 @@
 """``SwapConnector``: vLLM's KV connector that keeps the KV of preempted requests in host memory.
 
-Scheduler's half: wires vLLM's calls to a :class:`~sloserve.engine.swap.store.SwapStore` and collects orders for the
-next step. Worker's half: hands them to a :class:`~sloserve.vllm_plugin.swap.worker.SwapWorker`. It needs
-``SLOScheduler``, which says when a request is about to be preempted; with another scheduler it keeps nothing.
+The scheduler's half wires vLLM's calls to a :class:`~sloserve.engine.swap.store.SwapStore` and collects orders for the
+next step. The worker's half passes them to a :class:`~sloserve.vllm_plugin.swap.worker.SwapWorker`. It needs
+``SLOScheduler``, which reports when a request is about to be preempted; with another scheduler it keeps nothing.
 
 vLLM catches nothing that a connector raises. So only the constructor and :meth:`SwapConnector.register_kv_caches`, at
-the start, raise anything of ours, and each other method that vLLM calls consists of contained calls: KV whose swap
-fails is computed again. (Stores are contained one by one, since the worker has to know which of them failed.)
+the start, raise anything of ours, and each other method that vLLM calls consists of contained calls: KV that fails to
+be swapped is computed again. (Stores are contained one by one, since the worker has to know which of them failed.)
 """
 
 import logging
@@ -45,9 +45,11 @@ NULL_BLOCK: Final = 0
 
 
 class SwapConnector(KVConnectorBase_V1, SupportsHMA):
-    """``kv_connector`` of ``--kv-transfer-config``; ``--swap-space-gib`` of ``sloserve serve`` writes that.
+    """The ``kv_connector`` of ``--kv-transfer-config``; ``--swap-space-gib`` of ``sloserve serve`` sets it.
 
-    store: what is kept, on the scheduler's side. size: of each rank's pool.
+    Attributes:
+        store: the KV that is kept, on the scheduler's side.
+        size: size of each rank's pool.
 
     Raises: ConfigError for a model or configuration with which KV cannot be swapped, and a pool that holds nothing.
     """
@@ -66,7 +68,7 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
             self._orders = SwapOrders()
             self._told_alone = False
             self.asked_blocks = 0
-            """Blocks of the load that vLLM was last told it might begin."""
+            """Blocks of the load that vLLM was last allowed to begin."""
             self._on_load: Callable[[Request, int], object] | None = None
             self._on_report: Callable[[SwapReport], object] | None = None
             self._are_copying: Callable[[], bool] | None = None
@@ -75,10 +77,10 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
     def requires_kv_delivery(self) -> bool:
         return False  # what is not kept is computed again
 
-    # Scheduler's half, told by SLOScheduler.
+    # Scheduler's half, called by SLOScheduler.
 
     def use(self, store: SwapStore) -> None:
-        """Keeps KV in ``store`` from now on; before the first request only."""
+        """Keep KV in ``store``; call this only before the first request."""
         self.store = store
         self.contained = Containment(store.counters, "sloserve failed to swap; the KV is computed again")
 
@@ -88,8 +90,12 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         on_report: Callable[[SwapReport], object],
         are_copying: Callable[[], bool],
     ) -> None:
-        """on_load: told of each request whose load begins, and of how many blocks. on_report: of workers' reports.
-        are_copying: whether loads run whose end is near.
+        """Set the scheduler's callbacks.
+
+        Args:
+            on_load: called for each request with a load that begins, with the number of its blocks.
+            on_report: called with the workers' reports.
+            are_copying: returns whether loads run that will soon end.
         """
         self._on_load, self._on_report, self._are_copying = on_load, on_report, are_copying
 
@@ -101,9 +107,10 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         Return how many blocks are stored, 0 if nothing is.
 
         Args:
+            request: the request.
             block_ids: the request's blocks, of each KV cache group.
-            num_computed_tokens: tokens whose KV they hold once the steps in flight are over.
-            worth_s: engine seconds that it saves not to compute them again; decides who stays in a full pool.
+            num_computed_tokens: tokens that have their KV in the blocks once the steps in flight are over.
+            worth_s: engine seconds that it saves not to compute them again; decides which KV stays in a full pool.
         """
         stored = self.contained(None, self._order_store, request, block_ids, num_computed_tokens, worth_s)
         if stored is None:
@@ -123,7 +130,10 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         return len(host_ids)
 
     def load_ended(self, request_id: str, failed: bool) -> bool | None:
-        """What workers said of a load. Returns: whether its KV may be used; ``None`` where the load was not ours."""
+        """Record what workers reported about a load.
+
+        Return whether its KV may be used; ``None`` if the load was not ours.
+        """
         if not self.store.is_loading(request_id):
             return None
         return self.store.loaded(request_id, failed=failed)
@@ -188,10 +198,10 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         return self.request_finished(request, [])
 
     def reset_cache(self) -> bool:
-        return True  # SLOScheduler, of whose reset this is a part, knows whether what is kept is void
+        return True  # this is a part of SLOScheduler's reset, which knows whether kept KV is void
 
     def has_pending_push_work(self) -> bool:
-        """Has vLLM go on stepping, so that an engine is not taken for idle while copies are to be made or run."""
+        """Return whether copies are to be made or run, so that vLLM does not take the engine for idle."""
         are_copying = self._are_copying is not None and self.contained(False, self._are_copying)
         return bool(self._orders.stores or self._orders.loads or are_copying)
 
@@ -239,13 +249,13 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker = self._pool = None
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Loads are asynchronous: who waits for one is not in the step."""
+        """Do nothing: loads are asynchronous, and a request that waits for one is not in the step."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Nothing is stored but what is preempted."""
+        """Do nothing: only the KV of preempted requests is stored."""
 
     def wait_for_save(self) -> None:
-        """A store is over before the step begins."""
+        """Do nothing: a store is over before the step begins."""
 
 
 def _device_ids(block_ids: Sequence[Sequence[int]], places: Sequence[range]) -> list[int]:
@@ -265,7 +275,7 @@ def _device_ids(block_ids: Sequence[Sequence[int]], places: Sequence[range]) -> 
 def _pool_and_copier(
     regions: Sequence[Region], num_blocks: int, pool_blocks: int, kv_caches: Mapping[str, Any], cache_config: Any
 ) -> tuple[HostPool, Copier]:
-    """For the device that the cache lies on. Raises: ConfigError, OSError."""
+    """Return pool and copier for the device that holds the cache. Raises: ConfigError, OSError."""
     size, device = block_bytes(regions), next(iter(kv_caches.values())).device
     if device.type == "cpu":
         pool = HostPool(pool_blocks, size)

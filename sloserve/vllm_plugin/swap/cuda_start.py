@@ -1,4 +1,4 @@
-"""Who copies KV blocks on this GPU: the library of csrc/cuda, or vLLM's op, whichever is faster.
+"""Choose what copies KV blocks on this GPU: the library of csrc/cuda, or vLLM's op, whichever is faster.
 
 That depends on the model's blocks and on the machine, so both are timed once, at the start, on the cache itself while
 nothing uses it. What counts is how long a store holds the engine up, and how long a load takes.
@@ -24,7 +24,7 @@ from sloserve.engine.swap.host.op_transfer import OpTransfer
 logger = logging.getLogger(__name__)
 
 DIRECT_BYTES: Final = 64 * 2**10
-"""Blocks of one run and of so many bytes go without staging: the copy engine is at full speed from there on."""
+"""Size from which blocks of one run go without staging: the copy engine is then at full speed."""
 
 TRIAL_BYTES: Final = 64 * 2**20
 TRIALS: Final = 3
@@ -33,17 +33,24 @@ _MIB: Final = 2**20
 
 
 def staging_bytes_for(regions: Sequence[Region]) -> int:
-    """Bytes of staging memory that copies of these blocks take on the GPU: none where a block is one long run."""
+    """Return the bytes of staging memory that copies of these blocks take on the GPU.
+
+    None is needed where a block is one long run.
+    """
     return 0 if len(regions) == 1 and regions[0].bytes >= DIRECT_BYTES else MOST_STAGING_BYTES
 
 
 def check_staging(staging_bytes: int, free_bytes: int, total_bytes: int, utilization: float | None) -> None:
-    """Staging memory is taken beside the KV cache, which vLLM has sized before: it must fit into what vLLM leaves.
+    """Raise ConfigError if the staging memory does not fit into what vLLM leaves.
 
-    What is free within vLLM's share is for activations and CUDA graphs.
+    Staging memory is taken beside the KV cache, which vLLM has sized before. What is free within vLLM's share is for
+    activations and CUDA graphs.
 
-    free_bytes, total_bytes: of the GPU, now. utilization: vLLM's gpu_memory_utilization; ``None`` where the size of
-    the KV cache was given in bytes. Raises: ConfigError where it does not fit.
+    Args:
+        staging_bytes: size of the staging memory.
+        free_bytes: free memory of the GPU, now.
+        total_bytes: memory of the GPU.
+        utilization: vLLM's gpu_memory_utilization; ``None`` if the size of the KV cache was given in bytes.
     """
     left = free_bytes if utilization is None else min(free_bytes, round((1.0 - utilization) * total_bytes))
     missing = staging_bytes - left
@@ -61,7 +68,7 @@ def check_staging(staging_bytes: int, free_bytes: int, total_bytes: int, utiliza
 
 
 class _Timing(NamedTuple):
-    """Seconds: that a store held the engine up, until it was on the host, and that a load took."""
+    """Seconds for which a store held the engine up, until the store was on the host, and that a load took."""
 
     held_s: float
     store_s: float
@@ -69,10 +76,15 @@ class _Timing(NamedTuple):
 
 
 def timing(transfer: Transfer, device_ids: ArrayLike, host_ids: ArrayLike, engine_done: Callable[[], None]) -> _Timing:
-    """Copies blocks out and in again, after which the cache holds what it held.
+    """Copy blocks out and in again, after which the cache holds what it held, and return how long that took.
 
-    engine_done: waits until the engine's stream has nothing more to do. Raises: RuntimeError where a copy fails or does
-    not end.
+    Args:
+        transfer: what copies.
+        device_ids: blocks on the device.
+        host_ids: blocks on the host, in the same order.
+        engine_done: waits until the engine's stream has nothing more to do.
+
+    Raises: RuntimeError where a copy fails or does not end.
     """
     engine_done()
     begin_s = time.perf_counter()
@@ -100,13 +112,15 @@ def faster(
     pool_blocks: int,
     engine_done: Callable[[], None],
 ) -> str:
-    """The name of the one that is faster with these blocks; the others are closed, and so is one that fails.
+    """Return the name of the transfer that is faster with these blocks.
+
+    The others are closed, and so is one that fails.
 
     Raises: ConfigError where all fail.
     """
     size = block_bytes(regions)
     n = max(min(TRIAL_BYTES // size, num_blocks, pool_blocks), 1)
-    # As blocks are that a request was given one by one; on the host they lie side by side.
+    # These are like the blocks of a request that were given one by one; on the host they lie side by side.
     device_ids, host_ids = np.arange(num_blocks)[:: max(num_blocks // n, 1)][:n][::-1], np.arange(n)
     timings: dict[str, list[_Timing]] = {name: [] for name in transfers}
     errors = dict[str, str]()
@@ -151,7 +165,14 @@ def faster(
 def gpu_copier(
     regions: Sequence[Region], num_blocks: int, pool: HostPool, device: Any, utilization: float | None
 ) -> CudaCopier:
-    """The faster of the two for a cache on this GPU. device: a ``torch.device``. utilization: as :func:`check_staging`.
+    """Return the faster of the two copiers for a cache on this GPU.
+
+    Args:
+        regions: the parts of a block.
+        num_blocks: number of blocks of the cache.
+        pool: the host pool.
+        device: the GPU, as a ``torch.device``.
+        utilization: vLLM's gpu_memory_utilization, as for :func:`check_staging`.
 
     Raises: ConfigError where staging memory does not fit, or nothing can copy.
     """
@@ -192,7 +213,13 @@ def _op(regions: Sequence[Region], pool: HostPool, cuda: Any, tensor: Callable[.
 
 
 def gpu_pool(blocks: int, size: int, device: Any) -> HostPool:
-    """A pool of so many blocks of ``size`` bytes, pinned, on the NUMA node of this GPU. device: a ``torch.device``."""
+    """Return a pool of pinned blocks on the NUMA node of this GPU.
+
+    Args:
+        blocks: number of blocks.
+        size: bytes of a block.
+        device: the GPU, as a ``torch.device``.
+    """
     import torch
 
     try:

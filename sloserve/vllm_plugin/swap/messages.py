@@ -1,4 +1,4 @@
-"""What the two halves of the connector say to each other: orders for one step, and what became of earlier ones."""
+"""Messages between the two halves of the connector: orders for one step, and the outcomes of earlier orders."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 
 
 class Copy(NamedTuple):
-    """Blocks of one request to be copied: device block ``device_ids[i]`` to host block ``host_ids[i]``, or back."""
+    """Blocks of one request to copy: device block ``device_ids[i]`` to host block ``host_ids[i]``, or back."""
 
     request_id: str
     device_ids: list[int]
@@ -16,10 +16,13 @@ class Copy(NamedTuple):
 
 @dataclass
 class SwapOrders(KVConnectorMetadata):
-    """What a worker does in one step, in this order: all stores, in their order, before any block is written; then the
-    loads.
+    """Orders to a worker for one step.
 
-    stored, loaded: set by the worker, which may be given the same orders twice.
+    They are carried out in this order: all stores, in their order, before any block is written; then the loads.
+
+    Args:
+        stored: set by the worker once the stores are made; it may be given the same orders twice.
+        loaded: set by the worker once the loads are begun.
     """
 
     stores: list[Copy] = field(default_factory=list)
@@ -30,24 +33,28 @@ class SwapOrders(KVConnectorMetadata):
 
 @dataclass
 class Traffic:
-    """What was copied in one direction by one rank, or by all of them at the same time."""
+    """Bytes and seconds of copies in one direction, by one rank or by all of them at the same time."""
 
     bytes: int = 0
     seconds: float = 0.0
 
     def add(self, num_bytes: int, seconds: float) -> None:
-        """One copy after the other."""
+        """Add a copy that ran after the others."""
         self.bytes += num_bytes
         self.seconds += seconds
 
     def beside(self, other: "Traffic") -> "Traffic":
-        """With another rank's, at the same time."""
+        """Return this traffic together with another rank's at the same time."""
         return Traffic(self.bytes + other.bytes, max(self.seconds, other.seconds))
 
 
 @dataclass
 class SwapReport(KVConnectorWorkerMetadata):
-    """What the ranks have to say after a step. failed_stores: requests whose KV did not get to some rank's pool."""
+    """The ranks' report after a step.
+
+    Args:
+        failed_stores: requests with KV that did not get to some rank's pool.
+    """
 
     failed_stores: set[str] = field(default_factory=set)
     out: Traffic = field(default_factory=Traffic)
@@ -60,5 +67,5 @@ class SwapReport(KVConnectorWorkerMetadata):
         )
 
     def __bool__(self) -> bool:
-        """Whether it says anything; vLLM leaves out one that does not."""
+        """Return whether it reports anything; vLLM leaves out an empty one."""
         return bool(self.failed_stores or self.out.bytes or self.back.bytes)

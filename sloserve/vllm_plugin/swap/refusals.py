@@ -1,4 +1,4 @@
-"""With which models and configurations KV cannot be swapped, each with its reason. Said at the start, never later."""
+"""Refuse the models and configurations with which KV cannot be swapped, each with its reason, at the start."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -90,7 +90,10 @@ def _refused_by_cache(vllm_config: Any, kv_cache_config: Any) -> str | None:
 
 
 def check_place(children: list[Mapping[str, Any]]) -> None:
-    """children: settings of the connectors in a MultiConnector, ours among them.
+    """Check the place of our connector in a MultiConnector.
+
+    Args:
+        children: settings of the connectors in the MultiConnector, ours among them.
 
     Raises: ConfigError unless ours is the first, and the only one; and for one that hands KV to another engine.
     """

@@ -1,12 +1,12 @@
-"""The part of ``SLOScheduler`` in swapping, beside :class:`SwapConnector`: whose KV is stored, when a load may begin.
+"""The part of ``SLOScheduler`` in swapping, beside :class:`SwapConnector`: what to store, and when a load may begin.
 
-Loads are vLLM's to begin: it asks the connector about each request whose turn it is, in the order of the plan. A load
-holds blocks, makes no progress, and cannot be preempted. So one begins only where
+vLLM begins loads: it asks the connector about each request when its turn comes, in the order of the plan. A load holds
+blocks, makes no progress, and cannot be preempted. So one begins only where
 
 - a place to run will be there when it ends: requests that load count as running (:attr:`Swapping.promised`);
-- its blocks leave room for what the running requests grow by until then (:meth:`Swapping.growth_blocks`). Where they
-  do not, admission waits, as it does for a prompt that does not fit; where nothing runs, nothing grows, and the
-  first that waits is loaded.
+- its blocks leave room for what the running requests grow by until then (:meth:`Swapping.growth_blocks`). Where they do
+  not, admission waits, as it does for a prompt that does not fit; where nothing runs, nothing grows, and the first that
+  waits is loaded.
 """
 
 import math
@@ -32,17 +32,17 @@ from sloserve.vllm_plugin.swap.messages import SwapReport
 from sloserve.vllm_plugin.swap.refusals import check_place
 
 LATE_S: Final = 5.0
-"""By how much a load may be later than the link's clock says."""
+"""Seconds by which a load may be later than the link's clock predicts."""
 
 PAUSE_S: Final = 4.0
-"""How long an engine that pauses waits for loads; who asked for the pause waits for an answer."""
+"""Seconds for which an engine that pauses waits for loads; the caller who paused it waits for its response."""
 
 LONGEST_STEP_S: Final = 0.5
-"""A load is not late because the engine stood still: of a longer step only so much counts."""
+"""Seconds of a step that count at most for a load: a load is not late because the engine stood still."""
 
 
 class _Told(Enum):
-    """What vLLM is told of a load that ended: nothing, what the worker found, or that it failed."""
+    """What vLLM learns about a load that ended: nothing, what the worker found, or that it failed."""
 
     NOTHING = auto()
     AS_FOUND = auto()
@@ -50,7 +50,7 @@ class _Told(Enum):
 
 
 class Parked(NamedTuple):
-    """How many requests had KV, on the device or in the pool, and of how many it is in the pool now."""
+    """Number of requests that had KV, on the device or in the pool, and of how many it is in the pool now."""
 
     requests: int
     kept: int
@@ -69,8 +69,16 @@ class Swapping:
         clock: Clock,
         copied: Callable[[str, int, float], object],
     ) -> None:
-        """swapping: the setting. counters: the scheduler's, to which the pool's are added. copied: told of copies that
-        ended, by direction (``out``, ``in``): bytes and seconds.
+        """Build the scheduler's part in swapping.
+
+        Args:
+            scheduler: the scheduler.
+            connector: the scheduler's connector.
+            swapping: the setting.
+            counters: the scheduler's counters, to which the pool's are added.
+            steps: the clock of steps.
+            clock: gives the time.
+            copied: called with copies that ended: direction (``out``, ``in``), bytes and seconds.
         """
         self._scheduler, self._connector = scheduler, connector
         self._counters = connector.store.counters = counters
@@ -103,7 +111,10 @@ class Swapping:
         clock: Clock,
         copied: Callable[[str, int, float], object],
     ) -> "Swapping | None":
-        """``None`` where the scheduler has no SwapConnector. Raises: ConfigError where it stands in the wrong place."""
+        """Return the scheduler's part in swapping; ``None`` if the scheduler has no SwapConnector.
+
+        Raises: ConfigError where it stands in the wrong place.
+        """
         ours = [one for one in compat.connectors(scheduler) if isinstance(one, SwapConnector)]
         if not ours:
             return None
@@ -115,9 +126,9 @@ class Swapping:
     # Stores.
 
     def preempting(self, request: Request) -> bool:
-        """vLLM is about to preempt ``request``, for a plan or of its own accord: keeps its KV, if it is worth it.
+        """Keep the KV of ``request``, if it is worth it, since vLLM is about to preempt it; return whether it is kept.
 
-        Returns: whether it does.
+        vLLM may preempt it for a plan or of its own accord.
         """
         self._loads.pop(request.request_id, None)
         tokens = request.num_computed_tokens
@@ -132,7 +143,7 @@ class Swapping:
         return self._store(request, worth_s)
 
     def keep(self, request: Request) -> bool:
-        """Keeps the KV of a running request, whatever that is worth. Returns: whether there is room for it."""
+        """Keep the KV of a running request, whatever that saves. Return whether there is room for it."""
         return self._reason_against(request) is None and self._store(request, math.inf)
 
     def _store(self, request: Request, worth_s: float) -> bool:
@@ -159,13 +170,13 @@ class Swapping:
         return None
 
     def swapped_tokens(self, request: Request) -> int:
-        """Tokens whose KV is kept for it."""
+        """Return the tokens of a request that have their KV kept."""
         return self._connector.store.tokens_of(request.request_id)
 
     # Loads.
 
     def begin_step(self, limits: StockLimits) -> None:
-        """The next ``schedule()`` begins, within ``limits``."""
+        """Begin the next ``schedule()``, within ``limits``."""
         if self._closed:
             self.reset_ends()
         self._begun, self._limits = [], limits
@@ -177,7 +188,7 @@ class Swapping:
         limits.keep_places(loading, loaded)
 
     def _in_flight(self) -> tuple[int, int]:
-        """Requests whose loads run, and those whose loads are over and that vLLM admits next."""
+        """Return how many loads run, and how many are over with a request that vLLM admits next."""
         loading = loaded = 0
         for request_id, request in list(self._loads.items()):
             if compat.is_loading(self._scheduler, request):
@@ -190,21 +201,21 @@ class Swapping:
 
     @property
     def promised(self) -> int:
-        """Places that requests will take whose KV is being loaded, or has been."""
+        """Places that requests will take with KV that is being loaded, or has been."""
         return sum(self._in_flight())
 
     @property
     def loads(self) -> Collection[str]:
-        """Ids of the requests whose KV is being loaded, or has been, by this connector."""
+        """Ids of the requests with KV that is being loaded, or has been, by this connector."""
         return self._loads.keys()
 
     @property
     def begun(self) -> list[Request]:
-        """Requests whose loads the last ``schedule()`` began."""
+        """Requests with loads that the last ``schedule()`` began."""
         return self._begun
 
     def growth_blocks(self) -> int:
-        """Blocks to keep free beside a load that begins now: what running requests grow by until it ends."""
+        """Return the blocks to keep free beside a load that begins now: what running requests grow by until it ends."""
         running = self._scheduler.running
         computed = np.array([request.num_computed_tokens for request in running], np.int64)
         return self._control.growth_blocks(computed, self._connector.asked_blocks)
@@ -219,7 +230,10 @@ class Swapping:
         self._due_s[request.request_id] = self._stepping_s + self.facts().in_s + LATE_S
 
     def _give_up_late_loads(self) -> None:
-        """A load that some worker forgot must neither hold its request for ever nor keep an engine from pausing."""
+        """Give up loads that some worker forgot.
+
+        Such a load must neither hold its request for ever nor keep an engine from pausing.
+        """
         for request_id, due_s in list(self._due_s.items()):
             if self._stepping_s > min(due_s, self._pause_ends_s):
                 del self._due_s[request_id]
@@ -229,19 +243,24 @@ class Swapping:
                     self._give_up_load(request)
 
     def scheduled(self, output: Any) -> None:
-        """A step was scheduled. output: a ``SchedulerOutput``."""
+        """Record that a step was scheduled.
+
+        Args:
+            output: a ``SchedulerOutput``.
+        """
         resumed = output.scheduled_cached_reqs.resumed_req_ids
         if resumed:
             self._control.admitted(i for i in output.num_scheduled_tokens if i in resumed)
 
     def ended(self, request: Request) -> None:
-        """A request ended, in whatever way."""
+        """Record that a request ended, in whatever way."""
         self._control.ended(request.request_id)
 
     def before_output(self, output: Any) -> None:
-        """Workers' results, before vLLM reads them: a load that was given up while it ran counts as failed.
+        """Correct workers' results before vLLM reads them: a load that was given up while it ran counts as failed.
 
-        output: a ``ModelRunnerOutput``.
+        Args:
+            output: a ``ModelRunnerOutput``.
         """
         if self._closed:
             self.reset_ends()
@@ -270,7 +289,7 @@ class Swapping:
     # What is kept counts for the weights that computed it.
 
     def weights_changed(self) -> None:
-        """KV that was computed until now counts for nothing, wherever it is: kept, loading, or loaded and waiting."""
+        """Discard all KV that was computed until now, wherever it is: kept, loading, or loaded and waiting."""
         self._spares_reset = False
         self._connector.store.new_epoch()
         self._in_flight()
@@ -283,16 +302,16 @@ class Swapping:
                 self._give_up_load(request)
 
     def _give_up_load(self, request: Request) -> None:
-        """Let a request whose KV is being loaded, or has been, wait again as if just preempted; others stay."""
+        """Let a request with KV that is being loaded, or has been, wait again as if just preempted; others stay."""
         if compat.is_loading(self._scheduler, request) or request.is_finished():
             self._abandoned.add(request)
         elif compat.has_loaded(self._scheduler, request):
             compat.free(self._scheduler, compat.take_back(self._scheduler, request))
 
     def reset_begins(self) -> None:
-        """vLLM resets its KV cache, which it can only while nothing holds a block.
+        """Prepare for a reset of vLLM's KV cache, which is possible only while nothing holds a block.
 
-        Stores nothing meanwhile: what is preempted now is preempted because its KV is void.
+        Nothing is stored meanwhile: a request that is preempted now is preempted because its KV is void.
         """
         self._closed = True
         if self._spares_reset and not self._connector.has_pending_push_work():
@@ -304,14 +323,14 @@ class Swapping:
     def reset_ends(self) -> None:
         """Take back the blocks that loads still write to, and store KV again.
 
-        No reset is under way when a step begins or its output comes. So both call this where a reset has not ended,
-        as one does not whose end failed: else its blocks would be given to two requests.
+        No reset is under way when a step begins or its output comes. So both call this if a reset has not ended, as
+        after an end that failed: else its blocks would be given to two requests.
         """
         self._abandoned.count_taken()
         self._closed = False
 
     def paused(self) -> None:
-        """vLLM admits nothing new from now on, and waits until the engine is idle."""
+        """Record that vLLM admits nothing new, and waits until the engine is idle."""
         self._pause_ends_s = min(self._pause_ends_s, self._stepping_s + PAUSE_S)
 
     def unpaused(self) -> None:
@@ -321,9 +340,12 @@ class Swapping:
     # Parking.
 
     def park(self, keep_over_reset: bool) -> Parked:
-        """Preempts all that runs and stores its KV, whatever that is worth. Loads that run are given up, not their KV.
+        """Preempt all running requests and store their KV, whatever that saves.
 
-        keep_over_reset: that the next reset of the KV cache is that of a sleep which keeps the weights.
+        Loads that run are given up, but their KV is kept.
+
+        Args:
+            keep_over_reset: whether the next reset of the KV cache belongs to a sleep which keeps the weights.
         """
         scheduler, store = self._scheduler, self._connector.store
         self.parked, self._spares_reset = True, keep_over_reset
@@ -341,18 +363,18 @@ class Swapping:
         return Parked(len(before | {request.request_id for request in running + waiting}), len(self._kept()))
 
     def _kept(self) -> set[str]:
-        """Ids of the requests that have not ended and whose KV is in the pool."""
+        """Return the ids of the requests that have not ended and have KV in the pool."""
         return {r.request_id for r in compat.live_requests(self._scheduler) if self.swapped_tokens(r)}
 
     # Facts.
 
     @property
     def peak_blocks(self) -> int:
-        """Most host blocks that were ever in use."""
+        """Most host blocks that were in use at any time."""
         return self._connector.store.peak_blocks
 
     def facts(self) -> SwapFacts:
-        """The pool and the link, as of now."""
+        """Return the current state of the pool and the link."""
         return self._control.facts()
 
     def _reported(self, report: SwapReport) -> None:

@@ -1,4 +1,4 @@
-"""The worker's half of the connector: makes the copies that the scheduler orders, and says what became of them."""
+"""The worker's half of the connector: makes the copies that the scheduler orders, and reports their outcomes."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,24 +9,27 @@ from sloserve.vllm_plugin.swap.messages import Copy, SwapOrders, SwapReport
 
 
 class Loads(NamedTuple):
-    """Requests whose loads ended; a failed one is in both sets."""
+    """Requests with loads that ended; a failed one is in both sets."""
 
     ended: set[str]
     failed: set[str]
 
 
 class SwapWorker:
-    """Copies of one rank. A copy that fails is told to the scheduler, which has the request computed again."""
+    """Copies of one rank. A copy that fails is reported to the scheduler, which has the request computed again."""
 
     def __init__(self, copier: Copier) -> None:
         self._copier = copier
-        self._broken: set[int] = set()  # host blocks whose last store failed
+        self._broken: set[int] = set()  # host blocks with a failed last store
         self._failed_loads: set[str] = set()
         self._report = SwapReport()
         self._errors = ErrorLog()
 
     def store(self, orders: SwapOrders) -> None:
-        """Before the step of ``orders`` writes any block. A second call with the same orders does nothing."""
+        """Make the stores of ``orders``, before its step writes any block.
+
+        A second call with the same orders does nothing.
+        """
         if orders.stored:
             return
         orders.stored = True
@@ -38,12 +41,15 @@ class SwapWorker:
                 self._report.failed_stores.add(one.request_id)
 
     def load(self, orders: SwapOrders) -> None:
-        """After the step of ``orders`` was given to the device. A second call with the same orders does nothing."""
+        """Begin the loads of ``orders``, once the device has its step.
+
+        A second call with the same orders does nothing.
+        """
         if orders.loaded:
             return
         orders.loaded = True
         for one in orders.loads:
-            # An order without blocks is that of a request which the scheduler could not make one for.
+            # An order without blocks belongs to a request for which the scheduler could not make one.
             if (
                 not one.host_ids
                 or not self._broken.isdisjoint(one.host_ids)
@@ -52,21 +58,21 @@ class SwapWorker:
                 self._failed_loads.add(one.request_id)
 
     def ended(self) -> Loads:
-        """Loads that ended since the last call."""
+        """Return the loads that ended since the last call."""
         done, failed = self._copier.finished()
         failed |= self._failed_loads
         self._failed_loads = set()
         return Loads(done | failed, failed)
 
     def report(self) -> SwapReport | None:
-        """What there is to say beside that; ``None`` for nothing."""
+        """Return what else there is to report; ``None`` for nothing."""
         report, self._report = self._report, SwapReport()
         for to_host, num_bytes, seconds in self._copier.moved():
             (report.out if to_host else report.back).add(num_bytes, seconds)
         return report or None
 
     def drain(self, limit_s: float) -> bool:
-        """Waits until no copy is under way, at most so long; returns whether none is."""
+        """Wait at most ``limit_s`` until no copy is under way; return whether none is."""
         return self._copier.drain(limit_s)
 
     def close(self) -> None:

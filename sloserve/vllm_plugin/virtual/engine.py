@@ -1,6 +1,6 @@
-"""vLLM's real scheduler in virtual time: no device, no model, made-up tokens, step times from a profile.
+"""Run vLLM's real scheduler in virtual time: no device, no model, made-up tokens, step times from a profile.
 
-Stock's AsyncScheduler and SLOScheduler run through the identical code. Runs are deterministic: only
+AsyncScheduler of stock vLLM and SLOScheduler are run by the identical code. Runs are deterministic: only
 ``RunLog.timing`` is measured.
 """
 
@@ -53,8 +53,15 @@ _LAST = [_EOS]
 
 @dataclass(slots=True)
 class _LiveRequest:
-    """A request inside the engine. tokens_left counts down to the one that is EOS; prefilled: tokens whose KV existed
-    once. accepted_runs: see :meth:`~sloserve.engine.virtual.drafts.Drafts.accepted_runs`; ``None`` without drafts.
+    """A request inside the engine.
+
+    Args:
+        workload: the request of the workload.
+        tokens_left: output tokens still to come, down to EOS.
+        accepted_runs: see :meth:`~sloserve.engine.virtual.drafts.Drafts.accepted_runs`; ``None`` without drafts.
+        token_times_s: when each token came.
+        prefilled: tokens that have had KV.
+        recomputed: tokens that were computed again.
     """
 
     workload: WorkloadRequest
@@ -79,10 +86,13 @@ class _VirtualBatch:
 
 
 class VirtualEngine(EventLoop):
-    """One engine. ``additional_config`` is vLLM's, with our section in it; ``None`` runs stock's AsyncScheduler.
+    """One engine in virtual time.
 
-    admission: of the front end before it; ``None`` takes in, and predicts, nothing. planning_costs: what planning
-    takes of the engine's time. noise: of step times; ``None`` for none.
+    Args:
+        additional_config: vLLM's, with our section in it; ``None`` runs stock's AsyncScheduler.
+        admission: admission of the front end before the engine; ``None`` admits every request, and predicts nothing.
+        planning_costs: time that planning takes from the engine.
+        noise: noise of step times; ``None`` for none.
     """
 
     def __init__(
@@ -117,11 +127,14 @@ class VirtualEngine(EventLoop):
         self._preempted: list[str] = []
         compat.on_preemption(self.scheduler, self._preempted.append)
         self.on_step: Callable[[Any], None] | None = None
-        """Called with each SchedulerOutput; tests compare decisions with it."""
+        """Callback that gets each SchedulerOutput; tests compare decisions with it."""
 
     def run(self, workload: Sequence[WorkloadRequest], on_progress: Callable[[int], None] | None = None) -> RunLog:
-        """Serves ``workload`` (ascending arrivals) to its end. on_progress is told how many requests have ended, now
-        and then.
+        """Serve a workload to its end.
+
+        Args:
+            workload: the requests, in the order of their arrivals.
+            on_progress: called now and then with the number of requests that have ended.
         """
         started = time.perf_counter()
         with collector_paused():
@@ -131,7 +144,12 @@ class VirtualEngine(EventLoop):
         return self.log(workload, time.perf_counter() - started)
 
     def log(self, requests: Sequence[WorkloadRequest], wall_s: float = 0.0) -> RunLog:
-        """What became of ``requests``, which were given and have ended. wall_s: that it took."""
+        """Return the outcomes of requests that were given and have ended.
+
+        Args:
+            requests: the requests.
+            wall_s: wall time that the run took.
+        """
         return RunLog(
             requests=[self._done[r.request_id] for r in requests],
             steps=self._step_log(),
@@ -176,7 +194,8 @@ class VirtualEngine(EventLoop):
                     pooling_params=None,
                     arrival_time=epoch_s + item.arrival_s,
                     priority=item.priority,
-                    # Made-up prompts are all alike; the salt keeps those that share nothing apart in the prefix cache.
+                    # Made-up prompts are all alike; the salt keeps prompts that share nothing apart in the prefix
+                    # cache.
                     cache_salt=None if item.prefix_ids else item.request_id,
                     block_hasher=self._hasher,
                 )
@@ -187,7 +206,7 @@ class VirtualEngine(EventLoop):
             self._stages.arrived(item.request_id, item.arrival_s)
 
     def _dispatch(self, now_s: float, worker_free_s: float) -> _VirtualBatch:
-        """The step scheduled at ``now_s``. Planning comes first, and meanwhile the worker is at the step before."""
+        """Schedule a step at ``now_s``. Planning comes first, and meanwhile the worker is at the step before."""
         scheduler = self.scheduler
         began = time.perf_counter()
         output = scheduler.schedule()
@@ -215,7 +234,7 @@ class VirtualEngine(EventLoop):
         return _VirtualBatch(output, sampling, end_s, planning_s, told)
 
     def _inspect(self, output: Any) -> tuple[StepLoad, list[str]]:
-        """The step's load, and the requests that get a token from it."""
+        """Return the step's load, and the requests that get a token from it."""
         cached, scheduled = output.scheduled_cached_reqs, output.num_scheduled_tokens
         drafted = output.scheduled_spec_decode_tokens
         drafts = None if self._settings.drafts is None else sum(map(len, drafted.values()))
@@ -284,9 +303,9 @@ class VirtualEngine(EventLoop):
                 self._end(live, Outcome.COMPLETED, count)
 
     def _verified(self, live: _LiveRequest, num_drafts: int, padded: bool, now_s: float) -> list[int]:
-        """Return what the worker makes of a request's drafts: those that are accepted, and one token more.
+        """Return what the worker makes of a request's drafts: the accepted drafts, and one token more.
 
-        vLLM takes no token after the last of the reply.
+        vLLM takes no token after the last of the output.
         """
         assert live.accepted_runs is not None
         accepted = 0 if padded else min(int(live.accepted_runs[len(live.token_times_s)]), num_drafts)
@@ -301,9 +320,9 @@ class VirtualEngine(EventLoop):
         return tokens
 
     def empty_prefix_cache(self) -> None:
-        """Its model sleeps, and keeps its weights: KV in the swap space stays good, as over a park's own reset.
+        """Empty the prefix cache: the model goes to sleep and keeps its weights. No request may run.
 
-        It has no requests.
+        KV in the swap space stays good, as over a park's own reset.
         """
         self.scheduler.kv_cache_manager.reset_prefix_cache()
 
@@ -334,7 +353,7 @@ class VirtualEngine(EventLoop):
 
 
 def _prompt(item: WorkloadRequest) -> list[int]:
-    """Token ids of the prompt: equal where two requests share a prefix block, of no meaning otherwise."""
+    """Return token ids of the prompt: equal where two requests share a prefix block, of no meaning otherwise."""
     if not item.prefix_ids:
         return [2] * item.prompt_tokens
     tokens: list[int] = []
@@ -347,7 +366,7 @@ def _prompt(item: WorkloadRequest) -> list[int]:
 
 @contextmanager
 def collector_paused():  # type: ignore[no-untyped-def]
-    """Keeps Python's cyclic garbage collector from walking vLLM's block tables in the middle of a run."""
+    """Keep Python's cyclic garbage collector from walking vLLM's block tables in the middle of a run."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -81,9 +81,12 @@ def _base_config(settings: EngineSettings) -> VllmConfig:
 def scheduler_arguments(
     settings: EngineSettings, additional_config: Mapping[str, Any], block_bytes: int | None = None
 ) -> dict[str, Any]:
-    """Keyword arguments with which vLLM's scheduler, or ours, can be built without an engine.
+    """Return keyword arguments with which vLLM's scheduler, or ours, can be built without an engine.
 
-    block_bytes: of a KV block, to be swapped to the swap space of ``settings``; ``None`` for no swapping.
+    Args:
+        settings: settings of the engine.
+        additional_config: vLLM's, with our section in it.
+        block_bytes: bytes of a KV block, to be swapped to the swap space of ``settings``; ``None`` for no swapping.
     """
     config = copy.copy(_base_config(replace(settings, drafts=None)))
     config.additional_config = dict(additional_config)
@@ -137,7 +140,7 @@ def _speculative_config(drafts: Drafts) -> SpeculativeConfig:
 
 
 def _spec_of(groups: KVGroups, settings: EngineSettings) -> KVCacheSpec:
-    """vLLM's description of layers that keep what ``groups`` says."""
+    """Return vLLM's description of layers that keep what ``groups`` states."""
     size = groups.block_size
     if groups.states or groups.window_tokens == STATE_WINDOW:
         mode = "align" if groups.states else "none" if size >= settings.max_model_len else "all"
