@@ -1,4 +1,4 @@
-"""Applies a plan to vLLM's scheduler: orders its queues, preempts, pauses, and narrows its limits for one step.
+"""Apply a plan to vLLM's scheduler: order its queues, preempt, pause, and narrow its limits for one step.
 
 We keep no queue: the plan's order is written into vLLM's ``running`` and ``waiting``. So everything vLLM does with them
 afterwards (append an arrival, put a preempted request in front, put back the requests that it skipped) keeps its
@@ -26,7 +26,7 @@ class WrongRows(Exception):
 
 
 def running_requests(scheduler: Any, slots: IntArray, table: RequestTable) -> list[Request]:
-    """The requests in ``slots``, all of which run. Raises: WrongRows if one does not."""
+    """Return the requests in ``slots``, all of which run. Raises: WrongRows if one does not."""
     if not slots.size:
         return []
     members = set(scheduler.running)
@@ -38,7 +38,7 @@ def running_requests(scheduler: Any, slots: IntArray, table: RequestTable) -> li
 
 
 def preempt(scheduler: Any, victims: Iterable[Request]) -> None:
-    """Preempts running requests as vLLM does when KV is short. Errors come from vLLM and are not caught."""
+    """Preempt running requests as vLLM does when KV is short. Errors come from vLLM and are not caught."""
     for request in victims:
         scheduler.running.remove(request)
         # No timestamp: vLLM then takes its own monotonic time for the event, as it does for a preemption of its own.
@@ -49,8 +49,13 @@ def preempt(scheduler: Any, victims: Iterable[Request]) -> None:
 
 
 class _Limits(NamedTuple):
-    """running: requests at once. tokens: of a step. chunk: of a prompt in it, 0 for any. adaptive: whether vLLM raises
-    ``chunk`` to an equal share of a full step.
+    """Limits of vLLM's scheduler.
+
+    Args:
+        running: requests that run at once.
+        tokens: tokens of a step.
+        chunk: tokens of a prompt in a step, 0 for any number.
+        adaptive: whether vLLM raises ``chunk`` to an equal share of a full step.
     """
 
     running: int
@@ -72,7 +77,12 @@ class StockLimits:
         return self._before or self._now()
 
     def narrow(self, plan: Plan, num_running: int) -> None:
-        """num_running: requests with a row that run; vLLM counts others too."""
+        """Restrict the limits to a plan.
+
+        Args:
+            plan: the plan.
+            num_running: requests with a row that run; vLLM counts others too.
+        """
         own_limits = self._own
         running, tokens, chunk, adaptive = own_limits
         # vLLM ends no chunk within so many tokens of a prompt's end, where drafts look ahead. A chunk that is never
@@ -98,20 +108,24 @@ class StockLimits:
             self._set(limits)
 
     def keep_places(self, loading: int, loaded: int) -> None:
-        """Leaves places for requests whose KV is being loaded, and lets in those whose KV has been: they hold blocks.
+        """Reserve places for loading requests, and let in requests that have loaded: both hold blocks.
 
         No plan counts them: it sees them neither wait nor run.
+
+        Args:
+            loading: number of requests with KV that is being loaded.
+            loaded: number of requests with KV that has been loaded.
         """
         if loading or loaded:
             self._admit(min(self._now().running + loaded, self._own.running - loading), len(self._scheduler.running))
 
     def let_in(self, loaded: int) -> None:
-        """Lets in so many requests whose KV has been loaded."""
+        """Let in ``loaded`` requests with KV that has been loaded."""
         if loaded:
             self._admit(min(self._now().running + loaded, self._own.running))
 
     def take_place(self) -> None:
-        """A load begins, whose request runs after it."""
+        """Take a place for a load that begins, since its request runs after it."""
         self._admit(self._now().running - 1, len(self._scheduler.running))
 
     def _admit(self, running: int, least: int = 0) -> None:
@@ -143,20 +157,24 @@ class StockLimits:
 
 
 def let_in_loaded(scheduler: Any, ours: Container[str], limits: StockLimits) -> None:
-    """Lets in requests whose KV another connector has loaded: they hold blocks, and vLLM admits them first.
+    """Let in requests with KV that another connector has loaded: they hold blocks, and vLLM admits them first.
 
-    ours: ids of the requests whose KV our own connector loads.
+    Args:
+        scheduler: vLLM's scheduler.
+        ours: ids of the requests with KV that our own connector loads.
+        limits: the limits to widen.
     """
     found = compat.fetching(scheduler)
     limits.let_in(sum(r.request_id not in ours and compat.has_loaded(scheduler, r) for r in found))
 
 
 def apply_plan(scheduler: Any, plan: Plan, table: RequestTable, limits: StockLimits) -> list[Request]:
-    """Applies a plan to the next ``schedule()``: orders the queues, narrows the limits and pauses; all or nothing.
+    """Apply a plan to the next ``schedule()``: order the queues, narrow the limits and pause; all or nothing.
 
     The plan's preemptions are not applied here: call :func:`preempt` first.
 
     Returns: the requests that it paused, in the plan's order.
+
     Raises: any error, after everything is put back as it was.
     """
     paused = running_requests(scheduler, plan.pause, table)
@@ -187,14 +205,19 @@ def apply_plan(scheduler: Any, plan: Plan, table: RequestTable, limits: StockLim
 def _in_front(
     present: Any, named: IntArray | None, table: RequestTable, all_tracked: bool, *, by_arrival: bool = False
 ) -> Any:
-    """A queue with the named requests first, then the others in their present order.
+    """Return a queue with the named requests first, then the others in their present order.
 
-    Returns ``present`` itself if it has this order already or if no request is named. Requests without a row stay ahead
+    It is ``present`` itself if it has this order already or if no request is named. Requests without a row stay ahead
     of all others: a policy must not delay requests that it cannot see. A named request that is not in ``present`` (it
     waits elsewhere and holds KV) is left out.
 
-    all_tracked: whether each request has a row. by_arrival: one without stays ahead of those alone that came after it;
-    else a flood of them would starve the others.
+    Args:
+        present: the queue in its present order.
+        named: slots of the requests to put first; ``None`` for none.
+        table: the request table.
+        all_tracked: whether each request has a row.
+        by_arrival: whether a request without a row stays ahead only of requests that came after it; else a flood of
+            such requests would starve the others.
     """
     if named is None or not named.size:
         return present
@@ -210,7 +233,7 @@ def _in_front(
 
 
 def _before_later_ones(untracked: list[Request], planned: list[Request]) -> list[Request]:
-    """``planned`` with each of ``untracked``, in their order, before the first that arrived after it."""
+    """Return ``planned`` with each of ``untracked``, in their order, before the first that arrived after it."""
     merged, at = [], 0
     for request in planned:
         while at < len(untracked) and untracked[at].arrival_time <= request.arrival_time:
@@ -221,10 +244,15 @@ def _before_later_ones(untracked: list[Request], planned: list[Request]) -> list
 
 
 def _decodes_first(running: list[Request], table: RequestTable, num_protected: int) -> list[Request]:
-    """``running`` with the unfinished prompts that have no row behind the decodes, as a policy has those that it sees.
+    """Return ``running`` with the unfinished prompts that have no row behind the decodes.
 
-    They would take a whole step, which a policy may have made short. num_protected: requests of the table that come
-    first among its own, prompts or not: these have their chunks limited.
+    A policy has the prompts that it sees there, too. Without this they would take a whole step, which a policy may have
+    made short.
+
+    Args:
+        running: the running requests.
+        table: the request table.
+        num_protected: requests of the table that come first among its own, prompts or not: their chunks are limited.
     """
     prompts = [r for r in running if r.is_prefill_chunk and r.request_id not in table.slot_of]
     if not prompts:

@@ -1,4 +1,4 @@
-"""Which of vLLM's two schedulers ours stands on."""
+"""Choose which of vLLM's two schedulers ours is based on."""
 
 from functools import cache
 from typing import Any
@@ -8,5 +8,5 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 @cache
 def asynchronous(cls: type[Any]) -> type[Any]:
-    """``cls`` on top of vLLM's AsyncScheduler."""
+    """Return ``cls`` on top of vLLM's AsyncScheduler."""
     return type(cls.__name__, (cls, AsyncScheduler), {"__module__": cls.__module__, "__doc__": cls.__doc__})

@@ -1,6 +1,6 @@
-"""What is read of vLLM's scheduler and asked of it, the same in each of its versions.
+"""Read vLLM's scheduler and change it, in the same way for each of its versions.
 
-(:mod:`~sloserve.vllm_plugin.engine.private_names` lists what of it is private.)
+(:mod:`~sloserve.vllm_plugin.engine.private_names` lists which of its names are private.)
 """
 
 import asyncio
@@ -39,9 +39,9 @@ BLOCKED_STATUSES = frozenset(
 
 
 def check_model(vllm_config: Any) -> None:
-    """Raises: ConfigError for a diffusion model, whose requests a scheduler of vLLM's own must schedule.
+    """Raise ConfigError for a diffusion model, since its requests need a scheduler of vLLM's own.
 
-    vLLM chooses that one only where no class of scheduler is given.
+    vLLM chooses that scheduler only where no class of scheduler is given.
     """
     if vllm_config.diffusion_config is not None:
         raise ConfigError(
@@ -51,19 +51,19 @@ def check_model(vllm_config: Any) -> None:
 
 
 def configure_logging(args: Any) -> None:
-    """Applies the logging flags of ``vllm serve``; 0.30 has none."""
+    """Apply the logging flags of ``vllm serve``; 0.30 has none."""
     apply = getattr(vllm.logger, "configure_logging_from_args", None)
     if apply is not None:
         apply(args)
 
 
 def admission_limit_name(scheduler: Any) -> str:
-    """The attribute that bounds admission: 0.31 separated it from the number of model-runner slots."""
+    """Return the attribute that limits admission: 0.31 separated it from the number of model-runner slots."""
     return "max_num_active_reqs" if hasattr(scheduler, "max_num_active_reqs") else "max_num_running_reqs"
 
 
 def pause_for_next_step(scheduler: Any, request: Request) -> None:
-    """Makes the next ``schedule()`` pass ``request`` over; it keeps KV and slot, and the pause ends by itself.
+    """Make the next ``schedule()`` pass ``request`` over; it keeps KV and slot, and the pause ends by itself.
 
     vLLM skips a running request until ``next_decode_eligible_step`` (made for pipeline parallelism), in every
     configuration; ``schedule()`` first counts ``current_step`` up by one. A longer wait of vLLM's own stays.
@@ -72,14 +72,14 @@ def pause_for_next_step(scheduler: Any, request: Request) -> None:
 
 
 def chunk_multiple(scheduler: Any) -> int:
-    """Tokens at whose multiples the chunks of a prompt must end, but for the last; 1 for any."""
+    """Return the number of tokens at multiples of which a prompt's chunks must end, but for the last; 1 for any."""
     return int(scheduler.cache_config.block_size) if scheduler.need_mamba_block_aligned_split else 1
 
 
 def chunk_tokens(scheduler: Any) -> int | None:
-    """Most prompt tokens of one request in the next step, by vLLM's own threshold; ``None``: as many as it has.
+    """Return the most prompt tokens of one request in the next step, by vLLM's own threshold; ``None`` for no limit.
 
-    Since 0.31 the threshold spares a request that is alone, and may be raised to an equal share of a full step.
+    A request that is alone is not limited since 0.31, and the threshold may be raised to an equal share of a full step.
     """
     own = int(scheduler.scheduler_config.long_prefill_token_threshold)
     if not own or not hasattr(scheduler, ADAPTIVE):
@@ -127,7 +127,7 @@ def _within_own_interval(scheduler: Any) -> bool:
 
 
 def on_preemption(scheduler: Any, told: Callable[[str], object]) -> None:
-    """From now on ``told`` is called with the id of each request that is preempted, by vLLM or by a plan.
+    """Have ``told`` called with the id of each request that is preempted, by vLLM or by a plan.
 
     (``SchedulerOutput.preempted_req_ids`` leaves out a plan's in some versions.)
     """
@@ -141,12 +141,15 @@ def on_preemption(scheduler: Any, told: Callable[[str], object]) -> None:
 
 
 def admits_new(scheduler: Any) -> bool:
-    """Whether the engine is not being paused: while it is, running requests finish, preempted ones do not come back."""
+    """Return whether the engine is not being paused.
+
+    While it is, running requests finish, and preempted ones do not come back.
+    """
     return bool(scheduler.pause_state == PauseState.UNPAUSED)
 
 
 def is_blocked(request: Request) -> bool:
-    """Whether a waiting request waits for something that is not the scheduler's to give."""
+    """Return whether a waiting request waits for something that the scheduler cannot give."""
     if request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
         pending = request.structured_output_request
         return pending is None or pending.grammar is None
@@ -154,24 +157,27 @@ def is_blocked(request: Request) -> bool:
 
 
 def _has_loaded(request: Request) -> bool:
-    """Whether a waiting request's KV has been loaded: vLLM admits it before all others, whatever their order."""
+    """Return whether a waiting request's KV has been loaded: vLLM admits it before all others, whatever their order."""
     return request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED) and request.num_computed_tokens > 0
 
 
 def is_aborted(request: Request) -> bool:
-    """Of a request that ends: whether its client left it or an error ended it."""
+    """Return whether a request that ends was left by its client or ended by an error."""
     return request.status in (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR)
 
 
 def state_of(request: Request) -> State:
-    """Where an unfinished request stands that is not blocked."""
+    """Return the state of an unfinished request that is not blocked."""
     if request.status == RequestStatus.RUNNING:
         return State.RUNNING
     return State.WAITING if request.num_preemptions == 0 else State.PREEMPTED
 
 
 def live_requests(scheduler: Any) -> list[Request]:
-    """Unfinished requests in order of arrival. (One whose blocks a connector still reads is kept although finished.)"""
+    """Return the unfinished requests in order of arrival.
+
+    (vLLM keeps a finished request while a connector still reads its blocks.)
+    """
     return [request for request in scheduler.requests.values() if not request.is_finished()]
 
 
@@ -188,18 +194,18 @@ def total_blocks(scheduler: Any) -> int:
 
 
 def _blocks(scheduler: Any, request: Request) -> list[Any]:
-    """A request's KV blocks, of all groups. A null block, which stands for what a window has left, is none."""
+    """Return a request's KV blocks, of all groups, without null blocks, which stand for what a window has left."""
     groups = scheduler.kv_cache_manager.get_blocks(request.request_id).blocks
     return [block for group in groups for block in group if not block.is_null]
 
 
 def blocks_held(scheduler: Any, request: Request) -> int:
-    """KV blocks that a request holds, those that it shares included."""
+    """Return how many KV blocks a request holds, shared blocks included."""
     return len(_blocks(scheduler, request))
 
 
 def holding(scheduler: Any, request: Request) -> Holding:
-    """KV blocks of a running request: its own, and which requests hold the others."""
+    """Return the KV blocks of a running request: its own, and how many requests hold each of the others."""
     blocks = _blocks(scheduler, request)
     if not scheduler.kv_cache_manager.enable_caching:
         return Holding(len(blocks))
@@ -210,9 +216,10 @@ def holding(scheduler: Any, request: Request) -> Holding:
 
 
 def hit_tokens(scheduler: Any, layout: KVLayout, request: Request, before: int) -> int:
-    """Tokens that a waiting request would find in the prefix cache, see :func:`sloserve.engine.prefix_hit.blocks_hit`.
+    """Return the tokens that a waiting request would find in the prefix cache.
 
-    (``get_computed_blocks`` of vLLM's looks up every block, and may emit events.)
+    See :func:`sloserve.engine.prefix_hit.blocks_hit`. (``get_computed_blocks`` of vLLM's looks up every block, and may
+    emit events.)
     """
     kv_cache_manager, block_size = scheduler.kv_cache_manager, int(scheduler.block_size)
     if not kv_cache_manager.enable_caching or request.skip_reading_prefix_cache:
@@ -235,7 +242,7 @@ def hit_tokens(scheduler: Any, layout: KVLayout, request: Request, before: int) 
 
 
 def _still_hit(coordinator: Any, block_pool: Any, hashes: Sequence[Any], most: int, before: int) -> bool:
-    """Whether the hit of ``before`` tokens, of ``most``, is there still and no longer one can be.
+    """Return whether the hit of ``before`` tokens, of ``most``, is there still and no longer one can be.
 
     vLLM's own look-up asks for each block of a prefix: 1.2 ms for one of 32k tokens.
     """
@@ -253,12 +260,20 @@ def _still_hit(coordinator: Any, block_pool: Any, hashes: Sequence[Any], most: i
 
 
 def places_taken(scheduler: Any) -> int:
-    """What vLLM compares with its limit on admission: a session between two inputs keeps its place there."""
+    """Return the number that vLLM compares with its limit on admission.
+
+    A session between two inputs keeps its place there.
+    """
     return len(scheduler.running) + int(scheduler.num_waiting_for_streaming_input)
 
 
 def free_slots(scheduler: Any, promised: int = 0) -> int:
-    """How many more requests could be admitted now. promised: as for :func:`engine_facts`."""
+    """Return how many more requests could be admitted now.
+
+    Args:
+        scheduler: vLLM's scheduler.
+        promised: places that requests will take which do not run yet, as for :func:`engine_facts`.
+    """
     limit: int = getattr(scheduler, admission_limit_name(scheduler))
     return max(limit - places_taken(scheduler) - promised, 0)
 
@@ -272,16 +287,16 @@ def engine_facts(
     monotonic_s: float,
     promised: int = 0,
 ) -> EngineFacts:
-    """What the engine can do for the requests of a snapshot, as of ``monotonic_s``, a time of ``clock``.
+    """Return what the engine can do for the requests of a snapshot, as of ``monotonic_s``, a time of ``clock``.
 
     Args:
-        scheduler: vLLM's.
-        layout: of its KV cache.
-        running: how many requests of the snapshot run.
+        scheduler: vLLM's scheduler.
+        layout: layout of its KV cache.
+        running: number of requests of the snapshot that run.
         others: requests that are not in the snapshot and may hold KV.
-        clock: of the engine's steps.
-        monotonic_s: now.
-        promised: places that requests will take which do not run yet: those whose KV is being loaded.
+        clock: clock of the engine's steps.
+        monotonic_s: present time of ``clock``.
+        promised: places that requests will take which do not run yet: their KV is being loaded.
     """
     limit, taken = getattr(scheduler, admission_limit_name(scheduler)), places_taken(scheduler) + promised
     held = sum(blocks_held(scheduler, request) for request in others)
@@ -309,17 +324,22 @@ def max_loras(scheduler: Any) -> int | None:
 
 
 async def call_every_engine(client: Any, method: str, *args: Any, limit_s: float | None) -> list[Any]:
-    """What each rank answers to a utility call, in order: its result, or the exception that it ended in.
+    """Return each rank's response to a utility call, in order: its result, or the exception that it ended in.
 
-    limit_s: what takes longer ends in a TimeoutError; ``None`` for no limit. (A client's plain utility call returns the
-    first answer alone.)
+    (A client's plain utility call returns the first rank's response alone.)
+
+    Args:
+        client: the client of the engine cores.
+        method: name of the method to call.
+        *args: arguments of the method.
+        limit_s: seconds after which a call ends in a TimeoutError; ``None`` for no limit.
     """
     calls = (client._call_utility_async(method, *args, engine=engine) for engine in client.core_engines)
     return await asyncio.gather(*(asyncio.wait_for(call, limit_s) for call in calls), return_exceptions=True)
 
 
 def identity_reason(scheduler: Any) -> str | None:
-    """Why only the identity plan is safe with this engine, or ``None`` where plans are shown to keep outputs equal."""
+    """Return why only the identity plan is safe with this engine; ``None`` if plans are shown to keep outputs equal."""
     config = scheduler.vllm_config
     if config.model_config.runner_type == "pooling":
         return "pooling models"
@@ -339,7 +359,10 @@ def identity_reason(scheduler: Any) -> str | None:
 
 
 def other_than_full_attention(scheduler: Any) -> str | None:
-    """What hinders a policy that counts blocks as tokens / block size; ``None`` where all layers keep all tokens."""
+    """Return what hinders a policy that counts blocks as tokens / block size.
+
+    ``None`` means that all layers keep all tokens.
+    """
     if layout_of(scheduler).is_full:
         return None
     return "a KV cache of several groups or with windows under a policy that counts tokens / block size"
@@ -369,7 +392,7 @@ def no_preemptions_reason(scheduler: Any) -> str | None:
 
 
 def connectors(scheduler: Any) -> list[Any]:
-    """The scheduler's KV connectors, those in a MultiConnector one by one."""
+    """Return the scheduler's KV connectors, the connectors of a MultiConnector one by one."""
     if scheduler.connector is None:
         return []
     children: list[Any] = getattr(scheduler.connector, "_connectors", [scheduler.connector])
@@ -377,13 +400,13 @@ def connectors(scheduler: Any) -> list[Any]:
 
 
 def connector_settings(scheduler: Any) -> list[Mapping[str, Any]]:
-    """What the operator set for each of :func:`connectors`; empty where there is one alone."""
+    """Return what the operator set for each of :func:`connectors`; empty if there is only one."""
     config = scheduler.vllm_config.kv_transfer_config
     return list(config.kv_connector_extra_config.get("connectors", [])) if len(connectors(scheduler)) > 1 else []
 
 
 def tells_before_preempting(vllm_config: Any) -> bool:
-    """Whether the scheduler that vLLM will use says when a request is about to lose its KV, as ours does."""
+    """Return whether the scheduler that vLLM will use reports when a request is about to lose its KV, as ours does."""
     scheduler = vllm_config.scheduler_config.scheduler_cls
     if isinstance(scheduler, str):
         scheduler = resolve_obj_by_qualname(scheduler)
@@ -391,9 +414,13 @@ def tells_before_preempting(vllm_config: Any) -> bool:
 
 
 def trust_loads(scheduler: Any, alone: bool) -> None:
-    """Has vLLM compute again what failed to load; and free blocks at once where every load waits for the running step.
+    """Have vLLM compute again what failed to load, and free blocks at once if every load waits for the running step.
 
-    (vLLM else holds blocks back until the steps that may write them are over.) alone: whether all loads are ours.
+    (Otherwise vLLM holds blocks back until the steps that may write them are over.)
+
+    Args:
+        scheduler: vLLM's scheduler.
+        alone: whether all loads are ours.
     """
     scheduler.recompute_kv_load_failures = True
     if alone:
@@ -401,13 +428,13 @@ def trust_loads(scheduler: Any, alone: bool) -> None:
 
 
 def block_ids(scheduler: Any, request: Request) -> tuple[list[int], ...]:
-    """The KV blocks of a request, of each KV cache group."""
+    """Return the KV blocks of a request, of each KV cache group."""
     found: tuple[list[int], ...] = scheduler.kv_cache_manager.get_block_ids(request.request_id)
     return found
 
 
 def is_loading(scheduler: Any, request: Request) -> bool:
-    """Whether a load of KV runs for this request, which is not admitted before that."""
+    """Return whether a load of KV runs for this request, which is not admitted before it has ended."""
     return (
         request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
         and request.request_id not in scheduler.finished_recving_kv_req_ids
@@ -415,7 +442,7 @@ def is_loading(scheduler: Any, request: Request) -> bool:
 
 
 def awaits_load(scheduler: Any, request_id: str) -> bool:
-    """Return whether vLLM takes the news that a load of this request's KV has ended; of any other it raises."""
+    """Return whether vLLM expects the end of a load of this request's KV; for any other request it raises an error."""
     request = scheduler.requests.get(request_id)
     if request is None:
         return False
@@ -423,14 +450,14 @@ def awaits_load(scheduler: Any, request_id: str) -> bool:
 
 
 def has_loaded(scheduler: Any, request: Request) -> bool:
-    """Whether its KV has been loaded, and it is not admitted yet."""
+    """Return whether a request's KV has been loaded, and it is not admitted yet."""
     if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
         return request.request_id in scheduler.finished_recving_kv_req_ids
     return _has_loaded(request)
 
 
 def fetching(scheduler: Any) -> list[Request]:
-    """Requests whose KV a connector loads, or has loaded, and that are not admitted yet."""
+    """Return the requests with KV that a connector loads, or has loaded, and that are not admitted yet."""
     return [r for r in beside_waiting(scheduler) if is_loading(scheduler, r) or has_loaded(scheduler, r)]
 
 
@@ -453,7 +480,7 @@ def requeue_skipped(scheduler: Any) -> None:
 
 
 def take_back(scheduler: Any, request: Request) -> list[Any]:
-    """Makes a waiting request that loads KV, or has loaded it, wait as if it had just been preempted, in front.
+    """Make a waiting request that loads KV, or has loaded it, wait as if it had just been preempted, in front.
 
     Returns: its blocks, which now belong to no request; they go back to the pool by :func:`free`.
     """
@@ -473,7 +500,7 @@ def take_back(scheduler: Any, request: Request) -> list[Any]:
 
 
 def take_over(scheduler: Any, request: Request) -> list[Any]:
-    """Ends a request that was aborted while its KV was loaded, which vLLM has wait for the load.
+    """End a request that was aborted while its KV was loaded, which vLLM has wait for the load.
 
     Returns: its blocks, as :func:`take_back`.
     """
@@ -483,15 +510,15 @@ def take_over(scheduler: Any, request: Request) -> list[Any]:
 
 
 def free(scheduler: Any, blocks: Sequence[Any]) -> None:
-    """Gives blocks of a request, in the order of its tokens, back to the pool: the last are used again first."""
+    """Give blocks of a request, in the order of its tokens, back to the pool: the last are used again first."""
     scheduler.kv_cache_manager.block_pool.free_blocks(reversed(blocks))
 
 
 def beside_waiting(scheduler: Any) -> Any:
-    """The queue of requests that wait with KV; 0.30 has one for all that it passed over."""
+    """Return the queue of requests that wait with KV; 0.30 has one for all that it passed over."""
     return scheduler.kv_holding_waiting if hasattr(scheduler, "kv_holding_waiting") else scheduler.skipped_waiting
 
 
 def reclaim(scheduler: Any, blocks: Sequence[Any]) -> None:
-    """Takes blocks that :func:`free` gave back out of the pool again; nothing was allocated meanwhile."""
+    """Take blocks that :func:`free` gave back out of the pool again; nothing was allocated meanwhile."""
     scheduler.kv_cache_manager.block_pool.touch(blocks)

@@ -1,9 +1,9 @@
-"""vLLM's scheduler with room for calls of ours before and after its own methods, none of which reaches vLLM's loop.
+"""vLLM's scheduler with calls of ours before and after its own methods; none of our exceptions reaches vLLM's loop.
 
-vLLM's engine stops at any exception in its loop. So the methods that vLLM calls stand here alone, and each consists of
-one call of vLLM's own and of calls through a :class:`~sloserve.engine.containment.Containment`: vLLM's method runs
-whatever of ours raises, and what vLLM raises passes. A class derived from this one overrides the hooks, and no method
-that vLLM calls.
+The engine of vLLM is stopped by any exception in its loop. So only this module defines the methods that vLLM calls, and
+each consists of one call of vLLM's own and of calls through a :class:`~sloserve.engine.containment.Containment`: vLLM's
+method runs whatever of ours raises, and what vLLM raises passes. A class derived from this one overrides the hooks, and
+no method that vLLM calls.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from sloserve.vllm_plugin.engine.apply import StockLimits, preempt
 
 
 class ContainedScheduler(Scheduler):
-    """vLLM's scheduler, whose methods call the hooks below.
+    """vLLM's scheduler with methods that call the hooks below.
 
     The constructor of a derived class sets the attributes before it sets ``_counts``, from which on steps have hooks:
     vLLM's own tests build schedulers without calling a constructor.
@@ -28,7 +28,10 @@ class ContainedScheduler(Scheduler):
 
     _counts = False
     _booking = _planning = Containment(Counter(), "sloserve failed; vLLM schedules by itself")
-    """Of what only counts; and of what planning rests on, after whose exceptions planning has to begin anew."""
+    """Containments of calls that only count, and of calls that planning rests on.
+
+    After an exception in a call of the latter, planning has to begin again.
+    """
     _limits: StockLimits
     preempted_since_step: set[str]
     """Ids of the requests that were preempted since the last step was scheduled, by a plan or by vLLM's reset."""
@@ -115,7 +118,12 @@ class ContainedScheduler(Scheduler):
         return False
 
     def _preempted(self, request: Request, is_swapped: bool) -> None:
-        """Note that a request was preempted. is_swapped: whether its KV is stored."""
+        """Record that a request was preempted.
+
+        Args:
+            request: the request.
+            is_swapped: whether its KV is stored.
+        """
 
     def _ended(self, request: Request) -> None:
         """Note that a request ends, in whatever way, before vLLM frees it."""
@@ -145,7 +153,9 @@ class ContainedScheduler(Scheduler):
     def _before_step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Request]:
         """Decide what the next step does. Return the running requests to preempt before it.
 
-        args, kwargs: of vLLM's ``schedule()``.
+        Args:
+            args: positional arguments of vLLM's ``schedule()``.
+            kwargs: keyword arguments of vLLM's ``schedule()``.
         """
         return []
 

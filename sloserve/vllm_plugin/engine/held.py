@@ -1,4 +1,4 @@
-"""What a scheduled step of vLLM leaves for waiting requests, and for which of them a plan preempts."""
+"""Find what a scheduled step of vLLM leaves for waiting requests, and for which of them a plan preempts."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,7 +15,15 @@ from sloserve.vllm_plugin.engine.vllm_port import VllmPort
 
 
 def step_done(scheduler: Any, port: VllmPort, output: Any, plan: Plan, planner: Planner | None) -> StepDone:
-    """What the step that was just scheduled leaves. plan: that it followed; planner: whose, if there is one."""
+    """Return what the step that was just scheduled leaves.
+
+    Args:
+        scheduler: vLLM's scheduler.
+        port: reads the scheduler.
+        output: the ``SchedulerOutput`` of the step.
+        plan: the plan that the step followed.
+        planner: the planner of the plan, if there is one.
+    """
     running = compat.places_taken(scheduler)
     budget, limit = int(scheduler.max_num_scheduled_tokens), None
     if plan.token_budget is not None:
@@ -33,7 +41,7 @@ def step_done(scheduler: Any, port: VllmPort, output: Any, plan: Plan, planner: 
 
 
 def head_held_up(waiting: Iterable[Request], step: StepDone, facts: EngineFacts) -> Cause:
-    """Why the first of those who could be admitted was not."""
+    """Return why the first of the requests that could be admitted was not admitted."""
     first = next((request for request in waiting if not compat.is_blocked(request)), None)
     if first is None:
         return Cause() if next(iter(waiting), None) is None else Cause(Why.BLOCKED)
@@ -42,7 +50,7 @@ def head_held_up(waiting: Iterable[Request], step: StepDone, facts: EngineFacts)
 
 
 def rival_of(plan: Plan, planner: Planner | None) -> Request | None:
-    """The request for which ``plan`` preempts: the one that it admits first."""
+    """Return the request for which ``plan`` preempts: the one that it admits first."""
     if planner is None or plan.waiting is None or not plan.waiting.size:
         return None
     rival: Request | None = planner.table.request_at[plan.waiting[0]]
@@ -50,7 +58,7 @@ def rival_of(plan: Plan, planner: Planner | None) -> Request | None:
 
 
 def due_later_s(victim: Request, rival: Request, slo_of: Mapping[str, StatedSLO]) -> float:
-    """By how many seconds the next deadline of ``victim`` comes after that of ``rival``; nan where one has none."""
+    """Return the seconds from the next deadline of ``rival`` to the one of ``victim``; nan if either has none."""
     return _due_s(victim, slo_of) - _due_s(rival, slo_of)
 
 
@@ -61,5 +69,5 @@ def _due_s(request: Request, slo_of: Mapping[str, StatedSLO]) -> float:
 
 
 def not_planned(scheduler: Any) -> Cause:
-    """Why a request was preempted that no plan named."""
+    """Return why a request was preempted that no plan named."""
     return Cause(Why.KV_SHORT if compat.admits_new(scheduler) else Why.ENGINE)

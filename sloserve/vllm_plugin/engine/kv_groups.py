@@ -23,10 +23,10 @@ _SWAPPED_STATES = ("none", "align")
 
 
 def layout_of(scheduler: Any) -> KVLayout:
-    """How vLLM's scheduler counts the blocks of a request.
+    """Return how vLLM's scheduler counts the blocks of a request.
 
-    Raises: LookupError naming a kind of layer whose blocks cannot be counted. Kinds are known by their exact type: a
-    subclass may give blocks back otherwise.
+    Raises: LookupError naming a kind of layer with blocks that cannot be counted. Kinds are known by their exact type:
+    a subclass may give blocks back otherwise.
     """
     coordinator = scheduler.kv_cache_manager.coordinator
     # Where a prefix may end inside a block, vLLM copies that block for the request.
@@ -55,7 +55,9 @@ def _groups_of(scheduler: Any, group: Any) -> KVGroups:
 def groups_of_spec(spec: Any) -> KVGroups:
     """Return what the layers of one KV cache group keep, as vLLM describes them.
 
-    spec: a ``KVCacheSpec``; of Mamba states (``align``) those of one step are counted.
+    Args:
+        spec: a ``KVCacheSpec``; of Mamba states (``align``) only the states of one step are counted.
+
     Raises: LookupError naming a kind of layer that is not known.
     """
     one = KVGroups(1, spec.block_size)
@@ -72,7 +74,7 @@ def groups_of_spec(spec: Any) -> KVGroups:
 
 
 def keeps_all_tokens(group: Any) -> bool:
-    """Whether the layers of a group of vLLM's keep all tokens of a request."""
+    """Return whether the layers of a group of vLLM's keep all tokens of a request."""
     return type(group.kv_cache_spec) in _WHOLE_CONTEXT
 
 
@@ -82,7 +84,7 @@ def shares_prefixes(group: Any) -> bool:
 
 
 def _most_blocks(group: Any) -> int | None:
-    """vLLM's limit on the blocks that it wants free to admit a request; 0.30 keeps it to itself."""
+    """Return vLLM's limit on the blocks that it wants free to admit a request; 0.30 keeps it private."""
     name = "max_admission_blocks_per_request"
     found: int | None = getattr(group, name) if hasattr(group, name) else getattr(group, f"_{name}")
     return found
@@ -91,7 +93,9 @@ def _most_blocks(group: Any) -> int | None:
 def swapped_groups(groups: Sequence[Any]) -> list[KVGroups]:
     """Return what each KV cache group keeps, in vLLM's order, so that its blocks can be swapped.
 
-    groups: vLLM's ``kv_cache_groups``.
+    Args:
+        groups: vLLM's ``kv_cache_groups``.
+
     Raises: LookupError naming a kind of layer of which it was not shown what a resumed request needs.
     """
     found: list[KVGroups] = []

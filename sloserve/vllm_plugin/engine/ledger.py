@@ -1,8 +1,8 @@
-"""What one scheduler counts, whatever its policy: waiting requests by class, what became of them, what planning cost.
+"""Count what happens in one scheduler, whatever its policy: waiting requests by class, outcomes, cost of planning.
 
 The figures are one array of slots (:class:`~sloserve.engine.metrics.engine_page.Layout`). While there is a page the
-array is the page's, so that counting is publishing. Costs a few microseconds a step, and one reading of each request's
-SLO.
+array is the page's, so that counting is publishing. It costs a few microseconds a step, and one reading of each
+request's SLO.
 """
 
 import logging
@@ -33,7 +33,7 @@ COUNTERS = (
     "plans", "reused_plans", "stale_plans", "plan_errors", "internal_errors", "policy_preemptions", "paused_steps",
     "limited_steps", "malformed_slo",
 )  # fmt: skip
-"""Figures that others count in the counters of the scheduler."""
+"""Figures that other parts count in the counters of the scheduler."""
 
 _AT = Layout.at
 _LAST_STEP_S, _RUNNING, _WAITING, _PREEMPTED, _PAUSED = (
@@ -43,7 +43,7 @@ _STEPS, _TOKENS, _PREEMPTIONS = _AT["steps"], _AT["scheduled_tokens"], _AT["vllm
 _SHADOW = {name.removeprefix("shadow_"): at for name, at in _AT.items() if name.startswith("shadow_")}
 _NOTHING = Interruptions()
 _COUNTER_OF = {"policy_preemptions": "evictions", "swapped_by_policy": "swapped_evictions"}
-"""Figures whose counter has another name, which is a key of result.json and stays."""
+"""Figures with a counter that has another name, which is a key of result.json and stays."""
 _COUNTERS = tuple((_AT[name], _COUNTER_OF.get(name, name)) for name in COUNTERS)
 _SWAP_COUNTERS = tuple(
     (at, _COUNTER_OF.get(name, name)) for name, at in _AT.items() if name in SWAP_COUNTERS or name not in SCALARS
@@ -55,7 +55,8 @@ _POOL_USED, _POOL_PEAK, _POOL_TOTAL = (_AT[f"swap_pool_{kind}_bytes"] for kind i
 class EngineStats:
     """The figures of one scheduler, and each live request's SLO, read once.
 
-    stages: where its requests are, and since when.
+    Attributes:
+        stages: stage of each of its requests, and when the stage began.
     """
 
     def __init__(self, classes: ClassTable, counters: Counter[str]) -> None:
@@ -76,7 +77,7 @@ class EngineStats:
         self._steps = self._tokens = 0
 
     def enqueued(self, request: Request) -> StatedSLO:
-        """Counts a new request; returns what it states."""
+        """Count a new request; return what it states."""
         stated = self._read(request)
         self.slo_of[request.request_id] = stated
         self._waiting[request.request_id] = stated.class_id
@@ -103,7 +104,7 @@ class EngineStats:
         self._preemptions += 1
 
     def stepped(self, scheduler: Any, output: Any, paused: Sequence[Request], now_s: float) -> None:
-        """Books one step: the requests that it admitted, and the state after it."""
+        """Book one step: the requests that it admitted, and the state after it."""
         values = self._values
         self.stages.scheduled(admitted_ids(output), self._just_preempted, paused, now_s)
         for new in output.scheduled_new_reqs:
@@ -132,7 +133,12 @@ class EngineStats:
                 values[at] = self._counters.get(name, 0)
 
     def swap_space(self, pool: SwapFacts, peak_blocks: int) -> None:
-        """Books the host pool as it is after a step, and what was counted of swapping. peak_blocks: most in use yet."""
+        """Book the host pool as it is after a step, and what was counted of swapping.
+
+        Args:
+            pool: the pool.
+            peak_blocks: most blocks that were in use at any time.
+        """
         if self._swaps is None:
             self._swaps = Counter()
         values = self._values
@@ -143,32 +149,41 @@ class EngineStats:
             values[at] = self._counters.get(name, 0)
 
     def swapped(self, request_id: str) -> None:
-        """The KV of a request that is preempted goes to the host."""
+        """Record that the KV of a preempted request goes to the host."""
         if self._swaps is not None:
             self._swaps[request_id] += 1
 
     def copied(self, direction: str, num_bytes: int, seconds: float) -> None:
-        """Books copies that ended. direction: ``out`` to the host, ``in`` back."""
+        """Book copies that ended.
+
+        Args:
+            direction: ``out`` to the host, ``in`` back.
+            num_bytes: bytes that were copied.
+            seconds: seconds that the copies took.
+        """
         self._values[_AT[f"swap_{direction}_bytes"]] += num_bytes
         self._values[_AT[f"swap_{direction}_seconds"]] += seconds
 
     def planned(self, cost_s: float) -> None:
-        """Books what one plan cost."""
+        """Book the cost of one plan, in seconds."""
         self._values[_AT["plan_seconds_sum"]] += cost_s
         self._values[Layout.bucket(cost_s)] += 1
 
     def shadowed(self, figures: Mapping[str, float] | None) -> None:
-        """Puts the shadow policy's figures in, by their names without ``shadow_``; all 0 for ``None``."""
+        """Set the shadow policy's figures, by their names without ``shadow_``; all 0 for ``None``."""
         for name, at in _SHADOW.items():
             self._values[at] = 0.0 if figures is None else figures[name]
 
     def step_times(self, figures: Mapping[str, float]) -> None:
-        """Puts in how well the times of steps are known."""
+        """Set the figures that show how well the times of steps are known."""
         for name, value in figures.items():
             self._values[_AT[name]] = value
 
     def freed(self, request: Request, now_s: float) -> None:
-        """A request ended, in whatever way. What it met is on the page before its last output leaves."""
+        """Record that a request ended, in whatever way.
+
+        What it met is on the page before its last output leaves.
+        """
         request_id = request.request_id
         self.slo_of.pop(request_id, None)
         class_id = self._waiting.pop(request_id, None)
@@ -189,7 +204,10 @@ class EngineStats:
                 self._page.note_interruptions(parent, met)
 
     def status(self) -> dict[str, Any]:
-        """The figures as plain values; those of the host pool under ``swap_space``, which is ``None`` without one."""
+        """Return the figures as plain values.
+
+        The figures of the host pool are under ``swap_space``, which is ``None`` without a pool.
+        """
         named = dict(zip(_AT, self._values.tolist(), strict=False))
         swap = {name: named.pop(name) for name in _SWAP_NAMES}
         first = self._layout.waiting
@@ -197,7 +215,7 @@ class EngineStats:
         return {**named, "waiting_by_class": waiting, "swap_space": None if self._swaps is None else swap}
 
     def publish_on(self, page: PageWriter) -> None:
-        """From now on the figures are those of ``page``."""
+        """Publish the figures: move them into ``page``, where they are counted afterwards."""
         page.values[:] = self._values
         self._values, self._page = page.values, page
 
@@ -206,7 +224,7 @@ class EngineStats:
             self._page.set_policies(policy, shadow_policy, plans_off)
 
     def close(self) -> None:
-        """Takes the page away; counting goes on."""
+        """Take the page away; counting goes on."""
         if self._page is not None:
             self._values = self._values.copy()
             self._page.close()

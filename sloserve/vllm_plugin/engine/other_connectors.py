@@ -1,4 +1,4 @@
-"""What plans may do beside the KV connectors of others: which of them were read, and what they cannot take."""
+"""Find what plans may do beside other parties' KV connectors: which were read, and what they cannot take."""
 
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
@@ -13,13 +13,18 @@ FOLLOW_STEPS: Final = {
     ),
     "lmcache": frozenset({"LMCacheMPConnector"}),
 }  # fmt: skip
-"""Classes of KV connectors, by package, that take what they do in a step from the requests which that step computes, so
-that one which it leaves out is to them as one that stock vLLM had no tokens for. (vLLM's name ``LMCacheMPConnector``
-stands for LMCache's own class where LMCache has one, and for ``LMCacheMPConnectorUpstream`` elsewhere.)"""
+"""Classes of KV connectors, by package, that act in a step on the requests which that step computes.
+
+To them, a request that a step leaves out is like one for which stock vLLM had no tokens. (vLLM's name
+``LMCacheMPConnector`` stands for LMCache's own class where LMCache has one, and for ``LMCacheMPConnectorUpstream``
+elsewhere.)
+"""
 
 READ_AFTER_PREEMPTION: Final = {"vllm": frozenset({"HF3FSKVConnector", "LMCacheMPConnectorUpstream"})}
-"""Classes that copy blocks behind the engine's back and do not wait for the copy when the request is preempted. The
-blocks then belong to another request, whose KV may be stored under the wrong prompt."""
+"""Classes that copy blocks behind the engine's back and do not wait for the copy when the request is preempted.
+
+The blocks then belong to another request, and its KV may be stored under the wrong prompt.
+"""
 
 
 READ_LMCACHE: Final = ("0.5.6",)
@@ -80,7 +85,7 @@ def hold_back_preempted(scheduler: Any) -> None:
 
     vLLM itself admits no request in a step in which it preempts, and connectors rest on that: MooncakeStoreConnector
     forgets what a preempted request was given in the step, and raises into the engine's loop if the step computes the
-    request. A connector that answers ``None`` has vLLM ask again in the next step.
+    request. A connector that returns ``None`` has vLLM ask again in the next step.
     """
     ask = scheduler.connector.get_num_new_matched_tokens
 

@@ -81,7 +81,7 @@ POOL_ATTRIBUTES = (
 )
 BLOCK_ATTRIBUTES = ("block_id", "is_null", "ref_cnt")
 PREEMPT_ARGUMENTS = ("request", "drop_stale_output")
-"""Of ``_preempt_request``, by name."""
+"""Arguments of ``_preempt_request``, by name."""
 REQUEST_ATTRIBUTES = (
     "lora_request", "next_decode_eligible_step", "num_computed_tokens", "num_in_flight_tokens", "num_preemptions",
     "arrival_time", "block_hashes", "is_finished", "is_prefill_chunk", "max_tokens", "mm_features", "num_prompt_tokens",
@@ -121,7 +121,7 @@ def check_version() -> None:
 
 
 def check_scheduler(scheduler: Any) -> None:
-    """Raises: ConfigError naming every attribute this package needs that the scheduler no longer has."""
+    """Raise ConfigError that names every attribute this package needs and the scheduler no longer has."""
     probe = set(Request.__init__.__code__.co_names) | set(dir(Request))
     missing = [f"Request.{name}" for name in REQUEST_ATTRIBUTES if name not in probe]
     missing += _lacking("Scheduler", scheduler, SCHEDULER_ATTRIBUTES + SCHEDULER_METHODS)

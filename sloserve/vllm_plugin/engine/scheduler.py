@@ -1,12 +1,13 @@
-"""``SLOScheduler``: vLLM's own scheduler, whose order of service is planned by a policy.
+"""``SLOScheduler``: vLLM's own scheduler, with an order of service that is planned by a policy.
 
-Wires only. Each ``schedule()``: ask the planner for a plan, narrow vLLM's limits to it, let vLLM schedule, book what
-came of it. Whatever the policy does, outputs stay vLLM's and no request is lost: see ``guards`` and ``apply``.
+This module does nothing but wire parts. Each ``schedule()`` asks the planner for a plan, narrows vLLM's limits to it,
+lets vLLM schedule, and books the result. Whatever the policy does, outputs stay vLLM's and no request is lost: see
+``guards`` and ``apply``.
 
-Of the methods that vLLM calls only the constructor raises anything of ours; the others are those of
+Of the methods that vLLM calls only the constructor raises anything of ours; the others are inherited from
 :class:`~sloserve.vllm_plugin.engine.contained_scheduler.ContainedScheduler`. After an exception in planning the
 planner's rows may be wrong, so the planner is dropped and vLLM schedules by itself; some time later planning begins
-anew, with rows made from vLLM's own requests. What was learned of requests that ended is kept, unless planning fails
+again, with rows made from vLLM's own requests. What was learned of requests that ended is kept, unless planning fails
 again: then that may be at fault.
 """
 
@@ -53,12 +54,15 @@ from sloserve.vllm_plugin.swap.swapping import Parked, Swapping
 logger = logging.getLogger(__name__)
 
 PLAN_AGAIN_S = 1.0
-"""Time without plans after an exception in planning. It doubles with each, so that one that comes back with the same
-requests costs little; a change of policy starts from here."""
+"""Seconds without plans after an exception in planning.
+
+The time doubles with each exception, so that one that comes back with the same requests costs little; a change of
+policy starts from here.
+"""
 MOST_PLAN_AGAIN_S = 60.0
 
 STEP_TIMES_EVERY_S = 0.25
-"""How often the page says how well step times are known: who reads it does so every few seconds."""
+"""Seconds after which the page shows again how well step times are known; its readers look every few seconds."""
 
 _NO_LOAD = StepLoad()
 
@@ -67,10 +71,11 @@ _NO_LOAD = StepLoad()
 class _Round:
     """One call of ``schedule()``.
 
-    now_s: epoch seconds at its start.
-    monotonic_s: seconds of the monotonic clock at its start.
-    swap_stores: requests whose KV had been stored by then.
-    step: what was decided for the step; ``None`` where vLLM decides alone.
+    Args:
+        now_s: epoch seconds at its start.
+        monotonic_s: seconds of the monotonic clock at its start.
+        swap_stores: number of stores of requests' KV by then.
+        step: what was decided for the step; ``None`` where vLLM decides alone.
     """
 
     now_s: float
@@ -82,13 +87,13 @@ class _Round:
 class SLOScheduler(ContainedScheduler):
     """Drop-in for vLLM's ``--scheduler-cls``; configured by ``--additional-config '{"sloserve": {"policy": "edf"}}'``.
 
-    With no configuration the policy is fcfs, which is vLLM's own behaviour. Where the engine schedules asynchronously
-    an instance is vLLM's AsyncScheduler too, and nowhere else: as vLLM chooses for itself, and does not for a class
-    that it is given. The two leave different tokens in a request between its steps, and a worker reads them.
+    With no configuration the policy is fcfs, which is vLLM's own behaviour. If and only if the engine schedules
+    asynchronously, an instance is vLLM's AsyncScheduler too. vLLM makes this choice for itself, but not for a class
+    that it is given. The two schedulers leave different tokens in a request between its steps, and a worker reads them.
 
     Args:
-        clock, planning_costs: given by the virtual engine alone: virtual time, and a table in place of measured
-        planning cost.
+        clock: the virtual engine's virtual time; ``None`` for the host's clock.
+        planning_costs: the virtual engine's table in place of measured planning cost; ``None`` to measure it.
 
     Raises:
         ConfigError: an untested vLLM, a diffusion model, an unknown policy or setting, or ``--scheduling-policy
@@ -104,7 +109,10 @@ class SLOScheduler(ContainedScheduler):
     _round: _Round | None = None
 
     TELLS_BEFORE_PREEMPTING = True
-    """That SwapConnector is told of each request that is about to lose its KV; another scheduler may say so too."""
+    """A mark that the scheduler reports each request that is about to lose its KV to SwapConnector.
+
+    Another scheduler may have this mark, too.
+    """
 
     def __new__(cls, vllm_config: Any = None, *args: Any, **kwargs: Any) -> Self:
         is_async = vllm_config is not None and vllm_config.scheduler_config.async_scheduling
@@ -131,7 +139,7 @@ class SLOScheduler(ContainedScheduler):
         if profile is not None and profile.marker:
             logger.warning("step times start from profile %s; this engine's own steps correct them", profile.title)
         self.step_clock = StepClock(profile)
-        """How long this engine's steps take, and when those in flight will end."""
+        """Clock of this engine's steps: how long they take, and when the steps in flight will end."""
         self._step_times_again_s = 0.0
         self.slo_planning_s = 0.0
         """What planning for the last step costs in virtual time."""
@@ -168,7 +176,7 @@ class SLOScheduler(ContainedScheduler):
         self._shadow, self._shadow_text = self._make_shadow(settings.shadow_policy), settings.shadow_policy
         self._unsafe = compat.identity_reason(self)
         self._plans_off: str | None = None
-        """Why vLLM schedules by itself where a policy would plan."""
+        """Reason why vLLM schedules by itself where a policy would plan."""
         self._planner = self._make_planner(self._policy, self._shadow, self._policy_text)
         if self.vllm_config.observability_config.otlp_traces_endpoint is not None:
             self._traced = self._make_traced()
@@ -203,7 +211,10 @@ class SLOScheduler(ContainedScheduler):
         return None if self._planning_costs is None else self._planning_costs.of(policy)
 
     def _make_planner(self, policy: Policy, shadow: Shadow | None, text: str) -> Planner | None:
-        """``None``: vLLM schedules by itself. Raises: ConfigError for a shadow policy that cannot plan here."""
+        """Return a planner for a policy; ``None`` if vLLM schedules by itself.
+
+        Raises: ConfigError for a shadow policy that cannot plan here.
+        """
         flat = None if self._unsafe else compat.other_than_full_attention(self)
         if flat is not None and shadow is not None and shadow.policy.full_attention_only:
             raise ConfigError(f"the shadow policy cannot plan with {flat}; choose another, or none")
@@ -236,10 +247,14 @@ class SLOScheduler(ContainedScheduler):
     def set_policies(
         self, policy: str | None = None, shadow_policy: str | None = None, *, allow_files: bool = True
     ) -> None:
-        """Changes the policy, the shadow policy or both between two steps; requests stay where they are.
+        """Change the policy, the shadow policy or both between two steps; requests stay where they are.
 
-        policy, shadow_policy: as for ``--policy``; ``None`` leaves it as it is, an empty shadow policy turns shadow
-        mode off. The scores of a new shadow policy begin anew. allow_files: whether an option may name a file.
+        Args:
+            policy: policy to follow, as for ``--policy``; ``None`` leaves it as it is.
+            shadow_policy: policy to score, likewise; an empty one turns shadow mode off. The scores of a new shadow
+                policy begin at zero.
+            allow_files: whether an option may name a file.
+
         Raises: ConfigError, and both stay as they were.
         """
         if self._planner is None:
@@ -276,17 +291,17 @@ class SLOScheduler(ContainedScheduler):
         self._plan_pause_s = min(2.0 * self._plan_pause_s, MOST_PLAN_AGAIN_S)
 
     def _made_anew(self) -> tuple[Policy, Shadow | None]:
-        """The policies at work, for new rows: of the rows that are no more they must know nothing."""
+        """Return the policies at work for new rows, without knowledge of the rows that are no more."""
         return self._make_policy(*self._policy_spec), self._make_shadow(self._shadow_text)
 
     def status(self) -> dict[str, Any]:
-        """What is going on, in plain values."""
+        """Return the state and the figures of the scheduler, in plain values."""
         self._ledger.step_times(self.step_clock.latency.figures())
         policies = {"policy": self._policy_text, "shadow_policy": self._shadow_text, "plans_off": self._plans_off}
         return policies | self._ledger.status()
 
     def publish(self, rank: int) -> None:
-        """Puts the figures on a page that the API process can read; without one the engine serves all the same."""
+        """Publish the figures on a page that the API process can read; without one the engine serves all the same."""
         self._booking(None, self._publish, rank)
 
     def _publish(self, rank: int) -> None:
@@ -298,7 +313,7 @@ class SLOScheduler(ContainedScheduler):
         self._say_policies()
 
     def show_on(self, page: LiveWriter) -> None:
-        """From now on who watches sees this scheduler's requests on ``page``."""
+        """Show this scheduler's requests on ``page``, for watchers."""
         port = self._shown_port()
         if port is None:
             page.close()
@@ -306,7 +321,7 @@ class SLOScheduler(ContainedScheduler):
         self._watched = Watched(self, self._ledger, port, len(self._settings.classes.names), page)
 
     def _shown_port(self) -> VllmPort | None:
-        """``None`` with a KV cache whose blocks cannot be counted, which the log has said."""
+        """Return a port; ``None`` with a KV cache with blocks that cannot be counted, which was logged."""
         try:
             return VllmPort(self, self.step_clock, self._clock, self._swapping)
         except LookupError:
@@ -436,7 +451,7 @@ class SLOScheduler(ContainedScheduler):
         return step.preempt
 
     def _narrow_step(self) -> None:
-        """Apply the plan to vLLM's queues and limits, and leave room for requests whose KV is loaded."""
+        """Apply the plan to vLLM's queues and limits, and leave room for requests with KV that is loaded."""
         self._planning(None, self._apply_step)
         swapping = self._swapping
         if self._others_load:
@@ -510,9 +525,10 @@ class SLOScheduler(ContainedScheduler):
             self._booking(False, self._swapping.keep, request)
 
     def park(self, keep_over_reset: bool) -> Parked:
-        """Swaps all that runs out and schedules nothing more, until vLLM ends the pause that this begins.
+        """Swap all running requests out and schedule nothing more, until vLLM ends the pause that this begins.
 
-        keep_over_reset: what is kept stays valid over the next reset of the KV cache.
+        Args:
+            keep_over_reset: whether the KV that is kept stays valid over the next reset of the KV cache.
         """
         self.set_pause_state(PauseState.PAUSED_ALL)
         if self._swapping is None:
@@ -524,6 +540,6 @@ class SLOScheduler(ContainedScheduler):
         return self._swapping is not None and self._swapping.parked
 
     def weights_changed(self) -> None:
-        """KV that was computed until now must not come back."""
+        """Discard KV that was computed until now, so that it does not come back."""
         if self._swapping is not None:
             self._booking(None, self._swapping.weights_changed)

@@ -1,4 +1,4 @@
-"""What a step of vLLM's computes, in the terms of the latency models."""
+"""Describe what a step of vLLM's computes in the terms of the latency models."""
 
 from typing import Any
 

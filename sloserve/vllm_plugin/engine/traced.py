@@ -1,7 +1,7 @@
-"""What the traces of requests tell of the scheduler: when each was admitted, preempted, swapped and paused, and why.
+"""Add the scheduler's events to the traces of requests: admission, preemption, swap and pause, each with its reason.
 
-Made only where vLLM's tracing is on. Each request's way stands beside its trace headers, which vLLM sends back with its
-outputs; see :mod:`sloserve.wire.trace_way`. Nothing here changes what is decided.
+This runs only where vLLM's tracing is on. Each request's events stand beside its trace headers, which vLLM sends back
+with its outputs; see :mod:`sloserve.wire.trace_way`. Nothing here changes what is decided.
 """
 
 import math
@@ -34,7 +34,7 @@ class Traced:
         self._held = _NOTHING  # what kept the first waiting request out of the step before
 
     def preempting(self, victims: Sequence[Request], plan: Plan, planner: Planner | None) -> None:
-        """The plan is about to preempt ``victims``."""
+        """Record that the plan is about to preempt ``victims``."""
         rival = rival_of(plan, planner)
         self._planned = {
             victim.request_id: Cause(Why.PLAN_ALONE)
@@ -44,8 +44,11 @@ class Traced:
         }
 
     def preempted(self, request: Request, swapped: bool) -> None:
-        """A request was preempted, by the plan as :meth:`preempting` was told, or otherwise. swapped: the host keeps
-        its KV.
+        """Record that a request was preempted, by the plan after :meth:`preempting`, or otherwise.
+
+        Args:
+            request: the request.
+            swapped: whether the host keeps its KV.
         """
         cause = self._planned.pop(request.request_id, None) or not_planned(self._scheduler)
         self._preempted.append((request, swapped, cause))
@@ -53,8 +56,14 @@ class Traced:
     def stepped(
         self, output: Any, plan: Plan, planner: Planner | None, paused: Sequence[Request], now_s: float
     ) -> None:
-        """A step was scheduled and booked. plan: that it followed; planner: whose, if there is one. paused: those that
-        the plan passed over. now_s: when it began, epoch seconds.
+        """Record that a step was scheduled and booked.
+
+        Args:
+            output: the ``SchedulerOutput`` of the step.
+            plan: the plan that the step followed.
+            planner: the planner of the plan, if there is one.
+            paused: requests that the plan passed over.
+            now_s: start of the step, in epoch seconds.
         """
         before, self._paused = self._paused, paused
         if before != paused:
@@ -77,7 +86,7 @@ class Traced:
         self._held = self._holds_up(output, plan, planner)
 
     def ended(self, request: Request) -> None:
-        """A request ended, in whatever way; its output has yet to be made."""
+        """Record that a request ended, in whatever way; its output has yet to be made."""
         self._ways.pop(request.request_id, None)
 
     def _holds_up(self, output: Any, plan: Plan, planner: Planner | None) -> Cause:

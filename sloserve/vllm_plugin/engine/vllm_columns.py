@@ -1,4 +1,4 @@
-"""The columns of many rows at once, read from vLLM's requests. Those of one row: :mod:`sloserve.engine.columns`."""
+"""Read the columns of many rows at once from vLLM's requests; for one row, see :mod:`sloserve.engine.columns`."""
 
 from collections.abc import Container, Mapping
 from typing import Any, Final
@@ -21,7 +21,7 @@ def read_columns(requests: list[Any], slots: IntArray, columns: Mapping[str, Int
 
 
 def item_tokens(request: Request) -> int:
-    """The longest image or other multimodal item of the prompt, in tokens; 0 where it has none."""
+    """Return the longest image or other multimodal item of the prompt, in tokens; 0 where it has none."""
     return max((item.mm_position.length for item in request.mm_features or ()), default=0)
 
 

@@ -24,7 +24,11 @@ from sloserve.vllm_plugin.swap.swapping import Swapping
 
 
 def admitted_ids(output: Any) -> Sequence[str]:
-    """Ids of the requests that a step admitted, in order of admission. output: a ``SchedulerOutput``."""
+    """Return the ids of the requests that a step admitted, in order of admission.
+
+    Args:
+        output: a ``SchedulerOutput``.
+    """
     ids = [new.req_id for new in output.scheduled_new_reqs]
     resumed = output.scheduled_cached_reqs.resumed_req_ids
     if resumed:
@@ -36,7 +40,11 @@ def admitted_ids(output: Any) -> Sequence[str]:
 
 
 class VllmReader:
-    """See :class:`sloserve.engine.port.RequestReader`. swapping: what knows whose KV is kept, if any is."""
+    """A reader of vLLM's requests, see :class:`sloserve.engine.port.RequestReader`.
+
+    Args:
+        swapping: knows for which requests KV is kept; ``None`` without a swap space.
+    """
 
     def __init__(self, swapping: Swapping | None = None) -> None:
         self._swapping = swapping
@@ -100,7 +108,11 @@ class VllmReader:
         return admitted_ids(output)
 
     def new_tokens(self, outputs: Mapping[int, Any]) -> tuple[Sequence[str], Sequence[int] | IntArray]:
-        """outputs: ``EngineCoreOutputs`` by client."""
+        """Return the ids of the requests that have new tokens, and how many tokens each has.
+
+        Args:
+            outputs: ``EngineCoreOutputs`` by client.
+        """
         found = [reply for batch in outputs.values() for reply in batch.outputs if reply.new_token_ids]
         return [reply.request_id for reply in found], counts_of(found, ("new_token_ids",))[0]
 

@@ -1,7 +1,7 @@
-"""What watchers see of one scheduler: frames of :mod:`sloserve.engine.metrics.live_page`, made after a step.
+"""Show one scheduler to watchers: frames of :mod:`sloserve.engine.metrics.live_page`, made after a step.
 
-Without a watcher a step costs one comparison. With one, at most two steps a second are shown, each for a
-few tenths of a millisecond. Nothing here changes what is decided.
+Without a watcher a step costs one comparison. With one, at most two steps a second are shown, each for a few tenths of
+a millisecond. Nothing here changes what is decided.
 """
 
 from collections.abc import Collection, Sequence
@@ -27,14 +27,14 @@ _NAN = float("nan")
 _STATIC = ("number", "class_id", "arrival_s", "ttft_due_s", "e2e_due_s", "pace_s", "prompt_tokens")
 _AT = {name: place for place, name in enumerate(ROW)}
 _READ = ("num_computed_tokens", "_output_token_ids", "status", "num_preemptions")
-"""Of each request, in one pass: to fetch so many objects from memory is most of what a frame costs."""
+"""Attributes of each request, fetched in one pass: fetching these objects is most of what a frame costs."""
 _MOST_GONE = 64
 _ROWS = 64
-"""Of the array of numbers at first."""
+"""Rows of the array of numbers at first."""
 
 
 class _Numbers:
-    """What of the live requests does not change, with the number that each gets when it is first seen."""
+    """Numbers of the live requests that do not change, with the number that each gets when it is first seen."""
 
     def __init__(self) -> None:
         self.slot_of: dict[str, int] = {}
@@ -43,7 +43,13 @@ class _Numbers:
         self._next = 1
 
     def slots(self, requests: Sequence[Request], live: Collection[str], stats: EngineStats) -> IntArray:
-        """Rows of ``values`` for ``requests``. live: ids of all unfinished ones; the others are forgotten in time."""
+        """Return the rows of ``values`` for ``requests``.
+
+        Args:
+            requests: the requests.
+            live: ids of all unfinished requests; the others are forgotten in time.
+            stats: the figures of the scheduler.
+        """
         if len(self.slot_of) > 2 * len(live) + _MOST_GONE:
             for gone in self.slot_of.keys() - live:
                 self._free.append(self.slot_of.pop(gone))
@@ -55,7 +61,7 @@ class _Numbers:
         return found
 
     def of(self, request: Request, stats: EngineStats) -> int:
-        """The row of one request."""
+        """Return the row of one request."""
         slot = self.slot_of.get(request.request_id)
         if slot is None:
             if not self._free:
@@ -86,7 +92,7 @@ def _static(request: Request, stated: StatedSLO | None) -> tuple[float, ...]:
 
 
 class Watched:
-    """Shows one scheduler to those who watch."""
+    """Shows one scheduler to its watchers."""
 
     def __init__(self, scheduler: Any, stats: EngineStats, port: VllmPort, classes: int, page: LiveWriter) -> None:
         self._scheduler, self._stats, self._port, self._page = scheduler, stats, port, page
@@ -98,21 +104,21 @@ class Watched:
         self._preempted: dict[str, Cause] = {}
 
     def is_due(self, monotonic_s: float) -> bool:
-        """Whether a frame is to be made of the step that was just scheduled."""
+        """Return whether to make a frame of the step that was just scheduled."""
         if not self._page.is_watched(monotonic_s):
             return False
         # The last step, after which an engine without requests makes none, is shown whenever it comes.
         return monotonic_s >= self._again_s or (not self._was_empty and not self._scheduler.requests)
 
     def preempting(self, victims: Sequence[Request], plan: Plan, planner: Planner | None, monotonic_s: float) -> None:
-        """The plan is about to preempt ``victims``: notes for which request."""
+        """Record for which request the plan is about to preempt ``victims``."""
         if not self._page.is_watched(monotonic_s):
             return
         rival = rival_of(plan, planner)
         self._planned = {victim.request_id: self._for(victim, rival) for victim in victims}
 
     def preempted(self, request: Request, monotonic_s: float) -> None:
-        """A request lost its KV, by the plan as :meth:`preempting` was told, or otherwise."""
+        """Record that a request lost its KV, by the plan after :meth:`preempting`, or otherwise."""
         if self._page.is_watched(monotonic_s):
             cause = self._planned.pop(request.request_id, None) or not_planned(self._scheduler)
             self._preempted[request.request_id] = cause
@@ -128,7 +134,15 @@ class Watched:
         self._page.close()
 
     def write(self, output: Any, plan: Plan, planner: Planner | None, now_s: float, monotonic_s: float) -> None:
-        """Shows the step that was just scheduled. plan: that it followed; planner: whose, if there is one."""
+        """Show the step that was just scheduled.
+
+        Args:
+            output: the ``SchedulerOutput`` of the step.
+            plan: the plan that the step followed.
+            planner: the planner of the plan, if there is one.
+            now_s: present time, in epoch seconds.
+            monotonic_s: present time of the monotonic clock, in seconds.
+        """
         self._again_s = monotonic_s + FRAME_EVERY_S
         scheduler = self._scheduler
         waiting = [*self._port.waiting]
@@ -178,7 +192,11 @@ class _Live:
         self.due_s = self._due_s()
 
     def _phases(self, paused: BoolArray | None) -> IntArray:
-        """paused: which the plan passes over, ``None`` for none."""
+        """Return the phase of each request, ``[requests]``.
+
+        Args:
+            paused: whether the plan passes a request over, ``[requests]``; ``None`` for no such request.
+        """
         phase = _PHASE_OF[self._status]
         running = phase == _PREFILL
         phase[running & (self._output_tokens > 0)] = _DECODE
@@ -191,7 +209,7 @@ class _Live:
         return phase
 
     def _since_s(self, places: Sequence[int]) -> list[float]:
-        """When the phase of each began; of one that came unseen, when it arrived."""
+        """Return when the phase of each request began; for a request that came unseen, when it arrived."""
         courses, requests = self._courses, self._requests
         found = [(request, courses.get(request.request_id)) for request in map(requests.__getitem__, places)]
         return [request.arrival_time if course is None else course.since_s for request, course in found]
@@ -213,7 +231,7 @@ class _Live:
         return first
 
     def rows(self, step: StepDone) -> FloatArray:
-        """The requests to draw, by number: those whose deadline is the nearest, or longest past."""
+        """Return the requests to draw, by number: the ones with the nearest deadline, or the one longest past."""
         drawn = np.arange(len(self._requests))
         if drawn.size > MOST_ROWS:
             drawn = np.argsort(self.due_s, kind="stable")[:MOST_ROWS]
@@ -240,7 +258,7 @@ class _Live:
         return rows
 
     def _cause(self, place: int, step: StepDone) -> Cause | None:
-        """What holds one request up that is its own; the first of the queue holds up those behind it."""
+        """Return what holds one request up by itself; the first of the queue holds up the requests behind it."""
         phase, request = self.phase[place], self._requests[place]
         if phase == _WAITING:
             return _BLOCKED if compat.is_blocked(request) else None
@@ -252,7 +270,7 @@ class _Live:
         return self._preempted.get(request.request_id, _UNSEEN)
 
     def _ahead_tokens(self, place: int) -> float:
-        """Tokens that it has beyond those that its pace has asked for so far; nan where it asks for none."""
+        """Return how many tokens a request has beyond the ones that its pace requires so far; nan without a pace."""
         pace_s = self._static[place, _STATIC.index("pace_s")]
         read = (self._now_s - self._first_token_s[place]) / pace_s + 1.0
         return float(self._output_tokens[place] - read)
@@ -265,13 +283,13 @@ _WAITING, _PREFILL, _DECODE, _PAUSED, _PREEMPTED = (
 )
 _PLAIN, _LOADING = int(RequestStatus.WAITING), int(RequestStatus.WAITING_FOR_REMOTE_KVS)
 _PHASE_OF = np.full(max(RequestStatus) + 1, _WAITING)
-"""By status, as far as it says."""
+"""Phase of a request by its status, as far as the status determines it."""
 _PHASE_OF[RequestStatus.RUNNING], _PHASE_OF[RequestStatus.PREEMPTED] = _PREFILL, _PREEMPTED
 _SERVED = int(Why.NOTHING), _NAN, _NAN
 
 
 def _first_tokens_s(planner: Planner | None, requests: Sequence[Request]) -> FloatArray:
-    """When the first token of each came, nan where it has none or nothing that plans needs to know."""
+    """Return when the first token of each request came; nan if it has none, or no policy needs the time."""
     found = np.full(len(requests), np.nan)
     if planner is None or "first_token_s" not in planner.table.rows.kept:
         return found
@@ -284,8 +302,9 @@ def _first_tokens_s(planner: Planner | None, requests: Sequence[Request]) -> Flo
 
 
 def _foreseen(planner: Planner, facts: EngineFacts) -> FloatArray | None:
-    """Mean and standard deviation of the blocks that the running requests will hold NEAR, by the lengths that plans
-    trust.
+    """Return mean and standard deviation of the blocks that the running requests will hold NEAR.
+
+    They follow from the lengths that plans trust; ``None`` if there are none.
     """
     lengths, table = planner.lengths, planner.table
     if lengths is None or not table.rows.kept >= OCCUPANCY_COLUMNS:
