@@ -130,7 +130,7 @@ class AdminApp:
         if self._feed is None:
             shown = front_end_of(engine)
             if shown is None:
-                raise EngineError("the engine runs another scheduler than sloserve's, of which nothing is shown")
+                raise EngineError("the engine does not run sloserve's scheduler, so it has no live view")
             state = scope["app"].state
             self._feed = LiveFeed(shown.live_view(lambda: _model_name(state)).read)
             on_stop(engine, self._feed.close)

@@ -34,9 +34,9 @@ async def start(front: Http3Front, app: Any, args: Any, settings: PluginSettings
         tls, address = tls_of(args), udp_address(args, settings.http3)
         return await front.listen(app, settings.http3, tls, address, classify, prometheus_client.REGISTRY)
     except ConfigError as error:
-        logger.error("HTTP/3 is off, and TCP alone is served: %s", error)
+        logger.error("HTTP/3 disabled; serving TCP only: %s", error)
     except Exception:
-        logger.exception("HTTP/3 is off, and TCP alone is served")
+        logger.exception("HTTP/3 disabled; serving TCP only")
     return None
 
 

@@ -41,7 +41,7 @@ class ServerLock:
                 fd = open_to_lock(file())
             except OSError as error:
                 raise EngineError(
-                    f"no change is made, since another API process may be making one: no lock can be had: {error}"
+                    f"nothing was changed, since another API process may be changing something: cannot lock: {error}"
                 ) from error
             try:
                 while not has_locked(fd):

@@ -128,7 +128,7 @@ async def _get(client: httpx.AsyncClient, path: str) -> tuple[int, Any]:
         ):
             return response.status_code, json_value(await async_body(response)) if response.is_success else None
     except TimeoutError:
-        raise httpx.ReadTimeout(f"no whole answer to GET {path} within {PAGE_TIMEOUT_S:g} s") from None
+        raise httpx.ReadTimeout(f"no complete response to GET {path} within {PAGE_TIMEOUT_S:g} s") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ async def exchange(
         elif reader.error is not None:
             error = reader.error
         elif not reader.done or not reader.chunk_times_s:
-            error = "the stream ended before the reply was complete"
+            error = "the stream ended before the response was complete"
         else:
             outcome = Outcome.COMPLETED
     token_times_s = reader.token_times_s()
@@ -180,7 +180,7 @@ class _Refusal:
         if self.status in (TOO_MANY, UNAVAILABLE):
             return Outcome.REJECTED
         if 400 <= self.status < 500 and self.status != TIMED_OUT:
-            raise ConfigError(f"the endpoint answered {self.text} to request {request_id}; the run is stopped")
+            raise ConfigError(f"the endpoint responded to request {request_id} with {self.text}; the run is stopped")
         return Outcome.FAILED
 
 

@@ -129,7 +129,7 @@ class _Bounded(httpx.SyncByteStream, httpx.AsyncByteStream):
     def _counted(self, part: bytes) -> bytes:
         self.left -= len(part)
         if self.left < 0:
-            raise UnreadableReply(f"more than {self._most_bytes} bytes of an answer without its end")
+            raise UnreadableReply(f"more than {self._most_bytes} bytes of a response without its end")
         return part
 
 
@@ -137,7 +137,7 @@ def _bounded(response: httpx.Response, most_bytes: int = MOST_EVENT_BYTES) -> _B
     codings = response.headers.get_list("content-encoding", split_commas=True)
     if any(coding.strip().lower() in COMPRESSIONS for coding in codings):
         said = printable(", ".join(codings), 40)
-        raise UnreadableReply(f"a compressed answer (content-encoding {said!r}), though identity was asked for")
+        raise UnreadableReply(f"a compressed response (content-encoding {said!r}), although identity was requested")
     response.encoding = "utf-8"  # whatever its header says: JSON and event streams have no other
     response.stream = stream = _Bounded(response.stream, most_bytes)
     return stream

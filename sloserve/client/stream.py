@@ -98,8 +98,8 @@ class StreamReader:
         try:
             chunk: _Chunk = json_value(data, _Chunk)
         except UnreadableReply as error:
-            why = f"of another form ({error})" if data.lstrip().startswith("{") else "no JSON object"
-            self._fail(f"a chunk that is {why}: {printable(data, 80)!r}")
+            why = f"has another form ({error})" if data.lstrip().startswith("{") else "is no JSON object"
+            self._fail(f"a chunk that {why}: {printable(data, 80)!r}")
             return
         if chunk.error is not None:
             self._fail(error_message({"error": chunk.error}))
@@ -110,8 +110,8 @@ class StreamReader:
         usage = chunk.usage or _Usage()
         tokens = usage.completion_tokens
         if max(tokens or 0, len(self.chunk_times_s) + 1) > self._most_tokens:
-            limit = f"more than {self._most_tokens} tokens or chunks, which is far more than was asked for"
-            remedy = "have the server keep to max_tokens (max_completion_tokens of a chat), or limit its replies there"
+            limit = f"more than {self._most_tokens} tokens or chunks, which is far more than was requested"
+            remedy = "have the server keep to max_tokens (max_completion_tokens of a chat), or limit its outputs there"
             self._fail(f"{limit}; {remedy}")
             return
         if chunk.choices:

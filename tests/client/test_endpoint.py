@@ -59,7 +59,7 @@ def test_a_list_of_models_of_another_form_is_none(fake: FakeServer, models: Any)
     [
         (
             Response(b"\x1f\x8b", headers={"content-encoding": "gzip"}),
-            r"a compressed answer \(content-encoding 'gzip'\)",
+            r"a compressed response \(content-encoding 'gzip'\)",
         ),
         (Response(b"<html>"), "not JSON|malformed|Expecting value"),
     ],

@@ -122,7 +122,7 @@ def test_a_stream_that_ends_early_or_empty_is_a_failure(
 ) -> None:
     fake.script = lambda body, _: parts
     ended = send(fake, make_request())
-    assert (ended.outcome, ended.error) == (Outcome.FAILED, "the stream ended before the reply was complete")
+    assert (ended.outcome, ended.error) == (Outcome.FAILED, "the stream ended before the response was complete")
 
 
 def test_an_answer_that_is_no_stream_is_a_failure(fake: FakeServer, make_request: MakeRequest) -> None:

@@ -196,7 +196,7 @@ def test_every_byte_on_a_connection_ends_one_request(head: bytes, body: bytes, n
     try:
         ended = asyncio.run(main())
     except ConfigError as error:
-        assert re.search(r"answered 4\d\d: ", str(error))
+        assert re.search(r"responded to request \S+ with 4\d\d: ", str(error))
         return
     assert ended.error is None or not UNFORESEEN.match(ended.error), ended.error
     check_reported(ended)
@@ -244,7 +244,7 @@ def test_a_reply_without_bound_is_told_with_its_remedy() -> None:
     for _ in range(3):
         reader.feed('{"choices":[{"text":"a"}]}', 0.0)
     assert reader.error is not None and reader.error.startswith("more than 2 tokens or chunks, which is far more")
-    assert reader.error.endswith("or limit its replies there") and len(reader.chunk_times_s) == 2
+    assert reader.error.endswith("or limit its outputs there") and len(reader.chunk_times_s) == 2
 
 
 @pytest.mark.parametrize("text", ["a\u2028b\u2029c\x85d", "\ud83d", "\ufeff"])
@@ -264,14 +264,14 @@ def test_numbers_that_json_does_not_have_count_as_not_told() -> None:
 
 def test_a_compressed_answer_is_not_unfolded() -> None:
     ended = asked(Server(lambda: [b"\x1f\x8b"], headers=[*EVENT_STREAM, (b"content-encoding", b"gzip")]))
-    assert ended.error == "a compressed answer (content-encoding 'gzip'), though identity was asked for"
+    assert ended.error == "a compressed response (content-encoding 'gzip'), although identity was requested"
 
 
 @pytest.mark.parametrize("codings", [["GZIP"], ["deflate"], ["br"], ["zstd"], ["identity, gzip"], ["none", "gzip"]])
 def test_each_coding_that_httpx_decompresses_is_refused(codings: list[str]) -> None:
     more = [(b"content-encoding", coding.encode()) for coding in codings]
     ended = asked(Server(lambda: [WHOLE], headers=[*EVENT_STREAM, *more]))
-    assert ended.error is not None and ended.error.startswith("a compressed answer")
+    assert ended.error is not None and ended.error.startswith("a compressed response")
     assert set(SUPPORTED_DECODERS) - {"identity"} <= COMPRESSIONS
 
 

@@ -125,4 +125,4 @@ def test_a_whole_number_may_be_written_as_a_float_or_a_string(counted: str) -> N
 @pytest.mark.parametrize("counted", ["4.5", "-1", "true", '"x"', "1e400", "[4]"])
 def test_what_is_no_count_is_an_error(counted: str) -> None:
     reader = read(chunk(), f'{{"choices": [], "usage": {{"completion_tokens": {counted}}}}}')
-    assert reader.error is not None and reader.error.startswith("a chunk that is of another form")
+    assert reader.error is not None and reader.error.startswith("a chunk that has another form")

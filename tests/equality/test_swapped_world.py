@@ -281,9 +281,9 @@ def test_no_reply_is_of_two_models(world: World, expected: Any, other_weights: P
         assert "parked" in core.sloserve_reload_refused(paused=False)
     elif how == "preempted":
         world.preempt_all()
-        assert core.sloserve_reload_refused(paused=False).startswith(f"{LOADS} replies have begun")
+        assert core.sloserve_reload_refused(paused=False).startswith(f"{LOADS} outputs have begun")
         core.scheduler.set_pause_state(PauseState.PAUSED_NEW)
-        assert core.sloserve_reload_refused(paused=True).startswith(f"{LOADS} replies have begun")
+        assert core.sloserve_reload_refused(paused=True).startswith(f"{LOADS} outputs have begun")
     else:
         assert core.sloserve_reload_refused(paused=False) is None  # they will have ended when the pause has come
     assert core.sloserve_reload(other, "other") == core.sloserve_reload_refused(paused=True) is not None

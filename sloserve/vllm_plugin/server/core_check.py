@@ -67,7 +67,7 @@ class CoreCheck:
         await asyncio.wait({self._question}, timeout=_AGAIN_S)
         if self._question.done():
             return False
-        logger.error("the engine's core hangs: it has not answered for %.0f s", now_s - self._asked_s)
+        logger.error("the engine's core hangs: it has not responded for %.0f s", now_s - self._asked_s)
         return True
 
     @contextmanager
@@ -93,4 +93,4 @@ async def _answer(ask: Callable[[], Awaitable[Any]]) -> None:
     try:
         await ask()
     except Exception as error:  # it counts as a response: vLLM itself reports what is dead
-        logger.debug("the engine's core answers a question with %r", error)
+        logger.debug("the engine's core responds to a check with %r", error)

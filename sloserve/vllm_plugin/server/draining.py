@@ -50,7 +50,7 @@ class Drain:
             try:
                 call()
             except Exception:
-                logger.exception("sloserve could not tell clients that the server is stopping")
+                logger.exception("sloserve could not notify clients that the server is stopping")
 
     @property
     def begun(self) -> bool:
@@ -90,7 +90,7 @@ class Drain:
         try:
             spent_s = draining.result(limit_s + OVERDUE_S)
         except Exception:
-            logger.exception("sloserve could not end the requests that run")
+            logger.exception("sloserve could not end the running requests")
             return timeout_s
         return None if timeout_s is None else max(timeout_s - spent_s, 0.0)
 
@@ -109,7 +109,7 @@ class Drain:
         if states:
             logger.warning(
                 "sloserve is stopping: %d requests did not finish within %g s and are given up; --shutdown-timeout "
-                "says how long they may take",
+                "sets how long they may take",
                 len(states),
                 SHARE * limit_s,
             )

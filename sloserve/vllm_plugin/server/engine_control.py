@@ -126,7 +126,11 @@ async def set_policies(async_llm: Any, policy: str | None = None, shadow_policy:
         raise ConfigError(refused)
     raise EngineError(
         f"the policies were not changed: {failures(answers) or refused}; "
-        + (f"not every rank went back to those before: {undone}" if undone else "all ranks follow those before")
+        + (
+            f"not every rank went back to its earlier policies: {undone}"
+            if undone
+            else "all ranks follow their earlier policies"
+        )
     )
 
 
@@ -174,5 +178,5 @@ async def go_on(resuming: Awaitable[Any], failure: str) -> None:
         await asyncio.wait_for(resuming, ANSWER_LIMIT_S)
     except Exception as error:
         raise EngineError(
-            f"{failure}, and the engine stays paused: {reason(error)}; POST {UNPARK} has it go on"
+            f"{failure}, and the engine stays paused: {reason(error)}; POST {UNPARK} resumes it"
         ) from error

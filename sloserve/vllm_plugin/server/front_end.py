@@ -278,9 +278,7 @@ class FrontEnd:
             one.end(Outcome.REJECTED)
             self._metrics.rejected(one.slo.slo_class.name, reason)
         if isinstance(error, QueueFull):
-            tell_operator(
-                f"clients of class {error.slo_class!r} get 429, since as many wait as admission.max_waiting allows"
-            )
+            tell_operator(f"clients of class {error.slo_class!r} get 429: admission.max_waiting requests are waiting")
         if http is not None:
             http.requests.clear()
             http.rejection = error.to_keep()
@@ -359,7 +357,7 @@ def _board(settings: PluginSettings, rank: int, processes: int) -> Board:
             return Board.published(names, tenants, rank)
         except OSError as error:
             logger.warning(
-                "sloserve cannot publish what API process %d counts: caps, attainment and coverage will lack it: %s",
+                "sloserve cannot publish what API process %d counts: caps, attainment and coverage will omit it: %s",
                 rank,
                 error,
             )

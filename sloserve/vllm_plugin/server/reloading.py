@@ -70,7 +70,7 @@ def _refused(self: Any, paused: bool) -> str | None:
     scheduler = engine_control.scheduler_of(self)
     state = PauseState.PAUSED_NEW if paused else PauseState.UNPAUSED
     if self.model_executor.is_sleeping or scheduler.pause_state != state:
-        return "the engine is parked, asleep or paused; POST /sloserve/unpark first, which has its requests go on"
+        return "the engine is parked, asleep or paused; POST /sloserve/unpark first, which resumes its requests"
     # What runs ends before the pause has come; but for a session, which then waits for its next input.
     ending = set() if paused else {request.request_id for request in scheduler.running}
     begun = sum(
@@ -79,7 +79,7 @@ def _refused(self: Any, paused: bool) -> str | None:
     )
     if begun:
         return (
-            f"{begun} replies have begun and wait, preempted or between two inputs of a session, and would go on with "
+            f"{begun} outputs have begun and wait, preempted or between two inputs of a session, and would go on with "
             "other weights; reload when fewer requests run"
         )
     return None

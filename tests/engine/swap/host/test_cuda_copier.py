@@ -154,7 +154,7 @@ def test_copies_that_nobody_can_make_are_refused_at_the_start() -> None:
         ConfigError, match=r"cannot be swapped: kernels fails \(too old\); op fails \(missing\). Leave --"
     ):
         faster(transfers, REGIONS, 1, 1, lambda: None)
-    with pytest.raises(ConfigError, match="cannot be swapped: nothing here can copy"):
+    with pytest.raises(ConfigError, match="cannot be swapped: no copier works here"):
         faster({}, REGIONS, 1, 1, lambda: None)
 
 
