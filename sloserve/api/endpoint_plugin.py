@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class AdminRoutes:
-    """What vLLM asks of an endpoint plugin, see ``vllm.plugins.endpoint_plugins.interface``."""
+    """The endpoint plugin that vLLM loads, see ``vllm.plugins.endpoint_plugins.interface``."""
 
     name = "sloserve"
     required_tasks = ("generate",)

@@ -1,9 +1,9 @@
-"""The ASGI middleware around vLLM's server: it reads what headers and bodies state, bounds bodies, completes answers.
+"""The ASGI middleware around vLLM's server: it reads headers and bodies, limits bodies, and completes responses.
 
 It changes no request: the body is looked at as it passes, and the SLO travels in a context variable to the wrapper
-around ``AsyncLLM.generate`` (:mod:`sloserve.vllm_plugin.server.install`), which also answers for what cannot be read,
-in the error format of the route at hand. vLLM puts it outside its own authentication; it reads nothing before the
-server does. vLLM's CORS middleware is put outside of it in turn.
+around ``AsyncLLM.generate`` (:mod:`sloserve.vllm_plugin.server.install`), which also refuses what cannot be read, in
+the error format of the route at hand. vLLM puts it outside its own authentication; it reads nothing before the server
+does. vLLM's CORS middleware is put outside of it in turn.
 
 ``sloserve serve`` adds it; under plain vLLM it is ``--middleware sloserve.api.middleware.SLOMiddleware``.
 """

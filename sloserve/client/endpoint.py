@@ -133,7 +133,7 @@ async def _get(client: httpx.AsyncClient, path: str) -> tuple[int, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """What client and server agreed on before the run."""
+    """Settings on which client and server agreed before the run."""
 
     payload: PayloadSettings
     prompts: Prompts

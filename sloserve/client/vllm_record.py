@@ -1,8 +1,8 @@
-"""One run in the keys and definitions of ``vllm bench serve``'s JSON, so that its readers read ours.
+"""Record one run in the keys and definitions of ``vllm bench serve``'s JSON, so that tools for that JSON can read it.
 
-Latency counts from the sending of a request, as there; or from when it was due, which is what a user waits. Gaps (ITL)
-are between chunks. ``failed`` is all that was not completed. Differs: a figure without data is ``None``, not 0.
-Source: vllm/benchmarks/serve.py, ``calculate_metrics``.
+Latency counts from the sending of a request, as there, or from when it was due, which is what a user waits. Gaps (ITL)
+are between chunks. ``failed`` counts all requests that were not completed. Differs: a figure without data is ``None``,
+not 0. Source: vllm/benchmarks/serve.py, ``calculate_metrics``.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Read the facts of an engine's KV cache that a profile states from its scheduler."""
+"""Read the facts of a KV cache that a profile states, from the engine's scheduler."""
 
 from typing import Any
 

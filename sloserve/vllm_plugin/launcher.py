@@ -2,9 +2,9 @@
 
 The process reads orders from standard input and responds on standard output, a JSON object on each line:
 
-    {"id": 1, "arguments": ["MODEL", "--uds", ...], "environment": {...}, "log": PATH}   ->   {"id": 1, "pid": 4711}
-                                                                                  or   {"id": 1, "error": TEXT}
-    and when an engine ends                                                       ->   {"pid": 4711, "status": -9}
+- An order is ``{"id": 1, "arguments": ["MODEL", "--uds", ...], "environment": {...}, "log": PATH}``.
+- Its response is ``{"id": 1, "pid": 4711}`` or ``{"id": 1, "error": TEXT}``.
+- When an engine ends, the process reports ``{"pid": 4711, "status": -9}``.
 
 Only this process has vLLM imported and does nothing else: no thread runs, no accelerator is initialised, and a forked
 process finds everything as after an import. Once CUDA is initialised nothing may be forked, and every order is refused.

@@ -72,7 +72,7 @@ class CoreCheck:
 
     @contextmanager
     def controlling(self) -> Iterator[None]:
-        """Run a call that may keep the core busy; its time is not the core's silence, up to a limit.
+        """Exclude the time of a call that may keep the core busy from the core's silence, up to a limit.
 
         This holds in all of the server's API processes. The silence before the call does count: a core that hung when
         the call came still hangs.

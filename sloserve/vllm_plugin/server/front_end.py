@@ -378,7 +378,7 @@ def front_end_of(engine: Any) -> FrontEnd | None:
 
 
 def controlling(engine: Any) -> AbstractContextManager[None]:
-    """Run a call that may keep the core behind this engine client busy; see :mod:`.core_check`."""
+    """Exclude the time of a call that may keep the core busy from its silence; see :mod:`.core_check`."""
     front_end = front_end_of(engine)
     control: AbstractContextManager[None] = nullcontext() if front_end is None else front_end.core_check.controlling()
     return control

@@ -188,7 +188,7 @@ def _parsers(our_flags: Sequence[str]) -> tuple[argparse.ArgumentParser, argpars
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     class Parser(FlexibleArgumentParser):
-        """vLLM's parser, which answers a mistake with one line rather than with 200 lines of usage."""
+        """vLLM's parser, with one line for a mistake rather than 200 lines of usage."""
 
         def error(self, message: str) -> NoReturn:
             raise ConfigError(message + _did_you_mean(message, every_flag))
