@@ -1,4 +1,4 @@
-"""A line for each answer in uvicorn's access log, which its flags turn on and off for TCP and HTTP/3 alike.
+"""A line for each response in uvicorn's access log, which its flags turn on and off for TCP and HTTP/3 alike.
 
 The query is left out: some clients put a key there.
 """
@@ -12,7 +12,7 @@ _logger = logging.getLogger("uvicorn.access")
 
 
 def answered(scope: Scope, status: int) -> None:
-    """An answer with this status begins."""
+    """Log that a response with this status begins."""
     if _logger.hasHandlers():  # as uvicorn finds out whether it is on
         host, port = scope["client"]
         method, path = quote(scope["method"]), quote(scope["path"])

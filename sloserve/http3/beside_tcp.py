@@ -22,7 +22,7 @@ ALT_SVC_MAX_AGE_S: Final = 3600
 
 
 def check(settings: Http3Settings, tls: Tls, address: tuple[str, int]) -> None:
-    """Raises: ConfigError for whatever would keep a listener at this UDP address from being what was asked for."""
+    """Raise ConfigError for settings with which a listener at this UDP address could not do what was asked for."""
     if settings.self_signed and tls.certfile:
         raise ConfigError("--http3-self-signed beside --ssl-certfile: give one of them")
     if settings.self_signed and is_exposed(address[0]):
@@ -44,9 +44,11 @@ def check(settings: Http3Settings, tls: Tls, address: tuple[str, int]) -> None:
 
 
 class BesideTcp:
-    """A listener that clients on TCP are told of.
+    """A listener that is announced to clients on TCP.
 
-    where: it listens, for the operator to read. held: what is let go of at its end.
+    Args:
+        where: a description of where it listens, for the operator to read.
+        held: resources that are released at its end.
     """
 
     def __init__(self, listener: Listener, where: str, held: AsyncExitStack) -> None:
@@ -57,7 +59,7 @@ class BesideTcp:
         self._held = held
 
     async def stop(self, linger_s: float) -> None:
-        """Ends the listener once all requests are answered, or after ``linger_s``; another call may shorten that."""
+        """End the listener once all requests are answered, or after ``linger_s``; another call may shorten that."""
         await self.listener.stop(linger_s)
         await self._held.aclose()
 
@@ -70,7 +72,10 @@ async def serve(
     classify: Classify,
     registry: CollectorRegistry,
 ) -> BesideTcp:
-    """Listens; its metrics are in ``registry`` until it is stopped. Raises: ConfigError."""
+    """Listen for HTTP/3 until the result is stopped; the metrics are in ``registry`` until then.
+
+    Raises: ConfigError for settings, certificates or an address that do not work.
+    """
     certfile, keyfile, trust = tls.certfile or "", tls.keyfile or "", ""
     async with AsyncExitStack() as held:
         if settings.self_signed:

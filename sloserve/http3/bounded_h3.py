@@ -60,16 +60,20 @@ class Malformed(H3Event):
 
 
 def section_bytes(headers: Headers) -> int:
-    """What a header section counts (RFC 9114, Sec. 4.2.2)."""
+    """Return the size of a header section in bytes, as RFC 9114, Sec. 4.2.2 counts it."""
     return sum(len(name) + len(value) + FIELD_OVERHEAD_BYTES for name, value in headers)
 
 
 class BoundedH3(H3Connection):
     """HTTP/3 on one connection.
 
-    max_header_bytes: of a header section, as it is sent and as it is decoded. on_priority: is told of PRIORITY_UPDATEs
-    of the peer; on_goaway: that it takes no more requests. A client's frames are counted, a server's are not: it sends
-    one for each token.
+    A client's frames are counted. A server's frames are not counted, since it sends one for each token.
+
+    Args:
+        quic: the connection that carries the frames.
+        max_header_bytes: most bytes of a header section, as it is sent and as it is decoded.
+        on_priority: function that is called with each PRIORITY_UPDATE of the peer.
+        on_goaway: function that is called when the peer takes no more requests.
     """
 
     def __init__(
@@ -95,7 +99,7 @@ class BoundedH3(H3Connection):
         return (self.received_settings or {}).get(Setting.MAX_FIELD_SECTION_SIZE)
 
     def abort(self, stream_id: int, error_code: int) -> None:
-        """Ends a stream both ways, whatever has passed on it."""
+        """End a stream both ways, whatever has passed on it."""
         with suppress(ValueError):  # it is over
             self._connection.reset_stream(stream_id, error_code)
             self._connection.stop_reading(stream_id, error_code)
@@ -106,13 +110,13 @@ class BoundedH3(H3Connection):
                 del self._stream[stream_id]
 
     def send_priority_update(self, stream_id: int, field: str) -> None:
-        """Tells the server, as its client, another priority of a request."""
+        """Send the server, as its client, another priority of a request."""
         payload = encode_uint_var(stream_id) + field.encode()
         assert self._local_control_stream_id is not None
         self._quic.send_stream_data(self._local_control_stream_id, encode_frame(PRIORITY_UPDATE_REQUEST, payload))
 
     def send_goaway(self, stream_id: int) -> None:
-        """Tells the client that requests from ``stream_id`` on are not served."""
+        """Notify the client that requests from ``stream_id`` on are not served."""
         assert self._local_control_stream_id is not None
         frame = encode_frame(FrameType.GOAWAY, encode_uint_var(stream_id))
         self._quic.send_stream_data(self._local_control_stream_id, frame)

@@ -26,10 +26,12 @@ Signer = tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
 def make_certificate(
     names: tuple[str, ...] = LOCAL_NAMES, signer: Signer | None = None, authority: bool = False
 ) -> Signer:
-    """A certificate for ``names`` (host names and addresses) and its key, valid for 30 days.
+    """Return a certificate for ``names`` (host names and addresses) and its key, valid for 30 days.
 
-    signer: what signs it; ``None``: its own key. authority: whether it may sign others; some clients then take it for
-    no server's.
+    Args:
+        names: host names and addresses; the first is the subject.
+        signer: certificate and key that sign it; ``None`` for its own key.
+        authority: whether it may sign others; some clients then do not accept it as a server's certificate.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])
@@ -56,7 +58,10 @@ def _name(name: str) -> x509.GeneralName:
 
 
 def write_certificate(folder: Path, made: Signer, name: str = "localhost") -> tuple[Path, Path]:
-    """Writes certificate and key as PEM files into ``folder``; the key for its owner's eyes alone. Returns both."""
+    """Write certificate and key as PEM files into ``folder``, and return both paths.
+
+    Only the owner may read the file of the key.
+    """
     certificate, key = made
     cert_file, key_file = folder / f"{name}.crt", folder / f"{name}.key"
     cert_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
@@ -79,7 +84,10 @@ class CertificateFiles:
     _seen: tuple[int, ...] = field(default=(), init=False)
 
     def load(self, configuration: QuicConfiguration) -> None:
-        """Raises: ConfigError that names the file."""
+        """Load certificate and key into a QUIC configuration.
+
+        Raises: ConfigError that names the file.
+        """
         self._seen = self._stamps()
         files = f"--ssl-certfile {self.certfile}, --ssl-keyfile {self.keyfile}"
         try:

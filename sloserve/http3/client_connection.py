@@ -1,7 +1,7 @@
 """A client's HTTP/3 connection: requests that are streamed both ways, each with a place in the stream scheduler.
 
-:mod:`sloserve.http3.httpx_transport` puts it under httpx, hence under OpenAI's SDK; :mod:`sloserve.http3.edge` forwards
-through it.
+:mod:`sloserve.http3.httpx_transport` puts it under httpx, and so under OpenAI's SDK; :mod:`sloserve.http3.edge`
+forwards through it.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from sloserve.http3.transport_limits import TransportLimits
 Headers = list[tuple[bytes, bytes]]
 
 MAX_HEADER_BYTES = 64 * 1024
-"""Most bytes of an answer's headers."""
+"""Most bytes of the headers of a response."""
 SMALL_BYTES = 1024
 """Parts of a request's body that are smaller wait for the next: a server bounds how many frames it takes."""
 
@@ -39,15 +39,18 @@ class RequestRefused(Lost):
 
 
 class BrokenOff(ConnectionError):
-    """The server ended the answer before its end."""
+    """The server ended the response before its end."""
 
 
 class HeadersTooLarge(ValueError):
-    """The server takes no request with so many bytes of headers."""
+    """The headers of a request have more bytes than the server accepts."""
 
 
 class Reply:
-    """One answer, as it arrives. status, headers: of its head, once :meth:`head` has returned."""
+    """One response, as it arrives.
+
+    ``status`` and ``headers`` hold the head's values once :meth:`head` has returned.
+    """
 
     def __init__(self, connection: "H3Client", stream_id: int, body_follows: bool) -> None:
         self.status = 0
@@ -69,7 +72,10 @@ class Reply:
         return self._ended or self._error is not None
 
     async def head(self) -> None:
-        """Waits for the head. Raises: Lost, Refused, BrokenOff."""
+        """Wait for the head of the response.
+
+        Raises: Lost, Refused, BrokenOff.
+        """
         while not self.status:
             if self._error is not None:
                 raise self._error
@@ -77,7 +83,10 @@ class Reply:
             await self._changed.wait()
 
     async def body(self) -> AsyncIterator[bytes]:
-        """The body's parts as they arrive. Raises: Lost, BrokenOff."""
+        """Yield the parts of the body as they arrive.
+
+        Raises: Lost, BrokenOff.
+        """
         while True:
             if self._parts:
                 data = b"".join(self._parts)
@@ -95,7 +104,10 @@ class Reply:
                 await self._changed.wait()
 
     async def send(self, data: bytes, end: bool = False) -> None:
-        """A part of the request's body; returns once the connection has room for the next. Raises: Lost."""
+        """Send a part of the request's body, and return once the connection has room for the next.
+
+        Raises: Lost.
+        """
         if self.over:
             return  # the server has answered already, or never will
         self._small += data
@@ -110,7 +122,7 @@ class Reply:
             await self._drained.wait()
 
     def cancel(self) -> None:
-        """Wants no more of it: the server stops to work on it. To be called at the end of each reply too."""
+        """Cancel the request, so that the server stops to work on it; call it at the end of each response too."""
         if not (self._ended and self._sent):
             self._connection.cancel(self._stream_id)
         self._connection.forget(self._stream_id)
@@ -132,7 +144,7 @@ class Reply:
         self._changed.set()
 
     def fail(self, error: Exception) -> None:
-        """Nothing more of it comes: who waits for it is raised this."""
+        """Record that nothing more of the response comes; whoever waits for it gets ``error`` raised."""
         if not self._ended:
             self._error = self._error or error
             self._changed.set()
@@ -166,15 +178,18 @@ class H3Client(TransmittingProtocol):
 
     @property
     def in_flight(self) -> int:
-        """Requests whose answers are not over."""
+        """The number of requests that are not over."""
         return sum(not reply.over for reply in self._replies.values())
 
     async def wait_unusable(self) -> None:
-        """Returns once no new request may be begun any more."""
+        """Return once no new request may be begun any more."""
         await self._unusable.wait()
 
     async def ready(self, settled: bool = False) -> None:
-        """Waits for the end of the handshake; settled: and for the server's limits, another half of a round trip.
+        """Wait for the end of the handshake.
+
+        Args:
+            settled: whether to wait for the server's limits too, another half of a round trip.
 
         Raises: Lost.
         """
@@ -194,9 +209,17 @@ class H3Client(TransmittingProtocol):
         incremental: bool = False,
         tenant: str | None = None,
     ) -> Reply:
-        """Begins a request; headers: pseudo-headers first. The rest is for the scheduler of what is sent.
+        """Begin a request.
 
-        Raises: Lost where the connection is no more, HeadersTooLarge.
+        Args:
+            headers: the request's headers, pseudo-headers first.
+            body_follows: whether the request has a body, which is sent later.
+            deadline_s: when what is sent is due, for the stream scheduler.
+            urgency: urgency of what is sent, 0..7, lower first.
+            incremental: whether parts of the request are of use to the server.
+            tenant: name of the tenant among which streams rotate, if any.
+
+        Raises: Lost if the connection has ended or takes no more requests; HeadersTooLarge.
         """
         if self._h3 is None or self.lost is not None or self._going:
             raise self.lost or Lost("the server takes no more requests on this connection")
@@ -227,14 +250,14 @@ class H3Client(TransmittingProtocol):
         self.quic.hold(stream_id, 0)
 
     async def finish(self) -> None:
-        """Ends the connection once its requests are over, however they end."""
+        """End the connection once its requests are over, however they end."""
         while self._replies and self.lost is None:
             self._fewer.clear()
             await self._fewer.wait()
         await self.end()
 
     async def end(self) -> None:
-        """Ends the connection, and its socket."""
+        """End the connection, and its socket."""
         self.close(error_code=ErrorCode.H3_NO_ERROR)
         self._fail(Lost("the connection was closed"))
         if self._timer is not None:
@@ -290,13 +313,14 @@ class H3Client(TransmittingProtocol):
             self._closed_socket.set_result(None)
 
     def error_received(self, exc: Exception) -> None:
-        """Nothing listens there: said at once, rather than when the handshake has timed out."""
+        """Report at once that nothing listens there, rather than when the handshake has timed out."""
         if not self._ready.done():
             self._fail(Lost(f"cannot connect: {exc}"))
 
     def _keep_alive(self) -> None:
-        """Pings, and gives a server up that has been silent for ``silent_s``: so many pings, as time may also pass
-        while this process itself does nothing.
+        """Send a ping, and give a server up that has been silent for ``silent_s``.
+
+        Silence is counted in pings, since time may also pass while this process itself does nothing.
         """
         settings = self.settings
         if settings.keep_alive_s is None or self.lost is not None:
@@ -312,7 +336,7 @@ class H3Client(TransmittingProtocol):
         self._loop.call_later(settings.keep_alive_s, self._keep_alive)
 
     def _goaway(self) -> None:
-        """The server is stopping: what it has begun it ends, and takes no more."""
+        """Record that the server is stopping: it finishes the requests that it has begun, and takes no more."""
         self._going = True
         self._unusable.set()
 
@@ -332,9 +356,16 @@ class H3Client(TransmittingProtocol):
 async def connect(
     host: str, port: int, settings: ClientSettings, timeout_s: float = 10.0, *, settled: bool = False
 ) -> H3Client:
-    """A connection that is ready for requests. settled: the server has told its limits.
+    """Return a connection that is ready for requests.
 
-    Raises: Lost where there is none within ``timeout_s``.
+    Args:
+        host: host name or address of the server.
+        port: UDP port of the server.
+        settings: settings of the client's side.
+        timeout_s: how long to wait for the connection, in seconds.
+        settled: whether to wait until the server has sent its limits.
+
+    Raises: Lost if there is no connection within ``timeout_s``.
     """
     loop = asyncio.get_running_loop()
     try:

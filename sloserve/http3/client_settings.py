@@ -11,15 +11,24 @@ from sloserve.http3.congestion import congestion_name
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """A client's side of a connection.
+    """The settings of a client's side of a connection.
 
-    scheduler: of what it sends. congestion, window_bytes: see :class:`~sloserve.wire.optional_http3.Http3Settings`.
-    ca_file: authorities that may have signed the server's certificate, ``None`` for those of the system. verify: False
-    takes any certificate, for tests alone. certfile, keyfile: of the client itself, for a server that asks for one.
-    server_name: that the certificate must have, ``None`` for the host that is connected to. idle_s: after which a
-    silent connection ends. keep_alive_s: how often a ping says that it is in use, ``None`` for never. silent_s: a
-    server that says nothing for so long, to pings either, is given up; ``None`` for not before ``idle_s``. requests:
-    that are expected at once: an answer that no one reads takes up its own part of the window, and not that of others.
+    Args:
+        scheduler: the stream scheduler for what the client sends.
+        congestion: see :class:`~sloserve.wire.optional_http3.Http3Settings`.
+        window_bytes: see :class:`~sloserve.wire.optional_http3.Http3Settings`.
+        ca_file: authorities that may have signed the server's certificate; ``None`` for the authorities of the system.
+        verify: whether the server's certificate is checked; ``False`` takes any, for tests alone.
+        certfile: certificate of the client itself, for a server that asks for one.
+        keyfile: key of the client's certificate.
+        server_name: the name that the certificate must have; ``None`` for the host that is connected to.
+        idle_s: seconds of silence after which a connection ends.
+        keep_alive_s: seconds between the pings that show that the connection is in use; ``None`` for no pings.
+        silent_s: seconds after which a server that sends nothing, not even in response to pings, is given up; ``None``
+            to wait for ``idle_s``.
+        buffer_bytes: most bytes of a request's body that may wait to be acknowledged before the sender waits.
+        requests: the number of requests that are expected at once; a response that no one reads takes up its own part
+            of the window alone.
     """
 
     scheduler: str = "edf"
@@ -37,7 +46,10 @@ class ClientSettings:
     requests: int = 128
 
     def configuration(self, host: str) -> QuicConfiguration:
-        """Raises: ConfigError for files that cannot be read."""
+        """Return the configuration of aioquic for a connection to ``host``.
+
+        Raises: ConfigError for files that cannot be read.
+        """
         made = QuicConfiguration(
             is_client=True,
             alpn_protocols=["h3"],

@@ -13,7 +13,12 @@ from aioquic.quic.packet_builder import QuicSentPacket
 
 
 class ConstantWindow(QuicCongestionControl):
-    """window_bytes: that may be on their way without acknowledgement."""
+    """A congestion controller with a constant window.
+
+    Args:
+        max_datagram_size: the size of the largest datagram, in bytes.
+        window_bytes: the number of bytes that may be on their way without acknowledgement.
+    """
 
     def __init__(self, *, max_datagram_size: int, window_bytes: int) -> None:
         super().__init__(max_datagram_size=max_datagram_size)
@@ -40,7 +45,7 @@ class ConstantWindow(QuicCongestionControl):
 
 
 def congestion_name(congestion: str, window_bytes: int) -> str:
-    """The name by which aioquic knows the controller; registers one with a constant window."""
+    """Return the name by which aioquic knows the controller; register one with a constant window."""
     if congestion != "constant":
         return congestion
     name = f"sloserve-constant-{window_bytes}"

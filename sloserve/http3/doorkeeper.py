@@ -1,4 +1,4 @@
-"""Which new connections a listener lets in: by how many there are, from where, and how fast they come."""
+"""Admission of new connections to a listener: by how many there are, from where, and how fast they come."""
 
 import ipaddress
 from collections import Counter, OrderedDict
@@ -18,7 +18,7 @@ BURST = 2
 
 
 class TokenBucket:
-    """Lets so many a second pass, and a burst of :data:`BURST` seconds' worth."""
+    """A limit of ``per_s`` passes a second, with a burst of as much as :data:`BURST` seconds allow."""
 
     def __init__(self, per_s: float) -> None:
         self._per_s = per_s
@@ -26,14 +26,14 @@ class TokenBucket:
         self._filled_s: float | None = None
 
     def ready(self, now_s: float) -> bool:
-        """Whether one may pass."""
+        """Return whether one may pass."""
         if self._filled_s is not None:
             self._tokens = min(self._tokens + self._per_s * (now_s - self._filled_s), BURST * self._per_s)
         self._filled_s = now_s
         return self._tokens >= 1.0
 
     def take(self, now_s: float) -> bool:
-        """Lets one pass, if one may."""
+        """Let one pass, if one may, and return whether it did."""
         if not self.ready(now_s):
             return False
         self._tokens -= 1.0
@@ -41,7 +41,7 @@ class TokenBucket:
 
 
 def network(host: str) -> str:
-    """What counts as one address: an IPv4 address, or the /64 that an IPv6 host can choose addresses from."""
+    """Return what counts as one address: an IPv4 address, or the /64 in which an IPv6 host can choose addresses."""
     address = ipaddress.ip_address(host.partition("%")[0])
     if address.version == 4:
         return str(address)
@@ -49,7 +49,7 @@ def network(host: str) -> str:
 
 
 class Doorkeeper:
-    """Counts connections, and in ``handshakes`` those that do not begin: by :data:`REFUSALS`, or ``retried``."""
+    """Counts of connections, and of handshakes that do not begin, by :data:`REFUSALS` or as ``retried``."""
 
     def __init__(self, settings: Http3Settings, handshakes: Counter[str]) -> None:
         self._handshakes = handshakes
@@ -60,10 +60,15 @@ class Doorkeeper:
         self._rates: OrderedDict[tuple[str, bool], TokenBucket] = OrderedDict()
 
     def ask(self, host: str, proven: bool, now_s: float) -> Answer:
-        """Whether a client may begin a handshake. proven: whether it has shown that it receives at its address.
+        """Return whether a client may begin a handshake.
 
-        What others send in the name of an address is no one's rate but theirs: who has used it up may prove the
-        address, and has another rate then.
+        Packets that others send in the name of an address use up the rate of the unproven address alone. A client may
+        then prove that it receives at its address, and has another rate from then on.
+
+        Args:
+            host: the client's address.
+            proven: whether the client has shown that it receives at its address.
+            now_s: the present time, in seconds.
         """
         settings = self._settings
         key = network(host), proven
@@ -89,8 +94,10 @@ class Doorkeeper:
         return None if self._rate.take(now_s) else "rate"
 
     def _keep(self, key: tuple[str, bool], rate: TokenBucket) -> None:
-        """Rates of addresses that were let in lately. After :data:`BURST` seconds without a handshake an address is as
-        good as new, and in that time no more are let in than are kept here: what is forgotten is of no use.
+        """Keep the rates of addresses that were let in lately.
+
+        An address without a handshake for :data:`BURST` seconds is as good as new. In that time no more addresses are
+        let in than are kept here, so an address that is forgotten is no longer needed.
         """
         self._rates[key] = rate
         self._rates.move_to_end(key)

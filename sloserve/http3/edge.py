@@ -1,9 +1,9 @@
 """The edge: ordinary HTTP clients in, one QUIC connection to the engine host out (Fig. 2 of the paper).
 
-An ASGI application. A request waits for one of the connection's streams, by class and within a class by tenant in turn;
-then it is forwarded as it comes, with the client's key and a request id, and what of its targets the wait has used up
-taken off. A client that leaves ends its request at the engine; a connection that is lost ends its requests with an
-error, and another is made.
+The edge is an ASGI application. A request waits for one of the connection's streams, by class and within a class by
+tenant in turn. Then it is forwarded as it comes, with the client's key and a request id, and the wait is taken off its
+targets. A client that leaves ends its request at the engine. A connection that is lost ends its requests with an error,
+and another is made.
 """
 
 import asyncio
@@ -41,10 +41,14 @@ RETRY_FULL_S = 1
 
 @dataclass(frozen=True, slots=True)
 class EdgeSettings:
-    """host, port: of the engine host. client: the edge's side of the connection, its certificate included.
+    """The settings of an edge.
 
-    requests: on the connection at once, at most as many as the engine host's ``http3.streams``. max_waiting: for a
-    place among them; more is answered with 503.
+    Args:
+        host: host name of the engine host.
+        port: UDP port of the engine host.
+        client: settings of the edge's side of the connection, its certificate included.
+        requests: the most requests on the connection at once, at most as many as the engine host's ``http3.streams``.
+        max_waiting: the most requests that wait for a place among them; any more get the status 503.
     """
 
     host: str
@@ -107,7 +111,7 @@ class Edge:
             self.turns.give_back()
 
     def _check(self, scope: Scope) -> None:
-        """Raises: InvalidRequest for what HTTP/3 cannot carry: a malformed request ends the connection of all."""
+        """Raise InvalidRequest for what HTTP/3 cannot carry: a malformed request ends the connection of all."""
         try:
             validate_request_headers(self._head(scope, 0.0))
         except ProtocolError as error:

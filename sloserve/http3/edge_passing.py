@@ -1,4 +1,4 @@
-"""The edge's side towards its clients: what they send is passed on, and the answer as it comes."""
+"""The edge's side towards its clients: it passes on what they send, and the response as it comes."""
 
 import asyncio
 import json
@@ -15,18 +15,18 @@ from sloserve.wire.opening import OpenedRequest
 
 
 class ReadAhead:
-    """What the client sends while its request waits: a body in one part, else its first part, and that it leaves."""
+    """What the client sends while its request waits: a body in one part, or its first part, and a disconnect."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._messages: deque[Message] = deque()
 
     async def __call__(self) -> Message:
-        """The next message, as ASGI has it."""
+        """Return the next message, as ASGI has it."""
         return self._messages.popleft() if self._messages else await self._receive()
 
     async def until_left(self) -> Message:
-        """Returns once the client has left."""
+        """Return once the client has left."""
         while not self._messages or self._messages[-1]["type"] == "http.request":
             if self._messages and self._messages[-1].get("more_body", False):
                 await asyncio.Event().wait()  # the rest of a long body stays with the client
@@ -39,8 +39,9 @@ class Left(BrokenOff):
 
 
 async def upload_body(reply: Reply, receive: Receive) -> None:
-    """Passes the request's body on; then watches for the client to leave, which cancels the request. So does a body
-    that does not come: it holds a place that others wait for.
+    """Pass the request's body on; then watch for the client to leave, which cancels the request.
+
+    A body that does not come cancels the request as well, since the request holds a place that others wait for.
     """
     more = True
     why: Exception = Left("the client has left")
@@ -56,9 +57,11 @@ async def upload_body(reply: Reply, receive: Receive) -> None:
 
 
 async def answer(reply: Reply, request: OpenedRequest) -> None:
-    """Passes the answer on. One that breaks off before its head is a 502; a stream of events ends with an error.
+    """Pass the response on.
 
-    Raises: BrokenOff, Lost or BodyTooSlow where all that is left is to break off the client's answer as well.
+    A response that breaks off before its head becomes a 502; a stream of events that breaks off ends with an error.
+
+    Raises: BrokenOff, Lost or BodyTooSlow where all that is left is to break off the response to the client as well.
     """
     send = request.send
     try:

@@ -19,7 +19,11 @@ PING_S, SILENT_S = 1.0, 4.0
 
 
 def serve(upstream: Any, listen: Any) -> None:
-    """Serves until it is told to stop. upstream, listen: the flags of :mod:`sloserve.wire.edge_command`.
+    """Serve until the process is asked to stop.
+
+    Args:
+        upstream: the flags of the connection to the engine host, see :mod:`sloserve.wire.edge_command`.
+        listen: the flags of the port for clients, see :mod:`sloserve.wire.edge_command`.
 
     Raises: ConfigError.
     """
@@ -60,7 +64,10 @@ def serve(upstream: Any, listen: Any) -> None:
 
 
 def address_of(url: str) -> tuple[str, int]:
-    """Host and port of the engine host. Raises: ConfigError."""
+    """Return host and port of the engine host.
+
+    Raises: ConfigError for an URL that is not ``https://HOST:PORT``.
+    """
     try:
         found = urllib.parse.urlsplit(url)
         port = found.port or 443

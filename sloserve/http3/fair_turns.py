@@ -1,15 +1,20 @@
-"""Places for so many requests at once: by class, and within a class to tenants in turn."""
+"""Places for a limited number of requests at once: by class, and within a class to tenants in turn."""
 
 import asyncio
 from collections import OrderedDict, deque
 
 
 class NoRoom(Exception):
-    """As many wait already as may."""
+    """The waiting list is full."""
 
 
 class FairTurns:
-    """places: that are had at once. max_waiting: for one, over all classes and tenants."""
+    """A limit on requests at once, with a waiting list.
+
+    Args:
+        places: the number of requests at once.
+        max_waiting: the most requests that wait for a place, over all classes and tenants.
+    """
 
     def __init__(self, places: int, max_waiting: int) -> None:
         self._free = places
@@ -18,7 +23,14 @@ class FairTurns:
         self.waiting = 0
 
     async def take(self, rank: int, tenant: str) -> None:
-        """Waits for a place. rank: of the class, lower first. Raises: NoRoom."""
+        """Wait for a place.
+
+        Args:
+            rank: rank of the request's class; the lowest comes first.
+            tenant: name of the request's tenant.
+
+        Raises: NoRoom.
+        """
         if self._free and not self.waiting:
             self._free -= 1
             return
@@ -37,7 +49,7 @@ class FairTurns:
             raise
 
     def give_back(self) -> None:
-        """One place is free; the next who waits has it."""
+        """Free one place, and give it to the next request that waits."""
         if not self._waiting:
             self._free += 1
             return

@@ -1,8 +1,9 @@
-"""One request over HTTP/3 and its answer, as the ASGI application sees them.
+"""One request over HTTP/3 and its response, as the ASGI application sees them.
 
 The application is called as soon as the headers are there, so that it may look at a key before a byte of the body is
-read; the body waits for it within the stream's flow control window. An answer waits for its client: ``send`` has
-``buffer_bytes`` of it on their way, whatever the size of its chunks. An exchange is over once its answer has arrived.
+read; the body waits for it within the stream's flow control window. A response waits for its client: ``send`` has at
+most ``buffer_bytes`` of it on their way, whatever the size of its chunks. An exchange is over once its response has
+arrived.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ NO_BODY = frozenset({204, 304})
 
 
 def split_headers(headers: Headers) -> tuple[dict[bytes, bytes], Headers]:
-    """Pseudo-headers, and the rest with cookies in one line and ``host``, as ASGI has them."""
+    """Return the pseudo-headers, and the rest with cookies in one line and ``host``, as ASGI has them."""
     pseudo = {name: value for name, value in headers if name.startswith(b":")}
     rest = [(name, value) for name, value in headers if not name.startswith(b":") and name != b"cookie"]
     cookies = [value for name, value in headers if name == b"cookie"]
@@ -41,7 +42,7 @@ def split_headers(headers: Headers) -> tuple[dict[bytes, bytes], Headers]:
 
 
 def make_scope(pseudo: dict[bytes, bytes], headers: Headers, client: Any, server: Any) -> Scope:
-    """The ASGI scope of a request."""
+    """Return the ASGI scope of a request."""
     raw_path, _, query = pseudo.get(b":path", b"/").partition(b"?")
     return {
         "type": "http",
@@ -60,16 +61,17 @@ def make_scope(pseudo: dict[bytes, bytes], headers: Headers, client: Any, server
 
 
 class Http3Exchange:
-    """One request and its answer.
+    """One request and its response.
+
+    ``moved_s`` is the last time when the client acknowledged some of the response, or when all that was written had
+    been acknowledged.
 
     Args:
-        stream: where both pass.
-        scope: of the request.
-        service: what its headers say of how to send the answer; the application may know more, see :meth:`known`.
+        stream: the stream on which both pass.
+        scope: the ASGI scope of the request.
+        service: how to send the response, from the headers; the application may know more, see :meth:`known`.
         renewed: whether deadlines are renewed with each chunk.
-        buffer_bytes: of the answer that may wait for the client.
-
-    ``moved_s`` is when the client last acknowledged some of it, or all that was written had been.
+        buffer_bytes: the most bytes of the response that may wait for the client.
     """
 
     def __init__(
@@ -101,24 +103,26 @@ class Http3Exchange:
 
     @property
     def wanted(self) -> bool:
-        """Whether more of the answer is to come, and a client waits for it."""
+        """Whether more of the response is to come, and a client waits for it."""
         return not (self._ended or self._gone)
 
     @property
     def outcome(self) -> str:
-        """How it ended: ``answered``, ``failed`` by its application, ``cancelled`` by the client, ``dropped`` late,
-        ``unread`` by a client that wanted it.
+        """The way in which the exchange ended.
+
+        It is ``answered``, ``failed`` by its application, ``cancelled`` by the client, ``dropped`` because it was late,
+        or ``unread`` by a client that wanted it.
         """
         return self._outcome
 
     def prioritize(self, priority: StreamPriority) -> None:
-        """What the client states of its priority, held to what its class may have."""
+        """Set the priority that the client states, limited to what its class may have."""
         self._stated = priority
         urgency = priority.clamped(self._service.urgency, self._service.most_urgent)
         self._stream.set_priority(None, urgency, priority.incremental)
 
     def known(self, slo: SLO) -> None:
-        """The request's SLO, which may stand in its body: it holds from here on."""
+        """Set the SLO of the request from here on; it may stand in the body."""
         if self._gone:
             return
         self._service = AnswerService.of(slo, self._service.tenant)
@@ -131,7 +135,7 @@ class Http3Exchange:
         self._stream.late_from(None if e2e_s is None else self._arrival_s + e2e_s)
 
     def feed(self, data: bytes, end: bool) -> None:
-        """A part of the request's body."""
+        """Take a part of the request's body."""
         self._complete = self._complete or end
         if self._reading and data:
             self._parts.append(data)
@@ -140,7 +144,7 @@ class Http3Exchange:
         self._wakened.set()
 
     def disconnect(self, outcome: str = "cancelled") -> None:
-        """The client is gone, or wants no answer any more."""
+        """Record that the client is gone, or wants no response any more."""
         if not self._gone and (not self._ended or outcome != "cancelled"):
             self._outcome = outcome
         self._gone = True
@@ -148,7 +152,7 @@ class Http3Exchange:
         self._drained.set()
 
     def arrived(self, unacknowledged_bytes: int, acknowledged_bytes: int) -> None:
-        """So much of the answer is on its way, and so much has arrived: what waits for that goes on."""
+        """Record how much of the response is on its way and how much has arrived, and wake what waits for that."""
         if not unacknowledged_bytes or acknowledged_bytes != self._acknowledged_bytes:
             self._acknowledged_bytes, self.moved_s = acknowledged_bytes, self._stream.now_s()
         if not self._drained.is_set() and self._ready():
@@ -164,11 +168,11 @@ class Http3Exchange:
             await self._drained.wait()
 
     async def _until_unsent(self, most_bytes: int) -> None:
-        """Waits until no more than so much of the answer is on its way, or no one waits for it any more."""
+        """Wait until at most ``most_bytes`` of the response are on their way, or the client no longer waits for it."""
         await self._until(lambda: self._stream.unsent_bytes() <= most_bytes)
 
     async def run(self, app: App) -> None:
-        """Has ``app`` answer; whatever it does, the stream comes to an end. Returns once the answer has arrived."""
+        """Run ``app``, and return once the response has arrived; the stream ends whatever ``app`` does."""
         try:
             await self._until(self._stream.may_begin)
             if not self._gone:
@@ -253,7 +257,7 @@ class Http3Exchange:
             self._wakened.set()
 
     def _fail(self) -> None:
-        """Ends an answer that its application did not end: 500, or a reset stream where it has begun."""
+        """End a response that its application did not end: with 500, or by a reset of the stream if it has begun."""
         if self._gone or self._ended:
             return
         self._ended = True
@@ -268,7 +272,7 @@ class Http3Exchange:
             self._stream.send_body(b"Internal Server Error", True)
 
     def _stop_reading(self) -> None:
-        """What of the body was not read is of no use any more."""
+        """Discard what of the body was not read."""
         if self._reading:
             self._reading = False
             self._parts.clear()

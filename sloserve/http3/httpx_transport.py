@@ -1,4 +1,6 @@
-"""HTTP/3 under httpx, hence under OpenAI's SDK::
+"""HTTP/3 under httpx, and so under OpenAI's SDK.
+
+Example::
 
     import httpx, openai
     from sloserve.http3.httpx_transport import H3Transport
@@ -40,7 +42,7 @@ def _timeout_s(request: httpx.Request, kind: str) -> float | None:
 
 @asynccontextmanager
 async def _within(kind: str, error: type[httpx.TimeoutException], request: httpx.Request) -> AsyncIterator[None]:
-    """Ends its block with ``error`` once it has taken as long as the request's timeout of this kind."""
+    """End the block with ``error`` once it has taken as long as the request's timeout of this kind."""
     timeout_s = _timeout_s(request, kind)
     try:
         async with asyncio.timeout(timeout_s):
@@ -71,7 +73,11 @@ class _ReplyStream(httpx.AsyncByteStream):
 
 
 class H3Transport(httpx.AsyncBaseTransport):
-    """Sends requests over HTTP/3. settings: of the client's side of each connection."""
+    """A transport that sends requests over HTTP/3.
+
+    Args:
+        settings: settings of the client's side of each connection; ``None`` for the defaults.
+    """
 
     def __init__(self, settings: ClientSettings | None = None) -> None:
         self._settings = settings or ClientSettings()
@@ -153,7 +159,7 @@ class H3Transport(httpx.AsyncBaseTransport):
 
 
 def head(method: bytes, authority: bytes, path: bytes, headers: Headers) -> Headers:
-    """A request's headers as HTTP/3 has them."""
+    """Return a request's headers as HTTP/3 has them."""
     pseudo = [(b":method", method), (b":scheme", b"https"), (b":authority", authority), (b":path", path)]
     rest = [(name.lower(), value) for name, value in headers]
     return pseudo + [(name, value) for name, value in rest if name not in HOP_BY_HOP and name != b"host"]

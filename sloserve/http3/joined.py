@@ -28,10 +28,10 @@ class _Recording(ScheduledConnection):
 
 
 class Joined:
-    """A client and a server with no network between; time passes by hand.
+    """A client and a server with no network between them; time passes by hand.
 
-    received: bytes by stream, at either end. finished: streams in the order in which they arrived whole. token: by
-    which the server makes those of its stateless resets.
+    ``received`` has the bytes of each stream, at either end. ``finished`` has the streams in the order in which they
+    arrived whole. ``token`` is the function with which the server makes the tokens of its stateless resets.
     """
 
     def __init__(self, name: str, limits: TransportLimits | None = None, request_certificate: bool = False) -> None:
@@ -59,10 +59,10 @@ class Joined:
         self.run(50)
 
     def heard(self, receiver: QuicConnection, event: QuicEvent) -> None:
-        """One of the two is told this."""
+        """Notify one of the two ends of this event."""
 
     def run(self, rounds: int = 200) -> None:
-        """Carries datagrams to and fro until both are silent, a millisecond a round, at most ``rounds`` times."""
+        """Carry datagrams to and fro until both are silent, a millisecond a round, at most ``rounds`` times."""
         for _ in range(rounds):
             self.now_s += 1e-3
             sent = self._carry(self.client, self.server, _CLIENT) + self._carry(self.server, self.client, _SERVER)

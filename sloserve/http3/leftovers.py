@@ -1,8 +1,8 @@
 """Bodies of requests that are answered already: what still comes of them is read and discarded, within bounds.
 
-A browser looks at an answer once its upload has ended. If the upload is stopped instead (STOP_SENDING, whatever its
-error code, and also after the answer), Chromium's ``fetch()`` never returns. So any body that a server takes by default
-may come to its end, and what is stopped is longer, or never ends.
+A browser looks at the response once its upload has ended. If the upload is stopped instead (STOP_SENDING, whatever its
+error code, and also after the response), Chromium's ``fetch()`` never returns. So any body that a server takes by
+default may come to its end, and what is stopped is longer, or never ends.
 """
 
 import asyncio
@@ -15,19 +15,23 @@ MAX_S = 30.0
 
 
 class Leftovers:
-    """Unread bodies of one connection. stop: tells the client to send no more of a stream."""
+    """The unread bodies of one connection.
+
+    Args:
+        stop: function that asks the client to send no more of a stream.
+    """
 
     def __init__(self, stop: Callable[[int], None]) -> None:
         self._stop = stop
         self._left: dict[int, tuple[int, asyncio.TimerHandle]] = {}
 
     def begin(self, stream_id: int) -> None:
-        """The request is answered, and its body has not ended."""
+        """Begin to discard the body of a request that is answered before its body has ended."""
         timer = asyncio.get_running_loop().call_later(MAX_S, self._too_much, stream_id)
         self._left[stream_id] = MAX_BYTES, timer
 
     def came(self, stream_id: int, size_bytes: int) -> None:
-        """A part of a body; of a request that is not answered yet it changes nothing."""
+        """Count a part of a body; for a request that is not answered yet it changes nothing."""
         if stream_id in self._left:
             left_bytes, timer = self._left[stream_id]
             self._left[stream_id] = left_bytes - size_bytes, timer
@@ -35,12 +39,12 @@ class Leftovers:
                 self._too_much(stream_id)
 
     def ended(self, stream_id: int) -> None:
-        """Nothing more of the stream comes."""
+        """Record that nothing more of the stream comes."""
         if stream_id in self._left:
             self._left.pop(stream_id)[1].cancel()
 
     def clear(self) -> None:
-        """The connection is over."""
+        """Forget all bodies, since the connection is over."""
         for stream_id in [*self._left]:
             self.ended(stream_id)
 

@@ -1,8 +1,8 @@
 """An HTTP/3 listener in front of an ASGI application: :func:`listen`.
 
-Bounds hold for what has not shown a key yet: connections and handshakes per second, both in all and per address, a
-handshake's time, and an address is proven (Retry) once many handshakes are unfinished or come from it. Sessions are not
-resumed, so there is no 0-RTT, whose requests could be replayed.
+Bounds hold for a peer that has not shown a key yet. Connections and handshakes per second are limited, both in all and
+per address, and so is the time of a handshake. An address must be proven (Retry) once many handshakes are unfinished or
+come from it. Sessions are not resumed, so there is no 0-RTT, in which requests could be replayed.
 """
 
 import asyncio
@@ -69,13 +69,15 @@ async def listen(
     classify: Classify = DEFAULT_CLASSIFY,
     client_ca: str | None = None,
 ) -> "Listener":
-    """Serves ``app`` over HTTP/3 until the listener is stopped. The application's lifespan is not run here.
+    """Serve ``app`` over HTTP/3 until the listener is stopped; the application's lifespan is not run here.
 
     Args:
         app: any ASGI application.
+        settings: settings of HTTP/3.
+        certificates: the server's certificate and key.
         address: host and UDP port; 0 for any that is free.
-        classify: what a request's headers say of how its answer is sent.
-        client_ca: PEM file of authorities; given, a client needs a certificate that one of them signed.
+        classify: function that derives from a request's headers how to send its response.
+        client_ca: PEM file of authorities; if it is given, a client needs a certificate that one of them signed.
 
     Raises: ConfigError for certificates that cannot be read, a port that is taken, or an aioquic without its hooks.
     """
@@ -100,7 +102,10 @@ async def listen(
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A UDP socket at that address. Raises: ConfigError where it cannot be had."""
+    """Return a UDP socket that is bound to this address.
+
+    Raises: ConfigError if the socket cannot be bound.
+    """
     sock = None
     try:
         family, kind, protocol, _, at = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
@@ -118,7 +123,10 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def refusal(ca_file: str | None, quic: ScheduledConnection) -> str | None:
-    """Why a client may not come whose certificate none of the authorities in a file has signed; without one all may."""
+    """Return why a client is refused: none of the authorities in ``ca_file`` has signed its certificate.
+
+    Without a file all clients may come.
+    """
     if ca_file is None:
         return None
     if quic.client_certificate is None:
@@ -161,13 +169,13 @@ class Listener(asyncio.DatagramProtocol):
         return self.front.address[1]
 
     def going_away(self) -> None:
-        """Takes no new connection or request, and tells all clients; what they have asked for is answered."""
+        """Take no new connection or request, and notify all clients; what they have asked for is answered."""
         self._stopping = True
         for protocol in self.protocols:
             protocol.going_away()
 
     async def stop(self, linger_s: float = 5.0) -> None:
-        """Takes no new connection or request; ends once all answers have arrived, or after ``linger_s``."""
+        """Take no new connection or request; end once all responses have arrived, or after ``linger_s``."""
         self._stopping = True
         await asyncio.gather(*(protocol.drain(linger_s) for protocol in [*self.protocols]))
         for protocol in [*self.protocols]:
@@ -203,7 +211,7 @@ class Listener(asyncio.DatagramProtocol):
             self._left(protocol, addr)
 
     def _begin(self, header: QuicHeader, size: int, addr: Any) -> ServerProtocol | None:
-        """A new connection where the datagram begins one and may."""
+        """Return a new connection if the datagram begins one and is allowed to."""
         kind, versions = header.packet_type, self._configuration.supported_versions
         answered = kind != QuicPacketType.VERSION_NEGOTIATION and size >= SMALLEST_MAX_DATAGRAM_SIZE
         if answered and header.version is not None and header.version not in versions:
@@ -243,7 +251,7 @@ class Listener(asyncio.DatagramProtocol):
         return self._enter(header, addr, original, retried) if answer == "admit" else None
 
     def _reset(self, header: QuicHeader, size: int, addr: Any) -> None:
-        """Tells a client that its connection is lost, as after a restart of this process."""
+        """Notify a client that its connection is lost, as after a restart of this process."""
         reset = stateless_reset(self._reset_token(header.destination_cid), size)
         if reset is not None and self._resets.take(self._loop.time()):
             self._send(reset, addr)
@@ -319,7 +327,7 @@ class Listener(asyncio.DatagramProtocol):
 
 
 def closing(header: QuicHeader, error_code: int) -> bytes:
-    """A datagram that ends a connection before anything of it is kept; far smaller than what it answers."""
+    """Return a datagram, far smaller than the one it answers, that ends a connection before any state is kept."""
     assert header.version is not None
     crypto = CryptoPair()
     crypto.setup_initial(cid=header.destination_cid, is_client=False, version=header.version)

@@ -9,7 +9,13 @@ from sloserve.core.json_lines import lines_of
 
 @dataclass(slots=True)
 class QuicTraffic:
-    """sent_bytes, received_bytes: of UDP payload. resent_frames: parts of streams that were sent again after a loss."""
+    """The traffic of QUIC connections.
+
+    Args:
+        sent_bytes: bytes of UDP payload that were sent.
+        received_bytes: bytes of UDP payload that were received.
+        resent_frames: parts of streams that were sent again after a loss.
+    """
 
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -18,9 +24,12 @@ class QuicTraffic:
 
 @dataclass(slots=True)
 class Deadlines:
-    """Parts of answers that had a deadline, by when the last byte of each left for the first time.
+    """Counts of response parts that had a deadline, by when the last byte of each left for the first time.
 
-    met: by its deadline. missed: later. overdue: it was due already when the application wrote it.
+    Args:
+        met: parts that left by their deadline.
+        missed: parts that left later.
+        overdue: parts that were due already when the application wrote them.
     """
 
     met: int = 0
@@ -30,8 +39,14 @@ class Deadlines:
 
 @dataclass(slots=True)
 class Http3Figures:
-    """handshakes, requests: by how they ended. discarded: datagrams that began or reached no connection, by why.
-    deadlines: by service class.
+    """The figures of a listener.
+
+    Args:
+        traffic: bytes and frames of all connections.
+        handshakes: handshakes by how they ended.
+        requests: requests by how they ended.
+        discarded: datagrams that began or reached no connection, by the reason.
+        deadlines: response parts with a deadline, by service class.
     """
 
     traffic: QuicTraffic = field(default_factory=QuicTraffic)
@@ -42,7 +57,7 @@ class Http3Figures:
 
 
 def kernel_discards(inode: int) -> int:
-    """Datagrams that the kernel discarded at a UDP socket, since the process was too busy to fetch them."""
+    """Return how many datagrams the kernel discarded at a UDP socket, since the process was too busy to fetch them."""
     found = 0
     for table in (Path("/proc/net/udp"), Path("/proc/net/udp6")):
         rows = lines_of(table.read_text(encoding="utf-8"))[1:] if table.exists() else []

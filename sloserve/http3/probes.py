@@ -30,7 +30,10 @@ INSERT = b"\x3f\x81\x1f\x41a\x01b"
 
 
 class Probe(Joined):
-    """HTTP/3 on both connections. told: events by end; ended: the error code with which the server ended it."""
+    """HTTP/3 on both connections.
+
+    ``told`` has the events of both ends, and ``ended`` the error code with which the server ended the connection.
+    """
 
     def __init__(self, request_certificate: bool = False) -> None:
         self._ends: dict[QuicConnection, BoundedH3] = {}
@@ -167,7 +170,7 @@ PROBES: dict[str, Callable[[], bool]] = {
 
 
 def failing() -> list[str]:
-    """What does not hold with the aioquic that is installed; an exception counts as that too."""
+    """Return the names of the probes that fail with the installed aioquic; an exception counts as a failure too."""
     return [name for name, probe in PROBES.items() if not _holds(probe)]
 
 

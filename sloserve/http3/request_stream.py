@@ -19,29 +19,35 @@ class AnsweringConnection(Protocol):
 
     @property
     def may_begin(self) -> bool:
-        """Whether the client has read enough of its answers to have another."""
+        """Whether the client has read enough of its responses to get another."""
 
     def transmit_soon(self) -> None:
-        """Sends what there is to send once the callbacks at hand are done."""
+        """Send what there is to send once the callbacks at hand are done."""
 
     def wrote(self, size_bytes: int) -> None:
-        """So much of an answer was written to the connection."""
+        """Record ``size_bytes`` of a response as written to the connection."""
 
     def deadlines(self, slo_class: str) -> Deadlines:
-        """Where parts of answers of this class are counted."""
+        """Return the counts of response parts of this class."""
 
     def drop_at(self, stream_id: int, deadline_s: float | None) -> None:
-        """From when on what was not sent of the answer is of no use, if late answers are dropped at all."""
+        """Set the time after which unsent bytes of the response may be dropped; ``None`` to keep them."""
 
     def stop_reading(self, stream_id: int) -> None:
-        """What still comes of the request's body is of no use."""
+        """Discard what still comes of the request's body."""
 
     def abort(self, stream_id: int, error_code: int) -> None:
-        """Ends a stream both ways."""
+        """End a stream both ways."""
 
 
 class RequestStream:
-    """Where a request comes from, and its answer goes. h3: writes the frames of the connection."""
+    """The stream on which a request comes and its response goes.
+
+    Args:
+        connection: the connection to which the stream belongs.
+        h3: the HTTP/3 layer, which writes the frames of the connection.
+        stream_id: number of the stream.
+    """
 
     def __init__(self, connection: AnsweringConnection, h3: BoundedH3, stream_id: int) -> None:
         self._connection = connection
@@ -64,7 +70,13 @@ class RequestStream:
         self._quic.set_stream(self.stream_id, deadline_s=deadline_s, urgency=urgency, incremental=incremental)
 
     def due(self, deadline_s: float, slo_class: str | None = None, written_s: float = 0.0) -> None:
-        """What was sent since the last call is due then. slo_class: counts it, as what was written at ``written_s``."""
+        """Set when what was sent since the last call is due.
+
+        Args:
+            deadline_s: when it is due, on the clock of the connection, in seconds.
+            slo_class: service class for which to count the part; ``None`` not to count it.
+            written_s: when the application wrote the part.
+        """
         tally = None if slo_class is None else self._connection.deadlines(slo_class)
         if tally is not None and deadline_s <= written_s:
             tally.overdue += 1

@@ -1,10 +1,10 @@
-"""A QUIC connection of aioquic whose packets are filled in the order of a stream scheduler.
+"""A QUIC connection of aioquic that fills its packets in the order of a stream scheduler.
 
-aioquic has no interface for that, so this subclass takes hold of private parts, and nothing else of the package but
-:class:`sloserve.http3.bounded_h3.BoundedH3` does: the list of streams that aioquic goes through for each packet, the
-function that writes a stream's next frame, those that widen flow control windows, a stream's buffer, tokens of
-connection ids, when it gives up a silent peer, and the wish for a client certificate.
-:mod:`sloserve.http3.self_check` tries them out at start.
+aioquic has no interface for that, so this subclass uses private parts; in this package only
+:class:`sloserve.http3.bounded_h3.BoundedH3` does so too. The parts are the list of streams that aioquic goes through
+for each packet, the function that writes a stream's next frame, the functions that widen flow control windows, a
+stream's buffer, tokens of connection ids, the time when it gives up a silent peer, and the wish for a client
+certificate. :mod:`sloserve.http3.self_check` tries them out at start.
 
 Windows grow as the application reads, so that what a peer may leave unread in memory is bounded; aioquic doubles them
 as data arrives.
@@ -29,16 +29,21 @@ from sloserve.http3.stream_schedulers import Scheduler
 from sloserve.http3.transport_limits import TransportLimits
 
 AIOQUIC = 1, 7
-"""The versions whose private parts are used here: of each release of them the self-check tries all."""
+"""The version (major, minor) with the private parts in use; the self-check tries all of them with each release."""
 
 
 class ScheduledConnection(QuicConnection):
     """A QUIC connection that sends the bytes of its streams in the order of ``scheduler``.
 
-    request_certificate: whether, as a server, it asks the client for a certificate; see :attr:`client_certificate`.
-    traffic: counts what it sends and receives.
-    reset_token: makes, as a server, the token of a connection id by which a client knows a stateless reset.
-    others: of :class:`aioquic.quic.connection.QuicConnection`.
+    Args:
+        configuration: aioquic's configuration of the connection.
+        scheduler: function that gives each stream its place in the order.
+        limits: streams and windows that the peer may use; ``None`` for the defaults.
+        request_certificate: whether, as a server, it asks the client for a certificate; see :attr:`client_certificate`.
+        traffic: counters of what it sends and receives.
+        reset_token: function that makes, as a server, the token of a connection id by which a client knows a stateless
+            reset.
+        others: further arguments of :class:`aioquic.quic.connection.QuicConnection`.
     """
 
     def __init__(
@@ -61,7 +66,7 @@ class ScheduledConnection(QuicConnection):
         self._sending_s = 0.0
         self._reset_token = reset_token
         self.heard_s: float | None = None
-        """When the last packet of the peer came that could be decrypted."""
+        """The time when the last packet of the peer came that could be decrypted."""
         configuration = replace(
             configuration,
             max_stream_data=self._caps.stream_window_bytes,
@@ -84,28 +89,31 @@ class ScheduledConnection(QuicConnection):
         incremental: bool | None = None,
         tenant: str | None = None,
     ) -> None:
-        """Says what the scheduler may know of a stream; ``None`` leaves it as it is.
+        """Set what the scheduler may know of a stream; ``None`` leaves a value as it is.
 
-        deadline_s: on the clock whose times this connection is given. The rest: see
+        ``deadline_s`` is on the clock of the times that this connection is given. For the other values see
         :class:`sloserve.http3.stream_schedulers.StreamState`.
         """
         self._order.set(stream_id, deadline_s, urgency, incremental, tenant)
 
     def due(self, stream_id: int, deadline_s: float, tally: Deadlines | None = None) -> None:
-        """What was written to the stream since the last call is due at ``deadline_s``, on the same clock.
+        """Set when what was written to the stream since the last call is due.
 
-        tally: counts whether it leaves by then.
+        Args:
+            stream_id: number of the stream.
+            deadline_s: when it is due, on the clock of :meth:`set_stream`, in seconds.
+            tally: counter of whether it leaves by then.
         """
         stream = self._streams.get(stream_id)
         if stream is not None:
             self._order.due(stream_id, stream.sender._buffer_stop, deadline_s, tally)
 
     def unsent_bytes(self, stream_id: int) -> int:
-        """What was written to the stream and the peer has not acknowledged; 0 for one that is over."""
+        """Return how many bytes of the stream are written and not acknowledged; 0 for a stream that is over."""
         return self.sent(stream_id)[0]
 
     def sent(self, stream_id: int) -> tuple[int, int]:
-        """What the peer has not acknowledged of the stream, as :meth:`unsent_bytes`, and how much it has."""
+        """Return how many bytes of the stream are not acknowledged, as :meth:`unsent_bytes`, and how many are."""
         stream = self._streams.get(stream_id)
         if stream is None or stream.sender._reset_error_code is not None:
             return 0, 0
@@ -113,13 +121,14 @@ class ScheduledConnection(QuicConnection):
         return sender._buffer_stop - sender._buffer_start, sender._buffer_start
 
     def starved(self, stream_id: int) -> bool:
-        """Whether the stream has something to send that its peer has room for."""
+        """Return whether the stream has something to send for which its peer has room."""
         stream = self._streams.get(stream_id)
         return stream is not None and _may_send(stream)
 
     def free(self, stream_id: int | None = None) -> None:
-        """Lets go of what was written to a stream that was reset, or to all of a connection that was closed; aioquic
-        keeps it until the peer has acknowledged the one, or the other has timed out.
+        """Free the data of a stream that was reset, or of all streams of a connection that was closed.
+
+        aioquic keeps it until the peer has acknowledged the reset, or the connection has timed out.
         """
         streams = [*self._streams.values()] if stream_id is None else [self._streams.get(stream_id)]
         for stream in streams:
@@ -132,19 +141,19 @@ class ScheduledConnection(QuicConnection):
         return sum(len(stream.sender._buffer) for stream in self._streams.values())
 
     def hold(self, stream_id: int, unread_bytes: int) -> None:
-        """Says how much of what the stream delivered the application has not read yet; it counts as held."""
+        """Set how many delivered bytes of the stream the application has not read yet; they count as held."""
         if unread_bytes:
             self._unread[stream_id] = unread_bytes
         else:
             self._unread.pop(stream_id, None)
 
     def is_untouched(self, stream_id: int) -> bool:
-        """Whether the peer has opened the stream, if only by opening a later one, and nothing of it has come."""
+        """Return whether the peer has opened the stream, if only by opening a later one, and sent nothing on it."""
         stream = self._streams.get(stream_id)
         return stream is not None and not stream.receiver.is_finished and not stream.receiver.starting_offset()
 
     def stop_reading(self, stream_id: int, error_code: int) -> None:
-        """Tells the peer to send no more of the stream, unless all of it is there."""
+        """Ask the peer to send no more of the stream, unless all of it is there."""
         stream = self._streams.get(stream_id)
         if stream is not None and not stream.receiver.is_finished:
             self.stop_stream(stream_id, error_code)
@@ -281,13 +290,13 @@ class _ServiceQueue(list[QuicStream]):
 
 
 def _may_send(stream: QuicStream) -> bool:
-    """Whether it has data of a request or an answer that its peer has room for."""
+    """Return whether a stream has data of a request or a response for which its peer has room."""
     sender = stream.sender
     waits = not (sender.buffer_is_empty or stream.is_blocked or stream_is_unidirectional(_id(stream)))
     return waits and sender.next_offset < stream.max_stream_data_remote
 
 
 def _id(stream: QuicStream) -> int:
-    """Its number; aioquic's streams of the handshake alone have none, and never come here."""
+    """Return the stream's number; only aioquic's handshake streams have none, and they never come here."""
     assert stream.stream_id is not None
     return stream.stream_id

@@ -1,9 +1,9 @@
 """Checks that the private parts of aioquic on which the stream schedulers depend work as expected.
 
-Two connections, joined in memory, send four streams; the order of their frames must be the scheduler's. A server whose
-scheduler had no effect would look healthy and serve in rotation, so :func:`check` refuses instead. The same holds for
-the bounds on HTTP/3 (:mod:`sloserve.http3.bounded_h3`), each of which is tried by a request that breaks it, and for
-the resets of lost connections.
+Two connections, joined in memory, send four streams; the order of their frames must be the scheduler's. A server on
+which the scheduler had no effect would look healthy and serve in rotation, so :func:`check` refuses instead. The same
+holds for the bounds on HTTP/3 (:mod:`sloserve.http3.bounded_h3`), each of which is tried by a request that breaks it,
+and for the resets of lost connections.
 """
 
 import functools
@@ -23,11 +23,11 @@ STREAMS = ((7.0, 5), (2.0, 3), (7.1, 5), (1.0, 1))
 """Deadline in seconds and urgency, in the order of opening."""
 
 ORDERS = {"fcfs": "0123", "edf": "3102", "abs": "3102", "ml": "301201201202", "rr": "01230123012313"}
-"""Which stream's bytes leave next, a repetition left out."""
+"""The streams in the order in which their bytes leave, by scheduler, without repetitions."""
 
 
 def observed_order(name: str) -> str:
-    """The order in which the scheduler ``name`` serves the four streams, a repetition left out."""
+    """Return the order in which the scheduler ``name`` serves the four streams, without repetitions."""
     joined = Joined(name)
     for number, (deadline_s, urgency) in enumerate(STREAMS):
         joined.client.send_stream_data(4 * number, bytes(STREAM_BYTES), end_stream=True)
@@ -39,7 +39,7 @@ def observed_order(name: str) -> str:
 
 
 def unread_limit() -> int:
-    """How many bytes a peer can send that the application leaves unread, with windows of 8 and 16 KiB."""
+    """Return how many bytes a peer can send that the application leaves unread, with windows of 8 and 16 KiB."""
     joined = Joined("fcfs", TransportLimits(stream_window_bytes=8192, connection_window_bytes=16384))
     for stream_id in (0, 4, 8):
         joined.server.hold(stream_id, 2**20)  # none of it will be read
@@ -50,7 +50,7 @@ def unread_limit() -> int:
 
 @functools.cache
 def _tried(name: str) -> tuple[str, int]:
-    """The order and the limit that are seen; aioquic stays as it is while the process runs."""
+    """Return the order and the limit that are seen; aioquic stays as it is while the process runs."""
     return observed_order(name), unread_limit()
 
 
@@ -58,9 +58,13 @@ _failing = functools.cache(failing)
 
 
 def check(name: str, any_version: bool = False) -> None:
-    """Raises: ConfigError where the scheduler ``name`` would have no effect, memory no bound, or HTTP/3 not ours.
+    """Raise ConfigError if aioquic does not work as needed.
 
-    any_version: of aioquic is accepted whose private parts work, for a look at a release that is new.
+    It does not if the scheduler ``name`` has no effect, memory has no bound, or a probe of HTTP/3 fails.
+
+    Args:
+        name: name of the stream scheduler.
+        any_version: whether to accept any aioquic with private parts that work, for a look at a new release.
     """
     version = importlib.metadata.version("aioquic")
     if not any_version and tuple(map(int, re.findall(r"\d+", version)[:2])) != AIOQUIC:

@@ -31,13 +31,17 @@ from sloserve.wire.optional_http3 import Http3Settings
 from sloserve.wire.resolve import Classify
 
 SPARE_RESETS = 256
-"""Requests that a client may cancel beyond those that it lets be answered; more is an attack (CVE-2023-44487). One that
-shows a certificate, as an edge does, may cancel any number: they are those of its many clients.
+"""The number of requests that a client may cancel beyond the requests that it lets be answered.
+
+More is an attack (CVE-2023-44487). A client that shows a certificate, as an edge does, may cancel any number, since
+they come from its many clients.
 """
 
 PING_S = 10.0
-"""How often a client that waits for an answer is pinged: a connection ends by silence, and few clients see to that. As
-often it is looked whether it reads.
+"""Seconds between two pings of a client that waits for a response.
+
+A connection ends by silence, and few clients prevent that themselves. The server checks at the same interval whether
+the client reads.
 """
 
 ALERT_BAD_CERTIFICATE = 0x100 + 42
@@ -47,8 +51,15 @@ ALERT_BAD_CERTIFICATE = 0x100 + 42
 class Front:
     """What all connections of a listener share.
 
-    authorize: says why the client's certificate is not accepted, ``None`` where it is, or none is asked for.
-    figures: what they have done. unread: what they hold of answers.
+    Args:
+        app: the ASGI application.
+        settings: settings of HTTP/3.
+        classify: function that derives from a request's headers how to send its response.
+        authorize: function that returns why the client's certificate is not accepted; ``None`` where it is, or none is
+            asked for.
+        address: the listener's own host and port.
+        unread: the bytes of responses that the connections hold.
+        figures: counters of what the connections have done.
     """
 
     app: App
@@ -121,7 +132,7 @@ class ServerProtocol(TransmittingProtocol):
         self._look_at_senders()
 
     def going_away(self) -> None:
-        """Takes no more requests, and tells the client; those that it has begun are answered."""
+        """Take no more requests, and notify the client; the requests that it has begun are answered."""
         if not self._stopping:
             self._stopping = True
             if self._h3 is not None:
@@ -129,7 +140,7 @@ class ServerProtocol(TransmittingProtocol):
                 self.transmit()
 
     async def drain(self, timeout_s: float) -> None:
-        """Takes no more requests, and waits until those that it has begun are answered and their answers read."""
+        """Take no more requests, and wait until the requests in progress are answered and their responses read."""
         self.going_away()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
@@ -139,7 +150,7 @@ class ServerProtocol(TransmittingProtocol):
         self.close(error_code=ErrorCode.H3_NO_ERROR)
 
     def give_up(self) -> None:
-        """Its client reads too little of what it asked for, and others have need of the memory."""
+        """End the connection: its client reads too little of what it asked for, and others need the memory."""
         self.close(error_code=ErrorCode.H3_EXCESSIVE_LOAD, reason_phrase="answers are not read")
         self.quic.free()
         self._over("unread")
@@ -157,12 +168,12 @@ class ServerProtocol(TransmittingProtocol):
         self._front.unread.holds(self, 0)
 
     def silence(self) -> None:
-        """Sends nothing more: the socket is about to be closed."""
+        """Stop sending: the socket is about to be closed."""
         if self._timer is not None:
             self._timer.cancel()
 
     def _look_at_senders(self) -> None:
-        """Takes what has arrived off what is unread, and only then lets requests go on that may wait for that room."""
+        """Subtract what has arrived from what is unread, and only then resume requests that wait for that room."""
         if self.is_over:
             return
         sent = {stream_id: self.quic.sent(stream_id) for stream_id in self.exchanges}
@@ -171,13 +182,13 @@ class ServerProtocol(TransmittingProtocol):
             self.exchanges[stream_id].arrived(*bytes_of_answer)
 
     def wrote(self, size_bytes: int) -> None:
-        """So much of an answer was written to the connection."""
+        """Record ``size_bytes`` of a response as written to the connection."""
         self._front.unread.holds(self, self._front.unread.of(self) + size_bytes)
         self.transmit_soon()
 
     @property
     def may_begin(self) -> bool:
-        """Whether the client has read enough of its answers to have another."""
+        """Whether the client has read enough of its responses to get another."""
         settings = self._front.settings
         most = settings.unread_bytes
         if self.trusted:
@@ -191,7 +202,7 @@ class ServerProtocol(TransmittingProtocol):
         if isinstance(event, HeadersReceived):
             if any(name == b":method" for name, _ in event.headers):
                 self._begin(event.stream_id, event.headers, event.stream_ended)
-            elif event.stream_ended:  # trailers, which are of no use here; the answer may have arrived before them
+            elif event.stream_ended:  # trailers, which are of no use here; the response may have arrived before them
                 if (exchange := self.exchanges.get(event.stream_id)) is not None:
                     exchange.feed(b"", True)
                 self._leftovers.ended(event.stream_id)
@@ -212,7 +223,8 @@ class ServerProtocol(TransmittingProtocol):
         early = self._early.pop(stream_id, None)
         pseudo, rest = split_headers(headers)
         settings = self._front.settings
-        # Requests whose client is gone may take a while to end: they count, or opening and cancelling would pile up.
+        # Requests may take a while to end after their client has left: they count, or opening and cancelling would pile
+        # up.
         if self._stopping or len(self._tasks) >= 2 * settings.streams or not pseudo.get(b":path", b"").startswith(b"/"):
             self._count("refused")
             self.abort(stream_id, ErrorCode.H3_REQUEST_REJECTED)
@@ -245,13 +257,13 @@ class ServerProtocol(TransmittingProtocol):
             self._ping_later()
 
     def _give_up_unread(self) -> None:
-        self._look_at_senders()  # an answer of which nothing waits to be read has no silence to count
+        self._look_at_senders()  # no silence counts for a response without unread bytes
         for stream_id in stalled(self.exchanges, self._loop.time() - self._front.settings.unread_s):
             self.abort(stream_id, ErrorCode.H3_REQUEST_CANCELLED)
             self.exchanges[stream_id].disconnect("unread")
 
     def stop_reading(self, stream_id: int) -> None:
-        """What still comes of the request's body is of no use."""
+        """Discard what still comes of the request's body."""
         self._leftovers.begin(stream_id)
 
     def _stop_reading(self, stream_id: int) -> None:
@@ -259,13 +271,13 @@ class ServerProtocol(TransmittingProtocol):
         self.transmit_soon()
 
     def abort(self, stream_id: int, error_code: int) -> None:
-        """Ends a stream both ways."""
+        """End a stream both ways."""
         assert self._h3 is not None
         self._h3.abort(stream_id, error_code)
         self.transmit_soon()
 
     def deadlines(self, slo_class: str) -> Deadlines:
-        """Where parts of answers of this class are counted."""
+        """Return the counts of response parts of this class."""
         return self._front.figures.deadlines[slo_class]
 
     def _ended(self, stream_id: int, task: "asyncio.Task[None]") -> None:
@@ -278,7 +290,7 @@ class ServerProtocol(TransmittingProtocol):
         self.transmit_soon()
 
     def drop_at(self, stream_id: int, deadline_s: float | None) -> None:
-        """From when on what was not sent of the answer is of no use, if late answers are dropped at all."""
+        """Set the time after which unsent bytes of the response may be dropped; ``None`` to keep them."""
         drop = self._drops.pop(stream_id, None)
         if drop is not None:
             drop.cancel()
@@ -286,7 +298,7 @@ class ServerProtocol(TransmittingProtocol):
             self._drops[stream_id] = self._loop.call_at(deadline_s, self._drop, stream_id)
 
     def _drop(self, stream_id: int) -> None:
-        """The answer is past its e2e target; where not all of it has arrived, the rest is of no use."""
+        """Drop the rest of a response that is past its e2e target and has not arrived whole."""
         del self._drops[stream_id]
         self.abort(stream_id, ErrorCode.H3_REQUEST_CANCELLED)
         self.exchanges[stream_id].disconnect("dropped")

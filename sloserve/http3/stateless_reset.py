@@ -17,18 +17,28 @@ LONGEST_BYTES = 43
 
 
 def tokens(private_key: bytes, port: int) -> Callable[[bytes], bytes]:
-    """A function that makes the token of a connection id. private_key: as :func:`key_bytes` has it."""
+    """Return a function that makes the token of a connection id.
+
+    Args:
+        private_key: bytes of the certificate's private key, as :func:`key_bytes` returns them.
+        port: UDP port of the listener.
+    """
     key = hmac.digest(private_key, b"sloserve stateless reset %d" % port, "sha256")
     return lambda connection_id: hmac.digest(key, connection_id, "sha256")[:TOKEN_BYTES]
 
 
 def key_bytes(private_key: object) -> bytes:
-    """A certificate's private key as bytes."""
+    """Return a certificate's private key as bytes."""
     return private_key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())  # type: ignore[attr-defined,no-any-return]
 
 
 def stateless_reset(token: bytes, answered_bytes: int) -> bytes | None:
-    """A reset that answers a datagram of so many bytes; ``None`` where that is too short to be answered."""
+    """Return a reset in response to a datagram.
+
+    Args:
+        token: token of the connection id.
+        answered_bytes: size of the datagram; ``None`` is returned if it is too short for a response.
+    """
     size = min(answered_bytes - 1, LONGEST_BYTES)
     if size < SHORTEST_BYTES:
         return None
@@ -38,6 +48,6 @@ def stateless_reset(token: bytes, answered_bytes: int) -> bytes | None:
 
 
 def is_stateless_reset(datagram: bytes, token: bytes) -> bool:
-    """Whether a datagram ends the connection whose peer has stated this token; of an empty one it is ``False``."""
+    """Return whether a datagram ends the connection with this token; an empty token gives ``False``."""
     short = len(datagram) >= SHORTEST_BYTES and not datagram[0] & 0x80
     return short and len(token) == TOKEN_BYTES and hmac.compare_digest(datagram[-TOKEN_BYTES:], token)

@@ -15,14 +15,14 @@ from sloserve.http3.listener_figures import Deadlines
 from sloserve.http3.stream_schedulers import Key, Scheduler, StreamState, TenantStreams
 
 _SPARE = 64
-"""So many streams that are over may be remembered beside twice those that are not."""
+"""The number of finished streams that may be remembered in addition to twice the live ones."""
 
 
 @dataclass(slots=True)
 class _Due:
     """Deadlines of parts of a stream: the part that ends at ``ends[i]`` is due at ``times_s[i]``.
 
-    unsent: end, deadline and tally of those that are to be counted, and have not left.
+    ``unsent`` has end, deadline and tally of the parts that are to be counted, and have not left.
     """
 
     ends: list[int] = field(default_factory=list)
@@ -36,7 +36,7 @@ class _Due:
         self.last_s = time_s
 
     def at(self, offset: int, acked: int) -> float:
-        """When the part that holds ``offset`` is due; parts up to ``acked`` are forgotten."""
+        """Return when the part that holds ``offset`` is due; parts up to ``acked`` are forgotten."""
         done = bisect_right(self.ends, acked)
         if done:
             del self.ends[:done], self.times_s[:done]
@@ -44,7 +44,7 @@ class _Due:
         return self.times_s[i] if i < len(self.ends) else self.last_s
 
     def left(self, highest_offset: int, now_s: float) -> None:
-        """All up to this offset has left once."""
+        """Record that all bytes up to this offset have left once."""
         while self.unsent and self.unsent[0][0] <= highest_offset:
             _, deadline_s, tally = self.unsent.popleft()
             if now_s <= deadline_s:
@@ -74,7 +74,7 @@ class StreamOrder:
         incremental: bool | None,
         tenant: str | None,
     ) -> None:
-        """Says what holds of a stream; ``None`` leaves it as it is."""
+        """Set what the scheduler may know of a stream; ``None`` leaves a value as it is."""
         state = self._state(stream_id)
         if deadline_s is not None:
             state.deadline_s = deadline_s
@@ -87,8 +87,10 @@ class StreamOrder:
             state.tenant = self._tenants.setdefault(tenant, TenantStreams())
 
     def waiting(self, stream_ids: Iterable[int]) -> None:
-        """These have something to send. A tenant that had nothing starts level with the one that was served least: what
-        it did not use before is no credit, which would shut out all others until they were even.
+        """Set which streams have something to send.
+
+        A tenant that had nothing to send starts level with the tenant that was served least. What it did not use before
+        is no credit, which would shut out all others until they were even.
         """
         waiting = {self._state(stream_id).tenant for stream_id in stream_ids}
         for tenant in waiting - self._waiting:
@@ -97,9 +99,13 @@ class StreamOrder:
         self._waiting = waiting
 
     def due(self, stream_id: int, end: int, deadline_s: float, tally: Deadlines | None = None) -> None:
-        """The bytes of the stream up to ``end`` that no earlier call named are due at ``deadline_s``.
+        """Set when the bytes of the stream up to ``end`` that no earlier call named are due.
 
-        tally: counts whether they leave by then.
+        Args:
+            stream_id: number of the stream.
+            end: offset behind the last byte.
+            deadline_s: when the bytes are due, in seconds.
+            tally: counter of whether they leave by then.
         """
         due = self._due.setdefault(stream_id, _Due())
         due.add(end, deadline_s)
@@ -107,7 +113,13 @@ class StreamOrder:
             due.unsent.append((end, deadline_s, tally))
 
     def key(self, stream_id: int, next_offset: int, acked: int) -> Key:
-        """What to sort by; next_offset: of the byte that the stream would send, acked: up to where it has arrived."""
+        """Return the key by which to sort the stream.
+
+        Args:
+            stream_id: number of the stream.
+            next_offset: offset of the byte that the stream would send next.
+            acked: offset up to which the stream has arrived.
+        """
         state = self._state(stream_id)
         due = self._due.get(stream_id)
         if due is not None:
@@ -115,7 +127,7 @@ class StreamOrder:
         return self._scheduler(state)
 
     def served(self, stream_id: int, sent_bytes: int, highest_offset: int = 0, now_s: float = 0.0) -> None:
-        """The stream sent so many new bytes, up to ``highest_offset``."""
+        """Record that the stream sent ``sent_bytes`` new bytes, up to ``highest_offset``."""
         due = self._due.get(stream_id)
         if due is not None:
             due.left(highest_offset, now_s)
@@ -124,7 +136,7 @@ class StreamOrder:
         state.tenant.served_bytes += sent_bytes
 
     def forget(self, live: Collection[int]) -> None:
-        """Drops streams that are not ``live``, from time to time."""
+        """Drop streams that are not ``live``, from time to time."""
         if len(self._states) > 2 * len(live) + _SPARE:
             for table in (self._states, self._due):
                 for gone in [stream_id for stream_id in table if stream_id not in live]:

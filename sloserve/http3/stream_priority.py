@@ -22,13 +22,18 @@ _MEMBER = re.compile(r"(?P<key>[a-z*][a-z0-9_.*-]*)(?:=(?P<value>[^;,]*))?(?:;[^
 
 @dataclass(frozen=True, slots=True)
 class StreamPriority:
-    """urgency: 0..7, lower first; ``None`` where none was stated. incremental: whether parts are of use."""
+    """The priority that a request states.
+
+    Args:
+        urgency: urgency 0..7, lower first; ``None`` if none was stated.
+        incremental: whether parts of the response are of use.
+    """
 
     urgency: int | None = None
     incremental: bool | None = None
 
     def clamped(self, default: int = DEFAULT_URGENCY, most_urgent: int = 0) -> int:
-        """The urgency that is granted: ``default`` where none was stated, and nothing below ``most_urgent``."""
+        """Return the urgency that is granted: ``default`` if none was stated, and nothing below ``most_urgent``."""
         return max(default if self.urgency is None else self.urgency, most_urgent)
 
 
@@ -36,7 +41,7 @@ NONE = StreamPriority()
 
 
 def parse_priority(raw: bytes) -> StreamPriority:
-    """What a field value states; a member that is malformed or unknown is passed over."""
+    """Return what a field value states; a member that is malformed or unknown is passed over."""
     urgency, incremental = None, None
     if len(raw) > MAX_FIELD_BYTES:
         return NONE
@@ -63,10 +68,13 @@ def parse_update(payload: bytes) -> tuple[int, StreamPriority] | None:
 
 
 class ControlFrames:
-    """Reads what passes on a peer's unidirectional stream: the frames of a control stream, for their headers.
+    """A reader of a peer's unidirectional stream: it yields the frame headers of a control stream.
 
-    aioquic's own reader passes over frames that it does not know. ``payload_types``: whose payload is kept, up to
-    ``max_payload`` bytes; of all others it says type and length alone.
+    aioquic's own reader passes over frames that it does not know.
+
+    Args:
+        payload_types: types of the frames with a payload that is kept; of all others only type and length are reported.
+        max_payload: the most bytes of a payload that is kept.
     """
 
     def __init__(self, payload_types: frozenset[int], max_payload: int) -> None:
@@ -77,7 +85,11 @@ class ControlFrames:
         self._stream_type: int | None = None
 
     def feed(self, data: bytes) -> Iterator[tuple[int, int, bytes | None]]:
-        """Type, length and payload of each frame that begins, or with a payload: ends, in ``data``."""
+        """Yield type, length and payload of each frame in ``data``.
+
+        A frame is reported when it begins, or, if its payload is kept, when it ends; without a kept payload it has
+        ``None``.
+        """
         data = self._buffer + data
         buf, read, self._buffer = Buffer(data=data), 0, b""
         while read < len(data) and self._stream_type in (None, 0):

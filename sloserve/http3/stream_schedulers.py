@@ -1,13 +1,13 @@
-"""Stream schedulers: which stream's bytes go into the next packet.
+"""Stream schedulers, which decide the stream from which the next packet is filled.
 
 A scheduler is a pure function of what is known of a stream; streams are served in ascending order of its result. The
-names and orders are those of "QoS-aware LLM serving over QUIC" (Sec. 4); what it leaves open is stated below.
+names and orders come from "QoS-aware LLM serving over QUIC" (Sec. 4); what the paper leaves open is stated below.
 
 - ``fcfs``: the stream that was opened first, to its end.
 - ``rr``: in rotation, a packet each.
 - ``edf``: the nearest deadline. Late streams go on (soft); streams without a deadline come last, in rotation.
-- ``abs``: absolute priority by urgency. Within one urgency as RFC 9218 has it: one after the other, and streams whose
-  answer is of use in parts (``i``) in rotation behind them.
+- ``abs``: absolute priority by urgency. Within one urgency as RFC 9218 has it: one after the other, and behind them, in
+  rotation, streams with a response of which parts are of use (``i``).
 - ``ml``: two levels. Urgent streams first, by deadline; all others in rotation.
 
 Rotation is fair among tenants: the tenant that was served the fewest bytes comes first, then its stream that was served
@@ -31,9 +31,11 @@ Key = tuple[float, ...]
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class TenantStreams:
-    """Streams of one tenant share its turns.
+    """The streams of one tenant, which share its turns.
 
-    served_bytes: what it was served on this connection; one that comes back starts level with the others.
+    Args:
+        served_bytes: bytes that the tenant was served on this connection; a tenant that comes back starts level with
+            the others.
     """
 
     served_bytes: int = 0
@@ -43,9 +45,12 @@ class TenantStreams:
 class StreamState:
     """What a scheduler may know of a stream.
 
-    stream_id: grows in the order of opening. deadline_s: when what it has to send next is due, on the clock of the
-    connection; infinite for none. urgency: 0..7, lower first. incremental: its bytes are of use before the last one.
-    turn: grows with each service of any stream; that of this stream's last service, at first of its opening.
+    Args:
+        stream_id: number of the stream, which grows in the order of opening.
+        deadline_s: when what the stream has to send next is due, on the clock of the connection; infinite for none.
+        urgency: urgency 0..7, lower first.
+        incremental: whether the bytes are of use before the last one.
+        turn: the count of services of any stream at this stream's last service, at first at its opening.
     """
 
     stream_id: int
@@ -88,7 +93,10 @@ SCHEDULERS: dict[str, Scheduler] = {"edf": edf, "ml": ml, "abs": absolute, "rr":
 
 
 def scheduler(name: str) -> Scheduler:
-    """The scheduler of that name. Raises: ConfigError."""
+    """Return the scheduler with this name.
+
+    Raises: ConfigError for an unknown name.
+    """
     if name not in SCHEDULERS:
         raise ConfigError(f"{name!r} is not one of the stream schedulers {', '.join(SCHEDULERS)}")
     return SCHEDULERS[name]

@@ -20,7 +20,7 @@ class TransmittingProtocol(QuicConnectionProtocol):
         self._sending = False
 
     def transmit_soon(self) -> None:
-        """Sends what there is to send once the callbacks at hand are done."""
+        """Send what there is to send once the callbacks at hand are done."""
         if not self._sending:
             self._sending = True
             self._loop.call_soon(self._transmit_once)

@@ -5,8 +5,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TransportLimits:
-    """streams: that the peer may have open at once. uni_streams: the same of one direction; HTTP/3 needs three.
-    stream_window_bytes, connection_window_bytes: that it may send ahead of the application that reads.
+    """Limits on what a peer may open and send.
+
+    Args:
+        streams: streams in both directions that the peer may have open at once.
+        uni_streams: streams in one direction that the peer may have open at once; HTTP/3 needs three.
+        stream_window_bytes: bytes that the peer may send on a stream ahead of the application that reads.
+        connection_window_bytes: the same for all streams of the connection.
     """
 
     streams: int = 128

@@ -1,9 +1,9 @@
-"""Answers that clients do not read: how much of them a connection and a listener hold, and for how long.
+"""Responses that clients do not read: how much of them a connection and a listener hold, and for how long.
 
-An answer that is written waits in memory until its client has acknowledged it. A stream's part is bounded by
+A response that is written waits in memory until its client has acknowledged it. A stream's part is bounded by
 back-pressure (:mod:`sloserve.http3.http3_exchange`). A connection that holds its limit begins no further request.
 Beyond the limit of all connections the one that holds the most is ended, which is never one that holds less than the
-mean. A client that shows a certificate, as an edge does, carries the answers of many: it may hold the full buffer of
+mean. A client that shows a certificate, as an edge does, carries the responses of many: it may hold the full buffer of
 each stream, and is ended after all others.
 """
 
@@ -19,11 +19,15 @@ class Holder(Protocol):
         """Whether its client has shown a certificate."""
 
     def give_up(self) -> None:
-        """Ends it, and frees what it holds."""
+        """End the connection, and free what it holds."""
 
 
 class Unread:
-    """Bytes that a listener's connections hold. max_bytes: of all of them together."""
+    """The unacknowledged bytes that a listener's connections hold.
+
+    Args:
+        max_bytes: most bytes of all connections together.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self.total_bytes = 0
@@ -34,7 +38,7 @@ class Unread:
         return self._held.get(holder, 0)
 
     def holds(self, holder: Holder, held_bytes: int) -> None:
-        """So much is written to the connection and not acknowledged."""
+        """Record that ``held_bytes`` are written to the connection and not acknowledged."""
         self.total_bytes += held_bytes - self._held.get(holder, 0)
         if held_bytes:
             self._held[holder] = held_bytes
@@ -47,19 +51,23 @@ class Unread:
 
 
 class AnswerReader(Protocol):
-    """One answer. moved_s: when its client last acknowledged some of it, or all that was written had been."""
+    """One response.
+
+    ``moved_s`` is the last time when its client acknowledged some of it, or when all that was written had been
+    acknowledged.
+    """
 
     @property
     def moved_s(self) -> float: ...
 
     def starved(self) -> bool:
-        """Whether the client has room for more of it, which waits for its turn among the connection's streams."""
+        """Return whether the client has room for more, which waits for its turn among the connection's streams."""
 
 
 def stalled(readers: Mapping[int, AnswerReader], before_s: float) -> list[int]:
-    """Which answers of a connection its client has read nothing of since ``before_s``, by its own choice.
+    """Return the numbers of the responses that the client by its own choice has not read since ``before_s``.
 
-    One that waits behind others that are read has not had its turn.
+    A response that waits behind others that are read has not had its turn.
     """
     others_move = any(reader.moved_s > before_s for reader in readers.values())
     return [

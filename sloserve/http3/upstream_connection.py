@@ -11,11 +11,17 @@ from sloserve.http3.client_settings import ClientSettings
 logger = logging.getLogger(__name__)
 
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 10.0
-"""Between attempts: doubled after each that fails."""
+"""Seconds between two attempts to connect: the first delay, doubled after each that fails, up to the longest."""
 
 
 class UpstreamConnection:
-    """host, port: of the engine host's HTTP/3."""
+    """The edge's connection to the engine host, which is made again whenever it is lost.
+
+    Args:
+        host: host name of the engine host.
+        port: UDP port of the engine host's HTTP/3.
+        settings: settings of the edge's side of the connection.
+    """
 
     def __init__(self, host: str, port: int, settings: ClientSettings) -> None:
         self._host, self._port, self._settings = host, port, settings
@@ -35,11 +41,14 @@ class UpstreamConnection:
 
     @property
     def retry_after_s(self) -> int:
-        """In how many whole seconds the next attempt will have been made."""
+        """The time in whole seconds after which the next attempt will have been made."""
         return math.ceil(self._delay_s)
 
     def client(self) -> H3Client:
-        """The connection. Raises: Lost with the reason where there is none now."""
+        """Return the connection.
+
+        Raises: Lost with the reason if there is none now.
+        """
         if self._client is None or not self._client.usable:
             raise Lost(f"no connection to {self._host} port {self._port}: {self._why}")
         return self._client
@@ -58,7 +67,7 @@ class UpstreamConnection:
             await asyncio.wait([finishing])
 
     async def _finish(self, client: H3Client) -> None:
-        """What an engine host that is stopping has begun it ends; then the connection is of no more use."""
+        """Wait until an engine host that is stopping has finished what it has begun, then end the connection."""
         try:
             await client.finish()
         finally:
