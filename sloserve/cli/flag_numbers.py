@@ -11,7 +11,7 @@ _READERS: dict[str, Callable[[str], float]] = {"int": numbers.whole, "integer": 
 
 
 def read_strictly(command: Any) -> Any:
-    """Return ``command`` with its flags, and those of its subcommands, reading numbers by our rule."""
+    """Return ``command`` with its flags, and the flags of its subcommands, reading numbers by our rule."""
     for parameter in command.params:
         reader = _READERS.get(_kind(parameter))
         if reader is not None and not hasattr(parameter, "reads_strictly"):

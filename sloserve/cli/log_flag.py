@@ -19,6 +19,9 @@ LogFlag = Annotated[
 
 
 def begin_logging(wanted: LogFormat) -> None:
-    """Sets the format of this process and of those that it starts. Raises: ConfigError where it was set otherwise."""
+    """Set the format of the logs of this process and of the processes that it starts.
+
+    Raises: ConfigError if another format was set before.
+    """
     if wanted is LogFormat.JSON:
         use_json_logs()

@@ -17,7 +17,7 @@ _GIVEN = ("COMMANDLINE", "ENVIRONMENT")
 
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """``command`` as Typer reads it: in place of each parameter that is a dataclass stand that dataclass's fields."""
+    """Return ``command`` with each parameter that is a dataclass replaced by its fields, as Typer reads them."""
     groups: dict[str, type[Any]] = {}
     flat: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
@@ -40,7 +40,7 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def given(context: typer.Context, options: Any) -> dict[str, Any]:
-    """The fields of the group ``options`` that the user gave, in the command line or the environment."""
+    """Return the fields of the group ``options`` that the user gave, in the command line or the environment."""
     return {
         field.name: getattr(options, field.name)
         for field in fields(options)

@@ -11,12 +11,12 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON in place of t
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """``rows`` with their cells aligned to the left."""
+    """Return ``rows`` as lines, with their cells aligned to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
 
 
 def show_names(found: Mapping[str, str], as_json: bool) -> None:
-    """Prints names and what each is."""
+    """Print names and what each of them is."""
     print(json_text.dumps(found, indent=2) if as_json else columns(list(found.items())))

@@ -13,12 +13,14 @@ from sloserve.core.extras import explained
 from sloserve.core.json_lines import lines_of
 
 _UsageError: Any = typer.BadParameter.__mro__[1]
-"""Its place differs between versions of typer, which brings its own click or takes that of the environment."""
+"""The class of typer's usage errors; its module differs, since only some versions of typer bring their own click."""
 
 
 class OneLine(TyperGroup):
-    """Commands whose wrong flags and arguments are told in one line, as all other mistakes are; numbers in flags are
-    read by our rule.
+    """A group of commands with errors in one line and strict numbers.
+
+    Wrong flags and arguments are reported in one line, as all other mistakes are; numbers in flags are read by our
+    rule.
     """
 
     def get_command(self, *args: Any, **named: Any) -> Any:
@@ -39,7 +41,7 @@ class OneLine(TyperGroup):
 
 
 def _told(error: Any) -> Exception:
-    """The line for it; the error itself where it shows the help, since nothing was given."""
+    """Return the one-line error to show; the error itself if it shows the help, since nothing was given."""
     said = error.format_message().strip().removesuffix(".")
     if error.ctx is None or "\n" in said:
         return error  # type: ignore[no-any-return]
@@ -51,7 +53,7 @@ app = typer.Typer(cls=OneLine, no_args_is_help=True, pretty_exceptions_enable=Fa
 
 
 def main() -> None:
-    """Entry point: each of an operator's mistakes ends with one line on stderr, and all with exit status 2."""
+    """Run the command line: a mistake of the operator prints one line to stderr and exits with status 2."""
     try:
         app()
     except ConfigError as error:

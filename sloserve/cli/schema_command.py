@@ -11,8 +11,9 @@ from sloserve.core.errors import ConfigError
 
 
 def schema_text(kind: str) -> str:
-    """Return the schema of a kind of file as it stands in ``configs/schemas``. Raises: ConfigError for an unknown
-    kind.
+    """Return the schema of a kind of file as it stands in ``configs/schemas``.
+
+    Raises: ConfigError for an unknown kind.
     """
     from sloserve.core.files.model import unknown
 

@@ -13,7 +13,7 @@ from sloserve.cli.root import app
 
 @dataclass(frozen=True, kw_only=True)
 class ListenFlags:
-    """Where HTTP clients reach the edge."""
+    """The address, port and certificate at which HTTP clients reach the edge."""
 
     host: Annotated[str, typer.Option(help="Address to listen on for HTTP clients.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(help="TCP port to listen on.")] = 8080

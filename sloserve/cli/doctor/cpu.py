@@ -1,4 +1,4 @@
-"""Which vector instructions the CPU has: vLLM's CPU build chooses its kernels by them, and some settings need them."""
+"""A check of the CPU's vector instructions: vLLM's CPU build chooses kernels by them, and some settings need them."""
 
 import platform
 import re

@@ -10,7 +10,7 @@ GIB = 2**30
 
 
 def gpus() -> Iterator[Finding]:
-    """The devices, and whether the engine is for them."""
+    """Yield the GPUs, and whether the engine is built for them."""
     try:
         found = driver.ask()
     except driver.DriverError as error:
@@ -35,7 +35,13 @@ def gpus() -> Iterator[Finding]:
 
 
 def torch_fits(cuda: tuple[int, int]) -> Iterator[Finding]:
-    """cuda: the newest one of the driver. Within a major version an older driver runs a newer CUDA, too."""
+    """Yield whether the installed torch fits the driver.
+
+    Within a major version an older driver runs a newer CUDA, too.
+
+    Args:
+        cuda: the newest CUDA version that the driver runs, as (major, minor).
+    """
     installed, built = software.torch_version(), software.torch_cuda()
     if installed is None:
         return

@@ -10,7 +10,13 @@ _NAME_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One device. capability: of its architecture, as (9, 0)."""
+    """One GPU.
+
+    Args:
+        name: name of the device.
+        memory_bytes: size of its memory.
+        capability: compute capability of its architecture, such as (9, 0).
+    """
 
     name: str
     memory_bytes: int
@@ -19,7 +25,12 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """cuda: the newest CUDA that it runs, as (13, 0)."""
+    """The NVIDIA driver.
+
+    Args:
+        cuda: the newest CUDA that it runs, such as (13, 0).
+        gpus: the devices that it sees.
+    """
 
     cuda: tuple[int, int]
     gpus: tuple[Gpu, ...]
@@ -30,7 +41,10 @@ class DriverError(Exception):
 
 
 def ask(library: str = LIBRARY) -> Driver | None:
-    """What the driver says; ``None`` where there is none. Raises: DriverError with its words."""
+    """Return what the driver reports, or ``None`` if there is no driver.
+
+    Raises: DriverError with the driver's message.
+    """
     try:
         cuda = ctypes.CDLL(library)
     except OSError:

@@ -1,4 +1,4 @@
-"""All checks, those that packages register among them, in the order in which they are shown."""
+"""All checks, with the ones that packages register, in the order in which they are shown."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -53,7 +53,7 @@ class _Registered:
 
 
 def attempted(name: str, check: Check) -> list[Finding]:
-    """What ``check`` finds; that it failed, where it did: the other checks are then still of use."""
+    """Return what ``check`` finds; if it fails, a warning about that, so that the other checks still run."""
     try:
         return list(check())
     except Exception as error:

@@ -15,7 +15,14 @@ class State(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """check: what was looked at. found: what there is. remedy: what to do; empty where nothing needs to be done."""
+    """The result of one check.
+
+    Args:
+        check: what was looked at.
+        state: how good or bad it is.
+        found: what was found.
+        remedy: what to do; empty if nothing needs to be done.
+    """
 
     check: str
     state: State

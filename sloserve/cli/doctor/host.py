@@ -59,7 +59,7 @@ def ports(host: str, numbers: Sequence[int]) -> Iterator[Finding]:
 
 
 def clock_synchronised() -> Iterator[Finding]:
-    """By the kernel's own word (ntp_adjtime(3)), which an NTP client sets."""
+    """Yield whether the kernel reports a synchronised clock (ntp_adjtime(3)); an NTP client sets that."""
     libc = ctypes.CDLL(None)
     said = (ctypes.c_long * 16)()  # struct ntptimeval: seconds, microseconds, maxerror, esterror in microseconds, ...
     try:
@@ -70,7 +70,12 @@ def clock_synchronised() -> Iterator[Finding]:
 
 
 def clock_finding(state: int, most_error_s: float) -> Finding:
-    """state: as ``ntp_gettime`` returns it; below 0 where it cannot be read."""
+    """Return the finding about the clock.
+
+    Args:
+        state: the result of ``ntp_gettime``; below 0 if it cannot be read.
+        most_error_s: the largest error of the clock that the kernel reports, in seconds.
+    """
     if state < 0:
         return absent("clock", "the kernel does not say whether it is synchronised")
     remedy = "in a fleet on several machines, run chrony or another NTP client on each: deadlines compare their clocks"
@@ -82,7 +87,7 @@ def clock_finding(state: int, most_error_s: float) -> Finding:
 
 
 def clock_source(root: Path = Path("/")) -> Iterator[Finding]:
-    """What the kernel reads the time from: each token of each stream asks for it."""
+    """Yield the source from which the kernel reads the time, since each token of each stream asks for it."""
     try:
         source = (
             (root / "sys/devices/system/clocksource/clocksource0/current_clocksource")

@@ -21,7 +21,7 @@ def python() -> Iterator[Finding]:
 
 
 def own_extension() -> Iterator[Finding]:
-    """The C++ that policies are planned with, without which nothing works."""
+    """Yield whether the compiled extension loads, with which policies plan; nothing works without it."""
     try:
         import_module("sloserve.core.kernels._csrc")
     except ImportError as error:
@@ -32,7 +32,7 @@ def own_extension() -> Iterator[Finding]:
 
 
 def extras() -> Iterator[Finding]:
-    """What each extra's packages are for, says docs/install.md."""
+    """Yield whether the packages of each extra are installed; docs/install.md lists what they are for."""
     for extra in sorted(set(EXTRA.values())):
         lacking = [module for module, of in EXTRA.items() if of == extra and find_spec(module) is None]
         if lacking:
@@ -42,7 +42,10 @@ def extras() -> Iterator[Finding]:
 
 
 def torch_cuda() -> str | None:
-    """The CUDA that the installed torch was built with, as ``13.0``; ``None`` for none. Does not load torch."""
+    """Return the CUDA version with which the installed torch was built, such as ``13.0``, without loading torch.
+
+    It is ``None`` if torch is not installed or was built without CUDA.
+    """
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return None
