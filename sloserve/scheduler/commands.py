@@ -18,8 +18,9 @@ from sloserve.scheduler import completion
 
 @dataclass(frozen=True, kw_only=True)
 class SettingsFlags:
-    """Settings that have a flag, ``None`` where it is not given. But for preset, by names of
-    sloserve.scheduler.config.FLAGS.
+    """The settings that have a flag; ``None`` where the flag is not given.
+
+    Except for ``preset``, the names are the names of :data:`sloserve.scheduler.config.FLAGS`.
     """
 
     policy: Annotated[
@@ -62,7 +63,7 @@ class SettingsFlags:
     ] = None
 
     def flags(self) -> dict[str, object]:
-        """All but the preset, which is no setting but several."""
+        """Return all flags but the preset, which stands for several settings."""
         return {name: value for name, value in asdict(self).items() if name != "preset"}
 
 
@@ -155,5 +156,5 @@ def _summary(policy: str) -> str:
 
 
 def _text(default: object) -> str:
-    """A default as it would be written behind the option's name; ``-`` for none."""
+    """Return a default as it would be written behind the option's name; ``-`` for none."""
     return "-" if default is None else str(default).lower() if isinstance(default, bool) else str(default)

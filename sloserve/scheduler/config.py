@@ -51,18 +51,24 @@ DEFAULT = "default"
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value that a user wrote. source: the flag, or the file's name. root: the whole file it stands in, if any."""
+    """A value that a user wrote.
+
+    Args:
+        value: the value itself.
+        source: the flag, or the file's name.
+        root: the root of the file in which it stands, if it stands in one.
+    """
 
     value: Any
     source: str
     root: Node | None = None
 
     def origin(self, key: Key) -> str:
-        """Where the setting ``key``, which this value is or belongs to, was written: flag, or file and line."""
+        """Return where the setting ``key``, which this value is or belongs to, was written: flag, or file and line."""
         return self.source if self.root is None else self.root.nearest(key).place.rpartition(":")[0]
 
     def fault(self, problem: Problem) -> str:
-        """What is wrong, as one line that says where."""
+        """Return one line that says what is wrong, and where."""
         if self.root is not None:
             return at_place(self.root, problem)
         at = dotted((KEY, *problem.path)) if self.source == ADDITIONAL else self.source
@@ -78,7 +84,7 @@ Sources = Mapping[Key, Given]
 
 
 def presets() -> dict[str, str]:
-    """What is shipped, by name: the line that says what for."""
+    """Return the shipped presets: for each name a line that says what it is for."""
     files = {p.name.removesuffix(".yaml"): p for p in _PRESETS.iterdir() if p.name.endswith(".yaml")}
     return {
         name: files[name].read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") for name in sorted(files)
@@ -96,11 +102,16 @@ def _preset(name: str) -> Sources:
 
 
 def read_sources(slo_config: Path | None, flags: Mapping[str, Any], preset: str | None = None) -> Sources:
-    """What preset, file and flags say; ``flags`` by names of :data:`FLAGS`, ``None`` for one that was not given.
+    """Return what preset, file and flags set.
 
-    Classes of the file are added to those of the preset.
+    Classes of the file are added to the classes of the preset.
 
-    Raises: ConfigError for an unknown preset, a file that cannot be read, or one that holds no mapping.
+    Args:
+        slo_config: path of the file of settings, if there is one.
+        flags: values by the names of :data:`FLAGS`; ``None`` for a flag that was not given.
+        preset: name of the preset, if there is one.
+
+    Raises: ConfigError for an unknown preset, a file that cannot be read, or a file without a mapping.
     """
     sources: dict[Key, Given] = {} if preset is None else dict(_preset(preset))
     if slo_config is not None:
@@ -112,7 +123,7 @@ def read_sources(slo_config: Path | None, flags: Mapping[str, Any], preset: str 
     for name, value in flags.items():
         if value is not None:
             key = FLAGS[name]
-            # The options of a policy in the file are not those of another policy.
+            # The options of a policy in the file do not belong to another policy.
             displaced = [key, ("policy_options",)] if name == "policy" else [key]
             sources = {k: given for k, given in sources.items() if not any(_overlap(k, d) for d in displaced)}
             sources[key] = Given(value, f"--{name.replace('_', '-')}")
@@ -121,14 +132,20 @@ def read_sources(slo_config: Path | None, flags: Mapping[str, Any], preset: str 
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """Settings that hold, and who wrote them. section: what to hand to vLLM, defaults left out."""
+    """The settings in effect, and where each was written.
+
+    Args:
+        settings: the settings.
+        section: what to hand to vLLM, with defaults left out.
+        sources: the values that users wrote, by setting.
+    """
 
     settings: PluginSettings
     section: Mapping[str, Any]
     sources: Sources
 
     def origin(self, *keys: Key) -> str:
-        """Where the settings at or below ``keys`` were written."""
+        """Return where the settings at or below ``keys`` were written."""
         found = [given.origin(key) for key in keys for k, given in self.sources.items() if _overlap(k, key)]
         return ", ".join(dict.fromkeys(found)) or DEFAULT
 
@@ -149,17 +166,17 @@ class Effective:
         return rows
 
     def as_json(self) -> dict[str, Any]:
-        """Settings and origins for machines."""
+        """Return settings and origins for machines."""
         origins = {name: origin for name, _, origin in self.rows()}
         return {"settings": self.settings.as_config(), "origins": origins, "warnings": self.warnings()}
 
     def warnings(self) -> list[str]:
-        """What is allowed and will not do what its writer may expect."""
+        """Return warnings about what is allowed and will not do what its writer may expect."""
         return class_warnings(self.settings)
 
 
 def settle(sources: Sources, additional_config: Any = None) -> Effective:
-    """The settings that follow from ``sources`` and vLLM's additional config.
+    """Return the settings that follow from ``sources`` and vLLM's additional config.
 
     Raises: ConfigError that lists everything wrong, each with its place.
     """
@@ -196,7 +213,7 @@ def settle(sources: Sources, additional_config: Any = None) -> Effective:
 
 
 def read_admin_key(flag: str | None, environment: Mapping[str, str]) -> Given | None:
-    """The key of the admin routes, or ``None`` if there shall be none.
+    """Return the key of the admin routes, or ``None`` if there shall be none.
 
     Raises: ConfigError for a key that no client could send.
     """
@@ -209,13 +226,13 @@ def read_admin_key(flag: str | None, environment: Mapping[str, str]) -> Given | 
 
 
 def table(rows: list[tuple[str, str, str]]) -> str:
-    """``rows`` as aligned columns."""
+    """Return ``rows`` as aligned columns."""
     widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
     return "\n".join(f"  {name:<{widths[0]}}  {value:<{widths[1]}}  {origin}" for name, value, origin in rows)
 
 
 def _fault(sources: Sources, problem: Problem) -> str:
-    """The problem at the place of the value that it is about, or of what stands closest."""
+    """Return the problem with the place of the value that it is about, or of the closest one."""
     for depth in range(len(problem.path), 0, -1):
         for key, given in sources.items():
             if _overlap(key, problem.path[:depth]):
@@ -242,7 +259,7 @@ def _nested(sources: Sources) -> dict[str, Any]:
 
 
 def _overlap(a: Key, b: Key) -> bool:
-    """Whether one of two settings is the other, or stands below it."""
+    """Return whether one of two settings is the other, or stands below it."""
     length = min(len(a), len(b))
     return a[:length] == b[:length]
 

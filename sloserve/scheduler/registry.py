@@ -37,10 +37,11 @@ def _entry_points() -> dict[str, EntryPoint]:
 
 
 def policy_names(*, for_experiments: bool | None = None) -> tuple[str, ...]:
-    """Return the names of the installed policies, sorted, without those for tests.
+    """Return the names of the installed policies, sorted, without policies for tests.
 
-    for_experiments: ``True`` for the policies for experiments alone, ``False`` for those that a server can be run with
-    alone, ``None`` for both.
+    Args:
+        for_experiments: ``True`` for the policies for experiments alone, ``False`` for the policies with which a server
+            can run, ``None`` for both.
     """
     found = {name: ep.group == FOR_EXPERIMENTS for name, ep in _entry_points().items() if ep.group != FOR_TESTS}
     return tuple(sorted(name for name, apart in found.items() if for_experiments in (None, apart)))

@@ -139,9 +139,8 @@ class SA(PredictingPolicy):
     ) -> tuple[IntArray, int | None]:
         """Return the best order of the waiting requests of ``present``, and how many may run, ``None`` for no limit.
 
-        In :mod:`sloserve.scheduler.papers.sa_batches` a subclass, ``sa-batches``, overrides this to plan in batches.
-
-        ``sa-batches`` (:mod:`sloserve.scheduler.papers.sa_batches`) plans in batches instead.
+        The policy ``sa-batches`` (:mod:`sloserve.scheduler.papers.sa_batches`) overrides this in a subclass to plan in
+        batches.
         """
         fixed = snapshot.running.size
         bind = present.size > max_batch
