@@ -1,6 +1,6 @@
-"""Files of data: those of this package, and those of packages that are registered to add to them.
+"""Files of data of this package, and of packages that are registered to add to them.
 
-An entry point of the group ``sloserve.estimator`` names a package whose files lie as they do here: profiles in
+An entry point of the group ``sloserve.estimator`` names a package with files that lie as they do here: profiles in
 ``profiles/NAME.yaml``, costs of planning in ``planning_cost.yaml``. Either may be missing.
 """
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @functools.cache
 def data_folders() -> tuple[Traversable, ...]:
-    """Return the folder of this package, then those of the registered packages in the order of their names.
+    """Return the folder of this package, then the folders of the registered packages in the order of their names.
 
     A package that cannot be imported is logged and left out, since no request needs what it adds.
     """

@@ -79,8 +79,9 @@ class SurvivalTable:
         ahead: IntArray,
         known: tuple[FloatArray, IntArray] | None = None,
     ) -> Chances:
-        """Return P(more than ``ahead`` tokens are still to come), see
-        :func:`sloserve.core.kernels.survival.chances`.
+        """Return P(more than ``ahead`` tokens are still to come).
+
+        See :func:`sloserve.core.kernels.survival.chances`.
         """
         return self._looked_up(
             lambda: chances(self._longer, STRIDE_TOKENS, lengths, slots, ahead, known), lengths.class_id, slots

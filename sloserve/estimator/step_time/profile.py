@@ -272,7 +272,7 @@ def _files() -> Mapping[str, Traversable]:
 
 @functools.cache
 def profile_names() -> tuple[str, ...]:
-    """Return the names of the shipped profiles and of those that installed packages add, sorted."""
+    """Return the names of the profiles that are shipped or added by installed packages, sorted."""
     return tuple(sorted(_files()))
 
 

@@ -20,7 +20,7 @@ def memory(root: Path = Path("/")) -> Iterator[Finding]:
 
 
 def locked_memory(root: Path = Path("/")) -> Iterator[Finding]:
-    """For one GiB of --swap-space-gib."""
+    """Yield whether the memory of one GiB of ``--swap-space-gib`` may be locked."""
     told = memlock_warning(GIB, root)
     if told is None:
         yield ok("locked memory", "not limited for this process")
@@ -31,7 +31,7 @@ def locked_memory(root: Path = Path("/")) -> Iterator[Finding]:
 
 
 def kv_copies() -> Iterator[Finding]:
-    """The library with which ``--swap-space-gib`` copies KV blocks of a GPU."""
+    """Yield whether the library works with which ``--swap-space-gib`` copies KV blocks of a GPU."""
     try:
         from sloserve.engine.swap.host.cuda_library import built_library  # here: the extension it needs may not load
 
