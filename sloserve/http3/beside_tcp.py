@@ -24,7 +24,7 @@ ALT_SVC_MAX_AGE_S: Final = 3600
 def check(settings: Http3Settings, tls: Tls, address: tuple[str, int]) -> None:
     """Raise ConfigError for settings with which a listener at this UDP address could not do what was asked for."""
     if settings.self_signed and tls.certfile:
-        raise ConfigError("--http3-self-signed beside --ssl-certfile: give one of them")
+        raise ConfigError("--http3-self-signed and --ssl-certfile exclude each other; give one of them")
     if settings.self_signed and is_exposed(address[0]):
         raise ConfigError(
             f"--http3-self-signed is for localhost, and the server listens on {address[0]}; give --ssl-certfile"
@@ -35,7 +35,7 @@ def check(settings: Http3Settings, tls: Tls, address: tuple[str, int]) -> None:
         )
     if tls.cert_reqs == ssl.CERT_REQUIRED and not tls.ca_certs:
         raise ConfigError(
-            "--ssl-cert-reqs 2 asks clients for a certificate; --ssl-ca-certs says who may have signed it"
+            "--ssl-cert-reqs 2 asks clients for a certificate; name the authorities that sign it with --ssl-ca-certs"
         )
     self_check.check(settings.scheduler)
     bound(*address).close()

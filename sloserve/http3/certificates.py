@@ -95,7 +95,7 @@ class CertificateFiles:
         except (OSError, ValueError, TypeError, IndexError) as error:
             raise ConfigError(f"{files}: no PEM certificate and key for QUIC: {error}") from error
         if configuration.certificate.public_key() != configuration.private_key.public_key():
-            raise ConfigError(f"{files}: the key is not the certificate's; give both of one pair")
+            raise ConfigError(f"{files}: the key does not belong to the certificate; give a matching pair")
 
     def reload_if_changed(self, configuration: QuicConfiguration) -> None:
         if not self.refresh or self._stamps() == self._seen:

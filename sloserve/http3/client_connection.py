@@ -286,7 +286,7 @@ class H3Client(TransmittingProtocol):
                 if reply is None:
                     continue
                 if isinstance(h3_event, Malformed):
-                    reply.fail(BrokenOff(f"the answer is malformed: {h3_event.reason}"))
+                    reply.fail(BrokenOff(f"the response is malformed: {h3_event.reason}"))
                 elif isinstance(h3_event, DataReceived):
                     reply.feed(h3_event.data, h3_event.stream_ended)
                 else:
@@ -390,7 +390,7 @@ async def connect(
             await client.ready(settled)
     except (TimeoutError, Lost) as error:
         await client.end()
-        raise Lost(f"{host} port {port}: {error or f'no answer within {timeout_s:g} s'}") from None
+        raise Lost(f"{host} port {port}: {error or f'no response within {timeout_s:g} s'}") from None
     except asyncio.CancelledError:
         await client.end()
         raise

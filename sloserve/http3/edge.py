@@ -102,7 +102,7 @@ class Edge:
         except ClientLeft:
             return
         except NoRoom:
-            message = f"the edge has as many requests waiting as it may; retry in {RETRY_FULL_S} s"
+            message = f"the edge's waiting list is full; retry in {RETRY_FULL_S} s"
             await _refuse_for_now(request, message, RETRY_FULL_S)
             return
         try:

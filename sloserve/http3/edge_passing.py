@@ -85,7 +85,7 @@ async def answer(reply: Reply, request: OpenedRequest) -> None:
     except (Lost, BrokenOff, BodyTooSlow) as error:
         if not any(name == b"content-type" and value.startswith(EVENT_STREAM) for name, value in headers):
             raise
-        said = errors.body(HTTPStatus.BAD_GATEWAY, f"the engine host broke off: {error}; retry")
+        said = errors.body(HTTPStatus.BAD_GATEWAY, f"the engine host ended the response early: {error}; retry")
         await send({"type": "http.response.body", "body": b"data: " + json.dumps(said).encode() + b"\n\n"})
         return
     await send({"type": "http.response.body"})

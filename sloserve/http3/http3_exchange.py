@@ -210,12 +210,12 @@ class Http3Exchange:
             self._start(message)
         elif message["type"] == "http.response.body":
             if not self._began:
-                raise RuntimeError("an answer's body before its head")
+                raise RuntimeError("the body of a response before its head")
             await self._body(message.get("body", b""), not message.get("more_body", False))
 
     def _start(self, message: Message) -> None:
         if self._began:
-            raise RuntimeError("an answer has two heads")
+            raise RuntimeError("a response has two heads")
         self._began = True
         given = [(bytes(name).lower(), bytes(value)) for name, value in message.get("headers", [])]
         status: int = message["status"]

@@ -90,7 +90,7 @@ async def listen(
     )
     certificates.load(configuration)
     if client_ca is not None and not os.access(client_ca, os.R_OK):
-        raise ConfigError(f"--ssl-ca-certs {client_ca}: no file that can be read")
+        raise ConfigError(f"--ssl-ca-certs {client_ca}: not a readable file")
     sock = bound(*address)
     own_address = cast(tuple[str, int], sock.getsockname()[:2])
     unread = Unread(settings.unread_total_bytes)

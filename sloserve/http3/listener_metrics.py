@@ -30,7 +30,7 @@ class Http3Collector(Collector):
         handshakes = {name: figures.handshakes[name] for name in HANDSHAKES}
         yield _counter("handshakes", "Handshakes by how they ended.", "outcome", handshakes)
         requests = {name: figures.requests[name] for name in REQUESTS}
-        yield _counter("requests", "Requests over HTTP/3 that ended, by how.", "outcome", requests)
+        yield _counter("requests", "Requests over HTTP/3 that ended, by outcome.", "outcome", requests)
         traffic = figures.traffic
         moved = {"in": traffic.received_bytes, "out": traffic.sent_bytes}
         yield _counter("bytes", "Bytes of UDP payload.", "direction", moved)
@@ -43,7 +43,7 @@ class Http3Collector(Collector):
         yield _counter("discarded_datagrams", "Datagrams that reached no connection.", "reason", discarded)
         deadlines = CounterMetricFamily(
             "sloserve:http3_deadlines_total",
-            "Parts of answers that had a deadline, by whether they left in time; overdue ones were written too late.",
+            "Parts of responses with a deadline, by whether they left in time; overdue: written after the deadline.",
             labels=["class", "outcome"],
         )
         for slo_class, counts in sorted(figures.deadlines.items()):

@@ -152,8 +152,8 @@ _TOO_MUCH = int(ErrorCode.H3_EXCESSIVE_LOAD)
 
 PROBES: dict[str, Callable[[], bool]] = {
     "settings are stated": _settings,
-    "requests and answers pass": _request_and_answer,
-    "PRIORITY_UPDATE and GOAWAY are told": _told,
+    "requests and responses pass": _request_and_answer,
+    "PRIORITY_UPDATE and GOAWAY are reported": _told,
     "a malformed request ends alone": _malformed,
     "what is reset is freed": _reset_frees,
     "stateless resets and silence are noticed": _stateless_reset,

@@ -83,4 +83,4 @@ def check(name: str, any_version: bool = False) -> None:
         )
     missing = ", ".join(_failing())
     if missing:
-        raise ConfigError(f"aioquic {version}: it does not hold that {missing}; reinstall aioquic, or drop --http3")
+        raise ConfigError(f"aioquic {version}: these checks failed: {missing}; reinstall aioquic, or drop --http3")

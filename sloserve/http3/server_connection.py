@@ -151,7 +151,7 @@ class ServerProtocol(TransmittingProtocol):
 
     def give_up(self) -> None:
         """End the connection: its client reads too little of what it asked for, and others need the memory."""
-        self.close(error_code=ErrorCode.H3_EXCESSIVE_LOAD, reason_phrase="answers are not read")
+        self.close(error_code=ErrorCode.H3_EXCESSIVE_LOAD, reason_phrase="responses are not read")
         self.quic.free()
         self._over("unread")
 

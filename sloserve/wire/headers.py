@@ -181,13 +181,13 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DE
                 text = DUE_NOW
             before = found.fields.setdefault(key, Field(name, text))
             if before.value != text:
-                raise InvalidRequest(name, text, f"{before.value!r}, which {before.name} says; give one of them")
+                raise InvalidRequest(name, text, f"{before.value!r}, which {before.name} states; give one of them")
         elif name == REPORT:
             found.report = _flag(name, raw_value.decode("latin-1").strip())
         elif name in OBJECTIVES:
             objective = label(name, raw_value)
             if found.objective is not None and found.objective.value != objective:
-                raise InvalidRequest(name, objective, f"{found.objective.value!r}, which {found.objective.name} says")
+                raise InvalidRequest(name, objective, f"{found.objective.value!r}, which {found.objective.name} states")
             found.objective = Field(name, objective)
         elif name in _ONCE:
             field_name, read = _ONCE[name]

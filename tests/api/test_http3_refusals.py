@@ -39,9 +39,13 @@ def arguments(**given: Any) -> argparse.Namespace:
         ),
         ({"data_parallel_size": 2}, SELF_SIGNED, "from one API server, not from the 2 of --data-parallel-size; give"),
         ({"host": "0.0.0.0"}, SELF_SIGNED, "--http3-self-signed is for localhost, and the server listens on 0.0.0.0"),
-        ({"ssl_certfile": "a"}, SELF_SIGNED, "--http3-self-signed beside --ssl-certfile: give one of them"),
+        (
+            {"ssl_certfile": "a"},
+            SELF_SIGNED,
+            "--http3-self-signed and --ssl-certfile exclude each other; give one of them",
+        ),
         ({"ssl_certfile": "no", "ssl_keyfile": "no"}, {}, "--ssl-certfile no, --ssl-keyfile no: no PEM certificate"),
-        ({"ssl_cert_reqs": 2}, SELF_SIGNED, "--ssl-cert-reqs 2 asks clients for a certificate; --ssl-ca-certs says"),
+        ({"ssl_cert_reqs": 2}, SELF_SIGNED, "--ssl-cert-reqs 2 asks clients for a certificate; name the authorities"),
     ],
 )
 def test_refusals(given: dict[str, Any], settings: dict[str, Any], says: str) -> None:

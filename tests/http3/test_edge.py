@@ -144,7 +144,7 @@ def test_a_lost_connection_is_an_error_and_is_made_again(virtually: Any) -> None
             assert (await visitor.sent.get())["body"] == b"data: 1\n\n"
             await listener.stop(0.0)
             last = (await visitor.sent.get())["body"]
-            assert b"the engine host broke off" in last and last.startswith(b'data: {"error": ')
+            assert b"the engine host ended the response early" in last and last.startswith(b'data: {"error": ')
             refused = await client.get("/")
             assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
             assert "no connection to 127.0.0.1" in refused.json()["error"]["message"]

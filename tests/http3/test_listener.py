@@ -321,7 +321,7 @@ def test_what_cannot_be_served_is_refused_in_one_line(tmp_path: Path) -> None:
         good = CertificateFiles(*certificate_files())
         none = CertificateFiles(str(tmp_path / "no.crt"), str(tmp_path / "no.key"))
         await refused(none, 0, r"--ssl-certfile .*no.crt, .*: no PEM certificate and key for QUIC")
-        await refused(good, 0, "--ssl-ca-certs .*no.pem: no file that can be read", str(tmp_path / "no.pem"))
+        await refused(good, 0, "--ssl-ca-certs .*no.pem: not a readable file", str(tmp_path / "no.pem"))
         async with listening(echo) as listener:
             await refused(good, listener.port, "UDP port .*: Address already in use; choose another with --http3-port")
 

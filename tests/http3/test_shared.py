@@ -58,7 +58,7 @@ def test_a_malformed_answer_ends_alone(virtually: Any, caplog: pytest.LogCapture
     async def test(loop: Any) -> None:
         async with listening(app) as listener:
             client = await visit(listener)
-            with pytest.raises(BrokenOff, match="the answer is malformed: content-length does not match data size"):
+            with pytest.raises(BrokenOff, match="the response is malformed: content-length does not match data size"):
                 await whole(ask(client, "/short"))
             assert await whole(ask(client)) == b"12345" and len(client._h3._stream) <= 6  # type: ignore[union-attr]
             await client.end()

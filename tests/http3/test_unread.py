@@ -128,7 +128,7 @@ def test_what_all_connections_hold_is_bounded(virtually: Any) -> None:
             modest.ask(8)
             greedy.ask(100)
             await sleep(1.0)
-            assert isinstance(greedy.client.lost, Lost) and "answers are not read" in str(greedy.client.lost)
+            assert isinstance(greedy.client.lost, Lost) and "responses are not read" in str(greedy.client.lost)
             assert modest.client.lost is None and listener.front.unread.total_bytes <= 2_000_000
             assert sum(protocol.quic.buffered_bytes for protocol in listener.protocols) <= 2_000_000
             assert listener.figures.requests["unread"] == 100

@@ -164,7 +164,7 @@ NUMBER_CASES = [
         GOOD,
         400,
         headers={"x-llm-d-inference-objective": "a", "x-gateway-inference-objective": "b"},
-        says="which x-llm-d-inference-objective says",
+        says="which x-llm-d-inference-objective states",
     ),
     serve("hint of a length beyond int64", stating(f', "nvext": {{"agent_hints": {{"osl": {10**30}}}}}'), 200),
     serve(

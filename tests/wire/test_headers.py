@@ -26,7 +26,7 @@ def test_others_headers_are_not_ours() -> None:
 def test_alias_that_agrees_is_fine_and_one_that_contradicts_is_not() -> None:
     agreeing = raw(x_slo_ttft_ms="500", x_llm_d_slo_ttft_ms="500")
     assert read_headers(agreeing).fields["slo_ttft_ms"].name == "x-slo-ttft-ms"
-    with pytest.raises(InvalidRequest, match="x-llm-d-slo-ttft-ms: '600' is not '500', which x-slo-ttft-ms says"):
+    with pytest.raises(InvalidRequest, match="x-llm-d-slo-ttft-ms: '600' is not '500', which x-slo-ttft-ms states"):
         read_headers(raw(x_slo_ttft_ms="500", x_llm_d_slo_ttft_ms="600"))
 
 

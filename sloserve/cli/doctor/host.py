@@ -95,7 +95,7 @@ def clock_source(root: Path = Path("/")) -> Iterator[Finding]:
             .strip()
         )
     except OSError:
-        yield absent("clock source", "not told by the kernel")
+        yield absent("clock source", "not reported by the kernel")
         return
     if source in _SLOW_CLOCKS:
         yield warning(

@@ -25,8 +25,8 @@ def own_extension() -> Iterator[Finding]:
     try:
         import_module("sloserve.core.kernels._csrc")
     except ImportError as error:
-        remedy = f"install sloserve anew with this Python: {install_command()}"
-        yield fault("sloserve", f"{sloserve.__version__}, whose extension does not load: {error}", remedy)
+        remedy = f"reinstall sloserve with this Python: {install_command()}"
+        yield fault("sloserve", f"{sloserve.__version__}, but its extension does not load: {error}", remedy)
     else:
         yield ok("sloserve", f"{sloserve.__version__}, {Path(sloserve.__file__).parent}")
 
