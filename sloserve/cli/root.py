@@ -1,4 +1,4 @@
-"""The command without its subcommands, and how it ends."""
+"""The command ``sloserve`` without its subcommands, and its exit statuses."""
 
 import sys
 from typing import Annotated, Any, NoReturn

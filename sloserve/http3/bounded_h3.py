@@ -37,23 +37,25 @@ KEPT_UNTIL_WHOLE = (FrameType.SETTINGS, FrameType.MAX_PUSH_ID)
 MAX_CONTROL_BYTES = 4096
 MAX_UPDATE_BYTES = 512
 SPARE_FRAMES = 1024
-"""Frames that a client may send whatever their size, beside :data:`REQUEST_FRAMES` of each request; beyond,
-:data:`FRAME_BYTES` a frame in the mean."""
+"""Frames that a client may send whatever their size, in addition to :data:`REQUEST_FRAMES` of each request.
+
+Any more must have :data:`FRAME_BYTES` each on average.
+"""
 REQUEST_FRAMES = 4
 FRAME_BYTES = 32
 FIELD_OVERHEAD_BYTES = 32
-"""What a field counts beside its name and value (RFC 9114, Sec. 4.2.2)."""
+"""Bytes that a field counts in addition to its name and value (RFC 9114, Sec. 4.2.2)."""
 
 
 class TooMuch(ProtocolError):
-    """A peer sent more than it may; ends the connection."""
+    """A peer sent more than it may, which ends the connection."""
 
     error_code = ErrorCode.H3_EXCESSIVE_LOAD
 
 
 @dataclass(frozen=True, slots=True)
 class Malformed(H3Event):
-    """What the peer sent on this stream is no message of HTTP; the stream is ended both ways."""
+    """The peer sent something on this stream that is not an HTTP message; the stream is ended both ways."""
 
     stream_id: int
     reason: str
@@ -95,7 +97,7 @@ class BoundedH3(H3Connection):
 
     @property
     def peer_header_bytes(self) -> int | None:
-        """Largest header section that the peer takes; ``None`` where it has not said."""
+        """Bytes of the largest header section that the peer takes; ``None`` if it has not stated a limit."""
         return (self.received_settings or {}).get(Setting.MAX_FIELD_SECTION_SIZE)
 
     def abort(self, stream_id: int, error_code: int) -> None:

@@ -27,7 +27,7 @@ Headers = list[tuple[bytes, bytes]]
 MAX_HEADER_BYTES = 64 * 1024
 """Most bytes of the headers of a response."""
 SMALL_BYTES = 1024
-"""Parts of a request's body that are smaller wait for the next: a server bounds how many frames it takes."""
+"""A smaller part of a request's body waits for the next part, since a server bounds how many frames it takes."""
 
 
 class Lost(ConnectionError):

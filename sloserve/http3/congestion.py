@@ -1,8 +1,8 @@
 """A congestion window that stays as it is, whatever is lost.
 
-A window that halves at each loss carries 1.2 segments per round trip and root of the loss rate: 1.7 Mbit/s at 0.5 % and
-100 ms, whatever the link could. On a private link of known bandwidth the product of bandwidth and round trip is the
-better window. It yields to no one, so never choose it on a shared network.
+A window that halves at each loss carries 1.2 segments per round trip, divided by the root of the loss rate: 1.7 Mbit/s
+at 0.5 % and 100 ms, whatever the link could carry. On a private link of known bandwidth the product of bandwidth and
+round trip is the better window. It does not yield to other traffic, so never choose it on a shared network.
 """
 
 from collections.abc import Iterable

@@ -59,7 +59,7 @@ class EdgeSettings:
 
 
 class Edge:
-    """Forwards what it is asked."""
+    """The ASGI application that forwards requests to the engine host."""
 
     def __init__(self, settings: EdgeSettings) -> None:
         self.upstream = UpstreamConnection(settings.host, settings.port, settings.client)

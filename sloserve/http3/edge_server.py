@@ -15,7 +15,7 @@ from sloserve.http3.edge import Edge, EdgeSettings
 from sloserve.http3.stream_schedulers import scheduler
 
 PING_S, SILENT_S = 1.0, 4.0
-"""How often the edge pings the engine host, and after how long a silence the host counts as dead."""
+"""Seconds between two pings of the engine host, and seconds of silence after which it counts as dead."""
 
 
 def serve(upstream: Any, listen: Any) -> None:

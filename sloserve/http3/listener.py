@@ -52,13 +52,13 @@ HANDSHAKE_S = 10.0
 """A handshake that is not done by then is given up."""
 
 REFRESH_S = 1.0
-"""How often files of certificates are looked at, at most."""
+"""Least seconds between two looks at the files of certificates."""
 
 RESETS_PER_S = 50
-"""Stateless resets, each of which may be asked for by anyone in anyone's name."""
+"""Most stateless resets a second, since anyone may provoke one in the name of any address."""
 
 RECEIVE_BUFFER_BYTES = 4 * 2**20
-"""Asked of the kernel, which gives what it may: datagrams that come while the application computes."""
+"""Receive buffer requested from the kernel, which may give less; it holds datagrams while the application computes."""
 
 
 async def listen(

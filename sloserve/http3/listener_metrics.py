@@ -17,7 +17,7 @@ REQUESTS = ("answered", "failed", "cancelled", "dropped", "unread", "refused")
 
 
 class Http3Collector(Collector):
-    """What one listener has done."""
+    """The metrics of one listener."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener

@@ -1,7 +1,7 @@
-"""Tries what :class:`BoundedH3` and :class:`ScheduledConnection` change in private parts of aioquic.
+"""Probes of what :class:`BoundedH3` and :class:`ScheduledConnection` change in private parts of aioquic.
 
-Each probe is what a peer might send, on two connections in memory, and what must come of it. A method of aioquic that
-is renamed would leave ours uncalled, and the bound that it keeps would be none: nothing else would show that.
+Each probe sends what a peer might send, on two connections in memory, and checks the effect. If a method of aioquic
+were renamed, our override would not be called and its bound would not hold; nothing else would show that.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ CONTROL, ENCODER = 2, 6
 MANY_FIELDS = b"\x00\x00" + b"\xc0" * 100
 """A header section of 102 bytes that decodes to several times :data:`HEADER_BYTES`, from the static table."""
 INSERT = b"\x3f\x81\x1f\x41a\x01b"
-"""Sets a dynamic table of 4 KB and puts a field into it."""
+"""Encoder instructions that set a dynamic table of 4 KB and put a field into it."""
 
 
 class Probe(Joined):

@@ -137,7 +137,7 @@ class ScheduledConnection(QuicConnection):
 
     @property
     def buffered_bytes(self) -> int:
-        """What was written and is kept, whatever became of it."""
+        """Bytes that were written and are still kept in memory, whether or not they were sent."""
         return sum(len(stream.sender._buffer) for stream in self._streams.values())
 
     def hold(self, stream_id: int, unread_bytes: int) -> None:

@@ -80,7 +80,7 @@ class ServerProtocol(TransmittingProtocol):
         self.shook_hands = False
         self.trusted = False
         self.unfinished = "failed"
-        """How its handshake counts if it never ends well."""
+        """The outcome under which the handshake is counted if it is never completed."""
         self.on_handshake: Callable[[], None] = lambda: None
         self.on_end: Callable[[], None] = lambda: None
         self._front = front

@@ -1,6 +1,6 @@
 """What is known of the streams of one connection, and their order by a scheduler.
 
-Knows nothing of packets: offsets of a stream's bytes and times go in, a key to sort by comes out.
+The module does not deal with packets: it takes offsets of a stream's bytes and times, and returns a key to sort by.
 """
 
 import itertools

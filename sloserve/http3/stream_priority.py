@@ -1,7 +1,7 @@
-"""RFC 9218: the ``priority`` field of requests and answers, and PRIORITY_UPDATE frames.
+"""RFC 9218: the ``priority`` field of requests and responses, and PRIORITY_UPDATE frames.
 
-A client may ask for any urgency; :meth:`StreamPriority.clamped` holds it to what its class may have. What cannot be
-read says nothing, as the RFC has it.
+A client may ask for any urgency; :meth:`StreamPriority.clamped` limits it to what its class may have. A value that
+cannot be read is ignored, as the RFC demands.
 """
 
 import re

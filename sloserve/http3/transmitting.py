@@ -1,4 +1,4 @@
-"""What both ends of an HTTP/3 connection do alike as protocols of asyncio."""
+"""The asyncio protocol that both ends of an HTTP/3 connection share."""
 
 from aioquic.asyncio.protocol import QuicConnectionProtocol
 
@@ -9,7 +9,7 @@ from sloserve.http3.scheduled_connection import ScheduledConnection
 class TransmittingProtocol(QuicConnectionProtocol):
     """Sends together what several callbacks have written, so that packets are filled.
 
-    is_over: nothing is sent any more but what ends the connection.
+    Once ``is_over`` is true, nothing more is sent, except to end the connection.
     """
 
     def __init__(self, quic: ScheduledConnection) -> None:

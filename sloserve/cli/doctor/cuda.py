@@ -1,4 +1,4 @@
-"""Whether GPU, driver, torch and the compiled copies of KV blocks fit together."""
+"""Checks whether GPU, driver, torch and the compiled copies of KV blocks fit together."""
 
 from collections.abc import Iterator
 

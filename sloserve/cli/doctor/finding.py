@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 class State(enum.StrEnum):
-    """How it is: fit for use; worth a look; in the way of a server; not there, which not every use needs."""
+    """The result: fit for use; worth a look; a server cannot start; or missing, which matters for some uses only."""
 
     OK = "ok"
     WARNING = "warning"

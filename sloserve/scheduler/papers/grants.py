@@ -13,10 +13,13 @@ NO_GROUP = 0
 class Grants:
     """Goals and groups of generation tasks.
 
-    goal: predicted prompt + output tokens; 0 before the first prediction. rest: tokens of the goal that were still to
-    come when it was set; tasks are grouped by it. group: the group with which the goal was granted; ``NO_GROUP`` while
-    the task waits. group_ended: whether a group has lost its last member since this was set to false. first_left:
-    tokens still to come by the first prediction, 0 before it. first_output: output tokens at that time.
+    Attributes:
+        goal: Predicted prompt and output tokens; 0 before the first prediction.
+        rest: Tokens of the goal that were still to come when it was set; tasks are grouped by it.
+        group: The group with which the goal was granted; ``NO_GROUP`` while the task waits.
+        group_ended: Whether a group has lost its last member since this was set to false.
+        first_left: Tokens still to come by the first prediction, 0 before it.
+        first_output: Output tokens at the time of the first prediction.
     """
 
     def __init__(self) -> None:

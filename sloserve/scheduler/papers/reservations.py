@@ -27,7 +27,8 @@ _TRIED: Final = 64
 class Exact:
     """Counts each reservation in full, as long as it lasts.
 
-    free_blocks: neither reserved nor held by requests without a reservation; negative if more is held than there is.
+    ``free_blocks`` is the number of blocks that are neither reserved nor held by requests without a reservation. It is
+    negative if more is held than there is.
     """
 
     def __init__(self, block_size: int) -> None:
