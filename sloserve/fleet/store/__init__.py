@@ -1,1 +1,1 @@
-"""What a fleet must not lose: requests that were accepted, their results, batches, the plan. SQLite or PostgreSQL."""
+"""What a fleet must not lose: accepted requests, their results, batches and the plan, in SQLite or PostgreSQL."""

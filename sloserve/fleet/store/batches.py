@@ -9,12 +9,16 @@ from sloserve.fleet.store.database import Database, Session
 from sloserve.fleet.store.records import ENDED_STATES, OPEN_STATES, Batch, BatchState, File, RequestState
 
 LEAST_BYTES: Final = 4_096
-"""A small file counts as so many in its tenant's quota: its place takes them anyway."""
+"""A small file counts as this many bytes in its tenant's quota: its metadata takes them anyway."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResultFiles:
-    """The files that a batch leaves, ``None`` for one that would be empty. kept_s: for how long; ``None``: for good."""
+    """The files that a batch leaves; an id is ``None`` for a file that would be empty.
+
+    Args:
+        kept_s: seconds for which the files are kept; ``None`` keeps them for good.
+    """
 
     output: File | None = None
     error: File | None = None
@@ -30,24 +34,24 @@ class Batches:
     # Files.
 
     def add_file(self, file: File, expires_after_s: float | None = None) -> File:
-        """Keeps a file's metadata, once however often it is called; returns it with its times by the store's clock."""
+        """Keep a file's metadata once, however often this is called; return it with its times by the store's clock."""
         with self._database.transaction() as session:
             _add_file(session, file, expires_after_s)
             return _file(session.rows(f"{_FILES} WHERE id = :id", id=file.id)[0])
 
     def file(self, tenant: str, id: str) -> File | None:
-        """``None`` where there is none of this id, or it is another tenant's."""
+        """Return the file with this id, or ``None`` if there is none or it belongs to another tenant."""
         with self._database.reading() as session:
             found = session.rows(f"{_FILES} WHERE id = :id AND tenant = :tenant", id=id, tenant=tenant)
         return _file(found[0]) if found else None
 
     def files(self, tenant: str, after: str | None = None, most: int = 100) -> list[File]:
-        """A tenant's files, newest first. after: the last id of the page before."""
+        """Return at most ``most`` files of a tenant, newest first, after the id ``after`` that ended the last page."""
         with self._database.reading() as session:
             return [_file(row) for row in session.rows(_page(_FILES, "file", after), **_seen(tenant, after, most))]
 
     def delete_file(self, tenant: str, id: str) -> bool:
-        """Whether there was such a file of this tenant's. The caller deletes its bytes."""
+        """Delete a file's row and return whether the tenant had such a file. The caller deletes its bytes."""
         with self._database.transaction() as session:
             found = session.rows(_DELETE_FILE, id=id, tenant=tenant)
             for (size,) in found:
@@ -55,26 +59,27 @@ class Batches:
         return bool(found)
 
     def expired_files(self) -> list[File]:
-        """Files whose time is over: the caller deletes their bytes, then :meth:`delete_file`."""
+        """Return the files past their expiry: the caller deletes their bytes, then calls :meth:`delete_file`."""
         with self._database.reading() as session:
             return [_file(row) for row in session.rows(f"{_FILES} WHERE expires_s <= store_now() ORDER BY seq")]
 
     def is_file(self, id: str) -> bool:
-        """Whether there is a file of this id, of any tenant."""
+        """Return whether any tenant has a file with this id."""
         with self._database.reading() as session:
             return bool(session.rows("SELECT 1 FROM file WHERE id = :id", id=id))
 
     def bytes_of(self, tenant: str) -> int:
-        """Bytes of all files of a tenant, small ones as :data:`LEAST_BYTES`."""
+        """Return the bytes of all files of a tenant; each small file counts as :data:`LEAST_BYTES`."""
         with self._database.reading() as session:
             found = session.rows("SELECT bytes FROM tenant_files WHERE tenant = :tenant", tenant=tenant)
         return int(found[0][0]) if found else 0
 
     def recount_bytes(self) -> None:
-        """Makes :meth:`bytes_of` right again: a gateway of schema version 4, in an upgrade, adds and deletes files
-        without counting them.
+        """Correct the sums of :meth:`bytes_of` after an upgrade.
 
-        Each tenant's count is locked before its files are summed: who adds or deletes one meanwhile counts it after.
+        During an upgrade a gateway of schema version 4 adds and deletes files without counting them. Each tenant's
+        count is locked before its files are summed: a process that adds or deletes a file meanwhile counts it
+        afterwards.
         """
         with self._database.reading() as session:
             tenants = session.rows("SELECT tenant FROM file UNION SELECT tenant FROM tenant_files ORDER BY 1")
@@ -86,10 +91,10 @@ class Batches:
     # Batches.
 
     def add(self, batch: Batch, window_s: float) -> Batch:
-        """Keeps a new batch, which expires ``window_s`` from now; returns it with its times by the store's clock.
+        """Keep a new batch, which expires in ``window_s`` seconds; return it with its times by the store's clock.
 
-        A caller that learns nothing of it, since the store is away, tells its client to ask again: so it is added as
-        UNCONFIRMED, and run once a caller that knows of it has moved it to VALIDATING.
+        A caller that gets no confirmation, since the store is away, asks its client to send the batch again. So the
+        batch is added as UNCONFIRMED, and it runs once a caller that knows about it has moved it to VALIDATING.
         """
         with self._database.transaction() as session:
             now_s = float(session.rows("SELECT store_now()")[0][0])
@@ -108,34 +113,34 @@ class Batches:
             return _batch(session.rows(f"{_BATCHES} WHERE id = :id", id=batch.id)[0])
 
     def get(self, tenant: str, id: str) -> Batch | None:
-        """``None`` where there is none of this id, or it is another tenant's."""
+        """Return the batch with this id, or ``None`` if there is none or it belongs to another tenant."""
         with self._database.reading() as session:
             found = session.rows(f"{_COUNTED} WHERE id = :id AND tenant = :tenant", id=id, tenant=tenant)
         return _batch(found[0]) if found else None
 
     def list(self, tenant: str, after: str | None = None, most: int = 20) -> list[Batch]:
-        """A tenant's batches, newest first. after: the last id of the page before."""
+        """Return at most ``most`` batches of a tenant, newest first, after the id ``after`` that ended a page."""
         with self._database.reading() as session:
             return [_batch(row) for row in session.rows(_page(_COUNTED, "batch", after), **_seen(tenant, after, most))]
 
     def unfinished(self) -> Sequence[Batch]:
-        """Batches of all tenants that are to be brought on, oldest first, without counts of their requests."""
+        """Return the batches of all tenants that need further work, oldest first, without counts of their requests."""
         with self._database.reading() as session:
             return [_batch(row) for row in session.rows(f"{_BATCHES} WHERE state IN ({_OPEN}) ORDER BY seq")]
 
     def unconfirmed(self) -> Sequence[Batch]:
-        """Batches of all tenants that are not to be run yet, or never."""
+        """Return the batches of all tenants that may not run yet, or may never run."""
         with self._database.reading() as session:
             return [_batch(row) for row in session.rows(f"{_BATCHES} WHERE state = 'unconfirmed' ORDER BY seq")]
 
     def ended_before(self, age_s: float) -> Sequence[Batch]:
-        """Batches of all tenants that have ended and whose deadline was more than ``age_s`` ago, oldest first."""
+        """Return ended batches of all tenants with a deadline more than ``age_s`` seconds ago, oldest first."""
         sql = f"{_BATCHES} WHERE state IN ({_ENDED}) AND due_s < store_now() - :age_s ORDER BY seq LIMIT :most"
         with self._database.reading() as session:
             return [_batch(row) for row in session.rows(sql, age_s=age_s, most=_MOST_ENDED)]
 
     def count(self, tenant: str) -> tuple[int, int]:
-        """How many batches of a tenant have not ended, and how many there are."""
+        """Return how many batches of a tenant have not ended, and how many it has in all."""
         sql = f"SELECT coalesce(sum(CASE WHEN state IN ({_OPEN}) THEN 1 ELSE 0 END), 0), count(*) FROM batch"
         with self._database.reading() as session:
             unfinished, kept = session.rows(f"{sql} WHERE tenant = :tenant", tenant=tenant)[0]
@@ -152,9 +157,18 @@ class Batches:
         errors: Sequence[Mapping[str, Any]] | None = None,
         results: ResultFiles = ResultFiles(),
     ) -> bool:
-        """Moves a batch to its next state, and notes when; ``False`` where it was not in state ``before`` any more.
+        """Move a batch to its next state and note the time; return ``False`` if it was no longer in state ``before``.
 
-        What is not given stays as it is. ended: its requests by state. results: files that there are from then on.
+        What is not given stays as it is.
+
+        Args:
+            id: the batch that moves.
+            before: the state that it must be in.
+            after: the state that it enters.
+            lines: number of requests in the batch.
+            ended: number of its requests in each final state.
+            errors: errors that validation found.
+            results: files of results that exist from this state on.
         """
         failed = (RequestState.FAILED, RequestState.EXPIRED, RequestState.CANCELLED)
         with self._database.transaction() as session:
@@ -182,7 +196,7 @@ class Batches:
         return moved > 0
 
     def forget(self, tenant: str, id: str) -> bool:
-        """Deletes a batch that has ended; its requests are deleted by :meth:`Requests.forget`."""
+        """Delete a batch that has ended; :meth:`Requests.forget` deletes its requests."""
         sql = f"DELETE FROM batch WHERE id = :id AND tenant = :tenant AND state IN ({_ENDED})"
         with self._database.transaction() as session:
             return session.change(sql, id=id, tenant=tenant) > 0

@@ -17,9 +17,9 @@ MOST: Final = 1024
 
 
 class GroupCommit(Generic[Item, Answer]):
-    """Calls ``commit`` with all items that wait, in an executor's thread, one call at a time.
+    """Call ``commit`` with all waiting items, in a thread of the executor, one call at a time.
 
-    commit: gives one answer for each item, in their order. If it raises, each of its callers gets the error.
+    ``commit`` returns one result for each item, in their order. If it raises, each of its callers gets the error.
     """
 
     def __init__(self, commit: Callable[[Sequence[Item]], Sequence[Answer]], executor: Executor) -> None:
@@ -29,7 +29,7 @@ class GroupCommit(Generic[Item, Answer]):
         self._running: asyncio.Task[None] | None = None
 
     async def __call__(self, item: Item) -> Answer:
-        """The answer to ``item``, once it is committed. A caller that is cancelled does not call its item back."""
+        """Return the result for ``item`` once it is committed. Cancelling the caller does not withdraw the item."""
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, answer))
         if self._running is None:

@@ -1,8 +1,8 @@
 """The holder's side of a lease: until when it may act on what it has claimed, by its own monotonic clock.
 
 The store counts a lease from when it grants it, which is after the holder asked. So a holder that counts from before it
-asked, less a margin, stops first, whatever its clock says and however long the answer took. Wall clocks are not
-compared anywhere.
+asked, less a margin, stops first, whatever its clock says and however long the store took to respond. Wall clocks are
+not compared anywhere.
 """
 
 from typing import Final
@@ -27,11 +27,11 @@ class Lease:
         self._asked_s = self._until_s = float("-inf")
 
     def ask(self) -> None:
-        """The store is asked for the lease from now on."""
+        """Note the time at which the holder asks the store for the lease."""
         self._asked_s = self._clock.monotonic_s()
 
     def granted(self) -> None:
-        """The store has granted what was asked for last."""
+        """Record that the store has granted the lease that was requested last."""
         self._until_s = self._asked_s + self.lease_s * (1.0 - MARGIN)
 
     @property

@@ -20,16 +20,21 @@ class Members:
         self._database = database
 
     def beat(self, agent: str, state: Mapping[str, Any]) -> None:
-        """An agent lives, and this is its state."""
+        """Record that an agent is alive, together with its state."""
         with self._database.transaction() as session:
             session.change(_BEAT, id=agent, state=json.dumps(state))
 
     def take_host(self, agent: str, holder: str, place: str, lease_s: float) -> HostTaken:
-        """Makes the process ``holder`` the agent of a host, where no other is: none has been, its lease is over, or it
-        held the same lock as ``holder`` does now and has died.
+        """Make the process ``holder`` the agent of a host, unless another process is.
 
-        agent: the id under which it gives signs of life. place: names the lock. lease_s: from now on; see
-        :meth:`renew_host`.
+        Another process is not if the host has had none, if its lease is over, or if it held the same lock as ``holder``
+        does now and has died.
+
+        Args:
+            agent: id under which the agent gives signs of life.
+            holder: name of the process that takes the host.
+            place: name of the lock.
+            lease_s: length of the lease in seconds; see :meth:`renew_host`.
         """
         with self._database.transaction() as session:
             before = session.rows("SELECT holder, until_s FROM agent WHERE id = :id", id=agent)
@@ -39,45 +44,47 @@ class Members:
         return HostTaken(taken, None if last == holder else last, float(until_s))
 
     def renew_host(self, agent: str, holder: str, state: Mapping[str, Any], lease_s: float) -> HostRenewed:
-        """As :meth:`beat`, of the process that is the agent of its host; not kept where it is that no more."""
+        """Record a sign of life, as :meth:`beat` does, if the process still holds its host."""
         with self._database.transaction() as session:
             values = {"id": agent, "holder": holder, "state": json.dumps(state), "lease_s": lease_s}
             found = session.rows(_RENEW_HOST, **values)
         return HostRenewed(bool(found), bool(found and found[0][0]))
 
     def tell_to_end(self, agent: str) -> None:
-        """The process that is this agent now shall drain and end, and hears of it at its next sign of life."""
+        """Ask the process that is this agent now to drain and end; its next sign of life returns the request."""
         with self._database.transaction() as session:
             session.change("UPDATE agent SET told_to_end = 1 WHERE id = :id", id=agent)
 
     def agents(self) -> list[Agent]:
-        """All that gave a sign of life lately and did not leave, in order of their ids."""
+        """Return all agents that gave a sign of life recently and did not leave, in order of their ids."""
         with self._database.reading() as session:
             found = session.rows("SELECT id, state, store_now() - beat_s FROM agent ORDER BY id")
         return [Agent(id_, json.loads(state), float(age_s)) for id_, state, age_s in found]
 
     def leave(self, member: str, holder: str = "") -> None:
-        """A member goes, and is no longer missed. Claims lapse unless it has given them back.
+        """Remove a member, which is then no longer missed. Claims that it has not given back will lapse.
 
-        holder: of an agent, the process that goes: where another has taken its host, that one stays.
+        Args:
+            member: id of the member that leaves.
+            holder: process that leaves, for an agent; if another process has taken its host, that process stays.
         """
         with self._database.transaction() as session:
             gone = "DELETE FROM agent WHERE id = :id AND (holder IS NULL OR holder = :holder)"
             session.change(gone, id=member, holder=holder)
 
     def lead(self, holder: str, lease_s: float) -> int | None:
-        """Makes ``holder`` the leader, or lets it stay that; ``None`` where another is.
+        """Make or keep ``holder`` the leader and return its term, or ``None`` if another process leads.
 
-        Returns: its term. A new leader's is higher than any before.
+        The term of a new leader is higher than any before.
         """
         with self._database.transaction() as session:
             found = session.rows(_LEAD, role=_PLANNER, holder=holder, lease_s=lease_s, longest_s=LONGEST_S)
-            if found:  # names are new in each process: those that were killed would be kept for ever
+            if found:  # names are new in each process: rows of killed ones would stay
                 session.change("DELETE FROM agent WHERE beat_s < store_now() - :gone_s", gone_s=FORGOTTEN_S)
         return int(found[0][0]) if found else None
 
     def write_plan(self, holder: str, plan: StoredPlan) -> bool:
-        """Puts a plan in force; ``False`` where its term is over or a later plan of it is in force."""
+        """Put a plan in force; return ``False`` if its term is over or a later plan of that term is in force."""
         values = {"role": _PLANNER, "holder": holder, "term": plan.term, "version": plan.version}
         with self._database.transaction() as session:
             written = session.change(_WRITE_PLAN, **values, plan=json.dumps(plan.plan)) > 0
@@ -86,7 +93,7 @@ class Members:
         return written
 
     def plan(self) -> StoredPlan | None:
-        """The plan in force; ``None`` before the first."""
+        """Return the plan in force, or ``None`` before the first."""
         with self._database.reading() as session:
             found = session.rows("SELECT term, version, plan FROM plan WHERE role = :role", role=_PLANNER)
         return StoredPlan(int(found[0][0]), int(found[0][1]), json.loads(found[0][2])) if found else None

@@ -116,10 +116,10 @@ _FENCE = (
     "ALTER TABLE agent ADD COLUMN place text",
     "ALTER TABLE agent ADD COLUMN until_s double precision NOT NULL DEFAULT 0",
 )
-"""Which process is the agent of a host, where it holds the host's lock, and until when it may think so."""
+"""Records which process is the agent of a host, where it holds the host's lock, and when its lease ends."""
 
 _FILES_MARK = ("CREATE TABLE files_mark (one bigint PRIMARY KEY, mark text NOT NULL)",)
-"""By which a gateway knows whether its files are those of the others: one row."""
+"""One row with a mark: a gateway compares it to learn whether it has the same files as the others."""
 
 _SWITCH_COSTS = (
     """CREATE TABLE switch_cost (
@@ -151,10 +151,11 @@ STEPS: tuple[tuple[str, ...], ...] = (
 
 
 def migrate(database: Database, steps: tuple[tuple[str, ...], ...] = STEPS) -> None:
-    """Brings a store to the newest version that this code knows; processes that start at once do it one after another.
+    """Bring a store to the newest version that this code knows; concurrent processes do it one after another.
 
-    A store of the newest version is only read: who runs the fleet need not have the right to make tables.
-    Raises: ConfigError where the store is of a newer one, or the database's user may not change an older one.
+    A store of the newest version is only read: the user that runs the fleet need not have the right to make tables.
+
+    Raises: ConfigError where the store is of a newer version, or the database's user may not change an older one.
     """
     with database.alone() as session:
         if not session.rows("SELECT 1 FROM NAMES_OF_TABLES WHERE name = 'schema_version'"):

@@ -21,13 +21,13 @@ from sloserve.fleet.store.database import Params
 
 T = TypeVar("T")
 
-# It warns of each attempt, four times a second while statements wait; who asked is told once, by StoreAway.
+# psycopg warns of each attempt, four times a second while statements wait; StoreAway informs the caller once.
 logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
 
 _OLDEST: Final = 140000
 _CONNECT_S: Final = 4.0
 _RETRY_S: Final = 0.5
-"""Between attempts to connect while a statement waits for a connection."""
+"""Seconds between attempts to connect while a statement waits for a connection."""
 _PATIENCE: Final[Mapping[str, int]] = {
     "connect_timeout": 2,  # one that dies while it is asked may never answer; another of the address may, or it again
     "keepalives_idle": 10,
@@ -47,7 +47,7 @@ _SILENT_ALONE_S: Final = 600.0
 """The same where others are waited for, or an index is built."""
 _LOOK_S: Final = 0.1
 _ROOT: Final = ".postgresql/root.crt"
-"""Where libpq looks for the certificates that it trusts, in the home folder."""
+"""File in the home folder in which libpq looks for the certificates that it trusts."""
 _ABOUT_TLS: Final = re.compile("ssl|certificate", re.IGNORECASE)
 _SAY_SSLMODE: Final = (
     "a server on another host must show a certificate of its name (sslmode=verify-full): state sslrootcert=FILE in the "
@@ -75,7 +75,7 @@ class _Connection(psycopg.Connection[tuple[Any, ...]]):
     """Whether the server takes another connection; ``None``: it is not asked."""
 
     def wait(self, gen: Generator[Any, Any, T], interval: float = _LOOK_S, *args: Any, **kwargs: Any) -> T:
-        """As psycopg's, which looks every ``interval`` seconds whether anything has come."""
+        """Wait as psycopg does, which looks every ``interval`` seconds whether anything has come."""
         return super().wait(self._unless_silent(gen, interval), interval, *args, **kwargs)
 
     def _unless_silent(self, gen: Generator[Any, Any, T], interval: float) -> Generator[Any, Any, T]:
@@ -90,7 +90,7 @@ class _Connection(psycopg.Connection[tuple[Any, ...]]):
                 if not probed and silent_s > _PROBE_S and self.answers is not None:
                     is_away, probed = is_away or not self.answers(), True
                 if is_away:
-                    self.close()  # the answer may come yet, and would be taken for that of the next statement
+                    self.close()  # a late result would be taken for the next one
                     raise psycopg.OperationalError(f"the server has said nothing for {silent_s:.0f} s")
                 wants = gen.send(ready)
         except StopIteration as ended:
@@ -123,18 +123,18 @@ class PostgresDatabase:
     """See :class:`sloserve.fleet.store.database.Database`."""
 
     def __init__(self, address: str, *, connections: int = 4, schema: str | None = None) -> None:
-        """Connects.
+        """Connect to the server.
 
         Args:
             address: ``postgresql://...``; what it leaves out comes from the environment (PGPASSWORD, PGPASSFILE, ...).
-                A server on another host must show a certificate of its name, unless either states ``sslmode``. Of
-                several hosts (``postgresql://a,b/db``) the one that may be written is the store; another is looked
-                for whenever a connection is made.
-            connections: at most, beside the one that waits for hints.
-            schema: of the database, where it is not the server's default; it is made if it is not there.
+                A server on another host must show a certificate of its name, unless the address or the environment
+                states ``sslmode``. Of several hosts (``postgresql://a,b/db``) the writable one is the store; it is
+                looked for again whenever a connection is made.
+            connections: the most connections, beside the one that waits for hints.
+            schema: schema of the database, if it is not the server's default; it is made if it does not exist.
 
         Raises:
-            ConfigError: no server at this address, one that is too old, or one that does not let its user set it up.
+            ConfigError: no server is at this address, it is too old, or it does not let its user set it up.
         """
         self._where, stated = _without_password(address), conninfo_to_dict(address)
         verified = _verified(stated)
@@ -165,7 +165,8 @@ class PostgresDatabase:
             min_size=1,
             max_size=connections,
             timeout=_CONNECT_S,
-            # The pool waits longer and longer between attempts, and those that wait when it gives up begin none.
+            # The pool waits longer and longer between attempts, and statements that wait when it gives up begin no new
+            # attempt.
             reconnect_timeout=_RETRY_S,
             reconnect_failed=_tried_again,
             open=True,
@@ -198,7 +199,7 @@ class PostgresDatabase:
                 raise
 
     def _answers(self, asked: _Connection) -> bool:
-        """Whether the server of this connection gives another one; others of the address may well."""
+        """Return whether the server of this connection accepts another; other servers of the address may well do so."""
         info = asked.info
         here = {"host": info.host, "port": info.port, **({"hostaddr": info.hostaddr} if self._has_hostaddr else {})}
         try:
@@ -262,7 +263,7 @@ class PostgresDatabase:
 
 
 def _tried_again(pool: ConnectionPool[Any]) -> None:
-    """Has a pool that gave up connecting begin anew while statements wait: it would leave them until their own end."""
+    """Make a pool that gave up connecting begin again while statements wait; they would wait until they time out."""
     if pool.get_stats().get("requests_waiting"):
         pool.check()
 
@@ -273,8 +274,9 @@ def _spelt(sql: str) -> Any:
 
 
 def _verified(stated: Mapping[str, Any]) -> dict[str, str]:
-    """Options by which a server on another host must show a certificate of its name; none where the address, which
-    states these, or the environment says how to connect.
+    """Return options that make a server on another host show a certificate of its name.
+
+    They are empty where the address, parsed into ``stated``, or the environment says how to connect.
     """
     hosts = str(stated.get("host") or stated.get("hostaddr") or os.environ.get("PGHOST") or "").split(",")
     if "sslmode" in stated or "service" in stated or "PGSSLMODE" in os.environ or all(map(_is_here, hosts)):
@@ -286,8 +288,9 @@ def _verified(stated: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _writable(stated: Mapping[str, Any]) -> dict[str, str]:
-    """Options by which of several servers the one that may be written is connected to, where the address, which states
-    these, does not say which.
+    """Return options that choose the writable one of several servers.
+
+    They are empty where the address, parsed into ``stated``, or the environment says which server to choose.
     """
     hosts = str(stated.get("host") or stated.get("hostaddr") or os.environ.get("PGHOST") or "")
     is_stated = "target_session_attrs" in stated or "PGTARGETSESSIONATTRS" in os.environ
@@ -295,7 +298,7 @@ def _writable(stated: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _is_here(host: str) -> bool:
-    """Whether this is a socket, or an address of this machine alone."""
+    """Return whether the host is a socket or an address of this machine alone."""
     if not host or host == "localhost" or host[0] in "/@":
         return True
     try:

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class RequestState(StrEnum):
-    """Where a durable request stands. It moves right only, but that a lost claim puts it back into the queue."""
+    """The state of a durable request. It moves only to the right, except that a lost claim requeues the request."""
 
     QUEUED = "queued"
     CLAIMED = "claimed"
@@ -22,18 +22,19 @@ class NewRequest:
     """A request to keep until it has a result.
 
     Args:
-        id: ours, never the client's; a second request with it is taken for the same one.
-        tenant: whose it is.
+        id: the fleet's id, never the client's; a second request with it is taken for the same one.
+        tenant: the tenant that owns the request.
         model: the model that it asks for.
         slo_class: name of its service class.
         group: the request group that it was put in.
-        prompt_tokens: as far as it is known.
-        output_tokens: expected.
-        deadline_s: in seconds from now; ``None`` for none. It expires then if it is not being served.
-        body: as it is sent to an engine.
-        route: of the engine's, as ``/v1/chat/completions``.
+        prompt_tokens: tokens of its prompt, as far as they are known.
+        output_tokens: expected number of output tokens.
+        deadline_s: seconds from now until its deadline, or ``None`` if it has none. It expires then if it is not being
+            served.
+        body: body as it is sent to an engine.
+        route: route of the engine, such as ``/v1/chat/completions``.
         batch: the batch that it belongs to, if any.
-        line: its line in the batch's file, from 1.
+        line: number of its line in the batch's file, counted from 1.
         custom_id: the client's name for it within its batch.
     """
 
@@ -56,9 +57,12 @@ class NewRequest:
 class Claimed:
     """A request that an agent serves now.
 
-    attempt: how often it was claimed, this time included; a result is taken only with the newest one. route: of the
-    engine's. slo_class: its name. left_s: until its deadline, ``None`` for none. progress: what an earlier attempt left
-    to go on from.
+    Args:
+        attempt: how often it was claimed, this time included; a result is accepted only with the newest attempt.
+        route: route of the engine.
+        slo_class: name of its service class.
+        left_s: seconds until its deadline, or ``None`` if it has none.
+        progress: partial work of an earlier attempt, to continue from.
     """
 
     id: str
@@ -72,9 +76,10 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Requests that one agent took in one go, and holds as long as it renews the lease.
+    """Requests that one agent took together, and holds as long as it renews the lease.
 
-    alone: nothing else may run beside them on their engine, since they are suspected to have killed one.
+    Args:
+        alone: whether nothing else may run beside them on their engine, since they are suspected to have killed one.
     """
 
     id: int
@@ -84,7 +89,11 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How one attempt ended. status: the HTTP status that the client sees on its line."""
+    """The end of one attempt.
+
+    Args:
+        status: the HTTP status that the client sees on its line.
+    """
 
     id: str
     attempt: int
@@ -111,7 +120,11 @@ class QueuedSums:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """One agent's last sign of life. age_s: how long ago it was."""
+    """The last sign of life of one agent.
+
+    Args:
+        age_s: seconds since the sign of life.
+    """
 
     id: str
     state: Mapping[str, Any]
@@ -120,7 +133,12 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class HostRenewed:
-    """Answer to the agent of a host. kept: whether it still is that. is_told_to_end: whether it shall drain and end."""
+    """The store's response to a process that renews its hold on a host.
+
+    Args:
+        kept: whether the process still is the agent of its host.
+        is_told_to_end: whether the process shall drain and end.
+    """
 
     kept: bool
     is_told_to_end: bool = False
@@ -128,12 +146,12 @@ class HostRenewed:
 
 @dataclass(frozen=True, slots=True)
 class HostTaken:
-    """Answer to a process that would be the agent of a host.
+    """The store's response to a process that wants to be the agent of a host.
 
     Args:
-        taken: whether it is that now.
-        before: the other process that was, if there was one; it still is where ``taken`` is false.
-        until_s: until when that one's lease ran.
+        taken: whether the process is the agent now.
+        before: the other process that was the agent, if there was one; it still is if ``taken`` is false.
+        until_s: time at which the lease of that other process ended or ends.
     """
 
     taken: bool
@@ -173,16 +191,21 @@ class Batch:
     """A batch of OpenAI's Batch API.
 
     Args:
-        id, tenant: ours; whose it is.
+        id: id that the fleet gave it.
+        tenant: the tenant that owns it.
         endpoint: the route that its lines go to.
-        window: its completion window as the client wrote it.
-        input_file, output_file, error_file: ids of files, where there are any.
+        window: completion window as the client wrote it.
+        input_file: id of the file with its lines.
+        output_file: id of the file of responses, if there is one.
+        error_file: id of the file of errors, if there is one.
         state: see :class:`BatchState`.
-        stamps: when it entered each state, epoch seconds.
-        due_s: when it expires, epoch seconds.
-        lines: requests in it, once it is validated. completed, failed: of them, so far.
-        metadata: the client's own.
-        errors: what validation found.
+        stamps: time when it entered each state, in epoch seconds.
+        due_s: time when it expires, in epoch seconds.
+        lines: number of its requests, once it is validated.
+        completed: number of its requests that have completed up to now.
+        failed: number of its requests that have failed up to now.
+        metadata: metadata that the client gave.
+        errors: errors that validation found.
     """
 
     id: str
@@ -204,7 +227,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file's metadata; its bytes lie in a folder. expires_s: epoch seconds, ``None`` for never."""
+    """The metadata of a file; its bytes lie in a folder.
+
+    Args:
+        expires_s: time when it expires, in epoch seconds, or ``None`` if it never does.
+    """
 
     id: str
     tenant: str

@@ -4,7 +4,7 @@ from typing import Final
 
 
 def end_queued(which: str) -> str:
-    """A statement that ends ``:most`` queued requests that fulfil the condition ``which``, and returns their ids."""
+    """Return a statement that ends ``:most`` queued requests under the condition ``which`` and returns their ids."""
     return f"""
     WITH taken AS MATERIALIZED (
         SELECT seq FROM request WHERE state = 'queued' AND {which} LIMIT :most LOCKING_NEW_ROWS

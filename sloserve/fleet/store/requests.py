@@ -22,8 +22,7 @@ that more attempts will not mend, and each one costs an engine's time. What is g
 says that it lost by being slow."""
 
 MOST_BYTES: Final = 16_000_000
-"""One answer to :meth:`Requests.results` ends with the result that passes so many bytes: a page of long ones fills
-memory."""
+"""One page of :meth:`Requests.results` ends with the result that passes this many bytes, to limit memory."""
 
 PIECE: Final = 256
 """Most requests that one transaction ends, or deletes: what is broken off goes on from there, and no statement is
@@ -40,14 +39,22 @@ _COLUMNS: Final = [one.name for one in fields(NewRequest) if one.name not in ("b
 
 
 class Renewed(NamedTuple):
-    """What an agent still holds. cancelled: ids of requests that it need not go on with."""
+    """What an agent still holds.
+
+    Args:
+        cancelled: ids of requests that it need not continue.
+    """
 
     claims: frozenset[int]
     cancelled: frozenset[str]
 
 
 class Row(NamedTuple):
-    """An ended request of a batch, as its line in a file of results. place: pass it on to get the rows after it."""
+    """An ended request of a batch, as its line in a file of results.
+
+    Args:
+        place: position of the row; pass it on to get the rows after it.
+    """
 
     place: int
     id: str
@@ -65,7 +72,7 @@ class Requests:
         self._database = database
 
     def accept(self, requests: Sequence[NewRequest]) -> int:
-        """Keeps requests; when it returns they are on disk. Returns how many were new, going by their ids."""
+        """Keep requests durably on disk, and return how many were new, judged by their ids."""
         with self._database.transaction() as session:
             new = session.each(sql.ACCEPT, [{name: getattr(r, name) for name in _COLUMNS} for r in requests])
             bodies = [
@@ -77,9 +84,9 @@ class Requests:
         return len(bodies)
 
     def claim(self, agent: str, group: int, most: int, lease_s: float) -> Claim | None:
-        """Takes up to ``most`` queued requests of a group for ``agent``, in order of arrival; ``None`` for none.
+        """Take up to ``most`` queued requests of a group for ``agent`` in order of arrival, or return ``None``.
 
-        lease_s: the claim lapses then, by the store's clock, unless it is renewed.
+        By the store's clock, the claim is over after ``lease_s`` seconds unless it is renewed.
         """
         with self._database.transaction() as session:
             claim = _new_claim(session, agent, lease_s, alone=False)
@@ -87,8 +94,9 @@ class Requests:
             return _claimed(session, claim, alone=False)
 
     def claim_suspects(self, agent: str, model: str, lease_s: float) -> Claim | None:
-        """Takes half of the requests that were in flight together when an engine with this model died; ``None`` for
-        none. Nothing else may run on the engine until they are finished or it has died too.
+        """Take half of the requests that were in flight when an engine with this model died, or return ``None``.
+
+        Nothing else may run on the engine until they are finished or it has died too.
         """
         with self._database.transaction() as session:
             first = session.rows(sql.FIRST_SUSPECT, model=model)
@@ -100,7 +108,7 @@ class Requests:
             return _claimed(session, claim, alone=True)
 
     def renew(self, agent: str, lease_s: float) -> Renewed:
-        """Renews all claims of an agent that have not lapsed. What is not among them belongs to others by now."""
+        """Renew all claims of an agent that have not lapsed. A claim that is not returned belongs to others by now."""
         with self._database.transaction() as session:
             session.change(sql.DROP_EMPTY_CLAIMS, agent=agent)
             held = session.rows(sql.RENEW, agent=agent, lease_s=lease_s)
@@ -108,7 +116,7 @@ class Requests:
         return Renewed(frozenset(int(claim) for (claim,) in held), frozenset(one for (one,) in cancelled))
 
     def finish(self, results: Sequence[Result]) -> list[bool]:
-        """Keeps results; says of each whether it counts. It does not where another attempt has begun or ended."""
+        """Keep results, and return for each whether it counts: it does not if another attempt has begun or ended."""
         changes = [{"id": r.id, "attempt": r.attempt, "state": r.state.value, "size": len(r.body)} for r in results]
         with self._database.transaction() as session:
             counts = [bool(count) for count in session.each(sql.FINISH, changes)]
@@ -118,9 +126,11 @@ class Requests:
         return counts
 
     def give_back(self, claim: int, progress: Mapping[str, bytes]) -> int:
-        """Puts what is unfinished of a claim back into the queue, at its old place. Returns how many requests that is.
+        """Return the unfinished requests of a claim to their old places in the queue, and return their number.
 
-        progress: by id, what the next attempt may go on from.
+        Args:
+            claim: the claim that is given back.
+            progress: partial work by request id, from which the next attempt may continue.
         """
         with self._database.transaction() as session:
             back = [one for (one,) in session.rows("SELECT id FROM request WHERE claim = :claim", claim=claim)]
@@ -131,10 +141,7 @@ class Requests:
         return len(back)
 
     def engine_died(self, claims: Sequence[int]) -> list[str]:
-        """The engine that served these claims, all that it served, is gone: their requests are suspects from now on.
-
-        Returns: ids of requests that have failed by it.
-        """
+        """Mark the requests of these claims, all that a dead engine served, as suspects; return failed ids."""
         with self._database.transaction() as session:
             found = [row for claim in claims for row in session.rows(sql.IN_FLIGHT, claim=claim)]
             alone = len(found) == 1 and bool(found[0][1])
@@ -147,77 +154,81 @@ class Requests:
         return failed
 
     def take_back(self) -> int:
-        """Puts the requests of lapsed claims back into the queue; returns how many claims that were."""
+        """Put the requests of lapsed claims back into the queue, and return how many claims had lapsed."""
         with self._database.transaction() as session:
             lapsed = session.rows(sql.LAPSED, longest_s=LONGEST_S)
             _requeue(session, [claim for (claim,) in lapsed])
         return len(lapsed)
 
     def take_from(self, agent: str) -> int:
-        """As :meth:`take_back` for all claims of an agent that is known to have ended; returns how many they were."""
+        """Put back, as :meth:`take_back` does, all claims of an agent known to have ended; return their number."""
         with self._database.transaction() as session:
             held = session.rows("DELETE FROM claim WHERE agent = :agent RETURNING id", agent=agent)
             _requeue(session, [claim for (claim,) in held])
         return len(held)
 
     def excuse(self, ids: Iterable[str]) -> None:
-        """A claim of each of these has lapsed, and been taken back, though its holder lives: they are not to blame."""
+        """Clear these requests of blame: their claims lapsed and were taken back, though the holder is alive."""
         with self._database.transaction() as session:
             session.each(sql.EXCUSE, [{"id": one} for one in ids])
 
     def expire(self) -> list[str]:
-        """Ends queued requests whose deadline has passed; returns their ids."""
+        """End queued requests past their deadline, and return their ids."""
         return self._end_queued(sql.DUE, RequestState.EXPIRED)
 
     def cancel(self, batch: str) -> tuple[int, int]:
-        """Cancels the requests of a batch: those in the queue now, those in flight when their agents next renew.
+        """Cancel a batch's requests: queued ones now, ones in flight when their agents next renew.
 
-        Returns: how many are cancelled now, and how many are in flight.
+        Return how many are cancelled now, and how many are in flight.
         """
         ended = self._end_queued("batch = :batch", RequestState.CANCELLED, batch=batch)
         with self._database.transaction() as session:
             return len(ended), session.change(sql.CANCEL_CLAIMED, batch=batch)
 
     def sums(self) -> list[QueuedSums]:
-        """Sums over the queued requests of each group, model and class. It reads all of them: not for a tight loop."""
+        """Return sums over the queued requests of each group, model and class. It reads all of them, slowly."""
         with self._database.reading() as session:
             return [QueuedSums(*row) for row in session.rows(sql.SUMS)]
 
     def counts(self, batch: str) -> dict[RequestState, int]:
-        """How many requests of a batch are in each state."""
+        """Return how many requests of a batch are in each state."""
         with self._database.reading() as session:
             found = session.rows("SELECT state, count(*) FROM request WHERE batch = :batch GROUP BY state", batch=batch)
         return {RequestState(state): int(count) for state, count in found}
 
     def has_open(self, batch: str) -> bool:
-        """Whether any request of a batch waits or runs."""
+        """Return whether any request of a batch waits or runs."""
         with self._database.reading() as session:
             return bool(session.rows(sql.ANY_OPEN, batch=batch))
 
     def open_of(self, tenant: str, without: str) -> tuple[int, float]:
-        """How many requests of a tenant's batches wait or run, and how many tokens they have, expected ones too.
+        """Return how many requests of a tenant's batches wait or run, and their tokens with expected output.
 
-        without: a batch that is not counted.
+        The batch ``without`` is not counted.
         """
         with self._database.reading() as session:
             lines, tokens = session.rows(sql.OPEN_OF, tenant=tenant, without=without)[0]
         return int(lines), float(tokens)
 
     def result_bytes(self, tenant: str) -> int:
-        """Bytes of a tenant's results that stand in no file yet."""
+        """Return the bytes of a tenant's results that are in no file yet."""
         with self._database.reading() as session:
             return int(session.rows(sql.RESULT_BYTES, tenant=tenant)[0][0])
 
     def refuse_queued(self, tenant: str, why: bytes) -> int:
-        """Fails what is queued of a tenant's batches, for want of room for the results; returns how many that were."""
+        """Fail the queued requests of a tenant's batches, for lack of room for results; return how many they were."""
         return len(self._end_queued(sql.OF_TENANT, RequestState.FAILED, (NO_ROOM, why), tenant=tenant))
 
     def _end_queued(
         self, which: str, state: RequestState, result: tuple[int, bytes] | None = None, **params: Any
     ) -> list[str]:
-        """Ends queued requests, :data:`PIECE` of them in a transaction, and returns their ids.
+        """End queued requests, :data:`PIECE` of them in a transaction, and return their ids.
 
-        which: a condition in SQL, with ``params``. result: of each, if it has one, as status and body.
+        Args:
+            which: condition in SQL that selects them, with the parameters ``params``.
+            state: the final state that they get.
+            result: result of each request as HTTP status and body, if it has one.
+            **params: values of the parameters of ``which``.
         """
         ended: list[str] = []
         values = {"state": state.value, "size": 0 if result is None else len(result[1]), "most": PIECE, **params}
@@ -232,24 +243,26 @@ class Requests:
                 return ended
 
     def results(self, batch: str, after: int = 0, most: int = 256, most_bytes: int = MOST_BYTES) -> list[Row]:
-        """The next ended requests of a batch, in the order of its file.
+        """Return the next ended requests of a batch, in the order of its file.
 
-        most_bytes: after the one with which their results pass this, no more of them.
+        Args:
+            batch: id of the batch.
+            after: place of the last row of the page before, 0 for the first page.
+            most: the most rows.
+            most_bytes: the page ends with the row that takes the bytes of its results past this.
         """
         with self._database.reading() as session:
             found = session.rows(sql.RESULTS, batch=batch, after=after, most=most, most_bytes=most_bytes)
         return [Row._make((*row[:4], RequestState(row[4]), *row[5:])) for row in found]
 
     def forget_results(self, batch: str) -> None:
-        """Deletes what a batch's requests were answered, once that stands in its files; how they ended is kept."""
+        """Delete the responses of a batch's requests, once its files hold them; the final states are kept."""
         self._delete(batch, ("request_result",))
         with self._database.transaction() as session:
             session.change("UPDATE batch SET has_results = 0 WHERE id = :batch", batch=batch)
 
     def forget_ended(self) -> int:
-        """As :meth:`forget_results` for all batches that have ended, and of which a crash has left results; returns how
-        many they were.
-        """
+        """Call :meth:`forget_results` for all ended batches of which a crash left results; return their number."""
         with self._database.reading() as session:
             found = session.rows(sql.ENDED_WITH_RESULTS)
         for (batch,) in found:
@@ -257,13 +270,13 @@ class Requests:
         return len(found)
 
     def forget(self, batch: str) -> int:
-        """Deletes a batch's requests, with all that belongs to them; returns how many they were."""
+        """Delete a batch's requests with all that belongs to them, and return how many they were."""
         return self._delete(batch, ("request_body", "request_progress", "request_result", "request"))
 
     def _delete(self, batch: str, tables: Sequence[str]) -> int:
-        """Deletes what is in ``tables`` of a batch's requests, :data:`PIECE` of them in a transaction.
+        """Delete the rows of a batch's requests in ``tables``, :data:`PIECE` of them in a transaction.
 
-        Returns: rows of the last table.
+        Return the number of rows deleted from the last table.
         """
         after, deleted = 0, 0
         while True:
@@ -291,7 +304,7 @@ def _claimed(session: Session, claim: int, *, alone: bool) -> Claim | None:
 
 
 def _requeue(session: Session, claims: Iterable[int]) -> None:
-    """What is unfinished of the claims goes back into the queue, or has failed if that has happened too often."""
+    """Put unfinished requests of the claims back into the queue, or fail ones that were lost too often."""
     for claim in claims:
         session.change(sql.LOST, claim=claim)
         _fail(session, [one for (one,) in session.rows(sql.WORN_OUT, claim=claim, most_lost=MOST_LOST)], _GIVEN_UP)
@@ -305,7 +318,7 @@ def _fail(session: Session, ids: Sequence[str], reason: bytes) -> None:
 
 
 def _forget_bodies(session: Session, ids: Iterable[str]) -> None:
-    """What has ended is never sent again."""
+    """Delete the bodies and progress of ended requests, which are never sent again."""
     ended = [{"id": one} for one in ids]
     for table in ("request_body", "request_progress"):
         session.each(f"DELETE FROM {table} WHERE id = :id", ended)

@@ -16,7 +16,7 @@ from sloserve.fleet.store.database import Params
 _BUSY_S: Final = 10.0
 """How long a writer waits for the others of this host before it gives up. A write takes about a millisecond."""
 _OCTAL = re.compile(rb"\\([0-3][0-7]{2})")
-"""A byte of a path, such as that of a space, as /proc/mounts writes it."""
+"""A byte of a path, such as a space, in the octal form that /proc/mounts uses."""
 _NETWORK: Final = frozenset(
     {"9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2"}
     | {"pvfs2", "smb3", "smbfs", "virtiofs"}
@@ -50,15 +50,18 @@ class SqliteSession:
 
 
 class SqliteDatabase:
-    """See :class:`sloserve.fleet.store.database.Database`. One connection for writers, one for readers."""
+    """A database in a SQLite file, with one connection for writers and one for readers.
+
+    See :class:`sloserve.fleet.store.database.Database`.
+    """
 
     def __init__(self, path: Path, clock: Clock | None = None, mounts: Path = Path("/proc/self/mountinfo")) -> None:
-        """Opens the file, and makes it if it is not there.
+        """Open the file, and make it if it does not exist.
 
         Args:
-            path: its folder must exist.
-            clock: the store's.
-            mounts: where the kernel lists file systems.
+            path: path of the database file, in a folder that exists.
+            clock: clock of the store.
+            mounts: file in which the kernel lists file systems.
 
         Raises:
             ConfigError: a network file system, or a file that cannot be opened or is no database.
@@ -72,7 +75,7 @@ class SqliteDatabase:
         self._clock = clock or SystemClock()
         self._path = path
         try:
-            # Prompts and replies stand in it; what SQLite puts beside it has the same rights.
+            # It holds prompts and responses; what SQLite puts beside it has the same rights.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             self._writer, self._reader = self._opened(), self._opened()
         except (sqlite3.Error, OSError) as error:
@@ -138,7 +141,7 @@ def _spelt(sql: str) -> str:
 
 
 def _network_kind(path: Path, mounts: Path) -> str | None:
-    """Kind of the network file system that ``path`` lies on, ``None`` if it is a local one (or nothing says)."""
+    """Return the kind of network file system that holds ``path``, or ``None`` if it is local or unknown."""
     best, kind = -1, ""
     try:
         lines = mounts.read_bytes().split(b"\n")

@@ -23,7 +23,10 @@ class Store:
     """Everything that a fleet must not lose, in one database of the newest schema."""
 
     def __init__(self, database: Database) -> None:
-        """Raises: ConfigError where a newer sloserve has used the database, or its user may not upgrade it."""
+        """Open the store on a database and bring its schema up to date.
+
+        Raises: ConfigError where a newer sloserve has used the database, or its user may not upgrade it.
+        """
         try:
             migrate(database)
         except BaseException:
@@ -36,16 +39,16 @@ class Store:
         self.switch_costs = SwitchCosts(database)
 
     def now_s(self) -> float:
-        """Epoch seconds by the store's clock, by which all of its times are."""
+        """Return the epoch seconds of the store's clock, which sets all of its times."""
         with self.database.reading() as session:
             return float(session.rows("SELECT store_now()")[0][0])
 
     def bytes_of(self, tenant: str) -> int:
-        """What counts in a tenant's quota: bytes of its files, and of results that stand in no file yet."""
+        """Return the bytes that count in a tenant's quota: its files, and results that are in no file yet."""
         return self.batches.bytes_of(tenant) + self.requests.result_bytes(tenant)
 
     def files_mark(self, new: str | None) -> str | None:
-        """The mark of the files of this fleet, which is ``new`` where there was none; ``None`` where neither is."""
+        """Return the mark of this fleet's files, set to ``new`` if there was none; ``None`` if neither exists."""
         with self.database.transaction() as session:
             if new is not None:
                 session.change("INSERT INTO files_mark VALUES (1, :mark) ON CONFLICT (one) DO NOTHING", mark=new)
@@ -57,9 +60,10 @@ class Store:
 
 
 def open_store(address: str, clock: Clock | None = None) -> Store:
-    """The store at ``sqlite:PATH`` or ``postgresql://...``, made if it is not there.
+    """Open the store at ``sqlite:PATH`` or ``postgresql://...``, and make it if it does not exist.
 
-    clock: for SQLite; a server has one of its own.
+    Only SQLite uses ``clock``: a server has a clock of its own.
+
     Raises: ConfigError where it cannot be opened.
     """
     if address.startswith(_SQLITE):

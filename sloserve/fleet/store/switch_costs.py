@@ -11,7 +11,12 @@ LATEST: Final = 0.3
 
 @dataclass(frozen=True, slots=True)
 class StoredCost:
-    """A step of switches, as the agent names it. mean_s: over all hosts of the kind, ``times`` measurements."""
+    """A measured step of switches, as the agent names it.
+
+    Args:
+        mean_s: mean seconds over all hosts of the kind.
+        times: number of measurements.
+    """
 
     model: str
     step: str
@@ -26,12 +31,12 @@ class SwitchCosts:
         self._database = database
 
     def add(self, device: str, model: str, step: str, seconds: float) -> None:
-        """A host of this kind has measured so many seconds."""
+        """Record that a host of this device kind took ``seconds`` for a step."""
         with self._database.transaction() as session:
             session.change(_ADD, device=device, model=model, step=step, seconds=seconds, latest=LATEST)
 
     def of(self, device: str) -> list[StoredCost]:
-        """All of one kind of device, the one that was measured last at the end."""
+        """Return the costs of one kind of device, with the latest measured one last."""
         with self._database.reading() as session:
             found = session.rows(_OF, device=device)
         return [StoredCost(model, step, float(mean_s), int(times)) for model, step, mean_s, times in found]
