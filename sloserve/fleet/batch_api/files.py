@@ -1,7 +1,7 @@
-"""Where the bytes of files are: one small interface, of which there are a folder and a bucket of object storage.
+"""Storage for the bytes of files: one small interface, implemented by a folder and by a bucket of object storage.
 
-Gateways of one fleet must have the same files, or one serves what another cannot read. A mark among the files, whose id
-stands in the store too, tells one that has others, before it takes its first request.
+Gateways of one fleet must have the same files, or one serves what another cannot read. The store and the files hold the
+same mark, by which a gateway with other files finds its mistake before it takes its first request.
 """
 
 import re
@@ -28,29 +28,32 @@ class Files(Protocol):
     """
 
     def writing(self, id: str) -> AbstractContextManager[BinaryIO]:
-        """A new file, in place of any of this id: there whole when the block is left, and not at all if it raises.
+        """Write a new file in place of any with this id: it appears whole when the block ends, or never if it raises.
 
         Raises: StoreFull where there is no room.
         """
 
     def open(self, id: str) -> BinaryIO | None:
-        """The file to read; ``None`` where there is none."""
+        """Open the file for reading, or return ``None`` if it does not exist."""
 
     def delete(self, id: str) -> None:
-        """A file that is not there is none to delete."""
+        """Delete the file; do nothing if it does not exist."""
 
     def keep_only(self, is_known: Callable[[str], bool], before_s: float) -> None:
-        """Deletes what crashes left: half files, and files that have no row in the store.
+        """Delete what crashes left: half files, and files that have no row in the store.
 
-        before_s: those that were last written to before, epoch seconds; another gateway may be writing the others.
+        Args:
+            is_known: says whether the store has a row for an id.
+            before_s: only files last written before this time, in epoch seconds, are deleted; another gateway may be
+                writing the others.
         """
 
     def mark(self, new: str | None) -> str | None:
-        """The mark of these files, which is ``new`` where they had none; ``None`` where there is neither."""
+        """Return the mark of these files, set to ``new`` if they had none; return ``None`` if neither exists."""
 
 
 def open_files(address: str | Path) -> Files:
-    """The files in the folder of this path, or at ``s3://BUCKET/PREFIX``, ``gs://...``, ``az://...``.
+    """Open the files in the folder of this path, or at ``s3://BUCKET/PREFIX``, ``gs://...``, ``az://...``.
 
     Raises: ConfigError for a folder that cannot be made, a package that is not installed, or an address that is wrong.
     """
@@ -68,7 +71,7 @@ def open_files(address: str | Path) -> Files:
 
 
 def check_shared(files: Files, store: Store, address: str | Path) -> None:
-    """Marks files and store as of one fleet, if neither is marked.
+    """Mark files and store as belonging to one fleet, if neither is marked.
 
     Raises: ConfigError where their marks differ, or the files cannot be used.
     """

@@ -19,7 +19,7 @@ _NO_SPACE: Final = (28, 122)  # ENOSPC, EDQUOT
 
 
 def checked(id: str) -> str:
-    """The id itself. Raises: ValueError for what is none of a file."""
+    """Return the id itself. Raises: ValueError for text that is not the id of a file."""
     if not ID.fullmatch(id):
         raise ValueError(f"{id!r} is no id of a file")
     return id
@@ -27,7 +27,7 @@ def checked(id: str) -> str:
 
 @contextmanager
 def telling_full(what: str) -> Iterator[None]:
-    """what: the disk that is written to. Raises: StoreFull in place of the system's error where it is full."""
+    """Raise StoreFull in place of the system's error if the disk is full; ``what`` names what is on the disk."""
     try:
         yield
     except OSError as error:
@@ -43,7 +43,7 @@ class Folder:
     """Name of the file that has the mark."""
 
     def __init__(self, path: Path) -> None:
-        """Makes the folder if it is not there, for its owner alone. Raises: ConfigError where it cannot be made."""
+        """Make the folder, for its owner alone, if it does not exist. Raises: ConfigError where it cannot be made."""
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -52,7 +52,10 @@ class Folder:
 
     @contextmanager
     def writing(self, id: str) -> Iterator[BinaryIO]:
-        """A new file, in place of any of this id. Raises: StoreFull where the disk is; the file is not there then."""
+        """Write a new file in place of any with this id.
+
+        Raises: StoreFull where the disk is full; the file does not exist then.
+        """
         # A name of its own: another gateway may be at the same file.
         part = self._file(id).with_suffix(f".{secrets.token_hex(4)}{_HALF}")
         try:
@@ -67,7 +70,7 @@ class Folder:
             part.unlink(missing_ok=True)
 
     def open(self, id: str) -> BinaryIO | None:
-        """The file to read; ``None`` where there is none."""
+        """Open the file for reading, or return ``None`` if it does not exist."""
         try:
             return self._file(id).open("rb")
         except FileNotFoundError:
@@ -77,9 +80,12 @@ class Folder:
         self._file(id).unlink(missing_ok=True)
 
     def keep_only(self, is_known: Callable[[str], bool], before_s: float) -> None:
-        """Deletes what crashes left: half files, and files between the folder and the store.
+        """Delete what crashes left: half files, and files in the folder without a row in the store.
 
-        before_s: those that were last written to before, epoch seconds; another gateway may be writing the others.
+        Args:
+            is_known: says whether the store has a row for an id.
+            before_s: only files last written before this time, in epoch seconds, are deleted; another gateway may be
+                writing the others.
         """
         for file in self._path.iterdir():
             is_half = file.suffix == _HALF and ID.fullmatch(file.name.partition(".")[0])
@@ -88,7 +94,7 @@ class Folder:
                     file.unlink(missing_ok=True)
 
     def mark(self, new: str | None) -> str | None:
-        """Written under a name of its own, then linked: another gateway that begins at the same time reads it whole."""
+        """Write the mark under a temporary name, then link it: a gateway that starts meanwhile reads it whole."""
         mark = self._path / self.MARK
         if new is not None and not mark.exists():
             scratch = self._path / f"{self.MARK}.{secrets.token_hex(4)}"

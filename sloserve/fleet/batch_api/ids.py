@@ -1,5 +1,7 @@
-"""Ids of what clients see. Those of ours to choose are 128 random bits, so that none can be guessed; the others follow
-from these, so that whatever is done twice after a crash is done to the same thing.
+"""Ids that clients see.
+
+Ids that the fleet chooses are 128 random bits, so that none can be guessed. The others are derived from them, so that
+work that is repeated after a crash is done to the same thing.
 """
 
 import hashlib
@@ -15,17 +17,17 @@ def new_batch() -> str:
 
 
 def request_of(batch: str, line: int) -> str:
-    """The id of a batch's request. line: its number, from 1."""
+    """Return the id of a batch's request on this ``line``, counted from 1."""
     return f"batch_req_{_digest(batch, str(line))}"
 
 
 def result_file_of(batch: str, kind: str) -> str:
-    """The id of a batch's file of results. kind: ``output`` or ``error``."""
+    """Return the id of a batch's file of results of this ``kind``, ``output`` or ``error``."""
     return f"file-{_digest(batch, kind)}"
 
 
 def number_of(*parts: str) -> int:
-    """The same number for the same parts, below 2**53."""
+    """Return a number below 2**53 that is the same for the same parts."""
     return int(_digest(*parts)[:13], 16)
 
 

@@ -8,7 +8,7 @@ _STAMPS: Final = tuple(state for state in BatchState if state not in (BatchState
 
 
 def file_json(file: File) -> dict[str, Any]:
-    """A file as OpenAI writes it."""
+    """Return a file as OpenAI's API writes it."""
     return {
         "id": file.id,
         "object": "file",
@@ -23,7 +23,7 @@ def file_json(file: File) -> dict[str, Any]:
 
 
 def batch_json(batch: Batch) -> dict[str, Any]:
-    """A batch as OpenAI writes it."""
+    """Return a batch as OpenAI's API writes it."""
     state = BatchState.VALIDATING if batch.state is BatchState.UNCONFIRMED else batch.state
     return {
         "id": batch.id,

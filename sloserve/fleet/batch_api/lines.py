@@ -19,7 +19,11 @@ _MAX_CUSTOM_ID: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a file may hold. line_bytes: of one line; it is also what reading takes of memory."""
+    """Limits of one input file.
+
+    Args:
+        line_bytes: the most bytes of one line, which is also the memory that reading takes.
+    """
 
     file_bytes: int = 200_000_000
     lines: int = 50_000
@@ -28,7 +32,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """A request. body: what goes to the engine. prompt_tokens, output_tokens: estimates from its length and limits."""
+    """A request on one line.
+
+    Args:
+        body: body that goes to the engine.
+        prompt_tokens: estimated tokens of the prompt, from its length.
+        output_tokens: estimated output tokens, from the limits of the request.
+    """
 
     number: int
     custom_id: str
@@ -48,7 +58,7 @@ class LineError:
     param: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As OpenAI writes it."""
+        """Return the error as OpenAI's API writes it."""
         return {"code": self.code, "message": self.message, "param": self.param, "line": self.number}
 
 
@@ -61,9 +71,13 @@ class _Wrong(Exception):
 def read_lines(
     file: BinaryIO, endpoint: str, models: Collection[str], limits: Limits
 ) -> Iterator[BatchLine | LineError]:
-    """Each line of a file, in order; empty lines are passed over. Ends after a line beyond a limit.
+    """Yield each line of a file in order, without empty ones. A line beyond a limit is the last.
 
-    endpoint: which each line must ask for. models: that the fleet serves.
+    Args:
+        file: the file, opened for reading.
+        endpoint: route that each line must ask for.
+        models: names of the models that the fleet serves.
+        limits: limits of the file.
     """
     seen: set[str] = set()
     number, blank = 0, 0
@@ -94,7 +108,7 @@ def read_lines(
 
 
 def storable(text: str) -> bool:
-    """Whether every database keeps it as text: PostgreSQL has no NUL, none has half of a surrogate pair."""
+    """Return whether every database stores the text: PostgreSQL has no NUL, none has half of a surrogate pair."""
     return "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)
 
 
@@ -141,7 +155,7 @@ def _is_deep(values: object) -> bool:
 
 
 def _check_slo(body: dict[str, Any]) -> None:
-    """A batch's window is the deadline of its lines, and none is more urgent. OpenAI's tiers mean nothing."""
+    """Refuse targets on a line: its batch's window is its deadline. OpenAI's service tiers are ignored."""
     body.pop("service_tier", None)
     xargs = body.get("vllm_xargs")
     stated = [key for key in ("slo", "priority") if body.get(key)]

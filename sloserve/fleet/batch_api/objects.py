@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _READ_BYTES: Final = 4 << 20
 _PART_BYTES: Final = 8 << 20
-"""Of one part of an upload: with S3's 10,000 parts a file may have 80 GB."""
+"""Bytes of one part of an upload: with S3's 10,000 parts a file may have 80 GB."""
 _PARTS_AT_ONCE: Final = 2
 _WRITTEN_BYTES: Final = 1 << 20
 """Gathered before obstore is called, so that it is not called for each line."""
@@ -29,9 +29,9 @@ _LISTED: Final = 1_000
 
 
 class ObjectFiles:
-    """See :class:`sloserve.fleet.batch_api.files.Files`. A file is an object, whose key is its id.
+    """Files as objects, each under its id as the key. See :class:`sloserve.fleet.batch_api.files.Files`.
 
-    A file that is not finished is not there; what was sent of it is the bucket's own to delete (a lifecycle rule).
+    An unfinished file does not exist; the bucket itself must delete the parts that were sent (by a lifecycle rule).
     """
 
     def __init__(self, store: ObjectStore) -> None:
@@ -129,7 +129,7 @@ class _Read(io.RawIOBase):
 
 
 def open_objects(address: str) -> ObjectFiles:
-    """The objects below ``s3://BUCKET/PREFIX`` and like. Keys and endpoints are the environment's.
+    """Open the objects below ``s3://BUCKET/PREFIX`` and the like. Keys and endpoints come from the environment.
 
     Raises: ConfigError for an address or an environment that is wrong.
     """
@@ -145,7 +145,7 @@ def open_objects(address: str) -> ObjectFiles:
 
 @contextmanager
 def _telling(but: type[Exception] | None = None) -> Iterator[None]:
-    """Raises: StoreAway in place of obstore's errors. but: one that is let through; a missing bucket is no file."""
+    """Raise StoreAway in place of obstore's errors. Do not replace errors of class ``but``."""
     try:
         yield
     except (BaseError, OSError) as error:

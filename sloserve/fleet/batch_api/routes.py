@@ -1,5 +1,6 @@
-"""``/v1/files`` and ``/v1/batches`` as OpenAI's clients expect them. What is another tenant's is answered like what is
-not there.
+"""``/v1/files`` and ``/v1/batches`` as OpenAI's clients expect them.
+
+A request for another tenant's object gets the same response as a request for a missing one.
 """
 
 import asyncio
@@ -39,7 +40,7 @@ _WINDOW: Final = re.compile(r"([1-9][0-9]{0,4})([mhd])")
 _SECONDS: Final = {"m": 60, "h": 3_600, "d": 86_400}
 _LONGEST_WINDOW_S: Final = 30 * 86_400
 _MOST_KEPT: Final = 100_000
-"""Batches of one tenant, those that have ended too."""
+"""The most batches of one tenant, including batches that have ended."""
 _MOST_METADATA: Final = 16
 _UPLOADS, _UPLOADS_OF_TENANT = 16, 4
 """At a time: each may take a file's bytes on the disk before it is kept."""
@@ -48,8 +49,10 @@ _ANY_BODY: Final = BodyLimits(math.inf, math.inf)
 _CANCELLABLE: Final = (BatchState.UNCONFIRMED, BatchState.VALIDATING, BatchState.IN_PROGRESS)
 _RETRY_AFTER_S: Final = 5
 _STORE_S: Final = 4.0
-"""Within which the store answers a route, or is away for it: a database that is stopped, not dead, never answers. The
-thread that waits for it is freed by the database's own limit."""
+"""Seconds in which the store must serve a route, or it counts as away.
+
+A database that is stopped, not dead, never responds. The database's own limit frees the thread that waits for it.
+"""
 
 
 @dataclass(frozen=True)
@@ -57,12 +60,13 @@ class BatchApi:
     """The routes of one gateway.
 
     Args:
-        store, folder: where everything is kept.
-        tenant_of: whose a request is; raises what its client is told.
-        confirm_later: of a batch that is kept, and whose client knows it, while the store is away.
-        limits: of one file.
-        quota_of: of a tenant.
-        executor: its threads wait for the store and the disk.
+        store: database in which everything but bytes of files is kept.
+        folder: storage for bytes of files.
+        tenant_of: returns the tenant that owns a request, or raises the error that its client gets.
+        confirm_later: called for a batch that is kept and known to its client, while the store is away.
+        limits: limits of one file.
+        quota_of: returns the quota of a tenant.
+        executor: runs the threads that wait for the store and the disk.
     """
 
     store: Store
@@ -75,7 +79,7 @@ class BatchApi:
     uploads: TenantPlaces = field(default_factory=lambda: TenantPlaces("uploads", _UPLOADS))
 
     def routes(self) -> list[Route]:
-        """For a Starlette or FastAPI app."""
+        """Return the routes for a Starlette or FastAPI app."""
         table: Mapping[tuple[str, str], Callable[[Request, str], Any]] = {
             ("POST", "/v1/files"): self._upload,
             ("GET", "/v1/files"): self._files,
@@ -121,7 +125,10 @@ class BatchApi:
         return await asyncio.get_running_loop().run_in_executor(self.executor, call, *args)
 
     async def _stored(self, call: Callable[..., T], *args: Any) -> T:
-        """What the store says to ``call``. Raises: StoreAway where it says nothing in time; ``call`` may happen yet."""
+        """Return the result of ``call`` on the store.
+
+        Raises: StoreAway where there is no result in time; ``call`` may still take effect.
+        """
         try:
             async with asyncio.timeout(_STORE_S):
                 return await self._in_thread(call, *args)
@@ -241,8 +248,8 @@ class BatchApi:
             due_s=0.0,
             metadata=metadata,
         )
-        # It is run only once this process knows that it is kept: a client that is told 503 creates it again, and the
-        # first never runs, whatever became of it. From here on the answer is 200: the second write can be repeated.
+        # It is run only once this process knows that it is kept: a client that gets 503 creates it again, and the first
+        # never runs, whatever became of it. From here on the response is 200: the second write can be repeated.
         added = await self._stored(self.store.batches.add, new, window_s)
         try:
             await self._stored(self.store.batches.move, added.id, BatchState.UNCONFIRMED, BatchState.VALIDATING)
@@ -251,7 +258,7 @@ class BatchApi:
         return JSONResponse(batch_json(added))
 
     def _cancelling(self, id: str) -> bool:
-        """Whether it could still be cancelled, and is now being."""
+        """Return whether the batch could still be cancelled, and begin to cancel it if so."""
         return any(self.store.batches.move(id, before, BatchState.CANCELLING) for before in _CANCELLABLE)
 
     async def _batches(self, request: Request, tenant: str) -> Response:
@@ -324,7 +331,7 @@ def _window(text: object) -> tuple[str, float]:
 
 
 def _expires_after(form: FormData) -> float | None:
-    """OpenAI's form fields ``expires_after[anchor]`` and ``expires_after[seconds]``."""
+    """Return the seconds in OpenAI's form fields ``expires_after[anchor]`` and ``expires_after[seconds]``."""
     text = form.get("expires_after[seconds]")
     if text is None:
         return None

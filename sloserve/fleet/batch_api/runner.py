@@ -39,7 +39,7 @@ LINES_OF_GROUP: Final = 256
 _SURELY_OLD_S: Final = 86_400.0
 """A file without a row was not written just now, whatever the clocks of store and folder say."""
 _UNCONFIRMED_S: Final = 3_600.0
-"""A batch that is not confirmed for so long is one whose client was told that it is not kept."""
+"""Seconds after which an unconfirmed batch is cancelled: its client has been notified that it is not kept."""
 _WHY: Final = {
     RequestState.EXPIRED: ("batch_expired", "the completion window was over before this request was served"),
     RequestState.CANCELLED: ("batch_cancelled", "the batch was cancelled before this request was served"),
@@ -47,9 +47,9 @@ _WHY: Final = {
 
 
 def group_of(batch: Batch, line: BatchLine) -> int:
-    """One for each model of each part of a batch's file, so that a planner can spread it; it is always the same.
+    """Return the group of a line: one per model and part of the file, so that a planner can spread a batch.
 
-    Below 2**53, so that every reader of JSON keeps it whole.
+    The number is always the same, and below 2**53, so that every JSON reader keeps it whole.
     """
     return ids.number_of(batch.id, line.model, str(line.number // LINES_OF_GROUP))
 
@@ -59,13 +59,14 @@ class BatchRunner:
     """Runs the batches of a store.
 
     Args:
-        store, folder: where everything is kept.
-        models_of: those that a tenant may use, as they are now.
-        group_of: the request group of a batch's new request.
-        class_of: the class of a tenant's requests.
-        limits: of one file.
-        quota_of: of a tenant.
-        results_kept_s: for how long a batch that has ended, and its files of results, can be asked for.
+        store: database in which everything but bytes of files is kept.
+        folder: storage for bytes of files.
+        models_of: returns the models that a tenant may use now.
+        group_of: returns the request group of a batch's new request.
+        class_of: returns the class of a tenant's requests.
+        limits: limits of one file.
+        quota_of: returns the quota of a tenant.
+        results_kept_s: seconds for which an ended batch and its files of results remain available.
     """
 
     store: Store
@@ -81,13 +82,13 @@ class BatchRunner:
     _turns: Turns = field(default_factory=Turns, init=False, repr=False)
 
     def confirm_later(self, id: str) -> None:
-        """The client of this batch knows that it is kept: the next step runs it. May be called by any thread."""
+        """Have the next step run this batch, since its client knows that it is kept. Any thread may call this."""
         self._to_confirm.append(id)
 
     def step(self) -> bool:
-        """Brings the unfinished batches further, those of each tenant by a slice of work; returns whether any moved.
+        """Advance the unfinished batches, each tenant's by a slice of work; return whether any moved.
 
-        A batch that cannot be brought further by an error of ours is logged and left for the next step.
+        A batch that cannot advance because of an internal error is logged and left for the next step.
         """
         self.store.requests.take_back()  # of agents that are gone: there may be no other that would
         self.store.requests.expire()
@@ -122,7 +123,7 @@ class BatchRunner:
         return self._move(batch, BatchState.FINALIZING)
 
     def hold_to_quotas(self) -> None:
-        """Fails the lines that wait of tenants whose files and results take more bytes than they may."""
+        """Fail the waiting lines of tenants with more bytes of files and results than their quota."""
         unfinished = self.store.batches.unfinished()
         for tenant in sorted({batch.tenant for batch in unfinished if batch.state == BatchState.IN_PROGRESS}):
             used, most = self.store.bytes_of(tenant), self.quota_of(tenant).bytes
@@ -135,9 +136,10 @@ class BatchRunner:
                     logger.warning("%d lines of tenant %s fail: %d of %d bytes are kept", refused, tenant, used, most)
 
     def tidy(self) -> None:
-        """Deletes what has had its time: files whose expiry has passed, batches that ended long ago, results of batches
-        that have ended, which are in their files alone, and bytes that a crash left without a file's row. Counts what
-        is left of files.
+        """Delete what has had its time, and count the bytes of the files that remain.
+
+        This deletes files past their expiry, batches that ended long ago, results of ended batches, which remain in
+        their files alone, and bytes that a crash left without a file's row.
         """
         self._confirm()
         now_s = self.store.now_s()
@@ -154,7 +156,7 @@ class BatchRunner:
         self.store.batches.recount_bytes()
         self.folder.keep_only(self.store.batches.is_file, now_s - _SURELY_OLD_S)
 
-    # From the file to requests.
+    # These methods turn the file into requests.
 
     def _validate(self, batch: Batch) -> Slices:
         opened = self.folder.open(batch.input_file)
@@ -174,7 +176,7 @@ class BatchRunner:
         return True
 
     def _without_file(self, batch: Batch) -> bool:
-        """Its bytes may be in the folder of another gateway, which runs the batch then."""
+        """Leave a batch to another gateway, which may have its file, or fail it if the file is gone or time is up."""
         known = self.store.batches.file(batch.tenant, batch.input_file) is not None
         if known and self.store.now_s() < batch.due_s:
             if batch.id not in self._left_to_others:
@@ -186,9 +188,12 @@ class BatchRunner:
         return self._fail(batch, [missing])
 
     def _errors(self, batch: Batch, file: BinaryIO, checked: IO[bytes]) -> Generator[None, None, list[LineError]]:
-        """Before the first request is accepted: a batch with an error in it is served not at all, as OpenAI does.
+        """Find errors before the first request is accepted: as at OpenAI, one error keeps a whole batch from running.
 
-        checked: gets the lines without an error, which are read as JSON this once.
+        Args:
+            batch: the batch.
+            file: input file of the batch.
+            checked: receives the lines without an error, which are parsed as JSON only this once.
         """
         found: list[LineError] = []
         lines, tokens = 0, 0.0
@@ -206,7 +211,7 @@ class BatchRunner:
         return found[:MOST_ERRORS] or self._beyond_quota(batch, lines, tokens)
 
     def _parts(self, batch: Batch, file: BinaryIO) -> Iterator[list[BatchLine | LineError]]:
-        """Lines of the file, a slice's work at a time."""
+        """Yield the lines of the file, in parts of one slice of work."""
         part: list[BatchLine | LineError] = []
         begin = file.tell()
         for line in read_lines(file, batch.endpoint, self.models_of(batch.tenant), self.limits):
@@ -218,7 +223,7 @@ class BatchRunner:
             yield part
 
     def _beyond_quota(self, batch: Batch, lines: int, tokens: float) -> list[LineError]:
-        """What the other batches of its tenant leave no room for."""
+        """Return an error if the batch exceeds what the other batches of its tenant leave of the quota."""
         quota = self.quota_of(batch.tenant)
         open_lines, open_tokens = self.store.requests.open_of(batch.tenant, without=batch.id)
         later = "send it again when batches of yours have ended"
@@ -282,7 +287,7 @@ class BatchRunner:
         return moved
 
     def _result_files(self, batch: Batch) -> Generator[None, None, ResultFiles]:
-        """Writes a batch's files of results and of errors, in one pass over its rows.
+        """Write a batch's files of results and of errors, in one pass over its rows.
 
         Raises: _EndedMeanwhile where another gateway has written them, and deleted the results.
         """
@@ -340,7 +345,8 @@ def result_line(row: Row) -> bytes:
         response = {"status_code": row.status, "request_id": row.id}
         if b"\n" not in body and b"\r" not in body:
             try:
-                # As it stands: to read and write 16 MB of it anew would keep all else in this process waiting.
+                # The body is copied as it stands: to parse and write 16 MB of it again would keep all else in this
+                # process waiting.
                 line["response"] = {**response, "body": msgspec.json.decode(body, type=msgspec.Raw)}
                 return as_line(msgspec.json.encode(line))
             except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -350,7 +356,7 @@ def result_line(row: Row) -> bytes:
 
 
 def _json(body: bytes) -> object:
-    """What an engine answered; one that is not JSON stands there as text."""
+    """Return the response of an engine as JSON, or as text if it is not JSON."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError):

@@ -12,24 +12,24 @@ Slices = Generator[None, None, bool]
 
 @dataclass
 class Turns:
-    """Work that has begun, by batch and the state in which it began; of each tenant one at a time.
+    """Work that has begun, by batch and the state in which it began; each tenant has one piece at a time.
 
-    Whatever is dropped here is begun anew when it is its turn again.
+    Work that is dropped here begins again in a later turn.
     """
 
     _begun: dict[Key, Slices] = field(default_factory=dict)
     _had: dict[str, Key] = field(default_factory=dict)
-    """By tenant, in this round."""
+    """Key of the work that each tenant had in this round."""
 
     def begin_round(self, unfinished: Collection[Batch]) -> None:
-        """Forgets work on batches that have ended or moved on. unfinished: all others."""
+        """Drop work on batches that have ended or moved on, which are all but ``unfinished``."""
         tenants = {(batch.id, batch.state): batch.tenant for batch in unfinished}
         for key in self._begun.keys() - tenants.keys():
             self._begun.pop(key).close()
         self._had = {tenants[key]: key for key in self._begun}
 
     def slice(self, batch: Batch, begin: Callable[[Batch], Slices]) -> bool:
-        """Does a slice of the batch's work, if no other batch of its tenant is worked on; whether that moved it.
+        """Do a slice of the batch's work unless its tenant has other work; return whether that moved the batch.
 
         Raises: what the work raises, which is then dropped.
         """

@@ -20,7 +20,7 @@ LEAST_BYTES_PER_S: Final = 8_192
 
 
 class RouteError(Exception):
-    """A request ends with this answer."""
+    """Ends a request with this response."""
 
     def __init__(self, status: HTTPStatus, message: str, param: str | None = None) -> None:
         self.status, self.param = status, param
@@ -28,7 +28,7 @@ class RouteError(Exception):
 
 
 def least_file_bytes(request: Request) -> int:
-    """Returns the least bytes of the file in an upload, by the length that it declares; 0 where it declares none."""
+    """Return the least bytes of the file in an upload, from its declared length; 0 if it declares none."""
     declared = request.headers.get("content-length", "0")
     return max(int(declared[:20]) - _FORM_BYTES, 0) if numbers.is_whole(declared) else 0
 

@@ -25,7 +25,7 @@ class AttachedEngine:
         return 1
 
     def kill(self) -> None:
-        """Lets go of it: it serves its others as before."""
+        """Release the server, which continues to serve its other clients."""
         self._watching.cancel()
 
     async def _watch(self, url: str) -> None:
@@ -43,7 +43,11 @@ class AttachedEngine:
 
 
 class AttachingLauncher:
-    """A :class:`~sloserve.fleet.agent.engine_spec.Launcher`. url: of the server."""
+    """Attaches to a running server; see :class:`~sloserve.fleet.agent.engine_spec.Launcher`.
+
+    Args:
+        url: base URL of the server.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = url

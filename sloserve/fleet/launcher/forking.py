@@ -19,12 +19,12 @@ _READY_S: Final = 900.0
 """An import of vLLM takes 10 s, on a machine that is busy minutes."""
 _ANSWER_S: Final = 60.0
 _MOST_FAILURES: Final = 3
-"""After so many in a row engines are started plainly, for good."""
+"""After this many failures in a row, engines are started without forking, for good."""
 _LAUNCHER_ENDED: Final = -9
 
 
 class ForkedProcess:
-    """An engine that the launcher process forked: its child, not this process's."""
+    """An engine that the launcher process forked: it is a child of the launcher, not of this process."""
 
     is_forked = True
 
@@ -40,16 +40,19 @@ class ForkedProcess:
             kill_group(self.pid)
 
     def has_ended(self, status: int) -> None:
-        """What it has left behind ends, too."""
+        """Record that the engine ended with ``status``, and end what it has left behind."""
         if not self._ended.done():
             kill_group(self.pid)
             self._ended.set_result(status)
 
 
 class ForkingLauncher:
-    """A :class:`~sloserve.fleet.agent.engine_spec.Launcher`. log: of the launcher process.
+    """Forks engines from a launcher process; see :class:`~sloserve.fleet.agent.engine_spec.Launcher`.
 
     The process starts with :meth:`begin`, or with the first engine; one that has died is started again.
+
+    Args:
+        log: log file of the launcher process.
     """
 
     def __init__(self, log: Path, plain: PlainLauncher | None = None, module: str = MODULE) -> None:
@@ -68,7 +71,7 @@ class ForkingLauncher:
         return started.result().pid if started and started.done() and not started.exception() else None
 
     def begin(self) -> None:
-        """Has the launcher process import vLLM, while nothing waits for it yet."""
+        """Start the launcher process, so that it imports vLLM while nothing waits for it yet."""
         if self._starting is None:
             self._starting = asyncio.create_task(self._start())
 
@@ -119,7 +122,7 @@ class ForkingLauncher:
             self._waiting.pop(number, None)
 
     async def _start(self) -> Process:
-        # One thread: a fork has but the thread that forks, and pools of others would be waited for in vain.
+        # Use one thread: a fork keeps only the forking thread, and would wait for pools of others without end.
         environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         launcher = await start([self._module], self._log, environment, stdin=PIPE, stdout=PIPE)
         assert launcher.stdout is not None

@@ -39,7 +39,11 @@ class StartedProcess:
 
 
 class PlainLauncher:
-    """A :class:`~sloserve.fleet.agent.engine_spec.Launcher`. command: a module and its first arguments."""
+    """Starts engines as child processes; see :class:`~sloserve.fleet.agent.engine_spec.Launcher`.
+
+    Args:
+        command: a module and its first arguments.
+    """
 
     def __init__(self, command: Sequence[str] = SERVE) -> None:
         self._command = command
@@ -61,9 +65,14 @@ class PlainLauncher:
 async def start(
     command: Sequence[str], log: Path, environment: Mapping[str, str], stdin: int | None, stdout: int | None
 ) -> asyncio.subprocess.Process:
-    """Runs a Python module that dies with this process. To be called in its main thread: it is that thread's child.
+    """Run a Python module that dies with this process; call this in the main thread, since it is that thread's child.
 
-    stdin, stdout: as for asyncio; ``None``: from nowhere, and to the log.
+    Args:
+        command: a module and its arguments.
+        log: file that receives the output.
+        environment: variables added to this process's environment.
+        stdin: value for asyncio, or ``None`` for no input.
+        stdout: value for asyncio, or ``None`` for the log.
     """
     with log.open("ab") as file:
         return await asyncio.create_subprocess_exec(
@@ -81,6 +90,6 @@ async def start(
 
 
 def kill_group(leader: int) -> None:
-    """Ends all processes of a group, at once; nothing where there are none."""
+    """Kill all processes of a group at once; do nothing if there are none."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)

@@ -17,12 +17,16 @@ from sloserve.scheduler.virtual_queues.qlm_planner import Foreseen
 
 
 def assign_instances(kv_tokens: FloatArray, free_tokens: Sequence[int]) -> IntArray:
-    """The instance of each request, ``[n]``: in turn, the one with the most memory left; ties to the first.
+    """Assign each request ``[n]`` in turn to the instance with the most memory left; ties go to the first.
 
-    When that cannot hold the request, a round is over, and memory counts from ``free_tokens`` again. kv_tokens: what
-    each request fills in the end, ``[n]``.
+    When that instance cannot hold the request, a round is over, and memory counts from ``free_tokens`` again.
 
-    Raises: ValueError without instances, or for a request that fits into none.
+    Args:
+        kv_tokens: KV tokens that each request fills in the end, ``[n]``.
+        free_tokens: free KV tokens of each instance.
+
+    Raises:
+        ValueError: there is no instance, or a request fits into none.
     """
     if not len(free_tokens):
         raise ValueError("free_tokens: no instance to assign requests to")
@@ -49,7 +53,15 @@ def annealed_shares(
     *,
     seed: int,
 ) -> list[list[int]]:
-    """The queue of each instance. waiting: groups of one model, by arrival. having: the instances that serve it."""
+    """Return the queue of each instance, as indices of groups.
+
+    Args:
+        foreseen: state and problem that the planner expects.
+        serving: profile and engine size by model and kind of device.
+        waiting: indices of the waiting groups of one model, by arrival.
+        having: instances that serve that model.
+        seed: seed of the random search.
+    """
     problem, groups = foreseen.problem, foreseen.groups
     assert problem is not None
     model = groups[waiting[0]].model

@@ -13,7 +13,11 @@ _SHARE: Final = 0.05
 
 
 class CachedSums:
-    """clock: of this process; for durations alone."""
+    """Sums over queued requests, read from the store at a limited rate.
+
+    Args:
+        clock: clock of this process, used for durations alone.
+    """
 
     def __init__(self, requests: Requests, clock: Clock) -> None:
         self._requests, self._clock = requests, clock
@@ -21,7 +25,7 @@ class CachedSums:
         self._due_s = float("-inf")
 
     def sums(self) -> Sequence[QueuedSums]:
-        """As they were lately. Blocks for the store. Raises: StoreError."""
+        """Return recent sums; this blocks while it reads the store. Raises: StoreError."""
         began_s = self._clock.monotonic_s()
         if began_s >= self._due_s:
             self._sums = self._requests.sums()

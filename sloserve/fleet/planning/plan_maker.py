@@ -1,6 +1,7 @@
-"""Which plan is in force from now on? From what waits, what members said of themselves, and the last plan.
+"""Makes the next plan in force from the waiting requests, the reports of members, and the last plan.
 
-Synchronous, without store and clock, so that the planner's task and a fleet in virtual time make the same plans.
+This is synchronous, without store and clock, so that the planner's task and a fleet in virtual time make the same
+plans.
 """
 
 from collections.abc import Iterable
@@ -17,12 +18,12 @@ from sloserve.scheduler.virtual_queues.qlm_planner import QLMPlanner
 
 
 class PlanMaker:
-    """Makes plans for one fleet. It keeps nothing but what agents measured of swaps.
+    """Makes plans for one fleet. It keeps nothing but the swap times that agents measured.
 
     Args:
-        fleet: as its file says.
-        planner: in place of the file's, for comparison.
-        seed: of the search.
+        fleet: settings of the fleet, from its file.
+        planner: planner to use in place of the file's, for comparison.
+        seed: seed of the search.
     """
 
     def __init__(self, fleet: Fleet, *, planner: QLMPlanner | None = None, seed: int = 0) -> None:
@@ -32,12 +33,12 @@ class PlanMaker:
         self._swaps = Swaps(fleet)
 
     def plan(self, now_s: float, durable: Iterable[Group], members: LiveMembers, last: Plan | None) -> Plan:
-        """The plan from now on.
+        """Return the next plan in force.
 
         Args:
             now_s: epoch seconds by the store's clock.
             durable: groups that the store holds.
-            members: agents and gateways that live.
+            members: agents and gateways that are alive.
             last: the plan in force; ``None`` at the start.
         """
         self._swaps.note(report for report, _ in members.agents)

@@ -10,7 +10,11 @@ from sloserve.fleet.contract.plan_in_force import Plan
 
 
 class PlanCollector(Collector):
-    """plan: the one in force; ``None`` before the first."""
+    """Prometheus metrics of the plan in force.
+
+    Args:
+        plan: returns the plan in force; ``None`` before the first.
+    """
 
     def __init__(self, plan: Callable[[], Plan | None]) -> None:
         self._plan = plan

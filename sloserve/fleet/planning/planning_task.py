@@ -23,18 +23,18 @@ from sloserve.fleet.supervised import supervised
 LEASE_S: Final = 5.0
 REPLAN_S: Final = 1.0
 REFRESH_S: Final = 3.0
-"""A plan that does not change is written anew after so long, so that agents see that it is still the planner's."""
+"""Seconds after which an unchanged plan is written again, so that agents see that the planner still holds to it."""
 
 
 class Planning:
     """One planner of a fleet.
 
     Args:
-        fleet: as its file says.
-        store: shared with all members.
-        holder: unique among planners, and new in each process.
-        clock: of this process; for durations alone.
-        lease_s: a leader that does not renew for so long is followed by another.
+        fleet: settings of the fleet, from its file.
+        store: store that all members share.
+        holder: a name that is unique among planners, and new in each process.
+        clock: clock of this process, used for durations alone.
+        lease_s: seconds after which another planner follows a leader that does not renew.
     """
 
     def __init__(self, fleet: Fleet, store: Store, holder: str, clock: Clock, *, lease_s: float = LEASE_S) -> None:
@@ -45,9 +45,9 @@ class Planning:
         self._written: tuple[int, Plan] | None = None
 
     def step(self) -> Plan | None:
-        """One round: leads if it may, and plans if it leads. Blocks for the store, and while it searches.
+        """Run one round: lead if possible, and plan if leading; return the plan in force if it is this planner's.
 
-        Returns: the plan in force, where it is this planner's. Raises: StoreError.
+        This blocks for the store, and while the planner searches. Raises: StoreError.
         """
         term = self._store.members.lead(self._holder, self._lease_s)
         if term is None:
@@ -67,7 +67,7 @@ class Planning:
         return plan
 
     async def run(self, executor: Executor, *, every_s: float = REPLAN_S) -> None:
-        """Rounds until it is cancelled. Without a store the last plan holds."""
+        """Run rounds until cancelled. While the store is away, the last plan holds."""
         step = partial(asyncio.get_running_loop().run_in_executor, executor, self.step)
         await supervised("no plan is made, and the last one holds", step, every_s)
 

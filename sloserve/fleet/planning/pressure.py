@@ -12,12 +12,14 @@ from sloserve.scheduler.virtual_queues.contract import FleetPlan
 from sloserve.scheduler.virtual_queues.qlm_planner import Foreseen
 
 MOST: Final = 100.0
-"""Largest pressure: that of a deadline that has passed, or nearly so."""
+"""Largest pressure: the pressure of a deadline that has passed, or nearly so."""
 
 
 def slo_pressure(foreseen: Foreseen, plan: FleetPlan, groups: Mapping[int, Group]) -> dict[str, float]:
-    """Returns the pressure of each class that has requests waiting: the largest, among its groups, of the expected time
-    until the first or last reply over the time that its deadline leaves. 1 is full; above it deadlines are missed.
+    """Return the pressure of each class that has requests waiting.
+
+    It is the largest, among the groups of the class, of the expected time until the first or last token over the time
+    that the deadline leaves. At 1 the fleet is full; above it deadlines are missed.
     """
     if foreseen.problem is None:
         return {}
@@ -35,10 +37,13 @@ def slo_pressure(foreseen: Foreseen, plan: FleetPlan, groups: Mapping[int, Group
 
 
 def expected_ends_s(problem: FleetProblem, queues: Sequence[Sequence[int]]) -> tuple[FloatArray, FloatArray]:
-    """Seconds until the token that the deadline is about, of each group's first and last request, ``[n]``; 0 for groups
-    in no queue.
+    """Return the seconds until each group's first and last requests reach the token with the deadline, both ``[n]``.
 
-    queues: of each instance, indices of groups.
+    They are 0 for groups in no queue.
+
+    Args:
+        problem: the planning problem.
+        queues: indices of the groups in the queue of each instance.
     """
     first_s, last_s = np.zeros(problem.model.size), np.zeros(problem.model.size)
     for i, queue in enumerate(queues):

@@ -1,8 +1,8 @@
 """Simple rules instead of the planner's search, for fleets that need no more, and for comparison.
 
 An instance serves the model that it has until another takes it. A model that waits takes an instance that is idle:
-nothing runs there, and nothing waits for its model. Rules differ in who comes first, and in when a model may take an
-instance that is busy:
+nothing runs there, and nothing waits for its model. Rules differ in which model is first, and in when a model may take
+an instance that is busy:
 
 - ``on-demand``: first come, first served. A model that is active nowhere takes one at once.
 - ``collate``: first come, first served. A model takes one when its oldest request has waited for ``max_wait_s``.
@@ -29,7 +29,7 @@ Share = Callable[[Sequence[int], Sequence[InstanceState]], list[list[int]]]
 
 
 def in_turn(waiting: Sequence[int], having: Sequence[InstanceState]) -> list[list[int]]:
-    """One group after another to one instance after another."""
+    """Deal the groups to the instances, one after another."""
     return [list(waiting[i :: len(having)]) for i in range(len(having))]
 
 
@@ -84,14 +84,14 @@ class _Turns:
         return FleetPlan(named, self._foreseen.unserved, solver=self._rule.name)
 
     def _comes(self, instance: InstanceState) -> str | None:
-        """The model that the last plan has it turn to, while it is on its way and still waited for."""
+        """Return the model to which the last plan switches the instance, while it is coming and still needed."""
         last = self._state.last
         head = next(iter(last.queues.get(instance.name, ())), None) if last is not None else None
         model = next((group.model for group in self._foreseen.groups if group.ref == head), None)
         return model if model != instance.active else None
 
     def _taken(self, model: str, coming: Mapping[str, str]) -> InstanceState | None:
-        """The instance that turns to the model now, if one does."""
+        """Return the instance that switches to the model now, or ``None`` if none does."""
         state, head = self._state, self._waiting[model][0]
         having = [i for i in state.instances if i.active == model and i.name not in coming]
         if model in coming.values() or any(i.ready_s > state.now_s or self._has_room(i) for i in having):
@@ -127,7 +127,7 @@ class _Turns:
         return float(problem.swap_s[at, problem.active[at], problem.model[group]])
 
     def _dearness(self, instance: InstanceState, group: int) -> tuple[float, ...]:
-        """Least for the instance that is best given up: soon there, one of several of its model, with little to do."""
+        """Return a sort key, least for the best instance to switch: fast, of a common model, with little to do."""
         of_model = sum(i.active == instance.active for i in self._state.instances)
         groups: Sequence[int] = self._waiting.get(instance.active or "", ())
         waiting = sum(self._foreseen.groups[k].requests for k in groups)
@@ -137,6 +137,6 @@ class _Turns:
 def planner_of(
     text: str, serving: Mapping[tuple[str, str], Serving], settings: PlanSettings, seed: int = 0
 ) -> QLMPlanner:
-    """By the name of a fleet's file. Raises: ConfigError."""
+    """Return the planner that the name in a fleet's file means. Raises: ConfigError."""
     rule = Rule.parse(text, settings.tail_max_wait_s)
     return QLMPlanner(serving, settings, seed=seed) if rule is None else RulePlanner(serving, settings, rule, seed=seed)

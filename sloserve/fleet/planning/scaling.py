@@ -1,7 +1,7 @@
 """How many hosts of each kind of device a fleet should have, from what its planner expects.
 
-Pure: no clock, no store. The target goes up to what was needed all through ``up_s``, and down to the most that was
-needed at any time within ``down_s``: a short burst starts no host, a short lull ends none.
+This is pure, without clock or store. The target goes up to what was needed all through ``up_s``, and down to the most
+that was needed at any time within ``down_s``: a short burst starts no host, a short lull ends none.
 """
 
 import math
@@ -18,7 +18,13 @@ FULL: Final = 0.7
 
 @dataclass(frozen=True, slots=True)
 class ScaledKind:
-    """Hosts of one kind of device. instances: of one host. least, most: so many hosts there are."""
+    """Hosts of one kind of device.
+
+    Args:
+        instances: number of instances of one host.
+        least: the fewest hosts of this kind.
+        most: the most hosts of this kind.
+    """
 
     instances: int
     least: int
@@ -26,8 +32,9 @@ class ScaledKind:
 
 
 def instances_needed(plan: Plan) -> int:
-    """So many instances as the ones that the plan was made for would meet all deadlines: the planner's own count where
-    it misses some, else in proportion to the pressure; at least 1.
+    """Return how many instances like the planned ones would meet all deadlines, at least 1.
+
+    It is the planner's own count where the plan misses some, else in proportion to the pressure.
     """
     if plan.instances_needed is not None:
         return plan.instances_needed
@@ -36,7 +43,7 @@ def instances_needed(plan: Plan) -> int:
 
 
 def hosts_for(instances: int, kinds: Mapping[str, ScaledKind]) -> dict[str, int]:
-    """So many instances on hosts, the first kinds first, within what each may have."""
+    """Return hosts for ``instances`` instances, the first kinds first, within the limits of each kind."""
     left, found = instances, {}
     for name, kind in kinds.items():
         hosts = min(max(math.ceil(left / kind.instances), kind.least), kind.most)
@@ -45,9 +52,12 @@ def hosts_for(instances: int, kinds: Mapping[str, ScaledKind]) -> dict[str, int]
 
 
 class Scaling:
-    """Args:
-    kinds: by device, those first that are to be filled first.
-    up_s, down_s: for so long more is needed before hosts are added, and less before hosts go.
+    """Decides how many hosts of each kind are needed.
+
+    Args:
+        kinds: kinds of hosts by device, in the order in which they are filled.
+        up_s: seconds for which more must be needed before hosts are added.
+        down_s: seconds for which less must be needed before hosts go.
     """
 
     def __init__(self, kinds: Mapping[str, ScaledKind], up_s: float, down_s: float) -> None:
@@ -57,10 +67,12 @@ class Scaling:
         self._target = sum(kind.least * kind.instances for kind in kinds.values())
 
     def want(self, now_s: float, needed: int, there: int) -> dict[str, int]:
-        """Hosts by kind of device from now on.
+        """Return the hosts that are needed next, by kind of device.
 
-        now_s: on a clock that never goes back; calls may be seldom or often. needed: see :func:`instances_needed`.
-        there: instances that are there already; the first call goes on from these.
+        Args:
+            now_s: seconds on a clock that never goes back; calls may be seldom or often.
+            needed: number of instances; see :func:`instances_needed`.
+            there: number of instances that exist already; the first call starts from these.
         """
         if self._since_s is None:
             self._since_s, self._target = now_s, max(self._target, there)

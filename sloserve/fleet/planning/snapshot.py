@@ -21,7 +21,7 @@ ALIVE_S: Final = 5.0
 
 
 def serving_of(fleet: Fleet) -> dict[tuple[str, str], Serving]:
-    """How long each model's steps take on each kind of device, and how large its engines are."""
+    """Return each model's profile and engine size on each kind of device."""
     return {
         (model.name, device): Serving(
             profile,
@@ -37,7 +37,7 @@ def serving_of(fleet: Fleet) -> dict[tuple[str, str], Serving]:
 
 
 def plan_settings(fleet: Fleet) -> PlanSettings:
-    """What plans of this fleet weigh."""
+    """Return the settings by which plans of this fleet are weighed."""
     switching = fleet.switching
     return PlanSettings(
         min_active_s=switching.min_active_s, tail_max_wait_s=max(switching.max_wait_s, 1.0), use_idle=True
@@ -53,7 +53,7 @@ class LiveMembers:
 
     @classmethod
     def of(cls, rows: Iterable[Agent]) -> "LiveMembers":
-        """Those rows that are young enough, and that this version can read."""
+        """Return the members in the rows that are recent enough, and that this version can read."""
         young = [row for row in rows if row.age_s <= ALIVE_S]
         agents = [(agent_report(row.state), row.age_s) for row in young]
         gateways = [(gateway_report(row.state), row.age_s) for row in young]
@@ -72,7 +72,7 @@ class Swaps:
         self.table: Mapping[Swap, float] = self._profiles
 
     def note(self, reports: Iterable[AgentReport]) -> None:
-        """Takes over what they have measured; the table stays the same object while nothing of it changes."""
+        """Take over the swap times that agents measured; the table stays the same object while none of it changes."""
         found: dict[Swap, list[float]] = {}
         for report in reports:
             for one in report.swaps:
@@ -93,8 +93,15 @@ def fleet_state(
     *,
     horizon_s: float = HORIZON_S,
 ) -> tuple[FleetState, dict[int, Group]]:
-    """The state, and its groups by their references. now_s: by the store's clock. durable: groups that the store holds.
-    horizon_s: streams that are expected within it count as waiting.
+    """Return the state, and its groups by their references.
+
+    Args:
+        now_s: epoch seconds by the store's clock.
+        durable: groups that the store holds.
+        members: agents and gateways that are alive.
+        swap_s: seconds that each swap takes.
+        last: the plan in force, or ``None`` if there is none.
+        horizon_s: seconds within which expected streams count as waiting.
     """
     instances = tuple(_state(now_s - age_s, one) for report, age_s in members.agents for one in report.instances)
     can = Counter(model for instance in instances for model in instance.models)
@@ -105,7 +112,7 @@ def fleet_state(
 
 
 def _state(reported_s: float, report: InstanceReport) -> InstanceState:
-    """reported_s: when it was reported, by the store's clock."""
+    """Return the state of an instance, reported at ``reported_s`` by the store's clock."""
     # What runs then ends before the model that comes is ready, and does not delay it.
     leaves = report.phase is Phase.DRAINING
     return InstanceState(
@@ -120,8 +127,9 @@ def _state(reported_s: float, report: InstanceReport) -> InstanceState:
 
 
 def _activated_s(reported_s: float, report: InstanceReport) -> float:
-    """Returns when the active model came, or should come, from when on it stays for its time, by the store's clock;
-    -inf where there is none.
+    """Return the time when the active model came or will come, by the store's clock; -inf if there is none.
+
+    From that time the model stays for its minimum time.
     """
     if report.active_for_s is not None:
         return reported_s - report.active_for_s

@@ -1,4 +1,4 @@
-"""Request groups of a live fleet: those that the store holds, and those that gateways have or expect."""
+"""Request groups of a live fleet: groups that the store holds, and groups that gateways have or expect."""
 
 import hashlib
 import math
@@ -15,10 +15,12 @@ HORIZON_S: Final = 10.0
 _LEAST_EXPECTED: Final = 2.0
 """A model of which fewer streams are expected, and none is held, keeps no instance for them."""
 _REACTION_S: Final = 2.5
-"""Until demand is reported, planned with and followed: streams count as due so much earlier, where their target is
-longer than four times that."""
+"""Seconds until demand is reported, planned with and followed.
+
+Streams count as due this much earlier, if their target is longer than four times this.
+"""
 _PART: Final = 16
-"""Streams of one model and class form one group for each so many, as far as there are instances to spread them over."""
+"""This many streams of one model and class form one group, as far as there are instances to spread them over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Group:
 
 
 def durable_groups(found: Iterable[QueuedSums]) -> list[Group]:
-    """What the store holds. A group of several classes counts as of the first; one has one model."""
+    """Return the groups that the store holds. A group of several classes counts as the first; it has one model."""
     groups: dict[int, Group] = {}
     for one in found:
         known = groups.get(one.group)
@@ -58,12 +60,13 @@ def streamed_groups(
     instances_of: Mapping[str, int],
     horizon_s: float = HORIZON_S,
 ) -> list[Group]:
-    """What gateways hold, and what they expect within ``horizon_s`` seconds.
+    """Return the groups of streams that gateways hold, or expect within ``horizon_s`` seconds.
 
     Args:
         now_s: epoch seconds by the store's clock.
-        demands: each with its age in seconds.
-        instances_of: how many instances can serve each model.
+        demands: demands of gateways, each with its age in seconds.
+        instances_of: number of instances that can serve each model.
+        horizon_s: seconds within which expected streams count.
     """
     merged: dict[tuple[str, str], GroupSums] = {}
     for demand, age_s in demands:
@@ -78,7 +81,7 @@ def streamed_groups(
 
 
 def stream_ref(model: str, slo_class: str, part: int = 0) -> int:
-    """The reference of a group of streams, below 0; the same for each planner."""
+    """Return the reference of a group of streams, a number below 0 that is the same for each planner."""
     digest = hashlib.sha256(f"{model}\0{slo_class}\0{part}".encode()).digest()
     return -1 - int.from_bytes(digest[:6], "big")
 
@@ -125,7 +128,7 @@ def _both(a: GroupSums, b: GroupSums) -> GroupSums:
 
 
 def _part(sums: GroupSums, ref: int, number: int, parts: int) -> GroupSums:
-    """One of ``parts`` equal ones."""
+    """Return part ``number`` of the sums, split into ``parts`` equal ones."""
     requests = sums.requests // parts + (number < sums.requests % parts)
     share = requests / sums.requests
     return replace(
