@@ -1,7 +1,7 @@
-"""HTTP/1.1 for clients that are not known yet: uvicorn's, with a bound on what comes of a request beside its body.
+"""HTTP/1.1 for unknown clients: uvicorn's protocol, with a bound on the bytes of a request beside its body.
 
-Uvicorn on httptools keeps headers however long they are, before a body and behind it, and waits for their end for ever.
-Heads come before any key.
+Uvicorn on httptools keeps headers of any length, before a body and behind it, and waits for their end for ever. Headers
+come before any key is checked.
 """
 
 import asyncio
@@ -11,9 +11,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MOST_HEAD_BYTES: Final = 65_536
 HEAD_S: Final = 30.0
-"""From the connection, or from the first byte of a later request, to the end of the headers."""
+"""Seconds from the connection, or from the first byte of a later request, to the end of the headers."""
 _FRAMES: Final = 8
-"""A body may be sent in chunks, with so many bytes around each byte of it."""
+"""A body may be sent in chunks, with this many bytes around each byte of it."""
 
 
 class BoundedProtocol(HttpToolsProtocol):

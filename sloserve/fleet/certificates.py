@@ -1,9 +1,9 @@
-"""Certificates of doors on other hosts, signed by an authority that is the fleet's own.
+"""Certificates of agents on other hosts, signed by an authority that is the fleet's own.
 
-One folder has all of them. ``authority.crt`` is what doors and gateways are checked by, and ``authority.pem``, with its
-key, is needed only to make certificates. ``host-NAME.pem`` is the key and certificate of the door of the host NAME,
-whose name it proves, and ``gateway.pem`` is what gateways show. Files with keys are their owner's alone, and are
-replaced whole: a reader has the old or the new key with its own certificate.
+One folder has all of them. Agents and gateways are checked by ``authority.crt``; ``authority.pem``, with its key, is
+needed only to make certificates. ``host-NAME.pem`` is the key and certificate with which the agent of the host NAME
+proves that name, and ``gateway.pem`` is what gateways show. Files with keys are their owner's alone, and are replaced
+whole: a reader has the old or the new key with its own certificate.
 """
 
 import datetime
@@ -35,7 +35,7 @@ from sloserve.core.file_lock import one_at_a_time
 logger = logging.getLogger(__name__)
 
 VALID_DAYS: Final = 90.0
-"""Of a host's or the gateways' certificate."""
+"""Days for which the certificate of a host or of the gateways is valid."""
 RENEWED_DAYS: Final = 30.0
 """A certificate with less than this left is renewed."""
 AUTHORITY_DAYS: Final = 3_650.0
@@ -55,20 +55,20 @@ class Certificates:
     """The certificates in one folder; may be used where nothing but the own certificate and ``authority.crt`` lie."""
 
     def __init__(self, folder: Path, clock: Clock | None = None, *, of_gateways: bool = False) -> None:
-        """of_gateways: doors ask gateways for a certificate, too."""
+        """Use the certificates in ``folder``; with ``of_gateways`` agents ask gateways for a certificate, too."""
         self._folder, self._clock, self._of_gateways = folder, clock or SystemClock(), of_gateways
         self._contexts: list[tuple[ssl.SSLContext, Path | None]] = []
         self._read: dict[Path, int] = {}
 
-    # Who makes them.
+    # These methods make certificates.
 
     def issue(self, hosts: Collection[str]) -> list[Path]:
-        """Makes what is missing or ends soon: authority, the gateways' certificate, and one for each of ``hosts`` and
-        for each host that has one. Returns the files that are new.
+        """Make certificates that are missing or end soon, and return the new files.
 
-        One process at a time: two that began together would make two authorities.
+        They are the authority, the gateways' certificate, and one for each of ``hosts`` and for each host that has one.
+        Call this in one process at a time: two that began together would make two authorities.
 
-        Raises: ConfigError for a host whose name no certificate can have, and for files that cannot be read or written.
+        Raises: ConfigError for a host name that no certificate can have, and for files that cannot be read or written.
         """
         for host in hosts:
             _name(host)
@@ -153,10 +153,10 @@ class Certificates:
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         )
 
-    # Who shows and checks them.
+    # These methods show and check certificates.
 
     def of_door(self, host: str) -> ssl.SSLContext:
-        """For the door of a host, whose certificate is made where the authority's key is.
+        """Return the TLS context of a host's agent; its certificate is made where the authority's key is.
 
         Raises: ConfigError where it is missing, another host's, or has ended.
         """
@@ -168,13 +168,13 @@ class Certificates:
         return self._made(context, self._host(host), host)
 
     def of_gateway(self) -> ssl.SSLContext:
-        """For connections to doors, which must show a certificate of their host. Raises: ConfigError."""
+        """Return the TLS context for connections to agents, which must prove their host. Raises: ConfigError."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         own = self._file(_GATEWAY)
         return self._made(context, own if own.exists() or self._of_gateways else None, "gateway")
 
     def refresh(self) -> None:
-        """Renews what ends soon, where the authority's key is, and has connections from now on use what is new.
+        """Renew what ends soon, where the authority's key is, and use new files for later connections.
 
         Files that cannot be read are logged, and leave what was read before.
         """
@@ -247,7 +247,10 @@ def _subject(name: str) -> x509.Name:
 
 
 def _name(host: str) -> x509.GeneralName:
-    """Raises: ConfigError for a name that TLS does not take as one of a server."""
+    """Return the name in the form of a certificate.
+
+    Raises: ConfigError for a name that TLS does not accept as a server name.
+    """
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -287,7 +290,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _pair(file: Path) -> Pair:
-    """Raises: ConfigError for a file that has no certificate with its key; OSError."""
+    """Return the key and certificate in a file. Raises: ConfigError for a file that lacks one of them; OSError."""
     text = file.read_bytes()
     try:
         key = load_pem_private_key(text, None)
@@ -302,7 +305,7 @@ def _certificate(file: Path) -> x509.Certificate:
 
 
 def _write(file: Path, text: bytes, mode: int) -> None:
-    """In place of the file before, whole."""
+    """Replace the file as a whole."""
     scratch = file.with_suffix(f".{os.getpid()}.new")
     try:
         with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as opened:

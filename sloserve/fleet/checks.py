@@ -9,7 +9,7 @@ from sloserve.fleet.run.open_files import files_for
 
 
 def open_files() -> Iterator[Finding]:
-    """The hard limit: vLLM and a fleet raise their own soft limit, as far as it."""
+    """Check the hard limit of open files: vLLM and a fleet raise their own soft limit up to it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed, requests = files_for(GatewaySettings().max_requests), GatewaySettings().max_requests
     text = f"{_limit(soft)}, up to {_limit(hard)}"

@@ -1,5 +1,6 @@
-"""``sloserve fleet FILE``, its parts as processes of their own, and beside it ``logs``, ``key``, ``certificates`` and
-``upgrade``.
+"""``sloserve fleet FILE``, its parts as processes of their own, and further commands.
+
+They are ``logs``, ``key``, ``certificates`` and ``upgrade``.
 """
 
 import asyncio
@@ -66,7 +67,7 @@ class GatewayFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class HostFlags:
-    """Which host of the fleet this machine is, and what it has where it joins."""
+    """Flags that say which host of the fleet this machine is, and what it has if it joins."""
 
     host: Annotated[
         str | None,
@@ -232,8 +233,9 @@ def certificates(
         typer.Option("--host", help="Host that joins, of no section in FILE; may be given more than once."),
     ] = None,
 ) -> None:
-    """Make the authority of FILE's fleet, and the certificates of its gateways and of hosts' doors, or renew those that
-    end within 30 days.
+    """Make the authority and the certificates of FILE's fleet, or renew what ends within 30 days.
+
+    The certificates are for its gateways, and for agents of hosts with ``door``.
     """
     from sloserve.core.errors import ConfigError
     from sloserve.fleet.run.live import certificates_of
@@ -283,9 +285,9 @@ def logs(
 
 @fleet_app.command("top")
 def fleet_top(url: UrlFlag = DEFAULT_URL) -> None:
-    """Show what a fleet does now: instances and their models, switches, what waits. Ends with Ctrl-C.
+    """Show what a fleet does now: instances and their models, switches, waiting requests. Ctrl-C ends it.
 
-    The admin key is that of the gateway, read from the environment: SLOSERVE_ADMIN_KEY. See docs/watch.md.
+    The key is the gateway's admin key, read from the environment: SLOSERVE_ADMIN_KEY. See docs/watch.md.
     """
     show(url)
 
@@ -301,7 +303,7 @@ _HTTP3 = {
 
 
 def _gateway_fields(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of the section ``gateway`` that flags set; those of HTTP/3 as a mapping."""
+    """Return the fields of the section ``gateway`` that flags set, with the fields of HTTP/3 as a mapping."""
     given = {
         name: str(value.resolve()) if isinstance(value, Path) else value
         for name, value in flags.items()
@@ -312,7 +314,7 @@ def _gateway_fields(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _agent_options(lease_s: float, engine_module: str | None) -> list[str]:
-    """Those that an agent is started with."""
+    """Return the options with which an agent is started."""
     return ["--lease-s", str(lease_s), *(["--engine-module", engine_module] if engine_module else [])]
 
 
@@ -321,7 +323,7 @@ def _flag(field: str) -> str:
 
 
 def _read(file: Path, given: Mapping[str, Any] | None = None) -> Any:
-    """The fleet. given: fields of its section ``gateway`` that win over the file's. Raises: ConfigError."""
+    """Return the fleet; the fields ``given`` of its section ``gateway`` win over the file's. Raises: ConfigError."""
     from sloserve.core.errors import ConfigError
     from sloserve.core.files.model import check_model
     from sloserve.fleet.file import read_fleet

@@ -55,7 +55,7 @@ _Entry = TypeVar("_Entry", bound=BaseModel)
 
 
 class PlacesSection(Section):
-    """Where a fleet keeps what outlives its processes."""
+    """Locations in which a fleet keeps what outlives its processes."""
 
     store: Annotated[str | None, Field(min_length=1), Allowed("sqlite:PATH or postgresql://...")] = None
     state: Annotated[str | None, Field(min_length=1), Allowed("the path of a folder")] = None
@@ -78,7 +78,7 @@ class FleetSections(PlacesSection):
 
 
 def read_fleet(path: str | Path, *, to_run: bool = False) -> Fleet:
-    """The fleet in the file at ``path``. to_run: rather than to simulate, for which it says more.
+    """Return the fleet in the file at ``path``; ``to_run`` checks it for running, else for simulation.
 
     Raises: ConfigError that lists every fault, one line each.
     """
@@ -86,7 +86,10 @@ def read_fleet(path: str | Path, *, to_run: bool = False) -> Fleet:
 
 
 def parse_fleet(text: str, source: str = "fleet", *, to_run: bool = False) -> Fleet:
-    """The fleet in ``text``; ``source`` stands for the file in messages. Raises: as :func:`read_fleet`."""
+    """Return the fleet in ``text``; ``source`` stands for the file in messages.
+
+    Raises: as :func:`read_fleet`.
+    """
     return _fleet(parse_yaml(text, source), source, to_run)
 
 
@@ -205,7 +208,7 @@ def _model(name: str, entry: ModelEntry, devices: tuple[str, ...], folder: Path,
 
 
 def _beside(profile: str, folder: Path) -> str:
-    """A profile's file may lie beside the fleet's."""
+    """Return the path of a profile, which may lie beside the fleet's file."""
     beside = folder / profile
     is_there = profile not in profile_names() and not Path(profile).is_file() and beside.is_file()
     return str(beside) if is_there else profile

@@ -13,7 +13,7 @@ SET_BY_FLEET = ("--uds", "--host", "--port", "--served-model-name", "--slo-confi
 
 
 def wrong_pool(pool: PoolSection, has_hosts: bool, has_certificates: bool) -> list[Problem]:
-    """Kinds of devices that hosts cannot join with, and what a Ray cluster does not go with."""
+    """Return problems of the pool: kinds of devices that no host can join with, and conflicts with a Ray cluster."""
     problems = []
     for kind, template in pool.devices.items():
         at = ("pool", "devices", kind)
@@ -39,7 +39,7 @@ def wrong_pool(pool: PoolSection, has_hosts: bool, has_certificates: bool) -> li
 
 
 def wrong_host(name: str, entry: HostEntry, certificates: CertificateSection) -> list[Problem]:
-    """Devices that form no instances, half of an attached server, a door with and without certificates."""
+    """Return problems of a host: its devices and instances, its attached server, and its use of certificates."""
     problems = []
     if entry.devices % entry.width:
         problems.append(Problem(("hosts", name, "devices"), no_instances(entry.devices, entry.width)))
@@ -56,7 +56,7 @@ def wrong_host(name: str, entry: HostEntry, certificates: CertificateSection) ->
 
 
 def unserved(fleet: Fleet) -> list[Problem]:
-    """Models that no instance can serve, and sizes of weights that a swap needs and no profile has."""
+    """Return models that no instance can serve, and profiles without the size of weights that a swap needs."""
     problems = []
     joining = [Host.made(f"pool.devices.{k}", k, one.width, one) for k, one in fleet.pool.devices.items()]
     hosts = [*fleet.hosts.values(), *joining]
@@ -79,7 +79,7 @@ def unserved(fleet: Fleet) -> list[Problem]:
 
 
 def not_startable(fleet: Fleet) -> list[Problem]:
-    """What engines cannot be started from."""
+    """Return what keeps engines from being started."""
     problems = []
     for name, model in fleet.models.items():
         if model.start.model is None:
@@ -93,7 +93,7 @@ def not_startable(fleet: Fleet) -> list[Problem]:
 
 
 def wrongly_adapted(fleet: Fleet) -> list[Problem]:
-    """Adapters of what is not there, or is an adapter itself."""
+    """Return adapters of a model that does not exist, or is an adapter itself."""
     own = tuple(name for name, model in fleet.models.items() if model.start.adapter_of is None)
     return [
         Problem(("models", name, "adapter_of"), f"model {base!r} {unknown(base, own)}")
@@ -103,7 +103,10 @@ def wrongly_adapted(fleet: Fleet) -> list[Problem]:
 
 
 def placed(fleet: Fleet, entries: Mapping[str, ModelEntry]) -> tuple[dict[str, str], list[Problem]]:
-    """The model that each instance starts with, and where one has none of that name, another, or cannot serve it."""
+    """Return the model that each instance starts with, and the problems of these choices.
+
+    A problem is an instance that does not exist, has another model already, or cannot serve the model.
+    """
     active: dict[str, str] = {}
     problems = []
     host_of = dict(fleet.instances)

@@ -70,10 +70,13 @@ class HostEntry(DeviceHost):
 
 
 class HostTemplate(DeviceHost):
-    """Each host of one kind of device that joins the fleet. devices: as many as it says itself, if not given.
+    """Each host of one kind of device that joins the fleet.
 
-    least, most: so many hosts the fleet asks its cluster for; it asks for none where ``most`` is not given. bundle:
-    what it asks Ray's autoscaler for in each host's place, if not its GPUs, or one CPU.
+    Args:
+        devices: number of devices; each host states it itself if not given.
+        least: the fewest hosts that the fleet asks its cluster for.
+        most: the most hosts that the fleet asks its cluster for; it asks for none if this is not given.
+        bundle: resources that Ray's autoscaler is asked for in each host's place, if not its GPUs, or one CPU.
     """
 
     least: Annotated[int, Field(strict=True, ge=0, le=MAX_DEVICES), Allowed("a whole number >= 0")] = 0
@@ -93,8 +96,11 @@ class ScalingSection(Section):
 
 
 class PoolSection(Section):
-    """Hosts that no section names: they join. devices: what each has, by its kind of device. ray: the address of a Ray
-    cluster whose nodes they are; without it others start their agents.
+    """Hosts that no section names: they join.
+
+    Args:
+        devices: settings of the hosts, by their kind of device.
+        ray: address of the Ray cluster that has them as nodes; without it others start their agents.
     """
 
     ray: Annotated[Text | None, Allowed("auto, or the address of a Ray cluster, HOST:PORT")] = None
@@ -103,11 +109,13 @@ class PoolSection(Section):
 
 
 class Switching(Section):
-    """When an instance may change its model.
+    """Limits on when an instance may change its model.
 
-    min_active_s: a model stays at least so long once it is active. max_wait_s: a request of a model that is active
-    nowhere waits at most so long before an instance turns to it. drain_max_s: longest time that streams may take to
-    end before the switch; those that would take longer are parked.
+    Args:
+        min_active_s: seconds for which a model stays at least once it is active.
+        max_wait_s: longest wait, in seconds, of a request for a model that is active nowhere, before an instance
+            switches to it.
+        drain_max_s: longest time, in seconds, that streams may take to end before the switch; longer ones are parked.
     """
 
     min_active_s: Seconds = 10.0
@@ -116,9 +124,11 @@ class Switching(Section):
 
 
 class GatewaySection(GatewaySettings):
-    """Where the gateway listens, with which certificates, the file of keys, and the gateway's limits.
+    """The gateway's address, certificates, file of keys, and limits.
 
-    http3: on UDP beside TCP. ssl_*, enable_ssl_refresh: as vLLM's flags of these names.
+    Args:
+        http3: settings of HTTP/3 on UDP, beside TCP. ssl_*, enable_ssl_refresh: settings with the meaning of vLLM's
+            flags of these names.
     """
 
     host: Annotated[Text, Allowed("an address to listen on")] = "127.0.0.1"
@@ -133,8 +143,11 @@ class GatewaySection(GatewaySettings):
 
 
 class CertificateSection(Section):
-    """TLS to doors on TCP. folder: of authority and certificates; without one doors use plain HTTP. of_gateways: doors
-    ask gateways for a certificate, too.
+    """TLS to agents on TCP.
+
+    Args:
+        folder: folder of authority and certificates; without one agents use plain HTTP.
+        of_gateways: whether agents ask gateways for a certificate, too.
     """
 
     folder: Annotated[Text | None, Allowed("the path of a folder")] = None

@@ -33,12 +33,12 @@ _STREAM_INTERVAL = "--stream-interval"
 
 @dataclass(frozen=True, slots=True)
 class EngineStart:
-    """How a model's engine is started, where the fleet is run.
+    """Settings with which a model's engine is started, if the fleet is run.
 
     Args:
-        model: as ``sloserve serve`` is given it.
-        arguments: further flags of that.
-        environment: of the engine.
+        model: the model, as ``sloserve serve`` takes it.
+        arguments: further flags of ``sloserve serve``.
+        environment: environment variables of the engine.
         adapter_of: the model that it is a LoRA adapter of.
         profiles: name or path of its profile, by kind of device, as the file has it.
     """
@@ -59,8 +59,13 @@ class EngineStart:
 
 @dataclass(frozen=True, slots=True)
 class FleetModel:
-    """One model. profiles: by kind of device. share: of the requests, if stated. tail: seldom asked for. supports: what
-    a request may need: tools, grammar, images, audio, video.
+    """One model.
+
+    Args:
+        profiles: profiles of the model, by kind of device.
+        share: share of the requests that ask for it, if stated.
+        tail: whether requests seldom ask for it.
+        supports: features that a request may need: tools, grammar, images, audio, video.
     """
 
     name: str
@@ -79,8 +84,12 @@ class FleetModel:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One machine. host_memory_bytes: for weights of models that sleep. swap_space_bytes: for KV of parked requests.
-    attach: the server that is its one instance, which others started, with the model ``serves``.
+    """One machine.
+
+    Args:
+        host_memory_bytes: bytes of host memory for weights of models that sleep.
+        swap_space_bytes: bytes of host memory for KV of parked requests.
+        attach: the server that is its one instance, which others started, with the model ``serves``.
     """
 
     name: str
@@ -96,22 +105,27 @@ class Host:
 
     @classmethod
     def made(cls, name: str, device: str, devices: int, said: DeviceHost, door: str | None = None) -> "Host":
-        """A host of ``devices`` of this kind. said: what holds whatever its devices."""
+        """Make a host with ``devices`` of this kind; ``said`` holds the settings that do not depend on their number."""
         memory, swap = int(said.host_memory_gib * GIB), int(said.swap_space_gib * GIB)
         return cls(name, device, devices, said.width, memory, swap, said.environment, door)
 
     @property
     def instances(self) -> tuple[str, ...]:
-        """Their names."""
+        """The names of the host's instances."""
         return tuple(f"{self.name}/{i}" for i in range(self.devices // self.width))
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What the file says. active: the model that each instance starts with, where that is said. section: of settings,
-    as written. swap_cost: multiple of what swaps of models are known or assumed to take. router: for requests that
-    name no model. planner: of a fleet that is run, see ``planner_rule.py``. store, state, files, pool, certificates: as
-    written.
+    """The contents of a fleet's file.
+
+    Args:
+        active: the model that each instance starts with, if it is stated.
+        section: the section of settings, as written.
+        swap_cost: factor on the known or assumed times of model swaps.
+        router: router of requests that name no model.
+        planner: name of the planner of a fleet that is run, see ``planner_rule.py``.
+        store, state, files, pool, certificates: values as written.
     """
 
     source: str
@@ -138,7 +152,7 @@ class Fleet:
         return tuple((name, host) for host in self.hosts.values() for name in host.instances)
 
     def models_on(self, host: Host) -> tuple[str, ...]:
-        """Models that an instance of this host can serve: measured on its device at its width."""
+        """Return the models that an instance of this host can serve: measured on its device at its width."""
         return tuple(
             m.name
             for m in self.models.values()
@@ -148,10 +162,16 @@ class Fleet:
         )
 
     def joined_by(self, name: str, device: str, devices: int | None = None, door: str | None = None) -> "Fleet":
-        """The fleet with one more host, of a kind that ``pool.devices`` has. devices: how many, if the file does not
-        say it.
+        """Return the fleet with one more host, of a kind that ``pool.devices`` has.
 
-        Raises: ConfigError for a kind that it does not have, and for devices that do not form instances.
+        Args:
+            name: name of the host.
+            device: kind of its devices.
+            devices: number of its devices, if the file does not state it.
+            door: address of its agent on TCP, if it has one.
+
+        Raises:
+            ConfigError: the file lacks this kind, or the devices do not form instances.
         """
         template = self.pool.devices.get(device)
         if template is None:
@@ -174,7 +194,7 @@ class Fleet:
         return replace(self, hosts={**self.hosts, name: host})
 
     def swaps(self) -> dict[tuple[str, str], ModelSwap]:
-        """What each model costs to swap, by model and kind of device.
+        """Return what each model costs to swap, by model and kind of device.
 
         Raises: ConfigError for a profile that does not know the size of its weights.
         """
@@ -188,5 +208,5 @@ class Fleet:
 
 
 def no_instances(devices: int, width: int) -> str:
-    """What is wrong with ``devices`` of which instances of ``width`` cannot be made."""
+    """Return the text of the fault that ``devices`` do not form instances of ``width``."""
     return f"{devices} devices do not form instances of {width}; give a multiple of width"

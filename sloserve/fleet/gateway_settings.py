@@ -15,10 +15,13 @@ Seconds = Annotated[float, Field(strict=True, gt=0.0, le=86_400.0), NOT_TINY]
 class GatewaySettings(BaseModel):
     """Limits of one gateway.
 
-    max_requests: in it at a time, held and streaming. max_held: those of them that may wait for an instance.
-    max_body_mib: of all requests that have no first byte yet, in memory. hold_max_s: longest wait for an instance.
-    silent_max_s: a stream whose engine, or whose client, does nothing for so long is ended. affinity: whether a prompt
-    goes where the gateway sent its prefix before, as far as that pays.
+    Args:
+        max_requests: the most concurrent requests, held and streaming.
+        max_held: the most of them that may wait for an instance.
+        max_body_mib: the most MiB in memory for bodies of all requests that have no first byte yet.
+        hold_max_s: longest wait for an instance, in seconds.
+        silent_max_s: seconds of inactivity of its engine or client after which a stream is ended.
+        affinity: whether a prompt goes where the gateway sent its prefix before, as far as that pays.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

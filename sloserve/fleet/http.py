@@ -20,7 +20,7 @@ class EmbeddedServer(uvicorn.Server):
 
 
 def bounded_http() -> Any:
-    """For uvicorn: httptools costs half of what h11 does, which bounds heads by itself."""
+    """Return uvicorn's protocol class: httptools costs half of what h11 does, which bounds headers by itself."""
     try:
         from sloserve.fleet.bounded_protocol import BoundedProtocol
     except ImportError:

@@ -14,21 +14,26 @@ ON_DEMAND, COLLATE, EDF, SA = "on-demand", "collate", "edf", "sa"
 RULES: Final = (ON_DEMAND, COLLATE, EDF, SA)
 _MAX_WAIT: Final = "max_wait_s"
 _SPARE_S: Final = 5.0
-"""EDF turns to a model so long before its first request would be late: what a reply takes is a guess."""
+"""Seconds by which EDF switches to a model before its first request would be late: the output's time is a guess."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """name: one of RULES. max_wait_s: bound of the wait under ``collate``."""
+    """A simple rule in place of the planner's search.
+
+    Args:
+        name: one of RULES.
+        max_wait_s: bound of the wait in seconds under ``collate``.
+    """
 
     name: str
     max_wait_s: float = math.inf
 
     @classmethod
     def parse(cls, text: str, max_wait_s: float) -> "Rule | None":
-        """Returns the rule of a text such as ``collate:max_wait_s=20``; ``None`` for ``qlm``.
+        """Return the rule of a text such as ``collate:max_wait_s=20``; ``None`` for ``qlm``.
 
-        max_wait_s: used where the text does not say it.
+        If the text gives no bound, ``max_wait_s`` is used.
 
         Raises: ConfigError that says what is wrong.
         """
@@ -47,17 +52,19 @@ class Rule:
         return None if name == QLM else cls(name, bound_s)
 
     def key(self, group: GroupSums) -> float:
-        """The least is served first."""
+        """Return the sort key of a group, least for the group to serve first."""
         return group.first_due_s if self.name == EDF else group.first_arrival_s
 
     def may_take(
         self, head: GroupSums, theirs: GroupSums | None, now_s: float, served_s: float, *, is_active: bool
     ) -> bool:
-        """Whether the model of ``head`` may take an instance that is busy.
+        """Return whether the model of ``head`` may take an instance that is busy.
 
         Args:
-            theirs: the first that waits for the instance's model.
-            served_s: until a reply of ``head`` would have ended there.
+            head: the first waiting group of the model.
+            theirs: the first group that waits for the instance's model.
+            now_s: time of the decision, in seconds.
+            served_s: seconds after which the output of ``head`` would have ended there.
             is_active: whether its model has an instance already.
         """
         if self.name in (ON_DEMAND, SA):
@@ -70,5 +77,5 @@ class Rule:
 
 
 def expects_streams(text: str) -> bool:
-    """Whether the planner of this name plans for streams that have not come yet."""
+    """Return whether the planner of this name plans for streams that have not come yet."""
     return text.partition(":")[0] == QLM

@@ -11,9 +11,14 @@ Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]
 
 
 class Quota(BaseModel):
-    """requests: in the gateway, held and streaming. lines, tokens: of its batches, accepted and not ended; tokens of
-    prompts and expected replies. bytes: of its files, and of results that stand in no file yet. batches: that have not
-    ended.
+    """Limits of one tenant.
+
+    Args:
+        requests: the most requests in the gateway, held and streaming.
+        lines: the most lines of its batches that are accepted and have not ended.
+        tokens: the most tokens of these lines, of prompts and expected output.
+        bytes: the most bytes of its files, and of results that are in no file yet.
+        batches: the most batches that have not ended.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

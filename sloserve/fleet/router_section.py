@@ -15,7 +15,12 @@ _AT: Final = "router"
 
 @dataclass(frozen=True, slots=True)
 class FleetRouter:
-    """settings: of the router. folder: where its policies are, if their names say no more."""
+    """The router of a fleet.
+
+    Args:
+        settings: settings of the router.
+        folder: folder of its policies, if their names say no more.
+    """
 
     settings: RouterSettings
     folder: Path = field(default_factory=Path)
@@ -30,9 +35,13 @@ class FleetRouter:
 def read_section(
     section: Any, folder: Path, models: Sequence[str], classes: Collection[str]
 ) -> tuple[FleetRouter | None, list[Problem]]:
-    """The router of a fleet of these models and classes, and everything that is wrong with it.
+    """Return the router of a fleet of these models and classes, and everything that is wrong with it.
 
-    section: as written; ``None`` for none. folder: of the fleet's file.
+    Args:
+        section: the section as written; ``None`` for none.
+        folder: folder of the fleet's file.
+        models: names of the fleet's models.
+        classes: names of the fleet's classes.
     """
     if section is None:
         return None, []
@@ -55,7 +64,7 @@ def read_section(
 
 
 def _misfits(settings: RouterSettings, models: Sequence[str], classes: Collection[str]) -> list[Problem]:
-    """What stands for nothing in the fleet, or for two things."""
+    """Return names in the settings that stand for nothing in the fleet, or for two things."""
     known, levels = tuple(models), tuple(classes)
     found = [
         Problem(("models", i), f"model {model!r} {unknown(model, known)}")

@@ -9,23 +9,26 @@ from sloserve.wire.lenient import number
 BYTES_PER_TOKEN: Final = 4
 """Usual length of a token of a prompt in English."""
 USUAL_OUTPUT_TOKENS: Final = int(PRIOR_MEAN_TOKENS)
-"""Assumed length of a reply of which nothing says how long it is, before any has ended."""
+"""Assumed output tokens of a request of which nothing says how long it is, before any has ended."""
 
 
 MOST_REPLIES: Final = 16_384
-"""To one prompt: vLLM's own limit (VLLM_MAX_N_SEQUENCES)."""
+"""The most outputs for one prompt: vLLM's own limit (VLLM_MAX_N_SEQUENCES)."""
 GENERATING: Final = ("/v1/chat/completions", "/v1/completions")
-"""Routes on which ``n`` is the number of replies; on others it means nothing, and vLLM does not read it."""
+"""Routes on which ``n`` is the number of outputs; on others it means nothing, and vLLM does not read it."""
 
 
 def whole(value: object) -> int | None:
-    """A count that a body states, as vLLM reads it; ``None`` for what is none."""
+    """Return a count that a body states, as vLLM reads it; ``None`` for a value that is no count."""
     count = number(value)
     return count if count is not None and 0 < count < 2**31 else None
 
 
 def replies(n: object, route: str) -> int:
-    """How many replies a body asks for. Raises: InvalidRequest for what no engine serves, before it counts anywhere."""
+    """Return how many outputs a body asks for.
+
+    Raises: InvalidRequest for what no engine serves, before it counts anywhere.
+    """
     if n is None or route not in GENERATING:
         return 1
     count = number(n)
@@ -35,12 +38,13 @@ def replies(n: object, route: str) -> int:
 
 
 def output_limit(max_tokens: object, max_completion_tokens: object = None) -> int | None:
-    """Most tokens of a reply by these fields of a body, as vLLM reads them; ``None`` for no limit. The second is chat's
-    alone, and wins.
+    """Return the most output tokens by these fields of a body, as vLLM reads them; ``None`` for no limit.
+
+    The second field belongs to chat alone, and wins.
     """
     return whole(max_completion_tokens) or whole(max_tokens)
 
 
 def line_output_tokens(limit: int | None) -> float:
-    """Expected of a line of a batch, by its ``limit`` if it has one."""
+    """Return the expected output tokens of a batch line, by its ``limit`` if it has one."""
     return float(min(limit or USUAL_OUTPUT_TOKENS, USUAL_OUTPUT_TOKENS))

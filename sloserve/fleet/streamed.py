@@ -1,8 +1,8 @@
-"""How many tokens an answer has, as far as who passes it on can tell: nothing of it is parsed but its end.
+"""Estimates how many tokens a response has, where it is passed on: nothing of it is parsed but its end.
 
 An event of a stream brings one token or several: with ``--stream-interval``, with speculative decoding, or where an API
-server falls behind its engine. So events are counted, and what one brings is learnt from the answers whose end says how
-long they are.
+server falls behind its engine. So events are counted, and the tokens per event are learned from responses that state
+their length at the end.
 """
 
 import re
@@ -20,20 +20,21 @@ _END_BYTES: Final = 1024
 
 @dataclass(slots=True)
 class Streamed:
-    """What has come of one answer."""
+    """The part of one response that has come."""
 
     events: int = 0
     _end: bytes = b""
     _counter: EventCounter = field(default_factory=EventCounter)
 
     def add(self, part: bytes) -> None:
-        """The next part of its body."""
+        """Add the next part of the body."""
         self.events += self._counter.add(part)
         self._end = part if len(part) >= _END_BYTES else (self._end + part)[-_END_BYTES:]
 
     def stated_tokens(self, limit: int | None) -> int | None:
-        """Returns the tokens of an answer that has ended: what its usage says, or ``limit`` where that is why it ended;
-        else ``None``.
+        """Return the stated tokens of a response that has ended, or ``None`` if they are not stated.
+
+        They are what its usage says, or ``limit`` if that is why it ended.
         """
         end = self._end[-_END_BYTES:]
         usage = _USAGE.findall(end)
@@ -44,8 +45,10 @@ class Streamed:
 
 @dataclass(slots=True)
 class TokensAnEvent:
-    """Tokens per event of one model's streams. stated: by the flags of its engines; holds until an answer says how long
-    it is.
+    """Tokens per event of one model's streams.
+
+    Args:
+        stated: tokens per event by the flags of its engines, used until a response states its length.
     """
 
     stated: int = 1
@@ -53,14 +56,17 @@ class TokensAnEvent:
     _events: RunningMean = field(default_factory=RunningMean)
 
     def tokens(self, events: int) -> int:
-        """About how many have come with so many events. The first brings one, whatever the interval."""
+        """Return about how many tokens have come with this many events. The first brings one, whatever the interval."""
         known, seen = self._tokens.value, self._events.value
         each = known / seen if known is not None and seen is not None else float(self.stated)
         return round(1.0 + (events - 1) * each) if events > 0 else 0
 
     def ended(self, streamed: Streamed, limit: int | None) -> int:
-        """Tokens of an answer that has come whole. limit: its ``max_tokens``; ``None`` where it has none, or counts for
-        several replies.
+        """Return the tokens of a response that has come whole, and learn from it.
+
+        Args:
+            streamed: the response.
+            limit: ``max_tokens`` of the request; ``None`` if it has none, or if it counts for several outputs.
         """
         events, stated = streamed.events - 1, streamed.stated_tokens(limit)  # the last event says that it is the last
         if stated is None:

@@ -16,14 +16,14 @@ MOST_PAUSE_S: Final = 4.0
 
 
 class Faults:
-    """Counts and logs what goes wrong in the rounds of one loop, in a thread or a task: ``with faults:`` around a round
-    lets no Exception out.
+    """Counts and logs faults in the rounds of one loop, in a thread or a task.
 
-    A store that is away is said when it goes, and when it is back. Anything else is a fault of ours: it is logged with
-    its traceback once for each place that raises it, and then in a line at its second, fourth, eighth time.
+    A block ``with faults:`` around a round lets no Exception out. A store that is away is logged when it goes, and when
+    it is back. Anything else is an internal fault: it is logged with its traceback once for each place that raises it,
+    and then in a line at its second, fourth, eighth time.
 
     Args:
-        what: what is not done where a round fails, as the begin of a sentence: "no plan is made".
+        what: the work that is not done when a round fails, as the begin of a sentence: "no plan is made".
     """
 
     def __init__(self, what: str) -> None:
@@ -39,14 +39,15 @@ class Faults:
         return self._of_kind.total()
 
     def pause_s(self, every_s: float) -> float:
-        """Returns the seconds until the next round: ``every_s``, doubled with each further fault of ours in a row. A
-        store that is away is asked as often as ever, so that all members are there as soon as it is back.
+        """Return the seconds until the next round: ``every_s``, doubled with each further internal fault in a row.
+
+        A store that is away is tried as often as ever, so that all members are there as soon as it is back.
         """
         doubled = every_s * 2.0 ** min(max(self._in_a_row - 1, 0), 32)
         return min(doubled, max(every_s, MOST_PAUSE_S))
 
     def __enter__(self) -> None:
-        """Begins a round."""
+        """Begin a round."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -81,9 +82,13 @@ class Faults:
 async def supervised(
     what: str, turn: Callable[[], Awaitable[object]], every_s: float, *, first_s: float = 0.0
 ) -> NoReturn:
-    """Runs ``turn`` again and again, with ``every_s`` seconds after each, until it is cancelled.
+    """Run ``turn`` again and again, with ``every_s`` seconds after each, until cancelled.
 
-    what: see :class:`Faults`. first_s: seconds until the first.
+    Args:
+        what: the work that is not done when a round fails; see :class:`Faults`.
+        turn: one round.
+        every_s: seconds between rounds.
+        first_s: seconds until the first round.
     """
     faults = Faults(what)
     await asyncio.sleep(first_s)

@@ -12,7 +12,12 @@ SOON_S: Final = 1
 
 
 class TenantPlaces:
-    """what: that takes places, in the plural. most: of all tenants."""
+    """Places that tenants share, with a limit for each tenant and for all.
+
+    Args:
+        what: name of the things that take places, in the plural.
+        most: the most places of all tenants together.
+    """
 
     def __init__(self, what: str, most: int) -> None:
         self._what, self._most = what, most
@@ -23,7 +28,7 @@ class TenantPlaces:
 
     @contextmanager
     def taken(self, tenant: str, most: int) -> Iterator[None]:
-        """One of them is the tenant's, which may have ``most``. Raises: QueueFull."""
+        """Take one place for the tenant, which may have ``most``. Raises: QueueFull."""
         if self._of_tenant[tenant] >= most:
             text = f"{most} of {most} {self._what} of yours are in progress; wait until one of them ends"
             raise QueueFull(text, SOON_S, "")

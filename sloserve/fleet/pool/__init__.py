@@ -1,1 +1,1 @@
-"""Where the agents of a fleet come from, who starts them again, and who adds hosts."""
+"""Pools: they supply the agents of a fleet, start them again, and add hosts."""

@@ -12,32 +12,38 @@ from sloserve.fleet.launcher.plain import kill_group, start
 CONFIG_ERROR: Final = 2
 """Status with which an agent ends that finds something set wrongly."""
 _KILL_S: Final = 20.0
-"""An agent that has not ended so long after it was told to is killed: what it serves has 5 s, its engines the rest."""
+"""Seconds after the order to end when an agent is killed: what it serves has 5 s, its engines the rest."""
 
 
 class AgentChild:
-    """One process of an agent. command: a module and its arguments. log: what it says is added to it."""
+    """One process of an agent.
+
+    Args:
+        command: a module and its arguments.
+        log: file to which the output is appended.
+        environment: variables added to this process's environment.
+    """
 
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         self._command, self._environment = command, environment
         self.log: Final = log
         self.is_told = False
-        """Whether it was told to end."""
+        """Whether the agent was ordered to end."""
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """To be called once. Raises: OSError: no memory for another process, or no room for its log."""
+        """Start the process, once. Raises: OSError: no memory for another process, or no room for its log."""
         self._process = await start(self._command, self.log, self._environment, stdin=None, stdout=None)
 
     async def wait(self) -> int:
-        """Returns its exit status once it, and all that it started, have ended."""
+        """Return its exit status once it, and all that it started, have ended."""
         assert self._process is not None, "start() comes first"
         status = await self._process.wait()
         kill_group(self._process.pid)
         return status
 
     async def stop(self, *, at_once: bool) -> None:
-        """Ends it; what it runs goes back into the queue, unless ``at_once``."""
+        """End the agent; what it runs goes back into the queue, unless ``at_once``."""
         self.is_told = True
         if self._process is None or self._process.returncode is not None:
             return
@@ -49,5 +55,5 @@ class AgentChild:
             kill_group(self._process.pid)
 
     def end_of_log(self, lines: int = 5) -> str:
-        """Its last lines."""
+        """Return the last lines of the log."""
         return "\n".join(lines_of(self.log.read_text(encoding="utf-8", errors="replace"))[-lines:])

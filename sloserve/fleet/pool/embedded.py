@@ -10,14 +10,14 @@ from sloserve.fleet.pool.pool import Gone, Offer
 
 
 class EmbeddedPool:
-    """A :class:`~sloserve.fleet.pool.pool.Pool`.
+    """Runs agents as child processes of this one; see :class:`~sloserve.fleet.pool.pool.Pool`.
 
     Args:
         offers: the hosts.
-        command: of a host's agent: a module and its arguments.
+        command: returns the module and arguments that start a host's agent.
         logs: folder of the agents' logs.
-        environment: of agents.
-        what: is started, as the names of logs begin.
+        environment: environment variables of agents.
+        what: name of the started process, with which the names of logs begin.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class EmbeddedPool:
             await watching
 
     async def want(self, hosts: Mapping[str, int]) -> None:
-        """This machine has the hosts that it has."""
+        """Do nothing: the hosts of this machine are fixed."""
 
     async def close(self, *, at_once: bool = False) -> None:
         self._closed = True

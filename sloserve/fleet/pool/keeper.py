@@ -1,4 +1,4 @@
-"""Keeps an agent on every host that a pool offers: on those that are new, and on those whose agent has ended."""
+"""Keeps an agent on every host that a pool offers: on new hosts, and on hosts where the agent has ended."""
 
 import asyncio
 import logging
@@ -13,16 +13,21 @@ logger = logging.getLogger(__name__)
 
 THE_AGENT: Final = "the agent of host"
 LOOK_S: Final = 0.5
-"""Between looks at what the pool offers."""
+"""Seconds between looks at what the pool offers."""
 _AGAIN_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-"""Between starts of an agent that ends by itself; the last again and again."""
+"""Seconds between starts of an agent that ends by itself; the last value is repeated."""
 _LIVED_S: Final = 60.0
 """An agent that ran for so long is started again as soon as one that ends for the first time."""
 
 
 @dataclass(slots=True)
 class _Kept:
-    """A host's agent. starts: in a row, of agents that lived shortly. due_s: when the next may start, if none runs."""
+    """The agent of a host.
+
+    Args:
+        starts: number of consecutive starts of agents that ended soon.
+        due_s: time when the next may start, if none runs.
+    """
 
     runs: bool = False
     starts: int = 0
@@ -31,7 +36,12 @@ class _Kept:
 
 
 class AgentKeeper:
-    """Of one pool. say: prints a line for each agent that goes. what: is kept, in that line before a host's name."""
+    """Keeps the agents of one pool.
+
+    Args:
+        say: prints a line for each agent that goes.
+        what: name of the kept process, printed before a host's name in that line.
+    """
 
     def __init__(
         self, pool: Pool, say: Callable[[str], None], what: str = THE_AGENT, clock: Clock | None = None
@@ -43,7 +53,7 @@ class AgentKeeper:
         self._away = False
 
     async def run(self) -> None:
-        """Until it is cancelled. Raises: ConfigError where an agent says that something is set wrongly."""
+        """Run until cancelled. Raises: ConfigError where an agent reports a wrong setting."""
         tasks = [asyncio.create_task(self._looking()), asyncio.create_task(self._hearing())]
         try:
             await asyncio.gather(*tasks)
@@ -53,13 +63,13 @@ class AgentKeeper:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def drain(self, host: str) -> None:
-        """Ends a host's agent, and starts none there until the host has gone and come back, or :meth:`resume`."""
+        """End a host's agent, and start none there until the host has gone and come back, or :meth:`resume`."""
         self._drained.add(host)
         await self._pool.drain(host)
         self._kept.pop(host, None)
 
     def resume(self, host: str) -> None:
-        """A drained host may have an agent again."""
+        """Allow a drained host to have an agent again."""
         self._drained.discard(host)
 
     @property
@@ -68,7 +78,7 @@ class AgentKeeper:
         return frozenset(self._drained)
 
     async def look(self) -> None:
-        """Has agents started where one may. What cannot be known or started now is tried again."""
+        """Start agents where possible. A start or a query that fails now is tried again."""
         try:
             offers = await self._pool.offers()
         except OSError as error:
@@ -85,7 +95,7 @@ class AgentKeeper:
                 await self._keep(offer)
 
     def heard(self, gone: Gone) -> None:
-        """An agent has gone: another is started if it is certain, and its host is still there."""
+        """Report that an agent has gone; start another if it is certain and its host is still there."""
         kept = self._kept.get(gone.host)
         again = gone.certain and kept is not None
         self._say(f"{self._what} {gone.host} {gone.what}{'; it is started again' if again else ''}")

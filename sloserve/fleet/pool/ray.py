@@ -1,6 +1,6 @@
-"""Agents on the nodes of a Ray cluster, one for each node whose kind of device the fleet's file knows.
+"""Agents on the nodes of a Ray cluster: one for each node with a kind of device that the fleet's file knows.
 
-Ray says which nodes there are, starts an actor on each that holds all of its devices, and tells when one has died. The
+Ray lists the nodes, starts an actor on each that holds all of its devices, and reports an actor that has died. The
 actor keeps the agent's process, which dies with it: neither requests nor tokens go through Ray.
 """
 
@@ -39,14 +39,19 @@ _AT_A_TIME: Final = 8
 """Calls of an actor's methods: one waits for its agent, others tell it to end."""
 _ASK_AGAIN_S: Final = 1.0
 _ANSWER_S: Final = 5.0
-"""For the head of a cluster to take a connection."""
+"""Seconds in which the head of a cluster must accept a connection."""
 _STOP_S: Final = 40.0
-"""For an agent to end, beyond what it is given itself, before its actor is killed."""
+"""Seconds for an agent to end, beyond the agent's own limit, before its actor is killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A node of the cluster. id: Ray's. resources: that its agent's actor holds, by Ray's names."""
+    """A node of the cluster.
+
+    Args:
+        id: Ray's id of the node.
+        resources: resources that its agent's actor holds, by Ray's names.
+    """
 
     id: str
     offer: Offer
@@ -55,7 +60,12 @@ class _Node:
 
 @dataclass(slots=True)
 class _Kept:
-    """An actor with its agent. awaited: until the agent ends. is_told: whether it was told to."""
+    """An actor with its agent.
+
+    Args:
+        awaited: task that waits until the agent ends.
+        is_told: whether the agent was ordered to end.
+    """
 
     actor: Any
     awaited: "asyncio.Task[None] | None" = None
@@ -63,18 +73,19 @@ class _Kept:
 
 
 class RayPool:
-    """A :class:`~sloserve.fleet.pool.pool.Pool`.
+    """Runs agents on the nodes of a Ray cluster; see :class:`~sloserve.fleet.pool.pool.Pool`.
 
     Args:
-        address: of the cluster, as Ray takes it.
-        devices: how many a host has, by kind of device, of those that the file knows; ``None``: as many as Ray says.
-        files: to be laid into the folder that an agent is started in: name to text.
-        command: of an agent: a module and its arguments, for an offer.
-        environment: of agents. It goes through Ray as an argument, which Ray shows nowhere.
-        bundles: what Ray's autoscaler is asked for in the place of a host, by kind of device, where it is not the GPUs
-            or, without these, the CPUs of a node.
-        is_shared: whether nodes on other machines reach the fleet's store. Otherwise those of this one alone are
-            offered, and their doors are sockets.
+        address: address of the cluster, as Ray takes it.
+        devices: number of devices of a host, by each kind of device that the file knows; ``None`` for the number that
+            Ray reports.
+        files: text by file name, to be written into the folder in which an agent is started.
+        command: returns the module and arguments that start an agent, for an offer.
+        environment: environment variables of agents. They go through Ray as an argument, which Ray shows nowhere.
+        bundles: resources that Ray's autoscaler is asked for in place of a host, by kind of device, if they are not the
+            GPUs or, without GPUs, the CPUs of a node.
+        is_shared: whether nodes on other machines reach the fleet's store. Otherwise only nodes of this machine are
+            offered, and their agents listen on sockets.
 
     Raises: ConfigError where the cluster cannot be reached.
     """
@@ -169,7 +180,7 @@ class RayPool:
         bundles: list[dict[str, float]] = []
         selectors: list[dict[str, str]] = []
         for kind, count in hosts.items():
-            # By their ids, or an autoscaler could keep nodes that were drained in the place of those that work.
+            # By their ids, or an autoscaler could keep drained nodes in place of working ones.
             working = [
                 self._nodes[host] for host, kept in self._kept.items() if host in self._nodes and not kept.is_told
             ]
@@ -185,7 +196,7 @@ class RayPool:
             raise OSError(f"Ray: {error}") from error
 
     def _bundle(self, kind: str, node: _Node | None = None) -> dict[str, float]:
-        """What Ray's autoscaler is asked for in the place of one host: all of a node, so that no two fit on one."""
+        """Return the resources to ask for in place of one host: all of a node, so that no two fit on one."""
         stated = self._bundles.get(kind)
         if stated is not None:
             return dict(stated)
@@ -221,7 +232,7 @@ class RayPool:
             self._gone.put_nowait(heard)
 
     async def _ended(self, host: str, kept: _Kept) -> tuple[int, str]:
-        """Waits until the agent ends: its status and log. Raises: RayError where its actor dies."""
+        """Wait until the agent ends; return its status and its log. Raises: RayError where its actor dies."""
         is_said = False
         while True:
             try:
@@ -241,7 +252,7 @@ class RayPool:
         return True
 
     def _node(self, told: Mapping[str, Any]) -> _Node | None:
-        """What is told of a node, if the file knows its kind of device."""
+        """Return the node that Ray describes in ``told``, if the file knows its kind of device, else ``None``."""
         labels, resources = told.get("Labels", {}), told["Resources"]
         gpus, cpus = int(resources.get("GPU", 0)), float(resources.get("CPU", 0))
         device = labels.get(DEVICE_LABEL) or labels.get(_ACCELERATOR, "").lower() or (_CPU if not gpus else "")
@@ -273,7 +284,7 @@ class AgentActor:
     def __init__(
         self, host: str, files: Mapping[str, str], command: Sequence[str], environment: Mapping[str, str]
     ) -> None:
-        """host: names the folder of its state on this node, where ``files`` are laid."""
+        """Start the agent of ``host``, the name of its state folder on this node, where ``files`` are written."""
         folder = user_folder("XDG_STATE_HOME", ".local/state") / "nodes" / host
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, text in files.items():
@@ -286,16 +297,16 @@ class AgentActor:
         threading.Thread(target=self._run, daemon=True).start()
 
     def wait(self) -> tuple[int, str]:
-        """Waits until the agent has ended; its status, and its log. Raises: OSError where it cannot be started."""
+        """Wait until the agent has ended; return its status and its log. Raises: OSError where it cannot be started."""
         return self._status.result(), str(self._child.log)
 
     def stop(self) -> None:
-        """Ends the agent; what it runs goes back into the queue."""
+        """End the agent; what it runs goes back into the queue."""
         stopping = self._child.stop(at_once=False)
         asyncio.run_coroutine_threadsafe(stopping, self._loop).result()
 
     def end_of_log(self) -> str:
-        """The last lines of the agent's log."""
+        """Return the last lines of the agent's log."""
         return self._child.end_of_log()
 
     def _run(self) -> None:
@@ -308,15 +319,15 @@ class AgentActor:
             self._status.set_result(self._loop.run_until_complete(whole()))
         except BaseException as error:
             self._status.set_exception(error)
-        self._loop.run_forever()  # for those that still tell it to end
+        self._loop.run_forever()  # for calls of stop() that still come
 
 
 FOLDER: Final = "{folder}"
-"""In an agent's command: the folder of its state on its node."""
+"""Placeholder in an agent's command for the folder of its state on its node."""
 
 
 def _connect(address: str) -> None:
-    """Raises: ConfigError."""
+    """Connect to the cluster. Raises: ConfigError."""
     failed: list[Exception] = []
     host, _, port = address.rpartition(":")
 
@@ -339,18 +350,21 @@ def _connect(address: str) -> None:
 
 
 def _end(reason: str) -> None:
-    """Ends this process and so its actors; it is started again. At once, since Ray's own end waits for its node."""
+    """End this process, which ends its actors too; it is started again.
+
+    It ends at once, since Ray's own shutdown waits for its node.
+    """
     logger.error("%s: the pool ends, to be started again", reason)
     logging.shutdown()
     os._exit(1)
 
 
 def _kill(actor: Any) -> None:
-    """Has an actor's process end, if it has not and Ray can be reached."""
+    """Kill an actor's process, if it still runs and Ray can be reached."""
     with suppress(RayError, RuntimeError, ValueError, OSError):
         ray.kill(actor)
 
 
 async def _result(reference: Any) -> Any:
-    """Raises: RayError; what the actor raised comes as one."""
+    """Return the result of a remote call. Raises: RayError, also in place of what the actor raised."""
     return await asyncio.wrap_future(reference.future())

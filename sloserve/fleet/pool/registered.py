@@ -14,16 +14,16 @@ from sloserve.fleet.pool.pool import Gone, Offer
 from sloserve.fleet.store.store import Store
 
 LOOK_S: Final = 0.5
-"""Between looks into the store while :meth:`RegisteredPool.gone` waits."""
+"""Seconds between looks into the store while :meth:`RegisteredPool.gone` waits."""
 
 
 class RegisteredPool:
-    """A :class:`~sloserve.fleet.pool.pool.Pool`.
+    """Agents that others start, found in the store; see :class:`~sloserve.fleet.pool.pool.Pool`.
 
     Args:
-        store: of the fleet.
-        others: hosts whose agents another pool has.
-        width: of an instance, by kind of device.
+        store: store of the fleet.
+        others: hosts with agents that belong to another pool.
+        width: number of devices of an instance, by kind of device.
     """
 
     def __init__(self, store: Store, others: Collection[str], width: Callable[[str], int]) -> None:
@@ -33,7 +33,7 @@ class RegisteredPool:
         self._gone: asyncio.Queue[Gone] = asyncio.Queue()
 
     async def offers(self) -> Mapping[str, Offer]:
-        """Hosts whose agents live. Raises: OSError while the store is away."""
+        """Return the hosts with live agents. Raises: OSError while the store is away."""
         try:
             rows = await asyncio.to_thread(self._members.agents)
         except StoreError as error:
@@ -50,7 +50,7 @@ class RegisteredPool:
         return living
 
     async def ensure(self, offer: Offer) -> None:
-        """What starts the host's agents has started it."""
+        """Do nothing: others have started the host's agent."""
 
     async def gone(self) -> Gone:
         while self._gone.empty():
@@ -63,15 +63,15 @@ class RegisteredPool:
         return self._gone.get_nowait()
 
     async def drain(self, host: str, *, at_once: bool = False) -> None:
-        """The agent hears of it at its next sign of life. Raises: StoreError."""
+        """Ask the agent to end; it notices at its next sign of life. Raises: StoreError."""
         self._drained.add(host)
         await asyncio.to_thread(self._members.tell_to_end, f"agent:{host}")
 
     async def want(self, hosts: Mapping[str, int]) -> None:
-        """Hosts come as others start them."""
+        """Do nothing: hosts come as others start them."""
 
     async def close(self, *, at_once: bool = False) -> None:
-        """Agents that others started go on without this process."""
+        """Do nothing: agents that others started continue without this process."""
 
     def _offer(self, report: AgentReport) -> Offer:
         device = report.instances[0].device if report.instances else ""

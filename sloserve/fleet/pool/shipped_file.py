@@ -15,7 +15,7 @@ _SECTIONS: Final = ("models", "pool", "switching", "settings", "planner")
 
 
 def shipped(fleet: Fleet) -> dict[str, str]:
-    """Texts by the names of files, of which :data:`NAME` is the fleet's; to be laid into one folder."""
+    """Return texts by file name, to be written into one folder; :data:`NAME` is the fleet's own file."""
     root: dict[str, Any] = load_yaml(Path(fleet.source)).plain()
     kept: dict[str, Any] = {name: root[name] for name in _SECTIONS if name in root}
     files: dict[str, str] = {}

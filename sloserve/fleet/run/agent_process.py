@@ -26,7 +26,7 @@ from sloserve.fleet.supervised import supervised
 logger = logging.getLogger(__name__)
 
 STOP_S: Final = 5.0
-"""For lines that run when the agent stops, to end or to go back with their tokens."""
+"""Seconds for lines that run when the agent stops, to end or to go back with their tokens."""
 _STORE_THREADS: Final = 4
 
 
@@ -39,11 +39,12 @@ async def run_agent(
     *,
     lease_s: float = LEASE_S,
 ) -> None:
-    """Serves until it is told to stop, by a signal or through the store. Then streams have their time to end, unless it
-    is told again, lines go back into the queue, and all engines end.
+    """Serve until asked to stop, by a signal or through the store.
 
-    lease_s: of claims, and of the host. Raises: ConfigError for a store that cannot be opened, and where another agent
-    has the host.
+    Then streams have their time to end, unless a second signal comes, lines go back into the queue, and all engines
+    end. Claims and the host are leased for ``lease_s`` seconds.
+
+    Raises: ConfigError for a store that cannot be opened, and where another agent has the host.
     """
     clock, store = SystemClock(), open_store(place.store)
     allow_open_files(fleet.gateway.max_requests)
@@ -84,7 +85,7 @@ async def _attached(instance: Instance, model: str) -> None:
 
 
 async def _either(*awaited: Awaitable[object]) -> None:
-    """Waits for one of them, and cancels the others."""
+    """Wait for one of the awaited, and cancel the others."""
     tasks = [asyncio.ensure_future(one) for one in awaited]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

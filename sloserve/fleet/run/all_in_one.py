@@ -43,16 +43,23 @@ async def run_fleet(
     agent_options: Sequence[str] = (),
     lease_s: float = LEASE_S,
 ) -> None:
-    """Serves until it is told to stop by SIGINT or SIGTERM; a second one does not wait for what runs.
+    """Serve until SIGINT or SIGTERM; a second signal does not wait for what runs.
 
-    say: prints a line. agent_options: further ones of ``sloserve fleet agent``.
-    Raises: ConfigError for what is set wrongly, here or at an agent.
+    Args:
+        fleet: settings of the fleet, from its file.
+        place: locations of the fleet's state.
+        say: prints a line.
+        agent_options: further options of ``sloserve fleet agent``.
+        lease_s: seconds for which claims and hosts are leased.
+
+    Raises:
+        ConfigError: something is set wrongly, here or at an agent.
     """
     stopping = Stopping()
     allow_open_files(fleet.gateway.max_requests)
     lock = OwnLock(place.folder / "fleet.lock", f"the fleet of {fleet.source}")
     store = open_store(place.store)
-    if fleet.pool.ray is not None and place.door_key is None:  # those that it starts have it from here
+    if fleet.pool.ray is not None and place.door_key is None:  # agents that Ray starts get it from here
         place = replace(place, door_key=secrets.token_urlsafe(32))
     run_folder = Path(tempfile.mkdtemp(prefix="slo-"))  # 0700; short, since a socket's path has at most 107 bytes
     try:
@@ -86,7 +93,7 @@ async def run_fleet(
 
 
 def _pools(fleet: Fleet, place: Place, store: Store, run_folder: Path, options: Sequence[str]) -> dict[str, Pool]:
-    """By what each keeps."""
+    """Return the pools, each under the name of the processes that it keeps."""
     environment = {"XDG_RUNTIME_DIR": str(run_folder)}
     offers = [Offer(one.name, one.device, one.devices, one.host_memory_bytes) for one in fleet.hosts.values()]
     here = [fleet.source, "--state", str(place.folder), *options]
@@ -111,7 +118,7 @@ def _width(fleet: Fleet, device: str) -> int:
 
 
 async def _first_failure(stopped: "asyncio.Task[None]", tasks: Sequence["asyncio.Task[None]"]) -> BaseException | None:
-    """Waits until the fleet shall stop; the error of a part that has failed, if that is why."""
+    """Wait until the fleet shall stop; return the error of a part that has failed, if that is why."""
     waiting = {stopped, *tasks}
     while not stopped.done():
         done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -130,7 +137,7 @@ async def _stop(server: GatewayServer, pools: Sequence[Pool], stopping: Stopping
 
 
 async def _tell(fleet: Fleet, store: Store, server: GatewayServer, say: Callable[[str], None]) -> None:
-    """Prints what happens until the fleet serves."""
+    """Print what happens until the fleet serves."""
     progress = Progress(fleet, say)
     while True:
         try:
@@ -143,6 +150,6 @@ async def _tell(fleet: Fleet, store: Store, server: GatewayServer, say: Callable
 
 
 def _shown(address: str) -> str:
-    """Without a password."""
+    """Return the address without a password."""
     scheme, at, rest = address.rpartition("@")
     return f"{scheme.partition('://')[0]}://...@{rest}" if at else address

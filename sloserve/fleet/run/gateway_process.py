@@ -28,7 +28,7 @@ from sloserve.wire.optional_http3 import Http3Front, Tls, check
 class GatewayServer:
     """One gateway and its listening socket.
 
-    Raises: ConfigError for a fault in the file of keys, a port that is taken, an address or a door that needs a key.
+    Raises: ConfigError for a fault in the file of keys, a port that is taken, an address or an agent that needs a key.
     """
 
     def __init__(self, fleet: Fleet, place: Place, store: Store, drain_s: float) -> None:
@@ -61,7 +61,7 @@ class GatewayServer:
             self._listening.close()
             raise
         self.address = f"http{'s' if self._tls.certfile else ''}://{f'[{host}]' if ':' in host else host}:{port}"
-        """Where clients reach it."""
+        """URL at which clients reach the gateway."""
         self._gateway = gateway
         self._drain_s, self._http3_ended = drain_s, asyncio.Event()
         ssl_flags = {
@@ -75,7 +75,7 @@ class GatewayServer:
         self._refreshing: list[asyncio.Task[None]] = []
 
     async def start(self) -> str | None:
-        """Requests are answered soon after. Returns where HTTP/3 is served, if it is. Raises: ConfigError."""
+        """Begin to serve, and return where HTTP/3 is served, or ``None`` without it. Raises: ConfigError."""
         self._refreshing = refreshing(self._certificates)
         self._serving = asyncio.create_task(self._server.serve([self._listening]))
         if not self._http3.enabled:
@@ -86,7 +86,7 @@ class GatewayServer:
         )
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The gateway's, which tells clients on TCP of HTTP/3, and ends only after what runs over that."""
+        """Run the gateway's app: advertise HTTP/3 to clients on TCP, and end only after the requests on HTTP/3."""
         if scope["type"] == "lifespan":
             await self._gateway.app(scope, self._after_http3(receive), send)
             return
@@ -109,7 +109,7 @@ class GatewayServer:
             self._http3_ended.set()
 
     async def stop(self, *, at_once: bool = False) -> None:
-        """Takes no more requests, and lets those that run end; or breaks them off ``at_once``."""
+        """Accept no more requests, and let running ones end, or break them off ``at_once``."""
         for task in self._refreshing:
             task.cancel()
         self._gateway.leave_watchers()
@@ -122,7 +122,7 @@ class GatewayServer:
 
 
 def _tls(section: GatewaySection, folder: Path) -> Tls:
-    """Raises: ConfigError for files that are no certificate and key."""
+    """Return the gateway's TLS files. Raises: ConfigError for files that are no certificate and key."""
     files = (section.ssl_certfile, section.ssl_keyfile, section.ssl_ca_certs)
     certfile, keyfile, authorities = (None if name is None else str(folder / name) for name in files)
     check_certificate(certfile, keyfile)
@@ -133,7 +133,8 @@ def _listening(section: GatewaySection, silent_max_s: float) -> socket.socket:
     try:
         made = socket.create_server((section.host, section.port), family=family_of(section.host), backlog=2048)
         if sys.platform == "linux":
-            # Of all its connections: one whose client reads nothing for so long ends, whatever is still to be sent.
+            # This limits all its connections: one ends when its client reads nothing for this time, whatever is still
+            # to be sent.
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silent_max_s * 1e3))
         return made
     except (OSError, OverflowError) as error:
@@ -142,7 +143,7 @@ def _listening(section: GatewaySection, silent_max_s: float) -> socket.socket:
 
 
 async def serve_gateway(fleet: Fleet, place: Place, say: Callable[[str], None]) -> None:
-    """A process that does nothing else, until SIGINT or SIGTERM. Raises: ConfigError."""
+    """Run a process that is only a gateway, until SIGINT or SIGTERM. Raises: ConfigError."""
     stopping, store = Stopping(), open_store(place.store)
     allow_open_files(fleet.gateway.max_requests)
     try:
@@ -159,7 +160,7 @@ async def serve_gateway(fleet: Fleet, place: Place, say: Callable[[str], None]) 
 
 
 async def stop(server: GatewayServer, hurried: "asyncio.Task[None]") -> None:
-    """Takes no more requests, and lets those that run end, unless ``hurried`` ends before."""
+    """Accept no more requests, and let running ones end, unless ``hurried`` ends before."""
     closing = asyncio.create_task(server.stop())
     await asyncio.wait({hurried, closing}, return_when=asyncio.FIRST_COMPLETED)
     if not closing.done():

@@ -11,9 +11,10 @@ from sloserve.fleet.run.live import DOOR_KEY, STORE, Place
 
 
 def launcher_for(place: Place, host: Host, engine_module: str | None = None) -> Launcher:
-    """Begins to import vLLM. engine_module: a module to be run in place of ``sloserve serve``, for tests.
+    """Return the launcher of a host's engines, which begins to import vLLM.
 
-    Takes out of this process's environment what engines are not to have.
+    This removes from the process's environment what engines must not have. For tests, ``engine_module`` names a module
+    to run in place of ``sloserve serve``.
     """
     for secret in (STORE, DOOR_KEY):
         os.environ.pop(secret, None)

@@ -1,4 +1,4 @@
-"""From a fleet's file to what its processes are started with."""
+"""Derives from a fleet's file what its processes are started with."""
 
 import asyncio
 import ipaddress
@@ -28,7 +28,7 @@ STORE: Final = "SLOSERVE_FLEET_STORE"
 """Environment variable: the store's address, in place of the file's; a password belongs here."""
 
 DOOR_KEY: Final = "SLOSERVE_FLEET_DOOR_KEY"
-"""Environment variable: what gateways show at doors on TCP, the same for all agents and gateways of a fleet."""
+"""Environment variable: the key that gateways show to agents on TCP, the same in all processes of a fleet."""
 
 ATTACH_KEY: Final = "SLOSERVE_ATTACH_KEY"
 """Environment variable: key of the API of a server that is attached."""
@@ -38,7 +38,7 @@ ATTACH_ADMIN_KEY: Final = "SLOSERVE_ATTACH_ADMIN_KEY"
 
 _LEAST_KEY: Final = 16
 _CERTIFICATES_S: Final = 600.0
-"""Between looks for certificates that end, or that were renewed elsewhere."""
+"""Seconds between looks for certificates that end, or that were renewed elsewhere."""
 _HOST_NAME: Final = re.compile(r"[\w.:-]{1,100}", re.ASCII)
 CPU: Final = "cpu"
 """The kind of device that is the host itself."""
@@ -49,11 +49,13 @@ _SQLITE: Final = "sqlite:"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a fleet keeps what outlives its processes.
+    """Locations in which a fleet keeps what outlives its processes.
 
-    folder: its state: logs, files of batches, measured costs, settings of engines. store: the store's address.
-    door_key: that doors on TCP ask for, if there is one. stated_files: where bytes of files are, if the fleet's
-    file says it.
+    Args:
+        folder: folder of its state: logs, files of batches, measured costs, settings of engines.
+        store: address of the store.
+        door_key: key that agents on TCP ask for, if there is one.
+        stated_files: location of the bytes of files, if the fleet's file states it.
     """
 
     folder: Path
@@ -73,7 +75,7 @@ class Place:
 
 
 def place_of(fleet: Fleet, state: Path | None = None, environ: Mapping[str, str] = os.environ) -> Place:
-    """Beside the fleet's file, unless that says otherwise. state: a folder to use instead.
+    """Return the locations: beside the fleet's file, or in the folder ``state``, or as the file states.
 
     Raises: ConfigError for a folder that cannot be made.
     """
@@ -95,7 +97,16 @@ def place_of(fleet: Fleet, state: Path | None = None, environ: Mapping[str, str]
 
 
 def check_doors(fleet: Fleet, place: Place, hosts: Iterable[Host] | None = None) -> None:
-    """hosts: whose doors are used here; all if not given. Raises: ConfigError for one on TCP that has no key."""
+    """Check that each agent that listens on TCP has a key.
+
+    Args:
+        fleet: settings of the fleet, from its file.
+        place: locations of the fleet's state.
+        hosts: hosts with agents that are used here; all hosts if not given.
+
+    Raises:
+        ConfigError: an agent on TCP has no key.
+    """
     used = fleet.hosts.values() if hosts is None else hosts
     doors = [f"hosts.{host.name}.door: a door on TCP, {host.door}," for host in used if host.door is not None]
     doors += ["pool.ray: a door of a node"] if hosts is None and fleet.pool.ray else []
@@ -109,7 +120,10 @@ def check_doors(fleet: Fleet, place: Place, hosts: Iterable[Host] | None = None)
 
 
 def certificates_of(fleet: Fleet) -> "Certificates | None":
-    """Those of doors on TCP; ``None`` where the fleet has none. Raises: ConfigError without the package for them."""
+    """Return the certificates of agents on TCP, or ``None`` where the fleet has none.
+
+    Raises: ConfigError without the package for them.
+    """
     section = fleet.certificates
     if section.folder is None:
         return None
@@ -121,7 +135,7 @@ def certificates_of(fleet: Fleet) -> "Certificates | None":
 
 
 def refreshing(certificates: "Certificates | None") -> list["asyncio.Task[None]"]:
-    """What keeps them from ending; to be cancelled."""
+    """Return the tasks that renew the certificates; the caller cancels them."""
     if certificates is None:
         return []
 
@@ -132,13 +146,13 @@ def refreshing(certificates: "Certificates | None") -> list["asyncio.Task[None]"
 
 
 def file_limits(fleet: Fleet) -> Limits:
-    """Returns the limits of one input file of a batch."""
+    """Return the limits of one input file of a batch."""
     section = fleet.batches
     return Limits(section.file_mb * 1_000_000, section.lines, section.line_mb * 1_000_000)
 
 
 def host_named(fleet: Fleet, name: str | None) -> Host:
-    """Raises: ConfigError for a host that the file does not have; ``None`` means the only one."""
+    """Return the host of this name; ``None`` means the only one. Raises: ConfigError for a host not in the file."""
     known = ", ".join(fleet.hosts)
     if name is None:
         if len(fleet.hosts) > 1:
@@ -152,12 +166,18 @@ def host_named(fleet: Fleet, name: str | None) -> Host:
 def joining_host(
     fleet: Fleet, name: str | None, device: str | None, devices: int | None, address: str | None, place: Place
 ) -> tuple[Fleet, Host]:
-    """The fleet with this machine in it, and this machine: a host of the file, or one that joins.
+    """Return the fleet with this machine in it, and this machine: a host of the file, or one that joins.
 
-    name: ``None`` for the only host of the file, or the name of this machine. device, devices: kind and number of its
-    devices, where it joins. address: of this machine in the network; without one only gateways of this
-    machine reach it.
-    Raises: ConfigError.
+    Args:
+        fleet: settings of the fleet, from its file.
+        name: name of this machine, or ``None`` for the only host of the file.
+        device: kind of its devices, if it joins.
+        devices: number of its devices, if it joins.
+        address: network address of this machine; without one only gateways of this machine reach it.
+        place: locations of the fleet's state.
+
+    Raises:
+        ConfigError: the host is unknown, or does not fit the file.
     """
     kinds = tuple(fleet.pool.devices)
     if name in fleet.hosts or not kinds:
@@ -185,7 +205,7 @@ def joining_host(
 
 
 def is_of_one_machine(place: Place) -> bool:
-    """Whether other machines cannot reach the fleet's store."""
+    """Return whether other machines cannot reach the fleet's store."""
     return place.store.startswith(_SQLITE)
 
 
@@ -197,9 +217,9 @@ def _is_loopback(address: str) -> bool:
 
 
 def agent_settings(fleet: Fleet, host: Host, place: Place) -> AgentSettings:
-    """What the agent of a host is started with; writes the settings of its engines into the state folder.
+    """Return the settings of a host's agent; write the settings of its engines into the state folder.
 
-    Raises: ConfigError for a door that needs a key.
+    Raises: ConfigError for an agent that needs a key.
     """
     check_doors(fleet, place, [host])
     served = {name: _served(fleet, fleet.models[name], host, place) for name in fleet.models_on(host)}
@@ -263,15 +283,16 @@ def _served(fleet: Fleet, model: FleetModel, host: Host, place: Place) -> Served
 
 
 def _longest_step_s(profile: Profile, budget: int, seqs: int, max_model_len: int) -> float:
-    """Returns the seconds of an engine's longest step with these flags: a chunk of its whole budget at the end of the
-    longest prompt, beside a full batch over a full KV cache.
+    """Return the seconds of an engine's longest step with these flags.
+
+    It is a chunk of its whole budget at the end of the longest prompt, beside a full batch over a full KV cache.
     """
     attention = budget * (budget + 2 * max(max_model_len - budget, 0))
     return profile.step_s(StepLoad(budget, 1, seqs, profile.kv_capacity_tokens, attention))
 
 
 def _settings_file(fleet: Fleet, model: FleetModel, host: Host, place: Place) -> Path:
-    """What ``--slo-config`` of the model's engines names: the fleet's settings, and the model's profile."""
+    """Write the file for ``--slo-config`` of the model's engines: the fleet's settings, and the model's profile."""
     source = model.start.profiles[host.device]
     profile = source if source in profile_names() else str(Path(source).resolve())
     section: dict[str, Any] = {"profile": profile, **fleet.section}

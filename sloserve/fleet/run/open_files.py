@@ -12,14 +12,14 @@ _BESIDE: Final = 512
 
 
 def files_for(requests: int) -> int:
-    """How many files so many requests at a time need."""
+    """Return how many open files ``requests`` concurrent requests need."""
     return 2 * requests + _BESIDE
 
 
 def allow_open_files(requests: int) -> None:
-    """Raises this process's limit, 1,024 by default on Linux, to what so many requests need, or as far as may be.
+    """Raise this process's limit of open files to what ``requests`` need, or as far as allowed.
 
-    Beyond it no client is answered, and instances seem to be gone.
+    Linux sets 1,024 by default. Beyond the limit no client gets a response, and instances seem to be gone.
     """
     needed = files_for(requests)
     try:

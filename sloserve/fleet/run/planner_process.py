@@ -13,13 +13,13 @@ from sloserve.fleet.store.store import Store, open_store
 
 
 async def run_planner(fleet: Fleet, store: Store, executor: Executor, *, lease_s: float = LEASE_S) -> None:
-    """Plans, whenever it leads, until it is cancelled."""
+    """Make plans, whenever this planner leads, until cancelled."""
     planning = Planning(fleet, store, f"planner:{secrets.token_hex(8)}", SystemClock(), lease_s=lease_s)
     await planning.run(executor)
 
 
 async def serve_planner(fleet: Fleet, place: Place, lease_s: float) -> None:
-    """A process that does nothing else, until SIGINT or SIGTERM. Raises: ConfigError."""
+    """Run a process that is only a planner, until SIGINT or SIGTERM. Raises: ConfigError."""
     stopping, store = Stopping(), open_store(place.store)
     try:
         with ThreadPoolExecutor(1, "sloserve-planner") as executor:

@@ -20,9 +20,10 @@ from sloserve.fleet.supervised import supervised
 
 
 async def serve_pool(fleet: Fleet, place: Place, say: Callable[[str], None], options: Sequence[str]) -> None:
-    """Until SIGINT or SIGTERM; then its agents end, and what they serve ends or goes back, unless it is told again.
+    """Run a pool until SIGINT or SIGTERM; then its agents end.
 
-    options: further ones of ``sloserve fleet agent``. Raises: ConfigError.
+    What they serve ends or goes back into the queue, unless a second signal comes. Agents get ``options``, further
+    options of ``sloserve fleet agent``. Raises: ConfigError.
     """
     stopping = Stopping()
     check_doors(fleet, place)
@@ -50,7 +51,10 @@ async def serve_pool(fleet: Fleet, place: Place, say: Callable[[str], None], opt
 
 
 def ray_pool(fleet: Fleet, place: Place, options: Sequence[str]) -> Pool:
-    """Raises: ConfigError for a file without ``pool.ray``, and for a cluster that cannot be reached."""
+    """Return the pool on Ray.
+
+    Raises: ConfigError for a file without ``pool.ray``, and for a cluster that cannot be reached.
+    """
     if fleet.pool.ray is None:
         raise ConfigError(
             f"{fleet.source}: pool.ray is missing: the address of a Ray cluster, or auto for one on this host"

@@ -17,7 +17,11 @@ _WORDS = {
 
 
 class Progress:
-    """say: prints a line."""
+    """Reports how the instances of a fleet start.
+
+    Args:
+        say: prints a line.
+    """
 
     def __init__(self, fleet: Fleet, say: Callable[[str], None]) -> None:
         self._say = say
@@ -26,10 +30,10 @@ class Progress:
         self._seen: dict[str, tuple[Phase, str | None]] = {}
 
     def look(self, members: Sequence[Agent]) -> bool:
-        """Tells what is new.
+        """Print what is new, and return whether the fleet is ready.
 
-        Returns: whether all instances of the file are there, or any if it has none, and those that begin with a model
-        serve.
+        It is ready when all instances of the file are there, or any if the file has none, and every instance that
+        begins with a model serves.
         """
         reports = [report for row in members if (report := agent_report(row.state)) is not None]
         for instance in (one for report in reports for one in report.instances):

@@ -1,4 +1,4 @@
-"""Asks a cluster for the hosts that the plan in force needs, and lets go of those that it does not."""
+"""Asks a cluster for the hosts that the plan in force needs, and releases hosts that it does not need."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -14,13 +14,18 @@ from sloserve.fleet.pool.pool import Offer, Pool
 from sloserve.fleet.store.store import Store
 
 SCALE_S: Final = 5.0
-"""Between looks at the plan."""
+"""Seconds between looks at the plan."""
 STALE_S: Final = 15.0
 """A plan that is older says nothing of what is needed now: its planner is away."""
 
 
 class Scaler:
-    """One for each pool. say: prints a line for each host that goes. clock: of this process."""
+    """Scales the hosts of one pool.
+
+    Args:
+        say: prints a line for each host that goes.
+        clock: clock of this process.
+    """
 
     def __init__(
         self,
@@ -42,7 +47,7 @@ class Scaler:
         self._clock = clock or SystemClock()
 
     async def turn(self) -> None:
-        """One look. Raises: StoreError, OSError of the pool."""
+        """Compare hosts and plan once, and act. Raises: StoreError, and OSError of the pool."""
         if not self._kinds:
             return
         stored, now_s, rows = await asyncio.to_thread(
@@ -63,7 +68,7 @@ class Scaler:
     async def _fit(
         self, kind: str, count: int, offers: Mapping[str, Offer], reports: Mapping[str, AgentReport]
     ) -> None:
-        """Drains one host of a kind that has too many, the least busy, or has drained ones work again."""
+        """Drain the least busy host of a kind that has too many, or put drained hosts back to work."""
         drained = [host for host in offers if offers[host].device == kind and host in self._keeper.drained]
         active = [host for host in offers if offers[host].device == kind and host not in drained]
         for host in drained[: max(count - len(active), 0)]:

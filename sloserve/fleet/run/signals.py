@@ -1,4 +1,4 @@
-"""How a process of a fleet is told to stop."""
+"""Stops a process of a fleet on a signal."""
 
 import asyncio
 import signal
@@ -21,9 +21,9 @@ class Stopping:
         return self._event.is_set()
 
     async def wait(self) -> None:
-        """Returns once the process shall end."""
+        """Return once the process shall end."""
         await self._event.wait()
 
     def again(self) -> None:
-        """The next signal counts as the first."""
+        """Forget the signals up to now: the next one counts as the first."""
         self._event.clear()
