@@ -15,13 +15,21 @@ from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 
 
 class Arrivals(Protocol):
-    """Poisson arrivals in n systems. rate_per_s: now, ``[n]``. entered: systems whose rate is new, ``[n]``."""
+    """Poisson arrivals in n systems.
+
+    Args:
+        rate_per_s: present rate of each system in requests per second, ``[n]``.
+        entered: whether the rate of each system is new, ``[n]``.
+    """
 
     rate_per_s: FloatArray
     entered: BoolArray
 
     def gaps_s(self, systems: IntArray, now_s: FloatArray) -> FloatArray:
-        """Time until the next arrival in each of ``systems``; infinite where none comes. now_s: of all, ``[n]``."""
+        """Return the seconds until the next arrival in each of ``systems``, infinite where none comes.
+
+        The present times of all systems are ``now_s``, ``[n]``.
+        """
         ...
 
 
@@ -40,8 +48,13 @@ class Stable:
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """How rates change. rates: least and greatest. requests: least and greatest number at a rate. mean_s: mean time at
-    a rate. timed: share of the systems where time counts and not requests.
+    """Phases of changing rates.
+
+    Args:
+        rates: least and greatest rate, in requests per second.
+        requests: least and greatest number of requests at one rate.
+        mean_s: mean time at one rate, in seconds.
+        timed: share of the systems in which phases last a time, not a number of requests.
     """
 
     rates: tuple[float, float] = (0.25, 64.0)
@@ -51,8 +64,10 @@ class Phases:
 
     @classmethod
     def between(cls, rates: tuple[float, float], limit_s: float) -> "Phases":
-        """Rates that hold for one to ten times what a request may take: for so many requests as come then at the middle
-        rate, or for 1.5 times that in the mean.
+        """Return rates that hold for one to ten times what a request may take, ``limit_s`` seconds.
+
+        A phase lasts as many requests as come then at the middle rate, or a time that is 1.5 times the limit in the
+        mean.
         """
         held = limit_s * math.sqrt(rates[0] * rates[1])
         return cls(rates, (max(round(held), 1), max(round(10.0 * held), 2)), 1.5 * limit_s)

@@ -19,20 +19,25 @@ class Barred(StrEnum):
     TOO_LONG = "too_long"
     """Prompt and output are longer than its context."""
     UNSUPPORTED = "unsupported"
-    """It lacks something that the request needs: tools, a grammar, images."""
+    """The model lacks something that the request needs: tools, a grammar, images."""
     ASLEEP = "asleep"
-    """It serves nowhere, and nothing says when it will."""
+    """The model serves nowhere, and nothing says when it will."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
     """One request that names no model.
 
-    task: as its header states. output_tokens: expected, or the client's cap where nothing better is known. needs:
-    features that a model must support, as ``tools``. conversation: the same for all requests of one conversation, and
-    for no two tenants; ``None`` for a request of its own. begins: whether it is the first of its conversation.
-    context_tokens: that a model's context must have. elapsed_s: since its arrival. network_s: that the way to the
-    client and back takes of its time.
+    Args:
+        task: task that its header states.
+        output_tokens: expected output tokens, or the client's cap if nothing better is known.
+        needs: features that a model must support, such as ``tools``.
+        conversation: a key that is the same for all requests of one conversation, and for no two tenants; ``None`` for
+            a request of its own.
+        begins: whether it is the first of its conversation.
+        context_tokens: tokens that a model's context must have.
+        elapsed_s: seconds since its arrival.
+        network_s: seconds that the network takes of its time, to the client and back.
     """
 
     slo_class: str
@@ -48,7 +53,7 @@ class RequestFacts:
     network_s: float = 0.0
 
     def limit_s(self, token_s: float) -> float:
-        """From arrival to the last token, as its targets say; ``token_s`` a token where they say nothing."""
+        """Return the seconds from arrival to the last token by its targets, or ``token_s`` a token without them."""
         tokens, targets = max(self.output_tokens, 1.0), self.targets
         limits = [] if targets.e2e_s is None else [targets.e2e_s]
         if targets.pace_s is not None:
@@ -60,10 +65,13 @@ class RequestFacts:
 class Candidate:
     """A model, and what its instances would do with the request now.
 
-    batches: requests at each instance that serves it. ready_in_s: until one serves it: 0, the predicted end of a
-    switch, or infinite. first_s, completion_s: predicted time from then to the first and the last token at the best
-    instance. error: relative standard deviation of that prediction; ``None`` for the settings' own. full: it would
-    refuse the request for as long as others wait.
+    Args:
+        batches: number of requests at each instance that serves it.
+        ready_in_s: seconds until an instance serves it: 0, the predicted end of a switch, or infinite.
+        first_s: predicted seconds from then to the first token at the best instance.
+        completion_s: predicted seconds from then to the last token at the best instance.
+        error: relative standard deviation of the prediction; ``None`` for the settings' own.
+        full: whether it would refuse the request for as long as others wait.
     """
 
     model: str
@@ -78,7 +86,7 @@ class Candidate:
     full: bool = False
 
     def barred(self, facts: RequestFacts) -> Barred | None:
-        """Why it cannot serve the request; ``None`` if it can."""
+        """Return why the model cannot serve the request, or ``None`` if it can."""
         if not self.allowed:
             return Barred.NOT_ALLOWED
         if facts.context_tokens > self.max_model_len:
@@ -88,8 +96,10 @@ class Candidate:
         return None if math.isfinite(self.ready_in_s) else Barred.ASLEEP
 
     def predicted_s(self, facts: RequestFacts, limit_s: float) -> float:
-        """Time until the last token; where the first token is the tighter target, as long as is as late of ``limit_s``
-        as that one is of its own limit.
+        """Return the seconds until the last token.
+
+        If the first token is the tighter target, return the part of ``limit_s`` that the first token takes of its own
+        limit.
         """
         predicted_s = self.ready_in_s + self.completion_s
         if facts.targets.ttft_s is not None:

@@ -1,6 +1,6 @@
-"""Chooses the model of a request that names none. No clock, no I/O, no chance: nothing is tried out on live requests.
+"""Chooses the model of a request that names none, without clock, I/O or chance: live requests test nothing.
 
-Models that cannot serve the request are left out, then those that would hardly be in time. Of the rest a conversation
+Models that cannot serve the request are left out, then models that would hardly be in time. Of the rest a conversation
 stays with its model; else the policy decides: masked greedy, or a trained net over the same models. A shadow policy
 only says what it would have chosen.
 """
@@ -36,19 +36,23 @@ class Why(StrEnum):
     CONVERSATION = "conversation"
     """The earlier requests of its conversation went there, and it should be in time there."""
     BEST = "best"
-    """The best for its task of those that should be in time."""
+    """The model is the best for the task among the models that should be in time."""
     POLICY = "policy"
-    """The one that the trained policy values most, among those that should be in time."""
+    """The model is the one that the trained policy values most, among the models that should be in time."""
     SOONEST = "soonest"
-    """None should be in time; this one is least late."""
+    """No model should be in time; this one is least late."""
     NONE = "none"
     """No model can serve it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """model: ``None`` if none can serve the request. barred: the models that cannot, and why. shadow: what the shadow
-    policy would have chosen; ``None`` without one, or where there was nothing to choose.
+    """The choice for one request.
+
+    Args:
+        model: the chosen model; ``None`` if none can serve the request.
+        barred: the models that cannot serve it, and why.
+        shadow: what the shadow policy would have chosen; ``None`` without one, or if there was nothing to choose.
     """
 
     model: str | None
@@ -58,10 +62,12 @@ class Choice:
 
 
 class ModelChooser:
-    """Args:
-    settings: of the router.
-    network: the trained policy; ``None`` for masked greedy.
-    shadow: a policy that is only asked; ``None`` for masked greedy where ``settings.shadow`` is set.
+    """Chooses models for one gateway.
+
+    Args:
+        settings: settings of the router.
+        network: the trained policy; ``None`` for masked greedy.
+        shadow: a policy that only says what it would choose; ``None`` for masked greedy if ``settings.shadow`` is set.
     """
 
     def __init__(self, settings: RouterSettings, network: Network | None = None, shadow: Network | None = None) -> None:
@@ -74,7 +80,7 @@ class ModelChooser:
 
     @classmethod
     def of(cls, settings: RouterSettings, folder: Path = Path()) -> "ModelChooser":
-        """With the policies that ``settings`` name; their files are relative to ``folder``.
+        """Make a chooser with the policies that ``settings`` name; their files are relative to ``folder``.
 
         Raises: ConfigError for a file that is no policy, or one for other models or features.
         """
@@ -95,10 +101,14 @@ class ModelChooser:
         *,
         again: bool = False,
     ) -> Choice:
-        """The model for a request that arrives at ``now_s``, in seconds, never less than before.
+        """Return the model for a request.
 
-        asked: the models of the set that it names, ``None`` for all. A candidate that the settings do not list is
-        passed over. again: it has arrived before, and is chosen for once more.
+        Args:
+            facts: facts about the request.
+            candidates: the models; one that the settings do not list is passed over.
+            now_s: arrival time in seconds, never less than in an earlier call.
+            asked: models of the set that the request names; ``None`` for all.
+            again: whether the request arrived before, and a model is chosen once more.
         """
         if not again:
             self._arrived(now_s)
@@ -155,7 +165,7 @@ class ModelChooser:
         return features(raw)
 
     def _arrived(self, now_s: float) -> None:
-        """Estimates the rate as the environment of the training does."""
+        """Estimate the rate in the same way as the environment of the training."""
         if self._last_s is not None:
             gap_s = max(now_s - self._last_s, 0.0)
             self._gap_s = gap_s if self._gap_s is None else self._gap_s + (gap_s - self._gap_s) / RATE_MEMORY
@@ -173,8 +183,9 @@ class _Seen:
 
 
 def load_policy(settings: RouterSettings, name: str, folder: Path = Path()) -> Network | None:
-    """The policy called ``name``: ``None`` for ``greedy``, the one that comes with the package for ``shipped``, else a
-    file.
+    """Return the policy called ``name``.
+
+    It is ``None`` for ``greedy``, the one that comes with the package for ``shipped``, else a file's.
 
     Raises: ConfigError for a file that is no policy, or one for other models or features.
     """

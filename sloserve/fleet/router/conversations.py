@@ -1,14 +1,14 @@
-"""Which model a conversation is on. Bounded: the conversation that was silent longest is forgotten first."""
+"""Remembers the model of each conversation. Memory is bounded: the longest silent conversation is forgotten first."""
 
 from collections import OrderedDict
 from hashlib import blake2b
 
 _DIGEST_BYTES = 16
-"""A client's text, however long, takes so much."""
+"""Bytes of a digest, which is kept in place of a client's text of any length."""
 
 
 class Conversations:
-    """At most ``most`` conversations."""
+    """The models of at most ``most`` conversations."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -18,11 +18,11 @@ class Conversations:
         return len(self._models)
 
     def model_of(self, conversation: str) -> str | None:
-        """The model that its last request went to, if that is known still."""
+        """Return the model that received the last request of the conversation, if it is still known."""
         return self._models.get(_key(conversation))
 
     def went_to(self, conversation: str, model: str) -> None:
-        """A request of it goes to ``model``."""
+        """Record that a request of the conversation goes to ``model``."""
         key = _key(conversation)
         self._models[key] = model
         self._models.move_to_end(key)

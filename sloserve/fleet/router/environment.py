@@ -46,13 +46,18 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class System:
-    """What is served, by what.
+    """A simulated system: tasks, models and devices.
 
-    models: names, smallest first. quality: of each model for each task, ``[tasks, models]``. weights: of each task,
-    ``[tasks]``. token_s: guarantee by task, mean seconds a token, ``[tasks]``. interference: share of the other
-    replicas' step that a step on the same device takes longer. prompt_tokens: by task, ``[tasks]``. network_s: least
-    and greatest time that the network adds to a request, drawn evenly by its logarithm. error: standard deviation of
-    the predictor's relative error, one draw for each model and phase of the arrivals.
+    Args:
+        models: names of the models, smallest first.
+        quality: quality of each model for each task, ``[tasks, models]``.
+        weights: weight of each task, ``[tasks]``.
+        token_s: guarantee by task, as mean seconds per token, ``[tasks]``.
+        interference: share of the other replicas' step by which a step on the same device takes longer.
+        prompt_tokens: prompt tokens by task, ``[tasks]``.
+        network_s: least and greatest seconds that the network adds to a request, drawn evenly by the logarithm.
+        error: standard deviation of the predictor's relative error, drawn once for each model and phase of the
+            arrivals.
     """
 
     models: tuple[str, ...]
@@ -82,12 +87,18 @@ class System:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observation:
-    """What a router may know of n requests that arrive, each in a system of its own; columns ``[n]`` or
-    ``[n, models]``.
+    """What a router may know about n arriving requests, each in a system of its own.
 
-    least, mean: requests at the least loaded replica of each model, and at its replicas in the mean. predicted_s: time
-    until its last token if it went to the least loaded replica, without the network, by a predictor that is wrong by
-    ``System.error``. rate_per_s: estimated. quality, weight: of its task.
+    Columns are ``[n]`` or ``[n, models]``.
+
+    Args:
+        least: number of requests at the least loaded replica of each model.
+        mean: mean number of requests at the replicas of each model.
+        predicted_s: seconds until the last token if the request went to the least loaded replica, without the network,
+            by a predictor that is wrong by ``System.error``.
+        rate_per_s: estimated rate of arrivals, in requests per second.
+        quality: quality of each model for the request's task.
+        weight: weight of the request's task.
     """
 
     least: FloatArray
@@ -102,8 +113,11 @@ class Observation:
 
 @dataclass(slots=True)
 class Finished:
-    """Requests that ended, by the tickets that they were served under; rewards: weight included. ended_s: infinite for
-    those that were refused.
+    """Requests that ended, by the tickets under which they were served.
+
+    Args:
+        rewards: reward of each request, with its weight.
+        ended_s: time when each ended, in seconds; infinite for a refused request.
     """
 
     tickets: list[IntArray] = field(default_factory=list)
@@ -116,7 +130,7 @@ class Finished:
         self.ended_s.append(ended_s)
 
     def take(self) -> tuple[IntArray, FloatArray, FloatArray]:
-        """All of them, ``[n]`` each; they are forgotten here."""
+        """Return all of them, each column ``[n]``, and forget them here."""
         if not self.tickets:
             return np.empty(0, np.int64), np.empty(0), np.empty(0)
         taken = np.concatenate(self.tickets), np.concatenate(self.rewards), np.concatenate(self.ended_s)
@@ -162,8 +176,9 @@ class Environment:
         return not self._count.any() and bool(np.isinf(self._arrival_s).all())
 
     def next_arrivals(self) -> IntArray:
-        """Advances every system by one event; the systems in which that was an arrival, to be served before the next
-        call.
+        """Advance every system by one event; return the systems in which it was an arrival.
+
+        Serve these requests before the next call.
         """
         step_s = self._step_s()
         with np.errstate(invalid="ignore"):
@@ -187,7 +202,7 @@ class Environment:
         return np.flatnonzero(arrived)
 
     def observe(self, systems: IntArray) -> Observation:
-        """What is known of the requests that arrived in ``systems``."""
+        """Return what is known about the requests that arrived in ``systems``."""
         models = len(self.system.models)
         counts = self._count[systems].reshape(systems.size, -1, models)
         least = counts.argmin(axis=1)
@@ -205,8 +220,9 @@ class Environment:
         )
 
     def serve(self, systems: IntArray, models: IntArray, tickets: IntArray) -> IntArray:
-        """Sends the request that arrived in each of ``systems`` to the least loaded replica of its model, and draws the
-        next. Returns the devices.
+        """Send the request that arrived in each of ``systems`` to its model, and draw the next. Return the devices.
+
+        It goes to the least loaded replica of the model.
         """
         counts = self._count[systems].reshape(systems.size, -1, len(self.system.models))
         device = np.take_along_axis(counts, models[:, None, None], axis=2)[:, :, 0].argmin(axis=1)
@@ -218,7 +234,7 @@ class Environment:
         at, of, tickets, count, chosen = systems[~full], replica[~full], tickets[~full], count[~full], models[~full]
         task = self._task[at]
         most = self._most[of]
-        # It begins when the one ends whose place it takes.
+        # It begins when the request ends that had its place.
         before = self._end[at, of, (self._head[at, of] + count - most) % RING]
         begins = np.where(count >= most, np.maximum(before, self._tokens[at, of]), self._tokens[at, of])
         slot = (self._head[at, of] + count) % RING
@@ -250,7 +266,7 @@ class Environment:
         self._stall_s[systems[~left], replicas[~left]] = 0.0
 
     def _draw(self, systems: IntArray) -> None:
-        """What arrives next: its task, its network; and the predictor's error where arrivals entered a new phase."""
+        """Draw the next arrival's task and network, and the predictor's error where arrivals entered a new phase."""
         self._task[systems] = self._rng.integers(len(self.system.tasks), size=systems.size)
         low, high = self.system.network_s
         if high > 0.0:
@@ -261,7 +277,7 @@ class Environment:
             self._bias[new] = np.exp(draws)
 
     def _alone_s(self, count: IntArray) -> FloatArray:
-        """Step of replicas with so many requests, ``[..., replicas]``, if nothing else were on their devices."""
+        """Return the step seconds of replicas with ``count`` requests, alone on their devices, ``[..., replicas]``."""
         return np.where(count > 0, self._base_s + self._seq_s * np.minimum(count, self._most), 0.0)
 
     def _step_s(self) -> FloatArray:
@@ -271,16 +287,16 @@ class Environment:
         return step_s
 
     def _beside(self, alone_s: FloatArray) -> FloatArray:
-        """Summed steps, in seconds, of the other replicas on each replica's device, ``[..., replicas]``."""
+        """Return the summed step seconds of the other replicas on each replica's device, ``[..., replicas]``."""
         by_device = alone_s.reshape(*alone_s.shape[:-1], self.system.devices, -1)
         others: FloatArray = (by_device.sum(axis=-1, keepdims=True) - by_device).reshape(alone_s.shape)
         return others
 
     def _predicted_s(self, systems: IntArray) -> FloatArray:
-        """Time until the request's last token if it went to each replica, ``[n, replicas]``.
+        """Return the seconds until the request's last token if it went to each replica, ``[n, replicas]``.
 
-        What comes after it is taken to be like what is there: while it runs, each of the others ends and another takes
-        its place, whose prompt it waits for.
+        Later requests are assumed to be like the present ones: while it runs, each of the others ends and another takes
+        its place, and the request waits for that one's prompt.
         """
         count, tokens = self._count[systems], self.system.output_tokens
         step_s = self._alone_s(count + 1) + self.system.interference * self._beside(self._alone_s(count))

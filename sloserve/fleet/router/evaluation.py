@@ -18,14 +18,18 @@ STABLE_LIMITS = 8.0
 each of 128 tokens (Sec. 5.1.2)."""
 WINDOW = 20
 THRESHOLDS = (1.0, 0.99, 0.98, 0.96, 0.94)
-"""Least mean quality of a window of so many requests, as in Table 2."""
+"""Thresholds of the least mean quality of a window of requests, as in Table 2."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Served:
-    """Requests in the order of their arrival in each system, ``[n]`` each. rate_per_s: at which they arrived. reward:
-    without the weight. latency_s: without the network, infinite for one that was refused. network_s: of the
-    network.
+    """Requests in the order of their arrival in each system; all columns are ``[n]``.
+
+    Args:
+        rate_per_s: rate at which they arrived, in requests per second.
+        reward: reward of each request, without the weight.
+        latency_s: seconds without the network, infinite for a refused request.
+        network_s: seconds of the network.
     """
 
     system: IntArray
@@ -42,12 +46,12 @@ class Served:
         return Served(*(getattr(self, name)[chosen] for name in self.__slots__))
 
     def shares(self, models: int) -> FloatArray:
-        """Share of the requests that went to each model."""
+        """Return the share of the requests that went to each model."""
         return np.bincount(self.model, minlength=models) / max(self.model.size, 1)
 
 
 def serve_all(system: System, rule: Rule, arrivals: Arrivals, systems: int, rng: np.random.Generator) -> Served:
-    """Everything that arrives, to its end."""
+    """Serve everything that arrives, to its end, and return it."""
     world = Environment(system, arrivals, systems, rng)
     rows, served = [], 0
     while not world.over:
@@ -72,7 +76,7 @@ def serve_all(system: System, rule: Rule, arrivals: Arrivals, systems: int, rng:
 def at_rates(
     system: System, rule: Rule, rates: Sequence[float], *, replicas: int, seed: int, limits: float = STABLE_LIMITS
 ) -> list[Served]:
-    """Returns what arrived at each rate, in ``replicas`` systems and within ``limits`` mean guarantees."""
+    """Return what arrived at each rate, in ``replicas`` systems and within ``limits`` mean guarantees."""
     every = np.repeat(np.asarray(rates, np.float64), replicas)
     rng = np.random.default_rng((seed, 11))
     arrivals = Stable(every, limits * float(system.limit_s.mean()), rng)
@@ -81,13 +85,13 @@ def at_rates(
 
 
 def unpredictable(system: System, rule: Rule, phases: Phases, *, replicas: int, until_s: float, seed: int) -> Served:
-    """What arrived in ``replicas`` systems whose rates change."""
+    """Return what arrived in ``replicas`` systems with changing rates."""
     arrivals = Changing(phases, replicas, np.random.default_rng((seed, 21)), until_s)
     return serve_all(system, rule, arrivals, replicas, np.random.default_rng((seed, 22)))
 
 
 def windows(served: Served) -> FloatArray:
-    """Mean quality of every window of 20 requests that follow each other in one system."""
+    """Return the mean quality of every window of 20 requests that follow each other in one system."""
     found = []
     for system in np.unique(served.system):
         reward = served.reward[served.system == system]

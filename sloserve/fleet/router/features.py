@@ -17,7 +17,7 @@ from sloserve.core.arrays import FloatArray
 VERSION = 1
 _BATCH_SCALE = 0.2
 _LATEST = 4.0
-"""Times beyond so many limits look all the same."""
+"""Times beyond this many limits look all the same."""
 _LEAST_LIMIT_S = 1e-3
 
 
@@ -34,16 +34,23 @@ class Schema:
         return (*each, "load", "network_share", "weight")
 
     def as_text(self) -> str:
-        """One line that two equal schemas have in common."""
+        """Return one line that two equal schemas have in common."""
         return f"v{VERSION}:" + ",".join(self.names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RawFeatures:
-    """What features are made of, for n requests, in units of their own.
+    """Inputs of the features of n requests, in units of their own.
 
-    least, mean, predicted_s, quality: ``[n, models]``. limit_s: from arrival to the last token, network included.
-    rate_per_s: of all requests. replicas: of the model that has most. weight: of the request's class.
+    Args:
+        least: number of requests at the least loaded replica, ``[n, models]``.
+        mean: mean number of requests at the replicas, ``[n, models]``.
+        predicted_s: predicted seconds until the last token, ``[n, models]``.
+        quality: quality of the models for the request's task, ``[n, models]``.
+        limit_s: seconds from arrival to the last token, network included.
+        rate_per_s: rate of all requests, in requests per second.
+        replicas: number of replicas of the model that has most.
+        weight: weight of the request's class.
     """
 
     least: FloatArray
@@ -58,7 +65,7 @@ class RawFeatures:
 
 
 def features(raw: RawFeatures) -> FloatArray:
-    """The features of n requests, ``[n, len(names)]``."""
+    """Return the features of n requests, ``[n, len(names)]``."""
     limit_s = np.maximum(raw.limit_s, _LEAST_LIMIT_S)
     left_s = np.maximum(limit_s - raw.network_s, _LEAST_LIMIT_S)
     load = np.log1p(raw.rate_per_s * limit_s / raw.replicas)  # requests a replica would hold if each took its time

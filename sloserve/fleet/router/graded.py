@@ -1,8 +1,9 @@
-"""The router's quality table from graded answers: how often each model was right at each task, and how sure that is.
+"""The router's quality table from graded outputs: how often each model was right at each task, and how sure that is.
 
-Read are folders and ``samples_TASK_DATE.jsonl`` of lm-evaluation-harness with ``--log_samples``, where the model is the
-folder's name, and JSON or JSONL whose rows name ``model`` and ``task`` and have the ``score`` of one answer, from 0 to
-1, or ``correct`` of ``answers``. Quality is relative to the best model of the task, as the router's file has it.
+The inputs are folders and ``samples_TASK_DATE.jsonl`` of lm-evaluation-harness with ``--log_samples``, where the model
+is the folder's name, and JSON or JSONL with rows that name ``model`` and ``task`` and have the ``score`` of one output,
+from 0 to 1, or ``correct`` of ``answers``. Quality is relative to the best model of the task, as the router's file has
+it.
 """
 
 import json
@@ -21,14 +22,18 @@ from sloserve.fleet.router.settings import parse_router
 
 SAMPLES: Final = re.compile(r"samples_(.+)_(\d{4}-\d\d-\d\dT[\d.:-]+)\.jsonl")
 Z95: Final = 1.959964
-"""Of a two-sided interval of 95 %."""
+"""Quantile of the normal distribution for a two-sided interval of 95 %."""
 DIGITS: Final = 3
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """Answers of one model at one task. correct: their scores' sum."""
+    """Graded outputs of one model at one task.
+
+    Args:
+        correct: sum of their scores.
+    """
 
     model: str
     task: str
@@ -47,7 +52,10 @@ class Graded:
 
 
 def wilson(correct: float, answers: int) -> tuple[float, float]:
-    """Score interval of a share. Source: Wilson, "Probable inference", 1927."""
+    """Return the score interval of a share.
+
+    Source: Wilson, "Probable inference", 1927.
+    """
     share, spread = correct / answers, Z95 * Z95 / answers
     middle = share + spread / 2.0
     reach = Z95 * math.sqrt(share * (1.0 - share) / answers + spread / (4.0 * answers))
@@ -56,17 +64,21 @@ def wilson(correct: float, answers: int) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class QualityFile:
-    """cells: by task and model, models from the least accurate on."""
+    """A quality table.
+
+    Args:
+        cells: graded outputs by task and model, models from the least accurate on.
+    """
 
     models: tuple[str, ...]
     cells: Mapping[str, Mapping[str, Graded]]
 
     def quality(self, task: str, model: str) -> float:
-        """Accuracy relative to the best model's at the task."""
+        """Return the accuracy relative to the best model's at the task."""
         return self.cells[task][model].accuracy / max(cell.accuracy for cell in self.cells[task].values())
 
     def undecided(self) -> list[tuple[str, str, str]]:
-        """Neighbours whose intervals overlap: task, lesser model, next better model."""
+        """Return neighbours with overlapping intervals: task, lesser model, next better model."""
         found = []
         for task, row in self.cells.items():
             ranked = sorted(row.values(), key=lambda cell: cell.accuracy)
@@ -75,7 +87,7 @@ class QualityFile:
         return found
 
     def as_rows(self) -> list[Row]:
-        """A row for each task and model, for JSON and tables."""
+        """Return a row for each task and model, for JSON and tables."""
         return [
             {
                 "task": task,
@@ -91,7 +103,7 @@ class QualityFile:
         ]
 
     def as_yaml(self) -> str:
-        """A router's file: models, smallest first as far as accuracy tells, and quality; intervals are comments."""
+        """Return a router's file: models, smallest first as far as accuracy shows, and quality with intervals."""
         table = {task: {m: round(self.quality(task, m), DIGITS) for m in self.models} for task in self.cells}
         lines = ["# Made by `sloserve router-quality`; docs/router.md explains every key. Models: smallest first."]
         lines.append(yaml.safe_dump({"models": list(self.models)}, default_flow_style=True, width=10_000).strip("{}\n"))
@@ -114,14 +126,17 @@ class QualityFile:
 def quality_of(
     paths: Sequence[Path], *, names: Mapping[str, str], metric: str, filtered: str | None, models: Sequence[str]
 ) -> QualityFile:
-    """The table of what the files say.
+    """Return the table of the grades in the files.
 
     Args:
-        names: of models in the router, by theirs in the files; others keep theirs. metric, filtered: the score of
-            lm-evaluation-harness that counts, and which of its filters. models: smallest first; by mean accuracy if
-            empty.
+        paths: files and folders to read.
+        names: names of models in the router, by their names in the files; others keep theirs.
+        metric: score of lm-evaluation-harness that counts.
+        filtered: filter of lm-evaluation-harness that counts, or ``None`` if there is only one.
+        models: names of the models, smallest first; sorted by mean accuracy if empty.
 
-    Raises: ConfigError for a file that cannot be read, a score that is none, or a model without answers at a task.
+    Raises:
+        ConfigError: a file cannot be read, a value is no score, or a model has no grades at a task.
     """
     sums: dict[tuple[str, str], Graded] = {}
     for path in paths:
@@ -170,7 +185,7 @@ def _task(path: Path) -> str:
 
 
 def _samples(path: Path, metric: str, filtered: str | None) -> Iterator[Graded]:
-    """Of lm-evaluation-harness: one answer a line, under each filter."""
+    """Yield the samples of lm-evaluation-harness, one output a line, under each filter."""
     rows = list(_rows(path))
     kinds = sorted({str(row.get("filter")) for _, row in rows})
     if filtered is None and len(kinds) > 1:
@@ -217,7 +232,7 @@ def _score(place: str, name: str, value: Any) -> float:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """Each row with its place, for messages: of a list, or of one object a line."""
+    """Yield each row of a list, or of lines of one object each, with its place for messages."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Which models are sure enough to be in time, by what the completion predictor says and by how wrong it has been."""
+"""Finds the models that are sure enough to be in time, from the completion predictor and from its past error."""
 
 import numpy as np
 
@@ -9,19 +9,21 @@ SURE = 1.645
 
 
 def in_time(predicted_s: FloatArray, limit_s: FloatArray, error: float | FloatArray) -> BoolArray:
-    """Models that end within ``limit_s`` although predictions are wrong by ``error``.
+    """Return the models that end within ``limit_s`` although predictions are wrong by ``error``.
 
-    predicted_s: ``[n, models]``, infinite for a model that cannot serve the request at all. limit_s: ``[n]``, what is
-    left of the request's time once the network has had its share. error: relative standard deviation, one or
-    ``[n, models]``.
+    Args:
+        predicted_s: predicted seconds, ``[n, models]``; infinite for a model that cannot serve the request at all.
+        limit_s: seconds that the network leaves of the request's time, ``[n]``.
+        error: relative standard deviation of predictions, one number or ``[n, models]``.
     """
     sure: BoolArray = predicted_s * (1.0 + SURE * error) <= limit_s[:, None]
     return sure
 
 
 def feasible(predicted_s: FloatArray, limit_s: FloatArray, error: float | FloatArray) -> BoolArray:
-    """As ``in_time``; but where no model is, the one that ends first is the only one allowed, so that each request that
-    can be served has a model.
+    """Return models as ``in_time`` does; where no model is, allow only the one that ends first.
+
+    So each request that can be served has a model.
     """
     allowed = in_time(predicted_s, limit_s, error)
     nowhere = np.flatnonzero(~allowed.any(axis=1))

@@ -24,8 +24,10 @@ Layer = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Network:
-    """Layers of ``(weights [in, out], biases [out])`` with ReLU between them. about: what training says of it, as text;
-    ``schema`` and ``models`` are always there.
+    """Layers of ``(weights [in, out], biases [out])`` with ReLU between them.
+
+    Args:
+        about: what training says about it, as text; ``schema`` and ``models`` are always there.
     """
 
     layers: tuple[Layer, ...]
@@ -37,7 +39,7 @@ class Network:
         return tuple(self.about["models"].split(","))
 
     def values(self, features: FloatArray) -> FloatArray:
-        """What each model is worth for each request, ``[n, models]``; only their order means anything."""
+        """Return the value of each model for each request, ``[n, models]``; only their order means anything."""
         x = features.astype(np.float32)
         for weights, biases in self.layers[:-1]:
             x = np.maximum(x @ weights + biases, 0.0)
@@ -45,7 +47,7 @@ class Network:
         return np.asarray(x @ weights + biases, np.float64)
 
     def save(self, path: Path) -> None:
-        """Writes the policy to ``path`` in half precision, replacing what is there."""
+        """Write the policy to ``path`` in half precision, replacing what is there."""
         header: dict[str, object] = {"__metadata__": dict(self.about)}
         blocks, at = [], 0
         for i, layer in enumerate(self.layers):
@@ -64,10 +66,15 @@ class Network:
 
 
 def load_network(path: Path, schema: str, models: Sequence[str] | None = None) -> Network:
-    """The policy in the file at ``path``.
+    """Return the policy in the file at ``path``.
 
-    schema: as text, of the features that would be computed. models: names that it must choose among; ``None`` for any.
-    Raises: ConfigError when there is no such file, it is malformed, or it was trained for other features or models.
+    Args:
+        path: path of the policy file.
+        schema: schema, as text, of the features that would be computed.
+        models: names that it must choose among; ``None`` for any.
+
+    Raises:
+        ConfigError: there is no such file, it is malformed, or it was trained for other features or models.
     """
     try:
         if not path.is_file():  # a device or a pipe has no end

@@ -16,19 +16,24 @@ from sloserve.core.arrays import FloatArray
 
 @dataclass(frozen=True, slots=True)
 class QualityTable:
-    """quality: by task, then by model, from 0 to 1. task_by_class: of requests whose header names no task."""
+    """The quality of models at tasks.
+
+    Args:
+        quality: quality by task, then by model, from 0 to 1.
+        task_by_class: task of requests without a task in their header, by class.
+    """
 
     quality: Mapping[str, Mapping[str, float]]
     task_by_class: Mapping[str, str]
 
     def task(self, stated: str | None, slo_class: str | None) -> str | None:
-        """The request's task: what it ``stated`` if the table has that, else its class's; ``None`` for unknown."""
+        """Return the request's task: the ``stated`` one if the table has it, else its class's, or ``None``."""
         if stated is not None and stated in self.quality:
             return stated
         return None if slo_class is None else self.task_by_class.get(slo_class)
 
     def of(self, task: str | None, models: Sequence[str]) -> FloatArray:
-        """Quality of ``models`` for ``task``, ``[models]``; 0 for a model that the table does not have."""
+        """Return the quality of ``models`` for ``task``, ``[models]``; 0 for a model that the table does not have."""
         if task is None:
             rows = [[row.get(model, 0.0) for model in models] for row in self.quality.values()]
             return np.asarray(np.mean(rows, axis=0), np.float64)

@@ -19,9 +19,19 @@ def quality_and_report(
     filtered: str | None,
     as_json: bool,
 ) -> None:
-    """Writes the table to ``out`` or standard output. names: each as MODEL=FOLDER. as_json: prints rows instead.
+    """Write the table to ``out`` or standard output.
 
-    Raises: ConfigError for wrong files or flags, and when ``out`` cannot be written.
+    Args:
+        paths: files and folders to read.
+        out: file for the table; ``None`` for standard output.
+        models: names of the models, separated by commas, smallest first.
+        names: names of models, each as MODEL=FOLDER.
+        metric: score of lm-evaluation-harness that counts.
+        filtered: filter of lm-evaluation-harness that counts.
+        as_json: whether rows are printed instead.
+
+    Raises:
+        ConfigError: files or flags are wrong, or ``out`` cannot be written.
     """
     pairs = [text.partition("=") for text in names]
     if wrong := [name + sign + folder for name, sign, folder in pairs if not name or not folder]:

@@ -1,4 +1,7 @@
-"""Memory of transitions whose reward comes later than the next state. Bounded: the oldest of each system go first."""
+"""Memory of transitions with a reward that comes later than the next state.
+
+It is bounded: the oldest transitions of each system go first.
+"""
 
 from dataclasses import dataclass
 
@@ -13,7 +16,11 @@ _FEWEST = 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Transitions, ``[n]`` or ``[n, ...]``. gap_s: time between the two arrivals."""
+    """Transitions, with columns ``[n]`` or ``[n, ...]``.
+
+    Args:
+        gap_s: seconds between the two arrivals.
+    """
 
     states: NDArray[np.float32]
     models: IntArray
@@ -43,7 +50,7 @@ class Replay:
         allowed: BoolArray,
         arrival_s: FloatArray,
     ) -> IntArray:
-        """One request of each of ``systems``; returns their tickets."""
+        """Add one request of each of ``systems``, and return their tickets."""
         added = self._added[systems]
         at = added % self._length
         self._states[systems, at] = states
@@ -55,13 +62,13 @@ class Replay:
         return added * self._added.size + systems
 
     def fill(self, tickets: IntArray, rewards: FloatArray) -> None:
-        """Rewards of requests that ended; those that are forgotten already are left out."""
+        """Record the rewards of requests that ended; forgotten requests are left out."""
         added, systems = np.divmod(tickets, self._added.size)
         known = self._added[systems] - added <= self._length
         self._rewards[systems[known], added[known] % self._length] = rewards[known]
 
     def sample(self, size: int, rng: np.random.Generator) -> Batch | None:
-        """``size`` transitions with known rewards, evenly from all; ``None`` while there are too few."""
+        """Draw ``size`` transitions with known rewards, evenly from all; return ``None`` while there are too few."""
         if self._added.min() < _FEWEST:
             return None
         systems = rng.integers(self._added.size, size=4 * size)

@@ -16,12 +16,12 @@ Rule = Callable[[Observation], IntArray]
 
 
 def allowed_by(system: System, seen: Observation) -> BoolArray:
-    """Models that are feasible for each request, ``[n, models]``."""
+    """Return the models that are feasible for each request, ``[n, models]``."""
     return feasible(seen.predicted_s, system.limit_s[seen.task] - seen.network_s, system.error)
 
 
 def features_of(system: System, seen: Observation) -> FloatArray:
-    """Features of each request, ``[n, features]``."""
+    """Return the features of each request, ``[n, features]``."""
     every = np.ones(seen.task.size)
     raw = RawFeatures(
         least=seen.least,
@@ -38,7 +38,7 @@ def features_of(system: System, seen: Observation) -> FloatArray:
 
 
 def always(model: int) -> Rule:
-    """One model for all."""
+    """Return the rule that sends all requests to one model."""
     return lambda seen: np.full(seen.task.size, model)
 
 
@@ -48,7 +48,7 @@ def masked_greedy(system: System) -> Rule:
 
 
 def learned(system: System, network: Network, *, masked: bool = True) -> Rule:
-    """What ``network`` values most, of the feasible models or of all."""
+    """Return the rule that takes the model ``network`` values most, of the feasible models or of all."""
 
     def rule(seen: Observation) -> IntArray:
         values = network.values(features_of(system, seen))

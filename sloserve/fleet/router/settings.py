@@ -1,4 +1,6 @@
-"""The router's file: models, what they are good at, and how a model is chosen for a request that names none.
+"""The router's file: models, their quality by task, and how a model is chosen for a request that names none.
+
+This is an example::
 
     models: [opt-125m, opt-1.3b, opt-6.7b]
     quality:
@@ -35,7 +37,7 @@ AUTO = "auto"
 MAX_MODELS, MAX_TASKS, MAX_SETS = 64, 256, 64
 _MOST_MS, _LEAST_RATE, _MOST_RATE = 1e7, 1e-4, 1e6
 _USUAL_BATCH = 64
-"""Beside so many decoding requests the cost of a prompt token is taken."""
+"""Number of decoding requests beside which the cost of a prompt token is taken."""
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Share = Annotated[float, Field(strict=True, ge=0.0, le=1.0), Allowed("a number from 0 to 1")]
@@ -56,9 +58,14 @@ class SpeedEntry(_Section):
 
 
 class SystemSection(_Section):
-    """What training simulates. prompt_tokens: of every request, or by task. network_ms: least and greatest. rates:
-    least and greatest rate of requests per second. task_weights: 1 where a task has none. task_token_ms: guarantee of a
-    task, ``token_ms`` where it has none.
+    """The system that training simulates.
+
+    Args:
+        prompt_tokens: prompt tokens of every request, or by task.
+        network_ms: least and greatest time that the network adds, in milliseconds.
+        rates: least and greatest rate, in requests per second.
+        task_weights: weight by task; 1 for a task without one.
+        task_token_ms: guarantee by task, in milliseconds per token; ``token_ms`` for a task without one.
     """
 
     speed: Annotated[
@@ -78,10 +85,17 @@ class SystemSection(_Section):
 
 
 class RouterSettings(_Section):
-    """The file. models: smallest first. weights: by class, 1 for others; a class of more weight counts more in training
-    and is one of the features. token_ms: guarantee of a request without targets, mean time per output token. error:
-    relative standard deviation of predicted times, until measured. policy, shadow: ``greedy``, ``shipped`` or a file of
-    ``sloserve train-router``; the shadow only says what it would have chosen. conversations: remembered at most.
+    """The contents of a router's file.
+
+    Args:
+        models: names of the models, smallest first.
+        weights: weight by class, 1 for others; a class of more weight counts more in training and is one of the
+            features.
+        token_ms: guarantee of a request without targets, as mean milliseconds per output token.
+        error: relative standard deviation of predicted times, until measured.
+        policy: ``greedy``, ``shipped`` or a file of ``sloserve train-router``.
+        shadow: a policy, named likewise, that only says what it would have chosen.
+        conversations: the most conversations that are remembered.
     """
 
     models: Annotated[list[Name], Field(min_length=1, max_length=MAX_MODELS), Allowed("a list of models")]
@@ -106,17 +120,20 @@ class RouterSettings(_Section):
 
 
 def read_router(path: Path) -> RouterSettings:
-    """The settings in the file at ``path``. Raises: ConfigError that lists every fault, one line each."""
+    """Return the settings in the file at ``path``. Raises: ConfigError that lists every fault, one line each."""
     return router_in(load_yaml(path))
 
 
 def parse_router(text: str, source: str = "router") -> RouterSettings:
-    """The settings in ``text``; ``source`` stands for the file in messages. Raises: as :func:`read_router`."""
+    """Return the settings in ``text``; ``source`` stands for the file in messages.
+
+    Raises: as :func:`read_router`.
+    """
     return router_in(parse_yaml(text, source))
 
 
 def router_in(root: Node) -> RouterSettings:
-    """The settings in a file that was read. Raises: as :func:`read_router`."""
+    """Return the settings in a file that was read. Raises: as :func:`read_router`."""
     if not isinstance(root.value, dict):
         raise root.not_allowed("a mapping of fields to values")
     settings, problems = check_model(RouterSettings, root.plain())
@@ -127,7 +144,7 @@ def router_in(root: Node) -> RouterSettings:
 
 
 def router_problems(settings: RouterSettings) -> list[Problem]:
-    """What is wrong between fields: names that stand for nothing, models without a quality."""
+    """Return problems between fields: names that stand for nothing, models without a quality."""
     models, tasks = tuple(settings.models), tuple(settings.quality)
     named: list[tuple[tuple[str | int, ...], str, tuple[str, ...]]]
     named = [(("quality", task, m), m, models) for task, row in settings.quality.items() for m in row]
@@ -177,8 +194,9 @@ def _system_problems(system: SystemSection, models: tuple[str, ...]) -> list[Pro
 
 
 def system_of(settings: RouterSettings) -> tuple[System, Phases]:
-    """What ``system`` of settings without fault says to simulate. Raises: ConfigError where it is missing, or names a
-    profile that cannot be read.
+    """Return the system and the arrivals that ``system`` of faultless settings says to simulate.
+
+    Raises: ConfigError where it is missing, or names a profile that cannot be read.
     """
     of = settings.system
     if of is None:
@@ -213,8 +231,10 @@ def _speed(settings: RouterSettings, model: str, prompt_tokens: float) -> Speed:
 
 
 def profile_speed(profile: Profile, prompt_tokens: float, output_tokens: int) -> Speed:
-    """A profile as a line in the batch size: contexts are those of requests halfway through their output, and prompt
-    tokens cost what they add to a step of a usual batch.
+    """Return the line in the batch size that stands for a profile.
+
+    Contexts are taken halfway through the output of requests, and prompt tokens cost what they add to a step of a usual
+    batch.
     """
     context = max(round(prompt_tokens + output_tokens / 2), 1)
     one, many = (profile.step_s(StepLoad.of([], [context] * n)) for n in (1, profile.max_num_seqs))

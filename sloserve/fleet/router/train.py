@@ -1,7 +1,7 @@
-"""Trains a router by Double DQN, on many systems at once. The one module here that imports torch.
+"""Trains a router by Double DQN, on many systems at once. This is the only module here that imports torch.
 
-A request's reward is known when it ends, many arrivals after its model was chosen. So what was seen and chosen is
-written down when it arrives, the reward when it ends, and only transitions whose reward is known are learnt from.
+A request's reward is known when it ends, many arrivals after its model was chosen. So the state and the choice are
+recorded when it arrives, the reward when it ends, and only transitions with a known reward are learned from.
 
 Source: Quality-of-Service Aware LLM Serving, Sec. 4.2: two layers of 256, learning rate 1e-4, target network every 500
 iterations, Double Q-learning, epsilon-greedy, discount 0.99. Differs: the future is discounted by time too, since a
@@ -27,7 +27,7 @@ from sloserve.fleet.router.routing import allowed_by, features_of
 from sloserve.fleet.router.training_settings import TrainingSettings
 
 Progress = Callable[[int], None]
-"""Told how many steps are done, now and then."""
+"""A callback that receives, now and then, how many steps are done."""
 
 
 class Trainer:
@@ -51,7 +51,12 @@ class Trainer:
         self._num_summed = 0
 
     def run(self, progress: Progress = lambda steps: None, on_checkpoint: Callable[[int], None] | None = None) -> None:
-        """Trains for all steps. on_checkpoint: called after each tenth of them, with the steps done."""
+        """Train for all steps.
+
+        Args:
+            progress: called now and then with the steps done.
+            on_checkpoint: called after each tenth of the steps, with the steps done.
+        """
         settings, done, owed, checkpoint = self._settings, 0, 0.0, 1
         while done < settings.steps:
             systems = self._world.next_arrivals()

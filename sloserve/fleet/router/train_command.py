@@ -35,7 +35,12 @@ JUDGED_SEED = 1000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judged:
-    """What each rule earned. by_rate: at each of ``rates``. changing: under rates that change."""
+    """What each rule earned.
+
+    Args:
+        by_rate: requests served at each of ``rates``, by rule.
+        changing: requests served under rates that change, by rule.
+    """
 
     rates: tuple[float, ...]
     by_rate: Mapping[str, list[Served]]
@@ -51,11 +56,18 @@ def train_and_report(
     plots: Path | None,
     as_json: bool = False,
 ) -> None:
-    """Trains on the system that ``file`` describes and writes the policy to ``out``; or judges ``evaluate`` alone.
+    """Train on the system that ``file`` describes and write the policy to ``out``, or judge ``evaluate`` alone.
 
-    as_json: prints what the tables show as an object; they then go to standard error.
+    Args:
+        file: the router's file.
+        out: path of the policy file.
+        training: settings of the training.
+        evaluate: path of a policy to judge in place of training.
+        plots: folder for plots, if any are drawn.
+        as_json: whether to print what the tables show as an object; the tables then go to standard error.
 
-    Raises: ConfigError for a malformed file or impossible settings, without torch, and when ``out`` cannot be written.
+    Raises:
+        ConfigError: the file is malformed, settings are impossible, torch is missing, or ``out`` cannot be written.
     """
     settings = read_router(file)
     try:
@@ -104,7 +116,7 @@ def _train(system: System, phases: Phases, out: Path, settings: TrainingSettings
 
 
 def describe(system: System) -> dict[str, object]:
-    """What a policy was trained on, for its file."""
+    """Return what a policy was trained on, for its file."""
     speeds = {
         model: [round(1e3 * speed.base_s, 6), round(1e3 * speed.seq_s, 6), speed.max_num_seqs]
         for model, speed in zip(system.models, system.speeds, strict=True)
@@ -119,13 +131,13 @@ def describe(system: System) -> dict[str, object]:
 
 
 def rules(system: System, network: Network) -> dict[str, Rule]:
-    """Each model alone, smallest first, then masked greedy and the policy."""
+    """Return the rules: each model alone, smallest first, then masked greedy and the policy."""
     alone: dict[str, Rule] = {model: always(i) for i, model in enumerate(system.models)}
     return {**alone, "greedy": masked_greedy(system), "policy": learned(system, network)}
 
 
 def judge(system: System, phases: Phases, of: Mapping[str, Rule], *, replicas: int = REPLICAS) -> Judged:
-    """Every rule on the same arrivals."""
+    """Judge every rule on the same arrivals."""
     rates = tuple(float(f"{rate:.2g}") for rate in np.geomspace(*phases.rates, NUM_RATES))
     until_s = CHANGING_LIMITS * float(system.limit_s.mean())
     return Judged(
@@ -142,7 +154,11 @@ def judge(system: System, phases: Phases, of: Mapping[str, Rule], *, replicas: i
 
 
 def _as_json(judged: Judged) -> dict[str, object]:
-    """quality: mean in time, of each rule at each rate. windows: share with at least that mean quality, by rule."""
+    """Return the results as an object.
+
+    ``quality`` is the mean quality in time, of each rule at each rate. ``windows`` is the share of windows with at
+    least each threshold of mean quality, by rule.
+    """
     return {
         "rates_per_s": judged.rates,
         "quality": {name: [float(one.reward.mean()) for one in served] for name, served in judged.by_rate.items()},
@@ -182,7 +198,7 @@ def _windows_table(judged: Judged) -> Table:
 
 
 def draw(system: System, judged: Judged, folder: Path) -> None:
-    """``rates.png`` and ``changing.png``."""
+    """Draw ``rates.png`` and ``changing.png``."""
     from sloserve.sim.report.router_plots import plot_changing, plot_rates
 
     models, policy = len(system.models), judged.by_rate["policy"]
