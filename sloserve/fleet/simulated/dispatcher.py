@@ -1,7 +1,7 @@
-"""The contract between a fleet and its dispatcher: who serves which request, and which model is where.
+"""The contract between a fleet and its dispatcher, which decides where each request is served and each model is.
 
 A dispatcher sees what a live gateway and its agents could: its own requests and how many tokens of each have come back,
-where the weights of each model are, what engines publish of themselves, and how long the replies of a model were so
+where the weights of each model are, what engines publish of themselves, and how long the outputs of a model were so
 far. Times are seconds from the start of the run.
 """
 
@@ -22,11 +22,15 @@ from sloserve.scheduler.virtual_queues.contract import ModelState
 class WaitingRequest:
     """A request that no engine has.
 
-    prompt_tokens: with what other engines generated. due_s: the deadline that comes next
-    (:meth:`~sloserve.core.slo.Targets.next_s`), inf where nothing is promised. kept_on: the instance that keeps the KV
-    of its first ``kept_tokens`` tokens in host memory, if one does. prefix_ids, prefix_block_tokens: as of
-    :class:`~sloserve.core.request.WorkloadRequest`. slo_class: name of its class. most_tokens: limit of its reply that
-    it states.
+    Args:
+        prompt_tokens: prompt tokens, with the tokens that other engines generated.
+        due_s: time of the next deadline (:meth:`~sloserve.core.slo.Targets.next_s`), in seconds; inf without a promise.
+        generated_tokens: tokens that other engines generated.
+        kept_on: the instance that keeps the KV of its first ``kept_tokens`` tokens in host memory, if one does.
+        prefix_ids: ids of prefix blocks, as in :class:`~sloserve.core.request.WorkloadRequest`.
+        prefix_block_tokens: tokens of such a block.
+        slo_class: name of its class.
+        most_tokens: limit of its output tokens that it states.
     """
 
     request_id: str
@@ -53,7 +57,7 @@ def waiting_request(
     *,
     oracle: bool = False,
 ) -> WaitingRequest:
-    """What a dispatcher is told of ``request``. oracle: its limit is how long its reply will be."""
+    """Return what a dispatcher may know about ``request``; with ``oracle`` the output limit is the true length."""
     targets = request.slo.targets
     limit_s = targets.next_s(begun=generated_tokens > 0)
     return WaitingRequest(
@@ -76,7 +80,7 @@ def waiting_request(
 
 @dataclass(frozen=True, slots=True)
 class Give:
-    """The instance serves the request, whose model is active there."""
+    """An order that the instance serves the request; the request's model is active there."""
 
     request_id: str
     instance: str
@@ -84,10 +88,12 @@ class Give:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """The instance takes no more requests, lets its streams end, and then makes ``model`` active.
+    """An order that the instance takes no more requests, lets its streams end, and then makes ``model`` active.
 
-    What has not ended after the fleet's ``drain_max_s`` goes back to the queue with what it has. keep_kv: its KV is
-    kept in the host's swap space, where that is worth it; else it is lost.
+    What has not ended after the fleet's ``drain_max_s`` goes back to the queue with its tokens.
+
+    Args:
+        keep_kv: whether its KV is kept in the host's swap space, where that is worth it; else it is lost.
     """
 
     instance: str
@@ -97,7 +103,11 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """The request leaves its engine and goes back to the queue with what it has. keep_kv: as of a switch."""
+    """An order that the request leaves its engine and goes back to the queue with its tokens.
+
+    Args:
+        keep_kv: whether its KV is kept, as for :class:`Switch`.
+    """
 
     request_id: str
     instance: str
@@ -156,7 +166,7 @@ class InstanceView(Protocol):
     def activated_s(self) -> float: ...
     @property
     def ready_s(self) -> float:
-        """When a switch in progress is expected to be over; the present where there is none."""
+        """The expected end of a switch in progress, in seconds; the present time if there is none."""
         ...
 
     @property
@@ -167,23 +177,23 @@ class InstanceView(Protocol):
         ...
 
     def generated(self, request_id: str) -> int:
-        """Tokens that have come back of one in flight."""
+        """Return how many tokens of a request in flight have come back."""
         ...
 
     def can_switch(self) -> bool:
-        """Whether it serves, and has its model for long enough."""
+        """Return whether the instance serves, and has had its model for long enough."""
         ...
 
     def profile(self, model: str) -> Profile:
-        """Step times of the model on its devices."""
+        """Return the step times of the model on the instance's devices."""
         ...
 
     def limits(self, model: str) -> EngineSettings:
-        """Size and limits of the model's engine."""
+        """Return the size and limits of the model's engine."""
         ...
 
     def swap_s(self, model: str) -> float:
-        """How long it takes to make ``model`` active once streams have ended."""
+        """Return the seconds that it takes to make ``model`` active once streams have ended."""
         ...
 
 
@@ -192,7 +202,7 @@ class FleetView(Protocol):
 
     @property
     def fleet(self) -> Fleet:
-        """As its file says."""
+        """The fleet, as its file describes it."""
         ...
 
     @property
@@ -200,15 +210,15 @@ class FleetView(Protocol):
     @property
     def instances(self) -> Sequence[InstanceView]: ...
     def expected_output(self, request: WaitingRequest, generated: int = 0) -> tuple[float, float]:
-        """Mean and standard deviation of the tokens that are still to come of its reply, after ``generated`` in all."""
+        """Return mean and standard deviation of the output tokens still to come, after ``generated`` in all."""
         ...
 
 
 class Dispatcher(ABC):
-    """Which instance serves which request, and which model does each instance have?
+    """Decides which instance serves which request, and which model each instance has.
 
-    Deterministic: what it answers follows from what it was told, and its seed. Each request is held from ``arrived``
-    until it is in a :class:`Give` or a :class:`Refuse`; one that goes back to the queue arrives again.
+    It is deterministic: its orders follow from its inputs and its seed. Each request is held from ``arrived`` until it
+    is in a :class:`Give` or a :class:`Refuse`; one that goes back to the queue arrives again.
     """
 
     @property
@@ -218,28 +228,28 @@ class Dispatcher(ABC):
 
     @abstractmethod
     def begin(self, view: FleetView) -> Sequence[Switch]:
-        """The models to begin with, where they are not those of the fleet's file; they cost nothing."""
+        """Return the models to begin with, if they differ from the ones in the fleet's file; they cost nothing."""
 
     @property
     def wakes_s(self) -> float:
-        """When it has something to do of its own accord, and is asked whatever else happens; inf for never."""
+        """The time, in seconds, when the dispatcher must be called whatever else happens; inf for never."""
         return math.inf
 
     @abstractmethod
     def arrived(self, request: WaitingRequest, view: FleetView) -> None:
-        """A request is held from now on."""
+        """Hold a request that has arrived."""
 
     def ended(self, request_id: str, tokens: int, view: FleetView) -> None:
-        """A request that an instance served is over, after ``tokens`` of its reply in all."""
+        """Report that a request that an instance served is over, after ``tokens`` output tokens in all."""
         return
 
     @abstractmethod
     def tick(self, view: FleetView) -> Sequence[Operation]:
-        """What to do now: asked after requests arrived or ended and models came, and once in a while."""
+        """Return what to do now: called after requests arrived or ended and models came, and once in a while."""
 
 
 def model_shares(fleet: Fleet) -> dict[str, float]:
-    """What part of the requests asks for each model: as the file says, those without a figure alike; sums to 1."""
+    """Return the share of the requests for each model, summing to 1; models without a stated share get the mean."""
     given = {name: model.share for name, model in fleet.models.items()}
     stated = [share for share in given.values() if share is not None]
     rest = sum(stated) / len(stated) if stated else 1.0

@@ -1,5 +1,6 @@
-"""Experiments on a fleet as data: its file, a workload, rates, dispatchers and seeds; all dispatchers see the same
-requests of a seed.
+"""Experiments on a fleet as data: its file, a workload, rates, dispatchers and seeds.
+
+All dispatchers see the same requests of a seed.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,8 +21,11 @@ from sloserve.sim.workloads.multi_model import FleetWorkload, ModelDemand
 
 @dataclass(frozen=True, slots=True)
 class FleetExperiment:
-    """What to run. runs: names, see ``dispatchers/by_name.py``; the first is the baseline. engine_kind: as in
-    :class:`~sloserve.sim.experiment.Experiment`.
+    """The runs of one experiment.
+
+    Args:
+        runs: names of runs, see ``dispatchers/by_name.py``; the first is the baseline.
+        engine_kind: kind of engines, as in :class:`~sloserve.sim.experiment.Experiment`.
     """
 
     fleet: Fleet
@@ -52,7 +56,7 @@ class FleetExperiment:
         return policy_text(self.fleet.settings.policy, self.fleet.settings.policy_options)
 
     def requests(self, seed: int, rps: float) -> list[WorkloadRequest]:
-        """What arrives."""
+        """Return the requests that arrive."""
         shares = model_shares(self.fleet)
         models = [
             ModelDemand(
@@ -79,9 +83,12 @@ class FleetResult:
 def run_fleet_experiment(
     experiment: FleetExperiment, *, jobs: int = 1, on_progress: Callable[[int, int], None] | None = None
 ) -> Iterator[FleetResult]:
-    """Yields every run: rates ascending, then seeds, then dispatchers, however many processes work on them.
+    """Yield every run: rates ascending, then seeds, then dispatchers, however many processes work on them.
 
-    on_progress: told (requests ended, requests in all) as runs end, and within runs when ``jobs`` is 1.
+    Args:
+        experiment: the experiment.
+        jobs: number of processes.
+        on_progress: called with (requests ended, requests in all) as runs end, and within runs when ``jobs`` is 1.
     """
     tasks = [
         (name, seed, rps) for rps in sorted(experiment.rps) for seed in experiment.seeds for name in experiment.runs
@@ -108,7 +115,7 @@ def run_fleet_experiment(
 def run_one(
     experiment: FleetExperiment, name: str, seed: int, rps: float, on_progress: Callable[[int], None] | None = None
 ) -> FleetLog:
-    """One run in virtual time."""
+    """Run one name, seed and rate in virtual time."""
     run = FleetRunName.parse(name)
     fleet = FleetRun(
         experiment.fleet,

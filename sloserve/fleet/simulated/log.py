@@ -13,16 +13,25 @@ from sloserve.core.spans import Span
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FleetLog:
-    """run: as of one engine, the steps of all engines together. spans: of each instance, one after another."""
+    """The log of a fleet's run.
+
+    Args:
+        run: log as of one engine, with the steps of all engines together.
+        spans: spans of each instance, one after another.
+    """
 
     run: RunLog
     spans: tuple[Span, ...]
 
 
 def joined(request: WorkloadRequest, parts: Sequence[RequestLog], kept: Sequence[int]) -> RequestLog:
-    """The log of a request that was given to one engine after another, and evicted from all but the last.
+    """Return the log of a request that several engines served in turn, each but the last evicting it.
 
-    kept: tokens whose KV each engine had kept of it when it was given; used where the engine has loaded them.
+    Args:
+        request: the request.
+        parts: log of the request in each engine.
+        kept: number of tokens with KV that each engine had kept when it got the request; it counts if the engine loaded
+            the KV.
     """
     if not parts:
         return RequestLog(request, Outcome.LOST, np.empty(0))
@@ -44,7 +53,7 @@ def joined(request: WorkloadRequest, parts: Sequence[RequestLog], kept: Sequence
 
 
 def all_steps(logs: Sequence[StepLog]) -> StepLog:
-    """The steps of several engines in one log, by their ends."""
+    """Return the steps of several engines in one log, by their ends."""
     names = ("end_s", "duration_s", "scheduled_tokens", "running", "waiting", "kv_utilization")
     columns = {name: np.concatenate([getattr(log, name) for log in logs]) for name in names}
     order = np.argsort(columns["end_s"], kind="stable")

@@ -45,12 +45,12 @@ _STUCK_S = 1800.0
 
 
 class FleetRun:
-    """One fleet, to be run once. It is the :class:`~sloserve.fleet.simulated.dispatcher.FleetView` of its dispatcher.
+    """One run of a fleet, which is the :class:`~sloserve.fleet.simulated.dispatcher.FleetView` of its dispatcher.
 
     Args:
-        engine_class: of the engines, the virtual engine or the model of it.
-        policy: of the engines; ``None`` for stock's scheduler.
-        oracle: whether the dispatcher knows how long replies will be.
+        engine_class: class of the engines: the virtual engine or the model of it.
+        policy: policy of the engines; ``None`` for stock's scheduler.
+        oracle: whether the dispatcher knows how long outputs will be.
         prefix_caching: whether engines have a prefix cache; where no prompts share a prefix it only costs time.
     """
 
@@ -121,12 +121,12 @@ class FleetRun:
     # The run.
 
     def learn(self, workload: Sequence[WorkloadRequest]) -> None:
-        """Replies to these have ended before it begins: how long they were is known."""
+        """Learn the output lengths of requests that ended before the run begins."""
         for request in workload:
             self._lengths.ended(request.model, request.output_tokens)
 
     def run(self, workload: Sequence[WorkloadRequest], on_progress: Callable[[int], None] | None = None) -> FleetLog:
-        """Serves ``workload`` (ascending arrivals) to its end. on_progress is told how many requests have ended."""
+        """Serve ``workload`` (ascending arrivals) to its end; ``on_progress`` gets the number of ended requests."""
         if self._oracle:
             self._lengths = ReplyLengths({request.request_id: request for request in workload})
         next_arrival, tick_at, ticked_s, told = 0, math.inf, -math.inf, 0
@@ -164,8 +164,10 @@ class FleetRun:
         return self._log(workload)
 
     def _begin(self, memory: Mapping[str, WeightCopies]) -> None:
-        """Models to begin with: the file's, the dispatcher's, then those that are not yet anywhere, then the most asked
-        for. The others are warm as far as host memory goes, in the order of the file.
+        """Choose the models to begin with.
+
+        They are the file's, the dispatcher's, then models that are nowhere yet, then the most requested ones. The
+        others are warm as far as host memory goes, in the order of the file.
         """
         chosen = dict(self.fleet.active)
         chosen |= {switch.instance: switch.model for switch in self._dispatcher.begin(self)}
@@ -249,7 +251,7 @@ class FleetRun:
 def engine_settings(
     model: FleetModel, profile: Profile, swap_space_gib: float = 0.0, *, prefix_caching: bool = False
 ) -> EngineSettings:
-    """The engine of ``model`` on the machine of ``profile``. swap_space_gib: of this engine alone."""
+    """Return the settings of an engine for ``model`` on the machine of ``profile``, with ``swap_space_gib`` its own."""
     flags = model.flags
     return EngineSettings.of_profile(
         profile,

@@ -31,11 +31,11 @@ from sloserve.sim.workloads.multi_model import FleetWorkload
 from sloserve.vllm_plugin.versions import installed_vllm
 
 IN_TIME = 0.9
-"""Throughput is the highest rate at which so many requests meet their SLO (QLM, Sec. 8)."""
+"""Share of requests that must meet their SLO: throughput is the highest rate with this share (QLM, Sec. 8)."""
 
 
 def build_fleet_experiment(fleet: Path, options: FleetOptions) -> FleetExperiment:
-    """The experiment that the options describe. Raises: ConfigError."""
+    """Return the experiment that the options describe. Raises: ConfigError."""
     if not 0.0 <= options.swap_cost < math.inf:
         raise ConfigError(f"--swap-cost: {options.swap_cost} is not a number >= 0")
     if options.rps is None:
@@ -66,8 +66,10 @@ def simulate_fleet(
     jobs: int = 1,
     console: Console | None = None,
 ) -> list[dict[str, Any]]:
-    """Runs ``experiment`` and writes ``result.json``, ``runs.csv``, ``requests.csv``, ``tokens.csv.gz`` (token_log),
-    ``timeline.png`` and the plots to ``out_dir``. Returns the runs' records.
+    """Run ``experiment``, write its results to ``out_dir``, and return the runs' records.
+
+    The results are ``result.json``, ``runs.csv``, ``requests.csv``, ``tokens.csv.gz`` (with ``token_log``),
+    ``timeline.png`` and the plots.
     """
     from sloserve.sim.report.fleet_timeline import write_timeline  # matplotlib: only where runs happen
     from sloserve.sim.report.plots import write_plots
@@ -107,7 +109,7 @@ def simulate_fleet(
 
 
 def record(result: FleetResult) -> dict[str, Any]:
-    """The record of one run: of :func:`~sloserve.sim.report.summary.summarize`, and what became of the instances."""
+    """Return the record of one run: :func:`~sloserve.sim.report.summary.summarize`, and the use of the instances."""
     log = result.log
     run = summarize(log.run, policy=result.name, seed=result.seed, rps=result.rps)
     in_all_s = sum(span.end_s - span.start_s for span in log.spans) or 1.0
@@ -132,7 +134,7 @@ def assumptions(fleet: Fleet) -> list[str]:
 
 
 def swap_table(runs: Sequence[dict[str, Any]]) -> Table:
-    """What switching took, means over seeds."""
+    """Return a table of what switching took, as means over seeds."""
     table = Table(title="switches, means over seeds", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("req/s", justify="right")
     table.add_column("policy", overflow="fold")

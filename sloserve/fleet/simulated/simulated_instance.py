@@ -1,9 +1,9 @@
 """One instance in virtual time: an engine for each model, of which one is active, and the switch from one to another.
 
 A switch has three parts: the instance takes no more requests, its streams end (what has not ended at the limit goes
-back to the queue with the tokens it has, for this or another engine to go on with), and the weights are exchanged. A
-stream that a client reads never ends by a switch. KV of what goes back is kept in host memory if its engine has swap
-space and finds it worth it, and serves only this instance.
+back to the queue with its tokens, for this or another engine to continue), and the weights are exchanged. A switch
+never ends a stream that a client reads. KV of what goes back is kept in host memory if its engine has swap space and
+finds it worth it, and serves only this instance.
 """
 
 import math
@@ -46,7 +46,11 @@ History = dict[str, list[tuple[Any, WorkloadRequest, int]]]
 
 @dataclass(slots=True)
 class _Part:
-    """A request in an engine. before: tokens of its reply that other engines generated."""
+    """A request in an engine.
+
+    Args:
+        before: output tokens that other engines generated.
+    """
 
     request: WorkloadRequest
     given: WorkloadRequest
@@ -149,14 +153,14 @@ class SimulatedInstance:
         return self._served[model].swap.seconds(leaving, warm=self._memory.holds(self.name, model))
 
     def weights_bytes(self, model: str) -> int:
-        """Size of a copy in host memory."""
+        """Return the size of a copy of the weights in host memory, in bytes."""
         return self._served[model].swap.weights_bytes
 
     # What the fleet does with it.
 
     @property
     def at(self) -> float:
-        """When its next event is."""
+        """The time of the next event, in seconds."""
         read_at = self._reading[0] if self._reading is not None else math.inf
         if self.phase is Phase.SWITCHING:
             return min(self._until_s, read_at)
@@ -164,13 +168,13 @@ class SimulatedInstance:
         return float(min(engine_at, read_at, self._until_s if self.phase is Phase.DRAINING else math.inf))
 
     def start_with(self, model: str) -> None:
-        """``model`` is active from the beginning."""
+        """Make ``model`` active from the beginning."""
         self._memory.release(self.name, model)
         self._switched(model)
         self.activated_s = -math.inf
 
     def give(self, request: WorkloadRequest, generated: int) -> None:
-        """The active engine serves the request, of whose reply ``generated`` tokens are there.
+        """Serve the request on the active engine; ``generated`` output tokens exist already.
 
         Raises: ValueError where another model is active, or none takes requests.
         """
@@ -185,28 +189,28 @@ class SimulatedInstance:
         engine.give(part.given, now_s=self.now_s)
 
     def preempt(self, request_id: str, *, keep_kv: bool) -> None:
-        """The request goes back to the queue, if it is in flight."""
+        """Put the request back into the queue, if it is in flight."""
         part = self._parts.pop(request_id, None)
         if part is not None:
             self._give_back(part, keep_kv)
 
     def forget(self, request: WorkloadRequest) -> None:
-        """KV that is kept of the request is given up: another instance serves it."""
+        """Drop the kept KV of the request: another instance serves it."""
         self._engines[request.model].forget(request.request_id)
 
     def warm(self, model: str) -> None:
-        """Begins to read weights into host memory, if they are on disk and no others are being read."""
+        """Begin to read weights into host memory, if they are on disk and no others are being read."""
         if self._reading is None and model != self.active and not self._memory.holds(self.name, model):
             swap = self._served[model].swap
             self._reading = self.now_s + max(swap.reload_s - swap.wake_s, 0.0), model
 
     def drop(self, model: str) -> None:
-        """The weights leave host memory, unless they are on their way to the device."""
+        """Remove the weights from host memory, unless they are on their way to the device."""
         if model != self.active:
             self._memory.release(self.name, model)
 
     def switch(self, model: str, *, keep_kv: bool = True) -> None:
-        """Begins the switch to ``model``. Nothing happens where it is active, or the instance may not switch now."""
+        """Begin the switch to ``model``; do nothing if it is active, or the instance may not switch now."""
         if model == self.active or not self.can_switch():
             return
         self._keep_kv = keep_kv
@@ -216,7 +220,7 @@ class SimulatedInstance:
         self._exchange_if_drained()
 
     def advance(self) -> None:
-        """Its next event, whose time the clock shows."""
+        """Handle the next event; the clock shows its time."""
         if self._reading is not None and self._reading[0] <= self.now_s:
             self._read(self._reading[1])
             return
@@ -235,19 +239,19 @@ class SimulatedInstance:
             self._exchange_if_drained()
 
     def finish(self) -> None:
-        """The run is over: closes the last span."""
+        """Close the last span at the end of the run."""
         self._enter(self.phase)
 
     @property
     def engines(self) -> Sequence[Any]:
-        """Those that were ever active."""
+        """The engines that were ever active."""
         return list(self._engines.values())
 
     # Inside.
 
     @property
     def _serving_model(self) -> str:
-        """The model whose engine has what is in flight."""
+        """The model that serves the requests in flight."""
         model = self._leaving if self.phase is Phase.DRAINING else self.active
         assert model is not None
         return model
@@ -265,7 +269,10 @@ class SimulatedInstance:
         self._until_s, self._leaving = math.inf, None
 
     def _given(self, request: WorkloadRequest, generated: int) -> WorkloadRequest:
-        """What the engine sees: an id of its own, and of a reply that has begun the rest, without a first token."""
+        """Return the request as the engine sees it: under its own id, and without the output that exists already.
+
+        If output exists, the rest has no target for a first token.
+        """
         number = f"{request.request_id}~{self.name}~{self._num_given}"
         if not generated:
             return replace(request, request_id=number)
@@ -298,7 +305,7 @@ class SimulatedInstance:
             self._give_back(part, self._keep_kv)
 
     def _give_back(self, part: _Part, keep_kv: bool) -> None:
-        """A request that is no longer among those in flight leaves the engine."""
+        """Remove from the engine a request that is no longer in flight."""
         engine, request_id, given_id = self._engine, part.request.request_id, part.given.request_id
         tokens = part.before + int(engine.output_tokens(given_id))
         if keep_kv:
@@ -308,7 +315,7 @@ class SimulatedInstance:
         self._evicted(part.request, tokens, self.name, engine.kept_tokens(request_id))
 
     def _read(self, model: str) -> None:
-        """Weights have come from disk."""
+        """Take in weights that have come from disk."""
         self._reading = None
         size = self.weights_bytes(model)
         if model != self.active and self._memory.fits(size):
@@ -333,7 +340,7 @@ class SimulatedInstance:
         return self._served[coming].swap.seconds(leaving, warm=self._memory.holds(self.name, coming))
 
     def _enter(self, phase: Phase) -> None:
-        """Books the phase that ends now."""
+        """Record the phase that ends now."""
         if self.now_s > self._span_since_s:
             model = self._leaving if self.phase is Phase.DRAINING else self.active
             warm = self._warm and self.phase is Phase.SWITCHING

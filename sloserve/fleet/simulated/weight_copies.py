@@ -11,13 +11,13 @@ class WeightCopies:
         self._copies: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def holds(self, instance: str, model: str) -> bool:
-        """Whether the model is warm for this instance."""
+        """Return whether the model is warm for this instance."""
         return (instance, model) in self._copies
 
     def keep(self, instance: str, model: str, size_bytes: int, *, spare: str | None = None) -> bool:
-        """Takes in a copy, in place of the least recently used ones if need be; ``False`` where it does not fit.
+        """Keep a copy, in place of the least recently used ones if need be; return ``False`` if it does not fit.
 
-        spare: a model whose copy for this instance stays: it is about to be read.
+        The copy of the model ``spare`` for this instance stays: it is about to be read.
         """
         old = [key for key in self._copies if key != (instance, spare)]
         if size_bytes > self._free + sum(self._copies[key] for key in old):
@@ -31,9 +31,9 @@ class WeightCopies:
         return True
 
     def fits(self, size_bytes: int) -> bool:
-        """Whether there is room for a copy without giving up another."""
+        """Return whether there is room for a copy without giving up another."""
         return size_bytes <= self._free
 
     def release(self, instance: str, model: str) -> None:
-        """Its weights are on the device again."""
+        """Free the copy of a model: its weights are on the device again."""
         self._free += self._copies.pop((instance, model), 0)

@@ -33,10 +33,10 @@ class Assigned(Dispatcher):
 
     @abstractmethod
     def pick(self, request: WaitingRequest, instances: Sequence[InstanceView], view: FleetView) -> InstanceView:
-        """One of those that can serve the request."""
+        """Return one of the instances that can serve the request."""
 
     def queued(self, instance: InstanceView) -> int:
-        """Requests that are assigned to it and not given yet."""
+        """Return how many requests are assigned to the instance and not given yet."""
         queues = self._queues.get(instance.name)
         return 0 if queues is None else len(queues)
 
@@ -78,7 +78,7 @@ class LeastLoaded(Assigned):
 
 
 class Random(Assigned):
-    """To any instance."""
+    """A dispatcher that assigns each request to any instance at random."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -89,10 +89,10 @@ class Random(Assigned):
 
 
 class Static(Dispatcher):
-    """Each instance keeps one model; requests go at once to the instance of theirs that has the fewest.
+    """A dispatcher that keeps one model on each instance; a request goes at once to its model's least busy instance.
 
-    The placement serves as much of the expected demand as any that gives whole instances: one after another goes to the
-    model whose demand is least served. Requests of models that have none are refused.
+    The placement serves as much of the expected demand as any that gives whole instances: each instance in turn goes to
+    the model with the least served demand. Requests of models without an instance are refused.
     """
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 ``collate:max_wait_s=20/edf`` is the dispatcher collate in front of engines that run edf. Without a policy, ``static``
 and ``on-demand`` have stock's scheduler in their engines, since they stand for what there is without this package, and
-the others the policy of the fleet's file. ``lengths=oracle`` lets any of them know how long replies will be.
+the others the policy of the fleet's file. ``lengths=oracle`` lets any of them know how long outputs will be.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,11 +21,11 @@ from sloserve.fleet.simulated.live.live_options import AT_ONCE, Balance, Options
 from sloserve.scheduler.registry import make_policy, parse_policy
 
 STOCK = "stock"
-"""As a policy of engines: vLLM's own scheduler."""
+"""The engine policy that stands for vLLM's own scheduler."""
 
 
 def _number(text: str) -> float:
-    """Raises: ValueError that says what is wrong."""
+    """Return a number >= 0. Raises: ValueError that says what is wrong."""
     try:
         value = numbers.number(text)
     except ValueError:
@@ -36,21 +36,21 @@ def _number(text: str) -> float:
 
 
 def _positive(text: str) -> float:
-    """Raises: ValueError that says what is wrong."""
+    """Return a number above 0. Raises: ValueError that says what is wrong."""
     if not (value := _number(text)):
         raise ValueError(f"{text!r} is not a number above 0")
     return value
 
 
 def _flag(text: str) -> bool:
-    """Raises: ValueError that says what is wrong."""
+    """Return a boolean. Raises: ValueError that says what is wrong."""
     if text not in ("true", "false"):
         raise ValueError(f"{text!r} is neither true nor false")
     return text == "true"
 
 
 def _balance(text: str) -> Balance:
-    """Raises: ValueError that says what is wrong."""
+    """Return a kind of balance. Raises: ValueError that says what is wrong."""
     if text not in tuple(Balance):
         raise ValueError(f"{text!r} is none of {', '.join(Balance)}")
     return Balance(text)
@@ -64,7 +64,7 @@ _FLAGS: Final[dict[str, Callable[[str], Any]]] = {
 
 
 def _live(planner: str) -> Callable[[Mapping[str, Any], int], Dispatcher]:
-    """The live fleet with this planner."""
+    """Return a factory of the live fleet with this planner."""
 
     def make(options: Mapping[str, Any], seed: int) -> Dispatcher:
         given = dict(options)
@@ -76,7 +76,7 @@ def _live(planner: str) -> Callable[[Mapping[str, Any], int], Dispatcher]:
 
 
 def _one_queue(planner: str, **given: bool) -> Callable[[Mapping[str, Any], int], Dispatcher]:
-    """A rival: as the live fleet, but no request goes past the queue, and nothing waits for a loop."""
+    """Return a factory of a rival: the live fleet with one queue for all requests and loops that never wait."""
 
     def make(options: Mapping[str, Any], seed: int) -> Dispatcher:
         rest = {name: value for name, value in options.items() if name != "delta"}
@@ -88,8 +88,13 @@ def _one_queue(planner: str, **given: bool) -> Callable[[Mapping[str, Any], int]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """make: from options and seed. question: what it stands for, for a reader. options: how each is read. stock:
-    whether engines are stock's.
+    """A dispatcher of the table.
+
+    Args:
+        make: makes a dispatcher from options and seed.
+        question: a reader's description of the dispatcher.
+        options: parser of each option's text.
+        stock: whether engines have stock's scheduler by default.
     """
 
     make: Callable[[Mapping[str, Any], int], Dispatcher]
@@ -129,7 +134,12 @@ DISPATCHERS: dict[str, Entry] = {
 
 @dataclass(frozen=True, slots=True)
 class FleetRunName:
-    """A run's name in its parts. policy: of the engines, ``None`` for the default. oracle: lengths are known."""
+    """The parts of a run's name.
+
+    Args:
+        policy: policy of the engines; ``None`` for the default.
+        oracle: whether output lengths are known.
+    """
 
     dispatcher: str
     options: Mapping[str, Any]
@@ -138,7 +148,7 @@ class FleetRunName:
 
     @classmethod
     def parse(cls, text: str) -> "FleetRunName":
-        """Raises: ConfigError for an unknown dispatcher, option or policy."""
+        """Parse a run's name. Raises: ConfigError for an unknown dispatcher, option or policy."""
         front, _, policy = text.partition("/")
         name, given = parse_policy(front)
         if name not in DISPATCHERS:
@@ -164,10 +174,10 @@ class FleetRunName:
         return cls(name, options, policy or None, oracle)
 
     def make(self, seed: int) -> Dispatcher:
-        """A new dispatcher for one run."""
+        """Make a new dispatcher for one run."""
         return DISPATCHERS[self.dispatcher].make(self.options, seed)
 
     def engine_policy(self, default: str) -> str | None:
-        """The policy of its engines, ``None`` for stock's scheduler. default: of the fleet's file."""
+        """Return the policy of its engines, or ``None`` for stock's scheduler; ``default`` is the fleet's."""
         chosen = self.policy or (STOCK if DISPATCHERS[self.dispatcher].stock else default)
         return None if chosen == STOCK else chosen

@@ -17,24 +17,24 @@ class Queues:
         return sum(map(len, self._heaps.values()))
 
     def put(self, request: WaitingRequest) -> None:
-        """The request waits in the queue of its model."""
+        """Put the request into the queue of its model."""
         heapq.heappush(self._heaps.setdefault(request.model, []), (request.arrival_s, self._count, request))
         self._count += 1
 
     def head(self, model: str | None) -> WaitingRequest | None:
-        """The request that the model serves first; ``None`` where none waits."""
+        """Return the request that the model serves first, or ``None`` if none waits."""
         heap = self._heaps.get(model or "")
         return heap[0][2] if heap else None
 
     def pop(self, model: str) -> WaitingRequest:
-        """Takes the head out."""
+        """Remove and return the head of the model's queue."""
         return heapq.heappop(self._heaps[model])[2]
 
     def size(self, model: str | None) -> int:
-        """How many wait."""
+        """Return how many requests wait for the model."""
         return len(self._heaps.get(model or "", ()))
 
     def waiting(self) -> Iterable[tuple[str, WaitingRequest]]:
-        """Each model that is waited for, and its head; first come, first served."""
+        """Return each model with waiting requests, and its head; the oldest head is first."""
         heads = sorted((heap[0] for heap in self._heaps.values() if heap), key=lambda entry: entry[:2])
         return [(head.model, head) for _, _, head in heads]

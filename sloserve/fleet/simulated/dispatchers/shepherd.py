@@ -1,13 +1,13 @@
 """``shepherd``: static batches, assigned to instances by a linear program, as where a batch takes a known time.
 
-Requests of a model form batches by deadline, those that are late already last. An instance runs a batch to its end
+Batches are formed from requests of one model by deadline, with late requests last. An instance runs a batch to its end
 before it takes the next: no request joins it. Whenever an instance is idle, a linear program shares the batches among
-all instances so that the busiest ends first, with swaps and what it still serves counted; each serves what is most its
-own by deadline. What is left of a batch gives way as a whole where another has more than PREEMPT_FACTOR times as many
-requests in time; its requests go back to the queue, and what they have is computed again.
+all instances so that the busiest ends first, with swaps and running work counted; of the batches with the largest share
+there, each instance serves the first by deadline. The rest of a batch gives way as a whole where another has more than
+PREEMPT_FACTOR times as many requests in time; its requests go back to the queue, and their KV is computed again.
 
-Source: SHEPHERD (NSDI 2023), as QLM, Sec. 8, compares with it. Differs: replies take what is expected of them, since
-the time of a batch is not known; requests that are late are served, not dropped; the factor is ours.
+Source: SHEPHERD (NSDI 2023), as QLM, Sec. 8, compares with it. Differs: outputs take their expected time, since the
+time of a batch is not known; requests that are late are served, not dropped; the factor is this package's own.
 """
 
 import math
@@ -34,14 +34,18 @@ from sloserve.fleet.simulated.dispatcher import (
 PREEMPT_FACTOR: Final = 3.0
 """Our choice, since QLM names none: far enough above 1 that two batches do not take turns."""
 _LOOK_S: Final = 0.5
-"""Time between two looks for a batch that is worth a preemption: steps are shorter, replies longer."""
+"""Seconds between two looks for a batch that is worth a preemption: steps are shorter, outputs longer."""
 _MOST = 48
-"""Batches that are shared at once, those that are due first."""
+"""Number of batches that are shared at once: the ones that are due first."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """is_late: no request of it can be in time any more."""
+    """Requests that run as one batch.
+
+    Args:
+        is_late: whether no request of it can be in time any more.
+    """
 
     model: str
     requests: tuple[WaitingRequest, ...]
@@ -53,8 +57,11 @@ class _Batch:
 
 
 class Shepherd(Dispatcher):
-    """batch: requests in a full one; what is left when an instance is idle goes in a smaller one. preempt: whether a
-    batch may give way.
+    """A dispatcher of static batches.
+
+    Args:
+        batch: number of requests in a full batch; an idle instance may also take a smaller rest.
+        preempt: whether a batch may give way.
     """
 
     def __init__(self, batch: float = 32, *, preempt: bool = True) -> None:
@@ -80,7 +87,7 @@ class Shepherd(Dispatcher):
         return operations
 
     def _promised(self, view: FleetView) -> list[Operation]:
-        """Batches for which a model has come."""
+        """Give out the batches for which a model has come."""
         operations: list[Operation] = []
         for instance in view.instances:
             batch = self._next.get(instance.name)
@@ -90,7 +97,7 @@ class Shepherd(Dispatcher):
         return operations
 
     def _shared(self, idle: Sequence[InstanceView], view: FleetView) -> list[Operation]:
-        """What those serve that are idle."""
+        """Share the batches, and return what the idle instances serve."""
         batches = self._batches(view.now_s) if idle else []
         if not batches:
             return []
@@ -111,7 +118,7 @@ class Shepherd(Dispatcher):
         return operations
 
     def _preempted(self, instance: InstanceView, view: FleetView) -> list[Operation]:
-        """The batch that runs gives way to the one that has most in time, if that is worth it."""
+        """Make the running batch give way to the one with most requests in time, if that is worth it."""
         least = PREEMPT_FACTOR * max(_running_in_time(instance, view), 1)
         able = [
             _Batch(model, tuple(timely[: self._size]), is_late=False)
@@ -132,7 +139,7 @@ class Shepherd(Dispatcher):
         return [*operations, Switch(instance.name, batch.model)]
 
     def _take(self, batch: _Batch) -> _Batch:
-        """The batch, whose requests wait no more."""
+        """Remove the requests of the batch from the waiting ones, and return the batch."""
         taken = {request.request_id for request in batch.requests}
         self._waiting[batch.model] = [r for r in self._waiting[batch.model] if r.request_id not in taken]
         return batch
@@ -147,8 +154,10 @@ class Shepherd(Dispatcher):
         return sorted(found, key=lambda batch: (batch.is_late, batch.due_s))[:_MOST]
 
     def _until_idle_s(self, instance: InstanceView, view: FleetView) -> float:
-        """Until a switch in progress is over, with the batch that it is for, and the longest reply in flight has
-        ended.
+        """Return the seconds until the instance is idle.
+
+        It is idle when a switch in progress is over, with the batch that it is for, and the longest output in flight
+        has ended.
         """
         promised = self._next.get(instance.name)
         switch_s = max(instance.ready_s - view.now_s, 0.0)
@@ -158,10 +167,11 @@ class Shepherd(Dispatcher):
 
 
 def shares(takes_s: FloatArray, until_idle_s: FloatArray) -> FloatArray:
-    """The part of each batch that goes to each instance, ``[batches, instances]``, so that the busiest ends first.
+    """Return each instance's part of each batch, ``[batches, instances]``, so that the busiest ends first.
 
-    takes_s: how long the batch takes there, ``[batches, instances]``; inf where it cannot run. until_idle_s: how long
-    what each instance has already still takes, ``[instances]``.
+    Args:
+        takes_s: seconds that the batch takes there, ``[batches, instances]``; inf where it cannot run.
+        until_idle_s: seconds of work that each instance still has, ``[instances]``.
     """
     batches, instances = takes_s.shape
     can = np.isfinite(takes_s)
@@ -189,7 +199,7 @@ def _given(batch: _Batch, instance: InstanceView) -> list[Operation]:
 
 
 def _takes_s(batch: _Batch, instance: InstanceView, view: FleetView) -> float:
-    """How long the batch takes on an idle instance, until its last request has ended, with the swap to its model."""
+    """Return the seconds until the batch's last request ends on an idle instance, with the swap to its model."""
     if batch.model not in instance.models:
         return math.inf
     begins_s, token_s = _pace(batch, instance, view)
@@ -197,14 +207,14 @@ def _takes_s(batch: _Batch, instance: InstanceView, view: FleetView) -> float:
 
 
 def _in_time(batch: _Batch, instance: InstanceView, view: FleetView) -> int:
-    """How many requests of the batch are in time if the instance begins with it now."""
+    """Return how many requests of the batch are in time if the instance begins with it now."""
     begins_s, token_s = _pace(batch, instance, view)
     begins_s += view.now_s
     return sum(begins_s + token_s * view.expected_output(r)[0] <= r.due_s for r in batch.requests)
 
 
 def _pace(batch: _Batch, instance: InstanceView, view: FleetView) -> tuple[float, float]:
-    """Seconds until the batch decodes on an idle instance, with the swap to its model, and per token from then on."""
+    """Return the seconds until the batch decodes on an idle instance, swap included, and seconds per later token."""
     size = len(batch.requests)
     prompt = sum(request.prompt_tokens for request in batch.requests) / size
     swap_s = 0.0 if batch.model == instance.active else instance.swap_s(batch.model)
@@ -214,7 +224,7 @@ def _pace(batch: _Batch, instance: InstanceView, view: FleetView) -> tuple[float
 
 
 def _running_s(instance: InstanceView, view: FleetView) -> list[tuple[WaitingRequest, float]]:
-    """What is in flight, and how long each still takes."""
+    """Return the requests in flight, and the seconds that each still takes."""
     running = instance.in_flight
     if not running or instance.active is None:
         return []
@@ -226,11 +236,11 @@ def _running_s(instance: InstanceView, view: FleetView) -> list[tuple[WaitingReq
 
 
 def _running_in_time(instance: InstanceView, view: FleetView) -> int:
-    """How many requests in flight are in time if they go on."""
+    """Return how many requests in flight are in time if they continue."""
     return sum(view.now_s + left_s <= request.due_s for request, left_s in _running_s(instance, view))
 
 
 def _token_s(instance: InstanceView, model: str, size: int, context: float, tokens: float) -> float:
-    """Seconds of a step in which ``size`` requests decode, of ``context`` tokens each and with ``tokens`` to come."""
+    """Return the seconds of a step that decodes ``size`` requests of ``context`` tokens with ``tokens`` to come."""
     tokens_in_all = size * int(context + tokens / 2.0)
     return instance.profile(model).step_s(StepLoad(decode_seqs=size, decode_context_tokens=tokens_in_all))

@@ -16,7 +16,12 @@ from sloserve.scheduler.virtual_queues.fleet_operations import Queued
 
 @dataclass(slots=True)
 class _BegunReply:
-    """A reply that comes. before: tokens of it that other engines generated. last: tokens in all, once it has ended."""
+    """The output of a request in an engine.
+
+    Args:
+        before: tokens of it that other engines generated.
+        last: tokens in all, once it has ended.
+    """
 
     instance: InstanceView
     request: WaitingRequest
@@ -35,12 +40,16 @@ class _BegunReply:
         return self._streamed
 
     def close(self, refusal: Refusal | None = None) -> None:
-        """The fleet preempts it."""
+        """Do nothing: the fleet preempts the request."""
 
 
 @dataclass(slots=True)
 class Sent:
-    """A request in an engine. ref: the group that it was pulled from; ``None`` of a stream."""
+    """A request in an engine.
+
+    Args:
+        ref: the group from which it was pulled; ``None`` for a stream.
+    """
 
     request: WaitingRequest
     ref: int | None
@@ -51,16 +60,18 @@ class Sent:
 
 @dataclass(slots=True)
 class AgentInstance:
-    """What an agent knows of one instance.
+    """What an agent knows about one instance.
 
     Args:
-        takes: the requests that an engine takes which runs so many at once.
-        order: groups that it pulls from, the first first; empty: of these, those in which nothing was found.
-        at_hand: claimed, and not sent yet, each with its group.
-        parked: streams that began, by model, whose model left before they ended; they go on once it is back.
-        head, gives_way: see :class:`~sloserve.fleet.agent.orders.Orders`.
-        is_woken: there may be lines to pull: a look at the plan is over, or a request has ended.
-        is_switching: from the order to switch to the end of the switch.
+        takes: returns the places of an engine, given the number of requests that it runs at once.
+        order: groups from which it pulls, the first one first.
+        empty: groups in ``order`` in which nothing was found.
+        at_hand: requests that are claimed and not sent yet, each with its group.
+        parked: streams by model that began before their model left; they continue once it is back.
+        head: first group, see :class:`~sloserve.fleet.agent.orders.Orders`.
+        gives_way: groups that give way, see :class:`~sloserve.fleet.agent.orders.Orders`.
+        is_woken: whether there may be lines to pull: a look at the plan is over, or a request has ended.
+        is_switching: whether the instance is between the order to switch and the end of the switch.
     """
 
     view: InstanceView
@@ -79,13 +90,13 @@ class AgentInstance:
     _in_flight: dict[str, EngineRequests] = field(default_factory=dict)
 
     def look(self) -> None:
-        """Takes note of a switch that has ended."""
+        """Note a switch that has ended."""
         if self.view.serving:
             self.serves, self.is_switching = self.view.active, False
 
     @property
     def in_flight(self) -> EngineRequests:
-        """Requests in the engine; while its model leaves, those of that model."""
+        """The requests in the engine; while its model leaves, the requests of that model."""
         return self._in_flight.setdefault(str(self.serves), EngineRequests())
 
     @property
@@ -93,11 +104,11 @@ class AgentInstance:
         return self.takes(self.view.limits(str(self.serves)).max_num_seqs)
 
     def room(self, *, durable: bool) -> int:
-        """How many more requests, or lines, it takes."""
+        """Return how many more requests, or lines if ``durable``, the engine takes."""
         return self._places.left(len(self.in_flight), durable=durable)
 
     def refusal(self, request: WaitingRequest) -> Refusal | None:
-        """Why a stream is not taken, if it is not."""
+        """Return why a stream is refused, or ``None`` if it is taken."""
         if self.is_switching:
             return Refusal.SWITCHING
         if self.serves != request.model:
@@ -105,7 +116,7 @@ class AgentInstance:
         return None if self.room(durable=False) else Refusal.FULL
 
     def begin(self, request: WaitingRequest, ref: int | None, now_s: float, *, durable: bool) -> None:
-        """It goes to the engine."""
+        """Send the request to the engine."""
         coming = _BegunReply(self.view, request)
         limit = None if request.most_tokens is None else max(request.most_tokens - request.generated_tokens, 1)
         in_flight = InFlightRequest(request.model, durable, request.prompt_tokens, limit, True, now_s, coming)
@@ -113,7 +124,7 @@ class AgentInstance:
         self.sent[request.request_id] = Sent(request, ref, in_flight, coming, request.model)
 
     def resume(self) -> list[Sent]:
-        """Streams that waited for the model that is back; they go on."""
+        """Continue the streams that waited for the model that is back, and return them."""
         back = self.parked.pop(str(self.serves), [])
         for one in back:
             one.coming.last = None
@@ -121,7 +132,7 @@ class AgentInstance:
         return back
 
     def ended(self, request_id: str, tokens: int, now_s: float, *, complete: bool) -> Sent:
-        """It has left the engine, ``tokens`` of its reply in all."""
+        """Record that the request has left the engine with ``tokens`` output tokens in all, and return it."""
         one = self.sent.pop(request_id)
         # The event that says that it is the last is one more.
         one.coming.last = tokens - one.request.generated_tokens + complete
@@ -130,13 +141,13 @@ class AgentInstance:
         return one
 
     def park(self, request_id: str, tokens: int) -> None:
-        """Its model leaves before it has ended, ``tokens`` of its reply in all."""
+        """Keep a request for later when its model leaves before its end; it has ``tokens`` output tokens in all."""
         one = self.sent.pop(request_id)
         one.coming.last = tokens - one.request.generated_tokens
         self.parked.setdefault(one.model, []).append(one)
 
     def report(self, now_s: float, drain_max_s: float, *, brief: bool = False) -> InstanceReport:
-        """As its door tells. brief: without what runs, which takes longer."""
+        """Return the same report as a live agent; a ``brief`` one lacks the running work, which takes longer."""
         view, in_flight = self.view, self.in_flight
         running, drain_s = (RunningSums(), 0.0) if brief else in_flight.outlook()
         serves = not self.is_switching and view.serving

@@ -1,9 +1,9 @@
 """``sloserve fleet`` in virtual time: gateway, planner, store and agents on one clock, as they are in real processes.
 
-The most urgent class is streamed past the store, the others are lines of batches. Everything that is decided, the live
-fleet's own objects decide; this says when their loops run, and what each is told. Loops begin at different times,
-drawn from the seed, as processes do. HTTP, the store's transactions and canary prompts take no time; a plan is in force
-once the time that it takes is over.
+The most urgent class is streamed past the store, the others are lines of batches. The live fleet's own objects make all
+decisions; this module says when their loops run, and passes each its inputs. Loops begin at different times, drawn from
+the seed, as processes do. HTTP, the store's transactions and canary prompts take no time; a plan is in force once the
+time that it takes is over.
 
 Differs: lines of one model and class that arrive within a few seconds are taken for one file (``simulated_store.py``).
 """
@@ -33,11 +33,14 @@ from sloserve.sim.workloads.seeding import stream
 
 
 class LiveFleet(Dispatcher):
-    """Args:
-    planner: as a fleet's file names it, see ``fleet/planner_rule.py``.
-    seed: of the planner's search, and of when loops begin.
-    delta: largest size of a group in mean batches, where there is one queue for all.
-    cost: of a plan; ``None`` for the shipped table's.
+    """A live fleet as a dispatcher in virtual time.
+
+    Args:
+        planner: name of the planner as in a fleet's file, see ``fleet/planner_rule.py``.
+        options: parts that are left out or changed; ``None`` for a fleet like the live one.
+        seed: seed of the planner's search, and of the times when loops begin.
+        delta: largest size of a group in mean batches, if there is one queue for all.
+        cost: time that a plan takes; ``None`` for the shipped table's.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What of a fleet in virtual time can be left out, or is other than in a live one, to see what it is worth."""
+"""Parts of a fleet in virtual time that can be left out, or changed from the live one, to measure their value."""
 
 import math
 from dataclasses import dataclass
@@ -16,7 +16,11 @@ _AT_ONCE_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Periods:
-    """Seconds between two rounds of each loop of a live fleet. ask_soon_s: while requests wait for an instance."""
+    """Seconds between two rounds of each loop of a live fleet.
+
+    Args:
+        ask_soon_s: seconds between two rounds while requests wait for an instance.
+    """
 
     beat_s: float = BEAT_S
     tell_s: float = STORE_S
@@ -32,29 +36,33 @@ AT_ONCE: Final = Periods(*(_AT_ONCE_S,) * 6)
 
 
 class Balance(StrEnum):
-    """Who assigns request groups to instances. Each instance orders its own as the planner does, in any case."""
+    """Ways to assign request groups to instances. In any case the planner orders the groups of each instance."""
 
     PLANNED = "true"
-    """The planner, by when they would be complete."""
+    """The planner assigns groups, by when they would be complete."""
     IN_TURN = "false"
-    """No rule: one after another to the next instance that can serve it (round robin)."""
+    """Each group goes to the next instance that can serve it (round robin)."""
     RANDOM = "random"
-    """Chance, drawn from the seed."""
+    """Each group goes to a random instance, drawn from the seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Args:
-    pull: instances take no more than they have places; else all that their queue has of the active model.
-    preempt: lines that run give way to a new first group that is due earlier.
-    swap: engines have swap space, and KV of requests that leave with their model, or give way, is kept there; that of
-        lines never is.
-    warm: weights are kept in host memory.
-    balance: who assigns groups to instances.
-    prefixes: streams go where their prefix should be cached, as far as that pays.
-    one_queue: no request goes past the queue of lines; else those of the most urgent class do, as streams.
-    park: under one_queue, requests leave at once when their model does; else they are given time to end.
-    periods: of the loops.
+    """Parts of a fleet that can be left out or changed.
+
+    Args:
+        pull: whether instances take no more requests than they have places; else they take their whole queue of the
+            active model.
+        preempt: whether running lines give way to a new first group that is due earlier.
+        swap: whether engines have swap space. It keeps KV of requests that leave with their model, or give way; KV of
+            lines is never kept.
+        warm: whether weights are kept in host memory.
+        balance: the way in which groups are assigned to instances.
+        prefixes: whether streams go where their prefix should be cached, as far as that pays.
+        one_queue: whether all requests wait in the queue of lines; else requests of the most urgent class pass it as
+            streams.
+        park: whether, under ``one_queue``, requests leave at once when their model does; else they get time to end.
+        periods: seconds between the rounds of the loops.
     """
 
     pull: bool = True
@@ -68,8 +76,9 @@ class Options:
     periods: Periods = LIVE
 
     def places(self, max_num_seqs: int) -> EnginePlaces:
-        """What an engine takes that runs so many requests at once. In one queue no more wait in it: what comes later
-        may be more urgent, and it is not the engine that knows.
+        """Return the places of an engine that runs ``max_num_seqs`` requests at once.
+
+        With one queue no more wait in the engine: a later request may be more urgent, and the engine would not know.
         """
         if not self.pull:
             return EnginePlaces(max_num_seqs, queued=math.inf)

@@ -27,11 +27,11 @@ from sloserve.scheduler.virtual_queues.fleet_operations import Queued
 
 _PREEMPT_MARGIN_S: Final = 30.0
 _MAX_PREEMPTIONS: Final = 3
-"""As policy ``edf`` has them: who gives way is due later by so much, and a request gives way no more often."""
+"""Limits of policy ``edf``: seconds by which a preempted request is due later, and its most preemptions."""
 
 
 class SimulatedAgent:
-    """Decides for the instances of one host. What they are to do is appended to ``operations``."""
+    """Decides for the instances of one host, and appends orders for them to ``operations``."""
 
     def __init__(
         self,
@@ -52,12 +52,12 @@ class SimulatedAgent:
         self._preempted: dict[str, int] = {}
 
     def report(self, now_s: float) -> AgentReport:
-        """As its door tells, and the store."""
+        """Return the same report as a live agent."""
         found = tuple(one.report(now_s, self._switching.drain_max_s) for one in self.instances.values())
         return AgentReport(self.host, self.host, found)
 
     def send(self, request: WaitingRequest, instance: str, now_s: float) -> Refusal | None:
-        """A stream goes to an instance, unless that refuses it."""
+        """Send a stream to an instance; return the reason if the instance refuses it."""
         one = self.instances[instance]
         refusal = one.refusal(request)
         if refusal is None:
@@ -65,12 +65,12 @@ class SimulatedAgent:
         return refusal
 
     def note(self) -> None:
-        """Takes note of models that have come."""
+        """Note the models that have come."""
         for one in self.instances.values():
             one.look()
 
     def look(self, now_s: float) -> None:
-        """One look at the plan, and what follows from it."""
+        """Look at the plan once, and follow it."""
         plan = self._store.plan
         queues = {} if plan is None else {name: planned(plan, name) for name in plan.queues}
         # As published an instance serves its own queue alone.
@@ -80,7 +80,7 @@ class SimulatedAgent:
                 self._order(one, queues.get(name, []), others, now_s)
 
     def pull(self, now_s: float) -> None:
-        """Goes on with what was parked, sends lines where there is room, and aborts those of models that leave."""
+        """Continue parked streams, send lines where there is room, and abort lines of models that leave."""
         for one in self.instances.values():
             if one.is_switching:
                 self._leave(one, now_s)
@@ -92,7 +92,7 @@ class SimulatedAgent:
                 self._pull(one, now_s)
 
     def expire(self, now_s: float) -> Iterator[str]:
-        """Aborts the lines that are due by now; yields the ids of those that no engine has."""
+        """Abort the lines that are due by now; yield the ids of the ones that no engine has."""
         for one in self.instances.values():
             late = [id for id, sent in one.sent.items() if sent.in_flight.durable and sent.request.due_s <= now_s]
             for request_id in late:
@@ -127,7 +127,7 @@ class SimulatedAgent:
             self._leave(one, now_s)
 
     def _running(self, one: AgentInstance) -> list[Queued]:
-        """Groups that it runs requests of."""
+        """Return the groups that have running requests on the instance."""
         dues: dict[int, float] = {}
         for sent in one.sent.values():
             if sent.ref is not None:
@@ -158,7 +158,7 @@ class SimulatedAgent:
         return False
 
     def _make_room(self, one: AgentInstance, now_s: float) -> int:
-        """Places that a running request makes for one of the first group, by giving way to it."""
+        """Preempt a running request for one of the first group; return the places that this frees."""
         first = one.order[0] if one.order else None
         if not one.gives_way or first is None or first.ref != one.head or not self._store.waiting(first.ref):
             return 0
@@ -179,7 +179,7 @@ class SimulatedAgent:
         return 1
 
     def _leave(self, one: AgentInstance, now_s: float) -> None:
-        """Lines of a model that leaves go on while streams do, and then go back."""
+        """Let lines of a model that leaves continue while streams do, and then put them back."""
         lines = [id for id, sent in one.sent.items() if sent.in_flight.durable]
         if may_leave(True, bool(lines), one.in_flight.streams):
             for request_id in lines:

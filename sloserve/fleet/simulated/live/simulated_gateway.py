@@ -1,4 +1,4 @@
-"""A gateway in virtual time: what it meters, holds and sends, told of events in place of connections."""
+"""A gateway in virtual time: it meters, holds and sends requests on events in place of connections."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -21,7 +21,12 @@ from sloserve.fleet.streamed import Streamed
 
 @dataclass(slots=True)
 class _StreamState:
-    """One request. sent: where it went last, at sent_s."""
+    """One request at the gateway.
+
+    Args:
+        sent: record of the last instance to which it was sent, or ``None`` before.
+        sent_s: time when it was sent, in seconds.
+    """
 
     request: WaitingRequest
     held: HeldRequest
@@ -34,7 +39,11 @@ Send = Callable[[WaitingRequest, str], Refusal | None]
 
 
 class SimulatedGateway:
-    """prefixes: whether expected hits in prefix caches count."""
+    """A gateway that serves streams.
+
+    Args:
+        prefixes: whether expected hits in prefix caches count.
+    """
 
     def __init__(self, fleet: Fleet, send: Send, *, prefixes: bool) -> None:
         self._send = send
@@ -52,7 +61,7 @@ class SimulatedGateway:
         return bool(self._held)
 
     def arrived(self, request: WaitingRequest, now_s: float) -> bool:
-        """A stream has come, or come back from an instance; ``False`` where it is turned away."""
+        """Place a stream that has come, or has come back from an instance; return ``False`` if it is turned away."""
         stream = self._streams.get(request.request_id)
         if stream is None:
             stream = self._new(request, now_s)
@@ -67,7 +76,7 @@ class SimulatedGateway:
         return True
 
     def let_go(self, now_s: float) -> Iterator[str]:
-        """Room may have come. Yields the ids of requests that have waited too long, and do not any more."""
+        """Send requests for which there is room now; yield the ids of requests that have waited too long."""
         for held, flight in self._held.let_go(now_s):
             stream = self._streams[self._of[held]]
             if not self._sent(stream, flight, now_s):
@@ -79,18 +88,18 @@ class SimulatedGateway:
             yield stream.request.request_id
 
     def ended(self, request_id: str, tokens: int) -> None:
-        """A reply is complete."""
+        """Record that an output is complete."""
         stream = self._streams[request_id]
         self._forget(stream)
         whole = Streamed(tokens + 1)  # and the event that says that it is the last
         self._meter.ended(stream.request.model, stream.request.slo_class, whole, None)
 
     def asked(self, report: AgentReport, now_s: float) -> None:
-        """What an agent says."""
+        """Take in the report of an agent."""
         self._instances.reported(report, report.door, self._instances.sent(), now_s)
 
     def tell(self, now_s: float, plan: Plan | None) -> GatewayReport:
-        """What it tells the planner, as it reads the plan."""
+        """Read the plan, and return the gateway's report to the planner."""
         self._instances.plan = plan
         return self._meter.report(self._held, now_s)
 
@@ -113,7 +122,7 @@ class SimulatedGateway:
         return stream
 
     def _place(self, stream: _StreamState, now_s: float) -> None:
-        """Sends it, or holds it. Raises: HoldFull."""
+        """Send the stream, or hold it. Raises: HoldFull."""
         while (flight := self._held.arrived(stream.held, now_s)) is not None:
             if self._sent(stream, flight, now_s):
                 return

@@ -1,6 +1,6 @@
 """The store of a fleet in virtual time: requests that wait to be pulled, by group, and the plan in force.
 
-A line's group is that of its file and model, as a live fleet has it: lines of a model and class that arrive within
+A line's group is the group of its file and model, as in a live fleet: lines of a model and class that arrive within
 FILE_S of each other are taken for one client's file. In one queue for all, groups are QLM's: of like deadlines and
 lengths.
 """
@@ -20,7 +20,11 @@ _BATCH_MEMORY: Final = 0.9
 
 
 class SimulatedStore:
-    """delta: largest size of a group in mean batches, where groups are QLM's; ``None`` where they are files'."""
+    """A store of waiting requests.
+
+    Args:
+        delta: largest size of a group in mean batches, if groups are QLM's; ``None`` if they are files'.
+    """
 
     def __init__(self, delta: float | None) -> None:
         self._clustered = delta is not None
@@ -37,7 +41,13 @@ class SimulatedStore:
         return self._groups.requests
 
     def accept(self, request: WaitingRequest, output_tokens: float, deviation: float) -> None:
-        """It waits from now on; one that was claimed, at its old place. output_tokens: expected."""
+        """Add a waiting request, a claimed one at its old place.
+
+        Args:
+            request: the request.
+            output_tokens: expected number of output tokens.
+            deviation: standard deviation of this number.
+        """
         member = Member(
             request.request_id,
             request.model,
@@ -64,24 +74,24 @@ class SimulatedStore:
         self._class_of.setdefault(ref, request.slo_class)
 
     def claim(self, ref: int, most: int) -> list[WaitingRequest]:
-        """Up to ``most`` requests of a group, in order of arrival."""
+        """Claim up to ``most`` requests of a group, in order of arrival."""
         return [self._taken(member) for member in self._groups.head(ref, most)]
 
     def put_back(self, request: WaitingRequest) -> None:
-        """One that was claimed and not sent is at its old place again."""
+        """Put a request that was claimed and not sent back at its old place."""
         self._requests[request.request_id] = request
         self._groups.put_back(self._members[request.request_id], self._ref_of[request.request_id])
 
     def waiting(self, ref: int, most: int = 1) -> list[str]:
-        """The ids of the first requests of a group that wait."""
+        """Return the ids of the first waiting requests of a group."""
         return [str(member.request) for member in self._groups.head(ref, most)]
 
     def groups(self) -> list[Group]:
-        """Those that wait."""
+        """Return the waiting groups."""
         return [Group(sums, self._class_of[sums.ref]) for sums in self._groups.sums()]
 
     def note_batches(self, running: Iterable[tuple[str, int]]) -> None:
-        """How many requests each instance runs of its model: QLM's groups are cut at multiples of the mean."""
+        """Record how many requests each instance runs: QLM's groups are cut at multiples of the mean."""
         if not self._clustered:
             return
         for model, requests in running:
@@ -91,7 +101,7 @@ class SimulatedStore:
         self._groups.tidy()
 
     def expired(self, now_s: float) -> Iterator[WaitingRequest]:
-        """Takes out what waits and is due by now."""
+        """Remove and yield the waiting requests that are due by now."""
         for sums in self._groups.sums():
             while (first := self._groups.head(sums.ref, 1)) and first[0].due_s <= now_s:
                 yield self._taken(first[0])
@@ -101,7 +111,7 @@ class SimulatedStore:
         return self._requests.pop(member.request)
 
     def _file(self, request: WaitingRequest) -> int:
-        """The group of a line: as many as LINES_OF_GROUP of a file and model. [reference, lines]"""
+        """Return the group of a line: up to LINES_OF_GROUP lines of a file and model form one."""
         key = request.model, request.slo_class, int(request.arrival_s / FILE_S)
         known = self._files.get(key)
         if known is None or known[1] >= LINES_OF_GROUP:

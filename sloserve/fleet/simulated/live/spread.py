@@ -15,7 +15,11 @@ from sloserve.sim.workloads.seeding import stream
 
 
 class Spread(QLMPlanner):
-    """As :class:`QLMPlanner`, for each instance alone. at_random: not in turn. A group stays where it is assigned."""
+    """A :class:`QLMPlanner` that plans each instance alone. A group stays where it is assigned.
+
+    Args:
+        at_random: whether groups are assigned at random instead of in turn.
+    """
 
     def __init__(
         self,
@@ -40,7 +44,7 @@ class Spread(QLMPlanner):
         return FleetPlan(queues, foreseen.unserved)
 
     def _instance(self, group: GroupSums, instances: tuple[InstanceState, ...]) -> InstanceState:
-        """The instance that a group is assigned to where none is better than another."""
+        """Return the instance for a group, where no instance is better than another."""
         can = [instance for instance in instances if group.model in instance.models]
         if self._rng is None:
             return can[group.ref % len(can)]
