@@ -88,7 +88,7 @@ class Certificates:
             end = f"{authority[0].not_valid_after_utc:%Y-%m-%d}"
             raise ConfigError(
                 f"{self._file(_AUTHORITY)}: the fleet's authority ends on {end}, before a certificate "
-                "that it would sign; move the folder away and make all certificates anew"
+                "that it would sign; move the folder away and make all certificates again"
             )
         wanted = {self._file(_GATEWAY): "gateway"} | {self._host(host): host for host in hosts}
         for file in self._folder.glob("host-*.pem"):
@@ -185,11 +185,11 @@ class Certificates:
             for context, own in self._contexts:
                 if own is not None and self._read.get(own) != own.stat().st_mtime_ns:
                     self._load(context, own)
-                    logger.info("%s: new connections use the certificate that is new", own)
+                    logger.info("%s: new connections use the renewed certificate", own)
                 if own is not None and (left_s := self._left_s(_certificate(own))) < RENEWED_DAYS / 3 * _DAY_S:
                     logger.error("%s: ends in %.1f days; %s", own, left_s / _DAY_S, _REMEDY)
         except (ConfigError, OSError, ValueError) as error:
-            logger.error("certificates of doors are not renewed: %s", error)
+            logger.error("certificates of agents are not renewed: %s", error)
 
     def _made(self, context: ssl.SSLContext, own: Path | None, name: str) -> ssl.SSLContext:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -200,7 +200,7 @@ class Certificates:
                 if _named(certificate) != name:
                     raise ConfigError(f"{own}: is the certificate of {_named(certificate)}, not of {name}; {_REMEDY}")
                 if self._left_s(certificate) <= 0.0:
-                    raise ConfigError(f"{own}: has ended on {certificate.not_valid_after_utc:%Y-%m-%d}; {_REMEDY}")
+                    raise ConfigError(f"{own}: expired on {certificate.not_valid_after_utc:%Y-%m-%d}; {_REMEDY}")
                 authority = x509.load_pem_x509_certificates(self._trusted.read_bytes())[0]
                 try:
                     certificate.verify_directly_issued_by(authority)
@@ -297,7 +297,7 @@ def _pair(file: Path) -> Pair:
         assert isinstance(key, ec.EllipticCurvePrivateKey)
         return x509.load_pem_x509_certificate(text), key
     except (ValueError, TypeError, AssertionError):
-        raise ConfigError(f"{file}: is no key and certificate of the fleet; restore it, or delete it") from None
+        raise ConfigError(f"{file}: is not a key and certificate of the fleet; restore it, or delete it") from None
 
 
 def _certificate(file: Path) -> x509.Certificate:

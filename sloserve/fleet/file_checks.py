@@ -18,7 +18,7 @@ def wrong_pool(pool: PoolSection, has_hosts: bool, has_certificates: bool) -> li
     for kind, template in pool.devices.items():
         at = ("pool", "devices", kind)
         if template.most is not None and (pool.ray is None or template.devices is None):
-            text = "hosts are asked for where ray and devices are given: without these, others add hosts"
+            text = "needs ray and devices to ask for hosts: without them, others add hosts"
             problems.append(Problem((*at, "most"), text))
         if template.most is not None and template.most < template.least:
             problems.append(Problem((*at, "most"), f"{template.most} is below least, {template.least}"))
@@ -30,7 +30,7 @@ def wrong_pool(pool: PoolSection, has_hosts: bool, has_certificates: bool) -> li
     if not pool.devices:
         problems.append(Problem(at_ray, "needs pool.devices: what a node of each kind of device has"))
     if has_certificates:
-        text = "doors of nodes have no certificates: keep the cluster on a private network, and leave out certificates"
+        text = "agents on nodes have no certificates: keep the cluster on a private network, and leave out certificates"
         problems.append(Problem(at_ray, text))
     if has_hosts:
         text = "nodes of a cluster and hosts of the file could be the same machines; leave out hosts"
@@ -50,7 +50,7 @@ def wrong_host(name: str, entry: HostEntry, certificates: CertificateSection) ->
         text = f"{entry.devices} devices of a server that is attached are one instance; give width: {entry.devices}"
         problems.append(Problem(("hosts", name, "devices"), text))
     if entry.door is not None and entry.door.startswith("https:") != (certificates.folder is not None):
-        text = "https:// belongs to doors where certificates.folder is given, http:// to others; change one of them"
+        text = "https:// needs certificates.folder, and http:// does not allow it; change one of them"
         problems.append(Problem(("hosts", name, "door"), f"{entry.door}: {text}"))
     return problems
 
@@ -83,7 +83,7 @@ def not_startable(fleet: Fleet) -> list[Problem]:
     problems = []
     for name, model in fleet.models.items():
         if model.start.model is None:
-            text = "is missing; a fleet that is run needs the folder or name that sloserve serve is given"
+            text = "is missing; to run a fleet, give the folder or name that sloserve serve takes"
             problems.append(Problem(("models", name, "model"), text))
         for i, flag in enumerate(model.start.arguments):
             if flag.partition("=")[0] in SET_BY_FLEET:

@@ -185,7 +185,7 @@ class Fleet:
         count = template.devices or devices
         if count is None:
             raise ConfigError(
-                f"host {name}: how many devices it has is not known; give --devices, or "
+                f"host {name}: its number of devices is unknown; give --devices, or "
                 f"pool.devices.{device}.devices in {self.source}"
             )
         if count % template.width:

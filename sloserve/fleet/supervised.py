@@ -76,7 +76,9 @@ class Faults:
         times = self._of_kind[kind]
         if times & (times - 1) == 0:
             traceback = error if times == 1 else None
-            logger.error("%s, for a fault that has come %d times: %r", self._what, times, error, exc_info=traceback)
+            logger.error(
+                "%s, because of a fault that occurred %d times: %r", self._what, times, error, exc_info=traceback
+            )
 
 
 async def supervised(

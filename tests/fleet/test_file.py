@@ -62,7 +62,7 @@ def test_a_host_that_joins_has_what_is_said_of_its_kind_of_device() -> None:
         (JOINED.replace("width: 1", "widht: 1"), "pool.devices.a100.widht: is unknown"),
         (
             JOINED.replace("pool: {", "pool: {ray: auto, ") + "certificates: {folder: x}",
-            "doors of nodes have no certificates",
+            "agents on nodes have no certificates",
         ),
         (JOINED.replace("devices: 4", "width: 2").replace("{width: 1", "{width: 2"), "no instance can serve it"),
     ],
@@ -100,9 +100,9 @@ FAULTS = {
         "models.a: no instance can serve it; it needs 4 of a100; instances are n: 1 of a100; set width of a host"
     ],
     "models: {a: {profile: h100-llama3-8b}}\nhosts: {n: {device: h100, devices: 1, door: 'http://b:1'}}\n"
-    "certificates: {folder: tls}": ["fleet:2:39: hosts.n.door: http://b:1: https:// belongs to doors where"],
+    "certificates: {folder: tls}": ["fleet:2:39: hosts.n.door: http://b:1: https:// needs certificates.folder"],
     "models: {a: {profile: h100-llama3-8b}}\nhosts: {n: {device: h100, devices: 1, door: 'https://b:1'}}": [
-        "hosts.n.door: https://b:1: https:// belongs to doors where certificates.folder is given"
+        "hosts.n.door: https://b:1: https:// needs certificates.folder, and http:// does not allow it"
     ],
     "models: {a: {profile: h100-llama3-8b}}\nhosts: {n: {device: h100, devices: 1}}\nswitching: {max_wait_s: -1}\n"
     "settings: {policy: edg, classes: {a: {rank: 0, e2e_ms: 0}}}": [

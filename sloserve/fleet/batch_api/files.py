@@ -62,7 +62,7 @@ def open_files(address: str | Path) -> Files:
         return Folder(Path(address))
     if scheme not in SCHEMES:
         allowed = ", ".join(f"{one}://..." for one in SCHEMES)
-        raise ConfigError(f"files: {scheme}:// is no kind of files; give the path of a folder, or {allowed}")
+        raise ConfigError(f"files: unsupported scheme {scheme!r}; give the path of a folder, or {allowed}")
     try:
         from sloserve.fleet.batch_api.objects import open_objects
     except ImportError:

@@ -21,7 +21,7 @@ _NO_SPACE: Final = (28, 122)  # ENOSPC, EDQUOT
 def checked(id: str) -> str:
     """Return the id itself. Raises: ValueError for text that is not the id of a file."""
     if not ID.fullmatch(id):
-        raise ValueError(f"{id!r} is no id of a file")
+        raise ValueError(f"{id!r} is not the id of a file")
     return id
 
 

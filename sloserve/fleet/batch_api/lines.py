@@ -163,7 +163,7 @@ def _check_slo(body: dict[str, Any]) -> None:
         stated = [key for key in stated if key != "priority"]  # vLLM's default, however it is spelt
     stated += [f"vllm_xargs.{key}" for key in xargs if key.startswith(PREFIX)] if isinstance(xargs, dict) else []
     if stated:
-        text = f"{stated[0]} is not for lines of a batch, whose deadline is its completion_window; leave it out"
+        text = f"{stated[0]} is not allowed in a batch: its completion_window sets the deadline; leave it out"
         raise _Wrong("slo_not_allowed", text, f"body.{stated[0]}")
 
 

@@ -151,7 +151,7 @@ def _telling(but: type[Exception] | None = None) -> Iterator[None]:
     except (BaseError, OSError) as error:
         if but is not None and isinstance(error, but):
             raise
-        raise StoreAway(f"the object storage of files does not answer as it should: {_first_line(error)}") from error
+        raise StoreAway(f"the object storage of files does not respond as it should: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -112,7 +112,7 @@ class BatchApi:
             except StoreError as error:
                 # Where the store is, and what its server says, is for the log.
                 logger.warning("%s %s: %s", request.method, request.url.path, error)
-                what = "the disk is full" if isinstance(error, StoreFull) else "their store does not answer"
+                what = "the disk is full" if isinstance(error, StoreFull) else "their store does not respond"
                 text = f"files and batches cannot be served now: {what}; retry in {_RETRY_AFTER_S} s"
                 return _error(errors.status(error), text, headers={"retry-after": str(_RETRY_AFTER_S)})
             except SloServeError as error:
@@ -133,7 +133,7 @@ class BatchApi:
             async with asyncio.timeout(_STORE_S):
                 return await self._in_thread(call, *args)
         except TimeoutError:
-            raise StoreAway(f"it has not answered within {_STORE_S:g} s") from None
+            raise StoreAway(f"it has not responded within {_STORE_S:g} s") from None
 
     # Files.
 
@@ -231,7 +231,9 @@ class BatchApi:
             text = f"{kept} batches of yours are kept, each until 30 days after its deadline; wait until one is gone"
             raise RouteError(HTTPStatus.TOO_MANY_REQUESTS, text)
         if unfinished >= (most := self.quota_of(tenant).batches):
-            message = f"{unfinished} batches are unfinished, and {most} may be; wait for one of them, or cancel it"
+            message = (
+                f"{unfinished} batches are unfinished, and the limit is {most}; wait for one of them, or cancel it"
+            )
             raise RouteError(HTTPStatus.TOO_MANY_REQUESTS, message)
         used = await self._stored(self.store.bytes_of, tenant)
         if used >= (most := self.quota_of(tenant).bytes):
@@ -274,7 +276,7 @@ class BatchApi:
         if not await self._stored(self._cancelling, batch.id):
             batch = await self._known_batch(request, tenant)
             if batch.state not in (BatchState.CANCELLING, BatchState.CANCELLED):
-                message = f"the batch {batch.id} is {batch.state.value}, and can be cancelled no more"
+                message = f"the batch {batch.id} is {batch.state.value}, and can no longer be cancelled"
                 raise RouteError(HTTPStatus.CONFLICT, message)
         return JSONResponse(batch_json(await self._known_batch(request, tenant)))  # its lines are ended by a runner
 

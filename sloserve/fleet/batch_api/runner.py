@@ -133,7 +133,8 @@ class BatchRunner:
                     "yours, and send this request in another batch"
                 )
                 if refused := self.store.requests.refuse_queued(tenant, text.encode()):
-                    logger.warning("%d lines of tenant %s fail: %d of %d bytes are kept", refused, tenant, used, most)
+                    text = "tenant %s exceeded its storage quota: failing %d batch lines (%d of %d bytes used)"
+                    logger.warning(text, tenant, refused, used, most)
 
     def tidy(self) -> None:
         """Delete what has had its time, and count the bytes of the files that remain.
@@ -181,7 +182,7 @@ class BatchRunner:
         if known and self.store.now_s() < batch.due_s:
             if batch.id not in self._left_to_others:
                 self._left_to_others.add(batch.id)
-                logger.warning("batch %s is left to a gateway whose folder has its file", batch.id)
+                logger.warning("batch %s is left to another gateway, which may have its file", batch.id)
             return False
         text = "is in no folder of files" if known else "was deleted"
         missing = LineError(None, "file_not_found", f"the file {batch.input_file} {text}", "input_file_id")
@@ -202,7 +203,7 @@ class BatchRunner:
                 yield
             found += [line for line in part if isinstance(line, LineError)]
             right = [line for line in part if isinstance(line, BatchLine)]
-            with telling_full("batches that are checked, TMPDIR,"):
+            with telling_full("batches in validation (TMPDIR)"):
                 pickle.dump(right, checked)
             lines += len(right)
             tokens += sum(line.prompt_tokens + line.output_tokens for line in right)
@@ -228,10 +229,14 @@ class BatchRunner:
         open_lines, open_tokens = self.store.requests.open_of(batch.tenant, without=batch.id)
         later = "send it again when batches of yours have ended"
         if open_lines + lines > quota.lines:
-            text = f"{open_lines} requests wait or run, {lines} are in this file, and {quota.lines} may be; {later}"
+            text = (
+                f"{open_lines} requests wait or run, {lines} are in this file, and the limit is {quota.lines}; {later}"
+            )
             return [LineError(None, "request_limit_exceeded", text)]
         if open_tokens + tokens > quota.tokens:
-            text = f"{open_tokens:.0f} tokens wait or run, {tokens:.0f} are in this file, and {quota.tokens} may be"
+            text = (
+                f"{open_tokens:.0f} tokens wait or run, {tokens:.0f} are in this file, and the limit is {quota.tokens}"
+            )
             return [LineError(None, "token_limit_exceeded", f"{text}; {later}")]
         return []
 

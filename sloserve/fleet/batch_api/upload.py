@@ -45,7 +45,7 @@ class UploadForm:
     async def __aenter__(self) -> FormData:
         try:
             self._body.check_length()
-            with telling_full("files that are on their way, TMPDIR,"):
+            with telling_full("uploads in progress (TMPDIR)"):
                 self._form = await self._request.form(max_files=1, max_fields=8)
         except BodyTooLarge as error:
             error.param = "file"

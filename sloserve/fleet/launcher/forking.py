@@ -83,7 +83,7 @@ class ForkingLauncher:
                 return forked
             except (OSError, TimeoutError, ValueError) as error:
                 self._failures += 1
-                logger.warning("an engine is started plainly, since it cannot be forked: %s", error or "no answer")
+                logger.warning("starting an engine without forking, since forking failed: %s", error or "no response")
         return await self._plain.launch(spec)
 
     async def close(self) -> None:

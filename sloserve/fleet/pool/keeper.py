@@ -83,7 +83,7 @@ class AgentKeeper:
             offers = await self._pool.offers()
         except OSError as error:
             if not self._away:
-                logger.warning("which hosts there are is not known; their agents go on: %s", error)
+                logger.warning("the list of hosts is unknown; running agents continue: %s", error)
             self._away = True
             return
         self._away = False

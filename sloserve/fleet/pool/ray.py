@@ -129,7 +129,7 @@ class RayPool:
             taken = found.setdefault(node.offer.host, node)
             if taken is not node:
                 self._say_once(
-                    f"two nodes are called {node.offer.host}, and one of them gets no agent: give each a name of its "
+                    f"two nodes are named {node.offer.host}, and one of them gets no agent: give each a name of its "
                     "own with ray start --node-name"
                 )
         self._nodes = found
@@ -262,7 +262,7 @@ class RayPool:
             return None
         if device not in self._devices:
             kind = f"its kind of device, {device or 'unknown'}"
-            self._say_once(f"node {host} gets no agent: {kind}, is none of pool.devices, {', '.join(self._devices)}")
+            self._say_once(f"node {host} gets no agent: {kind}, is not in pool.devices ({', '.join(self._devices)})")
             return None
         if self._only_at not in (None, address):
             self._say_once(f"node {host} gets no agent: the store is a file of this machine; use a PostgreSQL server")
@@ -354,7 +354,7 @@ def _end(reason: str) -> None:
 
     It ends at once, since Ray's own shutdown waits for its node.
     """
-    logger.error("%s: the pool ends, to be started again", reason)
+    logger.error("%s: the pool stops, and must be started again", reason)
     logging.shutdown()
     os._exit(1)
 

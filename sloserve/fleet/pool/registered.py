@@ -44,7 +44,7 @@ class RegisteredPool:
         for age_s, report in said:  # one that ends in order leaves no row
             host = report.host
             if host in self._living and host not in living and host not in self._drained:
-                self._gone.put_nowait(Gone(host, f"gives no sign of life for {age_s:.0f} s", certain=False))
+                self._gone.put_nowait(Gone(host, f"has given no sign of life for {age_s:.0f} s", certain=False))
         self._drained &= {report.host for _, report in said}
         self._living = living
         return living

@@ -192,7 +192,7 @@ def _samples(path: Path, metric: str, filtered: str | None) -> Iterator[Graded]:
         raise ConfigError(f"{path}: answers are graded under the filters {', '.join(kinds)}; choose one with --filter")
     rows = [(place, row) for place, row in rows if filtered is None or "filter" not in row or row["filter"] == filtered]
     if not rows:
-        raise ConfigError(f"{path}: no answers under the filter {filtered!r}; there are: {', '.join(kinds)}")
+        raise ConfigError(f"{path}: no graded answers under the filter {filtered!r}; there are: {', '.join(kinds)}")
     for place, row in rows:
         if metric not in row:
             scores = sorted(name for name, value in row.items() if name != "doc_id" and _is_score(value))
@@ -214,7 +214,7 @@ def _plain(path: Path) -> Iterator[Graded]:
         elif "score" in row:
             yield Graded(row["model"], row["task"], _score(place, "score", row["score"]), 1)
         else:
-            raise ConfigError(f"{place}: neither 'score' of one answer nor 'correct' and 'answers'")
+            raise ConfigError(f"{place}: neither 'score' of a graded answer nor 'correct' and 'answers'")
 
 
 def _whole(value: Any) -> int | None:

@@ -41,7 +41,7 @@ def quality_and_report(
     table = quality_of(paths, names=renamed, metric=metric, filtered=filtered, models=given)
     made = table.as_yaml()
     for task, lesser, better in table.undecided():
-        print(f"{task}: {lesser} and {better} cannot be told apart; grade more answers", file=sys.stderr)
+        print(f"{task}: {lesser} and {better} cannot be distinguished; grade more answers", file=sys.stderr)
     if out is not None:
         try:
             out.write_text(made, encoding="utf-8")

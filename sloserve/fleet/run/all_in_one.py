@@ -67,7 +67,7 @@ async def run_fleet(
         server = GatewayServer(fleet, place, store, fleet.switching.drain_max_s)
         pools = _pools(fleet, place, store, run_folder, agent_options)
         counted = f"{len(fleet.models)} models on {len(fleet.instances)} instances"
-        counted += " and those of hosts that join" if fleet.pool.devices else ""
+        counted += " and the instances of hosts that join" if fleet.pool.devices else ""
         say(f"{counted}; store {_shown(place.store)}; logs in {place.logs}")
         with ThreadPoolExecutor(2, "sloserve-planner") as executor:
             tasks = [asyncio.create_task(AgentKeeper(pool, say, what).run()) for what, pool in pools.items()]
@@ -78,7 +78,7 @@ async def run_fleet(
                 say(also)
             stopped = asyncio.create_task(stopping.wait())
             ended = await _first_failure(stopped, tasks)
-            say("stops: no more requests, those that run end; once more to end at once")
+            say("stopping: no new requests, running ones finish; signal again to stop at once")
             await _stop(server, list(pools.values()), stopping)
             for task in (*tasks, stopped):
                 task.cancel()

@@ -108,8 +108,8 @@ def check_doors(fleet: Fleet, place: Place, hosts: Iterable[Host] | None = None)
         ConfigError: an agent on TCP has no key.
     """
     used = fleet.hosts.values() if hosts is None else hosts
-    doors = [f"hosts.{host.name}.door: a door on TCP, {host.door}," for host in used if host.door is not None]
-    doors += ["pool.ray: a door of a node"] if hosts is None and fleet.pool.ray else []
+    doors = [f"hosts.{host.name}.door: an agent on TCP, {host.door}," for host in used if host.door is not None]
+    doors += ["pool.ray: an agent on a node"] if hosts is None and fleet.pool.ray else []
     for door in doors:
         if len(place.door_key or "") < _LEAST_KEY:
             raise ConfigError(
@@ -142,7 +142,7 @@ def refreshing(certificates: "Certificates | None") -> list["asyncio.Task[None]"
     async def turn() -> None:
         await asyncio.to_thread(certificates.refresh)
 
-    return [asyncio.create_task(supervised("certificates of doors are not renewed", turn, _CERTIFICATES_S))]
+    return [asyncio.create_task(supervised("certificates of agents are not renewed", turn, _CERTIFICATES_S))]
 
 
 def file_limits(fleet: Fleet) -> Limits:
@@ -249,7 +249,9 @@ def _environment(host: Host, number: int) -> dict[str, str]:
 def _served(fleet: Fleet, model: FleetModel, host: Host, place: Place) -> ServedModel:
     profile, start, flags = model.profiles[host.device], model.start, model.flags
     if start.model is None:
-        raise ConfigError(f"{fleet.source}: models.{model.name}.model is missing, and with it what is to be served")
+        raise ConfigError(
+            f"{fleet.source}: models.{model.name}.model is missing: the folder or name of the model to serve"
+        )
     max_num_seqs = flags.max_num_seqs or profile.max_num_seqs
     budget = flags.max_num_batched_tokens or profile.max_num_batched_tokens
     max_model_len = flags.max_model_len or profile.max_model_len

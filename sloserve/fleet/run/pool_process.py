@@ -31,7 +31,7 @@ async def serve_pool(fleet: Fleet, place: Place, say: Callable[[str], None], opt
     keeper = AgentKeeper(pool, say)
     keeping, stopped = asyncio.create_task(keeper.run()), asyncio.create_task(stopping.wait())
     scaler = Scaler(fleet, store, pool, keeper, say)
-    scaling = asyncio.create_task(supervised("no host is asked for, and none goes", scaler.turn, SCALE_S))
+    scaling = asyncio.create_task(supervised("no host is requested or released", scaler.turn, SCALE_S))
     await asyncio.wait({keeping, stopped}, return_when=asyncio.FIRST_COMPLETED)
     error = keeping.exception() if keeping.done() else None
     scaling.cancel()

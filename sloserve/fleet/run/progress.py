@@ -10,7 +10,7 @@ from sloserve.fleet.store.records import Agent
 _WORDS = {
     Phase.EMPTY: "is empty",
     Phase.SERVING: "serves {}",
-    Phase.DRAINING: "turns to {}: what runs ends",
+    Phase.DRAINING: "switches to {}: running requests end",
     Phase.SWITCHING: "loads {}",
     Phase.FAILED: "has lost the engine of {}, and starts another",
 }

@@ -75,7 +75,7 @@ class Scaler:
             self._keeper.resume(host)
         if len(active) > count:
             host = min(active, key=lambda host: (_requests(reports.get(host)), host))
-            self._say(f"host {host} is not needed: what it serves ends or goes back, and then its agent ends")
+            self._say(f"host {host} is not needed: its requests finish or are requeued, and then its agent ends")
             await self._keeper.drain(host)
 
 

@@ -179,7 +179,7 @@ class SimulatedInstance:
         Raises: ValueError where another model is active, or none takes requests.
         """
         if not self.serving or request.model != self.active:
-            raise ValueError(f"{self.name} is {self.phase} with {self.active}, and was given one for {request.model}")
+            raise ValueError(f"{self.name} is {self.phase} with {self.active}, and got a request for {request.model}")
         request_id, engine = request.request_id, self._engine
         part = _Part(request, self._given(request, generated), generated)
         self._num_given += 1

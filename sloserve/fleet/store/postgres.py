@@ -91,7 +91,7 @@ class _Connection(psycopg.Connection[tuple[Any, ...]]):
                     is_away, probed = is_away or not self.answers(), True
                 if is_away:
                     self.close()  # a late result would be taken for the next one
-                    raise psycopg.OperationalError(f"the server has said nothing for {silent_s:.0f} s")
+                    raise psycopg.OperationalError(f"the server has sent nothing for {silent_s:.0f} s")
                 wants = gen.send(ready)
         except StopIteration as ended:
             return ended.value  # type: ignore[no-any-return]
@@ -233,7 +233,7 @@ class PostgresDatabase:
             ) from error
         # A server that another has replaced, and that may be read alone, will be gone from this address.
         except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction, PoolTimeout) as error:
-            raise StoreAway(f"the store {self._where} does not answer: {_line(error)}") from error
+            raise StoreAway(f"the store {self._where} does not respond: {_line(error)}") from error
 
     def tell(self) -> None:
         with contextlib.suppress(StoreAway), self.transaction() as session:

@@ -120,7 +120,7 @@ class SqliteDatabase:
                 raise
             if name == "SQLITE_ERROR":
                 raise  # a statement is wrong
-            raise StoreAway(f"the store {self._path} does not answer: {error}") from error
+            raise StoreAway(f"the store {self._path} does not respond: {error}") from error
 
     def tell(self) -> None:
         with self._told:

@@ -338,7 +338,7 @@ def test_a_file_beyond_its_tenants_quota_fails_and_serves_nothing(fleet: Fleet) 
     (error,) = client.batches.retrieve(second.id).errors.data
     assert (
         error.code == "request_limit_exceeded"
-        and "40 requests wait or run, 40 are in this file, and 70" in error.message
+        and "40 requests wait or run, 40 are in this file, and the limit is 70" in error.message
     )
     assert fleet.serve() == 40 and client.batches.retrieve(first.id).status == "in_progress"
     many = [line(str(i), body={"model": "m", "prompt": "x" * 1_400}) for i in range(60)]

@@ -163,7 +163,7 @@ def test_a_start_that_was_broken_off_between_the_marks_goes_on(opening: Opening,
 
 
 def test_an_address_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="ftp:// is no kind of files; give the path of a folder, or s3://"):
+    with pytest.raises(ConfigError, match="unsupported scheme 'ftp'; give the path of a folder, or s3://"):
         open_files("ftp://host/x")
     monkeypatch.setitem(sys.modules, "sloserve.fleet.batch_api.objects", None)
     with pytest.raises(ConfigError, match=r"files: s3:// needs obstore, .*: pip install -e '\.\[s3\]', in "):

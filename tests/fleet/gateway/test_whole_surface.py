@@ -99,7 +99,7 @@ def test_openais_client_unchanged_over_the_whole_surface(tmp_path: Path) -> None
                 batch = await client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
                 await until(lambda: store.batches.get("b", batch.id).state == "failed")  # type: ignore[union-attr]
                 batch = await client.batches.retrieve(batch.id)
-                assert batch.errors is not None and "and 3 may be" in str(batch.errors.data)
+                assert batch.errors is not None and "and the limit is 3" in str(batch.errors.data)
                 assert (await client.files.delete(file.id)).deleted
                 with pytest.raises(openai.NotFoundError):
                     await client.files.retrieve(file.id)

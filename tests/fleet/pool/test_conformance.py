@@ -128,7 +128,7 @@ def test_agents_that_others_start_are_known_by_their_signs_of_life(tmp_path: Pat
         on.clock.advance_to(on.clock.now_s() + 6.0)
         on.beat("b")
         gone = await on.pool.gone()
-        assert (gone.host, gone.what, gone.certain) == ("a", "gives no sign of life for 6 s", False)
+        assert (gone.host, gone.what, gone.certain) == ("a", "has given no sign of life for 6 s", False)
         on.beat("a")
         assert list(await on.pool.offers()) == ["a", "b"]
         await on.pool.drain("b")

@@ -47,7 +47,7 @@ def test_a_folder_of_the_harness_becomes_a_file_that_the_router_reads(tmp_path: 
     samples(tmp_path, "org__large", "arc_easy", [1.0, 1.0, 0.0, 0.0])
     names = ("--name", "small=org__small", "--name", "large=org__large")
     result = ran(tmp_path, *names, "--out", tmp_path / "router.yaml")
-    assert result.exit_code == 0 and "small and large cannot be told apart" in result.stderr
+    assert result.exit_code == 0 and "small and large cannot be distinguished" in result.stderr
     router = read_router(tmp_path / "router.yaml")
     assert router.models == ["small", "large"] and router.quality == {"arc_easy": {"small": 0.5, "large": 1.0}}
     assert "# large: 0.500 (0.150..0.850) of 4" in (tmp_path / "router.yaml").read_text()
@@ -80,7 +80,7 @@ def test_a_filter_is_chosen_where_there_are_several(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="under the filters loose, strict; choose one with --filter"):
         table(path)
     assert table(path, filtered="strict").cells["gsm8k"]["m"].accuracy == 1.0
-    with pytest.raises(ConfigError, match="no answers under the filter 'other'; there are: loose, strict"):
+    with pytest.raises(ConfigError, match="no graded answers under the filter 'other'; there are: loose, strict"):
         table(path, filtered="other")
 
 
@@ -88,7 +88,7 @@ def test_a_filter_is_chosen_where_there_are_several(tmp_path: Path) -> None:
     ("row", "said"),
     [
         ({"task": "t", "score": 1}, "line 1: 'model' is None; allowed is a name"),
-        ({"model": "m", "task": "t"}, "line 1: neither 'score' of one answer nor 'correct' and 'answers'"),
+        ({"model": "m", "task": "t"}, "line 1: neither 'score' of a graded answer nor 'correct' and 'answers'"),
         ({"model": "m", "task": "t", "score": 1.5}, "line 1: score is 1.5; allowed is a number from 0 to 1"),
         ({"model": "m", "task": "t", "score": float("nan")}, "line 1: score is nan; allowed is a number from 0 to 1"),
         ({"model": "m", "task": "t", "correct": 9, "answers": 8}, "line 1: correct 9 of answers 8; allowed is 5 of 8"),

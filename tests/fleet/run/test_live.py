@@ -164,7 +164,7 @@ def test_the_tiny_fleet_can_be_run() -> None:
 
 
 FAULTS = {
-    "models: {a: {profile: h100-llama3-8b}}": "fleet:1:10: models.a.model: is missing; a fleet that is run needs",
+    "models: {a: {profile: h100-llama3-8b}}": "fleet:1:10: models.a.model: is missing; to run a fleet, give",
     "models: {a: {profile: h100-llama3-8b, model: m, arguments: [--port=1]}}": "arguments.0: '--port=1' is set by",
     "models: {a: {profile: h100-llama3-8b, model: m, adapter_of: b}}": "adapter_of: model 'b' is unknown; known here: ",
     "models: {a: {profile: h100-llama3-8b, model: m}}\ngateway: {port: 70000}": "gateway.port: 70000 is not a port",

@@ -22,7 +22,7 @@ def _fleet(folder: Path, text: str = FILE) -> Fleet:
 
 
 def test_doors_of_nodes_need_a_key(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"fleet.yaml: pool.ray: a door of a node needs a key; set SLOSERVE_FLEET_"):
+    with pytest.raises(ConfigError, match=r"fleet.yaml: pool.ray: an agent on a node needs a key; set SLOSERVE_FLEET_"):
         asyncio.run(serve_pool(_fleet(tmp_path), Place(tmp_path, "sqlite:x"), print, []))
     check_doors(_fleet(tmp_path), Place(tmp_path, "sqlite:x", KEY))
 

@@ -126,7 +126,7 @@ def test_a_host_joins_serves_is_told_to_end_and_leaves(
     if scheme == "https":
         Certificates(tmp_path / "tls").issue([])
     fleet = start(tmp_path / "fleet.yaml", "--port", str(port := free_port()))
-    fleet.wait_for("1 models on 0 instances and those of hosts that join")
+    fleet.wait_for("1 models on 0 instances and the instances of hosts that join")
     joins = ("--host", "rack-7", "--address", "127.0.0.1", "--state", tmp_path / "other")
     agent = start("agent", tmp_path / "fleet.yaml", *joins)
     fleet.wait_for("ready: ")

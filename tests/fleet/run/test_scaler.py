@@ -87,7 +87,7 @@ def test_an_old_plan_moves_nothing(scaled: Scaled) -> None:
     ("change", "message"),
     [
         (("least: 1", "least: 4"), "pool.devices.h100.most: 3 is below least, 4"),
-        (("  ray: auto\n", ""), "pool.devices.h100.most: hosts are asked for where ray and devices are given"),
+        (("  ray: auto\n", ""), "pool.devices.h100.most: needs ray and devices to ask for hosts"),
     ],
 )
 def test_bounds_that_cannot_be_kept_are_named(change: tuple[str, str], message: str) -> None:

@@ -95,7 +95,7 @@ def test_a_store_that_another_writer_holds_is_away_and_comes_back(
     store = OpenStore(SqliteDatabase(tmp_path / "store.sqlite"))
     other = sqlite3.connect(tmp_path / "store.sqlite", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(StoreAway, match="does not answer.*locked"):
+    with pytest.raises(StoreAway, match="does not respond.*locked"):
         store.members.beat("a", {})
     assert store.members.agents() == []  # readers need not wait
     other.execute("ROLLBACK")
@@ -129,7 +129,7 @@ def test_a_server_that_is_stopped_but_not_dead_is_away_and_comes_back(
         store.members.beat("a", {})
         with databases.suspended(folder):
             for _ in range(2):  # on a connection that is open, then without one
-                with pytest.raises(StoreAway, match="does not answer"):
+                with pytest.raises(StoreAway, match="does not respond"):
                     store.members.beat("b", {})
             store.database.wait(0.1)
         for _ in range(100):

@@ -115,7 +115,7 @@ def test_a_stopped_server_is_away_though_another_of_the_address_answers(
         store.members.beat("a", {})
         with suspended(servers.primary.folder):
             servers.promote()
-            with pytest.raises(StoreAway, match="said nothing for [23] s"):
+            with pytest.raises(StoreAway, match="sent nothing for [23] s"):
                 store.members.beat("a", {})
             for _ in range(3):  # the first connections may still be looked for at the one that is stopped
                 try:

@@ -112,7 +112,7 @@ DISPATCHERS: dict[str, Entry] = {
     ),
     "edf": Entry(_live(EDF), "earliest deadline first, with affinity", _PREFIXES),
     "sa": Entry(_live(SA), "shared by free memory, each instance's order annealed", _PREFIXES),
-    "least-loaded": Entry(lambda options, seed: LeastLoaded(), "assigned on arrival to who has the fewest"),
+    "least-loaded": Entry(lambda options, seed: LeastLoaded(), "assigned on arrival to the instance with the fewest"),
     "qlm": Entry(
         _live(QLM), "request groups in virtual queues, re-planned where one would be late", _PREFIXES | _FLAGS
     ),
@@ -122,7 +122,7 @@ DISPATCHERS: dict[str, Entry] = {
         _FLAGS | {"delta": _positive, "park": _flag},
     ),
     "fifo": Entry(_one_queue(ON_DEMAND), "one queue for all, first come, first served, swap on demand", stock=True),
-    "random": Entry(lambda options, seed: Random(seed), "assigned on arrival to any"),
+    "random": Entry(lambda options, seed: Random(seed), "assigned on arrival to any instance"),
     "shepherd": Entry(
         lambda options, seed: Shepherd(**options),
         "static batches, shared among instances by a linear program, the running one preempted for a better one",
