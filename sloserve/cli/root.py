@@ -77,10 +77,10 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(help="Per-request service level objectives for vLLM.")
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Per-request service level objectives for vLLM."""
+    """Read the options that stand before a command."""

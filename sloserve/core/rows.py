@@ -224,7 +224,7 @@ class Rows:
         return sum(map(found.count, states))
 
     def marks(self, *slots: IntArray) -> BoolArray:
-        """Return which slots are among these, ``[capacity]``. Cheaper than a search among them for many slots."""
+        """Return which slots are among these, ``[capacity]``; cheaper than a search where many slots are looked up."""
         found = np.zeros(self._capacity, np.bool_)
         for some in slots:
             found[some] = True

@@ -47,7 +47,7 @@ class DraftControl:
         return self._drafting.facts
 
     def learn_from(self, before: "DraftControl") -> None:
-        """Go on with what ``before`` learned, whose rows may be others."""
+        """Continue with what ``before`` learned, perhaps of requests in other rows."""
         self._drafting = before._drafting
 
     def learn(self, rows: Rows, slots: IntArray, tokens: IntArray, drafts: IntArray) -> None:
@@ -99,8 +99,8 @@ def choose_drafts(
         now_s: epoch seconds.
         by_slack: whether targets count, as for :func:`~sloserve.lso.draft_lengths.draft_lengths`.
         drafts_of: gives the drafts that each of some decodes has for the step.
-        first_waiting: gives the first so many requests in order of admission.
-        expected_left: gives the tokens to come of decodes, expected.
+        first_waiting: Returns the given number of requests that are first in order of admission.
+        expected_left: Returns the expected tokens to come of decodes.
     """
     decodes, in_progress, context_tokens = split_running(progress_columns(rows), served)
     if not decodes.size:

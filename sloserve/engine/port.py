@@ -69,7 +69,9 @@ class RequestReader(Protocol):
 
         The first number is of the items without which no token can be computed, the second is of all items.
 
-        computed: tokens at the start of the prompt whose KV is there already, so that their items are not needed.
+        Args:
+            request: The request.
+            computed: Tokens at the start of the prompt that have KV already, so that their items are not needed.
         """
 
     def swapped_tokens(self, request: Any) -> int:
@@ -116,7 +118,7 @@ class RequestReader(Protocol):
         """Return the ids of the requests that a scheduled step admitted, in order of admission."""
 
     def new_tokens(self, outputs: Any) -> tuple[Sequence[str], Sequence[int] | IntArray]:
-        """The requests that a step's results brought new output tokens: their ids, and how many each."""
+        """Return the requests that got new output tokens from a step's results: their ids, and how many each."""
 
 
 class EnginePort(RequestReader, Protocol):

@@ -144,7 +144,7 @@ class Reply:
         self._changed.set()
 
     def fail(self, error: Exception) -> None:
-        """Record that nothing more of the response comes; whoever waits for it gets ``error`` raised."""
+        """Record that nothing more of the response comes; code that waits for it gets ``error``."""
         if not self._ended:
             self._error = self._error or error
             self._changed.set()

@@ -155,7 +155,7 @@ def _by_slack(
         chances: ``[n, num_drafts]``, that each draft brings a token; 0 where a request has none at that place.
         own: ``[n]``, drafts of each request, at least 1 of some.
         token_s: ``[n]``, seconds that each request can bear for a token.
-        step_s: seconds of the step with so many drafts.
+        step_s: Function that returns the seconds of the step by its number of drafts.
         pays_from: chance from which on a draft is never left out.
     """
     decodes, most = chances.shape
@@ -171,7 +171,7 @@ def _by_slack(
     saved_s = bears_s[at_risk & (bears_s[:, most] >= step_s(least)), most]
     if not saved_s.size:
         return None
-    # The drafts that can be left out, those of the least chance first.
+    # The drafts that can be left out, the least chance first.
     places = np.arange(1, most + 1)
     spare = (places > needs[:, None]) & (places <= own[:, None])
     order = np.argsort(chances[spare], kind="stable")

@@ -91,7 +91,10 @@ class Lengths:
         return self._of_class.chances(rows, slots, ahead, (np.concatenate(tables), row))
 
     def left_within(self, rows: Rows, slots: IntArray, most: FloatArray) -> FloatArray:
-        """:meth:`left` if no more than ``most`` tokens come; :meth:`left` itself where more is known than the class."""
+        """Return :meth:`left` under the condition that no more than ``most`` tokens come.
+
+        Where more is known of a request than its class, the result is :meth:`left` itself.
+        """
         left = self._of_class.mean_within(rows, slots, most)
         return _with_better(left, self._better_known(rows, slots))
 

@@ -67,7 +67,7 @@ TARGET_COLUMNS = frozenset({"ttft_s", "tpot_s", "e2e_s", "tds"})
 
 
 def without_targets(rows: Rows, slots: IntArray) -> BoolArray:
-    """Which requests ask for nothing, ``[len(slots)]``."""
+    """Return which requests have no target, ``[len(slots)]``."""
     return requests.without_targets(slots, ttft_s=rows.ttft_s, tpot_s=rows.tpot_s, e2e_s=rows.e2e_s, tds=rows.tds)
 
 

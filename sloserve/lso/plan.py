@@ -127,7 +127,7 @@ class EngineFacts:
     def encoded(self, first_items: IntArray, all_items: IntArray) -> int:
         """Return how many prompts, in order, begin in the next step as far as the encoder has room.
 
-        The engine begins no prompt behind the first whose first item has no room.
+        The engine begins no prompt behind the first prompt that has no room for its first item.
 
         Args:
             first_items: tokens of the items that each prompt needs for its first token to compute, ``[n]``.

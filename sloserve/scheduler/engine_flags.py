@@ -14,7 +14,7 @@ def check_order(policy: Policy, name: str, scheduling_policy: str) -> None:
 
     Args:
         policy: the policy that is to plan; a shadow policy may have any order.
-        name: its name, for the message.
+        name: the name of the policy, for the message.
         scheduling_policy: value of vLLM's ``--scheduling-policy``.
     """
     if policy.reads and scheduling_policy != OWN_ORDER:
@@ -25,11 +25,11 @@ def check_order(policy: Policy, name: str, scheduling_policy: str) -> None:
 
 
 def check_chunks(policy: Policy, name: str, chunked_prefill: bool) -> None:
-    """Raise ConfigError for a policy whose purpose is to limit steps where each prompt is computed in one step.
+    """Raise ConfigError for a policy that exists to limit steps where each prompt is computed in one step.
 
     Args:
         policy: a policy or a shadow policy.
-        name: its name, for the message.
+        name: the name of the policy, for the message.
         chunked_prefill: value of vLLM's ``--enable-chunked-prefill``.
     """
     if policy.limits_steps and not chunked_prefill:

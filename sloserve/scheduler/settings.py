@@ -246,7 +246,7 @@ def plugin_settings(additional_config: Mapping[str, Any] | None) -> PluginSettin
 
 
 def check_settings(additional_config: Mapping[str, Any] | None) -> PluginSettings:
-    """Return the settings that :func:`plugin_settings` reads, whose policies and files can be used.
+    """Return the settings that :func:`plugin_settings` reads, if their policies and files can be used.
 
     Raises: ConfigError that lists every mistake of one kind.
     """
@@ -261,7 +261,7 @@ def check_engine_flags(settings: PluginSettings, *, chunked_prefill: bool, sched
     """Raise ConfigError for a policy or a shadow policy that these flags of vLLM rule out.
 
     Args:
-        settings: settings whose policies can be made.
+        settings: Settings with policies that can be made.
         chunked_prefill: value of ``--enable-chunked-prefill``.
         scheduling_policy: value of ``--scheduling-policy``.
     """

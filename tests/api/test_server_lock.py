@@ -104,7 +104,7 @@ def test_what_cannot_be_locked_changes_nothing(tmp_path: Path) -> None:
         async with ServerLock().held(lambda: tmp_path / "nowhere" / "lock"):
             raise AssertionError("made without the lock")
 
-    with pytest.raises(EngineError, match="no change is made, since another API process may be making one"):
+    with pytest.raises(EngineError, match="nothing was changed, since another API process may be changing something"):
         asyncio.run(change())
 
 

@@ -99,7 +99,9 @@ def test_a_request_that_is_wrong_raises_with_the_servers_words(
     fake: FakeServer, make_request: MakeRequest, status: int
 ) -> None:
     fake.script = lambda body, _: JSONResponse({"error": {"message": "slo_ttft_ms: -1 is not allowed"}}, status)
-    with pytest.raises(ConfigError, match=f"{status}: slo_ttft_ms: -1 is not allowed to request r0"):
+    with pytest.raises(
+        ConfigError, match=f"to request r0 with {status}: slo_ttft_ms: -1 is not allowed; the run is stopped"
+    ):
         send(fake, make_request())
 
 

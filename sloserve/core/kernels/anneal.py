@@ -50,7 +50,7 @@ class BatchTimes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchRequests:
-    """Requests to plan, in order of arrival: one matrix, ``[9, n]``, whose rows ``BatchRow`` names."""
+    """Requests to plan, in order of arrival: one matrix, ``[9, n]``; ``BatchRow`` names its rows."""
 
     columns: FloatArray
 

@@ -20,7 +20,7 @@ _DRY = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replies:
-    """Replies to n requests: the slots of their readers, and a column ``[n]`` for each fact."""
+    """Outputs of n requests: the slots of their readers, and a column ``[n]`` for each fact."""
 
     slots: IntArray
     columns: ReplyColumns
@@ -116,5 +116,5 @@ class DigestCurves:
         return serve.reshape(steps_s.size, replies.slots.size), wait
 
     def current(self, replies: Replies, *, alpha: float = 1.0) -> FloatArray:
-        """QoE up to now, ``[n]``; 1 where nothing was expected yet."""
+        """Return the QoE up to now, ``[n]``; 1 where nothing was expected yet."""
         return _csrc.stand(self._curves, replies.slots, replies.columns, alpha=alpha)

@@ -40,7 +40,7 @@ def uncomputed_tokens(progress: ProgressColumns, slots: NDArray[np.int64]) -> ND
 def context_and_uncomputed(
     progress: ProgressColumns, slots: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Tokens of prompt and output, and :func:`uncomputed_tokens`, ``[len(slots)]`` each."""
+    """Return the tokens of prompt and output, and :func:`uncomputed_tokens`, ``[len(slots)]`` each."""
     return _csrc.context_and_uncomputed(progress, np.ascontiguousarray(slots))
 
 
@@ -54,7 +54,17 @@ def service_order(
     token_budget: int,
     decode_tokens: int,
 ) -> NDArray[np.int64]:
-    """See :func:`sloserve.lso.decode_first.service_order`; empty where it is ``order``. preemptable: a column."""
+    """Return the order of :func:`sloserve.lso.decode_first.service_order`; an empty array where that is ``order``.
+
+    Args:
+        progress: Columns of the request table that state the progress of requests.
+        preemptable: Whether the request in a slot may be preempted, by slot.
+        order: Slots in the order of the policy, ``[n]``.
+        layout: The layout of the KV cache.
+        free_blocks: KV blocks that are free.
+        token_budget: Tokens that the step may compute.
+        decode_tokens: Most tokens that a decode takes of the step.
+    """
     return _csrc.service_order(
         progress,
         preemptable,
@@ -154,8 +164,9 @@ def slots_misused(slots: NDArray[np.int64], state: NDArray[np.int8], *allowed: i
 def split_running(
     progress: ProgressColumns, slots: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Those of ``slots`` that decode, which have no uncomputed tokens; the others; and the tokens of prompt and output
-    of the former. Each in this order.
+    """Return the slots that decode, which have no uncomputed tokens, the other slots, and the context of the former.
+
+    The slots keep the order of ``slots``. The context is the tokens of prompt and output of all decoding requests.
     """
     return _csrc.split_running(progress, np.ascontiguousarray(slots))
 

@@ -32,13 +32,12 @@ def decoding(
 ) -> Decoding:
     """Return the decoding requests among ``slots`` that were promised a pace and can still meet it.
 
-    ``lost(step_s=, rate=, pending=, arrival_rate=)``: how many can still meet all their targets, which is all but
+    ``lost(step_s=, rate=, pending=, arrival_rate=)`` is how many can still meet all their targets, which is all but
     ``lost_already``, and do not if steps with prompts take ``step_s`` and compute ``rate`` prompt tokens per second,
     above 0, where ``pending`` are to be computed and ``arrival_rate`` arrive per second.
 
     Args:
-        stated: Columns of the request table with what requests state.
-        counted: Columns of the request table with what requests have got.
+        columns: Columns of the request table with what requests state and have got.
         slots: Slots of decoding requests, ``[n]``.
         left: Tokens to come, tokens in flight included, ``[len(slots)]``.
         per_step: Tokens that a step is expected to bring, at least 1, ``[len(slots)]``.
@@ -78,7 +77,7 @@ def step_prompts(
     no chunk is longer than ``longest``, and a chunk that does not end its prompt ends at a multiple.
 
     ``promise(columns, left=, step_s=, starts_s=)`` says when each must be computed, from the tokens ``left`` of
-    its reply, of ``step_s`` each; after it ``late(rate, full_rate)`` says how many are late at ``rate`` prompt tokens
+    its output, of ``step_s`` each; after it ``late(rate, full_rate)`` says how many are late at ``rate`` prompt tokens
     per second and would be in time at ``full_rate``, and ``late_by_token`` the same for seconds a token.
     """
     return StepPrompts(

@@ -49,7 +49,7 @@ def chances(
         ahead: tokens, ascending from 0.
         known: chances that stand instead, ``[rows, len(ahead)]``, and the row of each request, ``[n]``, -1 for none.
 
-    Raises: ValueError for a class without a row, a slot that is none, tokens below 0 or above 2^32 - 1, ``ahead`` that
+    Raises: ValueError for a class without a row, a slot out of range, tokens below 0 or above 2^32 - 1, ``ahead`` that
         does not ascend from 0, or arrays that do not fit together.
     """
     table, rows = (_NONE_KNOWN, None) if known is None else (np.ascontiguousarray(known[0]), known[1])

@@ -43,7 +43,9 @@ class SurvivalTable:
     def mean(self, lengths: LengthColumns, slots: IntArray) -> FloatArray:
         """Return the expected tokens still to come, ``[len(slots)]``: at least 1, at most what ``max_tokens`` leaves.
 
-        lengths: the columns that say how long outputs are, by slot.
+        Args:
+            lengths: The columns that say how long outputs are, by slot.
+            slots: Slots of the requests.
         """
         return self._looked_up(
             lambda: mean_left(self._longer, self._beyond, STRIDE_TOKENS, lengths, slots), lengths.class_id, slots

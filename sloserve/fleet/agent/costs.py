@@ -4,7 +4,7 @@ Each step of a switch is measured by itself: a model that goes to sleep, and one
 models that was never seen is the sum of its steps. The agent reports both, and the planner prefers them to the values
 of profiles.
 
-Hosts of the same kind share what they measure, through the store.
+The store shares them with other hosts of the same kind.
 """
 
 import asyncio

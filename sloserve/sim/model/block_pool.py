@@ -49,7 +49,7 @@ class BlockPool:
             self.holders[block] += 1
 
     def give_back(self, blocks: Sequence[int]) -> None:
-        """Count one request fewer as a holder of each block, and free the blocks that nobody holds.
+        """Count one request fewer as a holder of each block, and free the blocks without a holder.
 
         Freed blocks are used again in the given order, but blocks without cached content come first.
         """

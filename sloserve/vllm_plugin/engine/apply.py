@@ -43,7 +43,7 @@ def preempt(scheduler: Any, victims: Iterable[Request]) -> None:
         scheduler.running.remove(request)
         # No timestamp: vLLM then takes its own monotonic time for the event, as it does for a preemption of its own.
         scheduler._preempt_request(request, None, drop_stale_output=scheduler.requires_kv_delivery)
-        # Where its output in flight is dropped it may come back in this very step, and a worker is told the tokens only
+        # Where its output in flight is dropped it may come back in this very step, and a worker gets the tokens only
         # of requests that were not in the step before. vLLM's own reset of the prefix cache forgets these likewise.
         scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
 
@@ -85,7 +85,7 @@ class StockLimits:
         """
         own_limits = self._own
         running, tokens, chunk, adaptive = own_limits
-        # vLLM ends no chunk within so many tokens of a prompt's end, where drafts look ahead. A chunk that is never
+        # vLLM ends no chunk within this many tokens of a prompt's end, where drafts look ahead. A chunk that is never
         # longer would be cut to none, step after step.
         least = int(self._scheduler.num_prefill_lookahead)
         if plan.max_running is not None:

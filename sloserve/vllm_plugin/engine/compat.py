@@ -226,7 +226,7 @@ def hit_tokens(scheduler: Any, layout: KVLayout, request: Request, before: int) 
         return 0
     coordinator, block_pool, hashes = kv_cache_manager.coordinator, kv_cache_manager.block_pool, request.block_hashes
     if not layout.is_full or block_pool.hash_block_size != block_size:
-        # vLLM computes the end of a prefix again for layers whose window the cache does not keep.
+        # vLLM computes the end of a prefix again for layers with a window that the cache does not keep.
         again = int(getattr(scheduler, "prefix_replay_tokens", 0))
         # Only all groups together know, and each may have given up another part of a prefix.
         if before and _still_hit(coordinator, block_pool, hashes, request.num_tokens - 1, before + again):
@@ -466,8 +466,8 @@ def requeue_skipped(scheduler: Any) -> None:
 
     Later versions do so themselves. Version 0.30 keeps every skipped request in a queue of its own, which it serves
     before the waiting queue. There no plan could order them: a victim that may not come back in the step of its
-    preemption would come back in the next one, before all others. And a request without KV in front of one whose KV was
-    loaded, and that finds too little room beside it, would keep both waiting for ever.
+    preemption would come back in the next one, before all others. And a request without KV in front of one with loaded
+    KV, and that finds too little room beside it, would keep both waiting for ever.
     """
     skipped: Any = getattr(scheduler, "skipped_waiting", None)
     if not skipped:

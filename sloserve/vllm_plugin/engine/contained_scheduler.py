@@ -60,7 +60,7 @@ class ContainedScheduler(Scheduler):
         return super()._free_request(request, *args, **kwargs)
 
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:
-        # vLLM asks once the device has its step, so what watchers and traces are told is made meanwhile.
+        # vLLM asks once the device has its step, so reports to watchers and traces are made meanwhile.
         self._booking(None, self._launched)
         return super().get_grammar_bitmask(scheduler_output)
 
@@ -100,8 +100,8 @@ class ContainedScheduler(Scheduler):
         self._planning(None, self._after_step, output)
         return output
 
-    # What derived classes do in these calls. What escapes a hook that follows vLLM's own method counts as an exception
-    # in planning, since its rows may have missed something.
+    # Derived classes implement these calls. Exceptions that escape a hook behind vLLM's own method are counted as
+    # exceptions in planning, since its rows may have missed something.
 
     def _close_pages(self) -> None:
         """Close the pages that other processes read, before the engine shuts down."""

@@ -29,7 +29,7 @@ def step_done(scheduler: Any, port: VllmPort, output: Any, plan: Plan, planner: 
     if plan.token_budget is not None:
         budget = min(budget, int(plan.token_budget))
     if plan.max_running is not None and planner is not None:
-        limit = int(plan.max_running) + running - planner.table.num_running  # a plan counts those that it sees
+        limit = int(plan.max_running) + running - planner.table.num_running  # a plan counts the requests that it sees
     return StepDone(
         given_tokens=int(output.total_num_scheduled_tokens),
         budget_tokens=budget,

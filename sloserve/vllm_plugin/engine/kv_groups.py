@@ -100,7 +100,7 @@ def swapped_groups(groups: Sequence[Any]) -> list[KVGroups]:
     """
     found: list[KVGroups] = []
     for group in groups:
-        # A worker is told the layers one by one where their pages differ in size.
+        # A worker gets the layers one by one where their pages differ in size.
         layers = list(getattr(group.kv_cache_spec, "kv_cache_specs", {}).values()) or [group.kv_cache_spec]
         for layer in layers:
             if type(layer) not in _SWAPPED:

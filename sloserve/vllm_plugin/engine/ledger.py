@@ -198,7 +198,7 @@ class EngineStats:
         met = Interruptions(self._paused.pop(request_id, 0), spent.paused_s, spent.preempted_s)
         if met != _NOTHING and self._page is not None:
             self._page.note_interruptions(request_id, met)
-            # One of several replies to a request: its own id is that of the request behind its number.
+            # One of several outputs of a request: its own id is the id of the request behind its number.
             index, _, parent = request_id.partition("_")
             if numbers.is_whole(index) and parent:
                 self._page.note_interruptions(parent, met)

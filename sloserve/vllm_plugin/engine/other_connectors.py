@@ -28,8 +28,8 @@ The blocks then belong to another request, and its KV may be stored under the wr
 
 
 READ_LMCACHE: Final = ("0.5.6",)
-"""Versions of LMCache whose connector was read. Those before 0.5.6 do not wait for their stores on a CUDA device when a
-request is preempted: ``flush_inflight_stores`` of their ``LMCacheDrivenTransferContext`` does nothing."""
+"""Versions of LMCache with a connector that was read. Versions before 0.5.6 do not wait for their stores on a CUDA
+device when a request is preempted: ``flush_inflight_stores`` of their ``LMCacheDrivenTransferContext`` does nothing."""
 
 
 def is_known(connector: Any, known: dict[str, frozenset[str]]) -> bool:
@@ -66,7 +66,7 @@ def _package(kind: type) -> str:
 
 
 def _unread_lmcache(kind: type) -> str | None:
-    """Return the name of a connector of LMCache whose version was not read, with a remedy; ``None`` for any other."""
+    """Return the name of a connector of an LMCache version that was not read, with a remedy; ``None`` for any other."""
     if _package(kind) != "lmcache":
         return None
     try:

@@ -151,7 +151,7 @@ class SLOScheduler(ContainedScheduler):
         )
         self._plan_again_s = 0.0
         self._plan_pause_s = PLAN_AGAIN_S
-        self._dropped: Planner | None = None  # whose policies have learned something
+        self._dropped: Planner | None = None  # its policies have learned something
         self._swapping = Swapping.of(
             self, settings.swapping, self.slo_counters, self.step_clock, self._clock, self._ledger.copied
         )
@@ -242,7 +242,7 @@ class SLOScheduler(ContainedScheduler):
         if self.plan_costs_s is not None:
             self.plan_costs_s.append(cost_s)
 
-    # Which policies are at work.
+    # The policies that are at work can be changed.
 
     def set_policies(
         self, policy: str | None = None, shadow_policy: str | None = None, *, allow_files: bool = True
@@ -468,7 +468,7 @@ class SLOScheduler(ContainedScheduler):
             if self._swapping is not None:
                 self.slo_counters["swapped_evictions"] += self.slo_counters["swap_stores"] - at.swap_stores
             self.slo_counters["evictions"] += len(at.step.preempt)
-        if self._planner is not None:  # still: each preemption is told to it, which may have failed
+        if self._planner is not None:  # still: each preemption is reported to it, which may have failed
             self.slo_paused = self._planner.apply_plan(at.step, self._limits, at.monotonic_s)
 
     def _after_step(self, output: SchedulerOutput) -> None:
@@ -486,7 +486,7 @@ class SLOScheduler(ContainedScheduler):
             self._later += (partial(self._watched.write, output, plan, self._planner, at.now_s, at.monotonic_s),)
         if not output.total_num_scheduled_tokens:
             self._tell_of_step()
-        load: StepLoad = self._booking(_NO_LOAD, step_load, output)  # a step whose load cannot be read has an output
+        load: StepLoad = self._booking(_NO_LOAD, step_load, output)  # a step with an unreadable load has an output
         self._booking(None, self.step_clock.scheduled, load, at.monotonic_s)
 
     def _note_admissions(self, output: SchedulerOutput, monotonic_s: float) -> None:

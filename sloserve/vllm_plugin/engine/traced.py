@@ -28,7 +28,7 @@ class Traced:
     def __init__(self, scheduler: Any, stats: EngineStats, port: VllmPort) -> None:
         self._scheduler, self._stats, self._port = scheduler, stats, port
         self._ways: dict[str, Way] = {}
-        self._planned: dict[str, Cause] = {}  # of those about to be preempted
+        self._planned: dict[str, Cause] = {}  # of requests about to be preempted
         self._preempted: list[tuple[Request, bool, Cause]] = []
         self._paused: Sequence[Request] = ()
         self._held = _NOTHING  # what kept the first waiting request out of the step before
@@ -103,7 +103,7 @@ class Traced:
         way = self._ways.setdefault(request.request_id, Way())
         way.add(event)
         way.paused_s, way.preempted_s = course.spent_s[Stage.PAUSED], course.spent_s[Stage.PREEMPTED]
-        # Now and not at the end: a reply that a stop string ends, ends in the API process first.
+        # Now and not at the end: an output that a stop string ends, ends in the API process first.
         request.trace_headers = {**(request.trace_headers or {}), HEADER: way.header()}
 
 

@@ -33,7 +33,7 @@ def items_to_encode(request: Request, computed: int, cached: Container[str], loo
 
     Args:
         request: a request that waits.
-        computed: tokens of its prompt whose KV is there already.
+        computed: Tokens of its prompt that have KV already.
         cached: identifiers of the items that the encoder's cache holds.
         lookahead: tokens by which draft layers look ahead.
     """

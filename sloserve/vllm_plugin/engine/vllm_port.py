@@ -54,8 +54,9 @@ class VllmReader:
         return not request.resumable and request.sampling_params is not None
 
     def may_be_skipped(self, request: Request) -> bool:
-        # vLLM counts thinking tokens as they come. When a request comes back to the batch it counts its reply anew, and
-        # other than before: a reply that thinks again after what its prompt began is then not held to its budget.
+        # vLLM counts thinking tokens as they come. When a request comes back to the batch it counts its output again,
+        # and otherwise than before: an output that thinks again after what its prompt began is then not held to its
+        # budget.
         return getattr(request.sampling_params, "thinking_token_budget", None) is None
 
     def is_blocked(self, request: Request) -> bool:
@@ -92,14 +93,14 @@ class VllmReader:
         read_columns(requests, slots, columns)
 
     def tokens_scheduled(self, step: Any) -> tuple[dict[str, int], int] | None:
-        return None  # without a scheduler none is told of steps
+        return None  # without a scheduler steps are not reported
 
     def tokens_sampled(self, results: Any) -> tuple[list[list[int]], dict[str, int]] | None:
         return None
 
     @property
     def num_drafts(self) -> int:
-        return 0  # without a scheduler none is told of steps
+        return 0  # without a scheduler steps are not reported
 
     def drafts_of(self, step: Any, ids: Sequence[str]) -> Sequence[int]:
         return list(map(len, map(step.scheduled_spec_decode_tokens.get, ids, repeat(()))))

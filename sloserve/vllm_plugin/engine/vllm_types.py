@@ -81,7 +81,7 @@ FIELDS: Final[dict[type, tuple[str, ...]]] = {
         "use_v2_model_runner",
     ),
 }
-"""Names that every tested version has. Those that some version lacks are asked for where they are used."""
+"""Names that every tested version has. Names that some version lacks are looked up where they are used."""
 
 
 def missing_fields() -> list[str]:

@@ -100,7 +100,7 @@ class Watched:
         self._again_s = 0.0
         self._was_empty = True
         self._numbers = _Numbers()
-        self._planned: dict[str, Cause] = {}  # of those about to be preempted
+        self._planned: dict[str, Cause] = {}  # of requests about to be preempted
         self._preempted: dict[str, Cause] = {}
 
     def is_due(self, monotonic_s: float) -> bool:
@@ -277,7 +277,7 @@ class _Live:
 
 
 _BLOCKED, _UNSEEN = Cause(Why.BLOCKED), Cause(Why.UNSEEN)
-# Plain numbers: an enum member is looked up anew at each use, and these are used for each request.
+# Plain numbers: an enum member is looked up again at each use, and these are used for each request.
 _WAITING, _PREFILL, _DECODE, _PAUSED, _PREEMPTED = (
     int(one) for one in (Phase.WAITING, Phase.PREFILL, Phase.DECODE, Phase.PAUSED, Phase.PREEMPTED)
 )

@@ -277,9 +277,11 @@ class Swapping:
                 ended.failed_recving = {*ended.failed_recving, request_id}
 
     def _load_ended(self, request_id: str, ended: Any) -> "_Told":
-        """Note that the load of a request ended. Return what vLLM is told of it.
+        """Note that the load of a request ended; return what is reported of it to vLLM.
 
-        ended: a ``KVConnectorOutput``.
+        Args:
+            request_id: Id of the request.
+            ended: a ``KVConnectorOutput``.
         """
         usable = self._connector.load_ended(request_id, failed=request_id in ended.failed_recving)
         if self._abandoned.ended(request_id):
@@ -296,7 +298,7 @@ class Swapping:
         for request in reversed(self._loads.values()):  # each goes to the front
             self._give_up_load(request)
         self._loads.clear()
-        for request_id in self._due_s:  # and those that were aborted meanwhile, whose blocks vLLM holds back
+        for request_id in self._due_s:  # and aborted ones, of which vLLM holds back the blocks
             request = self._scheduler.requests.get(request_id)
             if request is not None and request_id not in self._abandoned:
                 self._give_up_load(request)

@@ -118,7 +118,7 @@ def test_a_file_is_there_whole_or_not_at_all(opening: Opening) -> None:
     files.delete(TWO)
     assert files.open(TWO) is None
     for call in (files.open, files.delete, lambda id: write(files, id)):
-        with pytest.raises(ValueError, match="no id"):
+        with pytest.raises(ValueError, match="is not the id of a file"):
             call("../x")
 
 

@@ -205,7 +205,7 @@ def test_the_size_of_blocks_is_told_by_the_number_of_ids(tmp_path: Path) -> None
     # Fewer ids than blocks may stand for the part that prompts share.
     assert read_trace(trace(1024, 100, 1700)).block_tokens == 512
     assert read_trace(trace(2048, 700, 1100, 9000)).block_tokens == 512
-    with pytest.raises(ConfigError, match="blocks of 64, 128 tokens; say which with --trace-block-tokens"):
+    with pytest.raises(ConfigError, match="blocks of 64, 128 tokens; give the number with --trace-block-tokens"):
         read_trace(trace(128, 160))
     assert read_trace(trace(2048, 2000), prefix_block_tokens=2048).block_tokens == 2048
     with pytest.raises(ConfigError, match="t.jsonl:1: column 'hash_ids': '10 ids' is not possible for 100 prompt"):

@@ -79,7 +79,9 @@ def test_an_engine_that_neither_parks_nor_wakes_says_so(monkeypatch: pytest.Monk
         raise RuntimeError("deaf")
 
     monkeypatch.setattr(engines, "wake_up", wake_up)
-    with pytest.raises(EngineError, match="rank 1: dead, and the engine stays paused: deaf; POST /sloserve/unpark has"):
+    with pytest.raises(
+        EngineError, match="rank 1: dead, and the engine stays paused: deaf; POST /sloserve/unpark resumes it"
+    ):
         parked(engines, monkeypatch)
 
 
