@@ -17,12 +17,12 @@ _FRAMES: Final = 8
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection."""
+    """One connection with bounded requests."""
 
     _head_ends: asyncio.TimerHandle | None = None
     _head_bytes = 0
     _beside = 0
-    """Bytes that came behind a head and are neither body nor what may frame it: a trailer, say."""
+    """Bytes that came behind a head and are neither body nor its framing, such as a trailer."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -49,7 +49,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.send_400_response(f"The request's head has more than {MOST_HEAD_BYTES} bytes.")
 
     def on_message_begin(self) -> None:
-        if self._head_ends is None:  # it follows a request that is not answered yet
+        if self._head_ends is None:  # it follows a request that has no response yet
             self._begin_head()
         super().on_message_begin()
 
@@ -64,7 +64,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def _answers(self) -> bool:
-        """Whether a request is not answered to its end."""
+        """Whether a request still waits for the end of its response."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def _begin_head(self) -> None:

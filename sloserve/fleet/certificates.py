@@ -37,22 +37,22 @@ logger = logging.getLogger(__name__)
 VALID_DAYS: Final = 90.0
 """Days for which the certificate of a host or of the gateways is valid."""
 RENEWED_DAYS: Final = 30.0
-"""A certificate with less than this left is renewed."""
+"""Days left at which a certificate is renewed."""
 AUTHORITY_DAYS: Final = 3_650.0
 _DAY_S: Final = 86_400.0
 _EARLY_S: Final = 3_600.0
-"""A certificate is valid from so long before it was made: clocks of hosts differ."""
+"""Seconds by which a certificate is valid before it was made: clocks of hosts differ."""
 _LONGEST_NAME: Final = 64
 _NAME: Final = re.compile(rf"(?!\.)[\w.-]{{1,{_LONGEST_NAME}}}", re.ASCII)
 _MAKING_S: Final = 10.0
-"""Longest wait for another process that makes certificates in the folder: it takes milliseconds."""
+"""Longest wait, in seconds, for another process that makes certificates in the folder: it takes milliseconds."""
 _AUTHORITY, _GATEWAY = "authority", "gateway"
 
 Pair = tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
 
 
 class Certificates:
-    """The certificates in one folder; may be used where nothing but the own certificate and ``authority.crt`` lie."""
+    """The certificates in one folder, which may hold only the own certificate and ``authority.crt``."""
 
     def __init__(self, folder: Path, clock: Clock | None = None, *, of_gateways: bool = False) -> None:
         """Use the certificates in ``folder``; with ``of_gateways`` agents ask gateways for a certificate, too."""
@@ -220,7 +220,7 @@ class Certificates:
         context.load_cert_chain(own)
         self._read[own] = at
 
-    # Places and times.
+    # These methods give places and times.
 
     @property
     def _trusted(self) -> Path:

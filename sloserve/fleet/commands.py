@@ -44,7 +44,7 @@ EngineFlag = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayFlags:
-    """Address, keys and certificates of a gateway; ``None`` where a flag is not given, and the file decides."""
+    """Address, keys and certificates of a gateway; a flag that is not given is ``None``, and the file decides."""
 
     host: Annotated[str | None, typer.Option(help="Address to listen on. Default: FILE's, or 127.0.0.1.")] = None
     port: Annotated[int | None, typer.Option(help="Port to listen on. Default: FILE's, or 8000.")] = None
@@ -91,7 +91,7 @@ class HostFlags:
 
 
 class _FileFirst(TyperGroup):
-    """``sloserve fleet FILE`` is ``sloserve fleet run FILE``."""
+    """Makes ``sloserve fleet FILE`` mean ``sloserve fleet run FILE``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] != "--help":
@@ -341,7 +341,7 @@ def _read(file: Path, given: Mapping[str, Any] | None = None) -> Any:
 
 
 def _log(wanted: LogFormat) -> None:
-    begin_logging(wanted)  # first: what follows is then of no effect on what it configured
+    begin_logging(wanted)  # call this first: basicConfig does not change what it configured
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for chatty in ("httpx", "httpcore", "asyncio", "quic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)

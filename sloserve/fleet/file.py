@@ -1,4 +1,4 @@
-"""The fleet file: which models there are, on which hosts they can run, and how each engine is set.
+"""The fleet file: models, the hosts on which they can run, and the settings of each engine.
 
     models:
       chat:  {profile: h100-llama3-8b, share: 0.7}
@@ -140,7 +140,7 @@ def _fleet(root: Node, source: str, to_run: bool) -> Fleet:
         certificates=certificates,
         **(places or PlacesSection()).model_dump(),
     )
-    if not problems:  # what concerns several sections, each of which is right
+    if not problems:  # faults between sections that are right by themselves
         active, problems = placed(fleet, entries)
         problems = [*unserved(fleet), *problems, *wrongly_adapted(fleet), *(not_startable(fleet) if to_run else [])]
         fleet = replace(fleet, active=active)

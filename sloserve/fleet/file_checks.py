@@ -1,4 +1,4 @@
-"""What a fleet's file may say section by section and yet not as a whole, with the place of each fault."""
+"""Checks faults of a fleet's file that no section shows alone, with the place of each fault."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from sloserve.fleet.fleet import Fleet, Host, no_instances
 from sloserve.scheduler.virtual_queues.model_swap import model_swap
 
 SET_BY_FLEET = ("--uds", "--host", "--port", "--served-model-name", "--slo-config", "--enable-lora", "--admin-key")
-"""Flags of ``sloserve serve`` that an engine of a fleet is given anyway."""
+"""Flags of ``sloserve serve`` that the fleet itself sets for an engine."""
 
 
 def wrong_pool(pool: PoolSection, has_hosts: bool, has_certificates: bool) -> list[Problem]:

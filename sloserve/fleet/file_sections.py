@@ -24,7 +24,7 @@ class Section(BaseModel):
 
 
 class EngineFlags(Section):
-    """Flags of vLLM's that an engine is started with; the profile's own values where they are not given."""
+    """Flags of vLLM with which an engine is started; the profile's own values apply if they are not given."""
 
     max_num_seqs: Annotated[Count | None, Allowed("a whole number >= 1")] = None
     max_num_batched_tokens: Annotated[Count | None, Allowed("a whole number >= 1")] = None
@@ -50,7 +50,7 @@ class ModelEntry(Section):
 
 
 class DeviceHost(Section):
-    """What is said of a host, whatever its devices."""
+    """Settings of a host that do not depend on its devices."""
 
     width: Annotated[Count, Allowed("a whole number >= 1: devices of one instance")] = 1
     host_memory_gib: GiB = 0.0
@@ -89,7 +89,7 @@ class HostTemplate(DeviceHost):
 
 
 class ScalingSection(Section):
-    """For so long more must be needed before a host is asked for, and less before one goes."""
+    """Seconds for which more hosts must be needed before one is added, and fewer before one goes."""
 
     up_s: Seconds = 30.0
     down_s: Seconds = 600.0
@@ -155,7 +155,7 @@ class CertificateSection(Section):
 
 
 class BatchSection(Section):
-    """How large one input file of a batch may be."""
+    """Limits of one input file of a batch."""
 
     file_mb: Annotated[Count, Allowed("a whole number >= 1, of 1e6 bytes")] = 200
     lines: Annotated[Count, Allowed("a whole number >= 1")] = 50_000

@@ -51,7 +51,7 @@ class EngineStart:
 
     @property
     def tokens_an_event(self) -> int:
-        """Tokens per event of its streams, as the flags say; speculative decoding is not counted."""
+        """The tokens per event of its streams, by the flags; speculative decoding is not counted."""
         words = [word for one in self.arguments for word in one.replace("_", "-").split("=", 1)]
         value = dict(pairwise(words)).get(_STREAM_INTERVAL, "1")
         return int(value) if value.isdecimal() and int(value) > 0 else 1
@@ -78,7 +78,7 @@ class FleetModel:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of its context, on whichever device has the smallest."""
+        """The tokens of its context, on the device with the smallest."""
         return self.flags.max_model_len or min(profile.max_model_len for profile in self.profiles.values())
 
 
@@ -148,7 +148,7 @@ class Fleet:
 
     @property
     def instances(self) -> tuple[tuple[str, Host], ...]:
-        """Name and host of each, in the order of the file."""
+        """The name and host of each instance, in the order of the file."""
         return tuple((name, host) for host in self.hosts.values() for name in host.instances)
 
     def models_on(self, host: Host) -> tuple[str, ...]:

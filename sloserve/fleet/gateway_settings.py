@@ -1,4 +1,4 @@
-"""What of a gateway can be set, in the section ``gateway`` of a fleet's file."""
+"""Settings of a gateway, in the section ``gateway`` of a fleet's file."""
 
 from typing import Annotated, Final
 

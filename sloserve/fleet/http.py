@@ -1,4 +1,4 @@
-"""The HTTP that servers of a fleet speak with clients that they do not know."""
+"""HTTP as servers of a fleet speak it with unknown clients."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,12 +7,12 @@ from typing import Any, Final
 import uvicorn
 
 KEEP_ALIVE_S: Final = 75
-"""An idle connection is kept for so long. Clients let go of theirs after 5 to 15 s, proxies after 60 s, and are to be
-the first: a request that is sent as its connection closes is reset, and looks like a server that died of it."""
+"""Seconds for which an idle connection is kept. Clients close theirs after 5 to 15 s, proxies after 60 s, and should be
+first: a request that is sent as its connection closes is reset, which looks as if it had killed the server."""
 
 
 class EmbeddedServer(uvicorn.Server):
-    """Leaves signals to the process that it is a part of."""
+    """A server that leaves signals to the process that it is a part of."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

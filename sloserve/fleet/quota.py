@@ -1,4 +1,4 @@
-"""What one tenant of a fleet may have at a time."""
+"""Limits of one tenant of a fleet."""
 
 from typing import Annotated, Final
 

@@ -27,7 +27,7 @@ class FleetRouter:
 
     @property
     def sets(self) -> dict[str, tuple[str, ...]]:
-        """Models by each name that leaves the choice open, ``auto`` first."""
+        """The models under each name that leaves the choice open, ``auto`` first."""
         named = {name: tuple(models) for name, models in self.settings.sets.items()}
         return {AUTO: tuple(self.settings.models), **named}
 

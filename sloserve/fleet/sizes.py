@@ -1,4 +1,4 @@
-"""How large a request is, as far as its body says: nothing here tokenizes, so that prompts are estimated by bytes."""
+"""The size of a request, as far as its body shows it: nothing here tokenizes, so prompts are estimated by bytes."""
 
 from typing import Final
 
@@ -7,7 +7,7 @@ from sloserve.estimator.length.remaining import PRIOR_MEAN_TOKENS
 from sloserve.wire.lenient import number
 
 BYTES_PER_TOKEN: Final = 4
-"""Usual length of a token of a prompt in English."""
+"""Usual bytes of a token in an English prompt."""
 USUAL_OUTPUT_TOKENS: Final = int(PRIOR_MEAN_TOKENS)
 """Assumed output tokens of a request of which nothing says how long it is, before any has ended."""
 

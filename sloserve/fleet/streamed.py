@@ -15,7 +15,7 @@ from sloserve.wire.event_stream import EventCounter
 _USAGE: Final = re.compile(rb'"completion_tokens":\s*([0-9]{1,9})')
 _AT_LIMIT: Final = re.compile(rb'"finish_reason":\s*"length"')
 _END_BYTES: Final = 1024
-"""Usage and finish reason stand so near the end."""
+"""Bytes at the end of a response that contain its usage and finish reason."""
 
 
 @dataclass(slots=True)

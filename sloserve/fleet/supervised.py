@@ -1,4 +1,4 @@
-"""Loops that must not end: what goes wrong in a round is logged, and the next round is tried."""
+"""Loops that must not end: a fault in a round is logged, and the next round is tried."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from sloserve.core.errors import StoreError
 logger = logging.getLogger(__name__)
 
 MOST_PAUSE_S: Final = 4.0
-"""Longest pause that faults bring about: a member of a fleet that is silent for longer is forgotten by the others."""
+"""Longest pause in seconds after faults: the others forget a member of a fleet that is silent for longer."""
 
 
 class Faults:
@@ -35,7 +35,7 @@ class Faults:
 
     @property
     def count(self) -> int:
-        """Faults of ours so far."""
+        """The number of internal faults up to now."""
         return self._of_kind.total()
 
     def pause_s(self, every_s: float) -> float:

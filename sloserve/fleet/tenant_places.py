@@ -1,4 +1,4 @@
-"""Limits on what runs at a time: in total, and of each tenant."""
+"""Limits on concurrent work: in total, and of each tenant."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import Final
 from sloserve.core.errors import QueueFull
 
 SOON_S: Final = 1
-"""When to come again after all places were taken: requests end all the time."""
+"""Seconds after which a client may retry when all places were taken: requests end all the time."""
 
 
 class TenantPlaces:

@@ -17,14 +17,15 @@ from sloserve.fleet.batch_api.folder import Folder
 from sloserve.fleet.store.store import Store
 
 SCHEMES: Final = ("s3", "gs", "az")
-"""Kinds of object storage: of Amazon's interface, of Google and of Azure."""
+"""Schemes of object storage, for the interfaces of Amazon, Google and Azure."""
 _MARK: Final = re.compile(r"[0-9a-f]{32}")
 
 
 class Files(Protocol):
-    """Files by their ids, which are ours: no name from a client is a path. May be used by many threads.
+    """Files by ids that the fleet chooses: no name from a client is a path. Many threads may use it.
 
-    Each method raises StoreAway where the files cannot be reached, and ValueError for what is no id of a file.
+    Each method raises StoreAway where the files cannot be reached, and ValueError for text that is not the id of a
+    file.
     """
 
     def writing(self, id: str) -> AbstractContextManager[BinaryIO]:

@@ -1,4 +1,4 @@
-"""The bytes of files, in a folder. A file's name there is its id, which is ours: no name from a client is a path."""
+"""The bytes of files, in a folder. A file's name is its id, chosen by the fleet: no name from a client is a path."""
 
 import errno
 import os
@@ -37,10 +37,10 @@ def telling_full(what: str) -> Iterator[None]:
 
 
 class Folder:
-    """See :class:`sloserve.fleet.batch_api.files.Files`. A file survives a power cut once it is written."""
+    """Files in a folder; see :class:`sloserve.fleet.batch_api.files.Files`. A written file survives a power cut."""
 
     MARK: ClassVar = "fleet-mark"
-    """Name of the file that has the mark."""
+    """Name of the file that contains the mark."""
 
     def __init__(self, path: Path) -> None:
         """Make the folder, for its owner alone, if it does not exist. Raises: ConfigError where it cannot be made."""
@@ -56,7 +56,7 @@ class Folder:
 
         Raises: StoreFull where the disk is full; the file does not exist then.
         """
-        # A name of its own: another gateway may be at the same file.
+        # The name is unique: another gateway may be writing the same file.
         part = self._file(id).with_suffix(f".{secrets.token_hex(4)}{_HALF}")
         try:
             with telling_full("the folder of files"):
@@ -134,5 +134,5 @@ class Folder:
 def _written_s(file: Path) -> float:
     try:
         return file.stat().st_mtime
-    except FileNotFoundError:  # another gateway has just ended with it
+    except FileNotFoundError:  # another gateway has just finished it
         return float("inf")

@@ -1,4 +1,4 @@
-"""Files and batches as OpenAI writes them."""
+"""Files and batches as OpenAI's API writes them."""
 
 from typing import Any, Final
 

@@ -50,7 +50,7 @@ class BatchLine:
 
 @dataclass(frozen=True, slots=True)
 class LineError:
-    """What is wrong with a line, or with the file where there is no line."""
+    """A fault of a line, or of the whole file if there is no line."""
 
     number: int | None
     code: str
@@ -139,7 +139,7 @@ def _line(number: int, raw: bytes, endpoint: str, models: Collection[str]) -> Ba
     if not isinstance(model, str) or model not in models:
         known = ", ".join(sorted(models))
         raise _Wrong("model_not_found", f"{shown(model)} is not served here; there are {known}", "body.model")
-    # In ASCII: half of a surrogate pair, which JSON allows, has no other encoding.
+    # The text is ASCII: half of a surrogate pair, which JSON allows, has no other encoding.
     text = json.dumps(body, separators=(",", ":")).encode()
     return BatchLine(number, custom_id, model, text, len(raw) // BYTES_PER_TOKEN, _output_tokens(body, endpoint))
 
@@ -160,7 +160,7 @@ def _check_slo(body: dict[str, Any]) -> None:
     xargs = body.get("vllm_xargs")
     stated = [key for key in ("slo", "priority") if body.get(key)]
     if number(body.get("priority")) == 0:
-        stated = [key for key in stated if key != "priority"]  # vLLM's default, however it is spelt
+        stated = [key for key in stated if key != "priority"]  # vLLM's default, however it is written
     stated += [f"vllm_xargs.{key}" for key in xargs if key.startswith(PREFIX)] if isinstance(xargs, dict) else []
     if stated:
         text = f"{stated[0]} is not allowed in a batch: its completion_window sets the deadline; leave it out"

@@ -22,9 +22,9 @@ _PART_BYTES: Final = 8 << 20
 """Bytes of one part of an upload: with S3's 10,000 parts a file may have 80 GB."""
 _PARTS_AT_ONCE: Final = 2
 _WRITTEN_BYTES: Final = 1 << 20
-"""Gathered before obstore is called, so that it is not called for each line."""
+"""Bytes that are gathered before obstore is called, so that it is not called for each line."""
 _TRIES_S: Final = 10
-"""A request that fails is sent again so long; each is answered within 30 s, obstore's own limit."""
+"""Seconds for which a failed request is sent again; each attempt ends within 30 s, obstore's own limit."""
 _LISTED: Final = 1_000
 
 
@@ -51,7 +51,7 @@ class ObjectFiles:
             with _telling():
                 made.close()
         finally:
-            raw.is_over = True  # what a failed one still has in its buffer is dropped
+            raw.is_over = True  # a failed write drops what is left in its buffer
             file.close()
 
     def open(self, id: str) -> BinaryIO | None:
@@ -104,7 +104,7 @@ class _Written(io.RawIOBase):
 
 
 class _Read(io.RawIOBase):
-    """An object, read by ranges: a connection that waits for its reader's next turn would be ended by the storage."""
+    """An object, read by ranges: the storage would end a connection that waits for its reader's next turn."""
 
     def __init__(self, store: ObjectStore, id: str, size: int) -> None:
         super().__init__()

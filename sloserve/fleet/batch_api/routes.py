@@ -43,7 +43,7 @@ _MOST_KEPT: Final = 100_000
 """The most batches of one tenant, including batches that have ended."""
 _MOST_METADATA: Final = 16
 _UPLOADS, _UPLOADS_OF_TENANT = 16, 4
-"""At a time: each may take a file's bytes on the disk before it is kept."""
+"""The most concurrent uploads, in all and of one tenant: each may take a file's bytes on the disk before it is kept."""
 _JSON: Final = BodyLimits(65_536)
 _ANY_BODY: Final = BodyLimits(math.inf, math.inf)
 _CANCELLABLE: Final = (BatchState.UNCONFIRMED, BatchState.VALIDATING, BatchState.IN_PROGRESS)
@@ -110,7 +110,7 @@ class BatchApi:
             except RouteError as answer:
                 return _error(answer.status, str(answer), answer.param)
             except StoreError as error:
-                # Where the store is, and what its server says, is for the log.
+                # The store's address and its server's message belong in the log alone.
                 logger.warning("%s %s: %s", request.method, request.url.path, error)
                 what = "the disk is full" if isinstance(error, StoreFull) else "their store does not respond"
                 text = f"files and batches cannot be served now: {what}; retry in {_RETRY_AFTER_S} s"
@@ -135,7 +135,7 @@ class BatchApi:
         except TimeoutError:
             raise StoreAway(f"it has not responded within {_STORE_S:g} s") from None
 
-    # Files.
+    # These methods serve files.
 
     async def _upload(self, request: Request, tenant: str) -> Response:
         with self.uploads.taken(tenant, _UPLOADS_OF_TENANT):
@@ -159,7 +159,7 @@ class BatchApi:
             await self._stored(self._check_bytes, tenant, size)
             id, name = ids.new_file(), file.filename or ""
             await self._in_thread(self._write, id, file)
-        # Last the row: where the store fails, the bytes without one are deleted like what a crash leaves.
+        # The row is written last: if the store fails, bytes without a row are deleted like the rest of a crash.
         new = File(id, tenant, name[:255] if storable(name) else "", "batch", size, 0.0)
         return JSONResponse(file_json(await self._stored(self.store.batches.add_file, new, expires_after_s)))
 
@@ -198,7 +198,7 @@ class BatchApi:
 
     async def _delete(self, request: Request, tenant: str) -> Response:
         known = await self._known_file(request, tenant)
-        # First the row: a crash in between leaves bytes that the next start deletes, never a file without bytes.
+        # The row goes first: a crash in between leaves bytes that the next start deletes, never a file without bytes.
         await self._stored(self.store.batches.delete_file, tenant, known.id)
         await self._in_thread(self.folder.delete, known.id)
         return JSONResponse({"id": known.id, "object": "file", "deleted": True})
@@ -210,7 +210,7 @@ class BatchApi:
             raise _missing("file", id)
         return found
 
-    # Batches.
+    # These methods serve batches.
 
     async def _create(self, request: Request, tenant: str) -> Response:
         values = await BoundedBody(request.scope, request.receive, _JSON).json_object()

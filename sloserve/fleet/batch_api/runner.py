@@ -31,13 +31,13 @@ from sloserve.fleet.store.store import Store
 logger = logging.getLogger(__name__)
 
 MOST_ERRORS: Final = 100
-"""Errors that a failed batch lists."""
+"""The most errors that a failed batch lists."""
 _SLICE_LINES, _SLICE_BYTES = 1_000, 4_000_000
-"""Checked, or accepted in one commit, before the turn of another tenant's batch."""
+"""The most lines and bytes that are checked, or accepted in one commit, before the turn of another tenant's batch."""
 LINES_OF_GROUP: Final = 256
-"""Lines of a file in one request group: some minutes of an engine's work."""
+"""The most lines of a file in one request group: some minutes of an engine's work."""
 _SURELY_OLD_S: Final = 86_400.0
-"""A file without a row was not written just now, whatever the clocks of store and folder say."""
+"""Seconds after which a file without a row is surely old, whatever the clocks of store and folder say."""
 _UNCONFIRMED_S: Final = 3_600.0
 """Seconds after which an unconfirmed batch is cancelled: its client has been notified that it is not kept."""
 _WHY: Final = {
@@ -90,7 +90,7 @@ class BatchRunner:
 
         A batch that cannot advance because of an internal error is logged and left for the next step.
         """
-        self.store.requests.take_back()  # of agents that are gone: there may be no other that would
+        self.store.requests.take_back()  # claims of agents that are gone: no other process may do it
         self.store.requests.expire()
         self._confirm()
         moved, unfinished = False, self.store.batches.unfinished()
@@ -99,7 +99,7 @@ class BatchRunner:
             try:
                 moved |= self._step(batch)
             except StoreError:
-                raise  # it would be the same for the others
+                raise  # it would fail for the other batches, too
             except Exception:  # one batch must not hold up all
                 logger.exception("batch %s is stuck, and is tried again", batch.id)
         return moved
@@ -274,7 +274,7 @@ class BatchRunner:
         told = [error.to_json() for error in errors]
         return self.store.batches.move(batch.id, BatchState.VALIDATING, BatchState.FAILED, errors=told)
 
-    # From results to files.
+    # These methods turn results into files.
 
     def _finish(self, batch: Batch) -> Slices:
         try:
@@ -322,7 +322,7 @@ class BatchRunner:
             return None
         return File(id, batch.tenant, f"{batch.id}_{kind}.jsonl", "batch_output", written, 0.0)
 
-    # What both need.
+    # Both parts use these functions.
 
     def _move(self, batch: Batch, after: BatchState, lines: int | None = None) -> bool:
         return self.store.batches.move(batch.id, batch.state, after, lines=lines)

@@ -51,5 +51,5 @@ class Turns:
 
     def _over(self, batch: Batch, key: Key, moved: bool) -> None:
         del self._begun[key]
-        if not moved:  # what cannot come further holds up no other batch of its tenant
+        if not moved:  # work that failed holds up no other batch of its tenant
             del self._had[batch.tenant]

@@ -1,4 +1,4 @@
-"""The form of an upload, read no further than its limit."""
+"""Parses the form of an upload, and reads no further than its limit."""
 
 from http import HTTPStatus
 from typing import Final
@@ -14,9 +14,9 @@ from sloserve.fleet.batch_api.folder import telling_full
 from sloserve.wire.opening import SILENT_S, BodyLimits, BoundedBody
 
 _FORM_BYTES: Final = 65_536
-"""Room that an upload's form takes beside the file."""
+"""Bytes that an upload's form takes beside the file."""
 LEAST_BYTES_PER_S: Final = 8_192
-"""Least average rate of an upload after its first minute: one that trickles in keeps its place from others."""
+"""Least average rate of an upload after its first minute: a slower one would keep its place from others."""
 
 
 class RouteError(Exception):
@@ -34,7 +34,7 @@ def least_file_bytes(request: Request) -> int:
 
 
 class UploadForm:
-    """The form of an upload: its file lies on disk. What is longer than the limit, or stops, is not read to its end."""
+    """The form of an upload, with its file on disk. A form that is too long, or stops, is not read to its end."""
 
     def __init__(self, request: Request, file_bytes: int) -> None:
         limits = BodyLimits(file_bytes + _FORM_BYTES, SILENT_S, LEAST_BYTES_PER_S)

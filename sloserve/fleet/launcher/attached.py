@@ -1,4 +1,4 @@
-"""An engine that others started: it is looked for, never started, put to sleep or ended."""
+"""An engine that others started: it is watched, and never started, put to sleep or ended."""
 
 import asyncio
 from typing import Final
@@ -9,11 +9,11 @@ from sloserve.fleet.agent.engine_spec import EngineSpec
 
 LOOK_S: Final = 1.0
 LOST_S: Final = 5.0
-"""A server that has not said for so long that it is healthy is taken to have died."""
+"""Seconds without a healthy response after which a server is assumed to have died."""
 
 
 class AttachedEngine:
-    """Ends when the server at ``url`` is silent, or is let go of."""
+    """A watch on the server at ``url``. It ends when the server is silent, or is released."""
 
     pid, is_forked = 0, True
 

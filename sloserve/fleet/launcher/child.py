@@ -1,6 +1,6 @@
 """``python -m sloserve.fleet.launcher.child PARENT MODULE ...``: runs a module in a process that dies with its parent.
 
-PARENT is the process id of who starts it. An engine that is started so has no other way to learn it in time.
+PARENT is the process id of the starting process. An engine that is started so has no other way to learn it in time.
 """
 
 import runpy

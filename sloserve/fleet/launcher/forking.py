@@ -1,4 +1,4 @@
-"""Engines forked from a process that has vLLM imported, and started plainly where that cannot be."""
+"""Engines forked from a process that has imported vLLM, and started without forking where that fails."""
 
 import asyncio
 import itertools
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 MODULE: Final = "sloserve.vllm_plugin.launcher"
 _READY_S: Final = 900.0
-"""An import of vLLM takes 10 s, on a machine that is busy minutes."""
+"""Longest wait, in seconds, for an import of vLLM: it takes 10 s, and minutes on a busy machine."""
 _ANSWER_S: Final = 60.0
 _MOST_FAILURES: Final = 3
 """After this many failures in a row, engines are started without forking, for good."""
@@ -66,7 +66,7 @@ class ForkingLauncher:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the launcher process; ``None`` until it is ready."""
+        """The process id of the launcher process; ``None`` until it is ready."""
         started = self._starting
         return started.result().pid if started and started.done() and not started.exception() else None
 
@@ -161,7 +161,7 @@ class ForkingLauncher:
         waiting = self._waiting.get(said["id"])
         if waiting is None or waiting.done():
             if "pid" in said:
-                self._forked[said["pid"]].kill()  # who ordered it has given up
+                self._forked[said["pid"]].kill()  # the caller has given up
         elif "pid" in said:
             waiting.set_result(said["pid"])
         else:

@@ -1,4 +1,4 @@
-"""Engines started from nothing, each by a command of its own."""
+"""Engines that are started without a fork, each by its own command."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ SERVE: Final = ("sloserve.cli", "serve")
 
 
 class StartedProcess:
-    """A child of this process that leads a group of its own, which ends with it."""
+    """A child of this process that leads its own process group, which ends with it."""
 
     is_forked = False
 
@@ -29,7 +29,7 @@ class StartedProcess:
 
     async def wait(self) -> int:
         status = await self._process.wait()
-        self.kill()  # what it has left behind
+        self.kill()  # processes that it has left behind
         self.is_gone = True
         return status
 

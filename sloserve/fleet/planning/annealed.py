@@ -1,8 +1,8 @@
 """Simulated annealing over several instances: groups go where most memory is left, each instance anneals its own order.
 
-Source: SLO-aware scheduling by simulated annealing, Algorithm 2; Eq. 20, tokens of the memory that is left, is what the
-engine says of its KV cache, less what it holds and will. Differs: a request group stands for a request, since that is
-what a fleet's plan orders; one larger than any memory that is left counts as that much.
+Source: SLO-aware scheduling by simulated annealing, Algorithm 2; Eq. 20, tokens of the memory that is left, is the KV
+cache that the engine reports, less what it holds and will hold. Differs: a request group stands for a request, since a
+fleet's plan orders groups; a group larger than any memory that is left counts as exactly that memory.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Sums over the queued requests of a store, asked for no more often than they are worth."""
+"""Sums over the queued requests of a store, which are read at a limited rate."""
 
 from collections.abc import Sequence
 from typing import Final

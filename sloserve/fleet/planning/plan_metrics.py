@@ -1,4 +1,4 @@
-"""The plan's own figures on ``/metrics``: what an autoscaler reads."""
+"""Figures of the plan on ``/metrics``, for an autoscaler."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

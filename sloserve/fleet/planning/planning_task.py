@@ -1,7 +1,7 @@
 """The planner's task: one of several leads, and writes the plan in force under its term.
 
-It keeps nothing that cannot be had again: what waits stands in the store, what runs in the reports of agents, the last
-plan in its row. If the leader dies the last plan holds, and another leads once its lease has run out.
+It keeps nothing that cannot be read again: waiting requests are in the store, running ones in the reports of agents,
+the last plan in its row. If the leader dies the last plan holds, and another leads once its lease has run out.
 """
 
 import asyncio

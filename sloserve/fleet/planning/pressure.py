@@ -1,4 +1,4 @@
-"""How full a fleet is, class by class: what an autoscaler acts on."""
+"""How full a fleet is, class by class: the input of an autoscaler."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final

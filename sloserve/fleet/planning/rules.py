@@ -25,7 +25,7 @@ from sloserve.scheduler.virtual_queues.problem import PlanSettings
 from sloserve.scheduler.virtual_queues.qlm_planner import Foreseen, QLMPlanner
 
 Share = Callable[[Sequence[int], Sequence[InstanceState]], list[list[int]]]
-"""Divides groups, in the rule's order, among instances of their model: the queue of each."""
+"""A function that divides groups, in the rule's order, among instances of their model into the queue of each."""
 
 
 def in_turn(waiting: Sequence[int], having: Sequence[InstanceState]) -> list[list[int]]:
@@ -34,7 +34,7 @@ def in_turn(waiting: Sequence[int], having: Sequence[InstanceState]) -> list[lis
 
 
 class RulePlanner(QLMPlanner):
-    """A planner by a rule: as :class:`QLMPlanner`, without its search."""
+    """A planner by a rule: a :class:`QLMPlanner` without its search."""
 
     def __init__(
         self, serving: Mapping[tuple[str, str], Serving], settings: PlanSettings, rule: Rule, *, seed: int = 0
@@ -50,7 +50,7 @@ class RulePlanner(QLMPlanner):
 
 
 class _Turns:
-    """Makes one plan by a rule: which instance turns to which model."""
+    """Makes one plan by a rule: it decides which instance switches to which model."""
 
     def __init__(
         self, rule: Rule, foreseen: Foreseen, serving: Mapping[tuple[str, str], Serving], min_active_s: float

@@ -13,7 +13,7 @@ from typing import Final
 from sloserve.fleet.contract.plan_in_force import Plan
 
 FULL: Final = 0.7
-"""Pressure that a fleet is sized for: expected time to serve what waits over the time that its deadlines leave."""
+"""Target pressure of a fleet's size: expected time to serve what waits over the time that its deadlines leave."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What the planner plans for, from what the members of a fleet last said of themselves."""
+"""The planner's input, from the last reports of the members of a fleet."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ from sloserve.scheduler.virtual_queues.problem import PlanSettings
 from sloserve.scheduler.virtual_queues.swaps import swap_table
 
 ALIVE_S: Final = 5.0
-"""A member that gave no sign of life for so long is not planned with."""
+"""Seconds without a sign of life after which a member is left out of plans."""
 
 
 def serving_of(fleet: Fleet) -> dict[tuple[str, str], Serving]:
@@ -46,7 +46,7 @@ def plan_settings(fleet: Fleet) -> PlanSettings:
 
 @dataclass(frozen=True, slots=True)
 class LiveMembers:
-    """Agents and gateways that live, each with the age of its report in seconds."""
+    """Agents and gateways that are alive, each with the age of its report in seconds."""
 
     agents: tuple[tuple[AgentReport, float], ...]
     demands: tuple[tuple[Demand, float], ...]
@@ -64,7 +64,7 @@ class LiveMembers:
 
 
 class Swaps:
-    """The table of swap times: what agents measured, and what profiles say of the rest."""
+    """The table of swap times: measurements of agents, and the values of profiles for the rest."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._profiles = swap_table(fleet.swaps())
@@ -113,7 +113,7 @@ def fleet_state(
 
 def _state(reported_s: float, report: InstanceReport) -> InstanceState:
     """Return the state of an instance, reported at ``reported_s`` by the store's clock."""
-    # What runs then ends before the model that comes is ready, and does not delay it.
+    # Running requests end before the coming model is ready, and do not delay it.
     leaves = report.phase is Phase.DRAINING
     return InstanceState(
         report.name,

@@ -11,9 +11,9 @@ from sloserve.fleet.store.records import QueuedSums
 from sloserve.scheduler.virtual_queues.contract import GroupSums
 
 HORIZON_S: Final = 10.0
-"""Streams that are expected within so long count as waiting, so that their model keeps its instance."""
+"""Seconds within which expected streams count as waiting, so that their model keeps its instance."""
 _LEAST_EXPECTED: Final = 2.0
-"""A model of which fewer streams are expected, and none is held, keeps no instance for them."""
+"""Least number of expected streams for which a model keeps an instance if none is held."""
 _REACTION_S: Final = 2.5
 """Seconds until demand is reported, planned with and followed.
 

@@ -1,4 +1,4 @@
-"""An agent as a child of this process, with which it dies."""
+"""An agent as a child of this process; it dies with the process."""
 
 import asyncio
 import signal
@@ -10,7 +10,7 @@ from sloserve.core.json_lines import lines_of
 from sloserve.fleet.launcher.plain import kill_group, start
 
 CONFIG_ERROR: Final = 2
-"""Status with which an agent ends that finds something set wrongly."""
+"""Exit status of an agent that finds a wrong setting."""
 _KILL_S: Final = 20.0
 """Seconds after the order to end when an agent is killed: what it serves has 5 s, its engines the rest."""
 

@@ -73,7 +73,7 @@ class EmbeddedPool:
         del self._running[host]
         if child.is_told:
             return
-        # What a later one meets, as a store that is away, may pass.
+        # A later agent may meet a fault that passes, such as a store that is away.
         if status == CONFIG_ERROR and is_first:
             text = f"{self._what} {host} does not start; its log {child.log} ends with\n{child.end_of_log()}"
             self._gone.put_nowait(ConfigError(text))

@@ -17,7 +17,7 @@ LOOK_S: Final = 0.5
 _AGAIN_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Seconds between starts of an agent that ends by itself; the last value is repeated."""
 _LIVED_S: Final = 60.0
-"""An agent that ran for so long is started again as soon as one that ends for the first time."""
+"""Seconds of running after which an agent that ends is restarted without a longer pause, as at its first end."""
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class AgentKeeper:
 
     @property
     def drained(self) -> frozenset[str]:
-        """Hosts that are there and have no agent, since they are not needed."""
+        """The available hosts that have no agent, since they are not needed."""
         return frozenset(self._drained)
 
     async def look(self) -> None:

@@ -30,13 +30,13 @@ from sloserve.fleet.pool.pool import Gone, Offer
 logger = logging.getLogger(__name__)
 
 DEVICE_LABEL: Final = "sloserve-device"
-"""Label of a node: the kind of its devices, where Ray's own does not say it."""
+"""Label of a node with the kind of its devices, if Ray's own label does not state it."""
 _ACCELERATOR: Final = "ray.io/accelerator-type"
 _NODE_ID: Final = "ray.io/node-id"
 _CPU: Final = "cpu"
 _NAMESPACE: Final = "sloserve"
 _AT_A_TIME: Final = 8
-"""Calls of an actor's methods: one waits for its agent, others tell it to end."""
+"""Number of concurrent calls of an actor: one waits for its agent, others end it or read its log."""
 _ASK_AGAIN_S: Final = 1.0
 _ANSWER_S: Final = 5.0
 """Seconds in which the head of a cluster must accept a connection."""
@@ -142,7 +142,7 @@ class RayPool:
         options = {
             "num_gpus": node.resources.get("GPU", 0.0),
             "num_cpus": node.resources.get("CPU", 0.0),
-            "max_restarts": 0,  # the keeper of agents starts another, once it has heard
+            "max_restarts": 0,  # the keeper of agents starts another, once it is notified
             "max_concurrency": _AT_A_TIME,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node.id, soft=False),
         }
@@ -339,7 +339,7 @@ def _connect(address: str) -> None:
         except (RayError, RuntimeError, OSError, OverflowError, ValueError) as error:
             failed.append(error)
 
-    # In the main thread Ray would take the signals that tell this process to stop.
+    # In the main thread Ray would take the signals that stop this process.
     thread = threading.Thread(target=connect)
     thread.start()
     thread.join()

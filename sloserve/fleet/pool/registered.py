@@ -1,6 +1,6 @@
 """Agents that others start: systemd, Slurm, a Deployment. They announce themselves through the store.
 
-What started an agent starts it again; this process only hears of it, and can tell it to end.
+The service that started an agent starts it again; this process only learns about it, and can ask it to end.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class RegisteredPool:
         said = [(row.age_s, report) for row in rows if (report := agent_report(row.state)) is not None]
         said = [(age_s, report) for age_s, report in said if report.host not in self._others]
         living = {report.host: self._offer(report) for age_s, report in said if age_s <= ALIVE_S}
-        for age_s, report in said:  # one that ends in order leaves no row
+        for age_s, report in said:  # an agent that ends in order leaves no row
             host = report.host
             if host in self._living and host not in living and host not in self._drained:
                 self._gone.put_nowait(Gone(host, f"has given no sign of life for {age_s:.0f} s", certain=False))

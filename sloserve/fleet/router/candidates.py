@@ -1,4 +1,4 @@
-"""What is known of a request and of the models that might serve it; which of them can."""
+"""Facts about a request and about the models that might serve it, which decide the models that can."""
 
 import math
 from collections.abc import Sequence
@@ -8,16 +8,16 @@ from enum import StrEnum
 from sloserve.core.slo import Targets
 
 _FOREVER_S = 1e12
-"""A model that can serve a request has a time, however long."""
+"""Longest finite time in seconds: a model that can serve a request has a time, however long."""
 
 
 class Barred(StrEnum):
-    """Why a model cannot serve a request, whatever its load."""
+    """The reason why a model cannot serve a request, whatever its load."""
 
     NOT_ALLOWED = "not_allowed"
-    """The key may not use it."""
+    """The client's key may not use the model."""
     TOO_LONG = "too_long"
-    """Prompt and output are longer than its context."""
+    """Prompt and output are longer than the model's context."""
     UNSUPPORTED = "unsupported"
     """The model lacks something that the request needs: tools, a grammar, images."""
     ASLEEP = "asleep"

@@ -29,12 +29,12 @@ SHIPPED_FILE = "opt-a100x4.safetensors"
 
 
 class Why(StrEnum):
-    """Why a request went to its model; short, for a header and a metric's label."""
+    """The reason why a request went to its model, short enough for a header and a metric's label."""
 
     ONLY = "only"
-    """No other model can serve it, or takes requests of its class."""
+    """No other model can serve the request, or takes requests of its class."""
     CONVERSATION = "conversation"
-    """The earlier requests of its conversation went there, and it should be in time there."""
+    """The earlier requests of the conversation went to this model, and the request should be in time there."""
     BEST = "best"
     """The model is the best for the task among the models that should be in time."""
     POLICY = "policy"
@@ -42,7 +42,7 @@ class Why(StrEnum):
     SOONEST = "soonest"
     """No model should be in time; this one is least late."""
     NONE = "none"
-    """No model can serve it."""
+    """No model can serve the request."""
 
 
 @dataclass(frozen=True, slots=True)

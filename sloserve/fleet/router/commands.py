@@ -1,4 +1,4 @@
-"""What the router of a fleet is made from: ``sloserve train-router`` and ``router-quality``."""
+"""Commands that make the inputs of a fleet's router: ``sloserve train-router`` and ``router-quality``."""
 
 import os
 from dataclasses import asdict, dataclass
@@ -14,7 +14,7 @@ from sloserve.cli.root import app
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingFlags:
-    """What a router learns from: the fields of its ``TrainingSettings`` that have flags."""
+    """Settings of the training: the fields of ``TrainingSettings`` that have flags."""
 
     steps: Annotated[int, typer.Option(help="Number of simulated requests to learn from.")] = 1_200_000
     seed: Annotated[int, typer.Option(help="Seed of weights, arrivals and exploration.")] = 0

@@ -23,14 +23,14 @@ from sloserve.core.errors import ConfigError
 from sloserve.fleet.router.arrivals import Arrivals
 
 RING = 1024
-"""Most requests that one replica holds; one more is refused, and earns nothing. None of them would be in time."""
+"""The most requests that one replica holds; one more is refused, and earns nothing. None of them would be in time."""
 RATE_MEMORY = 16.0
-"""Arrivals over which the estimated rate is averaged."""
+"""Number of arrivals over which the estimated rate is averaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How fast a replica is, in seconds: a step takes base_s + seq_s * batch, a prompt token prompt_token_s once."""
+    """The speed of a replica, in seconds: a step takes base_s + seq_s * batch, a prompt token prompt_token_s once."""
 
     base_s: float
     seq_s: float
@@ -81,7 +81,7 @@ class System:
 
     @property
     def limit_s(self) -> FloatArray:
-        """Longest time from arrival to the last token that is within the guarantee, by task, ``[tasks]``."""
+        """The longest time from arrival to the last token within the guarantee, by task, in seconds, ``[tasks]``."""
         return self.token_s * self.output_tokens
 
 
@@ -140,7 +140,7 @@ class Finished:
 
 
 class Environment:
-    """``systems`` independent copies of ``system`` under ``arrivals``, which has as many."""
+    """``systems`` independent copies of ``system`` under ``arrivals``, which cover the same number of systems."""
 
     def __init__(self, system: System, arrivals: Arrivals, systems: int, rng: np.random.Generator) -> None:
         models, devices = len(system.models), system.devices

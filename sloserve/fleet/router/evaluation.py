@@ -14,8 +14,8 @@ from sloserve.fleet.router.environment import Environment, System
 from sloserve.fleet.router.routing import Rule
 
 STABLE_LIMITS = 8.0
-"""Time of arrivals at each rate, from an idle system, in parts of a request's guarantee: the paper's 40 s, at 40 ms for
-each of 128 tokens (Sec. 5.1.2)."""
+"""Length of the arrivals at each rate, from an idle system, in multiples of a request's guarantee: the paper's 40 s, at
+40 ms for each of 128 tokens (Sec. 5.1.2)."""
 WINDOW = 20
 THRESHOLDS = (1.0, 0.99, 0.98, 0.96, 0.94)
 """Thresholds of the least mean quality of a window of requests, as in Table 2."""

@@ -42,12 +42,12 @@ class Graded:
 
     @property
     def accuracy(self) -> float:
-        """Mean score."""
+        """The mean score."""
         return self.correct / self.answers
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's of 95 %; for scores between 0 and 1 it is wider than need be."""
+        """Wilson's interval of 95 %; for scores between 0 and 1 it is wider than need be."""
         return wilson(self.correct, self.answers)
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from sloserve.core.arrays import BoolArray, FloatArray
 
 SURE = 1.645
-"""Standard deviations of the prediction's error that a model must be in time by: 95 % of normal errors."""
+"""Number of standard deviations of the prediction's error by which a model must be in time: 95 % of normal errors."""
 
 
 def in_time(predicted_s: FloatArray, limit_s: FloatArray, error: float | FloatArray) -> BoolArray:

@@ -35,7 +35,7 @@ class Network:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Names of the models that it chooses among, smallest first."""
+        """The names of the models that it chooses among, smallest first."""
         return tuple(self.about["models"].split(","))
 
     def values(self, features: FloatArray) -> FloatArray:

@@ -1,7 +1,7 @@
-"""The quality table: how good each model is at each task, and which task a request is.
+"""The quality table: the quality of each model at each task, and the task of a request.
 
-A request's task is what its header says, else what its class stands for, else unknown; the quality for an unknown task
-is the mean over tasks.
+A request's task is the one in its header, else the one of its class, else unknown; the quality for an unknown task is
+the mean over tasks.
 
 Source: Quality-of-Service Aware LLM Serving, Table 1, where qualities are parts of the largest model's accuracy.
 """

@@ -1,4 +1,4 @@
-"""What ``sloserve router-quality`` does: reads graded answers, writes the router's table, says what it cannot tell."""
+"""The command ``sloserve router-quality``: it makes the router's table from graded answers and names doubtful ranks."""
 
 import sys
 from collections.abc import Sequence

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 
 _FEWEST = 20
-"""Fewest requests of each system before anything is learnt."""
+"""Fewest requests of each system before the training begins to learn."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +31,7 @@ class Batch:
 
 
 class Replay:
-    """``length`` requests of each of ``systems``. A ticket says of which, and how many came before."""
+    """Memory of ``length`` requests of each of ``systems``. A ticket names the system and counts its requests."""
 
     def __init__(self, systems: int, length: int, inputs: int, models: int) -> None:
         self._length = length

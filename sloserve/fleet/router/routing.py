@@ -1,4 +1,4 @@
-"""Rules that choose models for many requests at once, for training and judging; what serves is ``choose.py``."""
+"""Rules that choose models for many requests at once, for training and judging; ``choose.py`` serves live requests."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from sloserve.fleet.router.masks import feasible
 from sloserve.fleet.router.network import Network
 
 Rule = Callable[[Observation], IntArray]
-"""The index of each request's model, ``[n]``."""
+"""A function that returns the index of each request's model, ``[n]``."""
 
 
 def allowed_by(system: System, seen: Observation) -> BoolArray:
@@ -43,7 +43,7 @@ def always(model: int) -> Rule:
 
 
 def masked_greedy(system: System) -> Rule:
-    """See :mod:`sloserve.fleet.router.greedy`."""
+    """Return the rule of :mod:`sloserve.fleet.router.greedy`."""
     return lambda seen: greedy(seen.quality, seen.predicted_s, allowed_by(system, seen))
 
 

@@ -33,7 +33,7 @@ from sloserve.fleet.router.environment import Speed, System
 from sloserve.fleet.router.quality import QualityTable
 
 AUTO = "auto"
-"""What a request calls the set of all models."""
+"""Name under which a request asks for the set of all models."""
 MAX_MODELS, MAX_TASKS, MAX_SETS = 64, 256, 64
 _MOST_MS, _LEAST_RATE, _MOST_RATE = 1e7, 1e-4, 1e6
 _USUAL_BATCH = 64
@@ -50,7 +50,7 @@ class _Section(BaseModel):
 
 
 class SpeedEntry(_Section):
-    """A replica's speed: of a profile, or as step = base_ms + seq_ms * batch."""
+    """A replica's speed: from a profile, or as step = base_ms + seq_ms * batch."""
 
     profile: Annotated[str | None, Allowed("the name or file of a profile")] = None
     base_ms: Annotated[Ms | None, Allowed("a number of milliseconds above 0")] = None

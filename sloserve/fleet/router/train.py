@@ -31,7 +31,7 @@ Progress = Callable[[int], None]
 
 
 class Trainer:
-    """One training. ``run`` does all of it; ``network`` is what has been learnt so far."""
+    """One training. ``run`` does all of it; ``network`` is the policy learned up to now."""
 
     def __init__(self, system: System, phases: Phases, settings: TrainingSettings) -> None:
         torch.set_num_threads(1)  # the net is so small that a second thread waits more than it helps

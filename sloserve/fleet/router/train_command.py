@@ -1,4 +1,4 @@
-"""What ``sloserve train-router`` does: trains a policy, judges it beside simpler rules, draws what it learnt."""
+"""The command ``sloserve train-router``: it trains a policy, judges it beside simpler rules, and draws the results."""
 
 import json
 import time
@@ -28,9 +28,9 @@ NUM_RATES = 8
 REPLICAS = 2
 LIMITS = 3.0
 CHANGING_LIMITS = 30.0
-"""Time of arrivals at each rate, and at changing rates, in parts of a request's guarantee."""
+"""Length of the arrivals at each rate, and at changing rates, in multiples of a request's guarantee."""
 JUDGED_SEED = 1000
-"""Seed of the requests that policies are judged on; trainings have lower ones."""
+"""Seed of the requests by which policies are judged; trainings have lower seeds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

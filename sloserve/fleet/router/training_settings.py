@@ -1,4 +1,4 @@
-"""How a router is trained; without torch, so that the command line can check it."""
+"""Settings of a router's training, without torch, so that the command line can check them."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The process of an agent: its instances, who pulls for them, and who follows the plan."""
+"""The process of an agent: its instances, and the tasks that pull for them and follow the plan."""
 
 import asyncio
 import logging
@@ -73,7 +73,7 @@ async def run_agent(
                     await cancelled([looking, *beside])
                     await following.stop()
                     if fence.lost.is_set():
-                        await pulling.stop(0.0)  # what it serves has gone back already: nothing of it would count
+                        await pulling.stop(0.0)  # its requests have gone back already: their results would not count
                     else:
                         await _drained(agent, pulling, stopping)
     finally:

@@ -103,7 +103,7 @@ def _pools(fleet: Fleet, place: Place, store: Store, run_folder: Path, options: 
 
     pools: dict[str, Pool] = {THE_AGENT: EmbeddedPool(offers, agent, place.logs, environment)}
     if fleet.pool.ray is not None:
-        # Ray ends a process that loses its cluster for a minute: let that be another than the gateway's.
+        # Ray ends a process that loses its cluster for a minute: it must not be the gateway's process.
         own = environment | {DOOR_KEY: place.door_key or ""}
         command = ["sloserve.cli", "fleet", "pool", *here]
         pools["the pool of"] = EmbeddedPool([Offer("ray", "", 0)], lambda _: command, place.logs, own, "pool")

@@ -118,7 +118,7 @@ class GatewayServer:
         ending: list[Awaitable[None]] = [self._stop_http3(0.0 if at_once else self._drain_s)]
         ending += [] if self._serving is None else [self._serving]
         await asyncio.gather(*ending, return_exceptions=True)
-        await self._gateway.stop()  # a server that is forced to end does not tell its app
+        await self._gateway.stop()  # a server that is forced to end does not notify its app
 
 
 def _tls(section: GatewaySection, folder: Path) -> Tls:

@@ -34,7 +34,7 @@ ATTACH_KEY: Final = "SLOSERVE_ATTACH_KEY"
 """Environment variable: key of the API of a server that is attached."""
 
 ATTACH_ADMIN_KEY: Final = "SLOSERVE_ATTACH_ADMIN_KEY"
-"""Environment variable: opens the status of a server that is attached, if it is ours."""
+"""Environment variable: admin key for the status of a server that is attached, if it runs sloserve."""
 
 _LEAST_KEY: Final = 16
 _CERTIFICATES_S: Final = 600.0
@@ -65,12 +65,12 @@ class Place:
 
     @property
     def files(self) -> str | Path:
-        """Bytes of the files of batches: a folder, or an address of object storage."""
+        """The location for bytes of the files of batches: a folder, or an address of object storage."""
         return self.stated_files or self.folder / "files"
 
     @property
     def logs(self) -> Path:
-        """Logs of engines and agents."""
+        """The folder for logs of engines and agents."""
         return self.folder / "logs"
 
 

@@ -1,4 +1,4 @@
-"""How many files a process of a fleet may have open: each request that it passes on takes two, one for each side."""
+"""The limit of open files of a process of a fleet: each request that it passes on takes two, one for each side."""
 
 import logging
 from typing import Final
@@ -8,7 +8,7 @@ from sloserve.core.open_files import raise_open_files
 logger = logging.getLogger(__name__)
 
 _BESIDE: Final = 512
-"""For files and connections that are no requests."""
+"""Number of files and connections that do not belong to requests."""
 
 
 def files_for(requests: int) -> int:

@@ -1,4 +1,4 @@
-"""What a starting fleet tells its operator: one line for each thing that happens."""
+"""Progress of a starting fleet for its operator: one line for each event."""
 
 from collections.abc import Callable, Sequence
 

@@ -16,7 +16,7 @@ from sloserve.fleet.store.store import Store
 SCALE_S: Final = 5.0
 """Seconds between looks at the plan."""
 STALE_S: Final = 15.0
-"""A plan that is older says nothing of what is needed now: its planner is away."""
+"""Seconds after which a plan says nothing about present needs: its planner is away."""
 
 
 class Scaler:

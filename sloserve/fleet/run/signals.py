@@ -8,7 +8,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopping:
-    """Set by SIGINT or SIGTERM, in the event loop in which it was made."""
+    """An event that SIGINT or SIGTERM sets, in the event loop in which it was made."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()

@@ -116,7 +116,7 @@ class Preempt:
 
 @dataclass(frozen=True, slots=True)
 class Warm:
-    """The model's weights are read from disk into host memory, beside what the instance serves, if there is room."""
+    """An order to read the model's weights from disk into host memory while the instance serves, if there is room."""
 
     instance: str
     model: str
@@ -124,7 +124,7 @@ class Warm:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The model's weights leave host memory."""
+    """An order to remove the model's weights from host memory."""
 
     instance: str
     model: str
@@ -132,7 +132,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The request is turned away."""
+    """An order to refuse the request."""
 
     request_id: str
 
@@ -149,17 +149,17 @@ class InstanceView(Protocol):
     def device(self) -> str: ...
     @property
     def models(self) -> Mapping[str, ModelState]:
-        """Where the weights are, of each model that it can serve. During a switch the model that comes is active."""
+        """The place of the weights of each model that it can serve. During a switch the coming model is active."""
         ...
 
     @property
     def active(self) -> str | None:
-        """The model that is active, or comes in."""
+        """The model that is active, or comes."""
         ...
 
     @property
     def serving(self) -> bool:
-        """Whether it takes requests: not while it drains or swaps."""
+        """Whether it takes requests, which it does not while it drains or swaps."""
         ...
 
     @property
@@ -173,7 +173,7 @@ class InstanceView(Protocol):
     def num_in_flight(self) -> int: ...
     @property
     def in_flight(self) -> Sequence[WaitingRequest]:
-        """What its engine has, oldest first."""
+        """The requests in its engine, oldest first."""
         ...
 
     def generated(self, request_id: str) -> int:
@@ -223,7 +223,7 @@ class Dispatcher(ABC):
 
     @property
     def has_swap_space(self) -> bool:
-        """Whether engines have the swap space that the fleet's file gives them; asked once, before the run."""
+        """Whether engines have the swap space that the fleet's file gives them; read once, before the run."""
         return True
 
     @abstractmethod

@@ -52,7 +52,7 @@ class FleetExperiment:
 
     @property
     def default_policy(self) -> str:
-        """What engines run where a run's name does not say it."""
+        """The policy of engines if a run's name does not state one."""
         return policy_text(self.fleet.settings.policy, self.fleet.settings.policy_options)
 
     def requests(self, seed: int, rps: float) -> list[WorkloadRequest]:

@@ -1,4 +1,4 @@
-"""What a run of a fleet left behind: one log of all its requests, and which instance was at what when."""
+"""The results of a fleet's run: one log of all its requests, and the phases of each instance."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

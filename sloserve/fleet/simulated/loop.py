@@ -1,7 +1,7 @@
 """A run of a fleet: engines, arrivals and ticks of the dispatcher on one virtual clock, the earliest first.
 
-The dispatcher is asked when a request arrives; when another has ended or a model has come, but then not more often than
-an agent looks (``TICK_S``); every ``HEARTBEAT_S`` while requests are held; and when it asked to be.
+The dispatcher is called when a request arrives; when another has ended or a model has come, but then not more often
+than an agent looks (``TICK_S``); every ``HEARTBEAT_S`` while requests are held; and at the time that it names.
 """
 
 import math
@@ -41,7 +41,7 @@ from sloserve.scheduler.settings import KEY
 TICK_S = 0.02
 HEARTBEAT_S = 0.1
 _STUCK_S = 1800.0
-"""Nothing was given, ended or switched for so long: what is held is never served."""
+"""Seconds without a request given or ended and without a switch, after which held requests are never served."""
 
 
 class FleetRun:
@@ -69,7 +69,7 @@ class FleetRun:
         self._clock = FleetClock()
         self._counters: Counter[str] = Counter()
         self._held: dict[str, tuple[WorkloadRequest, int]] = {}
-        self._kept_on: dict[str, str] = {}  # the instance that keeps KV of a request that is held
+        self._kept_on: dict[str, str] = {}  # the instance that keeps KV of each held request
         self._history: History = {}
         self._refused: set[str] = set()
         self._num_ended = 0
@@ -109,7 +109,7 @@ class FleetRun:
         self._by_name = {instance.name: instance for instance in self.instances}
         self._begin(memory)
 
-    # What the dispatcher reads.
+    # These are what the dispatcher reads.
 
     @property
     def now_s(self) -> float:
@@ -118,7 +118,7 @@ class FleetRun:
     def expected_output(self, request: WaitingRequest, generated: int = 0) -> tuple[float, float]:
         return self._lengths.expected(request, max(generated, request.generated_tokens))
 
-    # The run.
+    # These methods run the fleet.
 
     def learn(self, workload: Sequence[WorkloadRequest]) -> None:
         """Learn the output lengths of requests that ended before the run begins."""
@@ -154,7 +154,7 @@ class FleetRun:
             else:
                 tick_at = ticked_s + HEARTBEAT_S if self._held else math.inf
             tick_at = min(tick_at, max(self._dispatcher.wakes_s, self._clock.now_s))
-            if self._num_ended == len(workload):  # what is left is the end of the last steps
+            if self._num_ended == len(workload):  # only the last steps remain
                 tick_at = math.inf
             if on_progress is not None and self._num_ended >= told + 50:
                 told = self._num_ended

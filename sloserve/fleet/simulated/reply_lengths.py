@@ -37,5 +37,5 @@ class ReplyLengths:
 
     def _of(self, model: str) -> tuple[float, float, float]:
         usual, n = float(USUAL_OUTPUT_TOKENS), PRIOR_WEIGHT
-        prior = n, n * usual, 2.0 * n * usual**2  # with as large a standard deviation
+        prior = n, n * usual, 2.0 * n * usual**2  # with an equal standard deviation
         return self._sums.get(model, prior)

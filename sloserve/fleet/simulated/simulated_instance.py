@@ -32,7 +32,7 @@ class FleetClock:
 
 @dataclass(frozen=True, slots=True)
 class InstalledModel:
-    """A model on this kind of instance: how its engine is made, and what a swap of it costs."""
+    """A model on this kind of instance: the way to make its engine, and the cost to swap it."""
 
     settings: EngineSettings
     profile: Profile
@@ -41,7 +41,7 @@ class InstalledModel:
 
 
 History = dict[str, list[tuple[Any, WorkloadRequest, int]]]
-"""The engines that had each request, in order, what each was given, and how many tokens' KV it had kept."""
+"""The engines that had each request, in order, with the request that each got and the number of tokens with kept KV."""
 
 
 @dataclass(slots=True)
@@ -58,12 +58,12 @@ class _Part:
 
 
 class SimulatedInstance:
-    """See :class:`~sloserve.fleet.simulated.dispatcher.InstanceView` for what a dispatcher reads.
+    """One instance in virtual time; a dispatcher reads its :class:`~sloserve.fleet.simulated.dispatcher.InstanceView`.
 
     Args:
         ended: called with each request that is over, and its tokens.
         evicted: called with each request that goes back to the queue, the tokens that it has, this instance's name, and
-            of how many tokens it keeps the KV.
+            the number of tokens with KV that the instance keeps.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class SimulatedInstance:
         self._until_s = math.inf
         self._leaving: str | None = None
         self._warm = self._keep_kv = False
-        self._copied_s = 0.0  # when the KV that is kept has left the device
-        self._reading: tuple[float, str] | None = None  # weights that come to host memory, and when they are there
+        self._copied_s = 0.0  # time when the kept KV has left the device
+        self._reading: tuple[float, str] | None = None  # time when weights arrive in host memory, and their model
         self._engines: dict[str, Any] = {}
         self._parts: dict[str, _Part] = {}
         self._num_given = 0
@@ -96,7 +96,7 @@ class SimulatedInstance:
         self._span_since_s = 0.0
         self.spans: list[Span] = []
 
-    # What a dispatcher reads.
+    # These are what a dispatcher reads.
 
     @property
     def models(self) -> Mapping[str, ModelState]:
@@ -156,7 +156,7 @@ class SimulatedInstance:
         """Return the size of a copy of the weights in host memory, in bytes."""
         return self._served[model].swap.weights_bytes
 
-    # What the fleet does with it.
+    # The fleet calls these methods.
 
     @property
     def at(self) -> float:
@@ -247,7 +247,7 @@ class SimulatedInstance:
         """The engines that were ever active."""
         return list(self._engines.values())
 
-    # Inside.
+    # These methods are internal.
 
     @property
     def _serving_model(self) -> str:
@@ -332,7 +332,7 @@ class SimulatedInstance:
             self._engines[leaving].empty_prefix_cache()
             self._memory.keep(self.name, leaving, self._served[leaving].swap.weights_bytes, spare=self.active)
         self._enter(Phase.SWITCHING)
-        # Weights leave when the KV has: both go over one link.
+        # Weights leave after the KV: both use one link.
         self._until_s = max(self.now_s, self._copied_s) + seconds
 
     def _exchange_s(self, coming: str) -> float:

@@ -1,10 +1,10 @@
-"""Weights of models that sleep: which copies the memory of a host holds, and which it gives up for others."""
+"""Weights of models that sleep: the copies that a host's memory holds, and the ones that it gives up for others."""
 
 from collections import OrderedDict
 
 
 class WeightCopies:
-    """Copies by instance and model, the least recently used first. A copy is there only while its model sleeps."""
+    """Copies by instance and model, the least recently used first. A copy exists only while its model sleeps."""
 
     def __init__(self, size_bytes: int) -> None:
         self._free = size_bytes

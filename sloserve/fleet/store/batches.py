@@ -1,4 +1,4 @@
-"""Batches and files of OpenAI's Batch API, without the files' bytes. Whatever is read is read as a tenant."""
+"""Batches and files of OpenAI's Batch API, without the files' bytes. Every read is on behalf of one tenant."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -26,12 +26,12 @@ class ResultFiles:
 
 
 class Batches:
-    """Batches and files of one store. Every method is one transaction; may be called by many threads."""
+    """Batches and files of one store. Every method is one transaction; many threads may call them."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    # Files.
+    # These methods handle files.
 
     def add_file(self, file: File, expires_after_s: float | None = None) -> File:
         """Keep a file's metadata once, however often this is called; return it with its times by the store's clock."""
@@ -88,7 +88,7 @@ class Batches:
                 _count_bytes(session, tenant, 0)
                 session.change(_RECOUNT_BYTES, tenant=tenant, least=LEAST_BYTES)
 
-    # Batches.
+    # These methods handle batches.
 
     def add(self, batch: Batch, window_s: float) -> Batch:
         """Keep a new batch, which expires in ``window_s`` seconds; return it with its times by the store's clock.

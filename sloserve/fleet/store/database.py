@@ -29,7 +29,7 @@ class Session(Protocol):
 
 
 class Database(Protocol):
-    """Connections to one store; may be used by many threads.
+    """Connections to one store, for use by many threads.
 
     Each of the three ways to run statements raises StoreAway where the database cannot be reached, StoreFull where its
     disk is full, and ConfigError where its user lacks a right; nothing is changed then.

@@ -1,7 +1,7 @@
-"""One commit for all that came during the one before.
+"""One commit for all items that came during the commit before.
 
-A commit waits for the disk, for about as long whether it holds one row or a thousand. Here what is asked for while a
-commit runs goes into the next one together, so that throughput grows with load and an idle store answers at once.
+A commit waits for the disk, for about as long whether it holds one row or a thousand. Here all items that come while a
+commit runs go into the next one together, so that throughput grows with load and an idle store responds at once.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 MOST: Final = 1024
-"""Items in one commit."""
+"""The most items in one commit."""
 
 
 class GroupCommit(Generic[Item, Answer]):

@@ -15,11 +15,11 @@ clock and what follows from it."""
 
 
 LONGEST_S: Final = 3_600.0
-"""No lease is longer (``--lease-s``): one that ends later is over, since the store's clock was set back meanwhile."""
+"""Longest lease in seconds (``--lease-s``): one that ends later is over, since the store's clock was set back."""
 
 
 class Lease:
-    """One lease of ``lease_s`` seconds. Begin to :meth:`ask` before each request to the store."""
+    """One lease of ``lease_s`` seconds. Call :meth:`ask` before each request to the store."""
 
     def __init__(self, clock: Clock, lease_s: float) -> None:
         self.lease_s = lease_s
@@ -36,5 +36,5 @@ class Lease:
 
     @property
     def left_s(self) -> float:
-        """Seconds for which it may still act; 0 or less: it must not."""
+        """The seconds for which the holder may still act; at 0 or less it must not."""
         return self._until_s - self._clock.monotonic_s()

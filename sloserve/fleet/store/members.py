@@ -9,12 +9,12 @@ from sloserve.fleet.store.lease import LONGEST_S
 from sloserve.fleet.store.records import Agent, HostRenewed, HostTaken, StoredPlan
 
 FORGOTTEN_S: Final = 3_600.0
-"""A member that gave no sign of life for so long is forgotten by the next planner that leads."""
+"""Seconds without a sign of life after which the next planner that leads forgets a member."""
 _PLANNER: Final = "planner"
 
 
 class Members:
-    """Agents, leader and plan of one store. Every method is one transaction; may be called by many threads."""
+    """Agents, leader and plan of one store. Every method is one transaction; many threads may call them."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -87,7 +87,7 @@ _ROUTES = ("ALTER TABLE request_body ADD COLUMN route text NOT NULL DEFAULT '/v1
 _LOST = ("ALTER TABLE request ADD COLUMN lost bigint NOT NULL DEFAULT 0",)
 
 _PLACES = ("CREATE INDEX request_place ON request (batch, seq) WHERE batch IS NOT NULL",)
-"""Pages of results follow one another without the whole batch being sorted for each."""
+"""An index with which pages of results follow one another without sorting the whole batch for each."""
 
 _CHEAP_READS = (
     "ALTER TABLE request ADD COLUMN result_bytes bigint NOT NULL DEFAULT 0",
@@ -109,7 +109,7 @@ _CHEAP_READS = (
     """INSERT INTO tenant_files (tenant, bytes)
         SELECT tenant, sum(CASE WHEN bytes < 4096 THEN 4096 ELSE bytes END) FROM file GROUP BY tenant""",
 )
-"""What a route answers is kept, or stands in an index: it may take seconds, and a tenant may have a million rows."""
+"""Columns and indices that hold what a route returns: a tenant may have a million rows, which take seconds to count."""
 
 _FENCE = (
     "ALTER TABLE agent ADD COLUMN holder text",
@@ -134,7 +134,7 @@ _SWITCH_COSTS = (
 )
 
 _TOLD_TO_END = ("ALTER TABLE agent ADD COLUMN told_to_end bigint NOT NULL DEFAULT 0",)
-"""An agent that others started, and that none but the store reaches, is drained so."""
+"""Drains an agent that others started, and that only the store reaches."""
 
 STEPS: tuple[tuple[str, ...], ...] = (
     _FIRST,
@@ -147,7 +147,7 @@ STEPS: tuple[tuple[str, ...], ...] = (
     _SWITCH_COSTS,
     _TOLD_TO_END,
 )
-"""Step n leads from version n to n + 1."""
+"""Steps of the schema; step n leads from version n to n + 1."""
 
 
 def migrate(database: Database, steps: tuple[tuple[str, ...], ...] = STEPS) -> None:

@@ -29,22 +29,22 @@ _CONNECT_S: Final = 4.0
 _RETRY_S: Final = 0.5
 """Seconds between attempts to connect while a statement waits for a connection."""
 _PATIENCE: Final[Mapping[str, int]] = {
-    "connect_timeout": 2,  # one that dies while it is asked may never answer; another of the address may, or it again
+    "connect_timeout": 2,  # a dying server may never respond; another one of the address may
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 25_000,
 }
-"""Options of connections that find a server which is gone without a word; without them that takes hours. An address
-may state others."""
+"""Options of connections that detect a server that has vanished; without them that takes hours. An address may state
+others."""
 _SILENT_S: Final = 30.0
-"""A server that says nothing for so long during a statement is away. One that is stopped, not dead, keeps its
-connections open, acknowledges what it is sent, and runs no timeout of its own: only the client can see it."""
+"""Seconds of silence during a statement after which a server is away. One that is stopped, not dead, keeps its
+connections open, acknowledges what it receives, and runs no timeout of its own: only the client can see it."""
 _PROBE_S: Final = 2.0
-"""One that says nothing for so long is asked for another connection. One that is busy with the statement gives it at
-once; one that is stopped does not, and is away by then: a client of the gateway gets its 503 within five seconds."""
+"""Seconds of silence after which a second connection is tried. A server that is busy with the statement accepts it at
+once; a stopped one does not, and is away by then: a client of the gateway gets its 503 within five seconds."""
 _SILENT_ALONE_S: Final = 600.0
-"""The same where others are waited for, or an index is built."""
+"""Seconds of the same limit if the statement waits for others, or builds an index."""
 _LOOK_S: Final = 0.1
 _ROOT: Final = ".postgresql/root.crt"
 """File in the home folder in which libpq looks for the certificates that it trusts."""
@@ -68,11 +68,11 @@ _NOW: Final = """
 
 
 class _Connection(psycopg.Connection[tuple[Any, ...]]):
-    """One that is closed where the server is silent for ``silent_s`` seconds while it is waited for."""
+    """A connection that is closed when the server is silent for ``silent_s`` seconds during a wait."""
 
     silent_s = _SILENT_S
     answers: Callable[[], bool] | None = None
-    """Whether the server takes another connection; ``None``: it is not asked."""
+    """Returns whether the server takes another connection; ``None`` for no such check."""
 
     def wait(self, gen: Generator[Any, Any, T], interval: float = _LOOK_S, *args: Any, **kwargs: Any) -> T:
         """Wait as psycopg does, which looks every ``interval`` seconds whether anything has come."""
@@ -84,7 +84,7 @@ class _Connection(psycopg.Connection[tuple[Any, ...]]):
             wants = next(gen)
             while True:
                 ready = yield wants
-                # Counted in looks, not by a clock: time in which this process itself was stopped does not count.
+                # Count silence in looks, not by a clock: time in which this process itself was stopped does not count.
                 silent_s = 0.0 if ready else silent_s + interval
                 is_away = silent_s > self.silent_s
                 if not probed and silent_s > _PROBE_S and self.answers is not None:
@@ -98,7 +98,7 @@ class _Connection(psycopg.Connection[tuple[Any, ...]]):
 
 
 class PostgresSession:
-    """See :class:`sloserve.fleet.store.database.Session`."""
+    """The statements of a transaction; see :class:`sloserve.fleet.store.database.Session`."""
 
     def __init__(self, cursor: psycopg.Cursor[tuple[Any, ...]]) -> None:
         self._cursor = cursor
@@ -120,7 +120,7 @@ class PostgresSession:
 
 
 class PostgresDatabase:
-    """See :class:`sloserve.fleet.store.database.Database`."""
+    """A database in a PostgreSQL server; see :class:`sloserve.fleet.store.database.Database`."""
 
     def __init__(self, address: str, *, connections: int = 4, schema: str | None = None) -> None:
         """Connect to the server.
@@ -175,7 +175,7 @@ class PostgresDatabase:
         self._listen_lock = threading.Lock()
         try:
             with self.alone() as session:
-                # Looked for first: one who may only change rows may not even replace it by itself.
+                # Look for it first: a user that may only change rows may not even replace it by itself.
                 if session.rows("SELECT to_regprocedure('store_now()')") == [(None,)]:
                     session.change(_NOW)
         except BaseException:
@@ -205,7 +205,7 @@ class PostgresDatabase:
         try:
             psycopg.connect(self._address, **{**self._options, **here, "connect_timeout": 2}).close()
         except psycopg.OperationalError as error:
-            return "timeout" not in str(error)  # one that has no connections left says so
+            return "timeout" not in str(error)  # a server that has no connections left says so
         return True
 
     @contextlib.contextmanager
@@ -248,7 +248,7 @@ class PostgresDatabase:
                 for _ in self._listening.notifies(timeout=limit_s, stop_after=1):
                     pass
             except psycopg.Error:
-                # The caller looks at the store itself next, and meets the error there.
+                # The caller looks at the store next, and gets the error there.
                 self._hang_up()
 
     def _hang_up(self) -> None:

@@ -1,4 +1,4 @@
-"""Rows of the store as values. Times are the store's own clock in epoch seconds; ids of ours are 128 random bits."""
+"""Rows of the store as values. Times are epoch seconds of the store's clock; the fleet's ids are 128 random bits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -161,7 +161,7 @@ class HostTaken:
 
 @dataclass(frozen=True, slots=True)
 class StoredPlan:
-    """The plan in force: the version-th that its term has written."""
+    """The plan in force, which is number ``version`` of its term."""
 
     term: int
     version: int
@@ -169,7 +169,7 @@ class StoredPlan:
 
 
 class BatchState(StrEnum):
-    """OpenAI's states of a batch, but for the first: a batch that is kept, and not known to be, is not run."""
+    """OpenAI's states of a batch, except the first: a batch that is kept, but not known to be kept, does not run."""
 
     UNCONFIRMED = "unconfirmed"
     VALIDATING = "validating"

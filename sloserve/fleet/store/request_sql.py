@@ -1,4 +1,4 @@
-"""What :mod:`sloserve.fleet.store.requests` asks of a database, in SQL; see :mod:`sloserve.fleet.store.database`."""
+"""The SQL statements of :mod:`sloserve.fleet.store.requests`; see :mod:`sloserve.fleet.store.database`."""
 
 from typing import Final
 

@@ -17,16 +17,16 @@ from sloserve.fleet.store.lease import LONGEST_S
 from sloserve.fleet.store.records import Claim, Claimed, NewRequest, QueuedSums, RequestState, Result
 
 MOST_LOST: Final = 10
-"""Claims of one request that may lapse, or lose their engine, before it counts as failed: something is wrong by then
-that more attempts will not mend, and each one costs an engine's time. What is given back is not lost, nor what an agent
-says that it lost by being slow."""
+"""Claims of one request that may lapse, or lose their engine, before it counts as failed: by then something is wrong
+that more attempts will not mend, and each one costs an engine's time. A claim that is given back does not count, nor
+one that an agent reports as lost because the agent was slow."""
 
 MOST_BYTES: Final = 16_000_000
 """One page of :meth:`Requests.results` ends with the result that passes this many bytes, to limit memory."""
 
 PIECE: Final = 256
-"""Most requests that one transaction ends, or deletes: what is broken off goes on from there, and no statement is
-silent for so long that its database is taken to be away."""
+"""The most requests that one transaction ends, or deletes: interrupted work continues from there, and no statement is
+silent long enough for its database to be considered away."""
 
 _POISON: Final = b"the engine died while it served this request and nothing else"
 _GIVEN_UP: Final = b"no engine finished this request, however often it was tried"
@@ -66,7 +66,7 @@ class Row(NamedTuple):
 
 
 class Requests:
-    """Durable requests of one store. Every method is one transaction; may be called by many threads."""
+    """Durable requests of one store. Every method is one transaction; many threads may call them."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -14,7 +14,7 @@ from sloserve.core.errors import ConfigError, StoreAway, StoreFull
 from sloserve.fleet.store.database import Params
 
 _BUSY_S: Final = 10.0
-"""How long a writer waits for the others of this host before it gives up. A write takes about a millisecond."""
+"""Seconds for which a writer waits for others of this host before it gives up. A write takes about a millisecond."""
 _OCTAL = re.compile(rb"\\([0-3][0-7]{2})")
 """A byte of a path, such as a space, in the octal form that /proc/mounts uses."""
 _NETWORK: Final = frozenset(
@@ -33,7 +33,7 @@ _FULL: Final = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_FSYNC")
 
 
 class SqliteSession:
-    """See :class:`sloserve.fleet.store.database.Session`."""
+    """The statements of a transaction; see :class:`sloserve.fleet.store.database.Session`."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection

@@ -1,4 +1,4 @@
-"""What switches of models have taken, by kind of device: a host that is new begins with what others have measured."""
+"""Measured costs of model switches, by kind of device: a new host begins with what others have measured."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -25,7 +25,7 @@ class StoredCost:
 
 
 class SwitchCosts:
-    """Means of one store. Every method is one transaction; may be called by many threads."""
+    """Mean costs of one store. Every method is one transaction; many threads may call them."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -1,1 +1,1 @@
-"""Dispatchers by name: what a fleet is compared with. Add one: a file, and a line in ``by_name.py``."""
+"""Dispatchers by name, with which a fleet is compared. To add one, add a file, and a line in ``by_name.py``."""

@@ -1,7 +1,7 @@
 """Requests are assigned to an instance when they arrive, and each instance serves its own.
 
-``least-loaded`` assigns to the instance that has the fewest, ``random`` to any. An instance serves what it has
-of the active model, first come, first served, and then turns to the model of its oldest request, which waits at most as
+``least-loaded`` assigns to the instance that has the fewest, ``random`` to any. An instance serves its requests for the
+active model, first come, first served, and then switches to the model of its oldest request, which waits at most as
 long as the fleet's file allows. ``static`` never switches.
 """
 
@@ -26,7 +26,7 @@ from sloserve.fleet.simulated.dispatchers.queues import Queues
 
 
 class Assigned(Dispatcher):
-    """What the two have in common."""
+    """The common part of the dispatchers that assign on arrival and switch."""
 
     def __init__(self) -> None:
         self._queues: dict[str, Queues] = {}
@@ -71,7 +71,7 @@ class Assigned(Dispatcher):
 
 
 class LeastLoaded(Assigned):
-    """To the instance with the fewest requests, given or not."""
+    """A dispatcher that assigns each request to the instance with the fewest requests, given or not."""
 
     def pick(self, request: WaitingRequest, instances: Sequence[InstanceView], view: FleetView) -> InstanceView:
         return min(instances, key=lambda i: (i.num_in_flight + self.queued(i), i.name))

@@ -60,7 +60,7 @@ _FLAGS: Final[dict[str, Callable[[str], Any]]] = {
     **dict.fromkeys(("pull", "preempt", "swap", "warm"), _flag),
     "balance": _balance,
 }
-"""QLM's operations, each of which can be switched."""
+"""Options of QLM's operations."""
 
 
 def _live(planner: str) -> Callable[[Mapping[str, Any], int], Dispatcher]:

@@ -7,7 +7,7 @@ from sloserve.fleet.simulated.dispatcher import WaitingRequest
 
 
 class Queues:
-    """One queue for each model, first come, first served; what comes at the same time, in the order of the puts."""
+    """One queue for each model, first come, first served; simultaneous requests stay in the order of the puts."""
 
     def __init__(self) -> None:
         self._heaps: dict[str, list[tuple[float, int, WaitingRequest]]] = {}

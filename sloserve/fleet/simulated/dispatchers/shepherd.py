@@ -2,8 +2,8 @@
 
 Batches are formed from requests of one model by deadline, with late requests last. An instance runs a batch to its end
 before it takes the next: no request joins it. Whenever an instance is idle, a linear program shares the batches among
-all instances so that the busiest ends first, with swaps and running work counted; of the batches with the largest share
-there, each instance serves the first by deadline. The rest of a batch gives way as a whole where another has more than
+all instances so that the busiest ends first, with swaps and running work counted; of the batches that go mostly to it,
+each instance serves the first by deadline. The rest of a batch gives way as a whole where another has more than
 PREEMPT_FACTOR times as many requests in time; its requests go back to the queue, and their KV is computed again.
 
 Source: SHEPHERD (NSDI 2023), as QLM, Sec. 8, compares with it. Differs: outputs take their expected time, since the
@@ -32,7 +32,7 @@ from sloserve.fleet.simulated.dispatcher import (
 )
 
 PREEMPT_FACTOR: Final = 3.0
-"""Our choice, since QLM names none: far enough above 1 that two batches do not take turns."""
+"""Factor of this package's own, since QLM names none: far enough above 1 that two batches do not take turns."""
 _LOOK_S: Final = 0.5
 """Seconds between two looks for a batch that is worth a preemption: steps are shorter, outputs longer."""
 _MOST = 48

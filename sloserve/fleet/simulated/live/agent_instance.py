@@ -1,4 +1,4 @@
-"""One instance in virtual time as its agent knows it: what it was sent, what it has claimed, what it says of itself."""
+"""One instance in virtual time as its agent knows it: the requests that it was sent, its claims, and its report."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -134,7 +134,7 @@ class AgentInstance:
     def ended(self, request_id: str, tokens: int, now_s: float, *, complete: bool) -> Sent:
         """Record that the request has left the engine with ``tokens`` output tokens in all, and return it."""
         one = self.sent.pop(request_id)
-        # The event that says that it is the last is one more.
+        # The last event, which only says that it is the last, is one more.
         one.coming.last = tokens - one.request.generated_tokens + complete
         self._in_flight[one.model].ended(one.in_flight, now_s, broken=False)
         self.is_woken = True

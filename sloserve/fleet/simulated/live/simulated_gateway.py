@@ -35,7 +35,7 @@ class _StreamState:
 
 
 Send = Callable[[WaitingRequest, str], Refusal | None]
-"""Gives a request to the instance of this name; why it does not take it, or ``None``."""
+"""A function that sends a request to the instance of this name, and returns the reason of a refusal or ``None``."""
 
 
 class SimulatedGateway:
@@ -129,7 +129,7 @@ class SimulatedGateway:
 
     def _sent(self, stream: _StreamState, flight: SentRequest, now_s: float) -> bool:
         refusal = self._send(stream.request, flight.instance.name)
-        if refusal is not None:  # the instance is not any more as its agent last said
+        if refusal is not None:  # the instance has changed since its agent's last report
             flight.end(refused=True, gone=refusal is not Refusal.FULL)
             return False
         stream.sent, stream.sent_s = flight, now_s
