@@ -190,7 +190,7 @@ def start_gateway(
 def planner(
     file: FileArgument, state: StateFlag = None, lease_s: LeaseFlag = 5.0, log_format: LogFlag = LogFormat.TEXT
 ) -> None:
-    """Start one planner. Of several that share a store one leads; when it ends, another takes over."""
+    """Start one planner. One of several planners on a store leads; when it ends, another takes over."""
     from sloserve.fleet.run.live import place_of
     from sloserve.fleet.run.planner_process import serve_planner
 

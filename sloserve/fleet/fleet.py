@@ -1,4 +1,4 @@
-"""What a fleet's file says: models, hosts and how each engine is set.
+"""The contents of a fleet's file: models, hosts and the settings of each engine.
 
 A host's devices form instances of ``width`` devices each, named ``node-a/0``, ``node-a/1``. An instance has one engine
 for each model that it can serve, of which one is active.

@@ -1,4 +1,4 @@
-"""When requests arrive in the systems of an environment: at a fixed rate, or at one that changes at random.
+"""Arrivals of requests in the systems of an environment: at a fixed rate, or at one that changes at random.
 
 Source: Quality-of-Service Aware LLM Serving, Sec. 5.1: stable, and two unpredictable processes. The paper gives neither
 rates nor durations of the latter: rates are drawn evenly by their logarithm, and hold for a number of requests drawn

@@ -98,8 +98,8 @@ class Candidate:
     def predicted_s(self, facts: RequestFacts, limit_s: float) -> float:
         """Return the seconds until the last token.
 
-        If the first token is the tighter target, return the part of ``limit_s`` that the first token takes of its own
-        limit.
+        If the first token is the tighter target, return ``limit_s`` times the part that the first token takes of its
+        own limit.
         """
         predicted_s = self.ready_in_s + self.completion_s
         if facts.targets.ttft_s is not None:

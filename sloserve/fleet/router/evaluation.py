@@ -1,4 +1,4 @@
-"""What a rule earns: by rate under stable arrivals, and request by request under arrivals that change.
+"""Measures what a rule earns: by rate under stable arrivals, and request by request under arrivals that change.
 
 Source: Quality-of-Service Aware LLM Serving, Sec. 5.1.2 and 5.1.3, Fig. 4, 5, 6, Table 2.
 """

@@ -1,4 +1,4 @@
-"""What a learned policy sees: numbers without units, the same in training and in serving.
+"""The inputs of a learned policy: numbers without units, the same in training and in serving.
 
 The schema names every number in order. A policy is loaded only where its schema is the one that would be computed, so
 that a change here, or another number of models, makes old policies unloadable instead of wrong.

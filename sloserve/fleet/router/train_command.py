@@ -35,7 +35,7 @@ JUDGED_SEED = 1000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judged:
-    """What each rule earned.
+    """The earnings of each rule.
 
     Args:
         by_rate: requests served at each of ``rates``, by rule.

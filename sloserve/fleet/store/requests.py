@@ -39,7 +39,7 @@ _COLUMNS: Final = [one.name for one in fields(NewRequest) if one.name not in ("b
 
 
 class Renewed(NamedTuple):
-    """What an agent still holds.
+    """The claims that an agent still holds.
 
     Args:
         cancelled: ids of requests that it need not continue.

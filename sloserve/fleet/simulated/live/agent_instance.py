@@ -19,8 +19,7 @@ class _BegunReply:
     """The output of a request in an engine.
 
     Args:
-        before: tokens of it that other engines generated.
-        last: tokens in all, once it has ended.
+        last: number of its parts from this engine, once it has ended; ``None`` before.
     """
 
     instance: InstanceView
