@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from sloserve.scheduler.published.sa_batches import SABatches
 
 from benchmarks.arguments import quick_and_out
 from benchmarks.policies.sa_instances import plan_instances
@@ -24,6 +23,7 @@ from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.planning_cost import planning_costs
 from sloserve.estimator.step_time.latency import BatchFit, Bilinear
 from sloserve.estimator.step_time.profile import load_profile
+from sloserve.scheduler.papers.sa_batches import SABatches
 from sloserve.scheduler.sa.policy import SA
 from sloserve.scheduler.sa.times import RemainingWork, batch_times, bilinear_of
 from sloserve.sim.model.engine import ModelEngine

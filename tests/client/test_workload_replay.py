@@ -81,7 +81,7 @@ def test_the_first_wrong_request_stops_the_run(fake: FakeServer, make_request: M
     fake.script = lambda body, _: (
         JSONResponse({"error": {"message": "too long"}}, 400) if len(fake.bodies) == 2 else [*reply(body)[:1], 30.0]
     )
-    with pytest.raises(ConfigError, match="400: too long to request r1; the run is stopped"):
+    with pytest.raises(ConfigError, match="to request r1 with 400: too long; the run is stopped"):
         run(fake, [make_request(f"r{i}", 0.05 * i) for i in range(1000)])
     assert len(fake.bodies) < 10
 

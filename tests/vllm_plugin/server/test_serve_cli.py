@@ -14,13 +14,13 @@ import typer
 
 import sloserve
 from sloserve import cli
-from sloserve.cli import root
 from sloserve.core.addresses import is_exposed
 from sloserve.core.errors import ConfigError
 from sloserve.core.listening import check_port_free
 from sloserve.scheduler.registry import policy_names
 from sloserve.scheduler.settings import ADMIN_KEY
 from sloserve.vllm_plugin.server import serve
+from sloserve.vllm_plugin.server import vllm_arguments as passed
 from sloserve.vllm_plugin.server.early import known_flags, read_flags
 from tests.ports import free_port
 
@@ -98,9 +98,9 @@ def test_no_flag_of_vllm_is_taken_for_one_of_ours() -> None:
     assert set(theirs) <= listed
     for command in ("serve", "profile"):
         context = typer.Context(typer.main.get_command(cli.app).commands[command])  # type: ignore[attr-defined]
-        ours = root.our_flags(context)
+        ours = passed.our_flags(context)
         assert len(theirs) > 100 and len(ours) > 5
-        assert root.vllm_arguments(context, theirs) == theirs  # --load-format is nearly our --log-format
+        assert passed.vllm_arguments(context, theirs) == theirs  # --load-format is nearly our --log-format
 
 
 def test_a_taken_port_is_refused_before_vllm_is_imported(
