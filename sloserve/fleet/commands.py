@@ -21,6 +21,7 @@ from sloserve.cli.output_flags import JsonFlag
 from sloserve.cli.root import app
 from sloserve.core.json_log import say
 from sloserve.sim.report.watch_commands import DEFAULT_URL, UrlFlag, show
+from sloserve.wire import optional_http3
 from sloserve.wire.http3_flags import Http3Flags
 
 FileArgument = Annotated[Path, typer.Argument(help="The fleet's file, see configs/fleet-tiny.yaml.")]
@@ -292,24 +293,17 @@ def fleet_top(url: UrlFlag = DEFAULT_URL) -> None:
     show(url)
 
 
-_HTTP3 = {
-    "enabled": "http3",
-    "scheduler": "quic_scheduler",
-    "congestion": "quic_congestion",
-    "port": "http3_port",
-    "self_signed": "http3_self_signed",
-}
-"""Fields of ``gateway.http3`` by the flags that set them; all other flags have their fields' names."""
-
-
 def _gateway_fields(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the section ``gateway`` that flags set, with the fields of HTTP/3 as a mapping."""
+    """Return the fields of the section ``gateway`` that flags set, with the fields of HTTP/3 as a mapping.
+
+    All flags except the flags of HTTP/3 have the names of their fields.
+    """
     given = {
         name: str(value.resolve()) if isinstance(value, Path) else value
         for name, value in flags.items()
         if value is not None
     }
-    http3 = {field: given.pop(flag) for field, flag in _HTTP3.items() if flag in given}
+    http3 = {field: given.pop(flag) for field, flag in optional_http3.FLAGS.items() if flag in given}
     return {**given, **({"http3": http3} if http3 else {})}
 
 
@@ -319,7 +313,7 @@ def _agent_options(lease_s: float, engine_module: str | None) -> list[str]:
 
 
 def _flag(field: str) -> str:
-    return "--" + _HTTP3[field].replace("_", "-")
+    return "--" + optional_http3.FLAGS[field].replace("_", "-")
 
 
 def _read(file: Path, given: Mapping[str, Any] | None = None) -> Any:

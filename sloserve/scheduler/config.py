@@ -27,6 +27,7 @@ from sloserve.scheduler.settings import (
     policy_problems,
     read_settings,
 )
+from sloserve.wire import optional_http3
 
 FLAGS: dict[str, Key] = {
     "policy": ("policy",),
@@ -35,11 +36,7 @@ FLAGS: dict[str, Key] = {
     "max_waiting": ("admission", "max_waiting"),
     "min_chance": ("admission", "min_chance"),
     "swapping": ("swapping",),
-    "http3": ("http3", "enabled"),
-    "quic_scheduler": ("http3", "scheduler"),
-    "quic_congestion": ("http3", "congestion"),
-    "http3_port": ("http3", "port"),
-    "http3_self_signed": ("http3", "self_signed"),
+    **{flag: ("http3", field) for field, flag in optional_http3.FLAGS.items()},
 }
 """Flags of ``sloserve serve`` to the settings they are."""
 

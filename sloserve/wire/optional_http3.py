@@ -8,7 +8,7 @@ import importlib
 import ssl
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Final, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -21,6 +21,16 @@ Positive = Annotated[int, Field(strict=True, ge=1), Allowed("a whole number >= 1
 Seconds = Annotated[
     float, Field(strict=True, gt=0.0, le=3600.0), NOT_TINY, Allowed("a number of seconds above 0, up to 3600")
 ]
+
+
+FLAGS: Final = {
+    "enabled": "http3",
+    "scheduler": "quic_scheduler",
+    "congestion": "quic_congestion",
+    "port": "http3_port",
+    "self_signed": "http3_self_signed",
+}
+"""The flags that set fields of :class:`Http3Settings`, of servers and gateways alike."""
 
 
 class Http3Settings(BaseModel):

@@ -343,7 +343,7 @@ class _ClassQueue:
             return DEFAULT_RETRY_AFTER_S
         promises = self.promises
         if key is not None and promises.claim(key):  # it came in time: the engine has become slower
-            seconds = _whole(interval_s * promises.kept)
+            seconds = retry_after_s(interval_s * promises.kept)
             promises.renew(key, now_s + seconds)
             return seconds
         horizon_s = now_s + MAX_RETRY_AFTER_S
@@ -351,7 +351,7 @@ class _ClassQueue:
         earliest_s = now_s + max(after_s, interval_s * len(promises))
         promised_s = min(max(self.promised_until_s, earliest_s), horizon_s)
         free_s = promised_s + interval_s
-        seconds = _whole(min(free_s, horizon_s) - now_s)
+        seconds = retry_after_s(min(free_s, horizon_s) - now_s)
         if key is None or promises.may_make(key):
             self.promised_until_s = min(free_s, horizon_s)
             if key is not None and free_s <= horizon_s:
@@ -359,6 +359,7 @@ class _ClassQueue:
         return seconds
 
 
-def _whole(seconds: float) -> int:
+def retry_after_s(seconds: float) -> int:
+    """Return the whole seconds of Retry-After for a time to wait: rounded up, between the least and the most."""
     # Times are doubles, of which epoch seconds lie 2e-7 s apart: a whole second shall not become the next one.
     return min(max(math.ceil(seconds - 1e-6), MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)

@@ -7,11 +7,11 @@ runs, and their clients get an error.
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable
 from typing import Any
 
 from sloserve.core.errors import ShuttingDown
+from sloserve.scheduler.admission.queue_view import retry_after_s
 
 logger = logging.getLogger(__name__)
 
@@ -21,8 +21,6 @@ SHARE = 0.9
 POLL_S = 0.02
 OVERDUE_S = 5.0
 """Further seconds after which an event loop that does not come round is no longer waited for."""
-
-MAX_RETRY_AFTER_S = 30
 
 
 class Drain:
@@ -73,8 +71,8 @@ class Drain:
         It must be made in the event loop.
         """
         left_s = (self._until_s or 0.0) - asyncio.get_running_loop().time()
-        retry_after_s = min(max(math.ceil(left_s), 1), MAX_RETRY_AFTER_S)
-        return ShuttingDown(f"the server is shutting down and {what}; retry in {retry_after_s} s", retry_after_s)
+        again_s = retry_after_s(left_s)
+        return ShuttingDown(f"the server is shutting down and {what}; retry in {again_s} s", again_s)
 
     def run(self, engine: Any, timeout_s: float | None) -> float | None:
         """End the requests of ``engine``, vLLM's ``AsyncLLM``; return what is left of the time to stop it.
