@@ -12,7 +12,7 @@ from sloserve.client.exchange import ObservedRequest, exchange
 from sloserve.client.http_clients import async_http_client, proxy_remark
 from sloserve.client.payload import PayloadSettings, payload
 from sloserve.client.prompts import Prompts, calibrated, sample_text
-from sloserve.client.replies import IDENTITY, UnreadableReply, async_body, json_value, printable
+from sloserve.client.replies import IDENTITY, UnreadableResponse, async_body, json_value, printable
 from sloserve.client.workload_replay import ReplaySettings
 from sloserve.core.clock import Clock
 from sloserve.core.errors import ConfigError
@@ -87,7 +87,7 @@ async def _served(client: httpx.AsyncClient, base: str) -> tuple[dict[str, int |
     """
     try:
         status, found = await _get(client, "/v1/models")
-    except UnreadableReply as error:
+    except UnreadableResponse as error:
         return {}, f" ({error})"
     except httpx.HTTPError as error:
         why = printable(f"{type(error).__name__}: {error}")
@@ -109,7 +109,7 @@ async def _version(client: httpx.AsyncClient) -> str | None:
     """Return what vLLM's ``/version`` says; ``None`` for other servers."""
     try:
         _, found = await _get(client, "/version")
-    except (httpx.HTTPError, UnreadableReply):
+    except (httpx.HTTPError, UnreadableResponse):
         return None
     version = found.get("version") if isinstance(found, dict) else None
     return printable(version, MOST_VERSION_CHARS) if isinstance(version, str) else None

@@ -11,7 +11,7 @@ import numpy as np
 from sloserve.client.payload import Payload
 from sloserve.client.replies import (
     IDENTITY,
-    UnreadableReply,
+    UnreadableResponse,
     async_body,
     async_events,
     printable,
@@ -135,7 +135,7 @@ async def exchange(
                 refused = await _refusal(response)
     except TimeoutError:
         outcome, error = Outcome.ABORTED, f"not complete after {timeout_s:g} s"
-    except UnreadableReply as failure:
+    except UnreadableResponse as failure:
         error = str(failure)
     except Exception as failure:  # one response that a library cannot read must not cost the run
         _check_own(failure)

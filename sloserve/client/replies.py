@@ -1,6 +1,6 @@
 """Read a server's responses within bounds: events of a stream, and bodies that are JSON.
 
-A server may send anything, without end. Reading it returns a value or raises :class:`UnreadableReply`, and holds no
+A server may send anything, without end. Reading it returns a value or raises :class:`UnreadableResponse`, and holds no
 more than a stated number of bytes.
 """
 
@@ -29,7 +29,7 @@ COMPRESSIONS: Final = frozenset({"gzip", "deflate", "br", "zstd"})
 """Values of Content-Encoding that httpx decompresses. It passes on the bytes of every other coding as they are."""
 
 
-class UnreadableReply(Exception):
+class UnreadableResponse(Exception):
     """A response that does not have the form that the API describes, or is too long."""
 
 
@@ -72,13 +72,13 @@ def json_value(text: str | bytes, kind: Any = Any) -> Any:
     try:
         return msgspec.json.decode(text, type=kind, strict=False)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise UnreadableReply(printable(str(error))) from None
+        raise UnreadableResponse(printable(str(error))) from None
     except ValueError:
         pass
     try:
         return msgspec.convert(json_text.loads_figures(text), kind, strict=False)
     except (ValueError, RecursionError) as error:
-        raise UnreadableReply(printable(str(error))) from None
+        raise UnreadableResponse(printable(str(error))) from None
 
 
 def printable(text: str, most_chars: int = MOST_ERROR_CHARS) -> str:
@@ -102,7 +102,7 @@ def refusal_text(raw: bytes) -> str:
     """Return what the body of a response other than 200 says, whether it is JSON or not, in at most 300 characters."""
     try:
         return error_message(json_value(raw))
-    except UnreadableReply:
+    except UnreadableResponse:
         return printable(raw[: 4 * MOST_ERROR_CHARS].decode(errors="replace"))
 
 
@@ -129,7 +129,7 @@ class _Bounded(httpx.SyncByteStream, httpx.AsyncByteStream):
     def _counted(self, part: bytes) -> bytes:
         self.left -= len(part)
         if self.left < 0:
-            raise UnreadableReply(f"more than {self._most_bytes} bytes of a response without its end")
+            raise UnreadableResponse(f"more than {self._most_bytes} bytes of a response without its end")
         return part
 
 
@@ -137,7 +137,7 @@ def _bounded(response: httpx.Response, most_bytes: int = MOST_EVENT_BYTES) -> _B
     codings = response.headers.get_list("content-encoding", split_commas=True)
     if any(coding.strip().lower() in COMPRESSIONS for coding in codings):
         said = printable(", ".join(codings), 40)
-        raise UnreadableReply(f"a compressed response (content-encoding {said!r}), although identity was requested")
+        raise UnreadableResponse(f"a compressed response (content-encoding {said!r}), although identity was requested")
     response.encoding = "utf-8"  # whatever its header says: JSON and event streams have no other
     response.stream = stream = _Bounded(response.stream, most_bytes)
     return stream

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from sloserve.client.pieces import has_text
-from sloserve.client.replies import UnreadableReply, error_message, json_value, printable
+from sloserve.client.replies import UnreadableResponse, error_message, json_value, printable
 from sloserve.core.arrays import FloatArray
 
 DONE = "[DONE]"
@@ -97,7 +97,7 @@ class StreamReader:
             return
         try:
             chunk: _Chunk = json_value(data, _Chunk)
-        except UnreadableReply as error:
+        except UnreadableResponse as error:
             why = f"has another form ({error})" if data.lstrip().startswith("{") else "is no JSON object"
             self._fail(f"a chunk that {why}: {printable(data, 80)!r}")
             return

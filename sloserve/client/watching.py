@@ -7,7 +7,7 @@ import httpx
 from httpx_sse import SSEError
 
 from sloserve.client.http_clients import http_client, proxy_remark
-from sloserve.client.replies import IDENTITY, UnreadableReply, body, events, json_value, refusal_text
+from sloserve.client.replies import IDENTITY, UnreadableResponse, body, events, json_value, refusal_text
 from sloserve.core.errors import ConfigError
 
 PATH: Final = "/sloserve/events"
@@ -48,18 +48,18 @@ def watch(url: str, key: str, transport: httpx.BaseTransport | None = None) -> I
             for event in events(response):
                 part = json_value(event.data, dict[str, Any])
                 if not isinstance(part.get(ROWS, {}), dict):
-                    raise UnreadableReply(f"{ROWS} that are not an object")
+                    raise UnreadableResponse(f"{ROWS} that are not an object")
                 if event.event == "snapshot":
                     view = {ROWS: {}} | part
                 elif view is not None:
                     view = applied(view, part)
                 if view is not None:
                     if max(len(view), len(view[ROWS])) > _MOST_ROWS:
-                        raise UnreadableReply(f"more than {_MOST_ROWS} rows")
+                        raise UnreadableResponse(f"more than {_MOST_ROWS} rows")
                     yield view
     except (httpx.HTTPError, SSEError) as error:
         raise LostServer(f"{url}{proxy_remark(http)}: {error or type(error).__name__}") from error
-    except UnreadableReply as error:
+    except UnreadableResponse as error:
         raise LostServer(f"{url} sends a feed that this version cannot read: {error}") from error
     raise LostServer(f"{url} ended the feed: it stops, or this client read too slowly")
 

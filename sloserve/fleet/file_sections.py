@@ -14,7 +14,7 @@ Count = Annotated[int, Field(strict=True, ge=1)]
 Seconds = Annotated[float, Field(strict=True, ge=0.0, le=86_400.0), Allowed("a number of seconds from 0 to 86400")]
 Devices = Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES)]
 Text = Annotated[str, Field(min_length=1)]
-Door = Annotated[str, Field(pattern=r"^https?://[^/\s]+:\d{1,5}$")]
+InstanceEndpoint = Annotated[str, Field(pattern=r"^https?://[^/\s]+:\d{1,5}$")]
 Url = Annotated[str, Field(pattern=r"^https?://[^/\s]+$")]
 GiB = Annotated[float, Field(strict=True, ge=0.0, le=1e6), Allowed("a number of GiB >= 0")]
 
@@ -64,7 +64,7 @@ class HostEntry(DeviceHost):
     attach: Annotated[Url | None, Allowed("http://HOST:PORT or https://, of a server that others started")] = None
     serves: Annotated[Text | None, Allowed("the one model of the server that is attached")] = None
     door: Annotated[
-        Door | None,
+        InstanceEndpoint | None,
         Allowed("http://HOST:PORT, or https:// with certificates, for an agent that others reach over the network"),
     ] = None
 

@@ -22,7 +22,7 @@ EVENT_STREAM = b"text/event-stream"
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerService:
+class ResponseService:
     """How a response is to be sent.
 
     Args:
@@ -40,7 +40,7 @@ class AnswerService:
     slo_class: str
 
     @classmethod
-    def of(cls, slo: SLO, tenant: str | None = None) -> "AnswerService":
+    def of(cls, slo: SLO, tenant: str | None = None) -> "ResponseService":
         """Return how to send the response of a request with this SLO.
 
         Rank 0 has urgency 1 and may state 0, rank 1 has 3 and may state 2, rank 2 has 5 and may state 4, all others
@@ -53,7 +53,7 @@ class AnswerService:
 DEFAULT_CLASSIFY: Classify = partial(resolve_headers, Rules(DEFAULT_CLASSES), DEFAULT_RULES)
 
 
-class ReplyDeadline:
+class ResponseDeadline:
     """The deadlines of the parts of one response.
 
     Args:

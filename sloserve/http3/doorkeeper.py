@@ -6,7 +6,7 @@ from typing import Literal
 
 from sloserve.wire.optional_http3 import Http3Settings
 
-Answer = Literal["admit", "retry", "refuse"]
+InstanceResponse = Literal["admit", "retry", "refuse"]
 
 REFUSALS = ("connections", "address", "address_rate", "rate")
 """Why a connection is refused: there are too many, too many from its address, or they come too fast, from there or in
@@ -59,7 +59,7 @@ class Doorkeeper:
         self._rate = TokenBucket(settings.handshakes_per_s)
         self._rates: OrderedDict[tuple[str, bool], TokenBucket] = OrderedDict()
 
-    def ask(self, host: str, proven: bool, now_s: float) -> Answer:
+    def ask(self, host: str, proven: bool, now_s: float) -> InstanceResponse:
         """Return whether a client may begin a handshake.
 
         Packets that others send in the name of an address use up the rate of the unproven address alone. A client may

@@ -15,11 +15,11 @@ from http import HTTPStatus
 from aioquic.h3.connection import ProtocolError, validate_request_headers
 
 from sloserve.core.errors import InvalidRequest
-from sloserve.http3.answer_service import DEFAULT_CLASSIFY, AnswerService
+from sloserve.http3.answer_service import DEFAULT_CLASSIFY, ResponseService
 from sloserve.http3.client_connection import Headers, HeadersTooLarge, Lost
 from sloserve.http3.client_settings import ClientSettings
 from sloserve.http3.edge_passing import ReadAhead, answer, upload_body
-from sloserve.http3.fair_turns import FairTurns, NoRoom
+from sloserve.http3.fair_turns import FairTurns, WaitingListFull
 from sloserve.http3.httpx_transport import head
 from sloserve.http3.upstream_connection import UpstreamConnection
 from sloserve.wire.asgi import (
@@ -94,14 +94,14 @@ class Edge:
         except InvalidRequest as error:
             await request.refuse(error)
             return
-        service = AnswerService.of(*DEFAULT_CLASSIFY(request.scope["headers"]))
+        service = ResponseService.of(*DEFAULT_CLASSIFY(request.scope["headers"]))
         arrived_s = asyncio.get_running_loop().time()
         try:
             async with WhileClientWaits(client.until_left):
                 await self.turns.take(service.urgency, service.tenant or "")
         except ClientLeft:
             return
-        except NoRoom:
+        except WaitingListFull:
             message = f"the edge's waiting list is full; retry in {RETRY_FULL_S} s"
             await _refuse_for_now(request, message, RETRY_FULL_S)
             return
@@ -127,7 +127,7 @@ class Edge:
         headers.append((b"x-forwarded-for", b", ".join(forwarded)))
         return head(scope["method"].encode(), self.upstream.authority, path, headers)
 
-    async def _forward(self, request: OpenedRequest, service: AnswerService, arrived_s: float) -> None:
+    async def _forward(self, request: OpenedRequest, service: ResponseService, arrived_s: float) -> None:
         loop = asyncio.get_running_loop()
         first_s = service.targets.next_s()
         try:

@@ -4,7 +4,7 @@ import asyncio
 from collections import OrderedDict, deque
 
 
-class NoRoom(Exception):
+class WaitingListFull(Exception):
     """The waiting list is full."""
 
 
@@ -35,7 +35,7 @@ class FairTurns:
             self._free -= 1
             return
         if self.waiting >= self._max_waiting:
-            raise NoRoom
+            raise WaitingListFull
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(rank, OrderedDict()).setdefault(tenant, deque()).append(place)
         self.waiting += 1

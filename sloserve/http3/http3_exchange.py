@@ -15,7 +15,7 @@ from typing import Any
 
 from sloserve.core.slo import SLO
 from sloserve.http3 import access_log
-from sloserve.http3.answer_service import AnswerService, ReplyDeadline
+from sloserve.http3.answer_service import ResponseDeadline, ResponseService
 from sloserve.http3.request_stream import RequestStream
 from sloserve.http3.stream_priority import StreamPriority, parse_priority
 from sloserve.wire.asgi import SLO_KNOWN, Message, Receive, Scope, Send
@@ -75,13 +75,13 @@ class Http3Exchange:
     """
 
     def __init__(
-        self, stream: RequestStream, scope: Scope, service: AnswerService, renewed: bool, buffer_bytes: int
+        self, stream: RequestStream, scope: Scope, service: ResponseService, renewed: bool, buffer_bytes: int
     ) -> None:
         self._stream = stream
         self._scope = scope
         self._service = service
         self._arrival_s = stream.now_s()
-        self._deadline = ReplyDeadline(self._arrival_s, service.targets, renewed)
+        self._deadline = ResponseDeadline(self._arrival_s, service.targets, renewed)
         self._buffer_bytes = buffer_bytes
         self._part_bytes = max(buffer_bytes // 2, 1)
         self._acknowledged_bytes = 0
@@ -125,7 +125,7 @@ class Http3Exchange:
         """Set the SLO of the request from here on; it may stand in the body."""
         if self._gone:
             return
-        self._service = AnswerService.of(slo, self._service.tenant)
+        self._service = ResponseService.of(slo, self._service.tenant)
         self._deadline.aim(slo.targets)
         self._aim()
 

@@ -51,7 +51,7 @@ async def _within(kind: str, error: type[httpx.TimeoutException], request: httpx
         raise error(f"{kind}: nothing for {timeout_s:g} s", request=request) from None
 
 
-class _ReplyStream(httpx.AsyncByteStream):
+class _ResponseStream(httpx.AsyncByteStream):
     def __init__(self, reply: Reply, request: httpx.Request) -> None:
         self._reply = reply
         self._request = request
@@ -99,7 +99,10 @@ class H3Transport(httpx.AsyncBaseTransport):
                 raise httpx.LocalProtocolError(str(error), request=request) from error
         headers = [(name, value) for name, value in reply.headers]
         return httpx.Response(
-            reply.status, headers=headers, stream=_ReplyStream(reply, request), extensions={"http_version": b"HTTP/3"}
+            reply.status,
+            headers=headers,
+            stream=_ResponseStream(reply, request),
+            extensions={"http_version": b"HTTP/3"},
         )
 
     async def _send(self, client: H3Client, request: httpx.Request) -> Reply:

@@ -11,7 +11,7 @@ from sloserve.http3.listener_figures import Deadlines
 from sloserve.http3.scheduled_connection import ScheduledConnection
 
 
-class AnsweringConnection(Protocol):
+class RespondingConnection(Protocol):
     """What the streams of a connection share."""
 
     @property
@@ -49,7 +49,7 @@ class RequestStream:
         stream_id: number of the stream.
     """
 
-    def __init__(self, connection: AnsweringConnection, h3: BoundedH3, stream_id: int) -> None:
+    def __init__(self, connection: RespondingConnection, h3: BoundedH3, stream_id: int) -> None:
         self._connection = connection
         self._quic = connection.quic
         self._h3 = h3

@@ -17,7 +17,7 @@ from aioquic.quic.events import (
     StreamReset,
 )
 
-from sloserve.http3.answer_service import AnswerService
+from sloserve.http3.answer_service import ResponseService
 from sloserve.http3.bounded_h3 import BoundedH3, Malformed
 from sloserve.http3.http3_exchange import App, Headers, Http3Exchange, make_scope, split_headers
 from sloserve.http3.leftovers import Leftovers
@@ -229,7 +229,7 @@ class ServerProtocol(TransmittingProtocol):
             self._count("refused")
             self.abort(stream_id, ErrorCode.H3_REQUEST_REJECTED)
             return
-        service = AnswerService.of(*self._front.classify(rest))
+        service = ResponseService.of(*self._front.classify(rest))
         self.quic.set_stream(stream_id, tenant=service.tenant)
         stream = RequestStream(self, self._h3, stream_id)
         scope = make_scope(pseudo, rest, self._client, self._front.address)

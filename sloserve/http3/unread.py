@@ -50,7 +50,7 @@ class Unread:
             worst.give_up()
 
 
-class AnswerReader(Protocol):
+class ResponseReader(Protocol):
     """One response.
 
     ``moved_s`` is the last time when its client acknowledged some of it, or when all that was written had been
@@ -64,7 +64,7 @@ class AnswerReader(Protocol):
         """Return whether the client has room for more, which waits for its turn among the connection's streams."""
 
 
-def stalled(readers: Mapping[int, AnswerReader], before_s: float) -> list[int]:
+def stalled(readers: Mapping[int, ResponseReader], before_s: float) -> list[int]:
     """Return the numbers of the responses that the client by its own choice has not read since ``before_s``.
 
     A response that waits behind others that are read has not had its turn.

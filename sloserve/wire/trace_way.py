@@ -15,7 +15,7 @@ MOST_EVENTS: Final = 32
 """Most events that are kept of one request, the earliest; the others are counted. Together they are below 3 KB."""
 
 
-class WayEvent(NamedTuple):
+class TraceEvent(NamedTuple):
     """An event in the life of a request.
 
     Args:
@@ -34,7 +34,7 @@ class WayEvent(NamedTuple):
 
 
 @dataclass(slots=True)
-class Way:
+class RequestTrace:
     """Events of one request up to now.
 
     Args:
@@ -43,12 +43,12 @@ class Way:
         preempted_s: Seconds for which it was preempted, up to the last event.
     """
 
-    events: list[WayEvent] = field(default_factory=list)
+    events: list[TraceEvent] = field(default_factory=list)
     left_out: int = 0
     paused_s: float = 0.0
     preempted_s: float = 0.0
 
-    def add(self, event: WayEvent) -> None:
+    def add(self, event: TraceEvent) -> None:
         if len(self.events) < MOST_EVENTS:
             self.events.append(event)
         else:
@@ -59,10 +59,10 @@ class Way:
         return json.dumps([self.events, self.left_out, self.paused_s, self.preempted_s], separators=(",", ":"))
 
     @classmethod
-    def read(cls, headers: Mapping[str, Any] | None) -> "Way":
+    def read(cls, headers: Mapping[str, Any] | None) -> "RequestTrace":
         """Return the events in a request's trace ``headers``; none if there is no such header or it cannot be read."""
         try:
             events, left_out, paused_s, preempted_s = json.loads((headers or {})[HEADER])
-            return cls([WayEvent(*event) for event in events], int(left_out), float(paused_s), float(preempted_s))
+            return cls([TraceEvent(*event) for event in events], int(left_out), float(paused_s), float(preempted_s))
         except (KeyError, TypeError, ValueError):
             return cls()

@@ -89,7 +89,7 @@ def test_phrases_of_the_old_dialect_are_found_in_all_prose(sentence: str) -> Non
 
 
 def test_names_of_code_are_no_prose() -> None:
-    assert rules_in('"""Endpoints of agents, ``door`` in code; see :class:`Door` and ``told``."""\n') == []
+    assert rules_in('"""Endpoints of agents, ``door`` in code; see :class:`InstanceEndpoint` and ``told``."""\n') == []
 
 
 @pytest.mark.parametrize(

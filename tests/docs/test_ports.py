@@ -16,7 +16,7 @@ from sloserve.vllm_plugin.server.early import read_flags
 from sloserve.wire.edge_command import edge
 from tests.docs.pages import ROOT
 
-SERVERS = ("vllm_plugin/server/serve.py", "scheduler/config.py")
+SERVERS = ("vllm_plugin/server/serve.py", "scheduler/config.py", "wire/optional_http3.py")
 PAGE = (ROOT / "docs" / "ports.md").read_text()
 
 

@@ -17,7 +17,7 @@ from sloserve.fleet import certificates
 from sloserve.fleet.agent.agent import Agent, AgentSettings
 from sloserve.fleet.certificates import RENEWED_DAYS, VALID_DAYS, Certificates
 from sloserve.fleet.contract.door import Refused
-from sloserve.fleet.gateway.doors import Doors
+from sloserve.fleet.gateway.doors import AgentConnections
 from tests.fleet.agent.test_instance import MODELS
 from tests.fleet.stand_in.engine import reply
 from tests.fleet.stand_in.launcher import InLoopLauncher
@@ -123,7 +123,11 @@ def test_the_command_makes_what_the_file_names(tmp_path: Path) -> None:
 
 
 def served(
-    folder: Path, of_door: Certificates, gateway: Doors, host: str = "node", shown: Callable[[str], str] = str
+    folder: Path,
+    of_door: Certificates,
+    gateway: AgentConnections,
+    host: str = "node",
+    shown: Callable[[str], str] = str,
 ) -> str | None:
     """What a gateway gets of a stream through a door; ``None`` where it refuses the door. shown: its address."""
 
@@ -164,7 +168,7 @@ def issued(folder: Path, hosts: tuple[str, ...] = ("node",), clock: Clock | None
 @pytest.mark.parametrize("host", ["node", "10.0.0.7", "a_b"])
 def test_a_stream_comes_through_a_door_with_its_own_certificate(tmp_path: Path, host: str, of_gateways: bool) -> None:
     made = issued(tmp_path, (host,), of_gateways=of_gateways)
-    text = served(tmp_path / "state", made, Doors(5.0, KEY, made.of_gateway()), host)
+    text = served(tmp_path / "state", made, AgentConnections(5.0, KEY, made.of_gateway()), host)
     assert text is not None and "data: [DONE]" in text
     streamed = [json.loads(one[6:])["choices"] for one in text.split("\n\n") if one.startswith("data: {")]
     assert "".join(one[0]["text"] for one in streamed if one) == reply("chat", "a", 4)
@@ -173,14 +177,14 @@ def test_a_stream_comes_through_a_door_with_its_own_certificate(tmp_path: Path, 
 @pytest.mark.slow
 def test_another_authoritys_door_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     other, made = issued(tmp_path / "other"), issued(tmp_path / "made")
-    assert served(tmp_path, other, Doors(5.0, KEY, made.of_gateway())) is None
+    assert served(tmp_path, other, AgentConnections(5.0, KEY, made.of_gateway())) is None
     assert "certificate verify failed" in caplog.text and "sloserve fleet certificates" in caplog.text
 
 
 @pytest.mark.slow
 def test_another_hosts_door_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made = issued(tmp_path)
-    gateway = Doors(5.0, KEY, made.of_gateway())
+    gateway = AgentConnections(5.0, KEY, made.of_gateway())
     assert served(tmp_path, made, gateway, shown=lambda door: door.replace("#node", "#other")) is None
     assert "Hostname mismatch" in caplog.text
 
@@ -189,7 +193,7 @@ def test_another_hosts_door_is_refused(tmp_path: Path, caplog: pytest.LogCapture
 def test_a_certificate_that_has_ended_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     past = ManualClock(SystemClock().now_s() - (VALID_DAYS + 1.0) * DAY_S)
     made = issued(tmp_path, clock=past)
-    assert served(tmp_path, made, Doors(5.0, KEY, made.of_gateway())) is None
+    assert served(tmp_path, made, AgentConnections(5.0, KEY, made.of_gateway())) is None
     assert "certificate has expired" in caplog.text
     with pytest.raises(ConfigError, match="expired on"):
         (tmp_path / "authority.pem").unlink()
@@ -203,7 +207,7 @@ def test_a_gateway_without_a_certificate_is_refused_where_doors_ask_for_one(
     made, none = issued(tmp_path / "tls", of_gateways=True), tmp_path / "none"
     none.mkdir()
     (none / "authority.crt").write_bytes((tmp_path / "tls" / "authority.crt").read_bytes())
-    assert served(tmp_path, made, Doors(5.0, KEY, Certificates(none).of_gateway())) is None
+    assert served(tmp_path, made, AgentConnections(5.0, KEY, Certificates(none).of_gateway())) is None
     with pytest.raises(ConfigError, match="gateway.pem: there is no such certificate"):
         Certificates(none, of_gateways=True).of_gateway()
 
@@ -223,7 +227,7 @@ def test_a_door_is_not_asked_with_less_or_more_than_the_gateway_has(
     tls = issued(tmp_path).of_gateway() if has_tls else None
 
     async def asked() -> None:
-        gateway = Doors(5.0, KEY, tls)
+        gateway = AgentConnections(5.0, KEY, tls)
         assert await gateway.state(door) is None
         with pytest.raises(Refused):
             await gateway.send(door, "node/0", "/v1/completions", [], b"", "chat")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
-from sloserve.http3.answer_service import DEFAULT_CLASSIFY, AnswerService, ReplyDeadline
+from sloserve.http3.answer_service import DEFAULT_CLASSIFY, ResponseDeadline, ResponseService
 from sloserve.http3.listener_figures import Deadlines
 from sloserve.http3.listener_metrics import DISCARDED, Http3Collector
 from sloserve.http3.stream_order import StreamOrder
@@ -73,7 +73,7 @@ def test_frames_of_a_control_stream_are_read_however_they_are_cut(frames: list[t
 
 def test_classes_bound_what_a_client_may_state() -> None:
     services = {
-        name: AnswerService.of(*DEFAULT_CLASSIFY([(b"x-slo-class", name.encode())])) for name in DEFAULT_CLASSES.names
+        name: ResponseService.of(*DEFAULT_CLASSIFY([(b"x-slo-class", name.encode())])) for name in DEFAULT_CLASSES.names
     }
     granted = {
         name: [StreamPriority(stated).clamped(s.urgency, s.most_urgent) for stated in (None, 0, 7)]
@@ -90,24 +90,24 @@ def test_classes_bound_what_a_client_may_state() -> None:
 def test_a_tenant_that_is_held_to_a_class_gets_its_urgency() -> None:
     rules = Rules(DEFAULT_CLASSES, tenants={"acme": "batch"})
     stated = [(b"x-tenant-id", b"acme"), (b"x-slo-class", b"priority"), (b"x-slo-ttft-ms", b"1")]
-    service = AnswerService.of(*resolve_headers(rules, DEFAULT_RULES, stated))
+    service = ResponseService.of(*resolve_headers(rules, DEFAULT_RULES, stated))
     assert (service.urgency, service.most_urgent, service.targets, service.tenant) == (5, 4, Targets(), "acme")
-    unknown = AnswerService.of(*resolve_headers(rules, DEFAULT_RULES, [(b"x-slo-class", b"no such class")]))
+    unknown = ResponseService.of(*resolve_headers(rules, DEFAULT_RULES, [(b"x-slo-class", b"no such class")]))
     assert unknown.urgency == 3  # its refusal is the server's
 
 
 def test_an_answer_has_one_deadline_unless_its_chunks_have_their_own() -> None:
     targets = Targets(ttft_s=1.0, e2e_s=9.0, tds=4.0)
-    fixed = ReplyDeadline(100.0, targets, renewed=False)
+    fixed = ResponseDeadline(100.0, targets, renewed=False)
     assert fixed.began(STREAM) == 101.0
     assert [fixed.chunk(b"data: x\n\n", now_s) for now_s in (100.5, 103.0)] == [109.0, 109.0]
-    whole_answer = ReplyDeadline(100.0, targets, renewed=True)
+    whole_answer = ResponseDeadline(100.0, targets, renewed=True)
     assert [whole_answer.began([]), whole_answer.chunk(b"{}", 100.5)] == [109.0, 109.0]
-    assert ReplyDeadline(100.0, Targets(), renewed=True).chunk(b"{}", 100.5) is None
+    assert ResponseDeadline(100.0, Targets(), renewed=True).chunk(b"{}", 100.5) is None
 
 
 def test_a_chunk_is_due_when_its_reader_runs_dry() -> None:
-    reply = ReplyDeadline(100.0, Targets(ttft_s=1.0, tds=4.0), renewed=True)
+    reply = ResponseDeadline(100.0, Targets(ttft_s=1.0, tds=4.0), renewed=True)
     assert reply.began(STREAM) == 101.0
     assert reply.chunk(b"data: a\n\n", 100.5) == 101.0
     assert reply.chunk(b"data: b\n\ndata: c\n\n", 100.6) == 100.75  # the first is digested by then

@@ -13,7 +13,7 @@ import pytest
 from sloserve.http3.certificates import CertificateFiles, make_certificate, write_certificate
 from sloserve.http3.client_settings import ClientSettings
 from sloserve.http3.edge import Edge, EdgeSettings
-from sloserve.http3.fair_turns import FairTurns, NoRoom
+from sloserve.http3.fair_turns import FairTurns, WaitingListFull
 from sloserve.http3.httpx_transport import head
 from sloserve.http3.listener import listen
 from sloserve.wire.headers import HOP_BY_HOP
@@ -280,7 +280,7 @@ def test_places_go_by_class_and_to_tenants_in_turn(virtually: Any) -> None:
             asyncio.create_task(one(*who)) for who in ((5, "a"), (3, "a"), (3, "a"), (3, "a"), (3, "b"), (3, "b"))
         ]
         await asyncio.sleep(0)
-        with pytest.raises(NoRoom):
+        with pytest.raises(WaitingListFull):
             await turns.take(0, "c")
         waiting[2].cancel()
         await asyncio.sleep(0)

@@ -33,7 +33,7 @@ BANNED: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         ),
         (r"\bbefell\b|\bbefalls?\b|\bbefallen\b", "use 'happened to'"),
         (r"\bby turns\b", "use 'alternately' or 'in turn'"),
-        (r"\bdoors?\b", "use 'endpoint', unless the class Door is meant (then write ``Door``)"),
+        (r"\bdoors?\b", "use 'endpoint', unless the class Door is meant (then write ``InstanceEndpoint``)"),
         (
             r"\b(?:whither|thereof|therein|thereby|wherein|hereby|thence|hence|anew|lest|nought|ere|forthwith|heed|henceforth)\b",
             "old-fashioned word",

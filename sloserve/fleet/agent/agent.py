@@ -18,7 +18,7 @@ import uvicorn
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import ConfigError
 from sloserve.fleet.agent.costs import Costs
-from sloserve.fleet.agent.door_server import DoorServer
+from sloserve.fleet.agent.door_server import AgentServer
 from sloserve.fleet.agent.engine import EngineLimits
 from sloserve.fleet.agent.engine_logs import rotate
 from sloserve.fleet.agent.engine_set import HostParts
@@ -147,7 +147,7 @@ class Agent:
             self.instances[name] = Instance(
                 name, settings.device, models, parts, self._durable, settings.drain_max_s, devices
             )
-        app = DoorServer(self.instances, lambda: self.report(swaps=False), settings.door_key)
+        app = AgentServer(self.instances, lambda: self.report(swaps=False), settings.door_key)
         config = uvicorn.Config(
             app,
             http=bounded_http(),

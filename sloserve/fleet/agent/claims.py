@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from sloserve.fleet.agent.line_reply import LineReply
+from sloserve.fleet.agent.line_reply import LineOutput
 from sloserve.fleet.contract.reports import InstanceReport
 from sloserve.fleet.store.lease import Lease
 from sloserve.fleet.store.records import Claim, Claimed
@@ -34,7 +34,7 @@ class ClaimedLine:
     claimed: Claimed
     model: str
     due_s: float
-    reply: LineReply | None = None
+    reply: LineOutput | None = None
     task: "asyncio.Task[None] | None" = None
     is_sent: bool = False
     has_ended: bool = False

@@ -14,7 +14,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from sloserve.core.errors import BodyTooLarge
-from sloserve.fleet.contract.door import MODEL_HEADER, REFUSED_HEADER, Door, Refusal, Refused
+from sloserve.fleet.contract.door import MODEL_HEADER, REFUSED_HEADER, InstanceEndpoint, Refusal, Refused
 from sloserve.fleet.contract.reports import AgentReport, to_json
 from sloserve.wire.asgi import (
     CLOSE,
@@ -37,7 +37,7 @@ _PASSED_ON: Final = ("/v1/", "/inference/", "/tokenize", "/detokenize", "/poolin
 _KEPT_BACK: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 
 
-class DoorServer:
+class AgentServer:
     """ASGI app of an agent's endpoint.
 
     Args:
@@ -46,7 +46,9 @@ class DoorServer:
         key: Key without which every request is refused; ``None`` to ask for none.
     """
 
-    def __init__(self, doors: Mapping[str, Door], report: Callable[[], AgentReport], key: str | None = None) -> None:
+    def __init__(
+        self, doors: Mapping[str, InstanceEndpoint], report: Callable[[], AgentReport], key: str | None = None
+    ) -> None:
         self._doors, self._report, self._key = doors, report, None if key is None else key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,7 +90,7 @@ class DoorServer:
             # The server ends the connection, since the response is not complete.
             logger.warning("%s: the response to request %s broke off", name, request_id)
 
-    async def _serve(self, door: Door, path: str, scope: Scope, body: bytes, send: Send) -> None:
+    async def _serve(self, door: InstanceEndpoint, path: str, scope: Scope, body: bytes, send: Send) -> None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         query = scope.get("query_string", b"").decode("latin-1")
         model = first(scope["headers"], MODEL_HEADER.encode()).decode()

@@ -26,7 +26,7 @@ class _StatedLimits(Body):
     n: Any = None
 
 
-class BegunAnswer(Protocol):
+class BegunResponse(Protocol):
     """A response that has begun."""
 
     @property
@@ -66,7 +66,7 @@ class InFlightRequest:
     max_tokens: int | None
     streams: bool
     begun_s: float
-    answer: BegunAnswer | None = None
+    answer: BegunResponse | None = None
     cancel: Callable[[], object] = field(default=lambda: None)
     """Ends the request before its response has begun."""
     aborted: Refusal | None = None

@@ -16,7 +16,7 @@ from sloserve.core.clock import Clock
 from sloserve.fleet.agent.claims import Pull
 from sloserve.fleet.agent.orders import agendas, planned, unplanned
 from sloserve.fleet.agent.pulling import Pulling
-from sloserve.fleet.contract.door import Door
+from sloserve.fleet.contract.door import InstanceEndpoint
 from sloserve.fleet.contract.plan_in_force import plan_of
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.planning.cached_sums import CachedSums
@@ -46,7 +46,13 @@ class Following:
     """
 
     def __init__(
-        self, fleet: Fleet, doors: Sequence[Door], pulling: Pulling, store: Store, clock: Clock, executor: Executor
+        self,
+        fleet: Fleet,
+        doors: Sequence[InstanceEndpoint],
+        pulling: Pulling,
+        store: Store,
+        clock: Clock,
+        executor: Executor,
     ) -> None:
         self._fleet, self._pulling, self._store = fleet, pulling, store
         self._doors = {door.name: door for door in doors}
@@ -96,7 +102,7 @@ class Following:
 
     # Carrying out.
 
-    def _order(self, door: Door, queue: Sequence[Queued]) -> None:
+    def _order(self, door: InstanceEndpoint, queue: Sequence[Queued]) -> None:
         if door.name in self._switches:
             return
         orders = self._agendas[door.name].orders(
@@ -108,7 +114,7 @@ class Following:
         elif orders.warm is not None:
             self._keep_warm(door, orders.warm)
 
-    def _switch(self, door: Door, model: str, warm: tuple[str, ...]) -> None:
+    def _switch(self, door: InstanceEndpoint, model: str, warm: tuple[str, ...]) -> None:
         """Switch an instance to a model in a task of its own.
 
         Args:
@@ -129,7 +135,7 @@ class Following:
 
         self._switches[door.name] = asyncio.create_task(switch())
 
-    def _keep_warm(self, door: Door, models: tuple[str, ...]) -> None:
+    def _keep_warm(self, door: InstanceEndpoint, models: tuple[str, ...]) -> None:
         known, task = self._warming.get(door.name, ((), None))
         if models == known or (task is not None and not task.done()):
             return

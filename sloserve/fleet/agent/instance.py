@@ -23,7 +23,7 @@ from sloserve.fleet.agent.engine_set import EngineSet, HostParts
 from sloserve.fleet.agent.engine_spec import ServedModel
 from sloserve.fleet.agent.pulse import Pulse
 from sloserve.fleet.agent.switch_methods import SwitchMethod
-from sloserve.fleet.contract.door import Answer, DurableWork, LineSize, Refusal, Refused
+from sloserve.fleet.contract.door import DurableWork, InstanceResponse, LineSize, Refusal, Refused
 from sloserve.fleet.contract.reports import InstanceReport
 from sloserve.fleet.supervised import Faults, supervised
 from sloserve.scheduler.virtual_queues.contract import ModelState, RunningSums
@@ -58,7 +58,7 @@ class NoDurableWork:
 
 
 class Instance:
-    """A :class:`~sloserve.fleet.contract.door.Door`; the owner must close it.
+    """A :class:`~sloserve.fleet.contract.door.InstanceEndpoint`; the owner must close it.
 
     Args:
         name: Name of the instance.
@@ -139,7 +139,7 @@ class Instance:
         *,
         model: str,
         line: LineSize | None = None,
-    ) -> Answer:
+    ) -> InstanceResponse:
         engine, now_s = self._engine_for(model, line is not None), self._clock.monotonic_s()
         request = stream_of(model, body, now_s) if line is None else line_of(model, line, now_s)
 
@@ -166,7 +166,7 @@ class Instance:
         if request.aborted is not None:  # the abort came together with the response
             request.answer.close()
             raise Refused(request.aborted)
-        return Answer(request.answer.status, request.answer.headers, request.answer)
+        return InstanceResponse(request.answer.status, request.answer.headers, request.answer)
 
     async def switch(self, model: str) -> bool:
         if self._is_switching or self._is_leaving or model not in self._models:

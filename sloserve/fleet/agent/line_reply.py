@@ -34,11 +34,11 @@ _USUAL_MAX_TOKENS: Final = 16
 """Value of ``max_tokens`` for completions that state none."""
 
 
-class BrokenReply(Exception):
+class BrokenOutput(Exception):
     """The engine's response is not a model output, or ended before it was complete."""
 
 
-class TooLong(BrokenReply):
+class TooLong(BrokenOutput):
     """The output is longer than is kept; another attempt would give one as long."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class _Progress(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class LineReply:
+class LineOutput:
     """One attempt at one request.
 
     Args:
@@ -107,7 +107,7 @@ class LineReply:
     _size: int = 0
 
     @classmethod
-    def of(cls, claimed: Claimed) -> "LineReply":
+    def of(cls, claimed: Claimed) -> "LineOutput":
         """Make an attempt that goes on from the progress of an earlier one, if there is some."""
         body = json.loads(claimed.body)
         streamed = _is_continuable(claimed.route, body)
@@ -167,10 +167,10 @@ class LineReply:
         try:
             event = _EVENTS.decode(data)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise BrokenReply("the engine's response is not a stream of a model output") from error
+            raise BrokenOutput("the engine's response is not a stream of a model output") from error
         if event.error is not None:
             said = event.error.get("message") if isinstance(event.error, dict) else None
-            raise BrokenReply(str(said or "the engine's response ended with an error"))
+            raise BrokenOutput(str(said or "the engine's response ended with an error"))
         self._usage = event.usage or self._usage
         self._head = self._head or {"id": event.id, "created": event.created, "model": event.model}
         self._prompt = self._prompt or event.prompt_token_ids or []
@@ -182,7 +182,7 @@ class LineReply:
         delta, ids = choice.delta or {}, choice.token_ids or []
         text = choice.text or delta.get("content") or ""
         if not isinstance(text, str):
-            raise BrokenReply("the engine's response is not a stream of a model output")
+            raise BrokenOutput("the engine's response is not a stream of a model output")
         for name, value in delta.items():
             if name not in ("role", "content") and isinstance(value, str):
                 self._keep(0, len(value))
@@ -222,7 +222,7 @@ class LineReply:
     def whole(self) -> bytes:
         """Return the output as if it had not been streamed. Raises: BrokenReply if the stream ended too early."""
         if self._finish is None:
-            raise BrokenReply("the engine's response ended before the output was complete")
+            raise BrokenOutput("the engine's response ended before the output was complete")
         before = self._before
         text = (before.text if before else "") + "".join(self._text)
         is_chat = self.claimed.route == CHAT

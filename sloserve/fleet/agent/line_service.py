@@ -13,8 +13,8 @@ from sloserve.core.clock import Clock
 from sloserve.fleet.agent import line_reply
 from sloserve.fleet.agent.claims import ClaimedLine, HeldClaim, InstanceWork
 from sloserve.fleet.agent.line_claims import RETRY_S
-from sloserve.fleet.agent.line_reply import BrokenReply, LineReply, TooLong, was_aborted
-from sloserve.fleet.contract.door import Answer, Door, LineSize, Refusal, Refused
+from sloserve.fleet.agent.line_reply import BrokenOutput, LineOutput, TooLong, was_aborted
+from sloserve.fleet.contract.door import InstanceEndpoint, InstanceResponse, LineSize, Refusal, Refused
 from sloserve.fleet.sizes import BYTES_PER_TOKEN, GENERATING
 from sloserve.fleet.store.group_commit import GroupCommit
 from sloserve.fleet.store.records import RequestState, Result
@@ -44,7 +44,7 @@ class LineService:
         self._commit: GroupCommit[Result, bool] = GroupCommit(requests.finish, executor)
         self._faults = Faults("results wait")
 
-    def begin(self, door: Door, work: InstanceWork, model: str, room: int) -> int:
+    def begin(self, door: InstanceEndpoint, work: InstanceWork, model: str, room: int) -> int:
         """Begin to serve what is at hand, as far as there is room, and return the room that is left."""
         now_s = self._clock.monotonic_s()
         for claim in work.claims.values():
@@ -56,7 +56,7 @@ class LineService:
                     room -= not is_over
         return room
 
-    async def _serve(self, door: Door, work: InstanceWork, claim: HeldClaim, line: ClaimedLine) -> None:
+    async def _serve(self, door: InstanceEndpoint, work: InstanceWork, claim: HeldClaim, line: ClaimedLine) -> None:
         left_s = line.due_s - self._clock.monotonic_s()
         result = result_of(line, RequestState.EXPIRED, 0, b"")
         try:
@@ -88,12 +88,12 @@ class LineService:
             await asyncio.sleep(RETRY_S)
 
 
-async def attempted(door: Door, line: ClaimedLine, clock: Clock) -> Result:
+async def attempted(door: InstanceEndpoint, line: ClaimedLine, clock: Clock) -> Result:
     """Serve a line, and return how it ended.
 
     Raises: Refused if it waits for its turn again; TimeoutError at its deadline.
     """
-    reply = line.reply = line.reply or LineReply.of(line.claimed)
+    reply = line.reply = line.reply or LineOutput.of(line.claimed)
     for attempt in range(1, _TRIES + 1):
         try:
             status, body = await _asked(door, line, reply, line.due_s - clock.monotonic_s())
@@ -102,32 +102,32 @@ async def attempted(door: Door, line: ClaimedLine, clock: Clock) -> Result:
                 raise Refused(Refusal.FULL)
             if status < 500 or attempt == _TRIES:
                 return result_of(line, RequestState.DONE, status, body)
-        except BrokenReply as broken:
+        except BrokenOutput as broken:
             line.is_sent = True
             if attempt == _TRIES or isinstance(broken, TooLong):
                 return result_of(line, RequestState.FAILED, 502, str(broken).encode())
             progress = reply.progress() or line.claimed.progress
-            reply = line.reply = LineReply.of(replace(line.claimed, progress=progress))
+            reply = line.reply = LineOutput.of(replace(line.claimed, progress=progress))
         # If the engine died, died() takes the line from here.
         await asyncio.sleep(RETRY_S * 2 ** (attempt - 1))
     raise AssertionError("the last attempt returns")
 
 
-async def _asked(door: Door, line: ClaimedLine, reply: LineReply, left_s: float) -> tuple[int, bytes]:
+async def _asked(door: InstanceEndpoint, line: ClaimedLine, reply: LineOutput, left_s: float) -> tuple[int, bytes]:
     headers, body = _headers(line, reply.path, left_s), reply.body()
     size = LineSize(len(body) / BYTES_PER_TOKEN, reply.max_tokens, reply.is_streamed)
     try:
         answer = await door.send("POST", reply.path, headers, body, model=line.model, line=size)
     except Refused as refused:
         if refused.reason is Refusal.DIED:
-            raise BrokenReply("the engine died with the request") from refused
+            raise BrokenOutput("the engine died with the request") from refused
         raise
     line.is_sent = True
     async with aclosing(cast(Any, _closable(answer))) as parts:
         if answer.status != 200 or not reply.is_streamed:
             body = await _read(parts)
             if answer.status == 200 and was_aborted(body):
-                raise BrokenReply("the engine aborted the request")
+                raise BrokenOutput("the engine aborted the request")
             return answer.status, body
         async for part in parts:
             reply.add(part)
@@ -158,14 +158,14 @@ async def _read(parts: AsyncIterator[bytes]) -> bytes:
     return bytes(body)
 
 
-async def _closable(answer: Answer) -> AsyncIterator[bytes]:
+async def _closable(answer: InstanceResponse) -> AsyncIterator[bytes]:
     """Iterate over the body, and close it however it ends; errors of the connection become BrokenReply."""
     body = answer.body
     try:
         async for part in body:
             yield part
     except (OSError, EOFError) as error:
-        raise BrokenReply(f"the engine broke off its response: {error}") from error
+        raise BrokenOutput(f"the engine broke off its response: {error}") from error
     finally:
         close = getattr(body, "aclose", None)
         if close is not None:

@@ -22,7 +22,7 @@ from sloserve.fleet.agent.crashes import Crashes
 from sloserve.fleet.agent.leases import Leases
 from sloserve.fleet.agent.line_claims import COMMIT_S, LineClaims, cancelled
 from sloserve.fleet.agent.line_service import LineService
-from sloserve.fleet.contract.door import Door
+from sloserve.fleet.contract.door import InstanceEndpoint
 from sloserve.fleet.store.requests import Requests
 from sloserve.fleet.supervised import Faults, supervised
 
@@ -50,7 +50,7 @@ class Pulling:
         self, requests: Requests, holder: str, clock: Clock, executor: Executor, *, lease_s: float = LEASE_S
     ) -> None:
         self._clock, self._lease_s = clock, lease_s
-        self._doors: dict[str, Door] = {}
+        self._doors: dict[str, InstanceEndpoint] = {}
         self._work: dict[str, InstanceWork] = {}
         self._claims = LineClaims(requests, holder, clock, executor, lease_s)
         self._service = LineService(requests, clock, executor)
@@ -62,7 +62,7 @@ class Pulling:
 
     # The composition root and following call these methods.
 
-    def start(self, doors: Iterable[Door]) -> None:
+    def start(self, doors: Iterable[InstanceEndpoint]) -> None:
         """Begin with these instances. Pull at once for serving ones, and for others once they :meth:`serves`."""
         for door in doors:
             self._doors[door.name] = door
@@ -118,7 +118,7 @@ class Pulling:
 
     # Pulling.
 
-    async def _pull(self, door: Door, work: InstanceWork) -> None:
+    async def _pull(self, door: InstanceEndpoint, work: InstanceWork) -> None:
         faults = Faults(f"{door.name} pulls no lines")
         while not self._stops:
             work.wake.clear()
@@ -128,7 +128,7 @@ class Pulling:
             if not busy and not self._stops:
                 await _woken(work, faults.pause_s(_IDLE_S))
 
-    async def _pull_once(self, door: Door, work: InstanceWork) -> bool:
+    async def _pull_once(self, door: InstanceEndpoint, work: InstanceWork) -> bool:
         """Pull once, and return whether there may be more to do at once."""
         report = door.report()
         if not work.is_open or work.pending_crashes or report.phase is not Phase.SERVING or report.active is None:

@@ -49,7 +49,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class InstanceResponse:
     """Response of an engine.
 
     Args:
@@ -85,7 +85,7 @@ class LineSize:
     streams: bool
 
 
-class Door(Protocol):
+class InstanceEndpoint(Protocol):
     """One instance, as code in the agent's process uses it to send requests to its engine and to choose its model."""
 
     @property
@@ -102,7 +102,7 @@ class Door(Protocol):
         *,
         model: str,
         line: LineSize | None = None,
-    ) -> Answer:
+    ) -> InstanceResponse:
         """Pass a request to the engine.
 
         Args:

@@ -12,11 +12,11 @@ from typing import Any, Final
 from starlette.routing import Router
 
 from sloserve.core.errors import EngineError, QueueFull, ShuttingDown, SloServeError, UnknownModel
-from sloserve.fleet.gateway.doors import BrokenAnswer
+from sloserve.fleet.gateway.doors import BrokenResponse
 from sloserve.fleet.gateway.forward import ForwardedRequest
 from sloserve.fleet.gateway.instances import STATES
 from sloserve.fleet.gateway.keys import KeyFile, Tenant
-from sloserve.fleet.gateway.parts import GatewayParts
+from sloserve.fleet.gateway.parts import GatewayState
 from sloserve.fleet.gateway.watch_routes import PREFIX as WATCH_PREFIX
 from sloserve.fleet.gateway.watch_routes import WatchRoutes
 from sloserve.fleet.tenant_places import TenantPlaces
@@ -69,7 +69,7 @@ class GatewayApp:
 
     def __init__(
         self,
-        parts: GatewayParts,
+        parts: GatewayState,
         keys: KeyFile,
         batches: Router | None,
         watching: WatchRoutes | None = None,
@@ -137,7 +137,7 @@ class GatewayApp:
         forwarded = ForwardedRequest(self._parts, tenant, request)
         try:
             await forwarded.run()
-        except (ClientLeft, BrokenAnswer):
+        except (ClientLeft, BrokenResponse):
             pass  # the client is gone, or can no longer be notified: the server closes the connection
         except asyncio.CancelledError:
             # The server stops, and waits for this task no longer. Over HTTP/3 it would wait for a response that is sent

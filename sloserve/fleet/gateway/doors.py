@@ -34,11 +34,11 @@ class _Untrusted(OSError):
     """An endpoint that is not asked, since its connection would lack the protection that certificates give."""
 
 
-class BrokenAnswer(Exception):
+class BrokenResponse(Exception):
     """A response broke off before its end."""
 
 
-class EngineAnswer:
+class EngineResponse:
     """An engine's response, in parts as they arrive."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
@@ -58,7 +58,7 @@ class EngineAnswer:
         try:
             return await self._content.readany()
         except _BROKEN as error:
-            raise BrokenAnswer(str(error) or type(error).__name__) from error
+            raise BrokenResponse(str(error) or type(error).__name__) from error
 
     def is_whole(self, first: bytes) -> bool:
         """Return whether nothing comes after the first part."""
@@ -72,7 +72,7 @@ class EngineAnswer:
             self._response.close()
 
 
-class Doors:
+class AgentConnections:
     """Connections to the endpoints of all agents; the owner must close them."""
 
     def __init__(self, silent_max_s: float, key: str | None = None, tls: ssl.SSLContext | None = None) -> None:
@@ -123,7 +123,7 @@ class Doors:
 
     async def send(
         self, door: str, instance: str, path: str, headers: Iterable[tuple[str, str]], body: bytes, model: str
-    ) -> EngineAnswer:
+    ) -> EngineResponse:
         """Pass a request to an instance.
 
         Raises: Refused if the request may be sent elsewhere; with ``DIED`` an engine, or its agent, broke off with it.
@@ -143,7 +143,7 @@ class Doors:
         if reason is not None:
             response.close() if response.status == 502 else response.release()
             raise Refused(_refusal(reason))
-        return EngineAnswer(response)
+        return EngineResponse(response)
 
     def _reached(self, door: str) -> dict[str, Any]:
         """Return the options of a request: the name that the endpoint's certificate must have. Raises: _Untrusted."""

@@ -13,7 +13,7 @@ from sloserve.core.in_words import duration
 from sloserve.core.spans import Phase
 from sloserve.fleet.contract.reports import Demand
 from sloserve.fleet.gateway.instances import FRESH_S, UNAVAILABLE, GatewayInstance
-from sloserve.fleet.gateway.parts import GatewayParts
+from sloserve.fleet.gateway.parts import GatewayState
 
 COLUMNS: Final = (
     "host", "phase", "model", "since_s", "ready_in_s", "running", "streams", "room", "parked", "age_s",
@@ -56,7 +56,7 @@ class _Course:
 class FleetView:
     """Reads the view of :mod:`sloserve.wire.live_feed` for a gateway; it sees switches while there are watchers."""
 
-    def __init__(self, parts: GatewayParts) -> None:
+    def __init__(self, parts: GatewayState) -> None:
         self._parts = parts
         self._courses: dict[str, _Course] = {}
         self._switches: deque[dict[str, Any]] = deque(maxlen=MOST_SWITCHES)

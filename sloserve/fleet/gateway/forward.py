@@ -24,7 +24,7 @@ from sloserve.core.errors import (
 from sloserve.core.finished import Latency
 from sloserve.core.outcome import Outcome
 from sloserve.fleet.contract.door import Refusal, Refused
-from sloserve.fleet.gateway.doors import BrokenAnswer, EngineAnswer
+from sloserve.fleet.gateway.doors import BrokenResponse, EngineResponse
 from sloserve.fleet.gateway.gateway_request import GatewayRequest
 from sloserve.fleet.gateway.held import HeldRequest, HeldTooLong, HoldFull
 from sloserve.fleet.gateway.instances import SentRequest
@@ -32,8 +32,8 @@ from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.gateway.limits import RequestPlace
 from sloserve.fleet.gateway.metrics import NO_MODEL
 from sloserve.fleet.gateway.model_choice import ModelChoice
-from sloserve.fleet.gateway.parts import GatewayParts
-from sloserve.fleet.gateway.passing import PassedAnswer
+from sloserve.fleet.gateway.parts import GatewayState
+from sloserve.fleet.gateway.passing import PassedResponse
 from sloserve.fleet.gateway.prediction import Work
 from sloserve.fleet.gateway.prefixes import beginnings
 from sloserve.scheduler.admission.admission import Ticket
@@ -44,10 +44,10 @@ from sloserve.wire.headers import REQUEST_ID, TTL
 from sloserve.wire.opening import OpenedRequest
 
 
-class Booking:
+class RequestAccounting:
     """Counts one request in admission, demand and metrics. The caller must call ``ended()`` exactly once."""
 
-    def __init__(self, parts: GatewayParts, request: GatewayRequest, answer: PassedAnswer) -> None:
+    def __init__(self, parts: GatewayState, request: GatewayRequest, answer: PassedResponse) -> None:
         self._parts, self._request, self._answer = parts, request, answer
         self._ticket: Ticket | None = None
 
@@ -123,22 +123,24 @@ MAX_RETRY_AFTER_S: Final = 30
 class Dispatch:
     """Sends one request to an instance, and retries on others until the first byte has come."""
 
-    def __init__(self, parts: GatewayParts, request: GatewayRequest, choice: ModelChoice, booking: Booking) -> None:
+    def __init__(
+        self, parts: GatewayState, request: GatewayRequest, choice: ModelChoice, booking: RequestAccounting
+    ) -> None:
         self._parts, self._request, self._choice, self._booking = parts, request, choice, booking
 
-    async def first_byte(self) -> tuple[EngineAnswer, bytes, SentRequest]:
+    async def first_byte(self) -> tuple[EngineResponse, bytes, SentRequest]:
         """Return the begin of a response, from whichever instance gives one. Raises: Rejected, Evicted, EngineError."""
         held, lost = self._held(), 0
         while True:
             sent = await self._sent(held)
-            answer: EngineAnswer | None = None
+            answer: EngineResponse | None = None
             sent_s = self._parts.clock.monotonic_s()
             try:
                 answer = await self._asked(sent, held)
                 return answer, await answer.read(), sent
             except Refused as error:
                 refusal = error.reason
-            except BrokenAnswer:
+            except BrokenResponse:
                 refusal = Refusal.DIED
             except BaseException:
                 self.over(sent, answer)
@@ -158,7 +160,7 @@ class Dispatch:
                 held = self._elsewhere(held)
 
     def over(
-        self, sent: SentRequest, answer: EngineAnswer | None, *, refused: bool = False, gone: bool = False
+        self, sent: SentRequest, answer: EngineResponse | None, *, refused: bool = False, gone: bool = False
     ) -> None:
         """Note that the request has left this instance."""
         if answer is not None:
@@ -212,7 +214,7 @@ class Dispatch:
                 raise DeadlinePassed(f"{waited}, the time of {TTL}; retry in {retry_s} s", retry_s) from None
             raise QueueFull(f"{waited}; retry in {retry_s} s", retry_s, request.slo_class) from None
 
-    async def _asked(self, sent: SentRequest, held: HeldRequest) -> EngineAnswer:
+    async def _asked(self, sent: SentRequest, held: HeldRequest) -> EngineResponse:
         """Return the response of the instance to which the request was sent. Raises: Refused, BrokenAnswer."""
         parts, request, instance, late_s = self._parts, self._request, sent.instance, held.held_s + held.away_s
         parts.metrics.sent(parts.clock.monotonic_s() - request.arrival_s - late_s, request.slo_class, held.held_s)
@@ -233,11 +235,11 @@ _REQUEST_ID: Final = REQUEST_ID.encode()
 class ForwardedRequest:
     """One request and the response to it."""
 
-    def __init__(self, parts: GatewayParts, tenant: Tenant, opened: OpenedRequest) -> None:
+    def __init__(self, parts: GatewayState, tenant: Tenant, opened: OpenedRequest) -> None:
         self._parts, self._tenant, self._opened = parts, tenant, opened
         self._arrival_s = parts.clock.monotonic_s()
         self._counted_as = NO_MODEL, ""
-        self.answer = PassedAnswer(opened.at_once)
+        self.answer = PassedResponse(opened.at_once)
 
     async def run(self) -> None:
         """Serve the request. Raises: SloServeError if nothing of a response was sent; ClientLeft."""
@@ -272,7 +274,7 @@ class ForwardedRequest:
         self, request: GatewayRequest, choice: ModelChoice, place: RequestPlace, client: WhileClientWaits
     ) -> Outcome:
         parts, answer, completed = self._parts, self.answer, False
-        booking = Booking(parts, request, answer)
+        booking = RequestAccounting(parts, request, answer)
         booking.arrived()
         dispatch = Dispatch(parts, request, choice, booking)
         try:

@@ -24,14 +24,14 @@ from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.gateway.app import TENANT, GatewayApp
 from sloserve.fleet.gateway.batch_work import BatchWork
 from sloserve.fleet.gateway.demand import DemandMeter
-from sloserve.fleet.gateway.doors import Doors
+from sloserve.fleet.gateway.doors import AgentConnections
 from sloserve.fleet.gateway.fleet_view import FleetView
 from sloserve.fleet.gateway.held import Hold
 from sloserve.fleet.gateway.instances import Instances
 from sloserve.fleet.gateway.keys import KeyFile, Tenant
 from sloserve.fleet.gateway.metrics import GatewayMetrics, held_gauge
 from sloserve.fleet.gateway.model_sets import ModelSets
-from sloserve.fleet.gateway.parts import GatewayParts
+from sloserve.fleet.gateway.parts import GatewayState
 from sloserve.fleet.gateway.prediction import Pace
 from sloserve.fleet.gateway.watch import Watch
 from sloserve.fleet.gateway.watch_routes import WatchRoutes
@@ -49,7 +49,7 @@ BATCH_CLASS = "batch"
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class GatewayDependencies:
     """What a gateway is given: store, files, keys and limits.
 
     Args:
@@ -57,7 +57,7 @@ class Surroundings:
         files: Place of the bytes of files: a folder, or an address of object storage.
         keys: File of keys; ``None`` for one tenant, on this machine only.
         doors: Endpoints of agents that are asked whatever the store says.
-        door_key: Key for endpoints on TCP, see :class:`~sloserve.fleet.gateway.doors.Doors`.
+        door_key: Key for endpoints on TCP, see :class:`~sloserve.fleet.gateway.doors.AgentConnections`.
         door_tls: TLS context for endpoints on TCP, see the same class.
         limits: Limits of the gateway.
         file_limits: Limits of one input file of a batch.
@@ -80,7 +80,7 @@ class Surroundings:
 class Gateway:
     """One gateway of a fleet. Any ASGI server with lifespan may serve ``app``, over any version of HTTP."""
 
-    def __init__(self, fleet: Fleet, around: Surroundings, clock: Clock | None = None) -> None:
+    def __init__(self, fleet: Fleet, around: GatewayDependencies, clock: Clock | None = None) -> None:
         """Put the gateway together.
 
         Raises: ConfigError for a fault in the file of keys, a policy of the router that cannot be used, or files that
@@ -90,10 +90,10 @@ class Gateway:
         self.keys = KeyFile(around.keys, settings.classes, fleet.models, clock)
         paces = {key: Pace(serving) for key, serving in serving_of(fleet).items()}
         instances = Instances(paces, limits.affinity)
-        self._doors = Doors(limits.silent_max_s, around.door_key, around.door_tls)
+        self._doors = AgentConnections(limits.silent_max_s, around.door_key, around.door_tls)
         hold = Hold(instances, clock, limits.max_held)
         self.metrics = GatewayMetrics()
-        self.parts = GatewayParts(
+        self.parts = GatewayState(
             tuple(fleet.models),
             settings,
             limits,
@@ -164,7 +164,7 @@ class Gateway:
         reader = self.parts.reader
         return resolve_headers(reader.rules_of(tenant), reader.header_rules, headers, tenant.name)
 
-    def _batches(self, around: Surroundings, clock: Clock) -> tuple[Router | None, BatchWork | None]:
+    def _batches(self, around: GatewayDependencies, clock: Clock) -> tuple[Router | None, BatchWork | None]:
         if around.store is None or around.files is None:
             return None, None
         store, folder = around.store, open_files(around.files)

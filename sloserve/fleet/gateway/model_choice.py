@@ -7,7 +7,7 @@ from urllib.parse import quote
 from sloserve.core.errors import InvalidRequest, UnknownModel
 from sloserve.fleet.gateway.choosing import Chosen, PredictedTimes
 from sloserve.fleet.gateway.gateway_request import GatewayRequest
-from sloserve.fleet.gateway.parts import GatewayParts
+from sloserve.fleet.gateway.parts import GatewayState
 
 CHOSEN_MODEL: Final = "x-sloserve-model"
 """Response header for a request that named a set of models: the model that serves it, and why."""
@@ -21,7 +21,7 @@ class ModelChoice:
     Raises: UnknownModel; InvalidRequest if no model of a set can serve it.
     """
 
-    def __init__(self, parts: GatewayParts, request: GatewayRequest) -> None:
+    def __init__(self, parts: GatewayState, request: GatewayRequest) -> None:
         self._parts, self._request = parts, request
         self._choose: partial[Chosen] | None = None
         self._foreseen: PredictedTimes | None = None

@@ -13,7 +13,7 @@ from sloserve.fleet.gateway.choosing import Chosen, PredictedTimes
 from sloserve.fleet.gateway.gateway_request import GatewayRequest
 from sloserve.fleet.gateway.instances import UNAVAILABLE, UNKNOWN
 from sloserve.fleet.gateway.needs import needs_of
-from sloserve.fleet.gateway.parts import GatewayParts
+from sloserve.fleet.gateway.parts import GatewayState
 from sloserve.fleet.gateway.prediction import NOTHING, Work, total
 from sloserve.fleet.gateway.prefixes import beginnings
 from sloserve.fleet.router.candidates import Barred, Candidate, RequestFacts
@@ -31,7 +31,7 @@ class ModelSets:
     Raises: ConfigError for a policy that cannot be used.
     """
 
-    def __init__(self, fleet: Fleet, router: FleetRouter, parts: GatewayParts) -> None:
+    def __init__(self, fleet: Fleet, router: FleetRouter, parts: GatewayState) -> None:
         self._models, self._sets, self._parts = fleet.models, router.sets, parts
         self._slower: defaultdict[str, Calibration] = defaultdict(Calibration)
         self._wakes_s = min(fleet.switching.max_wait_s, parts.limits.hold_max_s)

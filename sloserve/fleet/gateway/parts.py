@@ -7,21 +7,21 @@ from sloserve.core.clock import Clock
 from sloserve.fleet.gateway.attained import Attained
 from sloserve.fleet.gateway.choosing import Chooser
 from sloserve.fleet.gateway.demand import DemandMeter
-from sloserve.fleet.gateway.doors import Doors
+from sloserve.fleet.gateway.doors import AgentConnections
 from sloserve.fleet.gateway.gateway_request import GatewayRequestReader
 from sloserve.fleet.gateway.held import Hold
 from sloserve.fleet.gateway.instances import Instances
 from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.gateway.limits import RequestPlaces
 from sloserve.fleet.gateway.metrics import GatewayMetrics
-from sloserve.fleet.gateway.passing import PassedAnswer
+from sloserve.fleet.gateway.passing import PassedResponse
 from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.settings import PluginSettings
 
 
 @dataclass
-class GatewayParts:
+class GatewayState:
     """State shared by all requests of one gateway.
 
     Args:
@@ -42,7 +42,7 @@ class GatewayParts:
     limits: GatewaySettings
     clock: Clock
     instances: Instances
-    doors: Doors
+    doors: AgentConnections
     hold: Hold
     demand: DemandMeter
     metrics: GatewayMetrics
@@ -51,7 +51,7 @@ class GatewayParts:
     places: RequestPlaces = field(init=False)
     admissions: dict[str, Admission] = field(init=False, default_factory=dict)
     attained: Attained = field(init=False)
-    passing_on: dict[PassedAnswer, None] = field(init=False, default_factory=dict)
+    passing_on: dict[PassedResponse, None] = field(init=False, default_factory=dict)
     """Responses that have begun."""
 
     def __post_init__(self) -> None:

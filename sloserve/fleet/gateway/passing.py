@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Final
 
-from sloserve.fleet.gateway.doors import BrokenAnswer, EngineAnswer
+from sloserve.fleet.gateway.doors import BrokenResponse, EngineResponse
 from sloserve.fleet.streamed import Streamed
 from sloserve.wire import errors
 from sloserve.wire.asgi import Send
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 _END: Final = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
-class PassedAnswer:
+class PassedResponse:
     """One response, passed on as it arrives.
 
     The attribute ``status`` is the status of the engine's response, ``first_s`` the monotonic time of its first byte.
@@ -55,7 +55,7 @@ class PassedAnswer:
             self._client.give_up()
 
     async def pass_on(
-        self, answer: EngineAnswer, first: bytes, headers: Iterable[tuple[bytes, bytes]], client: WhileClientWaits
+        self, answer: EngineResponse, first: bytes, headers: Iterable[tuple[bytes, bytes]], client: WhileClientWaits
     ) -> bool:
         """Pass the response on, and return whether it came to its end.
 
@@ -84,7 +84,7 @@ class PassedAnswer:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
                 self._passed += 1
                 part = await read()
-        except BrokenAnswer as error:
+        except BrokenResponse as error:
             logger.warning("a stream of model %s broke off: %s", self._model, error)
             client.answered()
             if not answer.is_stream:

@@ -13,7 +13,7 @@ from typing import Final
 from sloserve.core.errors import StoreError
 from sloserve.fleet.contract.plan_in_force import Plan, plan_of
 from sloserve.fleet.contract.reports import GatewayReport, agent_report, to_json
-from sloserve.fleet.gateway.parts import GatewayParts
+from sloserve.fleet.gateway.parts import GatewayState
 from sloserve.fleet.store.store import Store
 from sloserve.fleet.supervised import Faults
 
@@ -39,7 +39,7 @@ class Watch:
         parts: State of the gateway.
     """
 
-    def __init__(self, name: str, store: Store | None, doors: Collection[str], parts: GatewayParts) -> None:
+    def __init__(self, name: str, store: Store | None, doors: Collection[str], parts: GatewayState) -> None:
         self._name, self._store, self._static = name, store, frozenset(doors)
         self._parts, self._instances, self._hold = parts, parts.instances, parts.hold
         self._asking: dict[str, asyncio.Task[None]] = {}

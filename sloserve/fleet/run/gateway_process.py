@@ -11,7 +11,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.listening import cannot_listen, check_certificate, family_of
 from sloserve.fleet.file_sections import GatewaySection
 from sloserve.fleet.fleet import Fleet
-from sloserve.fleet.gateway.gateway import Gateway, Surroundings, check_address
+from sloserve.fleet.gateway.gateway import Gateway, GatewayDependencies, check_address
 from sloserve.fleet.gateway.serve import config
 from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.fleet.http import EmbeddedServer
@@ -38,7 +38,7 @@ class GatewayServer:
         check_doors(fleet, place)
         limits = GatewaySettings(**section.model_dump(include=set(GatewaySettings.model_fields)))
         self._certificates = certificates_of(fleet)
-        around = Surroundings(
+        around = GatewayDependencies(
             store,
             place.files,
             keys,

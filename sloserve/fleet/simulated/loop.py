@@ -33,7 +33,7 @@ from sloserve.fleet.simulated.dispatcher import (
     waiting_request,
 )
 from sloserve.fleet.simulated.log import FleetLog, all_steps, joined
-from sloserve.fleet.simulated.reply_lengths import ReplyLengths
+from sloserve.fleet.simulated.reply_lengths import OutputLengths
 from sloserve.fleet.simulated.simulated_instance import FleetClock, History, InstalledModel, SimulatedInstance
 from sloserve.fleet.simulated.weight_copies import WeightCopies
 from sloserve.scheduler.settings import KEY
@@ -73,7 +73,7 @@ class FleetRun:
         self._history: History = {}
         self._refused: set[str] = set()
         self._num_ended = 0
-        self._lengths = ReplyLengths()
+        self._lengths = OutputLengths()
         self._changed_s = 0.0
         self._dirty = self._arrived = False
         swaps = fleet.swaps()
@@ -128,7 +128,7 @@ class FleetRun:
     def run(self, workload: Sequence[WorkloadRequest], on_progress: Callable[[int], None] | None = None) -> FleetLog:
         """Serve ``workload`` (ascending arrivals) to its end; ``on_progress`` gets the number of ended requests."""
         if self._oracle:
-            self._lengths = ReplyLengths({request.request_id: request for request in workload})
+            self._lengths = OutputLengths({request.request_id: request for request in workload})
         next_arrival, tick_at, ticked_s, told = 0, math.inf, -math.inf, 0
         while True:
             arrival_s = workload[next_arrival].arrival_s if next_arrival < len(workload) else math.inf

@@ -9,7 +9,7 @@ from sloserve.fleet.simulated.dispatcher import WaitingRequest
 from sloserve.fleet.sizes import USUAL_OUTPUT_TOKENS
 
 
-class ReplyLengths:
+class OutputLengths:
     """Output lengths of a fleet's models.
 
     Args:

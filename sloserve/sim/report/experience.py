@@ -72,7 +72,7 @@ class Timelines:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TimedReplies:
+class TimedOutputs:
     """The requests of one run that promise a timeline.
 
     Args:
@@ -86,7 +86,7 @@ class TimedReplies:
     timelines: Timelines
 
 
-def replies_of(logs: Sequence[RequestLog], seed: int) -> TimedReplies | None:
+def replies_of(logs: Sequence[RequestLog], seed: int) -> TimedOutputs | None:
     """Return the requests of ``logs`` that promise a timeline; ``None`` if none does.
 
     Timelines are kept of a share of the requests under the commonest expectation. ``seed`` draws the share without
@@ -99,7 +99,7 @@ def replies_of(logs: Sequence[RequestLog], seed: int) -> TimedReplies | None:
     alike = [log for log, expected in told if expected == commonest]
     count = min(int(np.ceil(TIMELINE_SHARE * len(alike))), MAX_TIMELINES)
     picked = np.sort(stream(seed, "timelines").choice(len(alike), count, replace=False))
-    return TimedReplies(
+    return TimedOutputs(
         total_tokens=np.array([log.request.prompt_tokens + log.request.output_tokens for log, _ in told], np.float64),
         qoe=qoe_samples(logs),
         timelines=Timelines(

@@ -12,7 +12,7 @@ from matplotlib.ticker import PercentFormatter
 
 from sloserve.core.arrays import FloatArray
 from sloserve.sim.report.compare import BASELINE, load_of, policies_of
-from sloserve.sim.report.experience import TimedReplies
+from sloserve.sim.report.experience import TimedOutputs
 from sloserve.sim.report.figure_style import (
     Styles,
     add_legend,
@@ -89,8 +89,8 @@ def write_plots(
     return [out_dir / file for file in figures]
 
 
-def _replies_at(load: float, samples: Sequence[LatencySample]) -> dict[str, list[TimedReplies]]:
-    found: dict[str, list[TimedReplies]] = {}
+def _replies_at(load: float, samples: Sequence[LatencySample]) -> dict[str, list[TimedOutputs]]:
+    found: dict[str, list[TimedOutputs]] = {}
     for sample in samples:
         if sample.load == load and sample.replies is not None:
             found.setdefault(sample.policy, []).append(sample.replies)

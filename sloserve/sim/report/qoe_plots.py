@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sloserve.sim.report.experience import MAX_TIMELINES, TimedReplies, Timelines
+from sloserve.sim.report.experience import MAX_TIMELINES, TimedOutputs, Timelines
 from sloserve.sim.report.figure_style import Styles, baseline_first, folded
 
 MAX_COLUMNS = 4
@@ -26,7 +26,7 @@ def shown_load(loads: Sequence[float], *, in_capacity: bool) -> float:
     return min(loads, key=lambda load: abs(load - SHOWN_LOAD)) if in_capacity else loads[len(loads) // 2]
 
 
-def lengths_figure(replies: Mapping[str, Sequence[TimedReplies]], styles: Styles, load: str) -> Figure:
+def lengths_figure(replies: Mapping[str, Sequence[TimedOutputs]], styles: Styles, load: str) -> Figure:
     """Draw the QoE of each output against its prompt and output tokens, with the means of tenths by length.
 
     The figure shows which lengths starve. ``replies`` has the outputs of each seed by policy.
@@ -47,7 +47,7 @@ def lengths_figure(replies: Mapping[str, Sequence[TimedReplies]], styles: Styles
     return figure
 
 
-def timelines_figure(replies: Mapping[str, Sequence[TimedReplies]], styles: Styles, load: str) -> Figure:
+def timelines_figure(replies: Mapping[str, Sequence[TimedOutputs]], styles: Styles, load: str) -> Figure:
     """Draw the tokens delivered over the time since arrival, for a random sample of outputs.
 
     The outputs share the commonest expectation, which is the dashed line. ``replies`` has the outputs of each seed by
@@ -79,12 +79,12 @@ def _expected_line(timelines: Timelines, tokens: int) -> tuple[list[float], list
     return [0.0, timelines.ttft_s, timelines.ttft_s + tokens / timelines.tds], [0.0, 0.0, float(tokens)]
 
 
-def _expectation(replies: TimedReplies) -> tuple[float, float]:
+def _expectation(replies: TimedOutputs) -> tuple[float, float]:
     return replies.timelines.ttft_s, replies.timelines.tds
 
 
 def _panels(
-    replies: Mapping[str, Sequence[TimedReplies]], styles: Styles, title: str
+    replies: Mapping[str, Sequence[TimedOutputs]], styles: Styles, title: str
 ) -> tuple[Figure, dict[str, Axes]]:
     """Return a figure with a panel for each policy on common axes, the baseline's first."""
     policies = [policy for policy in baseline_first(styles) if policy in replies]

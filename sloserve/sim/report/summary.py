@@ -14,7 +14,7 @@ from sloserve.core.arrays import FloatArray
 from sloserve.core.goodput import attainment, attainment_by_class, by_class
 from sloserve.core.outcome import Outcome
 from sloserve.core.runlog import RequestLog, RunLog, StepLog
-from sloserve.sim.report.experience import TimedReplies, experience, qoe_samples
+from sloserve.sim.report.experience import TimedOutputs, experience, qoe_samples
 from sloserve.sim.report.statistics import mean_of, percentile_of
 
 Run = dict[str, Any]
@@ -53,7 +53,7 @@ class LatencySample:
     policy: str
     load: float
     latencies: Latencies
-    replies: TimedReplies | None = None
+    replies: TimedOutputs | None = None
 
 
 def latencies(logs: Sequence[RequestLog]) -> Latencies:

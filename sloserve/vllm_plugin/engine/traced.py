@@ -17,7 +17,7 @@ from sloserve.scheduler.policy import Plan
 from sloserve.vllm_plugin.engine.held import due_later_s, head_held_up, not_planned, rival_of, step_done
 from sloserve.vllm_plugin.engine.ledger import EngineStats
 from sloserve.vllm_plugin.engine.vllm_port import VllmPort, admitted_ids
-from sloserve.wire.trace_way import HEADER, Way, WayEvent
+from sloserve.wire.trace_way import HEADER, RequestTrace, TraceEvent
 
 _NOTHING = Cause()
 
@@ -27,7 +27,7 @@ class Traced:
 
     def __init__(self, scheduler: Any, stats: EngineStats, port: VllmPort) -> None:
         self._scheduler, self._stats, self._port = scheduler, stats, port
-        self._ways: dict[str, Way] = {}
+        self._ways: dict[str, RequestTrace] = {}
         self._planned: dict[str, Cause] = {}  # of requests about to be preempted
         self._preempted: list[tuple[Request, bool, Cause]] = []
         self._paused: Sequence[Request] = ()
@@ -70,7 +70,7 @@ class Traced:
             for request in set(before).difference(paused):
                 course = self._stats.stages.courses.get(request.request_id)
                 if course is not None and course.stage is Stage.RUNNING:
-                    self._tell(request, WayEvent("continued", now_s))
+                    self._tell(request, TraceEvent("continued", now_s))
         for request, swapped, cause in self._preempted:
             self._tell(request, _event("swapped" if swapped else "preempted", now_s, cause))
         self._preempted.clear()
@@ -82,7 +82,7 @@ class Traced:
                 self._tell(request, _event("resumed" if again else "admitted", now_s, self._held))
         if before != paused:
             for request in set(paused).difference(before):
-                self._tell(request, WayEvent("paused", now_s, Why.PAUSE.name.lower()))
+                self._tell(request, TraceEvent("paused", now_s, Why.PAUSE.name.lower()))
         self._held = self._holds_up(output, plan, planner)
 
     def ended(self, request: Request) -> None:
@@ -96,21 +96,21 @@ class Traced:
         step = step_done(self._scheduler, self._port, output, plan, planner)
         return head_held_up(waiting, step, self._port.facts(len(self._scheduler.running), ()))
 
-    def _tell(self, request: Request, event: WayEvent) -> None:
+    def _tell(self, request: Request, event: TraceEvent) -> None:
         course = self._stats.stages.courses.get(request.request_id)
         if course is None:  # it ended with this step, or came unseen
             return
-        way = self._ways.setdefault(request.request_id, Way())
+        way = self._ways.setdefault(request.request_id, RequestTrace())
         way.add(event)
         way.paused_s, way.preempted_s = course.spent_s[Stage.PAUSED], course.spent_s[Stage.PREEMPTED]
         # Now and not at the end: an output that a stop string ends, ends in the API process first.
         request.trace_headers = {**(request.trace_headers or {}), HEADER: way.header()}
 
 
-def _event(name: str, at_s: float, cause: Cause) -> WayEvent:
+def _event(name: str, at_s: float, cause: Cause) -> TraceEvent:
     if cause.why is Why.NOTHING:
-        return WayEvent(name, at_s)
-    return WayEvent(name, at_s, cause.why.name.lower(), _known(cause.figure), _known(cause.of))
+        return TraceEvent(name, at_s)
+    return TraceEvent(name, at_s, cause.why.name.lower(), _known(cause.figure), _known(cause.of))
 
 
 def _known(figure: float) -> float | None:

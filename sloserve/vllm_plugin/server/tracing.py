@@ -19,7 +19,7 @@ from sloserve.core.slo import SLO
 from sloserve.engine.containment import Containment
 from sloserve.vllm_plugin.server.call_figures import latency_of, spans_in_engine
 from sloserve.vllm_plugin.server.observe import EngineCall, Observed, entering
-from sloserve.wire.trace_way import HEADER, Way
+from sloserve.wire.trace_way import HEADER, RequestTrace
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Tracing:
 
     def _facts(self, output: Any, state: Any) -> Callable[[Any], None] | None:
         headers = output.trace_headers
-        way = Way.read(headers)
+        way = RequestTrace.read(headers)
         if headers and HEADER in headers:  # what vLLM reads is as it was sent
             output.trace_headers = {name: value for name, value in headers.items() if name != HEADER} or None
         call = self._calls.get(state)
@@ -117,7 +117,7 @@ def _targets(slo: SLO) -> dict[str, Any]:
     return {"class": slo.slo_class.name, **targets}
 
 
-def _way_attributes(way: Way, preemptions: int) -> dict[str, Any]:
+def _way_attributes(way: RequestTrace, preemptions: int) -> dict[str, Any]:
     return {
         PREFIX + "preemptions": preemptions,
         PREFIX + "preempted_s": way.preempted_s,
@@ -126,7 +126,7 @@ def _way_attributes(way: Way, preemptions: int) -> dict[str, Any]:
     }
 
 
-def _put(span: Any, attributes: Mapping[str, Any], way: Way) -> None:
+def _put(span: Any, attributes: Mapping[str, Any], way: RequestTrace) -> None:
     span.set_attributes(attributes)
     for event in way.events:
         told = {"why": event.why or None, "figure": event.figure, "of": event.of}

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from sloserve.core.spans import Phase
-from sloserve.fleet.contract.door import Answer, DurableWork, LineSize, Refusal, Refused
+from sloserve.fleet.contract.door import DurableWork, InstanceResponse, LineSize, Refusal, Refused
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport, to_json
 from sloserve.scheduler.virtual_queues.contract import ModelState
 from tests.fleet.stand_in.engine import StandIn
@@ -68,7 +68,7 @@ class FakeDoor:
         *,
         model: str,
         line: LineSize | None = None,
-    ) -> Answer:
+    ) -> InstanceResponse:
         assert line is not None and method == "POST"
         if self.phase is not Phase.SERVING:
             raise Refused(Refusal.SWITCHING)
@@ -79,7 +79,7 @@ class FakeDoor:
         request: Any = SimpleNamespace(headers=headers)
         call = Call(self.engine, asked, path.endswith("/chat/completions"), request)
         parts = call.stream() if asked.get("stream") else _whole(call)
-        return Answer(200, {}, _until_dead(parts, self.dead))
+        return InstanceResponse(200, {}, _until_dead(parts, self.dead))
 
     async def switch(self, model: str) -> bool:
         if self.phase not in (Phase.SERVING, Phase.EMPTY):

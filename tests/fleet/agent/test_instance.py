@@ -22,9 +22,9 @@ from sloserve.fleet.agent.engine_client import EngineClient
 from sloserve.fleet.agent.engine_requests import AwaitedRequests
 from sloserve.fleet.agent.engine_spec import ServedModel
 from sloserve.fleet.agent.instance import Instance
-from sloserve.fleet.contract.door import MODEL_HEADER, REFUSED_HEADER, Answer, LineSize, Refusal, Refused
+from sloserve.fleet.contract.door import MODEL_HEADER, REFUSED_HEADER, InstanceResponse, LineSize, Refusal, Refused
 from sloserve.fleet.contract.reports import agent_report
-from sloserve.fleet.gateway.doors import Doors
+from sloserve.fleet.gateway.doors import AgentConnections
 from sloserve.scheduler.virtual_queues.contract import ModelState
 from tests.fleet.stand_in.engine import LONG, POISON, reply
 from tests.fleet.stand_in.launcher import InLoopLauncher
@@ -386,7 +386,7 @@ def test_a_request_that_is_cancelled_before_it_is_sent_takes_no_place(tmp_path: 
 
 
 def test_what_is_not_read_of_answers_is_closed_with_the_instance(tmp_path: Path) -> None:
-    held = list[Answer]()
+    held = list[InstanceResponse]()
 
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
         await instance.switch("chat")
@@ -582,7 +582,7 @@ def test_a_door_on_tcp_opens_to_its_key_alone(tmp_path: Path, key: str | None) -
     async def within() -> None:
         door = f"http://127.0.0.1:{free_port()}"
         settings = AgentSettings("node", "cpu", {"node/0": MODELS}, tmp_path, door=door, door_key="key-of-the-fleet")
-        gateway = Doors(5.0, key)
+        gateway = AgentConnections(5.0, key)
         async with Agent(settings, InLoopLauncher()) as agent:
             assert await agent.instances["node/0"].switch("chat")
             body = json.dumps({"model": "chat", "prompt": "a", "max_tokens": 4}).encode()

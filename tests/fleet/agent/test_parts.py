@@ -19,7 +19,7 @@ from sloserve.fleet.agent.alike import are_alike, fingerprint
 from sloserve.fleet.agent.costs import Costs, SharedCosts
 from sloserve.fleet.agent.engine_requests import AwaitedRequests, line_of, stream_of
 from sloserve.fleet.agent.engine_spec import ServedModel
-from sloserve.fleet.agent.line_reply import CHAT, COMPLETIONS, LineReply
+from sloserve.fleet.agent.line_reply import CHAT, COMPLETIONS, LineOutput
 from sloserve.fleet.agent.switch_methods import Situation, SwitchMethod, choose
 from sloserve.fleet.contract.door import LineSize
 from sloserve.fleet.contract.reports import MeasuredSwap
@@ -197,7 +197,7 @@ def test_a_line_that_goes_on_asks_for_what_is_left(route: str, stated: dict[str,
     prompt: dict[str, Any] = {"prompt": "a"} if route == COMPLETIONS else {"messages": []}
     progress = json.dumps({"prompt": [1], "tokens": [2, 3], "text": "x", "id": "i", "created": 1}).encode()
     body = json.dumps({"model": "m", **prompt, **stated}).encode()
-    reply = LineReply.of(Claimed("l", 2, body, route, "batch", None, progress))
+    reply = LineOutput.of(Claimed("l", 2, body, route, "batch", None, progress))
     assert json.loads(reply.body())["max_tokens"] == reply.max_tokens == left
 
 

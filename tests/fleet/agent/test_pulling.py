@@ -18,7 +18,7 @@ from sloserve.core.errors import StoreError
 from sloserve.fleet.agent import line_reply, line_service, pulling
 from sloserve.fleet.agent.claims import Pull
 from sloserve.fleet.agent.pulling import Pulling
-from sloserve.fleet.contract.door import Answer
+from sloserve.fleet.contract.door import InstanceResponse
 from sloserve.fleet.store.records import NewRequest, RequestState
 from sloserve.fleet.store.requests import MOST_LOST, Requests
 from sloserve.fleet.store.store import Store, open_store
@@ -284,12 +284,12 @@ def test_a_line_whose_engine_answers_garbage_fails_alone(
     monkeypatch.setattr(line_service, "RETRY_S", 0.0)
 
     class Garbage(FakeDoor):
-        async def send(self, *args: Any, **given: Any) -> Answer:
+        async def send(self, *args: Any, **given: Any) -> InstanceResponse:
             async def parts() -> AsyncIterator[bytes]:
                 yield b"data: " + event + b"\n\ndata: [DONE]\n\n"
 
             self.asked.append(("", {}, {}))
-            return Answer(200, {}, parts())
+            return InstanceResponse(200, {}, parts())
 
     async def scenario() -> None:
         async with host(tmp_path, Garbage("a/0", "m")) as a:

@@ -17,7 +17,7 @@ from sloserve.fleet.contract.door import MODEL_HEADER, REFUSED_HEADER
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport, to_json
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.fleet import Fleet
-from sloserve.fleet.gateway.gateway import Gateway, Surroundings
+from sloserve.fleet.gateway.gateway import Gateway, GatewayDependencies
 from sloserve.scheduler.virtual_queues.contract import ModelState
 from sloserve.wire.asgi import Message, Receive, Scope, Send, answer_json
 from sloserve.wire.opening import BodyLimits, BoundedBody
@@ -180,7 +180,7 @@ def fleet(text: str = FLEET) -> Fleet:
 
 
 @contextlib.asynccontextmanager
-async def serving(around: Surroundings, text: str = FLEET) -> AsyncIterator[Served]:
+async def serving(around: GatewayDependencies, text: str = FLEET) -> AsyncIterator[Served]:
     """A gateway over HTTP, which knows of its instances when this returns."""
     gateway = Gateway(fleet(text), around)
     config = uvicorn.Config(gateway.app, lifespan="on", ws="none", log_level="critical", timeout_graceful_shutdown=1)

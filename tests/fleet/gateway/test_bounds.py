@@ -15,11 +15,11 @@ from sloserve.core.slo import DEFAULT_CLASSES
 from sloserve.fleet.contract.reports import AgentReport, to_json
 from sloserve.fleet.gateway import prefixes, watch
 from sloserve.fleet.gateway.demand import DemandMeter
-from sloserve.fleet.gateway.doors import Doors
+from sloserve.fleet.gateway.doors import AgentConnections
 from sloserve.fleet.gateway.held import Hold
 from sloserve.fleet.gateway.instances import Instances
 from sloserve.fleet.gateway.metrics import GatewayMetrics
-from sloserve.fleet.gateway.parts import GatewayParts
+from sloserve.fleet.gateway.parts import GatewayState
 from sloserve.fleet.gateway.prefixes import beginnings
 from sloserve.fleet.gateway.serve import config
 from sloserve.fleet.gateway.watch import Watch
@@ -73,7 +73,7 @@ def test_agents_that_answer_are_asked_on_after_the_store_was_away(
     hold, demand = Hold(instances, SystemClock(), 1), DemandMeter(DEFAULT_CLASSES)
     played: Any = doors
     settings, limits = PluginSettings(), GatewaySettings()
-    parts = GatewayParts((), settings, limits, SystemClock(), instances, played, hold, demand, GatewayMetrics())
+    parts = GatewayState((), settings, limits, SystemClock(), instances, played, hold, demand, GatewayMetrics())
     watching = Watch("gateway", store, (), parts)
 
     async def test() -> None:
@@ -101,7 +101,10 @@ def test_a_door_does_not_send_the_gateway_elsewhere() -> None:
             await answer_json(send, HTTPStatus.OK, to_json(AgentReport("a", "unix:a", ())))
 
     async def test() -> None:
-        settings, doors = config(elsewhere, lifespan="off", port=0, timeout_graceful_shutdown=1), Doors(5.0, "a key")
+        settings, doors = (
+            config(elsewhere, lifespan="off", port=0, timeout_graceful_shutdown=1),
+            AgentConnections(5.0, "a key"),
+        )
         async with running(settings):
             assert await doors.state(f"http://127.0.0.1:{settings.port}") is None
             await doors.close()

@@ -16,7 +16,7 @@ from sloserve.core.spans import Phase
 from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup
 from sloserve.fleet.contract.reports import AgentReport, to_json
 from sloserve.fleet.gateway.fleet_view import COLUMNS, LOST, MOST_NAMED, FleetView
-from sloserve.fleet.gateway.gateway import Gateway, Surroundings
+from sloserve.fleet.gateway.gateway import Gateway, GatewayDependencies
 from sloserve.fleet.gateway.held import HeldRequest
 from sloserve.fleet.gateway.instances import FRESH_S
 from sloserve.fleet.gateway.prediction import Work
@@ -32,7 +32,7 @@ class Observed:
 
     def __init__(self, store: Store | None = None) -> None:
         self.clock = ManualClock()
-        self.gateway = Gateway(fleet(), Surroundings(store, admin_key=KEY), self.clock)
+        self.gateway = Gateway(fleet(), GatewayDependencies(store, admin_key=KEY), self.clock)
         self.view = FleetView(self.gateway.parts)
 
     def says(self, name: str, **what: Any) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def test_the_feed_of_a_gateway_opens_to_the_admin_key_alone(tmp_path: Path) -> N
 
     async def test() -> None:
         door = PlayedDoor(tmp_path / "door.sock")
-        async with door.open(), serving(Surroundings(doors=[door.address], admin_key=KEY)) as served:
+        async with door.open(), serving(GatewayDependencies(doors=[door.address], admin_key=KEY)) as served:
             async with httpx.AsyncClient(base_url=served.url, timeout=60.0) as http:
                 for headers in ({}, {"authorization": "Bearer other"}, {"authorization": KEY}):
                     for path in ("/sloserve/events", "/sloserve/other"):
@@ -215,7 +215,7 @@ def test_the_feed_of_a_gateway_opens_to_the_admin_key_alone(tmp_path: Path) -> N
 def test_without_an_admin_key_a_gateway_has_no_feed(tmp_path: Path) -> None:
     async def test() -> None:
         door = PlayedDoor(tmp_path / "door.sock")
-        async with door.open(), serving(Surroundings(doors=[door.address])) as served:
+        async with door.open(), serving(GatewayDependencies(doors=[door.address])) as served:
             async with httpx.AsyncClient(base_url=served.url, timeout=60.0) as http:
                 assert (await http.get("/sloserve/events")).status_code == 404
 

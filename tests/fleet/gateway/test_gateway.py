@@ -13,7 +13,7 @@ import pytest
 
 from sloserve.core.spans import Phase
 from sloserve.fleet import bounded_protocol as protocol
-from sloserve.fleet.gateway.gateway import Surroundings
+from sloserve.fleet.gateway.gateway import GatewayDependencies
 from sloserve.fleet.gateway.keys import hash_of
 from sloserve.fleet.gateway.serve import config
 from sloserve.fleet.gateway_settings import GatewaySettings
@@ -52,7 +52,7 @@ class Line:
 @contextlib.asynccontextmanager
 async def line(tmp_path: Path, *names: str, text: str = FLEET, **around: Any) -> AsyncIterator[Line]:
     door = PlayedDoor(tmp_path / "door.sock", *names)
-    async with door.open(), serving(Surroundings(doors=[door.address], **around), text) as served:
+    async with door.open(), serving(GatewayDependencies(doors=[door.address], **around), text) as served:
         async with httpx.AsyncClient(base_url=served.url, timeout=60.0) as http:
             yield Line(door, served, http)
 
@@ -130,7 +130,7 @@ def test_who_waits_for_an_instance_when_the_gateway_stops_is_told_to_come_again(
         door = PlayedDoor(tmp_path / "door.sock")
         door.instances["node-a/0"].room = 0
         async with door.open(), httpx.AsyncClient(timeout=30.0) as http:
-            async with serving(Surroundings(doors=[door.address])) as served:
+            async with serving(GatewayDependencies(doors=[door.address])) as served:
                 asking = asyncio.create_task(
                     http.post(served.url + COMPLETIONS, json={"model": "chat", "prompt": "a", "max_tokens": 5})
                 )

@@ -14,7 +14,7 @@ from sloserve.core.spans import Phase
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.gateway.calibration import MOST, Calibration
-from sloserve.fleet.gateway.gateway import Gateway, Surroundings
+from sloserve.fleet.gateway.gateway import Gateway, GatewayDependencies
 from sloserve.fleet.gateway.gateway_request import GatewayRequest, GatewayRequestReader
 from sloserve.fleet.gateway.keys import Tenant, hash_of
 from sloserve.fleet.gateway.needs import needs_of
@@ -179,7 +179,7 @@ def test_the_router_may_have_a_file_of_its_own(tmp_path: Path) -> None:
     fleet = parse_fleet(f"{FLEET}router: router.yaml\n", str(tmp_path / "fleet.yaml"))
     assert fleet.router is not None and fleet.router.sets == {"auto": ("chat",)}
     with pytest.raises(ConfigError, match=r"router: .*mine\.safetensors"):
-        Gateway(fleet, Surroundings())
+        Gateway(fleet, GatewayDependencies())
     (tmp_path / "router.yaml").write_text("models: [chat]\nquality: {a: {chat: 1}}\nweights: {urgent: 2}\n")
     with pytest.raises(ConfigError, match=r"router\.yaml:3:11: weights\.urgent: class 'urgent' is unknown"):
         parse_fleet(f"{FLEET}router: router.yaml\n", str(tmp_path / "fleet.yaml"))
@@ -238,7 +238,7 @@ def chosen(gateway: Gateway, body: dict[str, Any] | None = None, **headers: str)
 
 def test_a_model_that_no_instance_can_bring_is_not_waited_for() -> None:
     """Of equals the first, it was: the request waited until its time was over."""
-    gateway = Gateway(parse_fleet(TEXT), Surroundings())
+    gateway = Gateway(parse_fleet(TEXT), GatewayDependencies())
     told(gateway, InstanceReport("node-a/0", "h100", Phase.EMPTY, {"legal": ModelState.COLD}))
     assert chosen(gateway) == "legal"
     told(gateway, InstanceReport("node-a/1", "h100", Phase.EMPTY, {"chat": ModelState.WARM}))
@@ -247,7 +247,7 @@ def test_a_model_that_no_instance_can_bring_is_not_waited_for() -> None:
 
 def test_a_full_queue_of_a_class_sends_its_requests_to_another_model() -> None:
     caps = "settings: {policy: edf, admission: {mode: cap, max_waiting: {interactive: 1}}}"
-    gateway = Gateway(parse_fleet(TEXT.replace("settings: {policy: edf}", caps)), Surroundings())
+    gateway = Gateway(parse_fleet(TEXT.replace("settings: {policy: edf}", caps)), GatewayDependencies())
     both = {"chat": ModelState.ACTIVE, "legal": ModelState.WARM}, {"chat": ModelState.WARM, "legal": ModelState.ACTIVE}
     told(gateway, *(InstanceReport(f"node-a/{i}", "h100", Phase.SERVING, of, room=9) for i, of in enumerate(both)))
     parts, now_s = gateway.parts, gateway.parts.clock.monotonic_s()
@@ -275,7 +275,7 @@ def test_a_task_that_is_said_twice_is_refused_if_it_is_not_the_same() -> None:
 def test_an_engine_that_is_slower_than_its_profile_is_not_believed_for_long() -> None:
     """Every request went to the larger model and was late, for as long as the profile was wrong."""
     clock = ManualClock(0.0)
-    gateway = Gateway(parse_fleet(TEXT.replace("token_ms: 1000", "token_ms: 10")), Surroundings(), clock)
+    gateway = Gateway(parse_fleet(TEXT.replace("token_ms: 1000", "token_ms: 10")), GatewayDependencies(), clock)
     both = {"chat": ModelState.ACTIVE, "legal": ModelState.WARM}, {"chat": ModelState.WARM, "legal": ModelState.ACTIVE}
     chooser, went = gateway.parts.chooser, []
     assert chooser is not None

@@ -19,7 +19,7 @@ from sloserve.estimator.completion.steady_state import EngineSize
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport
-from sloserve.fleet.gateway.gateway import Gateway, Surroundings
+from sloserve.fleet.gateway.gateway import Gateway, GatewayDependencies
 from sloserve.fleet.gateway.gateway_request import GatewayRequestReader
 from sloserve.fleet.gateway.held import HeldRequest, HeldTooLong, Hold, HoldFull
 from sloserve.fleet.gateway.instances import FRESH_S, Instances
@@ -259,7 +259,7 @@ def test_a_server_that_sends_answers_by_their_slo_is_told_what_the_body_states()
     told: list[SLO] = []
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "raw_path": b"/v1/completions"}
     scope |= {"headers": [], "query_string": b"", "extensions": {SLO_KNOWN: told.append}}
-    asyncio.run(Gateway(parse_fleet(FLEET), Surroundings()).app(scope, receive, send))  # type: ignore[arg-type]
+    asyncio.run(Gateway(parse_fleet(FLEET), GatewayDependencies()).app(scope, receive, send))  # type: ignore[arg-type]
     (slo,) = told
     assert (slo.slo_class.name, slo.targets.e2e_s) == ("batch", 9.0)
 

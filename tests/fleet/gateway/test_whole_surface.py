@@ -19,7 +19,7 @@ from sloserve.core.clock import ManualClock
 from sloserve.core.errors import ConfigError, StoreAway, StoreFull
 from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup, to_json
 from sloserve.fleet.contract.reports import gateway_report
-from sloserve.fleet.gateway.gateway import Gateway, Surroundings, batch_class, check_address
+from sloserve.fleet.gateway.gateway import Gateway, GatewayDependencies, batch_class, check_address
 from sloserve.fleet.gateway.keys import Tenant, hash_of
 from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.fleet.store.records import RequestState, Result, StoredPlan
@@ -41,7 +41,7 @@ tenants:
 async def whole(tmp_path: Path) -> AsyncIterator[tuple[PlayedDoor, Served, Store]]:
     (tmp_path / "keys.yaml").write_text(KEYS)
     store, door = open_store(f"sqlite:{tmp_path / 'store.sqlite'}"), PlayedDoor(tmp_path / "door.sock")
-    around = Surroundings(store, tmp_path / "files", tmp_path / "keys.yaml", [door.address], name="gateway-1")
+    around = GatewayDependencies(store, tmp_path / "files", tmp_path / "keys.yaml", [door.address], name="gateway-1")
     try:
         async with door.open(), serving(around) as served:
             yield door, served, store
@@ -222,7 +222,7 @@ def _two_tenants(folder: Path, steps: list[tuple[str, str, int, int]]) -> None:
     _write_keys(folder, shown)
     store, clock = open_store(f"sqlite:{folder / 'store.sqlite'}"), ManualClock()
     limits = GatewaySettings(hold_max_s=0.001)
-    around = Surroundings(store, folder / "files", folder / "keys.yaml", limits=limits)
+    around = GatewayDependencies(store, folder / "files", folder / "keys.yaml", limits=limits)
     gateway = Gateway(fleet(FLEET + ROUTER), around, clock)
     owned: dict[str, dict[str, str]] = {"files": {}, "batches": {}}
 

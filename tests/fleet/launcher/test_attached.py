@@ -14,7 +14,7 @@ from sloserve.core.spans import Phase
 from sloserve.fleet.agent.agent import Agent, AgentSettings
 from sloserve.fleet.agent.engine_spec import Attached, ServedModel
 from sloserve.fleet.file import parse_fleet
-from sloserve.fleet.gateway.doors import Doors
+from sloserve.fleet.gateway.doors import AgentConnections
 from sloserve.fleet.launcher import attached
 from sloserve.fleet.launcher.attached import AttachingLauncher
 from sloserve.fleet.run.launchers import launcher_for
@@ -91,7 +91,7 @@ def agent_of(folder: Path, theirs: Theirs, admin_key: str | None = None) -> Agen
     return Agent(AgentSettings("theirs", "cpu", {"theirs/0": {"chat": model}}, folder), AttachingLauncher(theirs.url))
 
 
-async def asked(gateway: Doors, agent: Agent) -> str:
+async def asked(gateway: AgentConnections, agent: Agent) -> str:
     body = json.dumps({"model": "chat", "prompt": "a", "max_tokens": 4}).encode()
     headers = [("content-type", "application/json")]
     answer = await gateway.send(agent.door, "theirs/0", "/v1/completions", headers, body, "chat")
@@ -102,7 +102,7 @@ async def asked(gateway: Doors, agent: Agent) -> str:
 @pytest.mark.parametrize("admin_key", [None, "admin"], ids=["stock", "ours"])
 def test_a_server_that_is_attached_serves_and_goes_on_without_the_agent(tmp_path: Path, admin_key: str | None) -> None:
     async def within() -> None:
-        gateway = Doors(5.0)
+        gateway = AgentConnections(5.0)
         async with Theirs("chat", stock=admin_key is None) as theirs:
             async with agent_of(tmp_path, theirs, admin_key) as agent:
                 instance = agent.instances["theirs/0"]
@@ -141,7 +141,7 @@ def test_a_server_that_goes_and_comes_back_is_found_again(tmp_path: Path, monkey
                 await asyncio.sleep(0.02)
 
     async def within() -> None:
-        gateway = Doors(5.0)
+        gateway = AgentConnections(5.0)
         async with Theirs("chat") as theirs:
             port = theirs.port
             agent = agent_of(tmp_path, theirs)

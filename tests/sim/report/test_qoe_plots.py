@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sloserve.core.runlog import RequestLog, RunLog
-from sloserve.sim.report.experience import TimedReplies, replies_of
+from sloserve.sim.report.experience import TimedOutputs, replies_of
 from sloserve.sim.report.figure_style import line_styles
 from sloserve.sim.report.qoe_plots import lengths_figure, shown_load, timelines_figure
 
@@ -16,7 +16,7 @@ MakeRequest = Callable[..., RequestLog]
 MakeRun = Callable[..., RunLog]
 
 
-def of(logs: list[RequestLog], seed: int = 0) -> TimedReplies:
+def of(logs: list[RequestLog], seed: int = 0) -> TimedOutputs:
     found = replies_of(logs, seed)
     assert found is not None
     return found
@@ -64,7 +64,7 @@ def test_timelines_count_from_arrival_beside_the_expectation(request_log: MakeRe
 
 def test_a_seed_with_another_expectation_stays_out(request_log: MakeRequest) -> None:
     ours = of([request_log("a", 0.0, [0.5, 1.0])])
-    other = TimedReplies(ours.total_tokens, ours.qoe, type(ours.timelines)(1.0, 9.0, 7, ours.timelines.delivered_s))
+    other = TimedOutputs(ours.total_tokens, ours.qoe, type(ours.timelines)(1.0, 9.0, 7, ours.timelines.delivered_s))
     figure = timelines_figure({"edf": [ours, other]}, line_styles(["edf"]), "x")
     assert figure.axes[0].get_title() == "edf, 1 of 1"
 

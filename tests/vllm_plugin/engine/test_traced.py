@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sloserve.core.request import WorkloadRequest
-from sloserve.wire.trace_way import HEADER, Way
+from sloserve.wire.trace_way import HEADER, RequestTrace
 
 pytestmark = pytest.mark.vllm
 
@@ -31,16 +31,16 @@ def tracing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_config, "_base_config", traced)
 
 
-def ways(engine: Any, work: list[WorkloadRequest]) -> dict[str, Way]:
+def ways(engine: Any, work: list[WorkloadRequest]) -> dict[str, RequestTrace]:
     """Of each request, as its last output has it."""
-    found: dict[str, Way] = {}
+    found: dict[str, RequestTrace] = {}
     stock = engine.scheduler.update_from_output
 
     def update(*args: Any) -> Any:
         outputs = stock(*args)
         for batch in outputs.values():
             for one in batch.outputs:
-                found[one.request_id] = Way.read(one.trace_headers)
+                found[one.request_id] = RequestTrace.read(one.trace_headers)
                 assert one.trace_headers is None or engine.scheduler._traced is not None
         return outputs
 
@@ -50,7 +50,7 @@ def ways(engine: Any, work: list[WorkloadRequest]) -> dict[str, Way]:
     return found
 
 
-def names(way: Way) -> list[str]:
+def names(way: RequestTrace) -> list[str]:
     return [event.name for event in way.events]
 
 
@@ -82,7 +82,7 @@ def test_vllm_preempts_where_blocks_are_short(build: Build, request_of: RequestO
 def test_without_tracing_nothing_is_noted_and_no_header_is_sent(build: Build, request_of: RequestOf) -> None:
     engine = build("edf")
     assert engine.scheduler._traced is None
-    assert set(map(str, ways(engine, [request_of("a"), request_of("b")]).values())) == {str(Way())}
+    assert set(map(str, ways(engine, [request_of("a"), request_of("b")]).values())) == {str(RequestTrace())}
 
 
 def test_traced_or_not_the_same_is_decided(build: Build, request_of: RequestOf, tracing: None) -> None:
@@ -101,7 +101,7 @@ def test_a_headers_own_trace_is_kept(build: Build, request_of: RequestOf, tracin
     traced = scheduler._traced
     request = type("Request", (), {"request_id": "a", "trace_headers": {"traceparent": "00-1"}})()
     scheduler._ledger.stages.arrived("a", 0.0)
-    from sloserve.wire.trace_way import WayEvent
+    from sloserve.wire.trace_way import TraceEvent
 
-    traced._tell(request, WayEvent("admitted", 1.0))
+    traced._tell(request, TraceEvent("admitted", 1.0))
     assert request.trace_headers["traceparent"] == "00-1" and HEADER in request.trace_headers

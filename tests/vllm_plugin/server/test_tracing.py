@@ -12,7 +12,7 @@ from sloserve.core.served import Interruptions
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.vllm_plugin.server.observe import EngineCall, Observed, entering
 from sloserve.vllm_plugin.server.tracing import Tracing
-from sloserve.wire.trace_way import HEADER, Way, WayEvent
+from sloserve.wire.trace_way import HEADER, RequestTrace, TraceEvent
 
 pytestmark = pytest.mark.vllm
 
@@ -85,9 +85,9 @@ def test_a_span_has_class_targets_verdict_and_what_befell_the_request(spans: Any
     one, state = observed(clock, ttft_s=0.5, tpot_s=0.05), state_of(num_preemptions=1)
     entered(tracing, one, state)
     clock.advance_to(clock.now_s() + 1.0)
-    way = Way(preempted_s=0.25, left_out=3)
-    way.add(WayEvent("admitted", 1e6 + 0.1, "places", 4.0, 4.0))
-    way.add(WayEvent("preempted", 1e6 + 0.3, "plan", None, 2.5))
+    way = RequestTrace(preempted_s=0.25, left_out=3)
+    way.add(TraceEvent("admitted", 1e6 + 0.1, "places", 4.0, 4.0))
+    way.add(TraceEvent("preempted", 1e6 + 0.3, "plan", None, 2.5))
     output = SimpleNamespace(trace_headers={"traceparent": TRACE, HEADER: way.header()})
     processor.do_tracing(output, state, SimpleNamespace(iteration_timestamp=1e6 + 1.0))
     assert output.trace_headers == {"traceparent": TRACE}

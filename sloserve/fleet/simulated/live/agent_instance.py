@@ -15,7 +15,7 @@ from sloserve.scheduler.virtual_queues.fleet_operations import Queued
 
 
 @dataclass(slots=True)
-class _BegunReply:
+class _BegunOutput:
     """The output of a request in an engine.
 
     Args:
@@ -53,7 +53,7 @@ class Sent:
     request: WaitingRequest
     ref: int | None
     in_flight: InFlightRequest
-    coming: _BegunReply
+    coming: _BegunOutput
     model: str
 
 
@@ -116,7 +116,7 @@ class AgentInstance:
 
     def begin(self, request: WaitingRequest, ref: int | None, now_s: float, *, durable: bool) -> None:
         """Send the request to the engine."""
-        coming = _BegunReply(self.view, request)
+        coming = _BegunOutput(self.view, request)
         limit = None if request.most_tokens is None else max(request.most_tokens - request.generated_tokens, 1)
         in_flight = InFlightRequest(request.model, durable, request.prompt_tokens, limit, True, now_s, coming)
         self.in_flight.begin(in_flight)
