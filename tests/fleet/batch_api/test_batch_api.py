@@ -595,5 +595,5 @@ def test_a_folder_forgets_what_no_row_knows(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3 and half.exists(), "another gateway may be at it"
     Folder(tmp_path).keep_only(lambda id: id == known, before_s=2**40)
     assert [file.name for file in tmp_path.iterdir()] == [known]
-    with pytest.raises(ValueError, match="no id"):
+    with pytest.raises(ValueError, match="is not the id of a file"):
         folder.open("../x")
