@@ -96,7 +96,9 @@ def _train(system: System, phases: Phases, out: Path, settings: TrainingSettings
     try:
         from sloserve.fleet.router.train import Trainer
     except ImportError as error:
-        raise ConfigError(f"training needs torch ({error}); it comes with vLLM: {install_command('cpu')}") from None
+        raise ConfigError(
+            f"training needs torch ({error}); it comes with vLLM, or {install_command('router')}"
+        ) from None
     trainer = Trainer(system, phases, settings)
     steps = settings.steps
     about = {"seed": str(settings.seed), "steps": str(steps), "system": json.dumps(describe(system))}

@@ -1,6 +1,7 @@
 """A short training: deterministic, written where it was asked, judged beside simpler rules."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,14 @@ def test_a_folder_that_is_not_there_is_said_before_the_training(tmp_path: Path) 
     file.write_text(ROUTER)
     with pytest.raises(ConfigError, match="--out: no folder"):
         train_and_report(file, tmp_path / "no" / "p", TrainingSettings(steps=10), evaluate=None, plots=None)
+
+
+def test_training_without_torch_names_the_extra_that_brings_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "router.yaml"
+    file.write_text(ROUTER)
+    monkeypatch.delitem(sys.modules, "sloserve.fleet.router.train", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(
+        ConfigError, match=r"training needs torch .*; it comes with vLLM, or pip install -e '\.\[router\]'"
+    ):
+        train_and_report(file, tmp_path / "p", TrainingSettings(steps=10), evaluate=None, plots=None)
