@@ -161,7 +161,12 @@ def ran(bare: Path, folder: Path, *arguments: str) -> str:
 def test_the_wheel_holds_examples_page_and_kernels_and_no_tests(built: Path) -> None:
     (wheel, *_) = built.glob("*x86_64.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    for name in ("configs/serve.yaml", "configs/grafana/sloserve.json", "wire/page/page.js", "presets/chat.yaml"):
+    for name in (
+        "configs/serve.yaml",
+        "configs/grafana/sloserve.json",
+        "wire/page/page.js",
+        "scheduler/presets/chat.yaml",
+    ):
         assert f"sloserve/{name}" in names
     (stub,) = (name for name in names if name.endswith("/_csrc.pyi"))
     assert any(name.startswith(stub.removesuffix("pyi")) and name.endswith(".so") for name in names)
