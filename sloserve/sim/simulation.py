@@ -1,5 +1,6 @@
 """The run of an experiment for a person: progress bar, table, and a folder with records, raw logs and plots."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,8 @@ def simulate(
     write_runs(out_dir / RUNS_CSV, [run | {"counters": of_run} for run, of_run in zip(runs, counters, strict=True)])
     plots = write_plots(out_dir, runs, samples)
     console.print(summary_table(runs, comparisons, title=_title(experiment)))
+    for line in _failed_plans(runs, counters):
+        console.print(line, soft_wrap=True, highlight=False)
     by_class = class_latency_table(runs)
     if by_class is not None:
         console.print(by_class)
@@ -92,6 +95,18 @@ def simulate(
     for path in (out_dir / RESULT_JSON, out_dir / RUNS_CSV, *plots):
         console.print(f"wrote {path}", soft_wrap=True, highlight=False)
     return runs
+
+
+def _failed_plans(runs: Sequence[Mapping[str, Any]], counters: Sequence[Mapping[str, int]]) -> list[str]:
+    """Return a warning for each policy that failed in some plans: its figures are partly the figures of stock vLLM."""
+    failed: dict[str, int] = {}
+    for run, of_run in zip(runs, counters, strict=True):
+        if errors := of_run.get("plan_errors", 0):
+            failed[run["policy"]] = failed.get(run["policy"], 0) + errors
+    return [
+        f"WARNING: {policy} failed {errors} times; vLLM's own order held in these steps. The log has the traceback"
+        for policy, errors in failed.items()
+    ]
 
 
 def _tuned_line(tuned: Tuned) -> str:

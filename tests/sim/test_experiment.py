@@ -20,6 +20,8 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog, StepLog
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.lso.plan import Plan, Snapshot
+from sloserve.scheduler.edf import EDF
 from sloserve.sim import experiments as experiments_module
 from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment import capacity_rps, engine_class, measured_points
@@ -212,6 +214,22 @@ def test_files_depend_on_the_flags_alone(tmp_path: Path) -> None:
     stock, fcfs = ([r for r in first["runs"] if r["policy"] == p] for p in ("stock", "fcfs"))
     assert [r | {"policy": ""} for r in stock] == [r | {"policy": ""} for r in fcfs]
     _check_logs_agree(folders[0], first["runs"])
+
+
+@pytest.mark.slow
+def test_a_policy_that_fails_is_named_below_the_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Its figures are those of stock vLLM, whose order holds then; nothing else on the screen shows it."""
+
+    def plan(self: EDF, snapshot: Snapshot, now_s: float) -> Plan:
+        raise ZeroDivisionError("ouch")
+
+    monkeypatch.setattr(EDF, "plan", plan)
+    flags = ["--workload", "voice", "--rps", "8", "--seeds", "1", "--max-requests", "9", "--engine", "model"]
+    app(["simulate", *flags, "--policy", "stock,edf,fcfs", "--out", str(tmp_path)], standalone_mode=False)
+    (warning,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("WARNING")]
+    assert warning.startswith("WARNING: edf failed ") and "vLLM's own order held" in warning
 
 
 @pytest.mark.vllm
