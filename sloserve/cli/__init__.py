@@ -10,7 +10,7 @@ __all__ = ["app", "main"]
 
 
 def __getattr__(name: str) -> Any:
-    """Return ``app`` or ``main``, the first with all commands registered.
+    """Return ``app`` with all commands registered, or ``main``, which registers them when it runs.
 
     A package that registers a command imports modules of this one, which must not import that package in turn.
     """
@@ -18,7 +18,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from sloserve.cli import registered, root
 
-    registered.import_commands()
+    if name == "app":
+        registered.import_commands()
     found = getattr(root, name)
     globals()[name] = found
     return found

@@ -15,6 +15,7 @@ from importlib.metadata import EntryPoint
 from typing import Any
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.extras import install_command
 from sloserve.core.registrations import registered
 
 COMMANDS = "sloserve.commands"
@@ -43,8 +44,13 @@ def import_commands() -> None:
     """Import all modules that register commands, in the order of their names.
 
     A module that fails to import does not take the other commands away; a line on standard error names it.
+
+    Raises: ConfigError where no command is registered: the metadata of the installation is older than the code.
     """
-    for name, one in sorted(registered(COMMANDS).items()):
+    commands = registered(COMMANDS)
+    if not commands:
+        raise ConfigError(f"{COMMANDS}: no command is registered; install sloserve again: {install_command()}")
+    for name, one in sorted(commands.items()):
         try:
             one.load()
         except Exception as error:

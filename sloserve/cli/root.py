@@ -8,6 +8,7 @@ from typer.core import TyperGroup
 
 import sloserve
 from sloserve.cli.flag_numbers import read_strictly
+from sloserve.cli.registered import import_commands
 from sloserve.core.errors import ConfigError
 from sloserve.core.extras import explained
 from sloserve.core.json_lines import lines_of
@@ -55,6 +56,7 @@ app = typer.Typer(cls=OneLine, no_args_is_help=True, pretty_exceptions_enable=Fa
 def main() -> None:
     """Run the command line: a mistake of the operator prints one line to stderr and exits with status 2."""
     try:
+        import_commands()
         app()
     except ConfigError as error:
         _exit(error)
