@@ -9,6 +9,13 @@ from sloserve.core.slo import SLO
 
 PREFIX_BLOCK_TOKENS = 512
 """Tokens that one id of ``prefix_ids`` stands for unless the request says otherwise (Mooncake's trace format)."""
+OUTPUT_ID = -1
+"""The id in ``prefix_ids`` of tokens that an engine in virtual time generated, in every output.
+
+A prompt that repeats the output of an earlier request, as the next call of an agent does, names its blocks by this id.
+It hits the full blocks of the output in the prefix cache, as vLLM caches them under their hashes, if all before them is
+the same as well.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +29,8 @@ class WorkloadRequest:
         task: The trace's own label.
         max_tokens: The client's cap on output tokens; ``None`` for whatever the context length leaves.
         priority: vLLM's priority; a lower number is served earlier.
-        prefix_ids: Ids of the prompt's blocks of ``prefix_block_tokens`` tokens. Two prompts share KV as far as their
-            leading ids agree; a prompt without ids shares nothing.
+        prefix_ids: Ids of the prompt's blocks of ``prefix_block_tokens`` tokens, at least 0, or ``OUTPUT_ID``. Two
+            prompts share KV as far as their leading ids agree; a prompt without ids shares nothing.
         model: Name of the model that the request asks for; empty where there is only one.
     """
 

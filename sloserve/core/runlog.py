@@ -49,6 +49,7 @@ class RequestLog(FinishedRequest):
         token_times_s: When each token left the engine, ``[tokens delivered]``, ascending; empty if none did.
         recomputed_tokens: Tokens of which KV was computed again after preemptions.
         num_swaps: How often KV of the request was copied to the host and back.
+        cached_tokens: Tokens of the prompt that the prefix cache had when the request was first admitted.
         predicted: The latency that was predicted at admission.
         stages: Seconds in each stage; ``None`` if the request was not completed, or where stages are not known, as on a
             client's side.
@@ -62,6 +63,7 @@ class RequestLog(FinishedRequest):
     predicted: Predicted | None = None
     stages: StageTimes | None = None
     num_swaps: int = 0
+    cached_tokens: int = 0
 
     @property
     def asked(self) -> SLO:

@@ -20,7 +20,7 @@ import numpy as np
 from sloserve.core.clock import ManualClock
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
-from sloserve.core.runlog import RequestLog, StepLog
+from sloserve.core.runlog import RequestLog, RunLog, StepLog
 from sloserve.engine.stages import Stages
 from sloserve.engine.swap.store import SwapStore
 from sloserve.engine.virtual.engine_settings import EngineSettings
@@ -80,6 +80,7 @@ class EventLoop(ABC):
         self.at = math.inf
         """Time of its next event, in seconds from its start; infinite while it is idle."""
         self._awaits_output = False  # what that event is: the output of a step, or else the scheduling of the next
+        self._awaits_arrival = False  # whether nothing but an arrival or a copy's end can make it happen earlier
         self._batches: deque[Dispatched] = deque()
         self._worker_free_s = 0.0
         self._empty = 0  # steps in a row that scheduled nothing
@@ -132,20 +133,31 @@ class EventLoop(ABC):
     def _apply(self, batch: Any, now_s: float) -> None:
         """Apply the output of a step that :meth:`_dispatch` gave."""
 
+    @abstractmethod
+    def log(self, requests: Sequence[WorkloadRequest], wall_s: float = 0.0) -> RunLog:
+        """Return the log of ``requests``, which were given, at the end of a run of ``wall_s`` seconds of real time.
+
+        Requests that have not ended are lost.
+        """
+
     # The loop, an event at a time.
 
     def give(self, *requests: WorkloadRequest, now_s: float | None = None) -> None:
-        """Give requests to the front end; they reach it when they arrive, ascending, and not before ``now_s``.
+        """Give requests to the front end; they reach it when they arrive, and not before ``now_s``.
 
         The engine has come to ``now_s``. KV that is kept under the id of a request is loaded before it runs. Requests
-        that arrive later than :attr:`at` may be given already. Requests up to then have to be: an event sees what was
-        there when it happened.
+        that arrive later than :attr:`at` may be given already, in any order; requests that arrive at the same time
+        reach the front end in the order in which they were given. Requests up to :attr:`at` have to be given: an event
+        sees what was there when it happened.
         """
         for request in requests:
             reached_s = request.arrival_s if now_s is None else max(request.arrival_s, now_s)
-            self._arriving.append((reached_s, request))
-        if self.at == math.inf:
-            self._plan_at(self._wakes_at)
+            place = len(self._arriving)
+            while place and self._arriving[place - 1][0] > reached_s:
+                place -= 1
+            self._arriving.insert(place, (reached_s, request))
+        if self.at == math.inf or self._awaits_arrival:
+            self._plan_at(self._wakes_at, awaits_arrival=True)
 
     def abort(self, request_id: str, now_s: float) -> None:
         """Abort a request because its client left at ``now_s``. Output in flight is dropped.
@@ -155,15 +167,15 @@ class EventLoop(ABC):
         Nothing happens if the request has ended or was never given.
         """
         self._reach(max(now_s, self._now_s))
-        outside = [item for _, item in self._arriving if item.request_id == request_id]
+        arriving = [item for _, item in self._arriving if item.request_id == request_id]
         self._arriving = deque(pair for pair in self._arriving if pair[1].request_id != request_id)
-        for item in [item for item in self._accepted if item.request_id == request_id]:
-            self._accepted.remove(item)
+        accepted = [item for item in self._accepted if item.request_id == request_id]
+        self._accepted = [item for item in self._accepted if item.request_id != request_id]
+        for _ in accepted:
             self._front_end.ended(request_id, None, 0, self._clock.now_s())
-            outside.append(item)
-        for item in outside:
+        for item in arriving + accepted:
             self._ended_outside(item, Outcome.ABORTED)
-        if not outside:
+        if not (arriving or accepted):
             self._abort(request_id)
 
     def park(self, request_id: str, kept_as: str, now_s: float) -> float:
@@ -200,8 +212,11 @@ class EventLoop(ABC):
     def kv_used(self) -> float:
         """Share of the KV blocks in use, 0..1."""
 
-    def tell(self, ended: Callable[[str], object]) -> None:
-        """Call ``ended`` with a request's id whenever one is over, however it ended."""
+    def tell(self, ended: Callable[[str, Outcome], object]) -> None:
+        """Call ``ended`` with a request's id and its outcome whenever one is over.
+
+        Lost requests are never over: see :data:`~sloserve.core.outcome.Outcome.LOST`.
+        """
         self._front_end.on_ended = ended
 
     @property
@@ -224,8 +239,8 @@ class EventLoop(ABC):
         self._now_s = now_s
         self._clock.advance_to(self._epoch_s + now_s)
 
-    def _plan_at(self, at: float) -> None:
-        self.at, self._awaits_output = at, False
+    def _plan_at(self, at: float, *, awaits_arrival: bool = False) -> None:
+        self.at, self._awaits_output, self._awaits_arrival = at, False, awaits_arrival
 
     def _take_output(self) -> bool:
         """End the oldest step in flight; return whether the next is scheduled in the same instant."""
@@ -241,10 +256,12 @@ class EventLoop(ABC):
         # Nothing in flight, or nothing but empty steps, and nothing could be scheduled: only an arrival, or a plan that
         # changes its mind, helps.
         again_s = self._now_s
-        if self._accepted or self._wakes_at != math.inf:
+        if self._accepted:
             self._empty = 0
-            if not self._accepted:
-                again_s = self._wakes_at
+        elif self._wakes_at != math.inf:
+            self._empty = 0
+            self._plan_at(self._wakes_at, awaits_arrival=True)
+            return False
         elif empty > _MAX_EMPTY_STEPS:
             self.at = math.inf
             return False
@@ -263,7 +280,7 @@ class EventLoop(ABC):
                 self._accepted = []
             has_requests = self._has_requests()
             if not has_requests and not self._batches:
-                self._plan_at(self._wakes_at)
+                self._plan_at(self._wakes_at, awaits_arrival=True)
                 return
             planned_s = self._now_s
             if has_requests:
@@ -278,7 +295,8 @@ class EventLoop(ABC):
                         self._plan_at(planned_s)
                         return
                     continue
-            self.at, self._awaits_output = max(planned_s, self._batches[0].end_s), True
+            self.at = max(planned_s, self._batches[0].end_s)
+            self._awaits_output, self._awaits_arrival = True, False
             return
 
     def _serve(self, workload: Sequence[WorkloadRequest], on_progress: Callable[[int], None] | None) -> None:
@@ -303,8 +321,7 @@ class EventLoop(ABC):
         """End a request that never came to the scheduler."""
         predicted = self._front_end.predicted(item.request_id)
         self._done[item.request_id] = RequestLog(item, outcome, np.empty(0), predicted=predicted)
-        if outcome is Outcome.REJECTED and self._front_end.on_ended is not None:
-            self._front_end.on_ended(item.request_id)
+        self._front_end.notify(item.request_id, outcome)
         self._num_ended += 1
 
     def _step_log(self) -> StepLog:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from sloserve.core.errors import Rejected
 from sloserve.core.finished import Latency
+from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import Predicted
 from sloserve.core.request import WorkloadRequest
 from sloserve.engine.virtual.engine_settings import EngineSettings
@@ -35,8 +36,10 @@ class VirtualFrontEnd:
         self._queued_tokens: dict[str, int] = {}
         self._queued_tokens_sum = 0
         self._in_flight = 0
-        self.on_ended: Callable[[str], object] | None = None
-        """Function that is called with the id of each request that ended, for what stands before the engine."""
+        self.on_ended: Callable[[str, Outcome], object] | None = None
+        """Function that is called with the id and the outcome of each request that ended, for what stands before the
+        engine.
+        """
 
     def takes(self, item: WorkloadRequest, now_s: float) -> bool:
         """Return whether the request is taken in; if so it is booked as waiting."""
@@ -96,8 +99,11 @@ class VirtualFrontEnd:
         self._in_flight -= 1
         if self._admission is not None:
             self._tickets.pop(request_id).ended(latency, tokens, now_s)
+
+    def notify(self, request_id: str, outcome: Outcome) -> None:
+        """Call :attr:`on_ended`, if there is such a function."""
         if self.on_ended is not None:
-            self.on_ended(request_id)
+            self.on_ended(request_id, outcome)
 
     def _at_cap(self) -> bool:
         """Return whether vLLM's caps are reached: on requests, this one counted, or on tokens before this one's."""

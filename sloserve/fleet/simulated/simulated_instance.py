@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import SLO
 from sloserve.core.spans import Phase, Span
@@ -289,7 +290,7 @@ class SimulatedInstance:
     def _part_of(self, given_id: str) -> _Part | None:
         return self._parts.get(given_id.partition("~")[0])
 
-    def _over(self, given_id: str) -> None:
+    def _over(self, given_id: str, _outcome: Outcome) -> None:
         part = self._part_of(given_id)
         if part is None:
             return

@@ -224,6 +224,7 @@ class ModelEngine(EventLoop):
         tokens = int(counts.tokens[index] - counts.prompt[index])
         latency = latency_of(item.arrival_s, self._first_token_s[index], now_s, tokens)
         self._front_end.ended(item.request_id, latency, tokens, self._clock.now_s())
+        self._front_end.notify(item.request_id, Outcome.COMPLETED)
 
     def empty_prefix_cache(self) -> None:
         """Empty the prefix cache: the model goes to sleep (requires that no request runs)."""
@@ -244,6 +245,7 @@ class ModelEngine(EventLoop):
         self._stages.ended(request_id, self._now_s)
         tokens = int(counts.tokens[index] - counts.prompt[index])
         self._front_end.ended(request_id, None, tokens, self._clock.now_s())
+        self._front_end.notify(request_id, Outcome.ABORTED)
 
     def _keep(self, request_id: str) -> Sequence[Sequence[int]]:
         index, scheduler = self._index_of.get(request_id), self.scheduler
@@ -274,6 +276,7 @@ class ModelEngine(EventLoop):
                     self._front_end.predicted(request_id),
                     stages,
                     self._num_swaps(request_id),
+                    int(counts.found[index]),
                 )
             logs.append(log)
         return logs

@@ -2,11 +2,8 @@
 
 from collections.abc import Hashable
 
-from sloserve.core.request import WorkloadRequest
+from sloserve.core.request import OUTPUT_ID, WorkloadRequest
 from sloserve.sim.model.model_requests import ModelRequests
-
-_OUTPUT = -1
-"""The token that every output is made of; no block of a prompt has it for its id."""
 
 
 class PromptNodes:
@@ -43,7 +40,7 @@ class PromptNodes:
         runs: list[int] = []
         while at < end:
             chunk = min(at // chunk_tokens, len(prefix_ids) - 1)
-            token, until = _OUTPUT, end
+            token, until = OUTPUT_ID, end
             if at < prompt_tokens:
                 token = prefix_ids[chunk]
                 is_last = chunk == len(prefix_ids) - 1

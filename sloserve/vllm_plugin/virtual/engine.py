@@ -21,7 +21,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from sloserve.core.outcome import Outcome
-from sloserve.core.request import WorkloadRequest
+from sloserve.core.request import OUTPUT_ID, WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog
 from sloserve.engine.swap.store import SwapStore
 from sloserve.engine.virtual.drafts import AcceptedRuns
@@ -62,6 +62,7 @@ class _LiveRequest:
         token_times_s: when each token came.
         prefilled: tokens that have had KV.
         recomputed: tokens that were computed again.
+        cached: tokens of the prompt that the prefix cache had when the request was first admitted.
     """
 
     workload: WorkloadRequest
@@ -70,6 +71,7 @@ class _LiveRequest:
     token_times_s: list[float] = field(default_factory=list)
     prefilled: int = 0
     recomputed: int = 0
+    cached: int = 0
 
 
 @dataclass(slots=True)
@@ -139,17 +141,17 @@ class VirtualEngine(EventLoop):
         started = time.perf_counter()
         with collector_paused():
             self._serve(workload, on_progress)
-        for live in list(self._live.values()):
-            self._end(live, Outcome.LOST)
         return self.log(workload, time.perf_counter() - started)
 
     def log(self, requests: Sequence[WorkloadRequest], wall_s: float = 0.0) -> RunLog:
-        """Return the outcomes of requests that were given and have ended.
+        """Return the log of requests that were given, at the end of a run; requests that have not ended are lost.
 
         Args:
             requests: the requests.
             wall_s: wall time that the run took.
         """
+        for live in list(self._live.values()):
+            self._end(live, Outcome.LOST)
         return RunLog(
             requests=[self._done[r.request_id] for r in requests],
             steps=self._step_log(),
@@ -244,6 +246,8 @@ class VirtualEngine(EventLoop):
             return load, cached.req_ids
         prefills, contexts, sampling = [], [], []
         requests = self.scheduler.requests
+        for new in output.scheduled_new_reqs:
+            self._live[new.req_id].cached = new.num_computed_tokens
         for request_id, computed in (
             *((new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs),
             *zip(cached.req_ids, cached.num_computed_tokens, strict=True),
@@ -345,10 +349,14 @@ class VirtualEngine(EventLoop):
         predicted = self._front_end.predicted(item.request_id)
         stages = self._stages.ended(item.request_id, live.token_times_s[-1]) if outcome is Outcome.COMPLETED else None
         swaps = self._num_swaps(item.request_id)
-        log = RequestLog(item, outcome, times_s, num_preemptions, live.recomputed, predicted, stages, swaps)
+        log = RequestLog(
+            item, outcome, times_s, num_preemptions, live.recomputed, predicted, stages, swaps, live.cached
+        )
         self._front_end.ended(item.request_id, log.latency, times_s.size, self._clock.now_s())
         self._done[item.request_id] = log
         self._num_ended += 1
+        if outcome is not Outcome.LOST:
+            self._front_end.notify(item.request_id, outcome)
         del self._live[item.request_id]
 
 
@@ -358,10 +366,17 @@ def _prompt(item: WorkloadRequest) -> list[int]:
         return [2] * item.prompt_tokens
     tokens: list[int] = []
     for block in item.prefix_ids:
-        # The scheduler only hashes tokens; the block's id, offset past the special ones, is a token as good as any.
-        tokens.extend([VOCABULARY + block] * item.prefix_block_tokens)
-    tokens.extend([VOCABULARY + item.prefix_ids[-1]] * (item.prompt_tokens - len(tokens)))
+        tokens.extend(_token(block) * item.prefix_block_tokens)
+    tokens.extend(_token(item.prefix_ids[-1]) * (item.prompt_tokens - len(tokens)))
     return tokens[: item.prompt_tokens]
+
+
+def _token(block: int) -> list[int]:
+    """Return the token of which a block with this id is made.
+
+    The scheduler only hashes tokens; the block's id, offset past the special ones, is a token as good as any.
+    """
+    return _FILLER if block == OUTPUT_ID else [VOCABULARY + block]
 
 
 @contextmanager

@@ -119,4 +119,5 @@ def _of_step(theirs: Step, ours: Step) -> str:
 
 
 def _plain(log: RequestLog) -> tuple[Any, ...]:
-    return log.outcome, log.num_preemptions, log.recomputed_tokens, log.predicted, log.stages
+    figures = log.num_preemptions, log.recomputed_tokens, log.cached_tokens
+    return log.outcome, *figures, log.predicted, log.stages
