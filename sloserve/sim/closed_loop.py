@@ -33,8 +33,8 @@ class Source(ABC):
 
         Args:
             request: The request that is over.
-            outcome: How it ended: completed, rejected by the front end, or aborted because its client left. Nobody is
-                notified of a request that never ends (``Outcome.LOST``): nothing follows it.
+            outcome: How it ended: completed, rejected by the front end, or aborted because its client left. The
+                source is not notified of a request that never ends (``Outcome.LOST``): nothing follows it.
             now_s: The time in seconds from the start of the run; no request that is returned arrives earlier.
         """
 
@@ -52,8 +52,8 @@ def run_closed_loop(engine: EventLoop, source: Source) -> RunLog:
     Returns: the log of all requests in the order of their arrivals; requests that arrived at the same time are in the
     order in which the source gave them.
 
-    Raises: ValueError for a request whose id was given before, or that arrives before the request that it follows was
-    over.
+    Raises: ValueError for a request with an id that was given before, or that arrives before the request that it
+    follows was over.
     """
     started = time.perf_counter()
     requests: dict[str, WorkloadRequest] = {}

@@ -293,9 +293,11 @@ class Task:
     engine_kind: str
 
 
-def task_of(experiment: Experiment, policy: str, point: Point) -> Task:
-    """Return the task of a run of ``policy`` at ``point``."""
-    if experiment.rate_scale is not None:
+def task_of(experiment: Experiment, policy: str, point: Point, requests: list[WorkloadRequest] | None = None) -> Task:
+    """Return the task of a run of ``policy`` at ``point``, with ``requests`` in place of the experiment's own."""
+    if requests is not None:
+        pass
+    elif experiment.rate_scale is not None:
         requests = experiment.requests(point.seed, rate_scale=experiment.rate_scale)
     else:
         requests = experiment.requests(point.seed, rps=point.rps)
@@ -332,12 +334,16 @@ def task_of(experiment: Experiment, policy: str, point: Point) -> Task:
 
 def _serve(task: Task, on_progress: Callable[[int], None] | None = None) -> RunLog:
     """Serve one run in virtual time."""
+    return engine_of(task).run(task.requests, on_progress)
+
+
+def engine_of(task: Task) -> "VirtualEngine | ModelEngine":
+    """Return a new engine for a run of ``task``."""
     # Admission predicts even without a limit, so that promises can be judged; the requests do not notice.
     front = make_front(task.admission, task.class_names)
     costs = planning_costs().times(task.plan_cost)
     make_engine = engine_class(task.engine_kind)
-    engine = make_engine(task.engine, task.profile, task.config, front, planning_costs=costs, noise=task.noise)
-    return engine.run(task.requests, on_progress)
+    return make_engine(task.engine, task.profile, task.config, front, planning_costs=costs, noise=task.noise)
 
 
 def engine_class(kind: str) -> "type[VirtualEngine | ModelEngine]":

@@ -15,6 +15,7 @@ from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.sim.closed_loop import Source, run_closed_loop
 from sloserve.sim.model.engine import ModelEngine
+from sloserve.sim.report.summary import summarize
 from tests.properties.test_conservation import MODEL_LEN, random_workload
 
 BLOCK = 16
@@ -88,7 +89,7 @@ def test_an_open_loop_is_served_step_by_step_as_in_an_open_run(policy: str | Non
     workload = random_workload(np.random.default_rng(3))
     settings = EngineSettings(14, max_num_seqs=4, max_num_batched_tokens=48, max_model_len=MODEL_LEN)
     open_run = engine(policy, settings).run(workload)
-    backwards = sorted(workload, key=lambda r: -r.arrival_s)  # those that arrive together stay in their order
+    backwards = sorted(workload, key=lambda r: -r.arrival_s)  # requests that arrive together stay in their order
     assert backwards != workload and len(open_run.requests) > 10
     assert_same(run_closed_loop(engine(policy, settings), OpenLoop(backwards)), open_run)
 
@@ -99,6 +100,8 @@ def test_a_call_arrives_its_tools_time_after_the_call_before_ended_and_hits_all_
     of = {r.request.request_id: r for r in log.requests}
     assert [r.request.arrival_s for r in log.requests] == sorted(r.request.arrival_s for r in log.requests)
     assert len(of) == len(source.over) == 8 and {r.outcome for r in log.requests} == {Outcome.COMPLETED}
+    record = summarize(log, policy="stock", seed=0, rps=1.0)
+    assert (record["completed"], record["lost"]) == (8, 0)
     for task in range(2):
         calls = [of[f"t{task}.{i}"] for i in range(4)]
         assert calls[0].cached_tokens == 0
@@ -117,7 +120,7 @@ def test_the_same_source_gives_the_same_run() -> None:
 
 
 def test_a_request_that_follows_does_not_wait_for_one_that_was_given_before_and_arrives_later() -> None:
-    """The engine is idle until the second task, 100 s away, when the first call ends."""
+    """Let the first call end while the engine is idle until the second task, 100 s away."""
     log = run_closed_loop(engine(), Chains(tasks=2, gap_s=100.0, tool_s=1.0))
     waits_s = [r.stages.waiting_s for r in log.requests if r.stages is not None]
     assert waits_s == pytest.approx([0.0] * 8, abs=1e-9)
@@ -149,7 +152,7 @@ def test_a_client_may_leave_before_its_request_has_reached_the_front_end() -> No
 
 
 def test_a_source_is_notified_of_a_refusal() -> None:
-    """The third prompt of each task is longer than the context."""
+    """Refuse the third prompt of each task, which is longer than the context."""
     source = Chains(tasks=2, gap_s=0.5, prompt_tokens=160 * BLOCK // 10)
     log = run_closed_loop(engine(None, replace(SETTINGS, max_model_len=45 * BLOCK)), source)
     outcomes = {r.request.request_id: r.outcome for r in log.requests}

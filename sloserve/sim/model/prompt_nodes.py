@@ -20,10 +20,14 @@ class PromptNodes:
 
     def node(self, index: int, i: int) -> Hashable:
         """Return the node of the request's block ``i``: it identifies the content up to and including this block."""
+        nodes = self._nodes_of.get(index)
+        if nodes is not None and i < len(nodes):
+            return nodes[i]
         item = self._requests.handles[index].workload
         if not item.prefix_ids:
             return (index, i)
-        nodes = self._nodes_of.setdefault(index, [])
+        if nodes is None:
+            nodes = self._nodes_of[index] = []
         while len(nodes) <= i:
             key = (nodes[-1] if nodes else None, *self._content(item, len(nodes)))
             nodes.append(self._nodes.setdefault(key, len(self._nodes)))
@@ -37,6 +41,8 @@ class PromptNodes:
         """Return the tokens of block ``i``; each run of equal tokens is one token with its length."""
         prompt_tokens, prefix_ids, chunk_tokens = item.prompt_tokens, item.prefix_ids, item.prefix_block_tokens
         at, end = i * self._block_size, (i + 1) * self._block_size
+        if chunk_tokens == self._block_size and end <= prompt_tokens and i < len(prefix_ids):
+            return prefix_ids[i], chunk_tokens
         runs: list[int] = []
         while at < end:
             chunk = min(at // chunk_tokens, len(prefix_ids) - 1)
