@@ -5,6 +5,7 @@ A table named ``PAGE.NAME`` stands on ``docs/benchmarks/PAGE.md`` between ``<!--
 with the step budget.
 """
 
+import re
 from collections.abc import Callable, Mapping
 
 import pandas as pd
@@ -300,6 +301,25 @@ def auto_highest() -> pd.DataFrame:
         names,
         "workload, targets, KV, engine",
     )
+
+
+@table("auto.agents")
+def auto_agents() -> pd.DataFrame:
+    """Tasks of agents in time at each rate, and what their calls take at 0.16 tasks a second."""
+    found = rows("agent_tasks").set_index(["rate", "policy"])
+    at = found.loc[0.16]
+    texts = {f"{rate} tasks/s": found.loc[rate].in_time.map("{:.0%}".format) for rate in (0.08, 0.12, 0.16, 0.2)}
+    less, half = 100 * at.less_auto, 100 * at.less_auto_half_95
+    texts["at 0.16, less `auto`, points"] = less.map("{:+.1f} ± ".format) + half.map("{:.1f}".format)
+    seconds = at[["mean_s", "p50_s", "p99_s"]].map("{:,.0f}".format)
+    texts["task mean, p50, p99, s"] = seconds.agg(", ".join, axis="columns")
+    texts["call p99, s"] = at.call_p99_s.map("{:.0f}".format)
+    texts["cache hits"] = at.hit_rate.map("{:.0%}".format)
+    texts["prompt tokens computed, x needed"] = at.computed_over_needed.map("{:.1f}".format)
+    texts["preemptions a call"] = at.preemptions_per_call.map("{:.2f}".format)
+    texts["at 0.16, less `auto`, points"]["auto"] = ""
+    names = {name: re.sub(r"^(?!stock|least)\w+", r"`\g<0>`", name) for name in at.index}
+    return chosen(pd.DataFrame(texts).fillna("–"), names, "policy, stated")
 
 
 @table("swap.overload")
