@@ -36,7 +36,7 @@ class SettingsFlags:
     preset: Annotated[
         str | None,
         typer.Option(
-            help="Named policy with targets for each class; `sloserve presets` lists them.",
+            help="Named policy with service classes for a kind of traffic; `sloserve presets` lists them.",
             autocompletion=completion.presets,
         ),
     ] = None

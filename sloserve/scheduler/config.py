@@ -4,7 +4,7 @@ A flag beats the file of ``--slo-config``, which beats the preset of ``--preset`
 ``--additional-config``, vLLM's own way in, may add to them; where it says otherwise than they do, that is an error,
 because neither is meant to yield.
 
-A preset is a file of settings that is shipped with the package: a policy, and service classes with targets for it.
+A preset is a file of settings that is shipped with the package: a policy, and service classes for it.
 """
 
 import difflib

@@ -198,11 +198,13 @@ def test_check_config_loads_nothing_heavy_and_puts_each_mistake_on_a_line(tmp_pa
 
 
 @pytest.mark.parametrize("name", sorted(presets()))
-def test_a_preset_names_a_policy_and_gives_the_usual_classes_targets_that_it_reads(name: str) -> None:
+def test_a_preset_names_a_policy_and_the_usual_classes_with_targets_that_the_policy_reads(name: str) -> None:
     effective = settle(read_sources(None, {}, name))
     assert origins(effective)["policy"] == origins(effective)["classes.interactive"] == f"preset {name}"
     assert set(PluginSettings().classes.names) <= set(effective.settings.classes.names)
-    assert effective.settings.classes["interactive"].targets
+    with_targets = [c.name for c in effective.settings.classes if c.targets]
+    assert ("interactive" in with_targets) is (name != "agents") and (with_targets == []) is (name == "agents")
+    assert effective.settings.policy == "auto"
     assert effective.settings.service_tiers == PluginSettings().service_tiers
     assert not effective.warnings()
 
