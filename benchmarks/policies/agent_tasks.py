@@ -147,14 +147,15 @@ def compared(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     frame = pd.DataFrame(runs).set_index(["policy", "rate", "seed"])[[*FIGURES, "possible_hit_rate"]]
     rows = []
-    for rate in [*frame.index.unique("rate"), "all"]:
+    policies, rates = (list(dict.fromkeys(one[key] for one in runs)) for key in ("policy", "rate"))
+    for rate in [*rates, "all"]:
         some = frame if rate == "all" else frame.xs(rate, level="rate")
         if rate == "all":
             counts = some.groupby("policy").size()
             some = some.loc[counts.index[counts == counts.max()]]
         by_seed = some.groupby(["policy", "seed"], sort=False).mean()
         in_time = by_seed.in_time.unstack("policy")
-        for policy in frame.index.unique("policy").intersection(in_time.columns, sort=False):
+        for policy in [name for name in policies if name in in_time]:
             row: dict[str, Any] = {"policy": policy, "rate": rate, **by_seed.loc[policy].mean().to_dict()}
             for other in in_time.columns.intersection(["auto", "stock"]):
                 added = (in_time[policy] - in_time[other]).to_numpy()
