@@ -10,9 +10,8 @@ from sloserve.core.errors import ConfigError, InvalidRequest
 from sloserve.fleet.fleet import Fleet, FleetModel
 from sloserve.fleet.gateway.calibration import Calibration
 from sloserve.fleet.gateway.choosing import Chosen, PredictedTimes
-from sloserve.fleet.gateway.gateway_request import GatewayRequest
+from sloserve.fleet.gateway.gateway_request import GatewayRequest, needs_of
 from sloserve.fleet.gateway.instances import UNAVAILABLE, UNKNOWN
-from sloserve.fleet.gateway.needs import needs_of
 from sloserve.fleet.gateway.parts import GatewayState
 from sloserve.fleet.gateway.prediction import NOTHING, Work, total
 from sloserve.fleet.gateway.prefixes import beginnings
