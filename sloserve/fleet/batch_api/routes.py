@@ -24,10 +24,9 @@ from sloserve.fleet.batch_api.files import Files
 from sloserve.fleet.batch_api.json_objects import batch_json, file_json
 from sloserve.fleet.batch_api.lines import ENDPOINTS, Limits, storable
 from sloserve.fleet.batch_api.upload import RouteError, UploadForm, least_file_bytes
-from sloserve.fleet.quota import Quota
 from sloserve.fleet.store.records import Batch, BatchState, File
 from sloserve.fleet.store.store import Store
-from sloserve.fleet.tenant_places import TenantPlaces
+from sloserve.fleet.tenant_limits import Quota, TenantPlaces
 from sloserve.wire import errors
 from sloserve.wire.asgi import CLOSE, ClientLeft
 from sloserve.wire.opening import BodyLimits, BoundedBody

@@ -22,11 +22,11 @@ from sloserve.fleet.batch_api.files import Files
 from sloserve.fleet.batch_api.folder import telling_full
 from sloserve.fleet.batch_api.lines import BatchLine, Limits, LineError, read_lines
 from sloserve.fleet.batch_api.turns import Slices, Turns
-from sloserve.fleet.quota import Quota
 from sloserve.fleet.store.batches import ResultFiles
 from sloserve.fleet.store.records import ENDED_STATES, Batch, BatchState, File, NewRequest, RequestState
 from sloserve.fleet.store.requests import NO_ROOM, Row
 from sloserve.fleet.store.store import Store
+from sloserve.fleet.tenant_limits import Quota
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from sloserve.fleet.gateway.keys import KeyFile, Tenant
 from sloserve.fleet.gateway.parts import GatewayState
 from sloserve.fleet.gateway.watch_routes import PREFIX as WATCH_PREFIX
 from sloserve.fleet.gateway.watch_routes import WatchRoutes
-from sloserve.fleet.tenant_places import TenantPlaces
+from sloserve.fleet.tenant_limits import TenantPlaces
 from sloserve.wire.asgi import CLOSE, ClientLeft, Receive, Scope, Send, answer, answer_json, first, refuse, refuse_error
 from sloserve.wire.opening import BodyLimits, OpenedRequest, open_request
 from sloserve.wire.watch_page import sent_signpost

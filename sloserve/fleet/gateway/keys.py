@@ -37,7 +37,7 @@ from sloserve.core.files.json_schema import schema_of
 from sloserve.core.files.marked_yaml import Node, load_yaml
 from sloserve.core.files.model import Allowed, Problem, at_place, check_model, unknown
 from sloserve.core.slo import ClassTable
-from sloserve.fleet.quota import Quota
+from sloserve.fleet.tenant_limits import Quota
 from sloserve.wire.asgi import bearer
 
 PREFIX: Final = "sloserve-"

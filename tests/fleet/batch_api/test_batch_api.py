@@ -23,10 +23,10 @@ from sloserve.fleet.batch_api.folder import Folder
 from sloserve.fleet.batch_api.lines import BatchLine, Limits
 from sloserve.fleet.batch_api.routes import BatchApi
 from sloserve.fleet.batch_api.runner import BatchRunner, group_of
-from sloserve.fleet.quota import Quota
 from sloserve.fleet.store.records import Batch, BatchState, Claim, RequestState, Result
 from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.store import Store
+from sloserve.fleet.tenant_limits import Quota
 
 pytestmark = pytest.mark.slow  # OpenAI's client takes a second to load
 

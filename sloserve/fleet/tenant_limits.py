@@ -1,11 +1,38 @@
-"""Limits on concurrent work: in total, and of each tenant."""
+"""Limits of the tenants of a fleet: what each may have, and the places that they share."""
 
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from sloserve.core.errors import QueueFull
+from sloserve.core.files.model import Allowed
+
+_COUNT: Final = Allowed("a whole number >= 0")
+Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]
+
+
+class Quota(BaseModel):
+    """Limits of one tenant.
+
+    Args:
+        requests: the most requests in the gateway, held and streaming.
+        lines: the most lines of its batches that are accepted and have not ended.
+        tokens: the most tokens of these lines, of prompts and expected output.
+        bytes: the most bytes of its files, and of results that are in no file yet.
+        batches: the most batches that have not ended.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    requests: Annotated[Count, _COUNT] = 256
+    lines: Annotated[Count, _COUNT] = 400_000
+    tokens: Annotated[Count, _COUNT] = 1_000_000_000
+    bytes: Annotated[Count, _COUNT] = 10_000_000_000
+    batches: Annotated[Count, _COUNT] = 100
+
 
 SOON_S: Final = 1
 """Seconds after which a client may retry when all places were taken: requests end all the time."""
