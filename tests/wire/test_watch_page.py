@@ -22,7 +22,7 @@ import uvicorn
 from sloserve.engine.metrics.live_view import COLUMNS
 from sloserve.engine.why import SAYS, Phase, Why
 from sloserve.fleet.gateway.fleet_view import COLUMNS as FLEET_COLUMNS
-from sloserve.fleet.gateway.watch_routes import WatchRoutes
+from sloserve.fleet.gateway.fleet_view import WatchRoutes
 from sloserve.wire import live_feed
 from sloserve.wire.asgi import Receive, Scope, Send, answer
 from sloserve.wire.watch_page import sent_signpost

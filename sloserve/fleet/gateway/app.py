@@ -13,12 +13,12 @@ from starlette.routing import Router
 
 from sloserve.core.errors import EngineError, QueueFull, ShuttingDown, SloServeError, UnknownModel
 from sloserve.fleet.gateway.doors import BrokenResponse
+from sloserve.fleet.gateway.fleet_view import PREFIX as WATCH_PREFIX
+from sloserve.fleet.gateway.fleet_view import WatchRoutes
 from sloserve.fleet.gateway.forward import ForwardedRequest
 from sloserve.fleet.gateway.instances import STATES
 from sloserve.fleet.gateway.keys import KeyFile, Tenant
 from sloserve.fleet.gateway.parts import GatewayState
-from sloserve.fleet.gateway.watch_routes import PREFIX as WATCH_PREFIX
-from sloserve.fleet.gateway.watch_routes import WatchRoutes
 from sloserve.fleet.tenant_limits import TenantPlaces
 from sloserve.wire.asgi import CLOSE, ClientLeft, Receive, Scope, Send, answer, answer_json, first, refuse, refuse_error
 from sloserve.wire.opening import BodyLimits, OpenedRequest, open_request

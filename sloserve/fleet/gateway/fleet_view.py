@@ -1,11 +1,17 @@
 """What one gateway shows of its fleet now: hosts, instances with their models, switches, and held requests by group.
 
+:class:`FleetView` makes the view, and :class:`WatchRoutes` serves it: the feed, and the page, with files that hold no
+data. For all but these files the admin key is checked before anything else of a request.
+
 A group is the requests of one model and class. Nothing of a single request is shown, nor its tenant. The view contains
 what the gateway routes by: the last report of each agent, and its own held requests. Other gateways hold others.
 """
 
+import os
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Final
 
 from sloserve.core.attainment_window import SHOWN_SPANS_S
@@ -14,6 +20,9 @@ from sloserve.core.spans import Phase
 from sloserve.fleet.contract.reports import Demand
 from sloserve.fleet.gateway.instances import FRESH_S, UNAVAILABLE, GatewayInstance
 from sloserve.fleet.gateway.parts import GatewayState
+from sloserve.wire.asgi import CLOSE, Receive, Scope, Send, refuse, shows_admin_key
+from sloserve.wire.live_feed import LiveFeed, View
+from sloserve.wire.watch_page import sent_page
 
 COLUMNS: Final = (
     "host", "phase", "model", "since_s", "ready_in_s", "running", "streams", "room", "parked", "age_s",
@@ -187,3 +196,37 @@ def _silent(hosts: dict[str, dict[str, int]]) -> list[str]:
     lost = [name for name, host in hosts.items() if host[LOST]]
     more = f" and {len(lost) - _MOST_HEADLINES} more" if len(lost) > _MOST_HEADLINES else ""
     return [f"hosts with silent agents: {', '.join(lost[:_MOST_HEADLINES])}{more}"] if lost else []
+
+
+PREFIX: Final = "/sloserve/"
+EVENTS: Final = PREFIX + "events"
+
+
+class WatchRoutes:
+    """ASGI app of the routes below :data:`PREFIX`.
+
+    Args:
+        key: Admin key.
+        read: View of the fleet, called in the event loop.
+    """
+
+    def __init__(self, key: str, read: Callable[[], View]) -> None:
+        self._key = os.fsencode(key)
+        self._feed = LiveFeed(read, in_loop=True)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        name = scope["path"].removeprefix(PREFIX)
+        if await sent_page(scope, send, name) or not await shows_admin_key(scope, send, self._key):
+            return
+        if scope["path"] != EVENTS:
+            message = f"there is no such route; there is GET {EVENTS}"
+            await refuse(send, HTTPStatus.NOT_FOUND, message, headers=[CLOSE])
+        elif scope["method"] != "GET":
+            headers = [("allow", "GET"), CLOSE]
+            await refuse(send, HTTPStatus.METHOD_NOT_ALLOWED, f"{EVENTS}: the method is GET", headers=headers)
+        else:
+            await self._feed.serve(receive, send)
+
+    def close(self) -> None:
+        """End the responses to all watchers, and take no more."""
+        self._feed.close()

@@ -25,7 +25,7 @@ from sloserve.fleet.gateway.app import TENANT, GatewayApp
 from sloserve.fleet.gateway.batch_work import BatchWork
 from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.gateway.doors import AgentConnections
-from sloserve.fleet.gateway.fleet_view import FleetView
+from sloserve.fleet.gateway.fleet_view import FleetView, WatchRoutes
 from sloserve.fleet.gateway.held import Hold
 from sloserve.fleet.gateway.instances import Instances
 from sloserve.fleet.gateway.keys import KeyFile, Tenant
@@ -34,7 +34,6 @@ from sloserve.fleet.gateway.model_sets import ModelSets
 from sloserve.fleet.gateway.parts import GatewayState
 from sloserve.fleet.gateway.prediction import Pace
 from sloserve.fleet.gateway.watch import Watch
-from sloserve.fleet.gateway.watch_routes import WatchRoutes
 from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.fleet.planning.snapshot import serving_of
 from sloserve.fleet.store.store import Store
