@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from sloserve.fleet.agent.claims import InstanceWork
-from sloserve.fleet.agent.line_claims import LineClaims, cancelled
+from sloserve.fleet.agent.claims import InstanceWork, LineClaims, cancelled
 from sloserve.fleet.agent.line_service import LineService, result_of
 from sloserve.fleet.store.records import RequestState
 

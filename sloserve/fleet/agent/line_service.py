@@ -11,8 +11,7 @@ from typing import Any, Final, cast
 
 from sloserve.core.clock import Clock
 from sloserve.fleet.agent import line_reply
-from sloserve.fleet.agent.claims import ClaimedLine, HeldClaim, InstanceWork
-from sloserve.fleet.agent.line_claims import RETRY_S
+from sloserve.fleet.agent.claims import RETRY_S, ClaimedLine, HeldClaim, InstanceWork
 from sloserve.fleet.agent.line_reply import BrokenOutput, LineOutput, TooLong, was_aborted
 from sloserve.fleet.contract.door import InstanceEndpoint, InstanceResponse, LineSize, Refusal, Refused
 from sloserve.fleet.sizes import BYTES_PER_TOKEN, GENERATING

@@ -17,10 +17,18 @@ from typing import Final
 
 from sloserve.core.clock import Clock
 from sloserve.core.spans import Phase
-from sloserve.fleet.agent.claims import InstanceWork, Pull, lines_to_claim, may_leave, places_for_lines
-from sloserve.fleet.agent.crashes import Crashes
+from sloserve.fleet.agent.claims import (
+    COMMIT_S,
+    Crashes,
+    InstanceWork,
+    LineClaims,
+    Pull,
+    cancelled,
+    lines_to_claim,
+    may_leave,
+    places_for_lines,
+)
 from sloserve.fleet.agent.leases import Leases
-from sloserve.fleet.agent.line_claims import COMMIT_S, LineClaims, cancelled
 from sloserve.fleet.agent.line_service import LineService
 from sloserve.fleet.contract.door import InstanceEndpoint
 from sloserve.fleet.store.requests import Requests

@@ -9,12 +9,12 @@ from typing import Final
 
 from sloserve.core.clock import SystemClock
 from sloserve.fleet.agent.agent import Agent
+from sloserve.fleet.agent.claims import cancelled
 from sloserve.fleet.agent.costs import SHARE_S, SharedCosts
 from sloserve.fleet.agent.engine_spec import Launcher
 from sloserve.fleet.agent.following import Following
 from sloserve.fleet.agent.host_fence import HostFence
 from sloserve.fleet.agent.instance import Instance
-from sloserve.fleet.agent.line_claims import cancelled
 from sloserve.fleet.agent.pulling import LEASE_S, Pulling
 from sloserve.fleet.fleet import Fleet, Host
 from sloserve.fleet.run.live import Place, agent_settings, certificates_of, refreshing
