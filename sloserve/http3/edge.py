@@ -7,24 +7,27 @@ and another is made.
 """
 
 import asyncio
+import json
+import logging
 import math
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 
 from aioquic.h3.connection import ProtocolError, validate_request_headers
 
-from sloserve.core.errors import InvalidRequest
-from sloserve.http3.answer_service import DEFAULT_CLASSIFY, ResponseService
-from sloserve.http3.client_connection import Headers, HeadersTooLarge, Lost
+from sloserve.core.errors import BodyTooSlow, ConfigError, InvalidRequest
+from sloserve.http3.answer_service import DEFAULT_CLASSIFY, EVENT_STREAM, ResponseService
+from sloserve.http3.client_connection import BrokenOff, H3Client, Headers, HeadersTooLarge, Lost, Reply, connect
 from sloserve.http3.client_settings import ClientSettings
-from sloserve.http3.edge_passing import ReadAhead, answer, upload_body
 from sloserve.http3.fair_turns import FairTurns, WaitingListFull
 from sloserve.http3.httpx_transport import head
-from sloserve.http3.upstream_connection import UpstreamConnection
+from sloserve.wire import errors
 from sloserve.wire.asgi import (
     CLOSE,
     ClientLeft,
+    Message,
     Receive,
     Scope,
     Send,
@@ -32,8 +35,10 @@ from sloserve.wire.asgi import (
     refuse,
 )
 from sloserve.wire.client import WhileClientWaits
-from sloserve.wire.headers import RETRY_AFTER, remaining
+from sloserve.wire.headers import HOP_BY_HOP, RETRY_AFTER, remaining
 from sloserve.wire.opening import BodyLimits, OpenedRequest, open_request
+
+logger = logging.getLogger(__name__)
 
 READY_PATH = "/ready"
 RETRY_FULL_S = 1
@@ -158,3 +163,162 @@ class Edge:
 async def _refuse_for_now(request: OpenedRequest, message: str, retry_after_s: int) -> None:
     headers = [CLOSE, (RETRY_AFTER, str(retry_after_s))]
     await refuse(request.send, HTTPStatus.SERVICE_UNAVAILABLE, message, headers=headers)
+
+
+class ReadAhead:
+    """What the client sends while its request waits: a body in one part, or its first part, and a disconnect."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._messages: deque[Message] = deque()
+
+    async def __call__(self) -> Message:
+        """Return the next message, as ASGI has it."""
+        return self._messages.popleft() if self._messages else await self._receive()
+
+    async def until_left(self) -> Message:
+        """Return once the client has left."""
+        while not self._messages or self._messages[-1]["type"] == "http.request":
+            if self._messages and self._messages[-1].get("more_body", False):
+                await asyncio.Event().wait()  # the rest of a long body stays with the client
+            self._messages.append(await self._receive())
+        return self._messages[-1]
+
+
+class Left(BrokenOff):
+    """The client of the edge is gone."""
+
+
+async def upload_body(reply: Reply, receive: Receive) -> None:
+    """Pass the request's body on; then watch for the client to leave, which cancels the request.
+
+    A body that does not come cancels the request as well, since the request holds a place that others wait for.
+    """
+    more = True
+    why: Exception = Left("the client has left")
+    try:
+        while (message := await receive())["type"] == "http.request":
+            if more:
+                more = message.get("more_body", False)
+                await reply.send(message.get("body", b""), end=not more)
+    except BodyTooSlow as error:
+        why = error
+    reply.cancel()
+    reply.fail(why)
+
+
+async def answer(reply: Reply, request: OpenedRequest) -> None:
+    """Pass the response on.
+
+    A response that breaks off before its head becomes a 502; a stream of events that breaks off ends with an error.
+
+    Raises: BrokenOff, Lost or BodyTooSlow where all that is left is to break off the response to the client as well.
+    """
+    send = request.send
+    try:
+        await reply.head()
+    except Left:
+        return
+    except BodyTooSlow as error:
+        await request.refuse(error)
+        return
+    except (Lost, BrokenOff) as error:
+        message = f"the engine host did not answer: {error}; retry"
+        await refuse(send, HTTPStatus.BAD_GATEWAY, message, headers=[CLOSE])
+        return
+    headers = [(name, value) for name, value in reply.headers if name not in HOP_BY_HOP]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    try:
+        async for part in reply.body():
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+    except Left:
+        return
+    except (Lost, BrokenOff, BodyTooSlow) as error:
+        if not any(name == b"content-type" and value.startswith(EVENT_STREAM) for name, value in headers):
+            raise
+        said = errors.body(HTTPStatus.BAD_GATEWAY, f"the engine host ended the response early: {error}; retry")
+        await send({"type": "http.response.body", "body": b"data: " + json.dumps(said).encode() + b"\n\n"})
+        return
+    await send({"type": "http.response.body"})
+
+
+FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 10.0
+"""Seconds between two attempts to connect: the first delay, doubled after each that fails, up to the longest."""
+
+
+class UpstreamConnection:
+    """The edge's connection to the engine host, which is made again whenever it is lost.
+
+    Args:
+        host: host name of the engine host.
+        port: UDP port of the engine host's HTTP/3.
+        settings: settings of the edge's side of the connection.
+    """
+
+    def __init__(self, host: str, port: int, settings: ClientSettings) -> None:
+        self._host, self._port, self._settings = host, port, settings
+        self._client: H3Client | None = None
+        self._delay_s = FIRST_DELAY_S
+        self._task: asyncio.Task[None] | None = None
+        self._finishing: set[asyncio.Task[None]] = set()
+        self._why = "the edge is starting"
+
+    @property
+    def authority(self) -> bytes:
+        return f"{self._host}:{self._port}".encode()
+
+    @property
+    def connected(self) -> bool:
+        return self._client is not None and self._client.usable
+
+    @property
+    def retry_after_s(self) -> int:
+        """The time in whole seconds after which the next attempt will have been made."""
+        return math.ceil(self._delay_s)
+
+    def client(self) -> H3Client:
+        """Return the connection.
+
+        Raises: Lost with the reason if there is none now.
+        """
+        if self._client is None or not self._client.usable:
+            raise Lost(f"no connection to {self._host} port {self._port}: {self._why}")
+        return self._client
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._keep())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if self._client is not None:
+            await self._client.end()
+        for finishing in [*self._finishing]:
+            finishing.cancel()
+            await asyncio.wait([finishing])
+
+    async def _finish(self, client: H3Client) -> None:
+        """Wait until an engine host that is stopping has finished what it has begun, then end the connection."""
+        try:
+            await client.finish()
+        finally:
+            await client.end()
+
+    async def _keep(self) -> None:
+        while True:
+            try:
+                self._client = await connect(self._host, self._port, self._settings, settled=True)
+                logger.info("connected to %s UDP port %d", self._host, self._port)
+                self._delay_s = FIRST_DELAY_S
+                await self._client.wait_unusable()
+                self._why = str(self._client.lost or "the engine host is stopping")
+                finishing = asyncio.create_task(self._finish(self._client))
+                self._finishing.add(finishing)
+                finishing.add_done_callback(self._finishing.discard)
+                logger.warning("the connection to %s is lost: %s", self._host, self._why)
+            except (Lost, ConfigError) as error:  # a certificate may be half written
+                self._why = str(error)
+                logger.warning("cannot connect, next attempt in %g s: %s", self._delay_s, error)
+            await asyncio.sleep(self._delay_s)
+            self._delay_s = min(2 * self._delay_s, LONGEST_DELAY_S)
