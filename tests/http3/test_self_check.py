@@ -11,7 +11,7 @@ from aioquic.h3.connection import H3Connection
 from aioquic.quic.connection import QuicConnection
 
 from sloserve.core.errors import ConfigError
-from sloserve.http3 import probes, self_check
+from sloserve.http3 import self_check
 from sloserve.http3.bounded_h3 import BoundedH3
 from sloserve.http3.scheduled_connection import ScheduledConnection
 from sloserve.http3.stream_order import StreamOrder
@@ -60,8 +60,8 @@ def test_the_check_at_start_refuses_an_order_without_effect(monkeypatch: pytest.
 @pytest.mark.slow
 def test_what_fails_is_named_and_an_exception_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = {"one holds": lambda: True, "another does": lambda: False, "a third": lambda: bool(1 / 0)}
-    monkeypatch.setattr(probes, "PROBES", broken)
-    monkeypatch.setattr(self_check, "_failing", probes.failing)
+    monkeypatch.setattr(self_check, "PROBES", broken)
+    monkeypatch.setattr(self_check, "_failing", self_check.failing)
     with pytest.raises(ConfigError, match="aioquic .*: these checks failed: another does, a third; reinstall"):
         self_check.check("edf")
 
