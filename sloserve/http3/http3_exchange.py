@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from sloserve.core.slo import SLO
-from sloserve.http3 import access_log
 from sloserve.http3.answer_service import ResponseDeadline, ResponseService
 from sloserve.http3.request_stream import RequestStream
 from sloserve.http3.stream_priority import StreamPriority, parse_priority
@@ -22,6 +21,7 @@ from sloserve.wire.asgi import SLO_KNOWN, Message, Receive, Scope, Send
 from sloserve.wire.headers import HOP_BY_HOP
 
 logger = logging.getLogger(__name__)
+_access_logger = logging.getLogger("uvicorn.access")
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
@@ -227,7 +227,7 @@ class Http3Exchange:
         if due_s is not None:
             self._stream.set_priority(due_s, None, None)
         kept = [(name, value) for name, value in given if name not in HOP_BY_HOP]
-        access_log.answered(self._scope, status)
+        _log_begun(self._scope, status)
         self._silent = self._scope["method"] == "HEAD" or status in NO_BODY
         self._ended = self._silent
         self._stream.send_head([(b":status", str(status).encode()), *kept], self._silent)
@@ -266,7 +266,7 @@ class Http3Exchange:
             self._stream.abort()
         else:
             self._began = True
-            access_log.answered(self._scope, 500)
+            _log_begun(self._scope, 500)
             headers = [(b":status", b"500"), (b"content-type", b"text/plain; charset=utf-8")]
             self._stream.send_head(headers, False)
             self._stream.send_body(b"Internal Server Error", True)
@@ -280,3 +280,14 @@ class Http3Exchange:
             self._stream.hold(0)
             if not (self._complete or self._gone):
                 self._stream.stop_reading()
+
+
+def _log_begun(scope: Scope, status: int) -> None:
+    """Log that a response with this status begins, in uvicorn's access log, which its flags turn on and off.
+
+    The query is left out: some clients put a key there.
+    """
+    if _access_logger.hasHandlers():  # as uvicorn finds out whether it is on
+        host, port = scope["client"]
+        method, path = urllib.parse.quote(scope["method"]), urllib.parse.quote(scope["path"])
+        _access_logger.info('%s - "%s %s HTTP/%s" %d', f"{host}:{port}", method, path, scope["http_version"], status)
