@@ -13,7 +13,20 @@ from sloserve.core import json_text
 from sloserve.core.errors import ConfigError
 from sloserve.core.json_lines import lines_of
 from sloserve.core.json_log import warn
-from sloserve.scheduler import completion
+
+
+def complete_policies(incomplete: str) -> list[str]:
+    """Return the names of the installed policies that begin with ``incomplete``."""
+    from sloserve.scheduler.registry import policy_names
+
+    return [name for name in policy_names() if name.startswith(incomplete)]
+
+
+def complete_presets(incomplete: str) -> list[str]:
+    """Return the names of the shipped presets that begin with ``incomplete``."""
+    from sloserve.scheduler import config
+
+    return [name for name in config.presets() if name.startswith(incomplete)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +40,7 @@ class SettingsFlags:
         str | None,
         typer.Option(
             help="Scheduling policy: name or name:option=value. `sloserve policies` lists them. Default: fcfs.",
-            autocompletion=completion.policies,
+            autocompletion=complete_policies,
         ),
     ] = None
     shadow_policy: Annotated[
@@ -37,7 +50,7 @@ class SettingsFlags:
         str | None,
         typer.Option(
             help="Named policy with service classes for a kind of traffic; `sloserve presets` lists them.",
-            autocompletion=completion.presets,
+            autocompletion=complete_presets,
         ),
     ] = None
     admission: Annotated[
@@ -114,7 +127,7 @@ def presets(as_json: JsonFlag = False) -> None:
 def policies(
     name: Annotated[
         str | None,
-        typer.Argument(help="Show the options of this policy.", show_default=False, autocompletion=completion.policies),
+        typer.Argument(help="Show the options of this policy.", show_default=False, autocompletion=complete_policies),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
