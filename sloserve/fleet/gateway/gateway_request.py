@@ -1,4 +1,4 @@
-"""A request as the gateway reads it: model, SLO within its tenant's limits, what the engine gets, what a model must support."""
+"""A request as the gateway reads it: its model, its SLO, what the engine gets, and what a model must support."""
 
 import json
 import math
