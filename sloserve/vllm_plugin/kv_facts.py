@@ -5,7 +5,7 @@ from typing import Any
 from sloserve.core.errors import ConfigError
 from sloserve.core.kernels.kv_layout import STATE_WINDOW, KVGroups, KVLayout
 from sloserve.engine.virtual.engine_settings import STEPS_IN_FLIGHT
-from sloserve.vllm_plugin.engine.kv_groups import layout_of
+from sloserve.vllm_plugin.kv_groups import layout_of
 
 CONTEXT_TOKENS = 8192
 """Tokens of the requests that the KV cache's capacity is stated for, where it depends on them; or the engine's most."""

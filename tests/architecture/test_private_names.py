@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PLUGIN = Path(__file__).parents[2] / "sloserve" / "vllm_plugin"
-FILES = [*sorted((PLUGIN / "engine").glob("*.py")), *sorted((PLUGIN / "swap").glob("*.py")), PLUGIN / "kv_facts.py"]
+_READERS = [*(PLUGIN / "engine").glob("*.py"), *(PLUGIN / "swap").glob("*.py"), *PLUGIN.glob("kv_*.py")]
+FILES = sorted(_READERS)
 
 OWNERS = {
     "SCHEDULER": ("scheduler", "_scheduler"),

@@ -21,8 +21,8 @@ from sloserve.engine.prefix_hit import blocks_hit, is_unchanged
 from sloserve.engine.step_clock import StepClock
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import EngineFacts
-from sloserve.vllm_plugin.engine.kv_groups import keeps_all_tokens, layout_of, shares_prefixes
 from sloserve.vllm_plugin.engine.other_connectors import no_pauses_beside, no_preemptions_beside
+from sloserve.vllm_plugin.kv_groups import keeps_all_tokens, layout_of, shares_prefixes
 
 _HOLDERS = attrgetter("ref_cnt")
 

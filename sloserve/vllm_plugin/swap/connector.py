@@ -29,7 +29,7 @@ from sloserve.engine.swap.host.host_pool import HostPool
 from sloserve.engine.swap.host.regions import PoolSize, regions_of
 from sloserve.engine.swap.store import SwapStore
 from sloserve.vllm_plugin.engine import compat
-from sloserve.vllm_plugin.engine.kv_groups import swapped_groups
+from sloserve.vllm_plugin.kv_groups import swapped_groups
 from sloserve.vllm_plugin.swap.cuda_start import gpu_copier, gpu_pool
 from sloserve.vllm_plugin.swap.messages import Copy, SwapOrders, SwapReport
 from sloserve.vllm_plugin.swap.refusals import check_supported

@@ -5,7 +5,7 @@ from typing import Any
 
 from sloserve.core.errors import ConfigError
 from sloserve.engine.swap.host.regions import space_gib_of
-from sloserve.vllm_plugin.engine.kv_groups import swapped_groups
+from sloserve.vllm_plugin.kv_groups import swapped_groups
 
 
 def check_supported(vllm_config: Any, kv_cache_config: Any) -> None:

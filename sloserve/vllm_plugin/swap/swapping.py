@@ -25,7 +25,7 @@ from sloserve.engine.swap.control import SwapControl, first_bytes_per_s
 from sloserve.lso.plan import SwapFacts
 from sloserve.vllm_plugin.engine import compat
 from sloserve.vllm_plugin.engine.apply import StockLimits, preempt
-from sloserve.vllm_plugin.engine.kv_groups import layout_of
+from sloserve.vllm_plugin.kv_groups import layout_of
 from sloserve.vllm_plugin.swap.abandoned import AbandonedLoads
 from sloserve.vllm_plugin.swap.connector import SwapConnector
 from sloserve.vllm_plugin.swap.messages import SwapReport

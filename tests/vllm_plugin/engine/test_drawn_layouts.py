@@ -143,7 +143,7 @@ class Engine:
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
         from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 
-        from sloserve.vllm_plugin.engine.kv_groups import layout_of
+        from sloserve.vllm_plugin.kv_groups import layout_of
 
         self.cache = cache
         specs = [spec_of(kind) for kind in cache.kinds for _ in range(kind.count)]

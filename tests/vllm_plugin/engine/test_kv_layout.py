@@ -63,7 +63,7 @@ class Watched:
 def serve(build: Callable[..., Any], request_of: Callable[..., Any], name: str, policy: str | None) -> tuple[Any, Any]:
     """Serves 40 requests with far too few blocks. Returns what was watched, and the log."""
     from sloserve.engine.virtual.engine_settings import EngineSettings
-    from sloserve.vllm_plugin.engine.kv_groups import layout_of
+    from sloserve.vllm_plugin.kv_groups import layout_of
 
     groups, cache = LAYOUTS[name]
     size = {
@@ -147,7 +147,7 @@ def test_a_hit_that_has_not_changed_is_found_by_a_few_questions(
 ) -> None:
     """Of a prefix of 60 blocks, that all groups hold, then only the front of, and then not at all."""
     from sloserve.vllm_plugin.engine import compat
-    from sloserve.vllm_plugin.engine.kv_groups import layout_of
+    from sloserve.vllm_plugin.kv_groups import layout_of
 
     groups = (KVGroups(1, 16), KVGroups(2, 16, window_tokens=64))
     engine = build("auto", kv_blocks=300, kv_groups=groups, max_model_len=MAX_LEN, enable_prefix_caching=True)

@@ -150,7 +150,7 @@ def serve_scarce(
     build_model: Callable[..., Any], request_of: Callable[..., Any], specs: Specs, ranks: int = 1
 ) -> tuple[KVLayout, list[Watched]]:
     """Serve the workload under stock, fcfs and planning policies with few blocks; returns what was watched of each."""
-    from sloserve.vllm_plugin.engine.kv_groups import layout_of
+    from sloserve.vllm_plugin.kv_groups import layout_of
 
     layout = layout_of(build_model(specs, None, 20_000, ranks).scheduler)
     blocks = int(layout.to_admit(np.array([MAX_LEN]))[0]) + 40
@@ -218,7 +218,7 @@ def test_hits_are_asked_of_the_groups_that_the_cache_keeps(
 ) -> None:
     """A ring keeps nothing for others; what bounded replay computes again is no part of a hit."""
     from sloserve.vllm_plugin.engine import compat
-    from sloserve.vllm_plugin.engine.kv_groups import layout_of
+    from sloserve.vllm_plugin.kv_groups import layout_of
 
     engine = build_model(with_rings() if kind == "ring" else deepseek_v4(bounded_replay=True), "auto", 1000)
     scheduler, kept = engine.scheduler, {}

@@ -33,7 +33,7 @@ def test_held_is_vllm_s_and_taken_is_never_more_than_foreseen(
     build: Callable[..., Any], request_of: Callable[..., Any], seed: int, policy: str | None
 ) -> None:
     from sloserve.vllm_plugin.engine import compat
-    from sloserve.vllm_plugin.engine.kv_groups import layout_of
+    from sloserve.vllm_plugin.kv_groups import layout_of
 
     rng = np.random.default_rng(seed)
     groups = random_groups(rng)
