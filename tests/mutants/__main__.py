@@ -46,7 +46,7 @@ TARGETS = (
     ),
     Target("sloserve/engine/swap/store.py", 20, ("tests/engine/swap/test_store.py",)),
     Target("sloserve/vllm_plugin/swap/connector.py", 14, SWAP),
-    Target("sloserve/vllm_plugin/swap/swapping.py", 14, AGREEMENT),
+    Target("sloserve/vllm_plugin/engine/swapping.py", 14, AGREEMENT),
     Target("sloserve/vllm_plugin/swap/worker.py", 8, SWAP),
     Target("sloserve/vllm_plugin/server/parking.py", 8, ("tests/vllm_plugin/server/test_parking.py",)),
     Target("sloserve/fleet/store/requests.py", 14, STORE),

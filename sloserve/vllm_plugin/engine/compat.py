@@ -9,7 +9,6 @@ from operator import attrgetter
 from typing import Any, Final
 
 import vllm.logger
-from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import GrammarOutput
 from vllm.v1.request import Request, RequestStatus
@@ -403,14 +402,6 @@ def connector_settings(scheduler: Any) -> list[Mapping[str, Any]]:
     """Return what the operator set for each of :func:`connectors`; empty if there is only one."""
     config = scheduler.vllm_config.kv_transfer_config
     return list(config.kv_connector_extra_config.get("connectors", [])) if len(connectors(scheduler)) > 1 else []
-
-
-def tells_before_preempting(vllm_config: Any) -> bool:
-    """Return whether the scheduler that vLLM will use reports when a request is about to lose its KV, as ours does."""
-    scheduler = vllm_config.scheduler_config.scheduler_cls
-    if isinstance(scheduler, str):
-        scheduler = resolve_obj_by_qualname(scheduler)
-    return bool(getattr(scheduler, "TELLS_BEFORE_PREEMPTING", False))
 
 
 def trust_loads(scheduler: Any, alone: bool) -> None:

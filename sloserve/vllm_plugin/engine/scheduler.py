@@ -46,10 +46,10 @@ from sloserve.vllm_plugin.engine.contained_scheduler import ContainedScheduler
 from sloserve.vllm_plugin.engine.ledger import EngineStats
 from sloserve.vllm_plugin.engine.other_connectors import hold_back_preempted
 from sloserve.vllm_plugin.engine.step_load import step_load
+from sloserve.vllm_plugin.engine.swapping import Parked, Swapping
 from sloserve.vllm_plugin.engine.traced import Traced
 from sloserve.vllm_plugin.engine.vllm_port import VllmPort
 from sloserve.vllm_plugin.engine.watched import Watched
-from sloserve.vllm_plugin.swap.swapping import Parked, Swapping
 
 logger = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from sloserve.engine.step_clock import StepClock
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import EngineFacts, Plan
 from sloserve.vllm_plugin.engine import apply, compat
+from sloserve.vllm_plugin.engine.swapping import Swapping
 from sloserve.vllm_plugin.engine.vllm_columns import item_tokens, items_to_encode, read_columns
 from sloserve.vllm_plugin.kv_groups import layout_of
-from sloserve.vllm_plugin.swap.swapping import Swapping
 
 
 def admitted_ids(output: Any) -> Sequence[str]:

@@ -20,6 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorTransferResults,
     SupportsHMA,
 )
+from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.request import Request
 
 from sloserve.core.kernels.kv_copy import Region, block_bytes
@@ -28,7 +29,6 @@ from sloserve.engine.swap.host.copier import Copier, CpuCopier
 from sloserve.engine.swap.host.host_pool import HostPool
 from sloserve.engine.swap.host.regions import PoolSize, regions_of
 from sloserve.engine.swap.store import SwapStore
-from sloserve.vllm_plugin.engine import compat
 from sloserve.vllm_plugin.kv_groups import swapped_groups
 from sloserve.vllm_plugin.swap.cuda_start import gpu_copier, gpu_pool
 from sloserve.vllm_plugin.swap.messages import Copy, SwapOrders, SwapReport
@@ -208,7 +208,7 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
     # Worker's half.
 
     def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
-        if not compat.tells_before_preempting(self._vllm_config):
+        if not tells_before_preempting(self._vllm_config):
             return  # nothing will be stored, so no memory is taken
         regions = regions_of(self._kv_cache_config, kv_caches)
         self._pool, copier = _pool_and_copier(
@@ -270,6 +270,14 @@ def _device_ids(block_ids: Sequence[Sequence[int]], places: Sequence[range]) -> 
             raise ValueError(f"a block table of {len(table)} blocks lacks some of blocks {of_group.start} on: {ids}")
         found += ids
     return found
+
+
+def tells_before_preempting(vllm_config: Any) -> bool:
+    """Return whether the scheduler that vLLM will use reports when a request is about to lose its KV, as ours does."""
+    scheduler = vllm_config.scheduler_config.scheduler_cls
+    if isinstance(scheduler, str):
+        scheduler = resolve_obj_by_qualname(scheduler)
+    return bool(getattr(scheduler, "TELLS_BEFORE_PREEMPTING", False))
 
 
 def _pool_and_copier(

@@ -162,6 +162,6 @@ def test_every_reason_for_which_kv_is_not_kept_has_a_place_on_the_page() -> None
     text = "".join(file.read_text() for file in files)
     dropped = set(re.findall(r"\.drop\([\w.\[\]]+, \"(\w+)\"\)", text))
     assert dropped >= {"preempted_again", "worth_less", "failed", "epoch"} and dropped <= set(DROPS)
-    engine = (package / "vllm_plugin/swap/swapping.py").read_text()
+    engine = (package / "vllm_plugin/engine/swapping.py").read_text()
     refused = re.findall(r"(?:return|reason =) \"(\w+)\"", engine)
     assert {*get_args(swap_store.Refusal), *refused} == set(REFUSALS)

@@ -40,7 +40,6 @@ CALLS_OF_VLLM = {
     "check_model": "is called by the constructor alone, which may raise",
     "configure_logging": "is called by the server alone",
     "call_every_engine": "is called by the server alone",
-    "tells_before_preempting": "is called by the worker alone",
 }
 """Functions that carry out what vLLM does, where an exception is vLLM's own, and functions of other processes."""
 
@@ -56,8 +55,8 @@ OWNERS = (
     "sloserve.engine.guards:PlanBudget", "sloserve.engine.guards:Ageing",
     "sloserve.engine.guards", "sloserve.engine.held_plan:HeldPlan", "sloserve.engine.swap.store:SwapStore",
     "sloserve.engine.swap.control:SwapControl", "sloserve.engine.swap.control:TurnWaits",
-    "sloserve.engine.swap.link_clock:LinkClock", "sloserve.vllm_plugin.swap.swapping:Swapping",
-    "sloserve.vllm_plugin.swap.abandoned:AbandonedLoads", "sloserve.vllm_plugin.swap.connector:SwapConnector",
+    "sloserve.engine.swap.link_clock:LinkClock", "sloserve.vllm_plugin.engine.swapping:Swapping",
+    "sloserve.vllm_plugin.engine.abandoned_loads:AbandonedLoads", "sloserve.vllm_plugin.swap.connector:SwapConnector",
     "sloserve.engine.step_clock:StepClock", "sloserve.core.clock:SteadyClock",
     "sloserve.vllm_plugin.engine.ledger:EngineStats", "sloserve.engine.stages:Stages",
     "sloserve.vllm_plugin.engine.watched:Watched", "sloserve.engine.metrics.live_page:LiveWriter",

@@ -24,9 +24,9 @@ from sloserve.engine.step_clock import StepClock
 from sloserve.engine.swap.control import SwapControl, first_bytes_per_s
 from sloserve.lso.plan import SwapFacts
 from sloserve.vllm_plugin.engine import compat
+from sloserve.vllm_plugin.engine.abandoned_loads import AbandonedLoads
 from sloserve.vllm_plugin.engine.apply import StockLimits, preempt
 from sloserve.vllm_plugin.kv_groups import layout_of
-from sloserve.vllm_plugin.swap.abandoned import AbandonedLoads
 from sloserve.vllm_plugin.swap.connector import SwapConnector
 from sloserve.vllm_plugin.swap.messages import SwapReport
 from sloserve.vllm_plugin.swap.refusals import check_place
