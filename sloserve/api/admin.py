@@ -20,8 +20,8 @@ from sloserve.api.server_lock import ServerLock
 from sloserve.core.errors import BadBody, ConfigError, EngineError
 from sloserve.core.files.model import Allowed, check_model, dotted
 from sloserve.engine.metrics import page_folder
-from sloserve.vllm_plugin.server import engine_control, front_end, parking, reloading
-from sloserve.vllm_plugin.server.front_end import front_end_of, on_stop
+from sloserve.vllm_plugin.server import engine_control, parking, reloading
+from sloserve.vllm_plugin.server.front_end_of import api_processes, controlling, front_end_of, on_stop
 from sloserve.wire import errors, strict_json
 from sloserve.wire.asgi import CLOSE, ClientLeft, refuse, refuse_error, shows_admin_key
 from sloserve.wire.live_feed import LiveFeed
@@ -152,8 +152,8 @@ class AdminApp:
             weights = await _read(Reload, scope, receive)
             models = getattr(scope["app"].state, "openai_serving_models", None)
             async with self._alone(engine):
-                processes = front_end.api_processes(engine)
-                with front_end.controlling(engine):  # weights of some GB take minutes to read
+                processes = api_processes(engine)
+                with controlling(engine):  # weights of some GB take minutes to read
                     await reloading.reload(engine, models, weights.weights_path, weights.model, processes)
             return {"model": weights.model}
         async with self._alone(engine):
@@ -162,7 +162,7 @@ class AdminApp:
 
     def _alone(self, engine: Any) -> AbstractAsyncContextManager[None]:
         """Return a lock under which something is changed; one request to one of the server's API processes holds it."""
-        is_only = front_end.api_processes(engine) < 2
+        is_only = api_processes(engine) < 2
         return self._lock.held(None if is_only else lambda: page_folder.lock_file(page_folder.page_folder()))
 
 

@@ -22,7 +22,7 @@ from sloserve.api.http3 import start
 from sloserve.core.errors import ShuttingDown
 from sloserve.core.json_log import logs_are_json, say
 from sloserve.scheduler.settings import plugin_settings
-from sloserve.vllm_plugin.server.front_end import check_open, core_hangs, count_stopped, on_stop
+from sloserve.vllm_plugin.server.front_end_of import check_open, core_hangs, count_stopped, on_stop
 from sloserve.vllm_plugin.server.reloading import failed_reload
 from sloserve.wire.asgi import refuse_error, unsent
 from sloserve.wire.context import HTTPContext

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.types import Message, Receive, Scope, Send
 
 from sloserve.core.errors import InvalidRequest
-from sloserve.vllm_plugin.server.front_end import front_end_of
+from sloserve.vllm_plugin.server.front_end_of import front_end_of
 from sloserve.vllm_plugin.server.stated import tell_operator
 from sloserve.wire.asgi import refuse_error
 from sloserve.wire.body import BodyFields

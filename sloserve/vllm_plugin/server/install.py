@@ -18,7 +18,8 @@ from sloserve.scheduler.settings import KEY, check_engine_flags, check_settings
 from sloserve.vllm_plugin import seeded_prompts
 from sloserve.vllm_plugin.server import ending, engine_control, parking, reloading, rust_front_end
 from sloserve.vllm_plugin.server.core_check import CONTROL
-from sloserve.vllm_plugin.server.front_end import ATTRIBUTE, FrontEnd, controlling, core_hangs, front_end_of, has_failed
+from sloserve.vllm_plugin.server.front_end import FrontEnd
+from sloserve.vllm_plugin.server.front_end_of import ATTRIBUTE, controlling, core_hangs, front_end_of, has_failed
 from sloserve.vllm_plugin.server.observe import entering
 
 

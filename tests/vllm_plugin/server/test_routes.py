@@ -79,7 +79,7 @@ def test_a_call_that_pools_is_refused_before_the_engine_sees_it(monkeypatch: pyt
     from vllm.exceptions import VLLMValidationError
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from sloserve.vllm_plugin.server.front_end import ATTRIBUTE
+    from sloserve.vllm_plugin.server.front_end_of import ATTRIBUTE
     from sloserve.vllm_plugin.server.install import install
     from tests.vllm_plugin.server.fake_engine import Metrics, Server
 
