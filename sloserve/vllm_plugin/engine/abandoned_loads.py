@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm.v1.request import Request
 
-from sloserve.vllm_plugin.engine import compat
+from sloserve.vllm_plugin.engine import kv_loads
 
 
 class AbandonedLoads:
@@ -26,14 +26,14 @@ class AbandonedLoads:
 
     def add(self, request: Request) -> None:
         """Give up the running load of ``request``: it waits again, without KV, or is gone if it has ended."""
-        take = compat.take_over if request.is_finished() else compat.take_back
+        take = kv_loads.take_over if request.is_finished() else kv_loads.take_back
         self._blocks[request.request_id] = take(self._scheduler, request)
 
     def ended(self, request_id: str) -> bool:
         """Record that a load ended. Return whether it was abandoned; then vLLM must not be notified."""
         blocks = self._blocks.pop(request_id, None)
         if blocks is not None:
-            compat.free(self._scheduler, blocks)
+            kv_loads.free(self._scheduler, blocks)
         return blocks is not None
 
     def count_free(self) -> None:
@@ -42,9 +42,9 @@ class AbandonedLoads:
         Nothing may be allocated before :meth:`count_taken`.
         """
         self._counted_free = [block for blocks in self._blocks.values() for block in blocks]
-        compat.free(self._scheduler, self._counted_free)
+        kv_loads.free(self._scheduler, self._counted_free)
 
     def count_taken(self) -> None:
         """Make vLLM's pool count the blocks as taken again, after the reset."""
         blocks, self._counted_free = self._counted_free, []
-        compat.reclaim(self._scheduler, blocks)
+        kv_loads.reclaim(self._scheduler, blocks)

@@ -18,7 +18,7 @@ from sloserve.core.kernels.requests import moved_to_front
 from sloserve.engine.request_table import RequestTable
 from sloserve.lso.chunk_ends import advancing_tokens
 from sloserve.scheduler.policy import Plan
-from sloserve.vllm_plugin.engine import compat
+from sloserve.vllm_plugin.engine import compat, kv_loads
 
 
 class WrongRows(Exception):
@@ -164,8 +164,8 @@ def let_in_loaded(scheduler: Any, ours: Container[str], limits: StockLimits) -> 
         ours: ids of the requests with KV that our own connector loads.
         limits: the limits to widen.
     """
-    found = compat.fetching(scheduler)
-    limits.let_in(sum(r.request_id not in ours and compat.has_loaded(scheduler, r) for r in found))
+    found = kv_loads.fetching(scheduler)
+    limits.let_in(sum(r.request_id not in ours and kv_loads.has_loaded(scheduler, r) for r in found))
 
 
 def apply_plan(scheduler: Any, plan: Plan, table: RequestTable, limits: StockLimits) -> list[Request]:

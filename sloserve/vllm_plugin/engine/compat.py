@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import vllm.logger
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.core.sched.output import GrammarOutput
 from vllm.v1.request import Request, RequestStatus
 
 from sloserve.core.errors import ConfigError
@@ -20,8 +19,7 @@ from sloserve.engine.prefix_hit import blocks_hit, is_unchanged
 from sloserve.engine.step_clock import StepClock
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import EngineFacts
-from sloserve.vllm_plugin.engine.other_connectors import no_pauses_beside, no_preemptions_beside
-from sloserve.vllm_plugin.kv_groups import keeps_all_tokens, layout_of, shares_prefixes
+from sloserve.vllm_plugin.kv_groups import keeps_all_tokens, shares_prefixes
 
 _HOLDERS = attrgetter("ref_cnt")
 
@@ -152,10 +150,10 @@ def is_blocked(request: Request) -> bool:
     if request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
         pending = request.structured_output_request
         return pending is None or pending.grammar is None
-    return request.status in BLOCKED_STATUSES or _has_loaded(request)
+    return request.status in BLOCKED_STATUSES or holds_loaded_kv(request)
 
 
-def _has_loaded(request: Request) -> bool:
+def holds_loaded_kv(request: Request) -> bool:
     """Return whether a waiting request's KV has been loaded: vLLM admits it before all others, whatever their order."""
     return request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED) and request.num_computed_tokens > 0
 
@@ -337,59 +335,6 @@ async def call_every_engine(client: Any, method: str, *args: Any, limit_s: float
     return await asyncio.gather(*(asyncio.wait_for(call, limit_s) for call in calls), return_exceptions=True)
 
 
-def identity_reason(scheduler: Any) -> str | None:
-    """Return why only the identity plan is safe with this engine; ``None`` if plans are shown to keep outputs equal."""
-    config = scheduler.vllm_config
-    if config.model_config.runner_type == "pooling":
-        return "pooling models"
-    if scheduler.use_pp:
-        return "pipeline parallelism"
-    if scheduler.is_encoder_decoder:
-        return "encoder-decoder models"
-    # Decode context parallelism changes only how many tokens a block holds, and the managers' block size says that.
-    ranks = getattr(config.parallel_config, "prefill_context_parallel_size", 1)
-    if ranks > 1:
-        return f"context parallelism (prefill_context_parallel_size {ranks})"
-    try:
-        layout_of(scheduler)
-    except LookupError as error:
-        return f"{error.args[0]}, a kind of KV cache whose blocks it cannot count"
-    return None
-
-
-def other_than_full_attention(scheduler: Any) -> str | None:
-    """Return what hinders a policy that counts blocks as tokens / block size.
-
-    ``None`` means that all layers keep all tokens.
-    """
-    if layout_of(scheduler).is_full:
-        return None
-    return "a KV cache of several groups or with windows under a policy that counts tokens / block size"
-
-
-_NOT_SHOWN: Final = "where equal replies are not yet shown on a GPU"
-
-
-def no_pauses_reason(scheduler: Any) -> str | None:
-    """Return why no request may be paused, or ``None`` where pausing is shown to keep outputs equal.
-
-    The V2 model runner keeps the drafts of a request that a step leaves out, and its grammar has not checked them: vLLM
-    0.32 tells it to accept none, see docs/vllm-features.md.
-    """
-    if scheduler.num_spec_tokens and scheduler.vllm_config.use_v2_model_runner:
-        method = scheduler.vllm_config.speculative_config.method
-        if method != "draft_model":
-            return f"speculative decoding by {method} on the V2 model runner, {_NOT_SHOWN}"
-        if not hasattr(GrammarOutput, "num_acceptable_drafts"):
-            return "speculative decoding on the V2 model runner before vLLM 0.32, which may accept unchecked drafts"
-    return next(filter(None, map(no_pauses_beside, connectors(scheduler))), None)
-
-
-def no_preemptions_reason(scheduler: Any) -> str | None:
-    """Return why no plan may preempt a request, or ``None`` where preempting is safe."""
-    return next(filter(None, map(no_preemptions_beside, connectors(scheduler))), None)
-
-
 def connectors(scheduler: Any) -> list[Any]:
     """Return the scheduler's KV connectors, the connectors of a MultiConnector one by one."""
     if scheduler.connector is None:
@@ -404,52 +349,10 @@ def connector_settings(scheduler: Any) -> list[Mapping[str, Any]]:
     return list(config.kv_connector_extra_config.get("connectors", [])) if len(connectors(scheduler)) > 1 else []
 
 
-def trust_loads(scheduler: Any, alone: bool) -> None:
-    """Have vLLM compute again what failed to load, and free blocks at once if every load waits for the running step.
-
-    (Otherwise vLLM holds blocks back until the steps that may write them are over.)
-
-    Args:
-        scheduler: vLLM's scheduler.
-        alone: whether all loads are ours.
-    """
-    scheduler.recompute_kv_load_failures = True
-    if alone:
-        scheduler.defer_block_free = False
-
-
 def block_ids(scheduler: Any, request: Request) -> tuple[list[int], ...]:
     """Return the KV blocks of a request, of each KV cache group."""
     found: tuple[list[int], ...] = scheduler.kv_cache_manager.get_block_ids(request.request_id)
     return found
-
-
-def is_loading(scheduler: Any, request: Request) -> bool:
-    """Return whether a load of KV runs for this request, which is not admitted before it has ended."""
-    return (
-        request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
-        and request.request_id not in scheduler.finished_recving_kv_req_ids
-    )
-
-
-def awaits_load(scheduler: Any, request_id: str) -> bool:
-    """Return whether vLLM expects the end of a load of this request's KV; for any other request it raises an error."""
-    request = scheduler.requests.get(request_id)
-    if request is None:
-        return False
-    return bool(request.status == RequestStatus.WAITING_FOR_REMOTE_KVS or request.is_finished())
-
-
-def has_loaded(scheduler: Any, request: Request) -> bool:
-    """Return whether a request's KV has been loaded, and it is not admitted yet."""
-    if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
-        return request.request_id in scheduler.finished_recving_kv_req_ids
-    return _has_loaded(request)
-
-
-def fetching(scheduler: Any) -> list[Request]:
-    """Return the requests with KV that a connector loads, or has loaded, and that are not admitted yet."""
-    return [r for r in beside_waiting(scheduler) if is_loading(scheduler, r) or has_loaded(scheduler, r)]
 
 
 def requeue_skipped(scheduler: Any) -> None:
@@ -470,46 +373,6 @@ def requeue_skipped(scheduler: Any) -> None:
             scheduler.waiting.prepend_request(request)
 
 
-def take_back(scheduler: Any, request: Request) -> list[Any]:
-    """Make a waiting request that loads KV, or has loaded it, wait as if it had just been preempted, in front.
-
-    Returns: its blocks, which now belong to no request; they go back to the pool by :func:`free`.
-    """
-    blocks: list[Any] = scheduler.kv_cache_manager.pop_blocks_for_free(request)
-    beside_waiting(scheduler).remove_requests([request])
-    scheduler.waiting.remove_requests([request])
-    for name in ("finished_recving_kv_req_ids", "failed_recving_kv_req_ids"):
-        getattr(scheduler, name).discard(request.request_id)
-    scheduler._inflight_prefills.discard(request)
-    if hasattr(scheduler, "_set_kv_fetch_stage"):  # since 0.32
-        scheduler._set_kv_fetch_stage(request, None)
-    scheduler.encoder_cache_manager.free(request)
-    request.status = RequestStatus.PREEMPTED
-    request.num_computed_tokens = 0
-    scheduler.waiting.prepend_request(request)
-    return blocks
-
-
-def take_over(scheduler: Any, request: Request) -> list[Any]:
-    """End a request that was aborted while its KV was loaded, which vLLM has wait for the load.
-
-    Returns: its blocks, as :func:`take_back`.
-    """
-    blocks: list[Any] = scheduler.kv_cache_manager.pop_blocks_for_free(request)
-    scheduler._free_blocks(request)
-    return blocks
-
-
-def free(scheduler: Any, blocks: Sequence[Any]) -> None:
-    """Give blocks of a request, in the order of its tokens, back to the pool: the last are used again first."""
-    scheduler.kv_cache_manager.block_pool.free_blocks(reversed(blocks))
-
-
 def beside_waiting(scheduler: Any) -> Any:
     """Return the queue of requests that wait with KV; 0.30 has one for all that it passed over."""
     return scheduler.kv_holding_waiting if hasattr(scheduler, "kv_holding_waiting") else scheduler.skipped_waiting
-
-
-def reclaim(scheduler: Any, blocks: Sequence[Any]) -> None:
-    """Take blocks that :func:`free` gave back out of the pool again; nothing was allocated meanwhile."""
-    scheduler.kv_cache_manager.block_pool.touch(blocks)

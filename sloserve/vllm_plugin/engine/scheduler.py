@@ -39,7 +39,7 @@ from sloserve.scheduler import engine_flags
 from sloserve.scheduler.policy import Plan, Policy
 from sloserve.scheduler.registry import make_policy, parse_policy, policy_text
 from sloserve.scheduler.settings import plugin_settings
-from sloserve.vllm_plugin.engine import compat, private_names
+from sloserve.vllm_plugin.engine import compat, kv_loads, plans_off, private_names
 from sloserve.vllm_plugin.engine.apply import StockLimits, let_in_loaded
 from sloserve.vllm_plugin.engine.asynchronous import asynchronous
 from sloserve.vllm_plugin.engine.contained_scheduler import ContainedScheduler
@@ -166,15 +166,15 @@ class SLOScheduler(ContainedScheduler):
         if self._others_load:
             hold_back_preempted(self)
         self._limits = StockLimits(self)
-        unkept = compat.no_preemptions_reason(self)
+        unkept = plans_off.no_preemptions_reason(self)
         self._may_preempt = unkept is None
-        unpaused = compat.no_pauses_reason(self)
+        unpaused = plans_off.no_pauses_reason(self)
         self._may_pause = unpaused is None
         self._policy_spec: tuple[str, Mapping[str, Any]] = (settings.policy, settings.policy_options)
         self._policy = self._make_policy(*self._policy_spec)
         self._policy_text = policy_text(*self._policy_spec)
         self._shadow, self._shadow_text = self._make_shadow(settings.shadow_policy), settings.shadow_policy
-        self._unsafe = compat.identity_reason(self)
+        self._unsafe = plans_off.identity_reason(self)
         self._plans_off: str | None = None
         """Reason why vLLM schedules by itself where a policy would plan."""
         self._planner = self._make_planner(self._policy, self._shadow, self._policy_text)
@@ -215,7 +215,7 @@ class SLOScheduler(ContainedScheduler):
 
         Raises: ConfigError for a shadow policy that cannot plan here.
         """
-        flat = None if self._unsafe else compat.other_than_full_attention(self)
+        flat = None if self._unsafe else plans_off.other_than_full_attention(self)
         if flat is not None and shadow is not None and shadow.policy.full_attention_only:
             raise ConfigError(f"the shadow policy cannot plan with {flat}; choose another, or none")
         self._plans_off = None
@@ -497,7 +497,7 @@ class SLOScheduler(ContainedScheduler):
         if swapping is not None and swapping.begun:
             planner.loading(swapping.begun, monotonic_s)
         if self._others_load:
-            planner.loading(compat.fetching(self), monotonic_s)
+            planner.loading(kv_loads.fetching(self), monotonic_s)
 
     def _next_step(self, now_s: float, monotonic_s: float) -> Step | None:
         if self._planner is None and monotonic_s >= self._plan_again_s > 0.0:

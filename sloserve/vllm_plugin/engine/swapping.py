@@ -23,7 +23,7 @@ from sloserve.core.clock import Clock
 from sloserve.engine.step_clock import StepClock
 from sloserve.engine.swap.control import SwapControl, first_bytes_per_s
 from sloserve.lso.plan import SwapFacts
-from sloserve.vllm_plugin.engine import compat
+from sloserve.vllm_plugin.engine import compat, kv_loads
 from sloserve.vllm_plugin.engine.abandoned_loads import AbandonedLoads
 from sloserve.vllm_plugin.engine.apply import StockLimits, preempt
 from sloserve.vllm_plugin.kv_groups import layout_of
@@ -99,7 +99,7 @@ class Swapping:
         self._limits: StockLimits | None = None
         self.alone = len(compat.connectors(scheduler)) == 1
         connector.attach(self._load_begins, self._reported, lambda: bool(self._due_s))
-        compat.trust_loads(scheduler, self.alone)
+        kv_loads.trust_loads(scheduler, self.alone)
 
     @classmethod
     def of(
@@ -191,9 +191,9 @@ class Swapping:
         """Return how many loads run, and how many are over with a request that vLLM admits next."""
         loading = loaded = 0
         for request_id, request in list(self._loads.items()):
-            if compat.is_loading(self._scheduler, request):
+            if kv_loads.is_loading(self._scheduler, request):
                 loading += 1
-            elif compat.has_loaded(self._scheduler, request):
+            elif kv_loads.has_loaded(self._scheduler, request):
                 loaded += 1
             else:
                 del self._loads[request_id]
@@ -268,7 +268,7 @@ class Swapping:
         for request_id in sorted(ended.finished_recving or ()) if ended is not None else ():
             self._due_s.pop(request_id, None)
             told = self._connector.contained(_Told.FAILED, self._load_ended, request_id, ended)
-            if told is _Told.FAILED and not compat.awaits_load(self._scheduler, request_id):
+            if told is _Told.FAILED and not kv_loads.awaits_load(self._scheduler, request_id):
                 told = _Told.NOTHING
             if told is _Told.NOTHING:
                 ended.finished_recving.discard(request_id)
@@ -305,10 +305,10 @@ class Swapping:
 
     def _give_up_load(self, request: Request) -> None:
         """Let a request with KV that is being loaded, or has been, wait again as if just preempted; others stay."""
-        if compat.is_loading(self._scheduler, request) or request.is_finished():
+        if kv_loads.is_loading(self._scheduler, request) or request.is_finished():
             self._abandoned.add(request)
-        elif compat.has_loaded(self._scheduler, request):
-            compat.free(self._scheduler, compat.take_back(self._scheduler, request))
+        elif kv_loads.has_loaded(self._scheduler, request):
+            kv_loads.free(self._scheduler, kv_loads.take_back(self._scheduler, request))
 
     def reset_begins(self) -> None:
         """Prepare for a reset of vLLM's KV cache, which is possible only while nothing holds a block.
@@ -355,7 +355,7 @@ class Swapping:
         running, waiting = list(scheduler.running), list(self._loads.values())
         before = self._kept()
         for request in reversed(waiting):
-            if compat.is_loading(scheduler, request):
+            if kv_loads.is_loading(scheduler, request):
                 store.keep_loading(request.request_id)
             else:
                 self._store(request, math.inf)

@@ -1,7 +1,7 @@
 """Pauses under speculative decoding keep stock's replies, whoever drafts: n-grams, a model, an EAGLE head, MTP.
 
 On a CPU under the V1 model runner. On a GPU under the V2, where pauses are still off with all but a draft model
-(``compat.no_pauses_reason``): the tests there lift that guard, and it may go once they have passed.
+(``plans_off.no_pauses_reason``): the tests there lift that guard, and it may go once they have passed.
 """
 
 import tempfile
@@ -71,7 +71,7 @@ def serve_all(
     with pytest.MonkeyPatch.context() as patch, bench_of(case, folders, none, "greedy", **drafts) as bench:
         if ON_A_GPU:
             assert bench.engine.llm.vllm_config.use_v2_model_runner
-            patch.setattr("sloserve.vllm_plugin.engine.compat.no_pauses_reason", lambda scheduler: None)
+            patch.setattr("sloserve.vllm_plugin.engine.plans_off.no_pauses_reason", lambda scheduler: None)
         seen = counting(patch)
         stock = bench.stock("greedy")
         for name in names:

@@ -34,14 +34,14 @@ pytestmark = pytest.mark.vllm
 def test_plans_are_off_by_name(
     build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], reason: str
 ) -> None:
-    from sloserve.vllm_plugin.engine import compat
+    from sloserve.vllm_plugin.engine import plans_off
 
     scheduler = build("edf").scheduler
-    assert compat.identity_reason(scheduler) is None
+    assert plans_off.identity_reason(scheduler) is None
     for path, value in changes.items():
         owner, _, name = path.rpartition(".")
         monkeypatch.setattr(attrgetter(owner)(scheduler) if owner else scheduler, name, value)
-    assert compat.identity_reason(scheduler) == reason
+    assert plans_off.identity_reason(scheduler) == reason
 
 
 METHODS = ("eagle", "eagle3", "mtp", "dspark", "ngram")
@@ -64,14 +64,14 @@ NOT_SHOWN = "where equal replies are not yet shown on a GPU"
 def test_pauses_with_drafts(
     build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, method: str, is_v2: bool, reason: str | None
 ) -> None:
-    from sloserve.vllm_plugin.engine import compat
+    from sloserve.vllm_plugin.engine import plans_off
 
     scheduler = build("edf").scheduler
-    assert compat.no_pauses_reason(scheduler) is None
+    assert plans_off.no_pauses_reason(scheduler) is None
     scheduler.num_spec_tokens = 2
     scheduler.vllm_config.speculative_config = SimpleNamespace(method=method)
     monkeypatch.setattr(type(scheduler.vllm_config), "use_v2_model_runner", is_v2)
-    assert compat.no_pauses_reason(scheduler) == reason
+    assert plans_off.no_pauses_reason(scheduler) == reason
 
 
 @pytest.fixture(autouse=True)
@@ -112,13 +112,13 @@ def _connector(name: str, package: str, **has: Any) -> Any:
 def test_pauses_beside_connectors_that_are_known_to_follow_the_steps(
     build: Callable[..., Any], connector: Any, may_pause: bool
 ) -> None:
-    from sloserve.vllm_plugin.engine import compat
+    from sloserve.vllm_plugin.engine import plans_off
 
     scheduler = build("edf").scheduler
     known = _connector("OffloadingConnector", "vllm")
     for used in (connector, SimpleNamespace(_connectors=[known, connector])):
         scheduler.connector = used
-        reason = compat.no_pauses_reason(scheduler)
+        reason = plans_off.no_pauses_reason(scheduler)
         assert (reason is None) == may_pause
         assert may_pause or f"KV connector {type(connector).__name__}, of which" in str(reason)
 
@@ -126,7 +126,7 @@ def test_pauses_beside_connectors_that_are_known_to_follow_the_steps(
 def test_no_plan_preempts_beside_a_connector_that_copies_blocks_of_preempted_requests(
     build: Callable[..., Any],
 ) -> None:
-    from sloserve.vllm_plugin.engine import compat
+    from sloserve.vllm_plugin.engine import plans_off
 
     scheduler = build("edf").scheduler
     for connector, may_preempt in [
@@ -136,7 +136,7 @@ def test_no_plan_preempts_beside_a_connector_that_copies_blocks_of_preempted_req
         (_connector("OffloadingConnector", "vllm"), True),
     ]:
         scheduler.connector = SimpleNamespace(_connectors=[_connector("NixlConnector", "vllm"), connector])
-        reason = compat.no_preemptions_reason(scheduler)
+        reason = plans_off.no_preemptions_reason(scheduler)
         assert (reason is None) == may_preempt
         assert may_preempt or f"KV connector {type(connector).__name__} may still copy" in str(reason)
 
@@ -149,12 +149,12 @@ def test_plans_spare_requests_beside_a_version_of_lmcache_that_was_not_read(
     build: Callable[..., Any], lmcache: Callable[[str | None], None], version: str | None, is_read: bool
 ) -> None:
     """LMCache 0.5.5 stores blocks on a CUDA device without waiting for the copies when a request is preempted."""
-    from sloserve.vllm_plugin.engine import compat
+    from sloserve.vllm_plugin.engine import plans_off
 
     scheduler = build("edf").scheduler
     scheduler.connector = _connector("LMCacheMPConnector", "lmcache")
     lmcache(version)
-    reasons = [compat.no_pauses_reason(scheduler), compat.no_preemptions_reason(scheduler)]
+    reasons = [plans_off.no_pauses_reason(scheduler), plans_off.no_preemptions_reason(scheduler)]
     if is_read:
         assert reasons == [None, None]
     else:
