@@ -19,7 +19,7 @@ from urllib.parse import quote
 import httpx
 
 from sloserve.client.http_clients import async_http_client
-from sloserve.client.replies import async_events
+from sloserve.client.responses import async_events
 from sloserve.core.clock import SystemClock
 
 CLOCK = SystemClock()

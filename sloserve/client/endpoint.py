@@ -12,7 +12,7 @@ from sloserve.client.exchange import ObservedRequest, exchange
 from sloserve.client.http_clients import async_http_client, proxy_remark
 from sloserve.client.payload import PayloadSettings, payload
 from sloserve.client.prompts import Prompts, calibrated, sample_text
-from sloserve.client.replies import IDENTITY, UnreadableResponse, async_body, json_value, printable
+from sloserve.client.responses import IDENTITY, UnreadableResponse, async_body, json_value, printable
 from sloserve.client.workload_replay import ReplaySettings
 from sloserve.core.clock import Clock
 from sloserve.core.errors import ConfigError

@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 
 from sloserve.client.payload import Payload
-from sloserve.client.replies import (
+from sloserve.client.responses import (
     IDENTITY,
     UnreadableResponse,
     async_body,

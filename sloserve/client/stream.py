@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from sloserve.client.pieces import has_text
-from sloserve.client.replies import UnreadableResponse, error_message, json_value, printable
+from sloserve.client.responses import UnreadableResponse, error_message, json_value, printable
 from sloserve.core.arrays import FloatArray
 
 DONE = "[DONE]"

@@ -7,7 +7,7 @@ import httpx
 from httpx_sse import SSEError
 
 from sloserve.client.http_clients import http_client, proxy_remark
-from sloserve.client.replies import IDENTITY, UnreadableResponse, body, events, json_value, refusal_text
+from sloserve.client.responses import IDENTITY, UnreadableResponse, body, events, json_value, refusal_text
 from sloserve.core.errors import ConfigError
 
 PATH: Final = "/sloserve/events"

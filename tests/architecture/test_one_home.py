@@ -182,7 +182,7 @@ IDEAS = {
         word=r"splitlines|iter_lines",
         pattern=r"\.(?:splitlines|a?iter_lines)\(",
         example="rows = [json.loads(line) for line in text.splitlines()]",
-        instead="core.json_lines.lines_of; client.replies for events of a stream",
+        instead="core.json_lines.lines_of; client.responses for events of a stream",
         homes=frozenset({"sloserve/wire/event_stream.py"}),  # of bytes, which end at CR and LF alone
     ),
     "HTTP clients for a server that the user names are made in one place": Idea(

@@ -19,7 +19,7 @@ from sloserve.client.client_stats import findings
 from sloserve.client.endpoint import open_endpoint
 from sloserve.client.exchange import MORE_TOKENS, TOKENS_PER_ASKED, ObservedRequest, exchange
 from sloserve.client.payload import Payload
-from sloserve.client.replies import COMPRESSIONS, MOST_BODY_BYTES, MOST_EVENT_BYTES
+from sloserve.client.responses import COMPRESSIONS, MOST_BODY_BYTES, MOST_EVENT_BYTES
 from sloserve.client.stream import StreamReader
 from sloserve.client.vllm_record import vllm_record
 from sloserve.client.watching import LostServer, watch

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sloserve.client.replies import error_message
+from sloserve.client.responses import error_message
 from sloserve.client.stream import DONE, StreamReader
 
 

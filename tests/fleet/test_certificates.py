@@ -16,8 +16,8 @@ from sloserve.core.file_lock import close_lock, has_locked, open_to_lock
 from sloserve.fleet import certificates
 from sloserve.fleet.agent.agent import Agent, AgentSettings
 from sloserve.fleet.certificates import RENEWED_DAYS, VALID_DAYS, Certificates
-from sloserve.fleet.contract.door import Refused
-from sloserve.fleet.gateway.doors import AgentConnections
+from sloserve.fleet.contract.endpoint import Refused
+from sloserve.fleet.gateway.agent_connections import AgentConnections
 from tests.fleet.agent.test_instance import MODELS
 from tests.fleet.stand_in.engine import reply
 from tests.fleet.stand_in.launcher import InLoopLauncher

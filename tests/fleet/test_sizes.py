@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from sloserve.core.errors import InvalidRequest
 from sloserve.fleet.agent.engine_requests import stream_of
-from sloserve.fleet.agent.line_reply import _is_continuable
+from sloserve.fleet.agent.line_output import _is_continuable
 from sloserve.fleet.batch_api.lines import ENDPOINTS, _line, _Wrong
 from sloserve.fleet.gateway.gateway_request import GatewayRequestReader
 from sloserve.fleet.gateway.keys import Tenant

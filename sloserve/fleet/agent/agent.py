@@ -17,8 +17,8 @@ import uvicorn
 
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import ConfigError
+from sloserve.fleet.agent.agent_server import AgentServer
 from sloserve.fleet.agent.costs import Costs
-from sloserve.fleet.agent.door_server import AgentServer
 from sloserve.fleet.agent.engine import EngineLimits
 from sloserve.fleet.agent.engine_logs import rotate
 from sloserve.fleet.agent.engine_set import HostParts
@@ -26,7 +26,7 @@ from sloserve.fleet.agent.engine_spec import Launcher, ServedModel
 from sloserve.fleet.agent.host_fence import HostFence
 from sloserve.fleet.agent.instance import Instance, NoDurableWork
 from sloserve.fleet.agent.memory import HostMemory
-from sloserve.fleet.contract.door import DurableWork
+from sloserve.fleet.contract.endpoint import DurableWork
 from sloserve.fleet.contract.reports import AgentReport, to_json
 from sloserve.fleet.http import KEEP_ALIVE_S, EmbeddedServer, bounded_http
 from sloserve.fleet.supervised import Faults, supervised

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from sloserve.core.clock import Clock
 from sloserve.core.errors import StoreError
-from sloserve.fleet.agent.line_reply import LineOutput
+from sloserve.fleet.agent.line_output import LineOutput
 from sloserve.fleet.contract.reports import InstanceReport
 from sloserve.fleet.store.lease import Lease
 from sloserve.fleet.store.records import Claim, Claimed

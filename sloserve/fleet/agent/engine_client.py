@@ -9,7 +9,7 @@ from typing import Any, Final
 import aiohttp
 
 from sloserve.core.errors import EngineError
-from sloserve.fleet.contract.door import MODEL_HEADER, Refusal, Refused
+from sloserve.fleet.contract.endpoint import MODEL_HEADER, Refusal, Refused
 from sloserve.fleet.streamed import Streamed
 from sloserve.wire.headers import HOP_BY_HOP
 

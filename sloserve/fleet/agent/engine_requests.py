@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from sloserve.core.errors import InvalidRequest
-from sloserve.fleet.contract.door import LineSize, Refusal
+from sloserve.fleet.contract.endpoint import LineSize, Refusal
 from sloserve.fleet.sizes import BYTES_PER_TOKEN, USUAL_OUTPUT_TOKENS, output_limit, whole
 from sloserve.fleet.streamed import Streamed, TokensAnEvent
 from sloserve.scheduler.virtual_queues.contract import RunningSums

@@ -16,7 +16,7 @@ from sloserve.core.clock import Clock
 from sloserve.fleet.agent.claims import Pull
 from sloserve.fleet.agent.orders import agendas, planned, unplanned
 from sloserve.fleet.agent.pulling import Pulling
-from sloserve.fleet.contract.door import InstanceEndpoint
+from sloserve.fleet.contract.endpoint import InstanceEndpoint
 from sloserve.fleet.contract.plan_in_force import plan_of
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.planning.cached_sums import CachedSums

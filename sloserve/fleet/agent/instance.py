@@ -23,7 +23,7 @@ from sloserve.fleet.agent.engine_set import EngineSet, HostParts
 from sloserve.fleet.agent.engine_spec import ServedModel
 from sloserve.fleet.agent.pulse import Pulse
 from sloserve.fleet.agent.switch_methods import SwitchMethod
-from sloserve.fleet.contract.door import DurableWork, InstanceResponse, LineSize, Refusal, Refused
+from sloserve.fleet.contract.endpoint import DurableWork, InstanceResponse, LineSize, Refusal, Refused
 from sloserve.fleet.contract.reports import InstanceReport
 from sloserve.fleet.supervised import Faults, supervised
 from sloserve.scheduler.virtual_queues.contract import ModelState, RunningSums
@@ -58,7 +58,7 @@ class NoDurableWork:
 
 
 class Instance:
-    """A :class:`~sloserve.fleet.contract.door.InstanceEndpoint`; the owner must close it.
+    """A :class:`~sloserve.fleet.contract.endpoint.InstanceEndpoint`; the owner must close it.
 
     Args:
         name: Name of the instance.

@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any, Final, cast
 
 from sloserve.core.clock import Clock
-from sloserve.fleet.agent import line_reply
+from sloserve.fleet.agent import line_output
 from sloserve.fleet.agent.claims import RETRY_S, ClaimedLine, HeldClaim, InstanceWork
-from sloserve.fleet.agent.line_reply import BrokenOutput, LineOutput, TooLong, was_aborted
-from sloserve.fleet.contract.door import InstanceEndpoint, InstanceResponse, LineSize, Refusal, Refused
+from sloserve.fleet.agent.line_output import BrokenOutput, LineOutput, TooLong, was_aborted
+from sloserve.fleet.contract.endpoint import InstanceEndpoint, InstanceResponse, LineSize, Refusal, Refused
 from sloserve.fleet.sizes import BYTES_PER_TOKEN, GENERATING
 from sloserve.fleet.store.group_commit import GroupCommit
 from sloserve.fleet.store.records import RequestState, Result
@@ -152,7 +152,7 @@ async def _read(parts: AsyncIterator[bytes]) -> bytes:
     body = bytearray()
     async for part in parts:
         body += part
-        if len(body) > line_reply.MOST_BYTES:
+        if len(body) > line_output.MOST_BYTES:
             raise TooLong
     return bytes(body)
 

@@ -29,7 +29,7 @@ from sloserve.fleet.agent.claims import (
     places_for_lines,
 )
 from sloserve.fleet.agent.line_service import LineService, result_of
-from sloserve.fleet.contract.door import InstanceEndpoint
+from sloserve.fleet.contract.endpoint import InstanceEndpoint
 from sloserve.fleet.store.records import RequestState
 from sloserve.fleet.store.requests import Requests
 from sloserve.fleet.supervised import Faults, supervised
@@ -96,9 +96,9 @@ _LEAVING_S: Final = 0.2
 
 
 class Pulling:
-    """Says when each instance pulls, and when its lines leave: a :class:`~sloserve.fleet.contract.door.DurableWork`.
+    """Says when each instance pulls, and when its lines leave.
 
-    It is used in one event loop.
+    It is a :class:`~sloserve.fleet.contract.endpoint.DurableWork`, and is used in one event loop.
 
     Args:
         requests: Requests of the store.

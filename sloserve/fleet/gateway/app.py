@@ -12,7 +12,7 @@ from typing import Any, Final
 from starlette.routing import Router
 
 from sloserve.core.errors import EngineError, QueueFull, ShuttingDown, SloServeError, UnknownModel
-from sloserve.fleet.gateway.doors import BrokenResponse
+from sloserve.fleet.gateway.agent_connections import BrokenResponse
 from sloserve.fleet.gateway.fleet_view import PREFIX as WATCH_PREFIX
 from sloserve.fleet.gateway.fleet_view import WatchRoutes
 from sloserve.fleet.gateway.forward import ForwardedRequest

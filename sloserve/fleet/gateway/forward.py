@@ -23,8 +23,8 @@ from sloserve.core.errors import (
 )
 from sloserve.core.finished import Latency
 from sloserve.core.outcome import Outcome
-from sloserve.fleet.contract.door import Refusal, Refused
-from sloserve.fleet.gateway.doors import BrokenResponse, EngineResponse
+from sloserve.fleet.contract.endpoint import Refusal, Refused
+from sloserve.fleet.gateway.agent_connections import BrokenResponse, EngineResponse
 from sloserve.fleet.gateway.gateway_request import GatewayRequest
 from sloserve.fleet.gateway.held import HeldRequest, HeldTooLong, HoldFull
 from sloserve.fleet.gateway.instances import SentRequest

@@ -21,10 +21,10 @@ from sloserve.fleet.batch_api.lines import Limits
 from sloserve.fleet.batch_api.routes import BatchApi
 from sloserve.fleet.batch_api.runner import BatchRunner
 from sloserve.fleet.fleet import Fleet
+from sloserve.fleet.gateway.agent_connections import AgentConnections
 from sloserve.fleet.gateway.app import TENANT, GatewayApp
 from sloserve.fleet.gateway.batch_work import BatchWork
 from sloserve.fleet.gateway.demand import DemandMeter
-from sloserve.fleet.gateway.doors import AgentConnections
 from sloserve.fleet.gateway.fleet_view import FleetView, WatchRoutes
 from sloserve.fleet.gateway.held import Hold
 from sloserve.fleet.gateway.instances import Instances
@@ -56,7 +56,7 @@ class GatewayDependencies:
         files: Place of the bytes of files: a folder, or an address of object storage.
         keys: File of keys; ``None`` for one tenant, on this machine only.
         doors: Endpoints of agents that are asked whatever the store says.
-        door_key: Key for endpoints on TCP, see :class:`~sloserve.fleet.gateway.doors.AgentConnections`.
+        door_key: Key for endpoints on TCP, see :class:`~sloserve.fleet.gateway.agent_connections.AgentConnections`.
         door_tls: TLS context for endpoints on TCP, see the same class.
         limits: Limits of the gateway.
         file_limits: Limits of one input file of a batch.

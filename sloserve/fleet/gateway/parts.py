@@ -4,10 +4,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from sloserve.core.clock import Clock
+from sloserve.fleet.gateway.agent_connections import AgentConnections
 from sloserve.fleet.gateway.attained import Attained
 from sloserve.fleet.gateway.choosing import Chooser
 from sloserve.fleet.gateway.demand import DemandMeter
-from sloserve.fleet.gateway.doors import AgentConnections
 from sloserve.fleet.gateway.gateway_request import GatewayRequestReader
 from sloserve.fleet.gateway.held import Hold
 from sloserve.fleet.gateway.instances import Instances

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Final
 
-from sloserve.fleet.gateway.doors import BrokenResponse, EngineResponse
+from sloserve.fleet.gateway.agent_connections import BrokenResponse, EngineResponse
 from sloserve.fleet.streamed import Streamed
 from sloserve.wire import errors
 from sloserve.wire.asgi import Send

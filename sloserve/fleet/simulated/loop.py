@@ -33,7 +33,7 @@ from sloserve.fleet.simulated.dispatcher import (
     waiting_request,
 )
 from sloserve.fleet.simulated.log import FleetLog, all_steps, joined
-from sloserve.fleet.simulated.reply_lengths import OutputLengths
+from sloserve.fleet.simulated.output_lengths import OutputLengths
 from sloserve.fleet.simulated.simulated_instance import FleetClock, History, InstalledModel, SimulatedInstance
 from sloserve.fleet.simulated.weight_copies import WeightCopies
 from sloserve.scheduler.settings import KEY

@@ -17,7 +17,7 @@ from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.store.records import RequestState, StoredPlan
 from sloserve.scheduler.virtual_queues.contract import FleetState, GroupSums, InstanceState, ModelState
 from sloserve.scheduler.virtual_queues.fleet_operations import Queued
-from tests.fleet.agent.fake_door import FakeDoor
+from tests.fleet.agent.fake_endpoint import FakeDoor
 from tests.fleet.agent.test_pulling import Host, host, run
 
 FLEET = parse_fleet("""

@@ -22,9 +22,9 @@ from sloserve.fleet.agent.engine_client import EngineClient
 from sloserve.fleet.agent.engine_requests import AwaitedRequests
 from sloserve.fleet.agent.engine_spec import ServedModel
 from sloserve.fleet.agent.instance import Instance
-from sloserve.fleet.contract.door import MODEL_HEADER, REFUSED_HEADER, InstanceResponse, LineSize, Refusal, Refused
+from sloserve.fleet.contract.endpoint import MODEL_HEADER, REFUSED_HEADER, InstanceResponse, LineSize, Refusal, Refused
 from sloserve.fleet.contract.reports import agent_report
-from sloserve.fleet.gateway.doors import AgentConnections
+from sloserve.fleet.gateway.agent_connections import AgentConnections
 from sloserve.scheduler.virtual_queues.contract import ModelState
 from tests.fleet.stand_in.engine import LONG, POISON, reply
 from tests.fleet.stand_in.launcher import InLoopLauncher

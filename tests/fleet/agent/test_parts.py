@@ -19,9 +19,9 @@ from sloserve.fleet.agent.alike import are_alike, fingerprint
 from sloserve.fleet.agent.costs import Costs, SharedCosts
 from sloserve.fleet.agent.engine_requests import AwaitedRequests, line_of, stream_of
 from sloserve.fleet.agent.engine_spec import ServedModel
-from sloserve.fleet.agent.line_reply import CHAT, COMPLETIONS, LineOutput
+from sloserve.fleet.agent.line_output import CHAT, COMPLETIONS, LineOutput
 from sloserve.fleet.agent.switch_methods import Situation, SwitchMethod, choose
-from sloserve.fleet.contract.door import LineSize
+from sloserve.fleet.contract.endpoint import LineSize
 from sloserve.fleet.contract.reports import MeasuredSwap
 from sloserve.fleet.sizes import USUAL_OUTPUT_TOKENS
 from sloserve.fleet.store.records import Claimed

@@ -15,14 +15,14 @@ import pytest
 
 from sloserve.core.clock import ManualClock, SystemClock
 from sloserve.core.errors import StoreError
-from sloserve.fleet.agent import line_reply, line_service, pulling
+from sloserve.fleet.agent import line_output, line_service, pulling
 from sloserve.fleet.agent.claims import Pull
 from sloserve.fleet.agent.pulling import Pulling
-from sloserve.fleet.contract.door import InstanceResponse
+from sloserve.fleet.contract.endpoint import InstanceResponse
 from sloserve.fleet.store.records import NewRequest, RequestState
 from sloserve.fleet.store.requests import MOST_LOST, Requests
 from sloserve.fleet.store.store import Store, open_store
-from tests.fleet.agent.fake_door import FakeDoor
+from tests.fleet.agent.fake_endpoint import FakeDoor
 from tests.fleet.stand_in.engine import HANG, POISON, StandIn, reply
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -411,7 +411,7 @@ def test_lines_of_an_agent_that_is_slow_to_renew_are_served_in_the_end(tmp_path:
 @pytest.mark.parametrize("n", [1, 2], ids=["streamed", "whole"])
 def test_a_reply_that_is_too_long_fails_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
     """An agent keeps as many replies in memory as its engines run."""
-    monkeypatch.setattr(line_reply, "MOST_BYTES", 100)
+    monkeypatch.setattr(line_output, "MOST_BYTES", 100)
 
     async def scenario() -> None:
         door = FakeDoor("a/0", "m")

@@ -14,8 +14,8 @@ from sloserve.core.clock import ManualClock, SystemClock
 from sloserve.core.slo import DEFAULT_CLASSES
 from sloserve.fleet.contract.reports import AgentReport, to_json
 from sloserve.fleet.gateway import prefixes, watch
+from sloserve.fleet.gateway.agent_connections import AgentConnections
 from sloserve.fleet.gateway.demand import DemandMeter
-from sloserve.fleet.gateway.doors import AgentConnections
 from sloserve.fleet.gateway.held import Hold
 from sloserve.fleet.gateway.instances import Instances
 from sloserve.fleet.gateway.metrics import GatewayMetrics
@@ -28,7 +28,7 @@ from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.store import Store
 from sloserve.scheduler.settings import PluginSettings
 from sloserve.wire.asgi import answer_json
-from tests.fleet.gateway.doors import running, until
+from tests.fleet.gateway.played_agents import running, until
 
 
 def test_a_body_of_millions_of_messages_is_cut_like_a_text(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from sloserve.fleet.gateway.instances import FRESH_S
 from sloserve.fleet.gateway.prediction import Work
 from sloserve.fleet.store.store import Store, open_store
 from sloserve.wire.live_feed import fitted
-from tests.fleet.gateway.doors import Played, PlayedDoor, fleet, serving, until
+from tests.fleet.gateway.played_agents import Played, PlayedDoor, fleet, serving, until
 
 KEY = "an admin key"
 

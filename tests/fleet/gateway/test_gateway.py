@@ -21,7 +21,7 @@ from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.admission.prediction import ArrivingRequest
 from sloserve.wire.asgi import answer_json
 from sloserve.wire.opening import BodyLimits, BoundedBody
-from tests.fleet.gateway.doors import FLEET, Played, PlayedDoor, Served, running, serving, until
+from tests.fleet.gateway.played_agents import FLEET, Played, PlayedDoor, Served, running, serving, until
 from tests.fleet.stand_in.engine import POISON, reply
 
 pytestmark = pytest.mark.slow  # servers start and stop

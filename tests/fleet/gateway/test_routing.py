@@ -30,7 +30,7 @@ from sloserve.fleet.gateway.prefixes import MOST, PrefixTable, beginnings, part
 from sloserve.scheduler.settings import PluginSettings
 from sloserve.scheduler.virtual_queues.contract import ModelState, RunningSums
 from sloserve.wire.asgi import SLO_KNOWN
-from tests.fleet.gateway.doors import FLEET, parse_fleet
+from tests.fleet.gateway.played_agents import FLEET, parse_fleet
 
 PROFILE = load_profile("h100-llama3-8b")
 PACES = {("m", "h100"): Pace(Serving(PROFILE, EngineSize(256, 8192, PROFILE.kv_capacity_tokens)))}

@@ -24,7 +24,7 @@ from sloserve.fleet.gateway.keys import Tenant, hash_of
 from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.fleet.store.records import RequestState, Result, StoredPlan
 from sloserve.fleet.store.store import Store, open_store
-from tests.fleet.gateway.doors import FLEET, PlayedDoor, Served, fleet, serving, until
+from tests.fleet.gateway.played_agents import FLEET, PlayedDoor, Served, fleet, serving, until
 from tests.fleet.stand_in.engine import reply
 
 pytestmark = pytest.mark.slow  # OpenAI's client takes a second to load, and servers start and stop

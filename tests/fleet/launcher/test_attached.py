@@ -14,7 +14,7 @@ from sloserve.core.spans import Phase
 from sloserve.fleet.agent.agent import Agent, AgentSettings
 from sloserve.fleet.agent.engine_spec import Attached, ServedModel
 from sloserve.fleet.file import parse_fleet
-from sloserve.fleet.gateway.doors import AgentConnections
+from sloserve.fleet.gateway.agent_connections import AgentConnections
 from sloserve.fleet.launcher import attached
 from sloserve.fleet.launcher.attached import AttachingLauncher
 from sloserve.fleet.run.launchers import launcher_for

@@ -19,7 +19,7 @@ from sloserve.fleet.run.gateway_process import GatewayServer
 from sloserve.fleet.run.live import place_of
 from sloserve.fleet.store.store import open_store
 from sloserve.http3.httpx_transport import H3Transport
-from tests.fleet.gateway.doors import FLEET, PlayedDoor, until
+from tests.fleet.gateway.played_agents import FLEET, PlayedDoor, until
 from tests.fleet.stand_in.engine import reply
 from tests.http3.serving import certificate_files, trusting
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from sloserve.core.spans import Phase
 from sloserve.fleet.agent.engine_places import EnginePlaces
 from sloserve.fleet.agent.engine_requests import EngineRequests, InFlightRequest
-from sloserve.fleet.contract.door import Refusal
+from sloserve.fleet.contract.endpoint import Refusal
 from sloserve.fleet.contract.reports import InstanceReport
 from sloserve.fleet.simulated.dispatcher import InstanceView, WaitingRequest
 from sloserve.fleet.streamed import Streamed

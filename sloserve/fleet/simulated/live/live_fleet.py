@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sloserve.estimator.planning_cost import GroupLine, planning_costs
-from sloserve.fleet.contract.door import Refusal
+from sloserve.fleet.contract.endpoint import Refusal
 from sloserve.fleet.contract.plan_in_force import Plan
 from sloserve.fleet.contract.reports import AgentReport, GatewayReport
 from sloserve.fleet.planner_rule import QLM, expects_streams

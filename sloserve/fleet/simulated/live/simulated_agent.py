@@ -6,7 +6,7 @@ from typing import Final
 
 from sloserve.fleet.agent.claims import lines_to_claim, may_leave
 from sloserve.fleet.agent.orders import agendas, planned
-from sloserve.fleet.contract.door import Refusal
+from sloserve.fleet.contract.endpoint import Refusal
 from sloserve.fleet.contract.reports import AgentReport
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.simulated.dispatcher import (

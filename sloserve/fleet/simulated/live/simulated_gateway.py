@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sloserve.core.slo import ClassTable
-from sloserve.fleet.contract.door import Refusal
+from sloserve.fleet.contract.endpoint import Refusal
 from sloserve.fleet.contract.plan_in_force import Plan
 from sloserve.fleet.contract.reports import AgentReport, GatewayReport
 from sloserve.fleet.fleet import Fleet

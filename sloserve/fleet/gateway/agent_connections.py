@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote
 import aiohttp
 from yarl import URL
 
-from sloserve.fleet.contract.door import MODEL_HEADER, REFUSED_HEADER, Refusal, Refused
+from sloserve.fleet.contract.endpoint import MODEL_HEADER, REFUSED_HEADER, Refusal, Refused
 from sloserve.fleet.contract.reports import AgentReport, agent_report
 from sloserve.wire.headers import HOP_BY_HOP
 

@@ -14,7 +14,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from sloserve.core.errors import BodyTooLarge
-from sloserve.fleet.contract.door import MODEL_HEADER, REFUSED_HEADER, InstanceEndpoint, Refusal, Refused
+from sloserve.fleet.contract.endpoint import MODEL_HEADER, REFUSED_HEADER, InstanceEndpoint, Refusal, Refused
 from sloserve.fleet.contract.reports import AgentReport, to_json
 from sloserve.wire.asgi import (
     CLOSE,

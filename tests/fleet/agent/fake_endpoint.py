@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from sloserve.core.spans import Phase
-from sloserve.fleet.contract.door import DurableWork, InstanceResponse, LineSize, Refusal, Refused
+from sloserve.fleet.contract.endpoint import DurableWork, InstanceResponse, LineSize, Refusal, Refused
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport, to_json
 from sloserve.scheduler.virtual_queues.contract import ModelState
 from tests.fleet.stand_in.engine import StandIn

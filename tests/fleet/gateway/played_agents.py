@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import uvicorn
 
 from sloserve.core.spans import Phase
-from sloserve.fleet.contract.door import MODEL_HEADER, REFUSED_HEADER
+from sloserve.fleet.contract.endpoint import MODEL_HEADER, REFUSED_HEADER
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport, to_json
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.fleet import Fleet
