@@ -27,9 +27,9 @@ from sloserve.api.websockets import refused_websocket
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import BodyTooLarge, SloServeError
 from sloserve.scheduler.settings import ADMIN_KEY, plugin_settings
-from sloserve.vllm_plugin.server.stated import tell_operator
+from sloserve.vllm_plugin.server.stated import warn_operator
 from sloserve.wire import context, errors
-from sloserve.wire.asgi import first, refuse_error, route_path, tell_slo, unsent
+from sloserve.wire.asgi import first, refuse_error, report_slo, route_path, unsent
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.headers import TTL, HeaderRules, predictions
 from sloserve.wire.opening import BodyLimits, BoundedBody, open_request
@@ -81,7 +81,7 @@ class SLOMiddleware:
         if request is None:
             return
         scope, send = request.scope, request.send
-        http = HTTPContext(self._clock.monotonic_s(), says_end=True, on_slo=functools.partial(tell_slo, scope))
+        http = HTTPContext(self._clock.monotonic_s(), says_end=True, on_slo=functools.partial(report_slo, scope))
         if scope["method"] == "POST":
             if await refused_for_stopping(engine, send):
                 return
@@ -103,7 +103,7 @@ class SLOMiddleware:
             context.current.reset(token)
             http.answer_ends(begun=passing.is_answering)
         if passing.too_large is not None:
-            tell_operator(f"clients send more than the {limits.most_bytes} bytes of max_body_bytes, and get 413")
+            warn_operator(f"clients send more than the {limits.most_bytes} bytes of max_body_bytes, and get 413")
             await passing.refuse(passing.too_large)
 
     def _watching_start(self, scope: Scope, send: Send) -> Send:

@@ -41,7 +41,7 @@ class Reporter:
         self._parts: list[bytes] = []
         self._rest = b""
         self._envelope: dict[str, Any] = {}
-        self._told = not http.wants_report
+        self._reported = not http.wants_report
         """Whether there is no more to report."""
         self._text_begins = self._tiered_begins = b""
 
@@ -64,7 +64,7 @@ class Reporter:
             and part.startswith(self._text_begins)
             and part.find(b"\n\n", at) == len(part) - 2
             and not self._rest
-            and (self._told or part.find(b'"usage"', at) < 0)
+            and (self._reported or part.find(b'"usage"', at) < 0)
         ):
             return ({**message, "body": self._tiered_begins + part[at:]},)
         more = message.get("more_body", False)
@@ -109,7 +109,7 @@ class Reporter:
         begins = chunk[: at + len(_CHOICES)]
         if at < 0 or not begins.startswith(_DATA + b"{") or b"\n\n" in begins or b'"usage"' in begins:
             return
-        if self._told or self._envelope:  # else there is something to read in each
+        if self._reported or self._envelope:  # else there is something to read in each
             self._text_begins, self._tiered_begins = begins, _DATA + self._tiered(begins[len(_DATA) :])
 
     def _event(self, event: bytes) -> bytes:
@@ -118,7 +118,7 @@ class Reporter:
             return event  # a comment that keeps the connection alive
         head, data = event[:at], self._tiered(event[at + len(_DATA) :])
         event = head + _DATA + data
-        if self._told:
+        if self._reported:
             return event
         if data.strip() == _DONE:
             return self._before_done(event)
@@ -152,16 +152,16 @@ class Reporter:
             chunk[KEY] = self._outcome()
         else:
             return False
-        self._told = True
+        self._reported = True
         return True
 
     def _before_done(self, event: bytes) -> bytes:
         if not self._http.outcomes:
             return event
-        self._told = True
+        self._reported = True
         chunk = {**self._envelope, "choices": [], KEY: self._outcome()}
         return _DATA + json_text.compact(chunk) + b"\n\n" + event
 
     def _outcome(self) -> Any:
-        told = [outcome(served) for served in self._http.outcomes]
-        return told[0] if len(told) == 1 else told
+        outcomes = [outcome(served) for served in self._http.outcomes]
+        return outcomes[0] if len(outcomes) == 1 else outcomes

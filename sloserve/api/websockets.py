@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from sloserve.core.errors import InvalidRequest
 from sloserve.vllm_plugin.server.front_end_of import front_end_of
-from sloserve.vllm_plugin.server.stated import tell_operator
+from sloserve.vllm_plugin.server.stated import warn_operator
 from sloserve.wire.asgi import refuse_error
 from sloserve.wire.body import BodyFields
 from sloserve.wire.context import check_no_slo
@@ -30,7 +30,7 @@ async def refused_websocket(engine: Any, rules: HeaderRules, scope: Scope, recei
         front_end = front_end_of(engine)
         if front_end is not None:
             front_end.count_invalid()
-        tell_operator("clients state SLOs for a websocket, which keeps none, and are refused with 400")
+        warn_operator("clients state SLOs for a websocket, which keeps none, and are refused with 400")
         await receive()  # the event that the client wants to connect
         await _refuse(error, scope, send)
         return True

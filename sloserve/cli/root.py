@@ -32,16 +32,16 @@ class OneLine(TyperGroup):
         try:
             return super().make_context(*args, **named)
         except _UsageError as error:
-            raise _told(error) from error
+            raise _one_line(error) from error
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except _UsageError as error:
-            raise _told(error) from error
+            raise _one_line(error) from error
 
 
-def _told(error: Any) -> Exception:
+def _one_line(error: Any) -> Exception:
     """Return the one-line error to show; the error itself if it shows the help, since nothing was given."""
     said = error.format_message().strip().removesuffix(".")
     if error.ctx is None or "\n" in said:

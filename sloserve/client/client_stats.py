@@ -56,11 +56,11 @@ def server_verdicts(ended: Sequence[ObservedRequest]) -> dict[str, Any] | None:
     - ``max_difference_ms``: the largest difference of TTFT, TPOT or e2e: network, and what the server does after its
       clock stops.
     """
-    told = [(exchange, exchange.slo) for exchange in ended if exchange.slo is not None]
-    if not told:
+    reported = [(exchange, exchange.slo) for exchange in ended if exchange.slo is not None]
+    if not reported:
         return None
     good, disagreements, differences_ms = 0, [], [0.0]
-    for exchange, slo in told:
+    for exchange, slo in reported:
         latency = exchange.latency(exchange.sent_s)
         ours = targets_met(exchange.request.slo.targets, latency)
         good += bool(ours) and all(ours.values())
@@ -74,15 +74,15 @@ def server_verdicts(ended: Sequence[ObservedRequest]) -> dict[str, Any] | None:
                 abs(1e3 * value - achieved[key]) for key, value in measured_ms.items() if achieved.get(key) is not None
             ]
     return {
-        "reports": len(told),
+        "reports": len(reported),
         "good": good,
         "disagreements": len(disagreements),
         "disagreeing_requests": disagreements[:MAX_ERRORS],
         "max_difference_ms": max(differences_ms),
-        "evictions": sum(int(slo.get("evictions") or 0) for _, slo in told),
-        "paused_steps": sum(int(slo.get("paused_steps") or 0) for _, slo in told),
-        "preempted_ms": sum(float(slo.get("preempted_ms") or 0.0) for _, slo in told),
-        "paused_ms": sum(float(slo.get("paused_ms") or 0.0) for _, slo in told),
+        "evictions": sum(int(slo.get("evictions") or 0) for _, slo in reported),
+        "paused_steps": sum(int(slo.get("paused_steps") or 0) for _, slo in reported),
+        "preempted_ms": sum(float(slo.get("preempted_ms") or 0.0) for _, slo in reported),
+        "paused_ms": sum(float(slo.get("paused_ms") or 0.0) for _, slo in reported),
     }
 
 

@@ -32,10 +32,10 @@ class Predicted:
             ttft_s: Measured seconds from the arrival to the first token.
             e2e_s: Measured seconds from the arrival to the last token.
         """
-        told = (("ttft", self.ttft, ttft_s), ("e2e", self.e2e, e2e_s))
+        every = (("ttft", self.ttft, ttft_s), ("e2e", self.e2e, e2e_s))
         return {
             (name, level): kept
-            for name, quantiles, actual_s in told
+            for name, quantiles, actual_s in every
             if quantiles is not None
             for level, kept in quantiles.kept(actual_s).items()
         }

@@ -117,9 +117,9 @@ class Planner:
         rows = self.table.rows
         for slot in sorted(self.table.slot_of.values(), key=lambda slot: int(rows.seq[slot])):
             if before is None or before.policy is not self.policy:
-                self._tell_policy("arrived", slot, now_s)
+                self._notify_policy("arrived", slot, now_s)
             if self.shadow is not None and (before is None or before.shadow is not self.shadow):
-                self.shadow.tell("arrived", rows, slot, now_s)
+                self.shadow.notify("arrived", rows, slot, now_s)
 
     @property
     def lengths(self) -> Lengths | None:
@@ -146,7 +146,7 @@ class Planner:
         slot = self.table.add(request, stated)
         self._has_news = True
         if slot is not None:
-            self._tell("arrived", slot, now_s)
+            self._notify("arrived", slot, now_s)
             if self._step_budget is not None:
                 self._step_budget.arrived(self.table.rows, slot, now_s)
 
@@ -167,7 +167,7 @@ class Planner:
         slot = self.table.finished(request)
         self._has_news = True
         if slot is not None:
-            self._tell("finished", slot, now_s)
+            self._notify("finished", slot, now_s)
             if self._step_budget is not None:
                 self._step_budget.finished(self.table.rows, slot)
             # The slot may go to another request, which a plan still in use must not pause, nor ageing take for its own.
@@ -196,9 +196,9 @@ class Planner:
         self.table.note_first_tokens(now_s)
         if slots.size and self._wants_progress:
             if self.policy.wants_progress:
-                self._tell_policy("progressed", slots, tokens, now_s)
+                self._notify_policy("progressed", slots, tokens, now_s)
             if self.shadow is not None and self.shadow.policy.wants_progress:
-                self.shadow.tell("progressed", self.table.rows, slots, tokens, now_s)
+                self.shadow.notify("progressed", self.table.rows, slots, tokens, now_s)
 
     def admitted(self, output: Any, monotonic_s: float) -> None:
         """Record the requests that a step admitted, and what it computes."""
@@ -217,12 +217,12 @@ class Planner:
         if self.shadow is not None:
             self.shadow.rate.observe(slots.size, monotonic_s)
 
-    def _tell(self, event: str, *args: Any) -> None:
-        self._tell_policy(event, *args)
+    def _notify(self, event: str, *args: Any) -> None:
+        self._notify_policy(event, *args)
         if self.shadow is not None:
-            self.shadow.tell(event, self.table.rows, *args)
+            self.shadow.notify(event, self.table.rows, *args)
 
-    def _tell_policy(self, event: str, *args: Any) -> None:
+    def _notify_policy(self, event: str, *args: Any) -> None:
         """Report an event to the policy; a policy that fails on it must not take the engine down."""
         try:
             getattr(self.policy, event)(self.table.rows, *args)

@@ -37,7 +37,7 @@ class Shadow:
         self._cost = cost
         self._errors = ErrorLog()
 
-    def tell(self, event: str, rows: Rows, *args: Any) -> None:
+    def notify(self, event: str, rows: Rows, *args: Any) -> None:
         """Report an event: ``arrived``, ``progressed`` or ``finished``."""
         try:
             getattr(self.policy, event)(rows, *args)

@@ -74,13 +74,13 @@ INSERT = b"\x3f\x81\x1f\x41a\x01b"
 class Probe(Joined):
     """HTTP/3 on both connections.
 
-    ``told`` has the events of both ends, and ``ended`` the error code with which the server ended the connection.
+    ``events`` has the events of both ends, and ``ended`` the error code with which the server ended the connection.
     """
 
     def __init__(self, request_certificate: bool = False) -> None:
         self._ends: dict[QuicConnection, BoundedH3] = {}
         super().__init__("rr", request_certificate=request_certificate)
-        self.told: list[H3Event] = []
+        self.events: list[H3Event] = []
         self.priorities: list[tuple[int, StreamPriority]] = []
         self.going = False
         self.ended: int | None = None
@@ -94,7 +94,7 @@ class Probe(Joined):
 
     def heard(self, receiver: QuicConnection, event: QuicEvent) -> None:
         if receiver in self._ends:
-            self.told += self._ends[receiver].handle_event(event)
+            self.events += self._ends[receiver].handle_event(event)
         if isinstance(event, ConnectionTerminated):
             self.ended = event.error_code
 
@@ -114,7 +114,7 @@ def _request_and_answer() -> bool:
     probe.run()
     probe.served.send_headers(0, [(b":status", b"200"), (b"content-length", b"5")], True)
     probe.run()
-    kinds = [type(event) for event in probe.told]
+    kinds = [type(event) for event in probe.events]
     return kinds == [HeadersReceived, HeadersReceived] and 0 not in probe.served._stream
 
 
@@ -124,7 +124,7 @@ def _settings() -> bool:
     return wanted.items() <= stated.items() and stated.get(Setting.MAX_FIELD_SECTION_SIZE) == HEADER_BYTES
 
 
-def _told() -> bool:
+def _control_frames_reported() -> bool:
     probe = Probe()
     probe.h3.send_priority_update(0, "u=1")
     probe.served.send_goaway(0)
@@ -138,9 +138,9 @@ def _malformed() -> bool:
     probe.h3.send_headers(4, GET)
     probe.h3.send_data(4, b"x", True)
     probe.run()
-    told = [(type(event), getattr(event, "stream_id", None)) for event in probe.told]
+    seen = [(type(event), getattr(event, "stream_id", None)) for event in probe.events]
     return (
-        told == [(Malformed, 0), (HeadersReceived, 4), (DataReceived, 4)]
+        seen == [(Malformed, 0), (HeadersReceived, 4), (DataReceived, 4)]
         and probe.ended is None
         and not probe.served._malformed
     )
@@ -195,7 +195,7 @@ _TOO_MUCH = int(ErrorCode.H3_EXCESSIVE_LOAD)
 PROBES: dict[str, Callable[[], bool]] = {
     "settings are stated": _settings,
     "requests and responses pass": _request_and_answer,
-    "PRIORITY_UPDATE and GOAWAY are reported": _told,
+    "PRIORITY_UPDATE and GOAWAY are reported": _control_frames_reported,
     "a malformed request ends alone": _malformed,
     "what is reset is freed": _reset_frees,
     "stateless resets and silence are noticed": _stateless_reset,

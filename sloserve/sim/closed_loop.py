@@ -77,7 +77,7 @@ def run_closed_loop(engine: EventLoop, source: Source) -> RunLog:
                 heapq.heappush(leaving, (max(leaves_s, request.arrival_s), request.request_id))
             engine.give(request)
 
-    engine.tell(lambda request_id, outcome: over.append((request_id, outcome)))
+    engine.notify_ended(lambda request_id, outcome: over.append((request_id, outcome)))
     give(source.first(), 0.0)
     while engine.at < math.inf or leaving:
         if leaving and leaving[0][0] <= engine.at:

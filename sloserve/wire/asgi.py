@@ -26,11 +26,11 @@ CLOSE = ("connection", "close")
 """Header of a response to a request if the body of the request is not read to its end."""
 
 
-def tell_slo(scope: Scope, slo: SLO) -> None:
+def report_slo(scope: Scope, slo: SLO) -> None:
     """Report to the server, if it asks for it, the SLO that a request has turned out to have."""
-    told = (scope.get("extensions") or {}).get(SLO_KNOWN)
-    if told is not None:
-        told(slo)
+    notify = (scope.get("extensions") or {}).get(SLO_KNOWN)
+    if notify is not None:
+        notify(slo)
 
 
 async def unsent() -> None:
@@ -63,8 +63,8 @@ async def refuse_error(
         headers: Headers of the response beside the headers of the error.
         param: The field at fault, for an error that names none.
     """
-    told = [*errors.headers(error), *headers]
-    await refuse(send, errors.status(error), str(error), getattr(error, "param", param), told)
+    every = [*errors.headers(error), *headers]
+    await refuse(send, errors.status(error), str(error), getattr(error, "param", param), every)
 
 
 async def answer_json(send: Send, status: HTTPStatus, value: Any, headers: Iterable[tuple[str, str]] = ()) -> None:

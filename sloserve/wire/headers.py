@@ -285,10 +285,10 @@ def predictions(predicted: Iterable[Predicted]) -> list[tuple[str, str]]:
     A value is a structured field (RFC 8941): the median as an integer, the 0.9-quantile as its parameter,
     ``120;p90=480``, in ms.
     """
-    told = worst(predicted)
+    shown = worst(predicted)
     return [
         (name, f"{_whole_ms(quantiles.median_s)};p90={_whole_ms(quantiles.p90_s)}")
-        for name, quantiles in ((PREDICTED_TTFT, told.ttft), (PREDICTED_E2E, told.e2e))
+        for name, quantiles in ((PREDICTED_TTFT, shown.ttft), (PREDICTED_E2E, shown.e2e))
         if quantiles is not None
     ]
 

@@ -12,17 +12,17 @@ def outcome(served: ServedRequest) -> dict[str, Any]:
     streamed).
     """
     targets, latency = served.slo.targets, served.latency
-    told: dict[str, Any] = {"class": served.slo.slo_class.name, "outcome": served.outcome.value}
-    told["targets"] = _known(
+    report: dict[str, Any] = {"class": served.slo.slo_class.name, "outcome": served.outcome.value}
+    report["targets"] = _known(
         ttft_ms=_ms(targets.ttft_s), tpot_ms=_ms(targets.tpot_s), e2e_ms=_ms(targets.e2e_s), tds=targets.tds
     )
     if latency is not None:
-        told["achieved"] = {
+        report["achieved"] = {
             "ttft_ms": _ms(latency.ttft_s),
             "tpot_ms": _ms(latency.tpot_s),
             "e2e_ms": _ms(latency.e2e_s),
         }
-    return told | _known(
+    return report | _known(
         met=served.met,
         good=served.good,
         qoe=None if served.qoe is None else round(served.qoe, 4),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sloserve.api.middleware import SLOMiddleware
-from sloserve.vllm_plugin.server.stated import tell_operator
+from sloserve.vllm_plugin.server.stated import warn_operator
 
 
 class Connection:
@@ -62,7 +62,7 @@ def test_without_an_slo_it_is_passed_on(headers: list[tuple[str, str]]) -> None:
 def test_with_an_slo_or_a_misspelt_one_it_is_refused_and_counted(
     header: str, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tell_operator.cache_clear()
+    warn_operator.cache_clear()
     with caplog.at_level(logging.WARNING):
         connection = Connection((header, "500"))
     start, body = connection.sent

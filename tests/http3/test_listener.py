@@ -14,7 +14,7 @@ from sloserve.http3.certificates import CertificateFiles, make_certificate, writ
 from sloserve.http3.client_connection import BrokenOff, Lost, RequestRefused, connect
 from sloserve.http3.listener import listen
 from sloserve.http3.listener_figures import kernel_discards
-from sloserve.wire.asgi import tell_slo
+from sloserve.wire.asgi import report_slo
 from sloserve.wire.optional_http3 import Http3Settings
 from tests.http3.serving import (
     PSEUDO,
@@ -138,7 +138,7 @@ def test_a_late_answer_is_dropped_where_that_is_asked_for(virtually: Any) -> Non
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await receive()
             if scope["path"] == "/late-by-its-body":
-                tell_slo(scope, DEFAULT_CLASSES.slo(None, Targets(e2e_s=0.02)))
+                report_slo(scope, DEFAULT_CLASSES.slo(None, Targets(e2e_s=0.02)))
             await send({"type": "http.response.start", "status": 200, "headers": []})
             if scope["path"].startswith("/late"):
                 assert (await receive())["type"] == "http.disconnect"

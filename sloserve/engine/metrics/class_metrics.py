@@ -152,13 +152,13 @@ class ClassMetrics:
         self._latest[figure].record(latency_s, now_s)
 
     def _judge(self, predicted: Predicted, latency: Latency, now_s: float) -> None:
-        for dim, told, actual_s in (
+        for dim, quantiles, actual_s in (
             ("ttft", predicted.ttft, latency.ttft_s),
             ("e2e", predicted.e2e, latency.e2e_s),
         ):
-            if told is not None:
-                self._predicted[dim].observe(told.median_s)
-                kept = told.kept(actual_s)
+            if quantiles is not None:
+                self._predicted[dim].observe(quantiles.median_s)
+                kept = quantiles.kept(actual_s)
                 self._kept[dim].add(_PREDICTED | sum(kept[level] << i for i, level in enumerate(LEVELS)), now_s)
 
 

@@ -129,12 +129,12 @@ class LiveView:
             now_s: The present time by the monotonic clock, in seconds.
         """
         by_class = self._by_class(frames, at_s, now_s)
-        told = [(i, name, by_class[name]) for i, name in enumerate(self._classes) if by_class[name]["late"]]
-        told.sort(key=lambda one: _share_met(one[2]["attained"]))
+        late = [(i, name, by_class[name]) for i, name in enumerate(self._classes) if by_class[name]["late"]]
+        late.sort(key=lambda one: _share_met(one[2]["attained"]))
         return {
             "by_class": by_class,
-            "headlines": [_headline(frames, i, name, one["late"], at_s) for i, name, one in told],
-            "alarms": [one["state"] == BAD for _, _, one in told],
+            "headlines": [_headline(frames, i, name, one["late"], at_s) for i, name, one in late],
+            "alarms": [one["state"] == BAD for _, _, one in late],
         }
 
     def _by_class(self, frames: Sequence[Frame], at_s: float, now_s: float) -> dict[str, dict[str, Any]]:

@@ -153,7 +153,7 @@ class Boards:
             self.look()
         return self._others
 
-    def tell(self, class_id: int, waiting: int) -> None:
+    def set_waiting(self, class_id: int, waiting: int) -> None:
         """Set how many requests of the class wait in this process."""
         self.own.waiting[class_id] = waiting
 

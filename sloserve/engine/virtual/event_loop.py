@@ -212,7 +212,7 @@ class EventLoop(ABC):
     def kv_used(self) -> float:
         """Share of the KV blocks in use, 0..1."""
 
-    def tell(self, ended: Callable[[str, Outcome], object]) -> None:
+    def notify_ended(self, ended: Callable[[str, Outcome], object]) -> None:
         """Call ``ended`` with a request's id and its outcome whenever one is over.
 
         Lost requests are never over: see :data:`~sloserve.core.outcome.Outcome.LOST`.

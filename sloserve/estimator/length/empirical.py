@@ -27,7 +27,7 @@ from sloserve.estimator.length.remaining import (
     PRIOR_WEIGHT,
     Estimator,
     KnownRequests,
-    tells_nothing,
+    is_uninformative,
 )
 
 RECENT: Final = 32
@@ -104,7 +104,7 @@ class EmpiricalLength(Estimator):
             raise ValueError(
                 f"output_tokens: {output_tokens} is not a length; a request that ended without a token has none"
             )
-        if tells_nothing(output_tokens, cut=cut):
+        if is_uninformative(output_tokens, cut=cut):
             return False
         ended = self._ended.setdefault(class_id, _Window())
         ended.add(output_tokens, cut, self._window)

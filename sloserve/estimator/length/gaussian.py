@@ -19,7 +19,7 @@ from sloserve.estimator.length.remaining import (
     PRIOR_WEIGHT,
     Estimator,
     KnownRequests,
-    tells_nothing,
+    is_uninformative,
 )
 
 _SQRT2 = np.sqrt(2.0)
@@ -98,7 +98,7 @@ class GaussianLength(Estimator):
         """
         if output_tokens < 1:
             raise ValueError(f"output_tokens: {output_tokens} is not a length; the least is 1")
-        if tells_nothing(output_tokens, cut=cut):
+        if is_uninformative(output_tokens, cut=cut):
             return False
         count, mean, variance = self._moments.get(class_id, (0.0, 0.0, 0.0))
         count = min(count + 1.0, float(self._memory))

@@ -113,7 +113,7 @@ def rest_of(form: LengthForm, requests: KnownRequests) -> Rest:
     return Rest(form, requests.output_tokens, left)
 
 
-def tells_nothing(output_tokens: int, *, cut: bool) -> bool:
+def is_uninformative(output_tokens: int, *, cut: bool) -> bool:
     """Return whether an output that ended says nothing of lengths: it was cut at its first token, and each has one.
 
     The calls of a beam search are such outputs. There are hundreds of them: they must not crowd out what is known of

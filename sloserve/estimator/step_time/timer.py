@@ -73,14 +73,14 @@ class StepTimer:
             return None
         load, scheduled_s = self._in_flight.popleft()
         start_s, end_s = max(scheduled_s, self._last_output_s), now_s
-        tells = load.tokens > 0
+        is_informative = load.tokens > 0
         if launched_s is not None and self._in_flight:
             next_s = self._in_flight[-1][1]
             if now_s - launched_s < _AT_ONCE * (launched_s - next_s):
                 end_s = min(max(start_s + predicted_s, next_s), now_s)
-                tells = tells and end_s != start_s + predicted_s
+                is_informative = is_informative and end_s != start_s + predicted_s
         self._last_output_s = end_s
-        return (load, end_s - start_s) if tells and end_s > start_s else None
+        return (load, end_s - start_s) if is_informative and end_s > start_s else None
 
     def forget(self) -> None:
         """Forget the steps in flight, which will have no output: the engine was reset."""

@@ -248,7 +248,7 @@ class LineClaims:
             await self.abort(claims)
             for claim in claims:
                 if claim.lines:
-                    await self.tell(self.requests.give_back, claim.id, claim.progress())
+                    await self.report(self.requests.give_back, claim.id, claim.progress())
         finally:
             self.ending -= {claim.id for claim in claims}  # renewing gives back what could not be reported
 
@@ -260,7 +260,7 @@ class LineClaims:
         if committing:
             await asyncio.wait(committing, timeout=COMMIT_S)
 
-    async def tell(self, call: Callable[..., T], *args: Any) -> T | None:
+    async def report(self, call: Callable[..., T], *args: Any) -> T | None:
         """Call the store, again and again for as long as a lease runs; then the claims lapse by themselves."""
         ends_s = self._clock.monotonic_s() + self.lease_s
         while True:
@@ -320,15 +320,15 @@ class Crashes:
             work.look_again()
 
     async def _mark_suspects(self, claims: Sequence[HeldClaim], streams: int) -> None:
-        tell, requests = self._claims.tell, self._claims.requests
+        report, requests = self._claims.report, self._claims.requests
         await self._claims.abort(claims)
         held = [claim for claim in claims if claim.lines]
         suspects = [claim for claim in held if claim.was_sent and not _is_doubtful(claim, streams)]
         for claim in held:
             if claim not in suspects:
-                await tell(requests.give_back, claim.id, claim.progress())
+                await report(requests.give_back, claim.id, claim.progress())
         if suspects:
-            for id in await tell(requests.engine_died, [claim.id for claim in suspects]) or ():
+            for id in await report(requests.engine_died, [claim.id for claim in suspects]) or ():
                 logger.warning("request %s has failed: the engine died while it served this request alone", id)
 
 

@@ -24,7 +24,7 @@ from sloserve.scheduler.virtual_queues.contract import ModelState
 
 logger = logging.getLogger(__name__)
 
-_MOST_UNTOLD: Final = 1_000
+_MOST_UNSHARED: Final = 1_000
 """Most measurements that wait for a store that is away; older ones are dropped."""
 _SLEEP: Final = "sleep_s"
 _FIELDS: Final = {
@@ -51,7 +51,7 @@ class Costs:
         self._steps: dict[str, dict[str, tuple[float, int]]] = {}
         self._last: dict[str, str] = {}
         """Step by which each model that was cold came last, by model."""
-        self.untold: deque[tuple[str, str, float]] = deque(maxlen=_MOST_UNTOLD)
+        self.unshared: deque[tuple[str, str, float]] = deque(maxlen=_MOST_UNSHARED)
         """Measurements (model, step, seconds) that wait until another takes them from here."""
         self._read()
 
@@ -106,7 +106,7 @@ class Costs:
         mean, count = self._steps.setdefault(model, {}).get(step, (0.0, 0))
         mean += (seconds - mean) * max(1.0 / (count + 1), LATEST)
         self._steps[model][step] = mean, count + 1
-        self.untold.append((model, step, seconds))
+        self.unshared.append((model, step, seconds))
         self._write()
 
     def _read(self) -> None:
@@ -160,7 +160,7 @@ class SharedCosts:
         if not self._has_begun:
             self._costs.adopt(await loop.run_in_executor(self._executor, self._stored.of, self._device))
             self._has_begun = True
-        untold = self._costs.untold
-        while untold:
-            await loop.run_in_executor(self._executor, self._stored.add, self._device, *untold[0])
-            untold.popleft()
+        unshared = self._costs.unshared
+        while unshared:
+            await loop.run_in_executor(self._executor, self._stored.add, self._device, *unshared[0])
+            unshared.popleft()

@@ -41,7 +41,7 @@ class HostFence:
         self.holder: Final = f"{host}:{secrets.token_hex(8)}"
         self.lost = asyncio.Event()
         """Event that is set once another agent has the host: this one's engines must end."""
-        self.told_to_end = asyncio.Event()
+        self.must_end = asyncio.Event()
         """Event that is set once the fleet wants this agent to drain and end."""
 
     @property
@@ -65,9 +65,9 @@ class HostFence:
     async def beat(self, state: Mapping[str, Any]) -> None:
         """Give a sign of life with this state. Set :attr:`lost` if another agent has the host by now."""
         renewed = await asyncio.to_thread(self._renewed, state)
-        if renewed.is_told_to_end and not self.told_to_end.is_set():
+        if renewed.must_end and not self.must_end.is_set():
             logger.warning("stopping the agent of host %s: running requests finish or are requeued", self._host)
-            self.told_to_end.set()
+            self.must_end.set()
         if renewed.kept:
             return
         if not self.lost.is_set():

@@ -146,7 +146,7 @@ class Instance:
         def ended(broken: bool) -> None:
             engine.requests.ended(request, self._clock.monotonic_s(), broken=broken)
             if line is None:
-                self._tell(self._durable.ended)
+                self._report_to_work(self._durable.ended)
             if broken:
                 self._spawn(self._check_health(engine))
 
@@ -247,7 +247,7 @@ class Instance:
             self._switches += 1
             self._pulse.reset()
         self._phase, self._active, self._since_s = Phase.SERVING, model.name, self._clock.monotonic_s()
-        self._tell(self._durable.serves)
+        self._report_to_work(self._durable.serves)
         return True
 
     async def _drain(self, coming: str, switch_s: float) -> None:
@@ -285,7 +285,7 @@ class Instance:
         logger.warning("%s: the engine of model %s has died", self._name, engine.model.name)
         if engine is not self._engines.active or self._phase is Phase.SWITCHING:
             return  # it slept, or the call that waits for it gets an error
-        self._tell(self._durable.died)
+        self._report_to_work(self._durable.died)
         engine.requests.settle()
         if self._phase is Phase.SERVING and self._active is not None:
             self._fail(self._models[self._active])
@@ -311,7 +311,7 @@ class Instance:
         elif engine is self._engines.active and self._phase in (Phase.SERVING, Phase.DRAINING):
             engine.kill()
 
-    def _tell(self, call: Callable[[str], None]) -> None:
+    def _report_to_work(self, call: Callable[[str], None]) -> None:
         with self._faults:  # faults of the durable work: engines go on
             call(self._name)
 

@@ -26,7 +26,7 @@ def checked(id: str) -> str:
 
 
 @contextmanager
-def telling_full(what: str) -> Iterator[None]:
+def reporting_full(what: str) -> Iterator[None]:
     """Raise StoreFull in place of the system's error if the disk is full; ``what`` names what is on the disk."""
     try:
         yield
@@ -59,7 +59,7 @@ class Folder:
         # The name is unique: another gateway may be writing the same file.
         part = self._file(id).with_suffix(f".{secrets.token_hex(4)}{_HALF}")
         try:
-            with telling_full("the folder of files"):
+            with reporting_full("the folder of files"):
                 with part.open("wb") as file:
                     yield file
                     file.flush()
@@ -99,7 +99,7 @@ class Folder:
         if new is not None and not mark.exists():
             scratch = self._path / f"{self.MARK}.{secrets.token_hex(4)}"
             try:
-                with telling_full("the folder of files"):
+                with reporting_full("the folder of files"):
                     with scratch.open("x", encoding="utf-8") as file:
                         file.write(new)
                         file.flush()

@@ -39,7 +39,7 @@ class ObjectFiles:
 
     @contextmanager
     def writing(self, id: str) -> Iterator[BinaryIO]:
-        with _telling():
+        with _reporting_away():
             made = obstore.open_writer(
                 self._store, checked(id), buffer_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE
             )
@@ -48,7 +48,7 @@ class ObjectFiles:
         try:
             yield cast(BinaryIO, file)
             file.flush()
-            with _telling():
+            with _reporting_away():
                 made.close()
         finally:
             raw.is_over = True  # a failed write drops what is left in its buffer
@@ -56,18 +56,18 @@ class ObjectFiles:
 
     def open(self, id: str) -> BinaryIO | None:
         try:
-            with _telling(but=FileNotFoundError):
+            with _reporting_away(but=FileNotFoundError):
                 size = obstore.head(self._store, checked(id))["size"]
         except FileNotFoundError:
             return None
         return cast(BinaryIO, io.BufferedReader(_Read(self._store, id, size), _READ_BYTES))
 
     def delete(self, id: str) -> None:
-        with suppress(FileNotFoundError), _telling(but=FileNotFoundError):
+        with suppress(FileNotFoundError), _reporting_away(but=FileNotFoundError):
             obstore.delete(self._store, checked(id))
 
     def keep_only(self, is_known: Callable[[str], bool], before_s: float) -> None:
-        with _telling():
+        with _reporting_away():
             for part in obstore.list(self._store, chunk_size=_LISTED):
                 for found in part:
                     id, written_s = found["path"], found["last_modified"].timestamp()
@@ -76,10 +76,10 @@ class ObjectFiles:
 
     def mark(self, new: str | None) -> str | None:
         if new is not None:
-            with suppress(AlreadyExistsError), _telling(but=AlreadyExistsError):
+            with suppress(AlreadyExistsError), _reporting_away(but=AlreadyExistsError):
                 obstore.put(self._store, Folder.MARK, new.encode(), mode="create")
         try:
-            with _telling(but=FileNotFoundError):
+            with _reporting_away(but=FileNotFoundError):
                 found = obstore.get(self._store, Folder.MARK).bytes()
         except FileNotFoundError:
             return None
@@ -99,7 +99,7 @@ class _Written(io.RawIOBase):
     def write(self, data: "ReadableBuffer", /) -> int:
         if self.is_over:
             return memoryview(data).nbytes
-        with _telling():
+        with _reporting_away():
             return self._made.write(bytes(data))
 
 
@@ -121,7 +121,7 @@ class _Read(io.RawIOBase):
         length = min(len(into), self._size - self._at)
         if not length:
             return 0
-        with _telling():
+        with _reporting_away():
             found = obstore.get_range(self._store, self._id, start=self._at, length=length)
         into[: len(found)] = memoryview(found)
         self._at += len(found)
@@ -144,7 +144,7 @@ def open_objects(address: str) -> ObjectFiles:
 
 
 @contextmanager
-def _telling(but: type[Exception] | None = None) -> Iterator[None]:
+def _reporting_away(but: type[Exception] | None = None) -> Iterator[None]:
     """Raise StoreAway in place of obstore's errors. Do not replace errors of class ``but``."""
     try:
         yield

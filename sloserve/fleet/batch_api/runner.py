@@ -19,7 +19,7 @@ from sloserve.core.errors import StoreError
 from sloserve.core.json_lines import as_line
 from sloserve.fleet.batch_api import ids
 from sloserve.fleet.batch_api.files import Files
-from sloserve.fleet.batch_api.folder import telling_full
+from sloserve.fleet.batch_api.folder import reporting_full
 from sloserve.fleet.batch_api.lines import BatchLine, Limits, LineError, read_lines
 from sloserve.fleet.batch_api.turns import Slices, Turns
 from sloserve.fleet.store.batches import ResultFiles
@@ -203,7 +203,7 @@ class BatchRunner:
                 yield
             found += [line for line in part if isinstance(line, LineError)]
             right = [line for line in part if isinstance(line, BatchLine)]
-            with telling_full("batches in validation (TMPDIR)"):
+            with reporting_full("batches in validation (TMPDIR)"):
                 pickle.dump(right, checked)
             lines += len(right)
             tokens += sum(line.prompt_tokens + line.output_tokens for line in right)
@@ -271,8 +271,8 @@ class BatchRunner:
         )
 
     def _fail(self, batch: Batch, errors: list[LineError]) -> bool:
-        told = [error.to_json() for error in errors]
-        return self.store.batches.move(batch.id, BatchState.VALIDATING, BatchState.FAILED, errors=told)
+        listed = [error.to_json() for error in errors]
+        return self.store.batches.move(batch.id, BatchState.VALIDATING, BatchState.FAILED, errors=listed)
 
     # These methods turn results into files.
 

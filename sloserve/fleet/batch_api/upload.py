@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from sloserve.core import numbers
 from sloserve.core.errors import BodyTooLarge
-from sloserve.fleet.batch_api.folder import telling_full
+from sloserve.fleet.batch_api.folder import reporting_full
 from sloserve.wire.opening import SILENT_S, BodyLimits, BoundedBody
 
 _FORM_BYTES: Final = 65_536
@@ -45,7 +45,7 @@ class UploadForm:
     async def __aenter__(self) -> FormData:
         try:
             self._body.check_length()
-            with telling_full("uploads in progress (TMPDIR)"):
+            with reporting_full("uploads in progress (TMPDIR)"):
                 self._form = await self._request.form(max_files=1, max_fields=8)
         except BodyTooLarge as error:
             error.param = "file"

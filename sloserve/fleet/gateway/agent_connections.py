@@ -117,7 +117,7 @@ class AgentConnections:
                     return None
             state = json.loads(body)
         except (*_BROKEN, ValueError) as error:
-            self._tell(door, error)
+            self._report_untrusted(door, error)
             return None
         return agent_report(state) if isinstance(state, dict) else None
 
@@ -133,7 +133,7 @@ class AgentConnections:
             sent, reached = [*headers, (MODEL_HEADER, model)], self._reached(door)
             response = await self._session(door).post(url, data=body, headers=sent, allow_redirects=False, **reached)
         except (aiohttp.ClientConnectorError, _Untrusted) as error:
-            self._tell(door, error)
+            self._report_untrusted(door, error)
             logger.warning("the agent of instance %s cannot be reached: %s", instance, error)
             raise Refused(Refusal.FAILED) from error
         except _BROKEN as error:
@@ -157,7 +157,7 @@ class AgentConnections:
             raise _Untrusted("it uses plain HTTP, and this gateway has certificates")
         return {}
 
-    def _tell(self, door: str, error: Exception) -> None:
+    def _report_untrusted(self, door: str, error: Exception) -> None:
         """Report what is wrong with a certificate, once for each endpoint."""
         causes = (error, error.__cause__, error.__context__)
         found = next((one for one in causes if isinstance(one, (ssl.SSLError, _Untrusted))), None)

@@ -91,12 +91,12 @@ class DemandMeter:
         waiting: defaultdict[tuple[str, str], list[HeldRequest]] = defaultdict(list)
         for request in held:
             waiting[request.model, request.slo_class].append(request)
-        told = [
+        demands = [
             self._demand(key, waiting.get(key, []), now_s)
             for key in sorted(self._flows.keys() | waiting.keys())
             if key in waiting or self._flows[key].rate_per_s(now_s) >= _LEAST_RATE
         ]
-        return GatewayReport(tuple(told))
+        return GatewayReport(tuple(demands))
 
     def _demand(self, key: tuple[str, str], held: list[HeldRequest], now_s: float) -> Demand:
         flow, slo_class = self._flows[key], self._classes[key[1]]

@@ -38,7 +38,7 @@ from sloserve.fleet.gateway.prediction import Work
 from sloserve.fleet.gateway.prefixes import beginnings
 from sloserve.scheduler.admission.admission import Ticket
 from sloserve.scheduler.admission.prediction import ArrivingRequest
-from sloserve.wire.asgi import ClientLeft, tell_slo
+from sloserve.wire.asgi import ClientLeft, report_slo
 from sloserve.wire.client import WhileClientWaits
 from sloserve.wire.headers import REQUEST_ID, TTL
 from sloserve.wire.opening import OpenedRequest
@@ -267,7 +267,7 @@ class ForwardedRequest:
         request = self._parts.reader.read(
             scope["headers"], body, self._tenant, self._opened.id, scope["path"], self._arrival_s
         )
-        tell_slo(scope, request.slo)
+        report_slo(scope, request.slo)
         return request
 
     async def _serve(

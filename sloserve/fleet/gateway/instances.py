@@ -55,13 +55,13 @@ class GatewayInstance:
             return 0
         return self.report.room - len(self._since) + self._ended
 
-    def reported(self, report: InstanceReport, door: str, told: int, now_s: float) -> None:
+    def reported(self, report: InstanceReport, door: str, sent_before: int, now_s: float) -> None:
         """Take in a report of its agent.
 
         Args:
             report: Report on the instance.
             door: Endpoint of its agent.
-            told: Value of :attr:`sent` when the report was asked for.
+            sent_before: Value of :attr:`sent` when the report was asked for.
             now_s: Monotonic time in seconds.
         """
         if report.active != self.report.active or report.phase is not Phase.SERVING:
@@ -69,9 +69,9 @@ class GatewayInstance:
             self._computed, self._output = RunningMean(), RunningMean()
         self.report, self.door, self.seen_s = report, door, now_s
         self._ended = 0
-        if self._refused_at is not None and told >= self._refused_at:
+        if self._refused_at is not None and sent_before >= self._refused_at:
             self._refused_at, self._is_gone = None, False
-        self._since = {number: work for number, work in self._since.items() if number >= told}
+        self._since = {number: work for number, work in self._since.items() if number >= sent_before}
 
     def serves(self, model: str, now_s: float) -> bool:
         """Return whether the model is active there, and its agent alive."""
@@ -162,19 +162,19 @@ class Instances:
     plan: Plan | None = None
     by_name: dict[str, GatewayInstance] = field(default_factory=dict)
 
-    def reported(self, report: AgentReport, door: str, told: Mapping[str, int], now_s: float) -> None:
+    def reported(self, report: AgentReport, door: str, sent_before: Mapping[str, int], now_s: float) -> None:
         """Take in an agent's report.
 
         Args:
             report: Report of the agent.
             door: Endpoint of the agent.
-            told: Value of :attr:`GatewayInstance.sent` of each instance when the report was asked for, by name.
+            sent_before: Value of :attr:`GatewayInstance.sent` of each instance when the report was asked for, by name.
             now_s: Monotonic time in seconds.
         """
         for one in report.instances:
             if one.name not in self.by_name:
                 self.by_name[one.name] = GatewayInstance(one, door)
-            self.by_name[one.name].reported(one, door, told.get(one.name, 0), now_s)
+            self.by_name[one.name].reported(one, door, sent_before.get(one.name, 0), now_s)
 
     def lost(self, door: str) -> None:
         """Note that an agent cannot be reached: nothing goes to its instances until it reports again."""

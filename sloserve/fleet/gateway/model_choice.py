@@ -44,8 +44,8 @@ class ModelChoice:
     def take(self, chosen: Chosen) -> None:
         """Let this model serve the request."""
         self._request.to_model(chosen.model)
-        told = f"{quote(chosen.model, safe=_IN_HEADER)};why={chosen.why}"
-        self.headers = [(CHOSEN_MODEL.encode(), told.encode())]
+        value = f"{quote(chosen.model, safe=_IN_HEADER)};why={chosen.why}"
+        self.headers = [(CHOSEN_MODEL.encode(), value.encode())]
         self._foreseen = chosen.foreseen
         self._parts.metrics.chose(chosen.model, chosen.why, chosen.shadow)
 

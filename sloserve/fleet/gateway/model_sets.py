@@ -142,16 +142,16 @@ class ModelSets:
         return PredictedTimes(first_s, token_s, self._slower[model].factor(now_s))
 
     def _why_not(self, facts: RequestFacts, barred: Mapping[str, Barred]) -> str:
-        told = []
+        reasons = []
         for name, reason in barred.items():
             model = self._models[name]
             if reason is Barred.TOO_LONG:
-                told.append(
+                reasons.append(
                     f"{name} has a context of {model.max_model_len} tokens, and about {facts.context_tokens} of prompt "
                     "and output are asked for"
                 )
             elif reason is Barred.UNSUPPORTED:
-                told.append(f"{name} has no {', '.join(sorted(facts.needs - model.supports))}")
+                reasons.append(f"{name} has no {', '.join(sorted(facts.needs - model.supports))}")
             else:
-                told.append(f"{name} is not awake in time")
-        return "; ".join(told) or "the set has no model"
+                reasons.append(f"{name} is not awake in time")
+        return "; ".join(reasons) or "the set has no model"

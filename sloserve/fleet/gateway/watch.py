@@ -86,7 +86,7 @@ class Watch:
             await self._pause()
 
     async def _asked(self, door: str) -> None:
-        told = self._instances.sent()
+        sent_before = self._instances.sent()
         report = await self._parts.doors.state(door)
         if report is None:
             self._instances.lost(door)
@@ -94,7 +94,7 @@ class Watch:
                 logger.warning("the agent behind %s does not respond", door)
             self.answered.discard(door)
         else:
-            self._instances.reported(report, door, told, self._parts.clock.monotonic_s())
+            self._instances.reported(report, door, sent_before, self._parts.clock.monotonic_s())
             self.answered.add(door)
             self._hold.let_go()
 

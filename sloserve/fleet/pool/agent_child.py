@@ -27,7 +27,7 @@ class AgentChild:
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         self._command, self._environment = command, environment
         self.log: Final = log
-        self.is_told = False
+        self.is_ending = False
         """Whether the agent was ordered to end."""
         self._process: asyncio.subprocess.Process | None = None
 
@@ -44,7 +44,7 @@ class AgentChild:
 
     async def stop(self, *, at_once: bool) -> None:
         """End the agent; what it runs goes back into the queue, unless ``at_once``."""
-        self.is_told = True
+        self.is_ending = True
         if self._process is None or self._process.returncode is not None:
             return
         self._process.send_signal(signal.SIGKILL if at_once else signal.SIGTERM)

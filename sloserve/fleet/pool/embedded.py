@@ -71,7 +71,7 @@ class EmbeddedPool:
     async def _watch(self, host: str, child: AgentChild, is_first: bool) -> None:
         status = await child.wait()
         del self._running[host]
-        if child.is_told:
+        if child.is_ending:
             return
         # A later agent may meet a fault that passes, such as a store that is away.
         if status == CONFIG_ERROR and is_first:

@@ -64,12 +64,12 @@ class _Kept:
 
     Args:
         awaited: task that waits until the agent ends.
-        is_told: whether the agent was ordered to end.
+        is_ending: whether the agent was ordered to end.
     """
 
     actor: Any
     awaited: "asyncio.Task[None] | None" = None
-    is_told: bool = False
+    is_ending: bool = False
 
 
 class RayPool:
@@ -166,7 +166,7 @@ class RayPool:
         kept = self._kept.get(host)
         if kept is None or kept.awaited is None:
             return
-        kept.is_told = True
+        kept.is_ending = True
         try:
             async with asyncio.timeout(0.0 if at_once else _STOP_S):
                 await _result(kept.actor.stop.remote())
@@ -182,7 +182,7 @@ class RayPool:
         for kind, count in hosts.items():
             # By their ids, or an autoscaler could keep drained nodes in place of working ones.
             working = [
-                self._nodes[host] for host, kept in self._kept.items() if host in self._nodes and not kept.is_told
+                self._nodes[host] for host, kept in self._kept.items() if host in self._nodes and not kept.is_ending
             ]
             working = [node for node in working if node.offer.device == kind][:count]
             bundles += [self._bundle(kind, node) for node in working]
@@ -228,7 +228,7 @@ class RayPool:
             heard = Gone(host, f"has died with its actor: {reason}", is_there)
         _kill(kept.actor)
         self._kept.pop(host, None)
-        if not kept.is_told:
+        if not kept.is_ending:
             self._gone.put_nowait(heard)
 
     async def _ended(self, host: str, kept: _Kept) -> tuple[int, str]:
@@ -239,7 +239,7 @@ class RayPool:
                 status, log = await _result(kept.actor.wait.remote())
                 return int(status), str(log)
             except ActorUnavailableError as error:
-                if not is_said and not kept.is_told:
+                if not is_said and not kept.is_ending:
                     self._gone.put_nowait(Gone(host, f"cannot be reached: {error}", certain=False))
                 is_said = True
             await asyncio.sleep(_ASK_AGAIN_S)
@@ -251,13 +251,13 @@ class RayPool:
             return False
         return True
 
-    def _node(self, told: Mapping[str, Any]) -> _Node | None:
-        """Return the node that Ray describes in ``told``, if the file knows its kind of device, else ``None``."""
-        labels, resources = told.get("Labels", {}), told["Resources"]
+    def _node(self, node: Mapping[str, Any]) -> _Node | None:
+        """Return the node that Ray describes in ``node``, if the file knows its kind of device, else ``None``."""
+        labels, resources = node.get("Labels", {}), node["Resources"]
         gpus, cpus = int(resources.get("GPU", 0)), float(resources.get("CPU", 0))
         device = labels.get(DEVICE_LABEL) or labels.get(_ACCELERATOR, "").lower() or (_CPU if not gpus else "")
-        address = str(told["NodeManagerAddress"])
-        host = re.sub(r"[^\w.:-]", "-", str(told.get("NodeName") or address), flags=re.ASCII)[:100]
+        address = str(node["NodeManagerAddress"])
+        host = re.sub(r"[^\w.:-]", "-", str(node.get("NodeName") or address), flags=re.ASCII)[:100]
         if not gpus and not cpus:  # such as a head that has no work
             return None
         if device not in self._devices:
@@ -270,7 +270,7 @@ class RayPool:
         count = self._devices[device] or gpus or 1
         held = {"GPU": float(gpus)} if gpus else {"CPU": cpus}
         door = address if self._only_at is None else None
-        return _Node(str(told["NodeID"]), Offer(host, device, count, int(resources.get("memory", 0)), door), held)
+        return _Node(str(node["NodeID"]), Offer(host, device, count, int(resources.get("memory", 0)), door), held)
 
     def _say_once(self, text: str) -> None:
         if text not in self._strange and len(self._strange) < 1000:

@@ -65,7 +65,7 @@ class RegisteredPool:
     async def drain(self, host: str, *, at_once: bool = False) -> None:
         """Ask the agent to end; it notices at its next sign of life. Raises: StoreError."""
         self._drained.add(host)
-        await asyncio.to_thread(self._members.tell_to_end, f"agent:{host}")
+        await asyncio.to_thread(self._members.order_end, f"agent:{host}")
 
     async def want(self, hosts: Mapping[str, int]) -> None:
         """Do nothing: hosts come as others start them."""

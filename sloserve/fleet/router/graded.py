@@ -208,8 +208,8 @@ def _plain(path: Path) -> Iterator[Graded]:
         if "answers" in row or "correct" in row:
             correct, answers = (_whole(row.get(key)) for key in ("correct", "answers"))
             if correct is None or not answers or correct > answers:
-                told = f"correct {row.get('correct')!r} of answers {row.get('answers')!r}"
-                raise ConfigError(f"{place}: {told}; allowed is 5 of 8, for example")
+                given = f"correct {row.get('correct')!r} of answers {row.get('answers')!r}"
+                raise ConfigError(f"{place}: {given}; allowed is 5 of 8, for example")
             yield Graded(row["model"], row["task"], correct, answers)
         elif "score" in row:
             yield Graded(row["model"], row["task"], _score(place, "score", row["score"]), 1)

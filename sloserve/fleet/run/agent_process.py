@@ -63,12 +63,12 @@ async def run_agent(
                 agent.plan = lambda: following.plan
                 looking = asyncio.create_task(following.run())
                 shared = SharedCosts(agent.costs, store.switch_costs, host.device, executor)
-                telling = supervised("measured costs of switches are not shared with other hosts", shared.turn, SHARE_S)
-                beside = [asyncio.create_task(telling), *refreshing(certificates)]
+                sharing = supervised("measured costs of switches are not shared with other hosts", shared.turn, SHARE_S)
+                beside = [asyncio.create_task(sharing), *refreshing(certificates)]
                 if host.serves is not None:  # its model is there, whatever a plan says
                     beside += [asyncio.create_task(_attached(door, host.serves)) for door in doors]
                 try:
-                    await _either(stopping.wait(), fence.told_to_end.wait(), fence.lost.wait())
+                    await _either(stopping.wait(), fence.must_end.wait(), fence.lost.wait())
                 finally:
                     await cancelled([looking, *beside])
                     await following.stop()

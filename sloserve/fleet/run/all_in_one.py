@@ -72,7 +72,7 @@ async def run_fleet(
         with ThreadPoolExecutor(2, "sloserve-planner") as executor:
             tasks = [asyncio.create_task(AgentKeeper(pool, say, what).run()) for what, pool in pools.items()]
             tasks.append(asyncio.create_task(run_planner(fleet, store, executor, lease_s=lease_s)))
-            tasks.append(asyncio.create_task(_tell(fleet, store, server, say)))
+            tasks.append(asyncio.create_task(_say_progress(fleet, store, server, say)))
             also = await server.start()
             if also is not None:
                 say(also)
@@ -136,7 +136,7 @@ async def _stop(server: GatewayServer, pools: Sequence[Pool], stopping: Stopping
     hurried.cancel()
 
 
-async def _tell(fleet: Fleet, store: Store, server: GatewayServer, say: Callable[[str], None]) -> None:
+async def _say_progress(fleet: Fleet, store: Store, server: GatewayServer, say: Callable[[str], None]) -> None:
     """Print what happens until the fleet serves."""
     progress = Progress(fleet, say)
     while True:

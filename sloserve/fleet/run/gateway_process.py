@@ -94,13 +94,13 @@ class GatewayServer:
         await self._gateway.app(scope, receive, send)
 
     def _after_http3(self, receive: Receive) -> Receive:
-        async def told() -> Message:
+        async def received() -> Message:
             message = await receive()
             if message["type"] == "lifespan.shutdown":
                 await self._http3_ended.wait()
             return message
 
-        return told
+        return received
 
     async def _stop_http3(self, linger_s: float) -> None:
         try:

@@ -37,11 +37,11 @@ class Progress:
         """
         reports = [report for row in members if (report := agent_report(row.state)) is not None]
         for instance in (one for report in reports for one in report.instances):
-            self._tell(instance)
+            self._say_phase(instance)
         there = bool(self._seen) and self._instances <= self._seen.keys()
         return there and all(self._seen[name][0] is Phase.SERVING for name in self._awaited)
 
-    def _tell(self, instance: InstanceReport) -> None:
+    def _say_phase(self, instance: InstanceReport) -> None:
         now = instance.phase, instance.active
         if self._seen.get(instance.name) == now:
             return

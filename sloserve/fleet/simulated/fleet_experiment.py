@@ -95,7 +95,7 @@ def run_fleet_experiment(
     ]
     total, ended = len(tasks) * experiment.max_requests, 0
 
-    def tell(done: int) -> None:
+    def report(done: int) -> None:
         if on_progress is not None:
             on_progress(ended + done, total)
 
@@ -104,11 +104,11 @@ def run_fleet_experiment(
         if pool is not None:
             futures = [pool.submit(run_one, experiment, *task) for task in tasks]
         for i, task in enumerate(tasks):
-            log = futures[i].result() if futures else run_one(experiment, *task, tell)
+            log = futures[i].result() if futures else run_one(experiment, *task, report)
             if futures:
                 futures[i] = Future()  # the log may be large and is the caller's now
             ended += experiment.max_requests
-            tell(0)
+            report(0)
             yield FleetResult(*task, log)
 
 

@@ -129,7 +129,7 @@ class FleetRun:
         """Serve ``workload`` (ascending arrivals) to its end; ``on_progress`` gets the number of ended requests."""
         if self._oracle:
             self._lengths = OutputLengths({request.request_id: request for request in workload})
-        next_arrival, tick_at, ticked_s, told = 0, math.inf, -math.inf, 0
+        next_arrival, tick_at, ticked_s, reported = 0, math.inf, -math.inf, 0
         while True:
             arrival_s = workload[next_arrival].arrival_s if next_arrival < len(workload) else math.inf
             first = min(self.instances, key=lambda instance: instance.at)
@@ -156,9 +156,9 @@ class FleetRun:
             tick_at = min(tick_at, max(self._dispatcher.wakes_s, self._clock.now_s))
             if self._num_ended == len(workload):  # only the last steps remain
                 tick_at = math.inf
-            if on_progress is not None and self._num_ended >= told + 50:
-                told = self._num_ended
-                on_progress(told)
+            if on_progress is not None and self._num_ended >= reported + 50:
+                reported = self._num_ended
+                on_progress(reported)
         for instance in self.instances:
             instance.finish()
         return self._log(workload)

@@ -264,7 +264,7 @@ class SimulatedInstance:
     def _switched(self, model: str) -> None:
         if model not in self._engines:
             engine = self._served[model].make_engine()
-            engine.tell(self._over)
+            engine.notify_ended(self._over)
             self._engines[model] = engine
         self.active, self.activated_s = model, self.now_s
         self._until_s, self._leaving = math.inf, None

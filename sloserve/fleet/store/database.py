@@ -44,7 +44,7 @@ class Database(Protocol):
     def alone(self) -> AbstractContextManager[Session]:
         """Begin a transaction that only one process at a time may hold."""
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wake the callers of :meth:`wait`. This is a hint, and may get lost."""
 
     def wait(self, limit_s: float) -> None:

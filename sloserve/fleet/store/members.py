@@ -50,7 +50,7 @@ class Members:
             found = session.rows(_RENEW_HOST, **values)
         return HostRenewed(bool(found), bool(found and found[0][0]))
 
-    def tell_to_end(self, agent: str) -> None:
+    def order_end(self, agent: str) -> None:
         """Ask the process that is this agent now to drain and end; its next sign of life returns the request."""
         with self._database.transaction() as session:
             session.change("UPDATE agent SET told_to_end = 1 WHERE id = :id", id=agent)
@@ -89,7 +89,7 @@ class Members:
         with self._database.transaction() as session:
             written = session.change(_WRITE_PLAN, **values, plan=json.dumps(plan.plan)) > 0
         if written:
-            self._database.tell()
+            self._database.notify()
         return written
 
     def plan(self) -> StoredPlan | None:

@@ -235,7 +235,7 @@ class PostgresDatabase:
         except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction, PoolTimeout) as error:
             raise StoreAway(f"the store {self._where} does not respond: {_line(error)}") from error
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         with contextlib.suppress(StoreAway), self.transaction() as session:
             session.change(f"NOTIFY {_CHANNEL}")
 

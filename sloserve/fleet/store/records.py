@@ -137,11 +137,11 @@ class HostRenewed:
 
     Args:
         kept: whether the process still is the agent of its host.
-        is_told_to_end: whether the process shall drain and end.
+        must_end: whether the process shall drain and end.
     """
 
     kept: bool
-    is_told_to_end: bool = False
+    must_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)

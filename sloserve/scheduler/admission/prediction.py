@@ -91,7 +91,7 @@ class Forecast:
     @property
     def predicted(self) -> Predicted | None:
         """The prediction for the client; ``None`` while nothing can be predicted."""
-        ttft, e2e = _told(self.ttft), _told(self.e2e)
+        ttft, e2e = _quantiles_of(self.ttft), _quantiles_of(self.e2e)
         return None if ttft is None and e2e is None else Predicted(ttft, e2e)
 
 
@@ -238,7 +238,7 @@ def _figure(
     return Figure(calibration.promise(unqueued_s + wait_s, at_least), unqueued_s)
 
 
-def _told(figure: Figure | None) -> Quantiles | None:
+def _quantiles_of(figure: Figure | None) -> Quantiles | None:
     if figure is None or figure.promise.quantiles is None:
         return None
     return Quantiles(figure.promise.quantiles[MEDIAN], figure.promise.quantiles[P90])

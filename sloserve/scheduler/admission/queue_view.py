@@ -58,7 +58,7 @@ outcomes.)
 class Elsewhere(Protocol):
     """The other processes that admit requests to the same engine. Classes go by their place in the table."""
 
-    def tell(self, class_id: int, waiting: int) -> None:
+    def set_waiting(self, class_id: int, waiting: int) -> None:
         """Set how many requests of the class wait in this process."""
         ...
 
@@ -70,7 +70,7 @@ class Elsewhere(Protocol):
 class Nowhere:
     """Stands for other processes where there are none."""
 
-    def tell(self, class_id: int, waiting: int) -> None:
+    def set_waiting(self, class_id: int, waiting: int) -> None:
         pass
 
     def waiting(self, class_id: int) -> int:
@@ -315,11 +315,11 @@ class _ClassQueue:
 
     def add(self, place: WaitingPlace) -> None:
         self.waiting[place] = None
-        self.elsewhere.tell(self.class_id, len(self.waiting))
+        self.elsewhere.set_waiting(self.class_id, len(self.waiting))
 
     def remove(self, place: WaitingPlace) -> None:
         del self.waiting[place]
-        self.elsewhere.tell(self.class_id, len(self.waiting))
+        self.elsewhere.set_waiting(self.class_id, len(self.waiting))
 
     def pass_time(self, now_s: float) -> None:
         """Credit the time since the last event to the rate if a request waited in it."""

@@ -123,18 +123,18 @@ def _within_own_interval(scheduler: Any) -> bool:
     return interval > 1 and scheduler.num_executed_steps + 1 - scheduler.last_prefill_step < interval
 
 
-def on_preemption(scheduler: Any, told: Callable[[str], object]) -> None:
-    """Have ``told`` called with the id of each request that is preempted, by vLLM or by a plan.
+def on_preemption(scheduler: Any, notify: Callable[[str], object]) -> None:
+    """Have ``notify`` called with the id of each request that is preempted, by vLLM or by a plan.
 
     (``SchedulerOutput.preempted_req_ids`` leaves out a plan's in some versions.)
     """
     preempt = scheduler._preempt_request
 
-    def telling(request: Request, *args: Any, **kwargs: Any) -> None:
+    def preempt_and_notify(request: Request, *args: Any, **kwargs: Any) -> None:
         preempt(request, *args, **kwargs)
-        told(request.request_id)
+        notify(request.request_id)
 
-    scheduler._preempt_request = telling
+    scheduler._preempt_request = preempt_and_notify
 
 
 def admits_new(scheduler: Any) -> bool:

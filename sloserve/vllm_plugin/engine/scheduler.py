@@ -104,7 +104,7 @@ class SLOScheduler(ContainedScheduler):
     _planner: Planner | None = None
     _swapping: Swapping | None = None
     _watched: Watched | None = None
-    _later: tuple[Callable[[], None], ...] = ()  # tells watchers and traces of the step that was scheduled last
+    _later: tuple[Callable[[], None], ...] = ()  # report the last scheduled step to watchers and traces
     _traced: Traced | None = None
     _round: _Round | None = None
 
@@ -386,15 +386,15 @@ class SLOScheduler(ContainedScheduler):
     def _launched(self) -> None:
         if self._counts:
             self._booking(None, self.step_clock.launched, self._clock.monotonic_s())
-        self._tell_of_step()
+        self._report_step()
 
-    def _tell_of_step(self) -> None:
+    def _report_step(self) -> None:
         later, self._later = self._later, ()
-        for tells in later:
-            self._booking(None, tells)
+        for report in later:
+            self._booking(None, report)
 
     def _before_output(self, model_runner_output: Any) -> None:
-        self._tell_of_step()  # vLLM asks for a grammar only after this, where one rests on these very tokens
+        self._report_step()  # vLLM asks for a grammar only after this, where one rests on these very tokens
         if self._swapping is not None:
             self._swapping.before_output(model_runner_output)
 
@@ -485,7 +485,7 @@ class SLOScheduler(ContainedScheduler):
         if self._watched is not None and self._booking(False, self._watched.is_due, at.monotonic_s):
             self._later += (partial(self._watched.write, output, plan, self._planner, at.now_s, at.monotonic_s),)
         if not output.total_num_scheduled_tokens:
-            self._tell_of_step()
+            self._report_step()
         load: StepLoad = self._booking(_NO_LOAD, step_load, output)  # a step with an unreadable load has an output
         self._booking(None, self.step_clock.scheduled, load, at.monotonic_s)
 

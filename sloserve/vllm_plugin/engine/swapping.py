@@ -41,7 +41,7 @@ LONGEST_STEP_S: Final = 0.5
 """Seconds of a step that count at most for a load: a load is not late because the engine stood still."""
 
 
-class _Told(Enum):
+class _LoadResult(Enum):
     """What vLLM learns about a load that ended: nothing, what the worker found, or that it failed."""
 
     NOTHING = auto()
@@ -267,16 +267,16 @@ class Swapping:
         ended = output.kv_connector_output
         for request_id in sorted(ended.finished_recving or ()) if ended is not None else ():
             self._due_s.pop(request_id, None)
-            told = self._connector.contained(_Told.FAILED, self._load_ended, request_id, ended)
-            if told is _Told.FAILED and not kv_loads.awaits_load(self._scheduler, request_id):
-                told = _Told.NOTHING
-            if told is _Told.NOTHING:
+            result = self._connector.contained(_LoadResult.FAILED, self._load_ended, request_id, ended)
+            if result is _LoadResult.FAILED and not kv_loads.awaits_load(self._scheduler, request_id):
+                result = _LoadResult.NOTHING
+            if result is _LoadResult.NOTHING:
                 ended.finished_recving.discard(request_id)
                 ended.failed_recving.discard(request_id)
-            elif told is _Told.FAILED:
+            elif result is _LoadResult.FAILED:
                 ended.failed_recving = {*ended.failed_recving, request_id}
 
-    def _load_ended(self, request_id: str, ended: Any) -> "_Told":
+    def _load_ended(self, request_id: str, ended: Any) -> "_LoadResult":
         """Note that the load of a request ended; return what is reported of it to vLLM.
 
         Args:
@@ -285,8 +285,8 @@ class Swapping:
         """
         usable = self._connector.load_ended(request_id, failed=request_id in ended.failed_recving)
         if self._abandoned.ended(request_id):
-            return _Told.NOTHING
-        return _Told.FAILED if usable is False else _Told.AS_FOUND
+            return _LoadResult.NOTHING
+        return _LoadResult.FAILED if usable is False else _LoadResult.AS_FOUND
 
     # What is kept counts for the weights that computed it.
 

@@ -70,19 +70,19 @@ class Traced:
             for request in set(before).difference(paused):
                 course = self._stats.stages.courses.get(request.request_id)
                 if course is not None and course.stage is Stage.RUNNING:
-                    self._tell(request, TraceEvent("continued", now_s))
+                    self._report(request, TraceEvent("continued", now_s))
         for request, swapped, cause in self._preempted:
-            self._tell(request, _event("swapped" if swapped else "preempted", now_s, cause))
+            self._report(request, _event("swapped" if swapped else "preempted", now_s, cause))
         self._preempted.clear()
         resumed = output.scheduled_cached_reqs.resumed_req_ids
         for request_id in admitted_ids(output):
             request = self._scheduler.requests.get(request_id)
             if request is not None:
                 again = request_id in resumed
-                self._tell(request, _event("resumed" if again else "admitted", now_s, self._held))
+                self._report(request, _event("resumed" if again else "admitted", now_s, self._held))
         if before != paused:
             for request in set(paused).difference(before):
-                self._tell(request, TraceEvent("paused", now_s, Why.PAUSE.name.lower()))
+                self._report(request, TraceEvent("paused", now_s, Why.PAUSE.name.lower()))
         self._held = self._holds_up(output, plan, planner)
 
     def ended(self, request: Request) -> None:
@@ -96,7 +96,7 @@ class Traced:
         step = step_done(self._scheduler, self._port, output, plan, planner)
         return head_held_up(waiting, step, self._port.facts(len(self._scheduler.running), ()))
 
-    def _tell(self, request: Request, event: TraceEvent) -> None:
+    def _report(self, request: Request, event: TraceEvent) -> None:
         course = self._stats.stages.courses.get(request.request_id)
         if course is None:  # it ended with this step, or came unseen
             return

@@ -143,14 +143,14 @@ def spans_in_engine(figures: Iterable[Any], e2e_s: float) -> list[Span]:
         figures: vLLM's figures (``RequestStateStats``) of each output.
         e2e_s: seconds since the request's arrival.
     """
-    told = [one for one in figures if one.first_token_ts]
+    timed = [one for one in figures if one.first_token_ts]
     # The engine's clock starts elsewhere; its last token is the one that has just come.
-    ended_ts = max((one.last_token_ts for one in told), default=0.0)
+    ended_ts = max((one.last_token_ts for one in timed), default=0.0)
     return [
         (
             max(e2e_s - (ended_ts - one.first_token_ts), 0.0),
             one.last_token_ts - one.first_token_ts,
             one.num_generation_tokens,
         )
-        for one in told
+        for one in timed
     ]

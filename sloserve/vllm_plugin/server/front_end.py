@@ -34,7 +34,7 @@ from sloserve.vllm_plugin.server.core_check import CoreCheck
 from sloserve.vllm_plugin.server.draining import Drain
 from sloserve.vllm_plugin.server.engine_pages import EnginePages
 from sloserve.vllm_plugin.server.observe import EngineCall, Observed, entering
-from sloserve.vllm_plugin.server.stated import StatedSLOs, key_of, prompt_text, prompt_tokens, tell_operator
+from sloserve.vllm_plugin.server.stated import StatedSLOs, key_of, prompt_text, prompt_tokens, warn_operator
 from sloserve.vllm_plugin.server.tracing import Tracing
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
@@ -64,7 +64,7 @@ class FrontEnd:
         self._sweeping = False
         self._tracing = Tracing.of(engine.output_processor)
         self._states = engine.output_processor.request_states
-        engine.output_processor.add_request = self._noting_replies(engine.output_processor.add_request)
+        engine.output_processor.add_request = self._noting_outputs(engine.output_processor.add_request)
         self._pages = EnginePages()
         self._stated = StatedSLOs(settings, self._metrics, self._pages)
         self.drain = Drain()
@@ -115,10 +115,11 @@ class FrontEnd:
     def _further_call(
         self, http: HTTPContext | None, request: Observed, sampling_params: Any, priority: int
     ) -> EngineCall:
-        told = request.predicted
-        if http is not None and told is not None and told.e2e is not None:  # it was predicted for a single call
-            request.predicted = Predicted(told.ttft, None)
-            http.predicted[:] = [request.predicted if one is told else one for one in http.predicted]
+        predicted = request.predicted
+        # It was predicted for a single call.
+        if http is not None and predicted is not None and predicted.e2e is not None:
+            request.predicted = Predicted(predicted.ttft, None)
+            http.predicted[:] = [request.predicted if one is predicted else one for one in http.predicted]
         stated = stating_keys(sampling_params.extra_args)
         if stated and stated != request.stated:  # the first call had no parameters of the client
             try:
@@ -179,7 +180,7 @@ class FrontEnd:
                 http.rejection = error.to_keep()
             raise stopped(error) from error
 
-    def _noting_replies(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+    def _noting_outputs(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``OutputProcessor.add_request`` to keep vLLM's figures of a request; with n > 1, of each of its outputs.
 
         The whole output of such a request comes with the figures of the part that ended last.
@@ -274,7 +275,7 @@ class FrontEnd:
             one.end(Outcome.REJECTED)
             self._metrics.rejected(one.slo.slo_class.name, reason)
         if isinstance(error, QueueFull):
-            tell_operator(f"clients of class {error.slo_class!r} get 429: admission.max_waiting requests are waiting")
+            warn_operator(f"clients of class {error.slo_class!r} get 429: admission.max_waiting requests are waiting")
         if http is not None:
             http.requests.clear()
             http.rejection = error.to_keep()

@@ -40,10 +40,10 @@ def install() -> None:
 
     if not hasattr(EngineCore, _INSTALLED):
         EngineCore.sloserve_park = _park
-        EngineCore.collective_rpc = _telling(EngineCore.collective_rpc)
+        EngineCore.collective_rpc = _reporting_weights(EngineCore.collective_rpc)
 
 
-def _telling(stock: Any) -> Any:
+def _reporting_weights(stock: Any) -> Any:
     @functools.wraps(stock)
     def collective_rpc(self: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
         try:

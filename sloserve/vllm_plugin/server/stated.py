@@ -87,7 +87,7 @@ class StatedSLOs:
         for text in {page.snapshot().policy for page in self._pages.found()} or {self._policy}:
             name, _ = parse_policy(text)
             if not _uses_priority(name):
-                tell_operator(f"a client states a priority, which policy {name!r} cannot use; --policy priority can")
+                warn_operator(f"a client states a priority, which policy {name!r} cannot use; --policy priority can")
                 allowed = f"0, all that policy {name!r} can use; state a class or targets"
                 raise InvalidRequest("priority", priority, allowed)
 
@@ -98,7 +98,7 @@ def _uses_priority(policy: str) -> bool:
 
 
 @functools.cache
-def tell_operator(message: str) -> None:
+def warn_operator(message: str) -> None:
     """Log a message the first time: clients learn what they can do, operators which setting would help."""
     logger.warning("%s", message)
 

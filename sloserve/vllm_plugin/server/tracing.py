@@ -129,8 +129,8 @@ def _way_attributes(way: RequestTrace, preemptions: int) -> dict[str, Any]:
 def _put(span: Any, attributes: Mapping[str, Any], way: RequestTrace) -> None:
     span.set_attributes(attributes)
     for event in way.events:
-        told = {"why": event.why or None, "figure": event.figure, "of": event.of}
-        known = {PREFIX + name: value for name, value in told.items() if value is not None}
+        details = {"why": event.why or None, "figure": event.figure, "of": event.of}
+        known = {PREFIX + name: value for name, value in details.items() if value is not None}
         span.add_event(PREFIX + event.name, known, timestamp=int(event.at_s * 1e9))
 
 

@@ -66,7 +66,7 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         if role == KVConnectorRole.SCHEDULER:
             self.use(SwapStore(self.size.blocks, swapped_groups(kv_cache_config.kv_cache_groups)))
             self._orders = SwapOrders()
-            self._told_alone = False
+            self._warned_alone = False
             self.asked_blocks = 0
             """Blocks of the load that vLLM was last allowed to begin."""
             self._on_load: Callable[[Request, int], object] | None = None
@@ -172,8 +172,8 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         return Copy(request.request_id, _device_ids(blocks.get_block_ids(), places), host_ids)
 
     def build_connector_meta(self, scheduler_output: Any) -> SwapOrders:
-        if self._on_load is None and not self._told_alone:
-            self._told_alone = True
+        if self._on_load is None and not self._warned_alone:
+            self._warned_alone = True
             logger.warning(
                 "sloserve: SwapConnector keeps nothing without --scheduler-cls sloserve.vllm_plugin.SLOScheduler"
             )
@@ -208,7 +208,7 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
     # Worker's half.
 
     def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
-        if not tells_before_preempting(self._vllm_config):
+        if not reports_preemptions(self._vllm_config):
             return  # nothing will be stored, so no memory is taken
         regions = regions_of(self._kv_cache_config, kv_caches)
         self._pool, copier = _pool_and_copier(
@@ -272,7 +272,7 @@ def _device_ids(block_ids: Sequence[Sequence[int]], places: Sequence[range]) -> 
     return found
 
 
-def tells_before_preempting(vllm_config: Any) -> bool:
+def reports_preemptions(vllm_config: Any) -> bool:
     """Return whether the scheduler that vLLM will use reports when a request is about to lose its KV, as ours does."""
     scheduler = vllm_config.scheduler_config.scheduler_cls
     if isinstance(scheduler, str):

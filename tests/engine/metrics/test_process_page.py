@@ -186,7 +186,7 @@ def test_a_tenant_has_its_label_in_all_processes_and_all_have_one_limit(tmp_path
 def test_a_process_that_is_no_more_is_not_counted_and_its_page_is_swept(tmp_path: Path) -> None:
     clock = ManualClock(T0)
     first, second = boards(tmp_path, clock)
-    second.tell(0, 5)
+    second.set_waiting(0, 5)
     assert first.waiting(0) == 5
     path = second.own.memory.path  # type: ignore[union-attr]
     pid, started, parent, rest = path.name.split("-", 3)
@@ -201,7 +201,7 @@ def test_a_process_that_is_no_more_is_not_counted_and_its_page_is_swept(tmp_path
 def test_another_servers_boards_are_not_counted(tmp_path: Path) -> None:
     clock = ManualClock(T0)
     first, second = boards(tmp_path, clock)
-    second.tell(0, 5)
+    second.set_waiting(0, 5)
     path = second.own.memory.path  # type: ignore[union-attr]
     started = Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19]
     path.rename(tmp_path / f"1-{started}-0-1-0.api")

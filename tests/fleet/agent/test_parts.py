@@ -95,7 +95,7 @@ def test_a_new_host_begins_with_what_others_of_its_kind_have_measured(tmp_path: 
     old.note_switch("b", SwitchMethod.COLD, 30.0)
     old.note_switch("b", SwitchMethod.FORKED, 5.0)
     asyncio.run(turns(old, "h100"))
-    assert not old.untold
+    assert not old.unshared
     kept = {cost.step: cost for cost in store.switch_costs.of("h100") if cost.model == "b"}
     assert kept["wake_s"].times == 5 and kept["wake_s"].mean_s == pytest.approx(old.switch_s("b", WAKE))
     new, other = Costs(tmp_path / "new.json", "h100"), Costs(tmp_path / "other.json", "a100")

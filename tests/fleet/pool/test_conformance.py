@@ -114,7 +114,7 @@ class RegisteredStage:
     def beat(self, host: str) -> None:
         instance = InstanceReport(f"{host}/0", "cpu", Phase.EMPTY, {})
         report = to_json(AgentReport(host, "http://10.0.0.7:4000", (instance,)))
-        if self.store.members.renew_host(f"agent:{host}", host, report, 5.0).is_told_to_end:
+        if self.store.members.renew_host(f"agent:{host}", host, report, 5.0).must_end:
             self.store.members.leave(f"agent:{host}", host)
 
 

@@ -78,7 +78,11 @@ def test_what_is_asked_for_is_whole_nodes_and_first_those_that_work(monkeypatch:
     assert asked.pop() == ([{"GPU": 1}, {"GPU": 4.0, "x": 1.0}, {"CPU": 1}], [{}, {}, {}])
     for name, gpus in (("drained", 8.0), ("works", 8.0), ("new", 4.0)):
         pool._nodes[name] = module._Node(f"id-{name}", Offer(name, "h100", 8), {"GPU": gpus})
-    pool._kept = {"drained": module._Kept(None, is_told=True), "works": module._Kept(None), "gone": module._Kept(None)}
+    pool._kept = {
+        "drained": module._Kept(None, is_ending=True),
+        "works": module._Kept(None),
+        "gone": module._Kept(None),
+    }
     asyncio.run(pool.want({"h100": 2}))
     assert asked.pop() == ([{"GPU": 8.0}, {"GPU": 8.0}], [{"ray.io/node-id": "id-works"}, {}])
 

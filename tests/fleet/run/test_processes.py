@@ -140,7 +140,7 @@ def test_a_host_joins_serves_is_told_to_end_and_leaves(
         assert door.endswith("#rack-7") is (scheme == "https")
         listening = {one: _listening(one.process.pid) for one in (fleet, agent)}
         assert listening == {fleet: {port}, agent: {int(door.partition("#")[0].rpartition(":")[2])}}, "docs/ports.md"
-        opened.members.tell_to_end("agent:rack-7")
+        opened.members.order_end("agent:rack-7")
         assert agent.process.wait(30) == 0 and "stopping the agent of host" in agent.said
         assert "agent:rack-7" not in [row.id for row in opened.members.agents()]
     finally:

@@ -60,8 +60,8 @@ def test_members_that_were_killed_are_forgotten(opened: OpenStore, store: Store)
 def test_an_agent_hears_that_it_shall_end_and_the_next_one_does_not(opened: OpenStore) -> None:
     members = opened.members
     members.take_host("agent:a", "one", "here", 5.0)
-    members.tell_to_end("agent:a")
-    assert members.renew_host("agent:a", "one", {}, 5.0) == HostRenewed(True, is_told_to_end=True)
+    members.order_end("agent:a")
+    assert members.renew_host("agent:a", "one", {}, 5.0) == HostRenewed(True, must_end=True)
     members.take_host("agent:a", "two", "here", 5.0)
     assert members.renew_host("agent:a", "two", {}, 5.0) == HostRenewed(True)
 

@@ -103,5 +103,5 @@ def test_a_headers_own_trace_is_kept(build: Build, request_of: RequestOf, tracin
     scheduler._ledger.stages.arrived("a", 0.0)
     from sloserve.wire.trace_way import TraceEvent
 
-    traced._tell(request, TraceEvent("admitted", 1.0))
+    traced._report(request, TraceEvent("admitted", 1.0))
     assert request.trace_headers["traceparent"] == "00-1" and HEADER in request.trace_headers

@@ -23,7 +23,7 @@ from sloserve.estimator.length.examples import make_examples
 from sloserve.estimator.length.training import LengthTrainingSettings, train
 from sloserve.scheduler.settings import plugin_settings
 from sloserve.vllm_plugin.server.observe import entering
-from sloserve.vllm_plugin.server.stated import key_of, prompt_tokens, tell_operator
+from sloserve.vllm_plugin.server.stated import key_of, prompt_tokens, warn_operator
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.resolve import resolve_headers
@@ -302,7 +302,7 @@ def test_without_a_page_a_front_end_serves_on_its_own(
 def test_what_the_operator_can_change_is_logged_once_and_not_told_to_clients(
     metrics: Metrics, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tell_operator.cache_clear()
+    warn_operator.cache_clear()
     server = Server(admission={"mode": "cap", "max_waiting": 1})
     server.accept(None, {"prompt_token_ids": [0]})
     for _ in range(2):

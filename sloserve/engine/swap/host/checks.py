@@ -21,8 +21,8 @@ def memory(root: Path = Path("/")) -> Iterator[Finding]:
 
 def locked_memory(root: Path = Path("/")) -> Iterator[Finding]:
     """Yield whether the memory of one GiB of ``--swap-space-gib`` may be locked."""
-    told = memlock_warning(GIB, root)
-    if told is None:
+    problem = memlock_warning(GIB, root)
+    if problem is None:
         yield ok("locked memory", "not limited for this process")
     else:
         limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] / GIB

@@ -137,12 +137,12 @@ def _slice_blocks(blocks: int, block_bytes: int) -> int:
 
 def _tenths(size: int, what: str) -> Callable[[int], None]:
     """Return a function that logs the progress, once for each tenth."""
-    told = 0
+    reported = 0
 
     def taken(so_far: int) -> None:
-        nonlocal told
-        if so_far * 10 // size > told:
-            told = so_far * 10 // size
+        nonlocal reported
+        if so_far * 10 // size > reported:
+            reported = so_far * 10 // size
             logger.info("sloserve: host pool: %.2f of %.2f GiB %s", so_far / GIB, size / GIB, what)
 
     return taken

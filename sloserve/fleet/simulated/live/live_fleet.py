@@ -95,7 +95,7 @@ class LiveFleet(Dispatcher):
         self._maker = PlanMaker(fleet, planner=planner, seed=self._seed)
         self._every_s = {
             "beat": periods.beat_s,
-            "tell": periods.tell_s,
+            "report": periods.report_s,
             "plan": periods.plan_s,
             "look": periods.look_s,
         }
@@ -151,8 +151,8 @@ class LiveFleet(Dispatcher):
     def _run_loops(self, now_s: float) -> None:
         if self._is_due("beat", now_s):
             self._reports = {agent.host: (agent.report(now_s), now_s) for agent in self._agents}
-        if self._is_due("tell", now_s):
-            self._demand = self._gateway.tell(now_s, self._store.plan), now_s
+        if self._is_due("report", now_s):
+            self._demand = self._gateway.report(now_s, self._store.plan), now_s
         if self._is_due("plan", now_s):
             self._plan(now_s)
         if now_s >= self._due_s["ask"] and not self._options.one_queue:
@@ -170,15 +170,15 @@ class LiveFleet(Dispatcher):
         instances = [one for agent in self._agents for one in agent.instances.values()]
         self._store.note_batches((str(one.serves), len(one.in_flight)) for one in instances if len(one.in_flight))
         durable = self._store.groups()
-        told = [one for report, _ in self._reports.values() for one in report.instances]
-        there = [group.sums.ref for group in durable], [(one.active, one.phase) for one in told]
+        reported = [one for report, _ in self._reports.values() for one in report.instances]
+        there = [group.sums.ref for group in durable], [(one.active, one.phase) for one in reported]
         if there == self._planned_for[0] and now_s < self._planned_for[1] + REPLAN_S:
             return
         self._planned_for = there, now_s
-        demand, told_s = self._demand
+        demand, reported_s = self._demand
         members = LiveMembers(
             tuple((report, now_s - at_s) for report, at_s in self._reports.values()),
-            tuple((one, now_s - told_s) for one in demand.demand),
+            tuple((one, now_s - reported_s) for one in demand.demand),
         )
         plan = self._planned(now_s, durable, members)
         took_s = self._cost.seconds(sum(map(len, plan.queues.values())))

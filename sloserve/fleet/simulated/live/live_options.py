@@ -23,7 +23,7 @@ class Periods:
     """
 
     beat_s: float = BEAT_S
-    tell_s: float = STORE_S
+    report_s: float = STORE_S
     plan_s: float = REPLAN_S
     look_s: float = LOOK_S
     ask_s: float = ASK_S

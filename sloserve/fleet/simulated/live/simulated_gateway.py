@@ -98,7 +98,7 @@ class SimulatedGateway:
         """Take in the report of an agent."""
         self._instances.reported(report, report.door, self._instances.sent(), now_s)
 
-    def tell(self, now_s: float, plan: Plan | None) -> GatewayReport:
+    def report(self, now_s: float, plan: Plan | None) -> GatewayReport:
         """Read the plan, and return the gateway's report to the planner."""
         self._instances.plan = plan
         return self._meter.report(self._held, now_s)
