@@ -104,7 +104,7 @@ def gateway(uds: str, port: int) -> None:
     from sloserve.fleet.gateway.gateway import Gateway, GatewayDependencies
     from sloserve.fleet.gateway.serve import config, run
 
-    made = Gateway(parse_fleet(FLEET), GatewayDependencies(doors=[f"unix:{uds}"]))
+    made = Gateway(parse_fleet(FLEET), GatewayDependencies(endpoints=[f"unix:{uds}"]))
     run(uvicorn.Server(config(made.app, host="127.0.0.1", port=port)).serve())
 
 

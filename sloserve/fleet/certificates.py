@@ -155,7 +155,7 @@ class Certificates:
 
     # These methods show and check certificates.
 
-    def of_door(self, host: str) -> ssl.SSLContext:
+    def of_endpoint(self, host: str) -> ssl.SSLContext:
         """Return the TLS context of a host's agent; its certificate is made where the authority's key is.
 
         Raises: ConfigError where it is missing, another host's, or has ended.

@@ -59,7 +59,7 @@ def test_a_certificate_is_renewed_before_it_ends_and_new_connections_use_it(tmp_
     clock = ManualClock(SystemClock().now_s())
     made = Certificates(tmp_path, clock)
     made.issue(["node"])
-    made.of_door("node")
+    made.of_endpoint("node")
     before = (tmp_path / "host-node.pem").read_bytes()
     clock.advance_to(clock.now_s() + (VALID_DAYS - RENEWED_DAYS - 1.0) * DAY_S)
     made.refresh()
@@ -89,7 +89,7 @@ def test_an_agent_does_not_start_with_a_wrong_certificate(
     (tmp_path / "authority.pem").unlink()  # of a host that has copies
     spoil(tmp_path)
     with pytest.raises(ConfigError, match=message):
-        made.of_door("node")
+        made.of_endpoint("node")
 
 
 def test_copies_make_no_certificates(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_the_command_makes_what_the_file_names(tmp_path: Path) -> None:
 
 def served(
     folder: Path,
-    of_door: Certificates,
+    of_endpoint: Certificates,
     gateway: AgentConnections,
     host: str = "node",
     shown: Callable[[str], str] = str,
@@ -132,18 +132,24 @@ def served(
     """What a gateway gets of a stream through a door; ``None`` where it refuses the door. shown: its address."""
 
     async def within() -> str | None:
-        tls = of_door.of_door(host)
+        tls = of_endpoint.of_endpoint(host)
         settings = AgentSettings(
-            host, "cpu", {f"{host}/0": MODELS}, folder, door="https://127.0.0.1:0", door_key=KEY, door_tls=tls
+            host,
+            "cpu",
+            {f"{host}/0": MODELS},
+            folder,
+            endpoint="https://127.0.0.1:0",
+            endpoint_key=KEY,
+            endpoint_tls=tls,
         )
         async with Agent(settings, InLoopLauncher()) as agent:
             assert await agent.instances[f"{host}/0"].switch("chat")
             body = json.dumps({"model": "chat", "prompt": "a", "max_tokens": 4, "stream": True}).encode()
-            door, headers = shown(agent.door), [("content-type", "application/json")]
+            door, headers = shown(agent.endpoint), [("content-type", "application/json")]
             try:
                 state = await gateway.state(door)
                 answer = await gateway.send(door, f"{host}/0", "/v1/completions", headers, body, "chat")
-                assert state is not None and state.door == agent.door and answer.is_stream
+                assert state is not None and state.door == agent.endpoint and answer.is_stream
                 text = b""
                 while part := await answer.read():
                     text += part
@@ -197,7 +203,7 @@ def test_a_certificate_that_has_ended_is_refused(tmp_path: Path, caplog: pytest.
     assert "certificate has expired" in caplog.text
     with pytest.raises(ConfigError, match="expired on"):
         (tmp_path / "authority.pem").unlink()
-        Certificates(tmp_path).of_door("node")
+        Certificates(tmp_path).of_endpoint("node")
 
 
 @pytest.mark.slow

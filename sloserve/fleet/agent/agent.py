@@ -49,10 +49,10 @@ class AgentSettings:
         instances: Models that each instance can serve, by name, for each instance by name.
         state_folder: Folder for logs and measured costs; created if it does not exist.
         environments: Further environment variables of each instance's engines, by instance: its devices.
-        door: Address of the endpoint, ``unix:PATH``, ``http://HOST:PORT`` or ``https://HOST:PORT``; ``None`` for a
+        endpoint: Address of the endpoint, ``unix:PATH``, ``http://HOST:PORT`` or ``https://HOST:PORT``; ``None`` for a
             socket of the agent's own choice.
-        door_key: Key that the endpoint asks for; an endpoint on TCP has one.
-        door_tls: TLS context of an endpoint with ``https``.
+        endpoint_key: Key that the endpoint asks for; an endpoint on TCP has one.
+        endpoint_tls: TLS context of an endpoint with ``https``.
         host_memory_bytes: Bytes of host memory for weights of models that sleep.
         drain_max_s: see :class:`sloserve.fleet.file_sections.Switching`.
         limits: Times that an engine may take.
@@ -63,9 +63,9 @@ class AgentSettings:
     instances: Mapping[str, Mapping[str, ServedModel]]
     state_folder: Path
     environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    door: str | None = None
-    door_key: str | None = field(default=None, repr=False)
-    door_tls: ssl.SSLContext | None = None
+    endpoint: str | None = None
+    endpoint_key: str | None = field(default=None, repr=False)
+    endpoint_tls: ssl.SSLContext | None = None
     host_memory_bytes: int = 0
     drain_max_s: float = 60.0
     limits: EngineLimits = EngineLimits()
@@ -96,7 +96,7 @@ class Agent:
         self._settings, self._launcher, self._fence = settings, launcher, fence
         self._durable, self._clock = durable or NoDurableWork(), clock or SystemClock()
         self._run_folder = Path(tempfile.mkdtemp(prefix="slo-", dir=os.environ.get("XDG_RUNTIME_DIR")))  # 0700
-        self.door = settings.door or f"{_UNIX}{self._run_folder}/door"
+        self.endpoint = settings.endpoint or f"{_UNIX}{self._run_folder}/door"
         self._memory = HostMemory(settings.host_memory_bytes)
         settings.state_folder.mkdir(parents=True, exist_ok=True)
         self._logs = settings.state_folder / "logs"
@@ -118,7 +118,7 @@ class Agent:
         names = dict.fromkeys(name for models in self._settings.instances.values() for name in models)
         return AgentReport(
             host=self._settings.host,
-            door=self.door,
+            door=self.endpoint,
             instances=tuple(instance.report() for instance in self.instances.values()),
             plan=self.plan(),
             swaps=self.costs.swaps(names) if swaps else (),
@@ -128,17 +128,17 @@ class Agent:
     async def __aenter__(self) -> "Agent":
         settings = self._settings
         try:
-            listening = _listening(self.door)
+            listening = _listening(self.endpoint)
         except OSError as error:
             shutil.rmtree(self._run_folder, ignore_errors=True)
             raise ConfigError(
-                f"the agent's endpoint {self.door} cannot be opened: {error.strerror or error}; give another as `door` "
-                f"of hosts.{settings.host} in the fleet's file, or, for a socket, a shorter folder with TMPDIR"
+                f"the agent's endpoint {self.endpoint} cannot be opened: {error.strerror or error}; give another as "
+                f"`door` of hosts.{settings.host} in the fleet's file, or, for a socket, a shorter folder with TMPDIR"
             ) from None
-        if not self.door.startswith(_UNIX):  # the port that the system chose, if any was allowed
-            self.door = f"{self.door.rpartition(':')[0]}:{listening.getsockname()[1]}"
-        if settings.door_tls is not None:
-            self.door += f"#{quote(settings.host, safe='')}"
+        if not self.endpoint.startswith(_UNIX):  # the port that the system chose, if any was allowed
+            self.endpoint = f"{self.endpoint.rpartition(':')[0]}:{listening.getsockname()[1]}"
+        if settings.endpoint_tls is not None:
+            self.endpoint += f"#{quote(settings.host, safe='')}"
         parts = HostParts(
             self._launcher, self._run_folder, self._logs, self._memory, self.costs, self._clock, limits=settings.limits
         )
@@ -147,7 +147,7 @@ class Agent:
             self.instances[name] = Instance(
                 name, settings.device, models, parts, self._durable, settings.drain_max_s, devices
             )
-        app = AgentServer(self.instances, lambda: self.report(swaps=False), settings.door_key)
+        app = AgentServer(self.instances, lambda: self.report(swaps=False), settings.endpoint_key)
         config = uvicorn.Config(
             app,
             http=bounded_http(),
@@ -158,7 +158,7 @@ class Agent:
             timeout_keep_alive=KEEP_ALIVE_S,
         )
         config.load()
-        config.ssl = settings.door_tls
+        config.ssl = settings.endpoint_tls
         self._server = EmbeddedServer(config)
         loops = [
             supervised(f"the agent of {settings.host} gives no sign of life", self._beat, BEAT_S),
@@ -200,16 +200,16 @@ class Agent:
                 logger.warning("log file %s cannot be rotated: %s", path, error)
 
 
-def _listening(door: str) -> socket.socket:
+def _listening(endpoint: str) -> socket.socket:
     """Open the socket: connections are accepted at once, and served once the server runs. Raises: OSError."""
-    if door.startswith(_UNIX):
+    if endpoint.startswith(_UNIX):
         made = socket.socket(socket.AF_UNIX)
         try:
-            made.bind(door.removeprefix(_UNIX))
+            made.bind(endpoint.removeprefix(_UNIX))
             made.listen(1024)
         except OSError:
             made.close()
             raise
         return made
-    host, _, port = door.partition("://")[2].rpartition(":")
+    host, _, port = endpoint.partition("://")[2].rpartition(":")
     return socket.create_server((host.strip("[]"), int(port)), backlog=1024)

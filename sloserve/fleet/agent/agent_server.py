@@ -41,15 +41,15 @@ class AgentServer:
     """ASGI app of an agent's endpoint.
 
     Args:
-        doors: Instances by name.
+        endpoints: Instances by name.
         report: Report that ``GET /state`` returns.
         key: Key without which every request is refused; ``None`` to ask for none.
     """
 
     def __init__(
-        self, doors: Mapping[str, InstanceEndpoint], report: Callable[[], AgentReport], key: str | None = None
+        self, endpoints: Mapping[str, InstanceEndpoint], report: Callable[[], AgentReport], key: str | None = None
     ) -> None:
-        self._doors, self._report, self._key = doors, report, None if key is None else key.encode()
+        self._endpoints, self._report, self._key = endpoints, report, None if key is None else key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -64,9 +64,9 @@ class AgentServer:
             await answer_json(send, HTTPStatus.OK, to_json(self._report()))
             return
         name, path = _split(scope)
-        door = self._doors.get(name)
-        if door is None or path in _KEPT_BACK or not path.startswith(_PASSED_ON):
-            names = ", ".join(self._doors)
+        endpoint = self._endpoints.get(name)
+        if endpoint is None or path in _KEPT_BACK or not path.startswith(_PASSED_ON):
+            names = ", ".join(self._endpoints)
             message = f"there is no such route; there are GET /state, and for {names} routes that clients may use"
             await refuse(send, HTTPStatus.NOT_FOUND, message, headers=[CLOSE])
             return
@@ -76,7 +76,7 @@ class AgentServer:
         scope, send, request_id = request.scope, request.send, request.id
         try:
             body = await request.body.read()
-            await _unless_left(receive, self._serve(door, path, scope, body, send))
+            await _unless_left(receive, self._serve(endpoint, path, scope, body, send))
         except BodyTooLarge as error:
             await request.refuse(error)
         except ClientLeft:
@@ -90,11 +90,11 @@ class AgentServer:
             # The server ends the connection, since the response is not complete.
             logger.warning("%s: the response to request %s broke off", name, request_id)
 
-    async def _serve(self, door: InstanceEndpoint, path: str, scope: Scope, body: bytes, send: Send) -> None:
+    async def _serve(self, endpoint: InstanceEndpoint, path: str, scope: Scope, body: bytes, send: Send) -> None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         query = scope.get("query_string", b"").decode("latin-1")
         model = first(scope["headers"], MODEL_HEADER.encode()).decode()
-        answer = await door.send(scope["method"], f"{path}?{query}" if query else path, headers, body, model=model)
+        answer = await endpoint.send(scope["method"], f"{path}?{query}" if query else path, headers, body, model=model)
         try:
             # The head goes with the first part, since the request may be refused until then.
             try:

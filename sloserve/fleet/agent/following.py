@@ -38,7 +38,7 @@ class Following:
 
     Args:
         fleet: Fleet that the fleet's file describes.
-        doors: Instances of the agent.
+        endpoints: Instances of the agent.
         pulling: Puller of durable requests for these instances.
         store: Store shared with all members.
         clock: Clock of this process, for durations alone.
@@ -48,22 +48,22 @@ class Following:
     def __init__(
         self,
         fleet: Fleet,
-        doors: Sequence[InstanceEndpoint],
+        endpoints: Sequence[InstanceEndpoint],
         pulling: Pulling,
         store: Store,
         clock: Clock,
         executor: Executor,
     ) -> None:
         self._fleet, self._pulling, self._store = fleet, pulling, store
-        self._doors = {door.name: door for door in doors}
+        self._endpoints = {endpoint.name: endpoint for endpoint in endpoints}
         self._clock, self._executor = clock, executor
         self._queued = CachedSums(store.requests, clock)
         self._queues: Mapping[str, Sequence[Queued]] = {}
 
-        self._faults = {name: Faults(f"{name} does not follow the plan") for name in self._doors}
+        self._faults = {name: Faults(f"{name} does not follow the plan") for name in self._endpoints}
         self._switches: dict[str, asyncio.Task[None]] = {}
         self._warming: dict[str, tuple[tuple[str, ...], asyncio.Task[None]]] = {}
-        self._agendas = agendas(fleet, self._doors)
+        self._agendas = agendas(fleet, self._endpoints)
         self.plan: tuple[int, int] | None = None
         """Term and version of the plan that is followed."""
 
@@ -76,8 +76,8 @@ class Following:
         try:
             self._queues = await asyncio.get_running_loop().run_in_executor(self._executor, self._read)
         finally:
-            for name, door in self._doors.items():
-                self._order(door, self._queues.get(name, ()))
+            for name, endpoint in self._endpoints.items():
+                self._order(endpoint, self._queues.get(name, ()))
 
     async def stop(self) -> None:
         """Begin no more switches, and wait for none."""
@@ -95,53 +95,53 @@ class Following:
         self.plan = None if stored is None else (stored.term, stored.version)
         now_s = self._store.now_s()
         if plan is not None and abs(now_s - plan.made_s) < STALE_S:  # the store's clock may have been set back
-            return {name: planned(plan, name) for name in {*plan.queues, *self._doors}}
+            return {name: planned(plan, name) for name in {*plan.queues, *self._endpoints}}
         members = LiveMembers.of(self._store.members.agents())
         state, _ = fleet_state(now_s, durable_groups(self._queued.sums()), members, {}, None)
-        return {name: unplanned(name, plan, state, self._fleet.switching.max_wait_s) for name in self._doors}
+        return {name: unplanned(name, plan, state, self._fleet.switching.max_wait_s) for name in self._endpoints}
 
     # Carrying out.
 
-    def _order(self, door: InstanceEndpoint, queue: Sequence[Queued]) -> None:
-        if door.name in self._switches:
+    def _order(self, endpoint: InstanceEndpoint, queue: Sequence[Queued]) -> None:
+        if endpoint.name in self._switches:
             return
-        orders = self._agendas[door.name].orders(
-            door.report(), queue, (one for name in self._queues for one in self._queues[name])
+        orders = self._agendas[endpoint.name].orders(
+            endpoint.report(), queue, (one for name in self._queues for one in self._queues[name])
         )
-        self._pulling.follow(door.name, [Pull(one.ref, one.model) for one in orders.pull])
+        self._pulling.follow(endpoint.name, [Pull(one.ref, one.model) for one in orders.pull])
         if orders.switch_to is not None:
-            self._switch(door, orders.switch_to, orders.warm or ())
+            self._switch(endpoint, orders.switch_to, orders.warm or ())
         elif orders.warm is not None:
-            self._keep_warm(door, orders.warm)
+            self._keep_warm(endpoint, orders.warm)
 
-    def _switch(self, door: InstanceEndpoint, model: str, warm: tuple[str, ...]) -> None:
+    def _switch(self, endpoint: InstanceEndpoint, model: str, warm: tuple[str, ...]) -> None:
         """Switch an instance to a model in a task of its own.
 
         Args:
-            door: Instance that switches.
+            endpoint: Instance that switches.
             model: Model to switch to.
             warm: Models to have in host memory until the switch is over.
         """
 
         async def switch() -> None:
             try:
-                with self._faults[door.name]:  # faults of the agent must not end following
-                    self._warming.pop(door.name, None)
-                    await door.keep_warm(warm)
-                    if not await door.switch(model):
-                        logger.warning("%s: the switch to model %s failed", door.name, model)
+                with self._faults[endpoint.name]:  # faults of the agent must not end following
+                    self._warming.pop(endpoint.name, None)
+                    await endpoint.keep_warm(warm)
+                    if not await endpoint.switch(model):
+                        logger.warning("%s: the switch to model %s failed", endpoint.name, model)
             finally:
-                self._switches.pop(door.name, None)
+                self._switches.pop(endpoint.name, None)
 
-        self._switches[door.name] = asyncio.create_task(switch())
+        self._switches[endpoint.name] = asyncio.create_task(switch())
 
-    def _keep_warm(self, door: InstanceEndpoint, models: tuple[str, ...]) -> None:
-        known, task = self._warming.get(door.name, ((), None))
+    def _keep_warm(self, endpoint: InstanceEndpoint, models: tuple[str, ...]) -> None:
+        known, task = self._warming.get(endpoint.name, ((), None))
         if models == known or (task is not None and not task.done()):
             return
 
         async def keep() -> None:
-            with self._faults[door.name]:
-                await door.keep_warm(models)
+            with self._faults[endpoint.name]:
+                await endpoint.keep_warm(models)
 
-        self._warming[door.name] = models, asyncio.create_task(keep())
+        self._warming[endpoint.name] = models, asyncio.create_task(keep())

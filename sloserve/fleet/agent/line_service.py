@@ -43,7 +43,7 @@ class LineService:
         self._commit: GroupCommit[Result, bool] = GroupCommit(requests.finish, executor)
         self._faults = Faults("results wait")
 
-    def begin(self, door: InstanceEndpoint, work: InstanceWork, model: str, room: int) -> int:
+    def begin(self, endpoint: InstanceEndpoint, work: InstanceWork, model: str, room: int) -> int:
         """Begin to serve what is at hand, as far as there is room, and return the room that is left."""
         now_s = self._clock.monotonic_s()
         for claim in work.claims.values():
@@ -51,17 +51,17 @@ class LineService:
                 is_over = line.due_s <= now_s  # takes no room: it is not sent
                 can_be_sent = room > 0 and claim.lease.left_s > 0.0 and line.model == model
                 if line.task is None and (is_over or can_be_sent):
-                    line.task = asyncio.create_task(self._serve(door, work, claim, line))
+                    line.task = asyncio.create_task(self._serve(endpoint, work, claim, line))
                     room -= not is_over
         return room
 
-    async def _serve(self, door: InstanceEndpoint, work: InstanceWork, claim: HeldClaim, line: ClaimedLine) -> None:
+    async def _serve(self, endpoint: InstanceEndpoint, work: InstanceWork, claim: HeldClaim, line: ClaimedLine) -> None:
         left_s = line.due_s - self._clock.monotonic_s()
         result = result_of(line, RequestState.EXPIRED, 0, b"")
         try:
             if left_s > 0.0:
                 async with asyncio.timeout(None if left_s == math.inf else left_s):
-                    result = await attempted(door, line, self._clock)
+                    result = await attempted(endpoint, line, self._clock)
         except TimeoutError:
             pass
         except Refused:
@@ -87,7 +87,7 @@ class LineService:
             await asyncio.sleep(RETRY_S)
 
 
-async def attempted(door: InstanceEndpoint, line: ClaimedLine, clock: Clock) -> Result:
+async def attempted(endpoint: InstanceEndpoint, line: ClaimedLine, clock: Clock) -> Result:
     """Serve a line, and return how it ended.
 
     Raises: Refused if it waits for its turn again; TimeoutError at its deadline.
@@ -95,7 +95,7 @@ async def attempted(door: InstanceEndpoint, line: ClaimedLine, clock: Clock) -> 
     reply = line.reply = line.reply or LineOutput.of(line.claimed)
     for attempt in range(1, _TRIES + 1):
         try:
-            status, body = await _asked(door, line, reply, line.due_s - clock.monotonic_s())
+            status, body = await _asked(endpoint, line, reply, line.due_s - clock.monotonic_s())
             if status in _BUSY:
                 await asyncio.sleep(RETRY_S)
                 raise Refused(Refusal.FULL)
@@ -112,11 +112,11 @@ async def attempted(door: InstanceEndpoint, line: ClaimedLine, clock: Clock) -> 
     raise AssertionError("the last attempt returns")
 
 
-async def _asked(door: InstanceEndpoint, line: ClaimedLine, reply: LineOutput, left_s: float) -> tuple[int, bytes]:
+async def _asked(endpoint: InstanceEndpoint, line: ClaimedLine, reply: LineOutput, left_s: float) -> tuple[int, bytes]:
     headers, body = _headers(line, reply.path, left_s), reply.body()
     size = LineSize(len(body) / BYTES_PER_TOKEN, reply.max_tokens, reply.is_streamed)
     try:
-        answer = await door.send("POST", reply.path, headers, body, model=line.model, line=size)
+        answer = await endpoint.send("POST", reply.path, headers, body, model=line.model, line=size)
     except Refused as refused:
         if refused.reason is Refusal.DIED:
             raise BrokenOutput("the engine died with the request") from refused

@@ -112,7 +112,7 @@ class Pulling:
         self, requests: Requests, holder: str, clock: Clock, executor: Executor, *, lease_s: float = LEASE_S
     ) -> None:
         self._clock, self._lease_s = clock, lease_s
-        self._doors: dict[str, InstanceEndpoint] = {}
+        self._endpoints: dict[str, InstanceEndpoint] = {}
         self._work: dict[str, InstanceWork] = {}
         self._claims = LineClaims(requests, holder, clock, executor, lease_s)
         self._service = LineService(requests, clock, executor)
@@ -124,12 +124,12 @@ class Pulling:
 
     # The composition root and following call these methods.
 
-    def start(self, doors: Iterable[InstanceEndpoint]) -> None:
+    def start(self, endpoints: Iterable[InstanceEndpoint]) -> None:
         """Begin with these instances. Pull at once for serving ones, and for others once they :meth:`serves`."""
-        for door in doors:
-            self._doors[door.name] = door
-            work = self._work[door.name] = InstanceWork(is_open=door.report().phase is Phase.SERVING)
-            self._pulls.append(asyncio.create_task(self._pull(door, work)))
+        for endpoint in endpoints:
+            self._endpoints[endpoint.name] = endpoint
+            work = self._work[endpoint.name] = InstanceWork(is_open=endpoint.report().phase is Phase.SERVING)
+            self._pulls.append(asyncio.create_task(self._pull(endpoint, work)))
         every_s = self._lease_s / 3.0
         renewing = supervised("claims are not renewed", self._leases.renew, every_s, first_s=every_s)
         self._renewing = asyncio.create_task(renewing)
@@ -154,12 +154,12 @@ class Pulling:
     # DurableWork.
 
     async def leave(self, instance: str, limit_s: float) -> None:
-        work, door = self._work[instance], self._doors[instance]
+        work, endpoint = self._work[instance], self._endpoints[instance]
         work.is_open = False
         ends_s = self._clock.monotonic_s() + max(limit_s - COMMIT_S, 0.0)
         while (left_s := ends_s - self._clock.monotonic_s()) > 0.0:
             running = [line for line in work.lines if line.task is not None]
-            if may_leave(all(line.leaves_well for line in running), bool(running), door.report().streams):
+            if may_leave(all(line.leaves_well for line in running), bool(running), endpoint.report().streams):
                 break
             work.wake.clear()
             await _woken(work, min(_LEAVING_S, left_s))
@@ -176,23 +176,23 @@ class Pulling:
     def died(self, instance: str) -> None:
         work = self._work[instance]
         work.is_open = False
-        self._crashes.died(work, self._doors[instance].report().streams)
+        self._crashes.died(work, self._endpoints[instance].report().streams)
 
     # Pulling.
 
-    async def _pull(self, door: InstanceEndpoint, work: InstanceWork) -> None:
-        faults = Faults(f"{door.name} pulls no lines")
+    async def _pull(self, endpoint: InstanceEndpoint, work: InstanceWork) -> None:
+        faults = Faults(f"{endpoint.name} pulls no lines")
         while not self._stops:
             work.wake.clear()
             busy = False
             with faults:
-                busy = await self._pull_once(door, work)
+                busy = await self._pull_once(endpoint, work)
             if not busy and not self._stops:
                 await _woken(work, faults.pause_s(_IDLE_S))
 
-    async def _pull_once(self, door: InstanceEndpoint, work: InstanceWork) -> bool:
+    async def _pull_once(self, endpoint: InstanceEndpoint, work: InstanceWork) -> bool:
         """Pull once, and return whether there may be more to do at once."""
-        report = door.report()
+        report = endpoint.report()
         if not work.is_open or work.pending_crashes or report.phase is not Phase.SERVING or report.active is None:
             return False
         lines = work.lines
@@ -205,7 +205,7 @@ class Pulling:
             return True
         at_hand = sum(line.task is None for line in lines)
         on_their_way = sum(line.task is not None and not line.is_sent for line in lines)
-        room = self._service.begin(door, work, report.active, places_for_lines(report, on_their_way))
+        room = self._service.begin(endpoint, work, report.active, places_for_lines(report, on_their_way))
         most = 0 if alone else lines_to_claim(room, at_hand)
         return most > 0 and await self._claims.claim(work, report.active, most)
 

@@ -95,45 +95,47 @@ class AgentConnections:
         for session in sessions:
             await session.close()
 
-    async def keep_only(self, doors: Collection[str]) -> None:
+    async def keep_only(self, endpoints: Collection[str]) -> None:
         """Close the connections to all other endpoints: agents may come at ever new ones."""
-        self._strange &= set(doors)
-        for door in self._sessions.keys() - doors:
-            await self._sessions.pop(door).close()
+        self._strange &= set(endpoints)
+        for endpoint in self._sessions.keys() - endpoints:
+            await self._sessions.pop(endpoint).close()
 
-    async def state(self, door: str) -> AgentReport | None:
+    async def state(self, endpoint: str) -> AgentReport | None:
         """Return an agent's report on itself; ``None`` if it cannot be reached, or its report cannot be read."""
         timeout = aiohttp.ClientTimeout(total=_STATE_S)
         try:
-            url, options = _url(door, "/state"), {**self._reached(door), "allow_redirects": False}
-            async with self._session(door).get(url, timeout=timeout, **options) as response:
+            url, options = _url(endpoint, "/state"), {**self._reached(endpoint), "allow_redirects": False}
+            async with self._session(endpoint).get(url, timeout=timeout, **options) as response:
                 body = await response.content.read(_STATE_BYTES)
                 while part := await response.content.read(_STATE_BYTES - len(body)):
                     body += part
-                if response.status == 401 and door not in self._strange:
-                    self._strange.add(door)
-                    logger.error("the agent behind %s has another key; gateway and agent need the same key", door)
+                if response.status == 401 and endpoint not in self._strange:
+                    self._strange.add(endpoint)
+                    logger.error("the agent behind %s has another key; gateway and agent need the same key", endpoint)
                 if response.status != 200:
                     return None
             state = json.loads(body)
         except (*_BROKEN, ValueError) as error:
-            self._report_untrusted(door, error)
+            self._report_untrusted(endpoint, error)
             return None
         return agent_report(state) if isinstance(state, dict) else None
 
     async def send(
-        self, door: str, instance: str, path: str, headers: Iterable[tuple[str, str]], body: bytes, model: str
+        self, endpoint: str, instance: str, path: str, headers: Iterable[tuple[str, str]], body: bytes, model: str
     ) -> EngineResponse:
         """Pass a request to an instance.
 
         Raises: Refused if the request may be sent elsewhere; with ``DIED`` an engine, or its agent, broke off with it.
         """
-        url = _url(door, f"/instances/{quote(instance, safe='')}{path}")
+        url = _url(endpoint, f"/instances/{quote(instance, safe='')}{path}")
         try:
-            sent, reached = [*headers, (MODEL_HEADER, model)], self._reached(door)
-            response = await self._session(door).post(url, data=body, headers=sent, allow_redirects=False, **reached)
+            sent, reached = [*headers, (MODEL_HEADER, model)], self._reached(endpoint)
+            response = await self._session(endpoint).post(
+                url, data=body, headers=sent, allow_redirects=False, **reached
+            )
         except (aiohttp.ClientConnectorError, _Untrusted) as error:
-            self._report_untrusted(door, error)
+            self._report_untrusted(endpoint, error)
             logger.warning("the agent of instance %s cannot be reached: %s", instance, error)
             raise Refused(Refusal.FAILED) from error
         except _BROKEN as error:
@@ -145,9 +147,9 @@ class AgentConnections:
             raise Refused(_refusal(reason))
         return EngineResponse(response)
 
-    def _reached(self, door: str) -> dict[str, Any]:
+    def _reached(self, endpoint: str) -> dict[str, Any]:
         """Return the options of a request: the name that the endpoint's certificate must have. Raises: _Untrusted."""
-        address, _, host = door.partition("#")
+        address, _, host = endpoint.partition("#")
         if address.startswith("https:"):
             if self._tls is None:
                 raise _Untrusted("it uses TLS, and this gateway has no certificates")
@@ -157,24 +159,24 @@ class AgentConnections:
             raise _Untrusted("it uses plain HTTP, and this gateway has certificates")
         return {}
 
-    def _report_untrusted(self, door: str, error: Exception) -> None:
+    def _report_untrusted(self, endpoint: str, error: Exception) -> None:
         """Report what is wrong with a certificate, once for each endpoint."""
         causes = (error, error.__cause__, error.__context__)
         found = next((one for one in causes if isinstance(one, (ssl.SSLError, _Untrusted))), None)
-        if found is not None and door not in self._strange:
-            self._strange.add(door)
+        if found is not None and endpoint not in self._strange:
+            self._strange.add(endpoint)
             logger.error(
                 "the agent endpoint %s is not used: %s; give gateways and agents the same authority.crt, and each host "
                 "its own certificate: see sloserve fleet certificates",
-                door,
+                endpoint,
                 found,
             )
 
-    def _session(self, door: str) -> aiohttp.ClientSession:
-        session = self._sessions.get(door)
+    def _session(self, endpoint: str) -> aiohttp.ClientSession:
+        session = self._sessions.get(endpoint)
         if session is None:
-            path = door.removeprefix(_UNIX)
-            is_local = path != door
+            path = endpoint.removeprefix(_UNIX)
+            is_local = path != endpoint
             connector = (
                 aiohttp.UnixConnector(path, limit=0)
                 if is_local
@@ -190,12 +192,12 @@ class AgentConnections:
                 "max_line_size": _CHUNK_BYTES,
                 "max_field_size": _CHUNK_BYTES,
             }
-            session = self._sessions[door] = aiohttp.ClientSession(connector=connector, **settings)
+            session = self._sessions[endpoint] = aiohttp.ClientSession(connector=connector, **settings)
         return session
 
 
-def _url(door: str, path: str) -> URL:
-    return URL(("http://door" if door.startswith(_UNIX) else door.partition("#")[0]) + path, encoded=True)
+def _url(endpoint: str, path: str) -> URL:
+    return URL(("http://door" if endpoint.startswith(_UNIX) else endpoint.partition("#")[0]) + path, encoded=True)
 
 
 def _refusal(reason: str) -> Refusal:

@@ -219,7 +219,9 @@ class Dispatch:
         parts, request, instance, late_s = self._parts, self._request, sent.instance, held.held_s + held.away_s
         parts.metrics.sent(parts.clock.monotonic_s() - request.arrival_s - late_s, request.slo_class, held.held_s)
         headers = request.headers_after(late_s)
-        return await parts.doors.send(instance.door, instance.name, request.route, headers, request.body, request.model)
+        return await parts.agents.send(
+            instance.endpoint, instance.name, request.route, headers, request.body, request.model
+        )
 
     def _retry_after_s(self) -> int:
         """Return the seconds until a slot should be free and the model be loaded (Retry-After)."""

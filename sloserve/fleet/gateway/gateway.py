@@ -55,9 +55,9 @@ class GatewayDependencies:
         store: Store shared with agents and planners; ``None`` for a gateway without batches and without a plan.
         files: Place of the bytes of files: a folder, or an address of object storage.
         keys: File of keys; ``None`` for one tenant, on this machine only.
-        doors: Endpoints of agents that are asked whatever the store says.
-        door_key: Key for endpoints on TCP, see :class:`~sloserve.fleet.gateway.agent_connections.AgentConnections`.
-        door_tls: TLS context for endpoints on TCP, see the same class.
+        endpoints: Endpoints of agents that are asked whatever the store says.
+        endpoint_key: Key for endpoints on TCP, see :class:`~sloserve.fleet.gateway.agent_connections.AgentConnections`.
+        endpoint_tls: TLS context for endpoints on TCP, see the same class.
         limits: Limits of the gateway.
         file_limits: Limits of one input file of a batch.
         name: Name that is unique among all members; ``None`` for a random one.
@@ -67,9 +67,9 @@ class GatewayDependencies:
     store: Store | None = None
     files: str | Path | None = None
     keys: Path | None = None
-    doors: Collection[str] = ()
-    door_key: str | None = field(default=None, repr=False)
-    door_tls: ssl.SSLContext | None = None
+    endpoints: Collection[str] = ()
+    endpoint_key: str | None = field(default=None, repr=False)
+    endpoint_tls: ssl.SSLContext | None = None
     limits: GatewaySettings = GatewaySettings()
     file_limits: Limits = Limits()
     name: str | None = None
@@ -89,7 +89,7 @@ class Gateway:
         self.keys = KeyFile(around.keys, settings.classes, fleet.models, clock)
         paces = {key: Pace(serving) for key, serving in serving_of(fleet).items()}
         instances = Instances(paces, limits.affinity)
-        self._doors = AgentConnections(limits.silent_max_s, around.door_key, around.door_tls)
+        self._agents = AgentConnections(limits.silent_max_s, around.endpoint_key, around.endpoint_tls)
         hold = Hold(instances, clock, limits.max_held)
         self.metrics = GatewayMetrics()
         self.parts = GatewayState(
@@ -98,7 +98,7 @@ class Gateway:
             limits,
             clock,
             instances,
-            self._doors,
+            self._agents,
             hold,
             DemandMeter(settings.classes, {m.name: m.start.tokens_an_event for m in fleet.models.values()}),
             self.metrics,
@@ -107,7 +107,7 @@ class Gateway:
             self.parts.chooser = ModelSets(fleet, fleet.router, self.parts)
         self.metrics.watch(self._gauges)
         name = around.name or f"gateway-{secrets.token_hex(8)}"
-        self.watch = Watch(name, around.store, around.doors, self.parts)
+        self.watch = Watch(name, around.store, around.endpoints, self.parts)
         self._checking: asyncio.Task[None] | None = None
         batches, self._work = self._batches(around, clock)
         self.watching = None if around.admin_key is None else WatchRoutes(around.admin_key, FleetView(self.parts).read)
@@ -141,7 +141,7 @@ class Gateway:
             if self._work is not None:
                 await asyncio.to_thread(self._work.stop)
         finally:
-            await self._doors.close()
+            await self._agents.close()
 
     async def _check_streams(self) -> None:
         for answer in list(self.parts.passing_on):

@@ -26,8 +26,8 @@ _ORDER: Final = {ModelState.ACTIVE: 0, ModelState.WARM: 1, ModelState.COLD: 2}
 class GatewayInstance:
     """One instance. Its room is the room in its agent's report, less what was sent since, plus what has ended since."""
 
-    def __init__(self, report: InstanceReport, door: str) -> None:
-        self.report, self.door = report, door
+    def __init__(self, report: InstanceReport, endpoint: str) -> None:
+        self.report, self.endpoint = report, endpoint
         self.prefixes = PrefixTable()
         self._computed, self._output = RunningMean(), RunningMean()
         self.seen_s = float("-inf")
@@ -55,19 +55,19 @@ class GatewayInstance:
             return 0
         return self.report.room - len(self._since) + self._ended
 
-    def reported(self, report: InstanceReport, door: str, sent_before: int, now_s: float) -> None:
+    def reported(self, report: InstanceReport, endpoint: str, sent_before: int, now_s: float) -> None:
         """Take in a report of its agent.
 
         Args:
             report: Report on the instance.
-            door: Endpoint of its agent.
+            endpoint: Endpoint of its agent.
             sent_before: Value of :attr:`sent` when the report was asked for.
             now_s: Monotonic time in seconds.
         """
         if report.active != self.report.active or report.phase is not Phase.SERVING:
             self.prefixes.clear()
             self._computed, self._output = RunningMean(), RunningMean()
-        self.report, self.door, self.seen_s = report, door, now_s
+        self.report, self.endpoint, self.seen_s = report, endpoint, now_s
         self._ended = 0
         if self._refused_at is not None and sent_before >= self._refused_at:
             self._refused_at, self._is_gone = None, False
@@ -162,33 +162,33 @@ class Instances:
     plan: Plan | None = None
     by_name: dict[str, GatewayInstance] = field(default_factory=dict)
 
-    def reported(self, report: AgentReport, door: str, sent_before: Mapping[str, int], now_s: float) -> None:
+    def reported(self, report: AgentReport, endpoint: str, sent_before: Mapping[str, int], now_s: float) -> None:
         """Take in an agent's report.
 
         Args:
             report: Report of the agent.
-            door: Endpoint of the agent.
+            endpoint: Endpoint of the agent.
             sent_before: Value of :attr:`GatewayInstance.sent` of each instance when the report was asked for, by name.
             now_s: Monotonic time in seconds.
         """
         for one in report.instances:
             if one.name not in self.by_name:
-                self.by_name[one.name] = GatewayInstance(one, door)
-            self.by_name[one.name].reported(one, door, sent_before.get(one.name, 0), now_s)
+                self.by_name[one.name] = GatewayInstance(one, endpoint)
+            self.by_name[one.name].reported(one, endpoint, sent_before.get(one.name, 0), now_s)
 
-    def lost(self, door: str) -> None:
+    def lost(self, endpoint: str) -> None:
         """Note that an agent cannot be reached: nothing goes to its instances until it reports again."""
         for instance in self.by_name.values():
-            if instance.door == door:
+            if instance.endpoint == endpoint:
                 instance.seen_s = float("-inf")
 
-    def keep_only(self, doors: Collection[str]) -> Collection[str]:
+    def keep_only(self, endpoints: Collection[str]) -> Collection[str]:
         """Forget the instances behind all other endpoints, since hosts may come under ever new names.
 
         Instances that still serve a request are kept. Returns: the endpoints of all that are left.
         """
-        self.by_name = {name: one for name, one in self.by_name.items() if one.door in doors or one.in_flight}
-        return {*doors, *(one.door for one in self.by_name.values())}
+        self.by_name = {name: one for name, one in self.by_name.items() if one.endpoint in endpoints or one.in_flight}
+        return {*endpoints, *(one.endpoint for one in self.by_name.values())}
 
     def sent(self) -> dict[str, int]:
         """Return the number of requests sent to each instance until now, by its name."""

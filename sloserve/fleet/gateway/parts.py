@@ -30,7 +30,7 @@ class GatewayState:
         limits: Limits of the gateway.
         clock: Clock of this process.
         instances: Instances of the fleet.
-        doors: Connections to the endpoints of agents.
+        agents: Connections to the endpoints of agents.
         hold: Requests that wait for an instance.
         demand: Meter of demand by model and class.
         metrics: Counters of the gateway.
@@ -42,7 +42,7 @@ class GatewayState:
     limits: GatewaySettings
     clock: Clock
     instances: Instances
-    doors: AgentConnections
+    agents: AgentConnections
     hold: Hold
     demand: DemandMeter
     metrics: GatewayMetrics

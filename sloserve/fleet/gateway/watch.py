@@ -35,12 +35,12 @@ class Watch:
     Args:
         name: Name of the gateway, unique among members.
         store: Store of the fleet; ``None`` for none, as in tests.
-        doors: Endpoints that are asked whatever the store says.
+        endpoints: Endpoints that are asked whatever the store says.
         parts: State of the gateway.
     """
 
-    def __init__(self, name: str, store: Store | None, doors: Collection[str], parts: GatewayState) -> None:
-        self._name, self._store, self._static = name, store, frozenset(doors)
+    def __init__(self, name: str, store: Store | None, endpoints: Collection[str], parts: GatewayState) -> None:
+        self._name, self._store, self._static = name, store, frozenset(endpoints)
         self._parts, self._instances, self._hold = parts, parts.instances, parts.hold
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._reading: asyncio.Task[None] | None = None
@@ -69,33 +69,33 @@ class Watch:
 
     # Agents' endpoints.
 
-    def _ask(self, doors: Collection[str]) -> None:
+    def _ask(self, endpoints: Collection[str]) -> None:
         """Ask exactly these endpoints from this call on."""
-        for door in self._asking.keys() - doors:
-            self._asking.pop(door).cancel()
-            self._instances.lost(door)
-            self.answered.discard(door)
-        for door in sorted(doors - self._asking.keys()):
-            self._asking[door] = asyncio.create_task(self._keep_asking(door))
+        for endpoint in self._asking.keys() - endpoints:
+            self._asking.pop(endpoint).cancel()
+            self._instances.lost(endpoint)
+            self.answered.discard(endpoint)
+        for endpoint in sorted(endpoints - self._asking.keys()):
+            self._asking[endpoint] = asyncio.create_task(self._keep_asking(endpoint))
 
-    async def _keep_asking(self, door: str) -> None:
-        faults = Faults(f"the report of the agent behind {door} is not read")
+    async def _keep_asking(self, endpoint: str) -> None:
+        faults = Faults(f"the report of the agent behind {endpoint} is not read")
         while True:
             with faults:
-                await self._asked(door)
+                await self._asked(endpoint)
             await self._pause()
 
-    async def _asked(self, door: str) -> None:
+    async def _asked(self, endpoint: str) -> None:
         sent_before = self._instances.sent()
-        report = await self._parts.doors.state(door)
+        report = await self._parts.agents.state(endpoint)
         if report is None:
-            self._instances.lost(door)
-            if door in self.answered:
-                logger.warning("the agent behind %s does not respond", door)
-            self.answered.discard(door)
+            self._instances.lost(endpoint)
+            if endpoint in self.answered:
+                logger.warning("the agent behind %s does not respond", endpoint)
+            self.answered.discard(endpoint)
         else:
-            self._instances.reported(report, door, sent_before, self._parts.clock.monotonic_s())
-            self.answered.add(door)
+            self._instances.reported(report, endpoint, sent_before, self._parts.clock.monotonic_s())
+            self.answered.add(endpoint)
             self._hold.let_go()
 
     async def _pause(self) -> None:
@@ -124,10 +124,10 @@ class Watch:
         plan, ages = await loop.run_in_executor(self._thread, self._exchange, store, report)
         self._instances.plan = plan
         # An endpoint that responds is there: after the store was away no agent has reported to it yet.
-        self._ask(self._static | {door for door, age_s in ages if age_s < GONE_S or door in self.answered})
+        self._ask(self._static | {endpoint for endpoint, age_s in ages if age_s < GONE_S or endpoint in self.answered})
         # An endpoint that the store no longer names has ended, or a store that was replaced does not know it yet.
-        kept = self._instances.keep_only(self._static | {door for door, _ in ages})
-        await self._parts.doors.keep_only(kept)
+        kept = self._instances.keep_only(self._static | {endpoint for endpoint, _ in ages})
+        await self._parts.agents.keep_only(kept)
 
     def _exchange(self, store: Store, report: GatewayReport) -> tuple[Plan | None, list[tuple[str, float]]]:
         """Return the plan, and the endpoint of each agent with the age of its last sign of life."""

@@ -55,18 +55,18 @@ async def run_agent(
             pulling = Pulling(store.requests, fence.holder, clock, executor, lease_s=lease_s)
             settings, certificates = agent_settings(fleet, host, place), certificates_of(fleet)
             if certificates is not None and (host.door or "").startswith("https:"):
-                settings = replace(settings, door_tls=certificates.of_door(host.name))
+                settings = replace(settings, endpoint_tls=certificates.of_endpoint(host.name))
             async with Agent(settings, launcher, fence, pulling, clock) as agent:
-                doors = list(agent.instances.values())
-                pulling.start(doors)
-                following = Following(fleet, doors, pulling, store, clock, executor)
+                endpoints = list(agent.instances.values())
+                pulling.start(endpoints)
+                following = Following(fleet, endpoints, pulling, store, clock, executor)
                 agent.plan = lambda: following.plan
                 looking = asyncio.create_task(following.run())
                 shared = SharedCosts(agent.costs, store.switch_costs, host.device, executor)
                 sharing = supervised("measured costs of switches are not shared with other hosts", shared.turn, SHARE_S)
                 beside = [asyncio.create_task(sharing), *refreshing(certificates)]
                 if host.serves is not None:  # its model is there, whatever a plan says
-                    beside += [asyncio.create_task(_attached(door, host.serves)) for door in doors]
+                    beside += [asyncio.create_task(_attached(endpoint, host.serves)) for endpoint in endpoints]
                 try:
                     await _either(stopping.wait(), fence.must_end.wait(), fence.lost.wait())
                 finally:

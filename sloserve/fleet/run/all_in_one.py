@@ -59,8 +59,8 @@ async def run_fleet(
     allow_open_files(fleet.gateway.max_requests)
     lock = OwnLock(place.folder / "fleet.lock", f"the fleet of {fleet.source}")
     store = open_store(place.store)
-    if fleet.pool.ray is not None and place.door_key is None:  # agents that Ray starts get it from here
-        place = replace(place, door_key=secrets.token_urlsafe(32))
+    if fleet.pool.ray is not None and place.endpoint_key is None:  # agents that Ray starts get it from here
+        place = replace(place, endpoint_key=secrets.token_urlsafe(32))
     run_folder = Path(tempfile.mkdtemp(prefix="slo-"))  # 0700; short, since a socket's path has at most 107 bytes
     try:
         place.logs.mkdir(exist_ok=True)
@@ -104,7 +104,7 @@ def _pools(fleet: Fleet, place: Place, store: Store, run_folder: Path, options: 
     pools: dict[str, Pool] = {THE_AGENT: EmbeddedPool(offers, agent, place.logs, environment)}
     if fleet.pool.ray is not None:
         # Ray ends a process that loses its cluster for a minute: it must not be the gateway's process.
-        own = environment | {DOOR_KEY: place.door_key or ""}
+        own = environment | {DOOR_KEY: place.endpoint_key or ""}
         command = ["sloserve.cli", "fleet", "pool", *here]
         pools["the pool of"] = EmbeddedPool([Offer("ray", "", 0)], lambda _: command, place.logs, own, "pool")
     elif fleet.pool.devices:

@@ -16,7 +16,7 @@ from sloserve.fleet.gateway.serve import config
 from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.fleet.http import EmbeddedServer
 from sloserve.fleet.planning.plan_metrics import PlanCollector
-from sloserve.fleet.run.live import Place, certificates_of, check_doors, file_limits, refreshing
+from sloserve.fleet.run.live import Place, certificates_of, check_endpoints, file_limits, refreshing
 from sloserve.fleet.run.open_files import allow_open_files
 from sloserve.fleet.run.signals import Stopping
 from sloserve.fleet.store.store import Store, open_store
@@ -35,15 +35,15 @@ class GatewayServer:
         section = fleet.gateway
         keys = None if section.keys is None else Path(fleet.source).parent / section.keys
         check_address(section.host, keys)
-        check_doors(fleet, place)
+        check_endpoints(fleet, place)
         limits = GatewaySettings(**section.model_dump(include=set(GatewaySettings.model_fields)))
         self._certificates = certificates_of(fleet)
         around = GatewayDependencies(
             store,
             place.files,
             keys,
-            door_key=place.door_key,
-            door_tls=None if self._certificates is None else self._certificates.of_gateway(),
+            endpoint_key=place.endpoint_key,
+            endpoint_tls=None if self._certificates is None else self._certificates.of_gateway(),
             limits=limits,
             file_limits=file_limits(fleet),
             admin_key=os.environ.get(ADMIN_KEY) or None,

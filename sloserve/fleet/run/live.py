@@ -54,13 +54,13 @@ class Place:
     Args:
         folder: folder of its state: logs, files of batches, measured costs, settings of engines.
         store: address of the store.
-        door_key: key that agents on TCP ask for, if there is one.
+        endpoint_key: key that agents on TCP ask for, if there is one.
         stated_files: location of the bytes of files, if the fleet's file states it.
     """
 
     folder: Path
     store: str = field(repr=False)
-    door_key: str | None = field(default=None, repr=False)
+    endpoint_key: str | None = field(default=None, repr=False)
     stated_files: str | Path | None = None
 
     @property
@@ -96,7 +96,7 @@ def place_of(fleet: Fleet, state: Path | None = None, environ: Mapping[str, str]
     return Place(folder.resolve(), address, environ.get(DOOR_KEY), files)
 
 
-def check_doors(fleet: Fleet, place: Place, hosts: Iterable[Host] | None = None) -> None:
+def check_endpoints(fleet: Fleet, place: Place, hosts: Iterable[Host] | None = None) -> None:
     """Check that each agent that listens on TCP has a key.
 
     Args:
@@ -108,12 +108,12 @@ def check_doors(fleet: Fleet, place: Place, hosts: Iterable[Host] | None = None)
         ConfigError: an agent on TCP has no key.
     """
     used = fleet.hosts.values() if hosts is None else hosts
-    doors = [f"hosts.{host.name}.door: an agent on TCP, {host.door}," for host in used if host.door is not None]
-    doors += ["pool.ray: an agent on a node"] if hosts is None and fleet.pool.ray else []
-    for door in doors:
-        if len(place.door_key or "") < _LEAST_KEY:
+    needing = [f"hosts.{host.name}.door: an agent on TCP, {host.door}," for host in used if host.door is not None]
+    needing += ["pool.ray: an agent on a node"] if hosts is None and fleet.pool.ray else []
+    for one in needing:
+        if len(place.endpoint_key or "") < _LEAST_KEY:
             raise ConfigError(
-                f"{fleet.source}: {door} needs a key; set "
+                f"{fleet.source}: {one} needs a key; set "
                 f"{DOOR_KEY} to a secret of at least {_LEAST_KEY} characters, the same for all agents and gateways of "
                 "the fleet; sloserve fleet key prints one"
             )
@@ -221,7 +221,7 @@ def agent_settings(fleet: Fleet, host: Host, place: Place) -> AgentSettings:
 
     Raises: ConfigError for an agent that needs a key.
     """
-    check_doors(fleet, place, [host])
+    check_endpoints(fleet, place, [host])
     served = {name: _served(fleet, fleet.models[name], host, place) for name in fleet.models_on(host)}
     if host.attach is not None:
         at = Attached(host.attach, os.environ.get(ATTACH_KEY) or None, os.environ.get(ATTACH_ADMIN_KEY) or None)
@@ -232,8 +232,8 @@ def agent_settings(fleet: Fleet, host: Host, place: Place) -> AgentSettings:
         instances={instance: served for instance in host.instances},
         state_folder=place.folder,
         environments={name: _environment(host, k) for k, name in enumerate(host.instances)},
-        door=host.door,
-        door_key=None if host.door is None else place.door_key,
+        endpoint=host.door,
+        endpoint_key=None if host.door is None else place.endpoint_key,
         host_memory_bytes=host.host_memory_bytes,
         drain_max_s=fleet.switching.drain_max_s,
     )

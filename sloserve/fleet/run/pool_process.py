@@ -12,7 +12,7 @@ from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.pool.keeper import AgentKeeper
 from sloserve.fleet.pool.pool import Offer, Pool
 from sloserve.fleet.pool.shipped_file import NAME, shipped
-from sloserve.fleet.run.live import DOOR_KEY, STORE, Place, check_doors, is_of_one_machine
+from sloserve.fleet.run.live import DOOR_KEY, STORE, Place, check_endpoints, is_of_one_machine
 from sloserve.fleet.run.scaler import SCALE_S, Scaler
 from sloserve.fleet.run.signals import Stopping
 from sloserve.fleet.store.store import open_store
@@ -26,7 +26,7 @@ async def serve_pool(fleet: Fleet, place: Place, say: Callable[[str], None], opt
     options of ``sloserve fleet agent``. Raises: ConfigError.
     """
     stopping = Stopping()
-    check_doors(fleet, place)
+    check_endpoints(fleet, place)
     pool, store = ray_pool(fleet, place, options), open_store(place.store)
     keeper = AgentKeeper(pool, say)
     keeping, stopped = asyncio.create_task(keeper.run()), asyncio.create_task(stopping.wait())
@@ -76,7 +76,7 @@ def ray_pool(fleet: Fleet, place: Place, options: Sequence[str]) -> Pool:
         {kind: template.devices for kind, template in fleet.pool.devices.items()},
         shipped(fleet),
         command,
-        {STORE: place.store, DOOR_KEY: place.door_key or ""},
+        {STORE: place.store, DOOR_KEY: place.endpoint_key or ""},
         bundles={kind: one.bundle for kind, one in fleet.pool.devices.items() if one.bundle is not None},
         is_shared=not is_of_one_machine(place),
     )

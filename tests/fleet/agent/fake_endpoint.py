@@ -15,7 +15,7 @@ from tests.fleet.stand_in.engine import StandIn
 from tests.fleet.stand_in.server import Call
 
 
-class FakeDoor:
+class FakeEndpoint:
     """One instance. work: told of what happens, as an agent tells it. room: requests that its engine takes."""
 
     def __init__(self, name: str, *models: str, room: int = 8, step_s: float = 0.0) -> None:

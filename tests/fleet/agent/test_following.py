@@ -17,7 +17,7 @@ from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.store.records import RequestState, StoredPlan
 from sloserve.scheduler.virtual_queues.contract import FleetState, GroupSums, InstanceState, ModelState
 from sloserve.scheduler.virtual_queues.fleet_operations import Queued
-from tests.fleet.agent.fake_endpoint import FakeDoor
+from tests.fleet.agent.fake_endpoint import FakeEndpoint
 from tests.fleet.agent.test_pulling import Host, host, run
 
 FLEET = parse_fleet("""
@@ -33,7 +33,7 @@ switching: {min_active_s: 10, max_wait_s: 60}
 @dataclass
 class Agent:
     host: Host
-    door: FakeDoor
+    door: FakeEndpoint
     following: Following
 
     def plan(
@@ -53,7 +53,7 @@ class Agent:
 
 @asynccontextmanager
 async def agent(folder: Path) -> AsyncIterator[Agent]:
-    door = FakeDoor("a/0", "m", "n")
+    door = FakeEndpoint("a/0", "m", "n")
     async with host(folder, door) as a:
         with ThreadPoolExecutor(1) as executor:
             following = Following(FLEET, [door], a.pulling, a.store, SystemClock(), executor)

@@ -310,7 +310,7 @@ def test_a_request_without_a_byte_is_sent_back_when_the_time_to_drain_is_over(
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
         await instance.switch("chat")
         engine = launcher.started[0].engine
-        connector = aiohttp.UnixConnector(agent.door.removeprefix("unix:"))
+        connector = aiohttp.UnixConnector(agent.endpoint.removeprefix("unix:"))
         async with aiohttp.ClientSession("http://door", connector=connector) as http:
             body = {"model": "chat", "prompt": LONG, "max_tokens": 9, "stream": stream}
             path = "/instances/node%2F0/v1/completions"
@@ -533,7 +533,7 @@ def test_an_engine_with_a_long_prompt_or_nothing_to_do_does_not_hang(tmp_path: P
 def test_the_door_on_the_wire(tmp_path: Path) -> None:
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
         await instance.switch("chat")
-        connector = aiohttp.UnixConnector(agent.door.removeprefix("unix:"))
+        connector = aiohttp.UnixConnector(agent.endpoint.removeprefix("unix:"))
         async with aiohttp.ClientSession("http://door", connector=connector) as http:
             async with http.get("/state") as state:
                 report = agent_report(await state.json())
@@ -581,7 +581,9 @@ def test_a_door_on_tcp_opens_to_its_key_alone(tmp_path: Path, key: str | None) -
 
     async def within() -> None:
         door = f"http://127.0.0.1:{free_port()}"
-        settings = AgentSettings("node", "cpu", {"node/0": MODELS}, tmp_path, door=door, door_key="key-of-the-fleet")
+        settings = AgentSettings(
+            "node", "cpu", {"node/0": MODELS}, tmp_path, endpoint=door, endpoint_key="key-of-the-fleet"
+        )
         gateway = AgentConnections(5.0, key)
         async with Agent(settings, InLoopLauncher()) as agent:
             assert await agent.instances["node/0"].switch("chat")
@@ -645,7 +647,7 @@ def test_a_door_that_cannot_be_opened_is_said(tmp_path: Path, door: str) -> None
     async def within() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = door.format(port=taken.getsockname()[1])
-            settings = AgentSettings("node", "cpu", {"node/0": MODELS}, tmp_path, door=address, door_key="k")
+            settings = AgentSettings("node", "cpu", {"node/0": MODELS}, tmp_path, endpoint=address, endpoint_key="k")
             agent = Agent(settings, InLoopLauncher())
             with pytest.raises(ConfigError, match="cannot be opened.*hosts.node"):
                 await agent.__aenter__()

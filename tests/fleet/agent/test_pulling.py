@@ -22,7 +22,7 @@ from sloserve.fleet.contract.endpoint import InstanceResponse
 from sloserve.fleet.store.records import NewRequest, RequestState
 from sloserve.fleet.store.requests import MOST_LOST, Requests
 from sloserve.fleet.store.store import Store, open_store
-from tests.fleet.agent.fake_endpoint import FakeDoor
+from tests.fleet.agent.fake_endpoint import FakeEndpoint
 from tests.fleet.stand_in.engine import HANG, POISON, StandIn, reply
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -33,7 +33,7 @@ class Host:
     """An agent's store, its doors, and who pulls for them."""
 
     store: Store
-    doors: list[FakeDoor]
+    doors: list[FakeEndpoint]
     pulling: Pulling
     store_clock: ManualClock
 
@@ -80,7 +80,7 @@ def _text(body: bytes | None) -> Any:
 
 
 @asynccontextmanager
-async def host(folder: Path, *doors: FakeDoor, lease_s: float = 30.0) -> AsyncIterator[Host]:
+async def host(folder: Path, *doors: FakeEndpoint, lease_s: float = 30.0) -> AsyncIterator[Host]:
     clock = ManualClock()
     store = open_store(f"sqlite:{folder / 'store.sqlite'}", clock)
     with ThreadPoolExecutor(2) as executor:
@@ -102,7 +102,7 @@ def run(test: Any) -> None:
 @pytest.mark.slow
 def test_lines_are_served_in_the_order_of_the_plan_while_there_is_room(tmp_path: Path) -> None:
     async def scenario() -> None:
-        door = FakeDoor("a/0", "m", room=4)
+        door = FakeEndpoint("a/0", "m", room=4)
         async with host(tmp_path, door) as a:
             a.accept(20, group=1)
             a.accept(20, group=2, deadline_s=3_600.0)
@@ -121,7 +121,7 @@ def test_lines_are_served_in_the_order_of_the_plan_while_there_is_room(tmp_path:
 
 def test_lines_leave_places_to_streams(tmp_path: Path) -> None:
     async def scenario() -> None:
-        door = FakeDoor("a/0", "m", room=6, step_s=0.05)
+        door = FakeEndpoint("a/0", "m", room=6, step_s=0.05)
         door.room_for_streams = 2
         async with host(tmp_path, door) as a:
             a.accept(20)
@@ -138,7 +138,7 @@ def test_a_line_takes_the_place_of_a_stream_that_has_ended(tmp_path: Path, monke
     monkeypatch.setattr(pulling, "_IDLE_S", 1e9)
 
     async def scenario() -> None:
-        door = FakeDoor("a/0", "m", room=0)
+        door = FakeEndpoint("a/0", "m", room=0)
         async with host(tmp_path, door) as a:
             a.accept(1)
             a.pulling.follow("a/0", [Pull(1, "m")])
@@ -157,7 +157,7 @@ def test_a_line_that_leaves_goes_on_from_its_tokens(tmp_path: Path, route: str) 
     """Its reply and its usage are those of one that was never interrupted."""
 
     async def scenario() -> None:
-        door = FakeDoor("a/0", "m", "other")
+        door = FakeEndpoint("a/0", "m", "other")
         stop_after(door.engine, tokens=5)
         async with host(tmp_path, door) as a:
             prompt: Any = {"prompt": "tell me "} if route == COMPLETIONS else {"messages": [_user("tell me")]}
@@ -186,7 +186,7 @@ def test_a_line_that_leaves_goes_on_from_its_tokens(tmp_path: Path, route: str) 
 @pytest.mark.parametrize("field", [{"seed": 1}, {"vllm_xargs": {"of_a_logits_processor": 1}}])
 def test_what_a_continuation_could_change_is_computed_from_scratch(tmp_path: Path, field: dict[str, Any]) -> None:
     async def scenario() -> None:
-        door = FakeDoor("a/0", "m", "other", step_s=10.0)
+        door = FakeEndpoint("a/0", "m", "other", step_s=10.0)
         async with host(tmp_path, door) as a:
             a.store.requests.accept([a.line("x", "tell me ", body=field)])
             a.pulling.follow("a/0", [Pull(1, "m")])
@@ -205,7 +205,7 @@ def test_what_a_continuation_could_change_is_computed_from_scratch(tmp_path: Pat
 def test_one_poison_among_many_fails_alone(tmp_path: Path, others: int) -> None:
 
     async def scenario() -> None:
-        door = FakeDoor("a/0", "m", room=32)
+        door = FakeEndpoint("a/0", "m", room=32)
         async with host(tmp_path, door) as a:
             a.accept(others - 1)
             a.store.requests.accept([a.line("bad", POISON)])
@@ -223,7 +223,7 @@ def test_one_poison_among_many_fails_alone(tmp_path: Path, others: int) -> None:
 
 def test_a_cancelled_line_leaves_the_engine(tmp_path: Path) -> None:
     async def scenario() -> None:
-        door = FakeDoor("a/0", "m")
+        door = FakeEndpoint("a/0", "m")
         async with host(tmp_path, door, lease_s=0.3) as a:
             a.store.requests.accept([a.line("x", HANG)])
             a.pulling.follow("a/0", [Pull(1, "m")])
@@ -238,7 +238,7 @@ def test_a_cancelled_line_leaves_the_engine(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_line_that_runs_past_its_deadline_expires(tmp_path: Path) -> None:
     async def scenario() -> None:
-        door = FakeDoor("a/0", "m")
+        door = FakeEndpoint("a/0", "m")
         async with host(tmp_path, door) as a:
             a.store.requests.accept([a.line("x", HANG, deadline_s=0.1)])
             a.pulling.follow("a/0", [Pull(1, "m")])
@@ -252,7 +252,7 @@ def test_lines_at_hand_expire_although_their_engine_has_no_room(tmp_path: Path) 
     """They were kept, and with them their batch, for as long as streams left no room."""
 
     async def scenario() -> None:
-        door = FakeDoor("a/0", "m", room=1)
+        door = FakeEndpoint("a/0", "m", room=1)
         async with host(tmp_path, door) as a:
             a.store.requests.accept([a.line("x", HANG)])
             a.accept(3, deadline_s=0.1)
@@ -283,7 +283,7 @@ def test_a_line_whose_engine_answers_garbage_fails_alone(
     """It was kept for ever, or kept all lines beside it from being given back."""
     monkeypatch.setattr(line_service, "RETRY_S", 0.0)
 
-    class Garbage(FakeDoor):
+    class Garbage(FakeEndpoint):
         async def send(self, *args: Any, **given: Any) -> InstanceResponse:
             async def parts() -> AsyncIterator[bytes]:
                 yield b"data: " + event + b"\n\ndata: [DONE]\n\n"
@@ -308,7 +308,7 @@ def test_a_line_that_cannot_be_read_fails_alone(tmp_path: Path) -> None:
     """
 
     async def scenario() -> None:
-        async with host(tmp_path, FakeDoor("a/0", "m")) as a:
+        async with host(tmp_path, FakeEndpoint("a/0", "m")) as a:
             a.store.requests.accept([replace(a.line("deep", ""), body=b"[" * 5_000 + b"]" * 5_000)])
             a.accept(1)
             a.accept(1, group=2)
@@ -326,7 +326,7 @@ def test_a_claim_that_cannot_be_given_back_is_so_at_the_next_renewal(
     """It was renewed for as long as its agent lived."""
 
     async def scenario() -> None:
-        door = FakeDoor("a/0", "m", step_s=10.0)
+        door = FakeEndpoint("a/0", "m", step_s=10.0)
         async with host(tmp_path, door) as a:
             a.accept(1)
             a.pulling.follow("a/0", [Pull(1, "m")])
@@ -355,7 +355,7 @@ def test_a_commit_that_fails_in_an_unknown_way_is_tried_again(tmp_path: Path, mo
 
     async def scenario() -> None:
         monkeypatch.setattr(Requests, "finish", failing)
-        async with host(tmp_path, FakeDoor("a/0", "m")) as a:
+        async with host(tmp_path, FakeEndpoint("a/0", "m")) as a:
             a.accept(3)
             a.pulling.follow("a/0", [Pull(1, "m")])
             assert len(await a.until_ended(3)) == 3
@@ -368,7 +368,7 @@ def test_a_lapsed_claim_of_a_zombie_is_served_by_another_and_its_result_does_not
     """The store's clock runs an hour ahead of what the agents' own count."""
 
     async def scenario() -> None:
-        zombie, heir = FakeDoor("a/0", "m", step_s=0.02), FakeDoor("b/0", "m")
+        zombie, heir = FakeEndpoint("a/0", "m", step_s=0.02), FakeEndpoint("b/0", "m")
         async with host(tmp_path, zombie) as a:
             a.accept(3)
             a.pulling.follow("a/0", [Pull(1, "m")])
@@ -393,7 +393,7 @@ def test_a_lapsed_claim_of_a_zombie_is_served_by_another_and_its_result_does_not
 @pytest.mark.slow
 def test_lines_of_an_agent_that_is_slow_to_renew_are_served_in_the_end(tmp_path: Path) -> None:
     async def scenario() -> None:
-        door = FakeDoor("a/0", "m", step_s=10.0)
+        door = FakeEndpoint("a/0", "m", step_s=10.0)
         async with host(tmp_path, door) as a:
             a.accept(1)
             for lapses in range(MOST_LOST + 1):
@@ -414,7 +414,7 @@ def test_a_reply_that_is_too_long_fails_at_once(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(line_output, "MOST_BYTES", 100)
 
     async def scenario() -> None:
-        door = FakeDoor("a/0", "m")
+        door = FakeEndpoint("a/0", "m")
         async with host(tmp_path, door) as a:
             a.accept(1, body={"n": n})
             a.pulling.follow("a/0", [Pull(1, "m")])
@@ -427,7 +427,7 @@ def test_a_reply_that_is_too_long_fails_at_once(tmp_path: Path, monkeypatch: pyt
 
 def test_what_is_stopped_is_in_the_queue_again(tmp_path: Path) -> None:
     async def scenario() -> None:
-        door = FakeDoor("a/0", "m", step_s=10.0)
+        door = FakeEndpoint("a/0", "m", step_s=10.0)
         async with host(tmp_path, door) as a:
             a.accept(30)
             a.pulling.follow("a/0", [Pull(1, "m")])
@@ -455,7 +455,7 @@ def test_a_claim_that_is_on_its_way_when_the_agent_stops_is_given_back(
     monkeypatch.setattr(Requests, "claim", slow)
 
     async def scenario() -> None:
-        async with host(tmp_path, FakeDoor("a/0", "m")) as a:
+        async with host(tmp_path, FakeEndpoint("a/0", "m")) as a:
             a.accept(3)
             a.pulling.follow("a/0", [Pull(1, "m")])
             await a.until(asked.is_set)
@@ -479,7 +479,7 @@ def _with(line: NewRequest, body: dict[str, Any]) -> NewRequest:
 
 def test_what_no_other_engine_can_go_on_with_is_waited_for(tmp_path: Path) -> None:
     async def scenario() -> None:
-        door = FakeDoor("a/0", "m", step_s=0.01)
+        door = FakeEndpoint("a/0", "m", step_s=0.01)
         async with host(tmp_path, door) as a:
             a.store.requests.accept([a.line("x", "tell me ", body={"seed": 1})])  # read whole, so nothing is kept of it
             a.pulling.follow("a/0", [Pull(1, "m")])
@@ -502,7 +502,7 @@ def test_a_group_in_which_nothing_was_found_is_not_asked_for_again_until_a_new_p
     monkeypatch.setattr(Requests, "claim", noting)
 
     async def scenario() -> None:
-        async with host(tmp_path, FakeDoor("a/0", "m")) as a:
+        async with host(tmp_path, FakeEndpoint("a/0", "m")) as a:
             for turn in range(2):
                 asked.clear()
                 a.store.requests.accept([a.line(f"x{turn}", "p", group=2)])
@@ -517,7 +517,7 @@ def test_a_renewed_claim_may_still_be_sent(tmp_path: Path) -> None:
     """Lines at hand wait for room for longer than a lease."""
 
     async def scenario() -> None:
-        door = FakeDoor("a/0", "m", room=1)
+        door = FakeEndpoint("a/0", "m", room=1)
         async with host(tmp_path, door) as a:
             a.store.requests.accept([a.line("hangs", HANG)])
             a.accept(1)
@@ -535,7 +535,7 @@ def test_a_renewed_claim_may_still_be_sent(tmp_path: Path) -> None:
 
 def test_an_idle_instance_finds_the_suspects_of_another_agent(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with host(tmp_path, FakeDoor("a/0", "m")) as a:
+        async with host(tmp_path, FakeEndpoint("a/0", "m")) as a:
             work = a.pulling._work["a/0"]
             await a.until(lambda: not work.has_suspects)  # it has looked
             a.accept(2)
@@ -551,7 +551,7 @@ def test_an_idle_instance_finds_the_suspects_of_another_agent(tmp_path: Path) ->
 
 def test_of_one_claim_only_what_is_cancelled_ends(tmp_path: Path) -> None:
     async def scenario() -> None:
-        door = FakeDoor("a/0", "m", step_s=10.0)
+        door = FakeEndpoint("a/0", "m", step_s=10.0)
         async with host(tmp_path, door) as a:
             a.accept(1)
             a.store.requests.accept([a.line("x", HANG, batch="c")])
@@ -572,7 +572,7 @@ def test_a_store_that_fails_for_long_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        async with host(tmp_path, FakeDoor("a/0", "m")) as a:
+        async with host(tmp_path, FakeEndpoint("a/0", "m")) as a:
             failures = 0
 
             def fail(*args: Any) -> Any:

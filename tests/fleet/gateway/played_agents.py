@@ -68,7 +68,7 @@ class Played:
         return InstanceReport(self.name, "h100", self.phase, models, room=max(self.room - self.in_flight, 0))
 
 
-class PlayedDoor:
+class PlayedAgent:
     """An agent's HTTP server, as the contract has it."""
 
     def __init__(self, path: Path, *names: str) -> None:
@@ -185,7 +185,7 @@ async def serving(around: GatewayDependencies, text: str = FLEET) -> AsyncIterat
     gateway = Gateway(fleet(text), around)
     config = uvicorn.Config(gateway.app, lifespan="on", ws="none", log_level="critical", timeout_graceful_shutdown=1)
     async with running(config):
-        await until(lambda: len(gateway.watch.answered) == len(around.doors))
+        await until(lambda: len(gateway.watch.answered) == len(around.endpoints))
         yield Served(gateway, f"http://127.0.0.1:{config.port}")
 
 

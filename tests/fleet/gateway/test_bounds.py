@@ -41,7 +41,7 @@ def test_a_body_of_millions_of_messages_is_cut_like_a_text(monkeypatch: pytest.M
     assert [one.tokens for one in cut[:2]] == [512, 1024]
 
 
-class FakeDoors:
+class FakeAgents:
     """What agents behind doors answer."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ def test_agents_that_answer_are_asked_on_after_the_store_was_away(
     """No agent had told the store that it lives when a gateway read it first, and all of them were forgotten."""
     monkeypatch.setattr(watch, "STORE_S", 0.005)
     monkeypatch.setattr(watch, "ASK_S", 0.005)
-    clock, doors = ManualClock(), FakeDoors()
+    clock, doors = ManualClock(), FakeAgents()
     store = Store(SqliteDatabase(tmp_path / "store.sqlite", clock))
     for name in ("unix:a", "unix:b"):
         store.members.beat(f"agent:{name}", to_json(AgentReport(name, name, ())))

@@ -22,7 +22,7 @@ from sloserve.fleet.gateway.instances import FRESH_S
 from sloserve.fleet.gateway.prediction import Work
 from sloserve.fleet.store.store import Store, open_store
 from sloserve.wire.live_feed import fitted
-from tests.fleet.gateway.played_agents import Played, PlayedDoor, fleet, serving, until
+from tests.fleet.gateway.played_agents import Played, PlayedAgent, fleet, serving, until
 
 KEY = "an admin key"
 
@@ -84,7 +84,7 @@ def test_hosts_that_the_store_does_not_name_any_more_are_forgotten(tmp_path: Pat
         report = AgentReport(host, f"unix:{tmp_path}/{host}", (Played(f"{host}/0").report(),))
         store.members.beat(f"agent:{host}", to_json(report))
         parts.instances.reported(report, report.door, {}, seen.clock.monotonic_s())
-        await parts.doors.state(report.door)  # none answers, but there is a session for it
+        await parts.agents.state(report.door)  # none answers, but there is a session for it
 
     async def test() -> None:
         await comes("pod-1")
@@ -95,14 +95,14 @@ def test_hosts_that_the_store_does_not_name_any_more_are_forgotten(tmp_path: Pat
         store.members.leave("agent:pod-1")
         await watch._read_store(store)
         assert parts.instances.by_name.keys() == {"pod-1/0", "pod-2/0"}, "its stream would break"
-        assert len(parts.doors._sessions) == 2
+        assert len(parts.agents._sessions) == 2
         answering.end()
         await comes("pod-3")
         await watch._read_store(store)
         assert seen.view.read()["rows"].keys() == {"pod-2/0", "pod-3/0"}
-        assert len(seen.view._courses) == len(parts.doors._sessions) == 2
+        assert len(seen.view._courses) == len(parts.agents._sessions) == 2
         await watch.stop()
-        await parts.doors.close()
+        await parts.agents.close()
 
     asyncio.run(test())
 
@@ -176,8 +176,8 @@ def test_the_feed_of_a_gateway_opens_to_the_admin_key_alone(tmp_path: Path) -> N
     canary = "canary-7f3a"
 
     async def test() -> None:
-        door = PlayedDoor(tmp_path / "door.sock")
-        async with door.open(), serving(GatewayDependencies(doors=[door.address], admin_key=KEY)) as served:
+        door = PlayedAgent(tmp_path / "door.sock")
+        async with door.open(), serving(GatewayDependencies(endpoints=[door.address], admin_key=KEY)) as served:
             async with httpx.AsyncClient(base_url=served.url, timeout=60.0) as http:
                 for headers in ({}, {"authorization": "Bearer other"}, {"authorization": KEY}):
                     for path in ("/sloserve/events", "/sloserve/other"):
@@ -214,8 +214,8 @@ def test_the_feed_of_a_gateway_opens_to_the_admin_key_alone(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_without_an_admin_key_a_gateway_has_no_feed(tmp_path: Path) -> None:
     async def test() -> None:
-        door = PlayedDoor(tmp_path / "door.sock")
-        async with door.open(), serving(GatewayDependencies(doors=[door.address])) as served:
+        door = PlayedAgent(tmp_path / "door.sock")
+        async with door.open(), serving(GatewayDependencies(endpoints=[door.address])) as served:
             async with httpx.AsyncClient(base_url=served.url, timeout=60.0) as http:
                 assert (await http.get("/sloserve/events")).status_code == 404
 

@@ -21,7 +21,7 @@ from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.admission.prediction import ArrivingRequest
 from sloserve.wire.asgi import answer_json
 from sloserve.wire.opening import BodyLimits, BoundedBody
-from tests.fleet.gateway.played_agents import FLEET, Played, PlayedDoor, Served, running, serving, until
+from tests.fleet.gateway.played_agents import FLEET, Played, PlayedAgent, Served, running, serving, until
 from tests.fleet.stand_in.engine import POISON, reply
 
 pytestmark = pytest.mark.slow  # servers start and stop
@@ -32,7 +32,7 @@ COMPLETIONS = "/v1/completions"
 class Line:
     """A gateway, one door, and a client of both."""
 
-    def __init__(self, door: PlayedDoor, served: Served, http: httpx.AsyncClient) -> None:
+    def __init__(self, door: PlayedAgent, served: Served, http: httpx.AsyncClient) -> None:
         self.door, self.served, self.http = door, served, http
 
     @property
@@ -51,8 +51,8 @@ class Line:
 
 @contextlib.asynccontextmanager
 async def line(tmp_path: Path, *names: str, text: str = FLEET, **around: Any) -> AsyncIterator[Line]:
-    door = PlayedDoor(tmp_path / "door.sock", *names)
-    async with door.open(), serving(GatewayDependencies(doors=[door.address], **around), text) as served:
+    door = PlayedAgent(tmp_path / "door.sock", *names)
+    async with door.open(), serving(GatewayDependencies(endpoints=[door.address], **around), text) as served:
         async with httpx.AsyncClient(base_url=served.url, timeout=60.0) as http:
             yield Line(door, served, http)
 
@@ -127,10 +127,10 @@ def test_who_waits_for_an_instance_when_the_gateway_stops_is_told_to_come_again(
     """The answer was 500, with a traceback in the log for each."""
 
     async def test() -> None:
-        door = PlayedDoor(tmp_path / "door.sock")
+        door = PlayedAgent(tmp_path / "door.sock")
         door.instances["node-a/0"].room = 0
         async with door.open(), httpx.AsyncClient(timeout=30.0) as http:
-            async with serving(GatewayDependencies(doors=[door.address])) as served:
+            async with serving(GatewayDependencies(endpoints=[door.address])) as served:
                 asking = asyncio.create_task(
                     http.post(served.url + COMPLETIONS, json={"model": "chat", "prompt": "a", "max_tokens": 5})
                 )

@@ -24,7 +24,7 @@ from sloserve.fleet.gateway.keys import Tenant, hash_of
 from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.fleet.store.records import RequestState, Result, StoredPlan
 from sloserve.fleet.store.store import Store, open_store
-from tests.fleet.gateway.played_agents import FLEET, PlayedDoor, Served, fleet, serving, until
+from tests.fleet.gateway.played_agents import FLEET, PlayedAgent, Served, fleet, serving, until
 from tests.fleet.stand_in.engine import reply
 
 pytestmark = pytest.mark.slow  # OpenAI's client takes a second to load, and servers start and stop
@@ -38,9 +38,9 @@ tenants:
 
 
 @contextlib.asynccontextmanager
-async def whole(tmp_path: Path) -> AsyncIterator[tuple[PlayedDoor, Served, Store]]:
+async def whole(tmp_path: Path) -> AsyncIterator[tuple[PlayedAgent, Served, Store]]:
     (tmp_path / "keys.yaml").write_text(KEYS)
-    store, door = open_store(f"sqlite:{tmp_path / 'store.sqlite'}"), PlayedDoor(tmp_path / "door.sock")
+    store, door = open_store(f"sqlite:{tmp_path / 'store.sqlite'}"), PlayedAgent(tmp_path / "door.sock")
     around = GatewayDependencies(store, tmp_path / "files", tmp_path / "keys.yaml", [door.address], name="gateway-1")
     try:
         async with door.open(), serving(around) as served:

@@ -94,7 +94,7 @@ def agent_of(folder: Path, theirs: Theirs, admin_key: str | None = None) -> Agen
 async def asked(gateway: AgentConnections, agent: Agent) -> str:
     body = json.dumps({"model": "chat", "prompt": "a", "max_tokens": 4}).encode()
     headers = [("content-type", "application/json")]
-    answer = await gateway.send(agent.door, "theirs/0", "/v1/completions", headers, body, "chat")
+    answer = await gateway.send(agent.endpoint, "theirs/0", "/v1/completions", headers, body, "chat")
     return str(json.loads(await answer.read())["choices"][0]["text"])
 
 

@@ -19,7 +19,7 @@ from sloserve.fleet.run.gateway_process import GatewayServer
 from sloserve.fleet.run.live import place_of
 from sloserve.fleet.store.store import open_store
 from sloserve.http3.httpx_transport import H3Transport
-from tests.fleet.gateway.played_agents import FLEET, PlayedDoor, until
+from tests.fleet.gateway.played_agents import FLEET, PlayedAgent, until
 from tests.fleet.stand_in.engine import reply
 from tests.http3.serving import certificate_files, trusting
 
@@ -41,7 +41,7 @@ def test_a_gateway_serves_http3_beside_tcp(tmp_path: Path) -> None:
     store = open_store(place.store)
 
     async def test() -> None:
-        door = PlayedDoor(tmp_path / "door.sock")
+        door = PlayedAgent(tmp_path / "door.sock")
         server = GatewayServer(fleet, place, store, 1.0)
         store.members.beat("agent", to_json(AgentReport("node-a", door.address, ())))
         async with door.open():

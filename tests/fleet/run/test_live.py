@@ -21,7 +21,7 @@ from sloserve.fleet.run.live import (
     STORE,
     Place,
     agent_settings,
-    check_doors,
+    check_endpoints,
     file_limits,
     host_named,
     joining_host,
@@ -80,11 +80,11 @@ def test_a_door_on_tcp_needs_a_key(tmp_path: Path, environ: dict[str, str]) -> N
     with pytest.raises(ConfigError, match=r"hosts.b.door: .*set SLOSERVE_FLEET_DOOR_KEY to a secret of at least 16"):
         agent_settings(fleet, fleet.hosts["b"], place_of(fleet, environ=environ))
     with pytest.raises(ConfigError, match="hosts.b.door"):
-        check_doors(fleet, place_of(fleet, environ=environ))
+        check_endpoints(fleet, place_of(fleet, environ=environ))
     place = place_of(fleet, environ={DOOR_KEY: "a-key-of-the-fleet"})
-    assert agent_settings(fleet, fleet.hosts["b"], place).door_key == "a-key-of-the-fleet"
+    assert agent_settings(fleet, fleet.hosts["b"], place).endpoint_key == "a-key-of-the-fleet"
     assert "a-key" not in repr(place) + repr(agent_settings(fleet, fleet.hosts["b"], place))
-    check_doors(fleet, place)
+    check_endpoints(fleet, place)
 
 
 def test_engines_inherit_no_password_and_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_a_host_joins_by_its_kind_of_device(tmp_path: Path) -> None:
     joined, host = joining_host(fleet, "rack-7", None, None, "10.0.0.7", place)
     assert host.instances == ("rack-7/0", "rack-7/1") and host.door == "http://10.0.0.7:0"
     settings = agent_settings(joined, host, place)
-    assert settings.instances["rack-7/1"].keys() == {"chat", "tuned"} and settings.door_key == place.door_key
+    assert settings.instances["rack-7/1"].keys() == {"chat", "tuned"} and settings.endpoint_key == place.endpoint_key
     assert agendas(joined, host.instances).keys() == {"rack-7/0", "rack-7/1"}
     with_tls = replace(fleet, certificates=CertificateSection(folder="tls"))
     assert joining_host(with_tls, "rack-7", None, None, "10.0.0.7", place)[1].door == "https://10.0.0.7:0"

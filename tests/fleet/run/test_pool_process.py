@@ -9,7 +9,7 @@ import pytest
 from sloserve.core.errors import ConfigError
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.fleet import Fleet
-from sloserve.fleet.run.live import Place, check_doors
+from sloserve.fleet.run.live import Place, check_endpoints
 from sloserve.fleet.run.pool_process import ray_pool, serve_pool
 
 FILE = "models: {a: {model: m, profile: h100-llama3-8b}}\npool: {ray: auto, devices: {h100: {devices: 1}}}\n"
@@ -24,7 +24,7 @@ def _fleet(folder: Path, text: str = FILE) -> Fleet:
 def test_doors_of_nodes_need_a_key(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"fleet.yaml: pool.ray: an agent on a node needs a key; set SLOSERVE_FLEET_"):
         asyncio.run(serve_pool(_fleet(tmp_path), Place(tmp_path, "sqlite:x"), print, []))
-    check_doors(_fleet(tmp_path), Place(tmp_path, "sqlite:x", KEY))
+    check_endpoints(_fleet(tmp_path), Place(tmp_path, "sqlite:x", KEY))
 
 
 def test_a_file_without_a_cluster_and_an_environment_without_ray_are_said(
