@@ -83,16 +83,16 @@ class Reporter:
 
     def _whole(self, body: bytes) -> bytes:
         try:
-            reply = json.loads(body)
+            response = json.loads(body)
         except ValueError:
             return body
-        if not isinstance(reply, dict) or not self._http.outcomes:
+        if not isinstance(response, dict) or not self._http.outcomes:
             return body
         if self._http.wants_report:
-            reply[KEY] = self._outcome()
-        if self._http.tier is not None and reply.get("object") in _TIERED:
-            reply["service_tier"] = self._http.tier
-        return json_text.compact(reply)
+            response[KEY] = self._outcome()
+        if self._http.tier is not None and response.get("object") in _TIERED:
+            response["service_tier"] = self._http.tier
+        return json_text.compact(response)
 
     def _events(self, chunk: bytes, *, last: bool) -> bytes:
         """Return ``chunk`` of the stream with its complete events; a part of an event is kept for the next chunk."""

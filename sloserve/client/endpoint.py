@@ -118,7 +118,7 @@ async def _version(client: httpx.AsyncClient) -> str | None:
 async def _get(client: httpx.AsyncClient, path: str) -> tuple[int, Any]:
     """Return the status of a page and its JSON value, ``None`` for a page that is not served.
 
-    Raises: httpx.HTTPError where no response comes; UnreadableReply for a page that is compressed, too long or not
+    Raises: httpx.HTTPError where no response comes; UnreadableResponse for a page that is compressed, too long or not
     JSON.
     """
     try:

@@ -34,7 +34,7 @@ class UnreadableResponse(Exception):
 
 
 async def async_events(response: httpx.Response) -> AsyncIterator[ServerSentEvent]:
-    """Yield each event of the stream that has data. Raises: UnreadableReply; SSEError for another content type."""
+    """Yield each event of the stream that has data. Raises: UnreadableResponse; SSEError for another content type."""
     stream = _bounded(response)
     async for event in EventSource(response).aiter_sse():
         stream.left = MOST_EVENT_BYTES
@@ -52,7 +52,7 @@ def events(response: httpx.Response) -> Iterator[ServerSentEvent]:
 
 
 async def async_body(response: httpx.Response) -> bytes:
-    """Return the body. Raises: UnreadableReply for one that is compressed or longer than ``MOST_BODY_BYTES``."""
+    """Return the body. Raises: UnreadableResponse for one that is compressed or longer than ``MOST_BODY_BYTES``."""
     _bounded(response, MOST_BODY_BYTES)
     return await response.aread()
 
@@ -64,7 +64,7 @@ def body(response: httpx.Response) -> bytes:
 
 
 def json_value(text: str | bytes, kind: Any = Any) -> Any:
-    """Return the JSON value of ``text``, of the type ``kind``. Raises: UnreadableReply.
+    """Return the JSON value of ``text``, of the type ``kind``. Raises: UnreadableResponse.
 
     NaN and infinity, which JSON does not have but some servers write, count as null. A lone half of a UTF-16 pair, as
     of a character that was cut in two, is kept. Where ``kind`` has a whole number, 4.0 and "4" are 4.

@@ -12,7 +12,7 @@ USUAL_OUTPUT_TOKENS: Final = int(PRIOR_MEAN_TOKENS)
 """Assumed output tokens of a request of which nothing says how long it is, before any has ended."""
 
 
-MOST_REPLIES: Final = 16_384
+MOST_OUTPUTS: Final = 16_384
 """The most outputs for one prompt: vLLM's own limit (VLLM_MAX_N_SEQUENCES)."""
 GENERATING: Final = ("/v1/chat/completions", "/v1/completions")
 """Routes on which ``n`` is the number of outputs; on others it means nothing, and vLLM does not read it."""
@@ -24,7 +24,7 @@ def whole(value: object) -> int | None:
     return count if count is not None and 0 < count < 2**31 else None
 
 
-def replies(n: object, route: str) -> int:
+def outputs_asked(n: object, route: str) -> int:
     """Return how many outputs a body asks for.
 
     Raises: InvalidRequest for what no engine serves, before it counts anywhere.
@@ -32,8 +32,8 @@ def replies(n: object, route: str) -> int:
     if n is None or route not in GENERATING:
         return 1
     count = number(n)
-    if count is None or not 1 <= count <= MOST_REPLIES:
-        raise InvalidRequest("n", n, f"a whole number of 1 to {MOST_REPLIES}")
+    if count is None or not 1 <= count <= MOST_OUTPUTS:
+        raise InvalidRequest("n", n, f"a whole number of 1 to {MOST_OUTPUTS}")
     return count
 
 

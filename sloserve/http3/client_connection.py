@@ -46,7 +46,7 @@ class HeadersTooLarge(ValueError):
     """The headers of a request have more bytes than the server accepts."""
 
 
-class Reply:
+class H3Response:
     """One response, as it arrives.
 
     ``status`` and ``headers`` hold the head's values once :meth:`head` has returned.
@@ -161,7 +161,7 @@ class H3Client(TransmittingProtocol):
         super().__init__(quic)
         self.settings = settings
         self.lost: Lost | None = None
-        self._replies: dict[int, Reply] = {}
+        self._responses: dict[int, H3Response] = {}
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._going = False
         self._heard_s: float | None = None
@@ -179,7 +179,7 @@ class H3Client(TransmittingProtocol):
     @property
     def in_flight(self) -> int:
         """The number of requests that are not over."""
-        return sum(not reply.over for reply in self._replies.values())
+        return sum(not response.over for response in self._responses.values())
 
     async def wait_unusable(self) -> None:
         """Return once no new request may be begun any more."""
@@ -208,7 +208,7 @@ class H3Client(TransmittingProtocol):
         urgency: int = DEFAULT_URGENCY,
         incremental: bool = False,
         tenant: str | None = None,
-    ) -> Reply:
+    ) -> H3Response:
         """Begin a request.
 
         Args:
@@ -227,11 +227,11 @@ class H3Client(TransmittingProtocol):
         if most is not None and size > most:
             raise HeadersTooLarge(f"request headers: {size} bytes; send at most {most}")
         stream_id = self.quic.get_next_available_stream_id()
-        reply = self._replies[stream_id] = Reply(self, stream_id, body_follows)
+        response = self._responses[stream_id] = H3Response(self, stream_id, body_follows)
         self._h3.send_headers(stream_id, headers, end_stream=not body_follows)
         self.quic.set_stream(stream_id, deadline_s=deadline_s, urgency=urgency, incremental=incremental, tenant=tenant)
         self.transmit_soon()
-        return reply
+        return response
 
     def send_body(self, stream_id: int, data: bytes, end: bool) -> None:
         assert self._h3 is not None
@@ -245,13 +245,13 @@ class H3Client(TransmittingProtocol):
             self.transmit_soon()
 
     def forget(self, stream_id: int) -> None:
-        self._replies.pop(stream_id, None)
+        self._responses.pop(stream_id, None)
         self._fewer.set()
         self.quic.hold(stream_id, 0)
 
     async def finish(self) -> None:
         """End the connection once its requests are over, however they end."""
-        while self._replies and self.lost is None:
+        while self._responses and self.lost is None:
             self._fewer.clear()
             await self._fewer.wait()
         await self.end()
@@ -282,31 +282,31 @@ class H3Client(TransmittingProtocol):
             return
         for h3_event in self._h3.handle_event(event):
             if isinstance(h3_event, HeadersReceived | DataReceived | Malformed):
-                reply = self._replies.get(h3_event.stream_id)
-                if reply is None:
+                response = self._responses.get(h3_event.stream_id)
+                if response is None:
                     continue
                 if isinstance(h3_event, Malformed):
-                    reply.fail(BrokenOff(f"the response is malformed: {h3_event.reason}"))
+                    response.fail(BrokenOff(f"the response is malformed: {h3_event.reason}"))
                 elif isinstance(h3_event, DataReceived):
-                    reply.feed(h3_event.data, h3_event.stream_ended)
+                    response.feed(h3_event.data, h3_event.stream_ended)
                 else:
-                    if not reply.status:  # else these are trailers, which are of no use here
-                        reply.began(h3_event.headers)
-                    reply.feed(b"", h3_event.stream_ended)
+                    if not response.status:  # else these are trailers, which are of no use here
+                        response.began(h3_event.headers)
+                    response.feed(b"", h3_event.stream_ended)
         if self._h3.received_settings is not None:
             self._settled.set()
-        if isinstance(event, StreamReset) and event.stream_id in self._replies:
+        if isinstance(event, StreamReset) and event.stream_id in self._responses:
             kind = RequestRefused if event.error_code == ErrorCode.H3_REQUEST_REJECTED else BrokenOff
-            self._replies[event.stream_id].fail(kind(f"the server reset the stream: {event.error_code:#x}"))
-        elif isinstance(event, StopSendingReceived) and event.stream_id in self._replies:
-            self._replies[event.stream_id].drained()
+            self._responses[event.stream_id].fail(kind(f"the server reset the stream: {event.error_code:#x}"))
+        elif isinstance(event, StopSendingReceived) and event.stream_id in self._responses:
+            self._responses[event.stream_id].drained()
 
     def datagram_received(self, data: bytes | str, addr: Any) -> None:
         super().datagram_received(data, addr)
         limit = self.settings.buffer_bytes // 2
-        for stream_id, reply in self._replies.items():
+        for stream_id, response in self._responses.items():
             if self.quic.unsent_bytes(stream_id) <= limit:
-                reply.drained()
+                response.drained()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._closed_socket.done():
@@ -349,8 +349,8 @@ class H3Client(TransmittingProtocol):
             if not self._ready.done():
                 self._ready.set_exception(error)
                 self._ready.exception()  # seen, also where no one waits any more
-            for reply in self._replies.values():
-                reply.fail(error)
+            for response in self._responses.values():
+                response.fail(error)
 
 
 async def connect(

@@ -19,7 +19,7 @@ from aioquic.h3.connection import ProtocolError, validate_request_headers
 
 from sloserve.core.errors import BodyTooSlow, ConfigError, InvalidRequest
 from sloserve.http3.answer_service import DEFAULT_CLASSIFY, EVENT_STREAM, ResponseService
-from sloserve.http3.client_connection import BrokenOff, H3Client, Headers, HeadersTooLarge, Lost, Reply, connect
+from sloserve.http3.client_connection import BrokenOff, H3Client, H3Response, Headers, HeadersTooLarge, Lost, connect
 from sloserve.http3.client_settings import ClientSettings
 from sloserve.http3.fair_turns import FairTurns, WaitingListFull
 from sloserve.http3.httpx_transport import head
@@ -137,7 +137,7 @@ class Edge:
         first_s = service.targets.next_s()
         try:
             client = self.upstream.client()
-            reply = client.request(
+            response = client.request(
                 self._head(request.scope, loop.time() - arrived_s),
                 body_follows=True,
                 deadline_s=None if first_s is None else arrived_s + first_s,
@@ -150,12 +150,12 @@ class Edge:
         except HeadersTooLarge as error:
             await refuse(request.send, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, str(error), headers=[CLOSE])
             return
-        upload = asyncio.create_task(upload_body(reply, request.body))
+        upload = asyncio.create_task(upload_body(response, request.body))
         try:
-            await answer(reply, request)
+            await pass_on(response, request)
         finally:
             upload.cancel()
-            reply.cancel()
+            response.cancel()
             with suppress(asyncio.CancelledError):
                 await upload
 
@@ -189,7 +189,7 @@ class Left(BrokenOff):
     """The client of the edge is gone."""
 
 
-async def upload_body(reply: Reply, receive: Receive) -> None:
+async def upload_body(response: H3Response, receive: Receive) -> None:
     """Pass the request's body on; then watch for the client to leave, which cancels the request.
 
     A body that does not come cancels the request as well, since the request holds a place that others wait for.
@@ -200,14 +200,14 @@ async def upload_body(reply: Reply, receive: Receive) -> None:
         while (message := await receive())["type"] == "http.request":
             if more:
                 more = message.get("more_body", False)
-                await reply.send(message.get("body", b""), end=not more)
+                await response.send(message.get("body", b""), end=not more)
     except BodyTooSlow as error:
         why = error
-    reply.cancel()
-    reply.fail(why)
+    response.cancel()
+    response.fail(why)
 
 
-async def answer(reply: Reply, request: OpenedRequest) -> None:
+async def pass_on(response: H3Response, request: OpenedRequest) -> None:
     """Pass the response on.
 
     A response that breaks off before its head becomes a 502; a stream of events that breaks off ends with an error.
@@ -216,7 +216,7 @@ async def answer(reply: Reply, request: OpenedRequest) -> None:
     """
     send = request.send
     try:
-        await reply.head()
+        await response.head()
     except Left:
         return
     except BodyTooSlow as error:
@@ -226,10 +226,10 @@ async def answer(reply: Reply, request: OpenedRequest) -> None:
         message = f"the engine host did not answer: {error}; retry"
         await refuse(send, HTTPStatus.BAD_GATEWAY, message, headers=[CLOSE])
         return
-    headers = [(name, value) for name, value in reply.headers if name not in HOP_BY_HOP]
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    headers = [(name, value) for name, value in response.headers if name not in HOP_BY_HOP]
+    await send({"type": "http.response.start", "status": response.status, "headers": headers})
     try:
-        async for part in reply.body():
+        async for part in response.body():
             await send({"type": "http.response.body", "body": part, "more_body": True})
     except Left:
         return

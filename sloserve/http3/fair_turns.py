@@ -29,7 +29,7 @@ class FairTurns:
             rank: rank of the request's class; the lowest comes first.
             tenant: name of the request's tenant.
 
-        Raises: NoRoom.
+        Raises: WaitingListFull.
         """
         if self._free and not self.waiting:
             self._free -= 1

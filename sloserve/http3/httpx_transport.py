@@ -21,10 +21,10 @@ import httpx
 from sloserve.http3.client_connection import (
     BrokenOff,
     H3Client,
+    H3Response,
     Headers,
     HeadersTooLarge,
     Lost,
-    Reply,
     RequestRefused,
     connect,
 )
@@ -52,12 +52,12 @@ async def _within(kind: str, error: type[httpx.TimeoutException], request: httpx
 
 
 class _ResponseStream(httpx.AsyncByteStream):
-    def __init__(self, reply: Reply, request: httpx.Request) -> None:
-        self._reply = reply
+    def __init__(self, response: H3Response, request: httpx.Request) -> None:
+        self._response = response
         self._request = request
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        parts = aiter(self._reply.body())
+        parts = aiter(self._response.body())
         while True:
             try:
                 async with _within("read", httpx.ReadTimeout, self._request):
@@ -69,7 +69,7 @@ class _ResponseStream(httpx.AsyncByteStream):
             yield part
 
     async def aclose(self) -> None:
-        self._reply.cancel()
+        self._response.cancel()
 
 
 class H3Transport(httpx.AsyncBaseTransport):
@@ -88,7 +88,7 @@ class H3Transport(httpx.AsyncBaseTransport):
         origin = (request.url.host, request.url.port or 443)
         for attempt in (1, 2):
             try:
-                reply = await self._send(await self._client(origin, request), request)
+                response = await self._send(await self._client(origin, request), request)
                 break
             except RequestRefused as error:
                 if attempt == 2:
@@ -97,32 +97,32 @@ class H3Transport(httpx.AsyncBaseTransport):
                 raise httpx.ReadError(str(error), request=request) from error
             except HeadersTooLarge as error:
                 raise httpx.LocalProtocolError(str(error), request=request) from error
-        headers = [(name, value) for name, value in reply.headers]
+        headers = [(name, value) for name, value in response.headers]
         return httpx.Response(
-            reply.status,
+            response.status,
             headers=headers,
-            stream=_ResponseStream(reply, request),
+            stream=_ResponseStream(response, request),
             extensions={"http_version": b"HTTP/3"},
         )
 
-    async def _send(self, client: H3Client, request: httpx.Request) -> Reply:
+    async def _send(self, client: H3Client, request: httpx.Request) -> H3Response:
         headers = head(request.method.encode(), request.url.netloc, request.url.raw_path, request.headers.raw)
         chunks = aiter(request.stream) if isinstance(request.stream, httpx.AsyncByteStream) else None
         first = None if chunks is None else await anext(chunks, None)
-        reply = client.request(headers, body_follows=first is not None)
+        response = client.request(headers, body_follows=first is not None)
         try:
             while chunks is not None and first is not None:
                 async with _within("write", httpx.WriteTimeout, request):
-                    await reply.send(first)
+                    await response.send(first)
                 first = await anext(chunks, None)
                 if first is None:
-                    await reply.send(b"", end=True)
+                    await response.send(b"", end=True)
             async with _within("read", httpx.ReadTimeout, request):
-                await reply.head()
+                await response.head()
         except BaseException:
-            reply.cancel()
+            response.cancel()
             raise
-        return reply
+        return response
 
     async def _client(self, origin: Origin, request: httpx.Request) -> H3Client:
         client = self._clients.get(origin)

@@ -38,7 +38,7 @@ TYPES = {
     "CachedRequestData": ("cached", "scheduled_cached_reqs"),
     "NewRequestData": ("new",),
     "KVConnectorOutput": ("connector_output", "ended"),
-    "EngineCoreOutput": ("reply",),
+    "EngineCoreOutput": ("core_output",),
     "EngineCoreOutputs": ("batch",),
     "EncoderCacheManager": ("encoder_cache_manager",),
     "MultiModalFeatureSpec": ("item",),

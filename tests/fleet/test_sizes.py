@@ -12,7 +12,7 @@ from sloserve.fleet.agent.line_output import _is_continuable
 from sloserve.fleet.batch_api.lines import ENDPOINTS, _line, _Wrong
 from sloserve.fleet.gateway.gateway_request import GatewayRequestReader
 from sloserve.fleet.gateway.keys import Tenant
-from sloserve.fleet.sizes import GENERATING, MOST_REPLIES, output_limit, replies
+from sloserve.fleet.sizes import GENERATING, MOST_OUTPUTS, output_limit, outputs_asked
 from sloserve.scheduler.settings import PluginSettings
 
 CHAT = GENERATING[0]
@@ -30,23 +30,23 @@ class Stated(BaseModel):
 SWITCHES = (True, False, None, 1, 0, 1.0, 0.0, 2, "1", "0", "true", "TRUE", "on", "t", "y", "yes", "false", "off", "f")
 
 
-@pytest.mark.parametrize("n", [*VALUES, MOST_REPLIES, MOST_REPLIES + 1, "9" * 5000, 10**400], ids=lambda n: repr(n)[:9])
+@pytest.mark.parametrize("n", [*VALUES, MOST_OUTPUTS, MOST_OUTPUTS + 1, "9" * 5000, 10**400], ids=lambda n: repr(n)[:9])
 def test_n_is_what_vllm_takes_it_for_and_what_it_refuses_is_refused(n: Any) -> None:
     try:
         read = Stated(n=n).n
     except ValidationError:
         read = 0
-    if read is None or 1 <= read <= MOST_REPLIES:
-        assert replies(n, CHAT) == (read or 1)
+    if read is None or 1 <= read <= MOST_OUTPUTS:
+        assert outputs_asked(n, CHAT) == (read or 1)
     else:
         with pytest.raises(InvalidRequest, match=r"^n: .{1,90} is not a whole number of 1 to 16384$"):
-            replies(n, CHAT)
+            outputs_asked(n, CHAT)
 
 
 def test_n_means_nothing_to_what_generates_nothing() -> None:
     assert [route for route in ENDPOINTS if route not in GENERATING] == ["/v1/embeddings"]
     for route in ("/v1/embeddings", "/tokenize"):
-        assert {replies(n, route) for n in VALUES} == {1}
+        assert {outputs_asked(n, route) for n in VALUES} == {1}
 
 
 @pytest.mark.parametrize(("stated", "tokens"), [("100", 100), (100.0, 100), (True, 1), (2**31, None), ("x", None)])

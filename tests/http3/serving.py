@@ -11,7 +11,7 @@ from typing import Any
 from aioquic.buffer import encode_uint_var
 
 from sloserve.http3.certificates import CertificateFiles, make_certificate, write_certificate
-from sloserve.http3.client_connection import H3Client, Reply, connect
+from sloserve.http3.client_connection import H3Client, H3Response, connect
 from sloserve.http3.client_settings import ClientSettings
 from sloserve.http3.httpx_transport import head
 from sloserve.http3.listener import Listener, listen
@@ -71,12 +71,12 @@ async def connected(listener: Listener, **settings: Any) -> AsyncIterator[H3Clie
         await client.end()
 
 
-def ask(client: H3Client, path: str = "/", method: str = "GET", body: bool = False, **headers: str) -> Reply:
+def ask(client: H3Client, path: str = "/", method: str = "GET", body: bool = False, **headers: str) -> H3Response:
     given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     return client.request(head(method.encode(), b"localhost", path.encode(), given), body_follows=body)
 
 
-async def whole(reply: Reply) -> bytes:
+async def whole(reply: H3Response) -> bytes:
     await reply.head()
     return b"".join([part async for part in reply.body()])
 

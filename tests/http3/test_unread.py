@@ -225,7 +225,7 @@ def test_a_reset_stream_keeps_nothing(virtually: Any) -> None:
             await sleep(1.0)
             (protocol,) = listener.protocols
             assert protocol.quic.buffered_bytes > 900_000
-            for reply in [*slow.client._replies.values()]:
+            for reply in [*slow.client._responses.values()]:
                 reply.cancel()
             await sleep(0.015)  # the server knows, and the client cannot have acknowledged that
             assert (

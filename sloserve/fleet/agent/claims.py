@@ -38,7 +38,7 @@ class ClaimedLine:
         claimed: Request as the store has it.
         model: Model that serves it.
         due_s: Deadline by this process' monotonic clock in seconds, inf for none.
-        reply: Output of the attempt that runs; ``None`` before the first, since a body that is read takes much memory.
+        output: Output of the attempt that runs; ``None`` before the first, since a body that is read takes much memory.
         task: Task that sends it; ``None`` while it waits for room.
         is_sent: Whether an engine may have seen it.
         has_ended: Whether it has a result, which is committed or about to be.
@@ -47,7 +47,7 @@ class ClaimedLine:
     claimed: Claimed
     model: str
     due_s: float
-    reply: LineOutput | None = None
+    output: LineOutput | None = None
     task: "asyncio.Task[None] | None" = None
     is_sent: bool = False
     has_ended: bool = False
@@ -55,7 +55,7 @@ class ClaimedLine:
     @property
     def progress(self) -> bytes | None:
         """Progress of its attempt from which another can go on, beside what the store has."""
-        return None if self.reply is None else self.reply.progress()
+        return None if self.output is None else self.output.progress()
 
     @property
     def leaves_well(self) -> bool:

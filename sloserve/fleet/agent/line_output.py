@@ -155,7 +155,7 @@ class LineOutput:
     def add(self, part: bytes) -> None:
         """Take in a part of the stream.
 
-        Raises: BrokenReply with the engine's own error if this is not a stream of an output.
+        Raises: BrokenOutput with the engine's own error if this is not a stream of an output.
         """
         *lines, self._rest = (self._rest + part).split(b"\n")
         self._keep(len(self._rest), 0)
@@ -220,7 +220,7 @@ class LineOutput:
         return msgspec.json.encode(_Progress(before.prompt, tokens, text, before.id, before.created))
 
     def whole(self) -> bytes:
-        """Return the output as if it had not been streamed. Raises: BrokenReply if the stream ended too early."""
+        """Return the output as if it had not been streamed. Raises: BrokenOutput if the stream ended too early."""
         if self._finish is None:
             raise BrokenOutput("the engine's response ended before the output was complete")
         before = self._before
@@ -229,23 +229,23 @@ class LineOutput:
         content: dict[str, Any] = (
             {"message": {"role": "assistant", "content": text, **self._other}} if is_chat else {"text": text}
         )
-        reply = {
+        completion = {
             **self._head,
             "object": "chat.completion" if is_chat else "text_completion",
             "choices": [{"index": 0, **content, "logprobs": None, **self._finish}],
             "usage": self._usage,
         }
         if before is not None:
-            reply |= {"id": before.id, "created": before.created}
+            completion |= {"id": before.id, "created": before.created}
             if self._usage is not None:
                 made = self._usage.get("completion_tokens")
                 completed = len(before.tokens) + (made if isinstance(made, int) else 0)
-                reply["usage"] = {
+                completion["usage"] = {
                     "prompt_tokens": len(before.prompt),
                     "completion_tokens": completed,
                     "total_tokens": len(before.prompt) + completed,
                 }
-        return json.dumps(reply, separators=(",", ":")).encode()
+        return json.dumps(completion, separators=(",", ":")).encode()
 
 
 def was_aborted(body: bytes) -> bool:

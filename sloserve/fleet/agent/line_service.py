@@ -92,10 +92,10 @@ async def attempted(endpoint: InstanceEndpoint, line: ClaimedLine, clock: Clock)
 
     Raises: Refused if it waits for its turn again; TimeoutError at its deadline.
     """
-    reply = line.reply = line.reply or LineOutput.of(line.claimed)
+    output = line.output = line.output or LineOutput.of(line.claimed)
     for attempt in range(1, _TRIES + 1):
         try:
-            status, body = await _asked(endpoint, line, reply, line.due_s - clock.monotonic_s())
+            status, body = await _asked(endpoint, line, output, line.due_s - clock.monotonic_s())
             if status in _BUSY:
                 await asyncio.sleep(RETRY_S)
                 raise Refused(Refusal.FULL)
@@ -105,32 +105,32 @@ async def attempted(endpoint: InstanceEndpoint, line: ClaimedLine, clock: Clock)
             line.is_sent = True
             if attempt == _TRIES or isinstance(broken, TooLong):
                 return result_of(line, RequestState.FAILED, 502, str(broken).encode())
-            progress = reply.progress() or line.claimed.progress
-            reply = line.reply = LineOutput.of(replace(line.claimed, progress=progress))
+            progress = output.progress() or line.claimed.progress
+            output = line.output = LineOutput.of(replace(line.claimed, progress=progress))
         # If the engine died, died() takes the line from here.
         await asyncio.sleep(RETRY_S * 2 ** (attempt - 1))
     raise AssertionError("the last attempt returns")
 
 
-async def _asked(endpoint: InstanceEndpoint, line: ClaimedLine, reply: LineOutput, left_s: float) -> tuple[int, bytes]:
-    headers, body = _headers(line, reply.path, left_s), reply.body()
-    size = LineSize(len(body) / BYTES_PER_TOKEN, reply.max_tokens, reply.is_streamed)
+async def _asked(endpoint: InstanceEndpoint, line: ClaimedLine, output: LineOutput, left_s: float) -> tuple[int, bytes]:
+    headers, body = _headers(line, output.path, left_s), output.body()
+    size = LineSize(len(body) / BYTES_PER_TOKEN, output.max_tokens, output.is_streamed)
     try:
-        answer = await endpoint.send("POST", reply.path, headers, body, model=line.model, line=size)
+        answer = await endpoint.send("POST", output.path, headers, body, model=line.model, line=size)
     except Refused as refused:
         if refused.reason is Refusal.DIED:
             raise BrokenOutput("the engine died with the request") from refused
         raise
     line.is_sent = True
     async with aclosing(cast(Any, _closable(answer))) as parts:
-        if answer.status != 200 or not reply.is_streamed:
+        if answer.status != 200 or not output.is_streamed:
             body = await _read(parts)
             if answer.status == 200 and was_aborted(body):
                 raise BrokenOutput("the engine aborted the request")
             return answer.status, body
         async for part in parts:
-            reply.add(part)
-    return 200, reply.whole()
+            output.add(part)
+    return 200, output.whole()
 
 
 def result_of(line: ClaimedLine, state: RequestState, status: int, body: bytes) -> Result:
@@ -158,7 +158,7 @@ async def _read(parts: AsyncIterator[bytes]) -> bytes:
 
 
 async def _closable(answer: InstanceResponse) -> AsyncIterator[bytes]:
-    """Iterate over the body, and close it however it ends; errors of the connection become BrokenReply."""
+    """Iterate over the body, and close it however it ends; errors of the connection become BrokenOutput."""
     body = answer.body
     try:
         async for part in body:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
 from sloserve.core.errors import InvalidRequest, shown
-from sloserve.fleet.sizes import BYTES_PER_TOKEN, line_output_tokens, output_limit, replies
+from sloserve.fleet.sizes import BYTES_PER_TOKEN, line_output_tokens, output_limit, outputs_asked
 from sloserve.wire import strict_json
 from sloserve.wire.lenient import flag, number
 from sloserve.wire.xargs import PREFIX
@@ -171,7 +171,7 @@ def _output_tokens(body: dict[str, Any], endpoint: str) -> float:
     if endpoint == "/v1/embeddings":
         return 0.0
     try:
-        count = replies(body.get("n"), endpoint)
+        count = outputs_asked(body.get("n"), endpoint)
     except InvalidRequest as error:
         raise _Wrong("invalid_n", str(error), "body.n") from None
     return count * line_output_tokens(output_limit(body.get("max_tokens"), body.get("max_completion_tokens")))

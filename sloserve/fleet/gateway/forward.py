@@ -68,7 +68,7 @@ class RequestAccounting:
             request.prompt_tokens,
             request.max_tokens,
             request.output_tokens,
-            request.replies,
+            request.num_outputs,
             request.streamed,
             key=lambda: (request.tenant.name, hash(request.body)),
         )
@@ -98,7 +98,7 @@ class RequestAccounting:
         now_s, tokens, latency = self._parts.clock.monotonic_s(), 0, None
         request, first_s = self._request, self._answer.first_s
         if completed and self._answer.status == HTTPStatus.OK and first_s is not None:
-            limit = request.max_tokens if request.replies == 1 else None
+            limit = request.max_tokens if request.num_outputs == 1 else None
             tokens = self._parts.demand.ended(request.model, request.slo_class, self._answer.streamed, limit)
             tpot_s = (now_s - first_s) / (tokens - 1) if tokens > 1 else 0.0
             latency = Latency(first_s - request.arrival_s, tpot_s, now_s - request.arrival_s)
@@ -194,7 +194,7 @@ class Dispatch:
             rank=slo.slo_class.rank,
             until_s=request.arrival_s + limits.hold_max_s,
             ends_s=ends_s,
-            work=Work(1, request.prompt_tokens, output * request.replies),
+            work=Work(1, request.prompt_tokens, output * request.num_outputs),
             prompt=beginnings(request.model, request.messages, request.prompt) if limits.affinity else (),
         )
 
@@ -215,7 +215,7 @@ class Dispatch:
             raise QueueFull(f"{waited}; retry in {retry_s} s", retry_s, request.slo_class) from None
 
     async def _asked(self, sent: SentRequest, held: HeldRequest) -> EngineResponse:
-        """Return the response of the instance to which the request was sent. Raises: Refused, BrokenAnswer."""
+        """Return the response of the instance to which the request was sent. Raises: Refused, BrokenResponse."""
         parts, request, instance, late_s = self._parts, self._request, sent.instance, held.held_s + held.away_s
         parts.metrics.sent(parts.clock.monotonic_s() - request.arrival_s - late_s, request.slo_class, held.held_s)
         headers = request.headers_after(late_s)

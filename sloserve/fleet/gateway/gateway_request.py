@@ -12,7 +12,7 @@ from sloserve.core.errors import InvalidRequest
 from sloserve.core.slo import SLO
 from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.gateway.prefixes import part
-from sloserve.fleet.sizes import BYTES_PER_TOKEN, GENERATING, output_limit, replies
+from sloserve.fleet.sizes import BYTES_PER_TOKEN, GENERATING, output_limit, outputs_asked
 from sloserve.scheduler.settings import PluginSettings
 from sloserve.wire.body import Body, fields_of, parse
 from sloserve.wire.headers import (
@@ -63,7 +63,7 @@ class GatewayRequest:
         headers: Headers that go on, without the headers of the SLO.
         ttl_s: Most seconds from arrival to the first token; ``None`` for no limit.
         ignored: Names of SLO headers that were ignored.
-        replies: Number of outputs that it asks for.
+        num_outputs: Number of outputs that it asks for.
         streamed: Whether the output is streamed to the client.
         prompt_tokens: Estimated tokens of its prompt.
         max_tokens, output_tokens: Limit and expected number of output tokens, as the client states them.
@@ -82,7 +82,7 @@ class GatewayRequest:
     headers: list[tuple[str, str]]
     ttl_s: float | None
     ignored: tuple[str, ...]
-    replies: int
+    num_outputs: int
     streamed: bool
     prompt_tokens: int
     max_tokens: int | None
@@ -181,7 +181,7 @@ class GatewayRequestReader:
             headers=list(passed.items()),
             ttl_s=fields.ttl_s,
             ignored=fields.ignored,
-            replies=replies(read.n, route),
+            num_outputs=outputs_asked(read.n, route),
             streamed=flag(read.stream) is True,
             prompt_tokens=max(size // BYTES_PER_TOKEN, 1),
             max_tokens=output_limit(read.max_tokens, read.max_completion_tokens),

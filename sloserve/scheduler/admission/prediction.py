@@ -44,7 +44,7 @@ class ArrivingRequest:
     Args:
         arrival_s: Time from which its latency counts, in seconds.
         output_tokens: The output's length in tokens as the client states it.
-        replies: Number of outputs for this one prompt; lengths are of each of them.
+        num_outputs: Number of outputs for this one prompt; lengths are of each of them.
         streamed: Whether its first token is seen when it leaves.
         length_quantiles: Output tokens at ``LEVELS``, as the server's length model predicts them.
         key: Function that returns a key which is equal when a client resends the same request; called under overload
@@ -56,7 +56,7 @@ class ArrivingRequest:
     prompt_tokens: int | None = None
     max_tokens: int | None = None
     output_tokens: int | None = None
-    replies: int = 1
+    num_outputs: int = 1
     streamed: bool = True
     length_quantiles: Sequence[float] | None = None
     key: Callable[[], Hashable] | None = None
@@ -167,7 +167,7 @@ class Predictor:
         self, new: ArrivingRequest, forecast: Forecast, latency: Latency, output_tokens: int, now_s: float
     ) -> None:
         """Record that the request is complete, after ``output_tokens`` in all its outputs."""
-        output_tokens = max(output_tokens // new.replies, 1)
+        output_tokens = max(output_tokens // new.num_outputs, 1)
         of_class = self._classes[new.slo.slo_class.name]
         if output_tokens > 1:
             of_class.tpot.add(latency.tpot_s)

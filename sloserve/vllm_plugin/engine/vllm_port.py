@@ -114,8 +114,10 @@ class VllmReader:
         Args:
             outputs: ``EngineCoreOutputs`` by client.
         """
-        found = [reply for batch in outputs.values() for reply in batch.outputs if reply.new_token_ids]
-        return [reply.request_id for reply in found], counts_of(found, ("new_token_ids",))[0]
+        found = [
+            core_output for batch in outputs.values() for core_output in batch.outputs if core_output.new_token_ids
+        ]
+        return [core_output.request_id for core_output in found], counts_of(found, ("new_token_ids",))[0]
 
 
 class VllmPort(VllmReader):

@@ -127,11 +127,11 @@ class RequestFigures:
         return min(qoe(np.array(times_s), ttft_s=ttft_s, tds=tds) for times_s in timelines)
 
 
-def latency_of(replies: Sequence[Span], e2e_s: float) -> Latency:
+def latency_of(outputs: Sequence[Span], e2e_s: float) -> Latency:
     """Return the latency of one call, all of its outputs together."""
     return Latency(
-        ttft_s=min(float(first_s) for first_s, _, _ in replies),
-        tpot_s=max(float(decode_s) / max(tokens - 1, 1) for _, decode_s, tokens in replies),
+        ttft_s=min(float(first_s) for first_s, _, _ in outputs),
+        tpot_s=max(float(decode_s) / max(tokens - 1, 1) for _, decode_s, tokens in outputs),
         e2e_s=e2e_s,
     )
 

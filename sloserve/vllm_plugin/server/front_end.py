@@ -205,9 +205,9 @@ class FrontEnd:
         """Count a request that was refused for what it states, before it came here."""
         self._metrics.rejected(None, collectors.INVALID_REQUEST)
 
-    def watch(self, call: EngineCall, replies: Any, output_kind: Any) -> Any:
-        """Return ``replies``, observed on their way."""
-        watched = call.watch(replies, streamed=_is_streamed(output_kind), cumulative=output_kind.name == "CUMULATIVE")
+    def watch(self, call: EngineCall, outputs: Any, output_kind: Any) -> Any:
+        """Return ``outputs``, observed on their way."""
+        watched = call.watch(outputs, streamed=_is_streamed(output_kind), cumulative=output_kind.name == "CUMULATIVE")
         # A handler may fail between this call and the first reading; what was never begun is never closed either.
         weakref.finalize(watched, call.abandoned).atexit = False
         return watched

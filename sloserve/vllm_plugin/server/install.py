@@ -58,8 +58,8 @@ def install() -> None:
         if front_end is None or not hasattr(sampling_params, "output_kind"):
             return stock_generate(self, prompt, sampling_params, *args, **kwargs)
         call = front_end.accept(prompt, sampling_params, kwargs.get("priority", 0))
-        replies = stock_generate(self, prompt, sampling_params, *args, **kwargs)
-        return front_end.watch(call, replies, sampling_params.output_kind)
+        outputs = stock_generate(self, prompt, sampling_params, *args, **kwargs)
+        return front_end.watch(call, outputs, sampling_params.output_kind)
 
     @functools.wraps(stock_encode)
     def encode(self: Any, *args: Any, **kwargs: Any) -> Any:

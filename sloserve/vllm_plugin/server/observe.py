@@ -219,14 +219,14 @@ class EngineCall:
         self._token_times_s: dict[int, array[float]] = {}
         self._begun = self._seen = self._over = False
 
-    async def watch(self, replies: AsyncIterator[Any], *, streamed: bool, cumulative: bool) -> AsyncIterator[Any]:
-        """Pass ``replies`` on, untouched. The outcome of the call stands before the last of them is passed on."""
+    async def watch(self, outputs: AsyncIterator[Any], *, streamed: bool, cumulative: bool) -> AsyncIterator[Any]:
+        """Pass ``outputs`` on, untouched. The outcome of the call stands before the last of them is passed on."""
         last = None
         self._begun = True
         self.request.call_begins()
         entering.set(self)
         try:
-            async for last in replies:
+            async for last in outputs:
                 if streamed:
                     self._passes(last, cumulative)
                 if last.finished:
@@ -242,10 +242,10 @@ class EngineCall:
         """Record that the outputs will not be read any more; does nothing once the outcome stands."""
         self._end(Outcome.ABORTED, None, streamed=True)
 
-    def _passes(self, reply: Any, cumulative: bool) -> None:
+    def _passes(self, output: Any, cumulative: bool) -> None:
         request = self.request
         now_s = request.clock.monotonic_s() - request.arrival_s
-        for one in reply.outputs:
+        for one in output.outputs:
             times_s = self._token_times_s.get(one.index)
             if times_s is None:
                 times_s = self._token_times_s[one.index] = array("d")
@@ -258,36 +258,36 @@ class EngineCall:
             self._seen = True
             request.sees_token()
 
-    def _check_whole(self, reply: Any) -> None:
-        if any(one.finish_reason in _ABORTED for one in reply.outputs):
+    def _check_whole(self, output: Any) -> None:
+        if any(one.finish_reason in _ABORTED for one in output.outputs):
             error = self.request.broken_off()
             if error is not None:
                 raise error
 
-    def _finish(self, reply: Any, streamed: bool) -> None:
-        reasons = {one.finish_reason for one in reply.outputs}
+    def _finish(self, output: Any, streamed: bool) -> None:
+        reasons = {one.finish_reason for one in output.outputs}
         if reasons & _FAILED:
-            self._end(Outcome.FAILED, reply, streamed)
+            self._end(Outcome.FAILED, output, streamed)
         elif reasons & _ABORTED:
-            self._end(Outcome.ABORTED, reply, streamed)
+            self._end(Outcome.ABORTED, output, streamed)
         else:
-            self._end(Outcome.COMPLETED, reply, streamed)
+            self._end(Outcome.COMPLETED, output, streamed)
 
-    def _end(self, outcome: Outcome, reply: Any, streamed: bool) -> None:
+    def _end(self, outcome: Outcome, output: Any, streamed: bool) -> None:
         if self._over:
             return
         self._over = True
-        figures = self._figures(outcome, reply, streamed) if self._begun and not self.request.has_ended else None
+        figures = self._figures(outcome, output, streamed) if self._begun and not self.request.has_ended else None
         self.request.call_ends(outcome, figures)
 
-    def _figures(self, outcome: Outcome, reply: Any, streamed: bool) -> CallFigures:
+    def _figures(self, outcome: Outcome, output: Any, streamed: bool) -> CallFigures:
         spans: list[Span] = []
         last_s = 0.0
         if streamed:
             timelines = [times_s for times_s in self._token_times_s.values() if times_s]
             spans = [(times_s[0], times_s[-1] - times_s[0], len(times_s)) for times_s in timelines]
             last_s = max((times_s[-1] for times_s in timelines), default=0.0)
-        elif outcome is Outcome.COMPLETED and any(one.token_ids for one in reply.outputs):
+        elif outcome is Outcome.COMPLETED and any(one.token_ids for one in output.outputs):
             last_s = self.request.age_s()
             # Without vLLM's figures all came with the whole.
             spans = spans_in_engine(self.figures.values(), last_s) or [(last_s, 0.0, 1)]
@@ -298,8 +298,8 @@ class EngineCall:
             spans=spans,
             last_s=last_s,
             times_s=self._token_times_s if streamed else None,
-            prompt_tokens=len(getattr(reply, "prompt_token_ids", None) or ()),
-            output_tokens=self._output_tokens(reply),
+            prompt_tokens=len(getattr(output, "prompt_token_ids", None) or ()),
+            output_tokens=self._output_tokens(output),
             waited_s=self._waited_s(),
             preemptions=sum(one.num_preemptions for one in self.figures.values()),
             interruptions=interruptions,
@@ -312,10 +312,10 @@ class EngineCall:
             return None
         return float(min(one.scheduled_ts for one in served) - min(one.queued_ts for one in served))
 
-    def _output_tokens(self, reply: Any) -> int:
+    def _output_tokens(self, output: Any) -> int:
         if self._token_times_s:
             return sum(len(times_s) for times_s in self._token_times_s.values())
-        return sum(len(one.token_ids) for one in getattr(reply, "outputs", ()))
+        return sum(len(one.token_ids) for one in getattr(output, "outputs", ()))
 
 
 def _outcome_of(error: BaseException) -> Outcome:
