@@ -23,7 +23,7 @@ from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, aligned, write_result
 from sloserve.core.clock import SystemClock
 from sloserve.core.errors import StoreAway
-from sloserve.fleet.store.records import NewRequest
+from sloserve.fleet.store.records import DurableRequest
 from sloserve.fleet.store.store import Store, open_store
 from tests.fleet.store.replicated import Pair, pair
 
@@ -61,7 +61,7 @@ class Client(threading.Thread):
 
     def run(self) -> None:
         while not self.ends.is_set():
-            line = NewRequest(f"{self._prefix}{len(self.told):07}", "t", "m", "batch", 1, BODY, batch="b")
+            line = DurableRequest(f"{self._prefix}{len(self.told):07}", "t", "m", "batch", 1, BODY, batch="b")
             try:
                 self._store.requests.accept([line])
             except StoreAway:

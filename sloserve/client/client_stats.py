@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sloserve.client.exchange import ObservedRequest
+from sloserve.client.exchange import Exchange
 from sloserve.client.workload_replay import ReplayedRun
 from sloserve.core.arrays import FloatArray
 from sloserve.core.finished import targets_met
@@ -46,7 +46,7 @@ def client_was_late(run: ReplayedRun) -> bool:
     return any(lag_s.size and np.percentile(lag_s, 99) > LATE_S for lag_s in (run.send_lag_s, run.loop_lag_s))
 
 
-def server_verdicts(ended: Sequence[ObservedRequest]) -> dict[str, Any] | None:
+def server_verdicts(ended: Sequence[Exchange]) -> dict[str, Any] | None:
     """Compare the ``slo`` objects of the server with our own verdicts on the same targets, counted from the sending.
 
     Return ``None`` if the server reported nothing; else, among the keys:

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from sloserve.client.exchange import ObservedRequest, exchange
+from sloserve.client.exchange import Exchange, exchange
 from sloserve.client.http_clients import async_http_client, proxy_remark
 from sloserve.client.payload import PayloadSettings, payload
 from sloserve.client.prompts import Prompts, calibrated, sample_text
@@ -181,7 +181,7 @@ async def _works(
 
 async def _try(
     endpoint: Endpoint, trial: WorkloadRequest, prompt: list[int] | str, settings: PayloadSettings, clock: Clock
-) -> ObservedRequest:
+) -> Exchange:
     sent = payload(trial, prompt, settings)
     tried = await exchange(endpoint.client, sent, clock, clock.monotonic_s(), 0.0, TRIAL_TIMEOUT_S)
     if tried.outcome is not Outcome.COMPLETED:

@@ -51,7 +51,7 @@ _OWN_ERRORS = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ObservedRequest:
+class Exchange:
     """The outcome of one request, as its client saw it. Times are seconds from the start of the run.
 
     Args:
@@ -101,7 +101,7 @@ class ObservedRequest:
 
 async def exchange(
     client: httpx.AsyncClient, sent: Payload, clock: Clock, start_s: float, woke_s: float, timeout_s: float
-) -> ObservedRequest:
+) -> Exchange:
     """Send ``sent`` now and read the response to its end.
 
     Whatever the server sends, and however it ends the connection, only this request fails.
@@ -150,7 +150,7 @@ async def exchange(
         else:
             outcome = Outcome.COMPLETED
     token_times_s = reader.token_times_s()
-    return ObservedRequest(
+    return Exchange(
         request=sent.request,
         outcome=outcome,
         woke_s=woke_s,

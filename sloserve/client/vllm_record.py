@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sloserve.client.exchange import ObservedRequest
+from sloserve.client.exchange import Exchange
 from sloserve.client.workload_replay import ReplayedRun
 from sloserve.core.arrays import FloatArray
 from sloserve.core.finished import Latency, targets_met
@@ -62,7 +62,7 @@ def _goodput(pairs: Sequence[tuple[Latency | None, WorkloadRequest]], duration_s
     return good / duration_s if targeted else None
 
 
-def _peaks(completed: Sequence[ObservedRequest]) -> tuple[float, int]:
+def _peaks(completed: Sequence[Exchange]) -> tuple[float, int]:
     """Return the most chunks, and the most requests under way, within one second from the first sending on."""
     if not completed:
         return 0.0, 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import httpx
 import numpy as np
 
-from sloserve.client.exchange import ObservedRequest, exchange
+from sloserve.client.exchange import Exchange, exchange
 from sloserve.client.payload import Payload
 from sloserve.core.arrays import FloatArray
 from sloserve.core.clock import Clock
@@ -33,7 +33,7 @@ class ReplayedRun:
         loop_lag_s: how late the event loop woke, ``[samples]``, at least 0.
     """
 
-    exchanges: list[ObservedRequest]
+    exchanges: list[Exchange]
     duration_s: float
     send_lag_s: FloatArray
     loop_lag_s: FloatArray
@@ -76,7 +76,7 @@ async def replay(
     failure: ConfigError | None = None
     start_s = clock.monotonic_s()
 
-    async def one(sent: Payload) -> ObservedRequest:
+    async def one(sent: Payload) -> Exchange:
         woke_s = clock.monotonic_s() - start_s
         async with slots:
             ended = await exchange(client, sent, clock, start_s, woke_s, settings.timeout_s)

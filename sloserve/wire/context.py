@@ -32,8 +32,8 @@ def check_no_slo(headers: HeaderFields, body: BodyFields) -> None:
             raise InvalidRequest(item.name, item.value, "allowed here: this route keeps no SLO; send it without one")
 
 
-class AdmittedRequest(Protocol):
-    """One request that the engine client serves, as far as the HTTP side has to do with it."""
+class RequestHandle(Protocol):
+    """Handle by which the HTTP side reaches one request that the engine client serves."""
 
     @property
     def standing(self) -> ServedRequest | None:
@@ -79,7 +79,7 @@ class HTTPContext:
     rejection: Rejected | Evicted | None = None
     predicted: list[Predicted] = field(default_factory=list)
     tier: str | None = None
-    requests: list[AdmittedRequest] = field(default_factory=list)
+    requests: list[RequestHandle] = field(default_factory=list)
     says_end: bool = False
     on_slo: Callable[[SLO], None] = lambda slo: None
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from sloserve.client.exchange import ObservedRequest, exchange
+from sloserve.client.exchange import Exchange, exchange
 from sloserve.client.payload import PayloadSettings, payload
 from sloserve.core.clock import SystemClock
 from sloserve.core.errors import ConfigError
@@ -25,8 +25,8 @@ MakeRequest = Callable[..., WorkloadRequest]
 GAP_S = 0.03
 
 
-def send(fake: FakeServer, request: WorkloadRequest, *, timeout_s: float = 10.0, **settings: Any) -> ObservedRequest:
-    async def run() -> ObservedRequest:
+def send(fake: FakeServer, request: WorkloadRequest, *, timeout_s: float = 10.0, **settings: Any) -> Exchange:
+    async def run() -> Exchange:
         clock = SystemClock()
         async with httpx.AsyncClient(base_url=fake.url, verify=False) as client:
             sent = payload(request, list(range(request.prompt_tokens)), PayloadSettings("fake", **settings))
@@ -142,7 +142,7 @@ def test_what_takes_too_long_is_given_up(make_request: MakeRequest) -> None:
             yield f"data: {json.dumps(chunk('a', 1))}\n\n".encode()
             await asyncio.sleep(5.0)
 
-    async def main() -> ObservedRequest:
+    async def main() -> Exchange:
         sent, clock = payload(make_request(), [20], PayloadSettings("fake")), LoopClock()
         async with httpx.AsyncClient(transport=Slow(), base_url="http://test") as client:
             return await exchange(client, sent, clock, clock.monotonic_s(), 0.0, 0.1)
@@ -169,8 +169,8 @@ class Refusing(httpx.AsyncBaseTransport):
         raise httpx.ConnectError("All connection attempts failed") from causes
 
 
-def refused_for(make_request: MakeRequest, *codes: int) -> ObservedRequest:
-    async def main() -> ObservedRequest:
+def refused_for(make_request: MakeRequest, *codes: int) -> Exchange:
+    async def main() -> Exchange:
         sent, clock = payload(make_request(), [20], PayloadSettings("fake")), SystemClock()
         async with httpx.AsyncClient(transport=Refusing(*codes), base_url="http://test") as client:
             return await exchange(client, sent, clock, clock.monotonic_s(), 0.0, 60.0)

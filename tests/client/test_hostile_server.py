@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from sloserve.client.client_stats import findings
 from sloserve.client.endpoint import open_endpoint
-from sloserve.client.exchange import MORE_TOKENS, TOKENS_PER_ASKED, ObservedRequest, exchange
+from sloserve.client.exchange import MORE_TOKENS, TOKENS_PER_ASKED, Exchange, exchange
 from sloserve.client.payload import Payload
 from sloserve.client.responses import COMPRESSIONS, MOST_BODY_BYTES, MOST_EVENT_BYTES
 from sloserve.client.stream import StreamReader
@@ -134,8 +134,8 @@ class Server(httpx.AsyncBaseTransport):
             yield part
 
 
-def asked(server: Server) -> ObservedRequest:
-    async def main() -> ObservedRequest:
+def asked(server: Server) -> Exchange:
+    async def main() -> Exchange:
         clock = SystemClock()
         async with httpx.AsyncClient(transport=server, base_url="http://test") as client:
             return await exchange(client, SENT, clock, clock.monotonic_s(), 0.0, 60.0)
@@ -143,7 +143,7 @@ def asked(server: Server) -> ObservedRequest:
     return asyncio.run(main())
 
 
-def check_reported(ended: ObservedRequest) -> None:
+def check_reported(ended: Exchange) -> None:
     """The run's record can be made and written with it, and is JSON."""
     run = ReplayedRun([ended, ended], 1.0, np.zeros(2), np.zeros(2))
     record = vllm_record(run, [REQUEST, REQUEST], from_due=True) | findings(run)
@@ -181,7 +181,7 @@ def test_every_answer_ends_one_request(status: int, more: Any, is_stream: bool, 
     st.binary(max_size=40),
 )
 def test_every_byte_on_a_connection_ends_one_request(head: bytes, body: bytes, noise: bytes) -> None:
-    async def main() -> ObservedRequest:
+    async def main() -> Exchange:
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
             writer.write(head + noise + (b"\r\n" if head else b"") + body)

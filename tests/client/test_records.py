@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sloserve.client.client_stats import client_was_late, findings, server_verdicts
-from sloserve.client.exchange import ObservedRequest
+from sloserve.client.exchange import Exchange
 from sloserve.client.vllm_record import vllm_record
 from sloserve.client.workload_replay import ReplayedRun
 from sloserve.core.outcome import Outcome
@@ -15,13 +15,11 @@ from sloserve.core.request import WorkloadRequest
 MakeRequest = Callable[..., WorkloadRequest]
 
 
-def ended(
-    request: WorkloadRequest, sent_s: float, chunks_s: list[float], tokens: int, **more: object
-) -> ObservedRequest:
+def ended(request: WorkloadRequest, sent_s: float, chunks_s: list[float], tokens: int, **more: object) -> Exchange:
     last_s = chunks_s[-1] if chunks_s else sent_s
     fields = {"outcome": Outcome.COMPLETED, "woke_s": sent_s, "ended_s": last_s, "prompt_tokens": 10} | more
     times_s = np.repeat(np.array(chunks_s), tokens // len(chunks_s)) if chunks_s else np.empty(0)
-    return ObservedRequest(
+    return Exchange(
         request=request, sent_s=sent_s, chunk_times_s=np.array(chunks_s), token_times_s=times_s,
         output_tokens=tokens, **fields,
     )  # type: ignore[arg-type] # fmt: skip

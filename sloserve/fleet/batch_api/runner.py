@@ -23,7 +23,7 @@ from sloserve.fleet.batch_api.folder import reporting_full
 from sloserve.fleet.batch_api.lines import BatchLine, Limits, LineError, read_lines
 from sloserve.fleet.batch_api.turns import Slices, Turns
 from sloserve.fleet.store.batches import ResultFiles
-from sloserve.fleet.store.records import ENDED_STATES, Batch, BatchState, File, NewRequest, RequestState
+from sloserve.fleet.store.records import ENDED_STATES, Batch, BatchState, DurableRequest, File, RequestState
 from sloserve.fleet.store.requests import NO_ROOM, Row
 from sloserve.fleet.store.store import Store
 from sloserve.fleet.tenant_limits import Quota
@@ -253,8 +253,8 @@ class BatchRunner:
             self.store.requests.accept([self._request(batch, line, left_s) for line in part])
             lines += len(part)
 
-    def _request(self, batch: Batch, line: BatchLine, left_s: float) -> NewRequest:
-        return NewRequest(
+    def _request(self, batch: Batch, line: BatchLine, left_s: float) -> DurableRequest:
+        return DurableRequest(
             id=ids.request_of(batch.id, line.number),
             tenant=batch.tenant,
             model=line.model,

@@ -18,7 +18,7 @@ class RequestState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class NewRequest:
+class DurableRequest:
     """A request to keep until it has a result.
 
     Args:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from sloserve.fleet.store import request_sql as sql
 from sloserve.fleet.store.database import Database, Session
 from sloserve.fleet.store.lease import LONGEST_S
-from sloserve.fleet.store.records import Claim, Claimed, NewRequest, QueuedSums, RequestState, Result
+from sloserve.fleet.store.records import Claim, Claimed, DurableRequest, QueuedSums, RequestState, Result
 
 MOST_LOST: Final = 10
 """Claims of one request that may lapse, or lose their engine, before it counts as failed: by then something is wrong
@@ -35,7 +35,7 @@ NO_ROOM: Final = 507
 """Status of a request that was not served, since its tenant may keep no more bytes."""
 
 
-_COLUMNS: Final = [one.name for one in fields(NewRequest) if one.name not in ("body", "route")]
+_COLUMNS: Final = [one.name for one in fields(DurableRequest) if one.name not in ("body", "route")]
 
 
 class Renewed(NamedTuple):
@@ -71,7 +71,7 @@ class Requests:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def accept(self, requests: Sequence[NewRequest]) -> int:
+    def accept(self, requests: Sequence[DurableRequest]) -> int:
         """Keep requests durably on disk, and return how many were new, judged by their ids."""
         with self._database.transaction() as session:
             new = session.each(sql.ACCEPT, [{name: getattr(r, name) for name in _COLUMNS} for r in requests])

@@ -72,7 +72,7 @@ class Keeper(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AcceptedRequest:
-    """A request as its HTTP side sees it, see :class:`sloserve.wire.context.AdmittedRequest`."""
+    """A request as its HTTP side sees it, see :class:`sloserve.wire.context.RequestHandle`."""
 
     keeper: Keeper
     observed: Observed

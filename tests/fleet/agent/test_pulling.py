@@ -19,7 +19,7 @@ from sloserve.fleet.agent import line_output, line_service, pulling
 from sloserve.fleet.agent.claims import Pull
 from sloserve.fleet.agent.pulling import Pulling
 from sloserve.fleet.contract.endpoint import InstanceResponse
-from sloserve.fleet.store.records import NewRequest, RequestState
+from sloserve.fleet.store.records import DurableRequest, RequestState
 from sloserve.fleet.store.requests import MOST_LOST, Requests
 from sloserve.fleet.store.store import Store, open_store
 from tests.fleet.agent.fake_endpoint import FakeEndpoint
@@ -41,11 +41,11 @@ class Host:
         """n lines of a group, each with a prompt of its own."""
         self.store.requests.accept([self.line(f"{group}.{i:03}", f"p{i} ", group, **given) for i in range(n)])
 
-    def line(self, id: str, prompt: str, group: int = 1, **given: Any) -> NewRequest:
+    def line(self, id: str, prompt: str, group: int = 1, **given: Any) -> DurableRequest:
         extra = given.pop("body", {})
         body = json.dumps({"model": "m", "prompt": prompt, "max_tokens": 20, **extra}).encode()
         values = {"tenant": "t", "model": "m", "slo_class": "batch", "batch": "b", "route": COMPLETIONS, **given}
-        return NewRequest(id=id, group=group, body=body, **values)
+        return DurableRequest(id=id, group=group, body=body, **values)
 
     def results(self) -> dict[str, Any]:
         """By id: text of the reply, or the state of what has none."""
@@ -473,7 +473,7 @@ def _user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def _with(line: NewRequest, body: dict[str, Any]) -> NewRequest:
+def _with(line: DurableRequest, body: dict[str, Any]) -> DurableRequest:
     return replace(line, body=json.dumps(body).encode())
 
 

@@ -23,7 +23,7 @@ from sloserve.fleet.gateway.held import HeldRequest
 from sloserve.fleet.planning.planning_task import LEASE_S, Planning
 from sloserve.fleet.planning.snapshot import ALIVE_S, LiveMembers, Swaps, fleet_state, plan_settings, serving_of
 from sloserve.fleet.planning.waiting_groups import HORIZON_S, stream_ref, streamed_groups
-from sloserve.fleet.store.records import NewRequest, RequestState, Result
+from sloserve.fleet.store.records import DurableRequest, RequestState, Result
 from sloserve.fleet.store.store import Store as OpenStore
 from sloserve.scheduler.virtual_queues.contract import (
     FleetPlan,
@@ -77,7 +77,10 @@ def beat(
 
 def lines(opened: OpenStore, model: str, group: int, n: int = 200, deadline_s: float = 3_600.0) -> None:
     opened.requests.accept(
-        [NewRequest(f"{model}{group}.{i}", "t", model, "batch", group, b"{}", 200, 100.0, deadline_s) for i in range(n)]
+        [
+            DurableRequest(f"{model}{group}.{i}", "t", model, "batch", group, b"{}", 200, 100.0, deadline_s)
+            for i in range(n)
+        ]
     )
 
 

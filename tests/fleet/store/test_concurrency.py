@@ -14,14 +14,14 @@ from sloserve.core.clock import ManualClock
 from sloserve.core.errors import StoreAway
 from sloserve.fleet.store.group_commit import GroupCommit
 from sloserve.fleet.store.lease import Lease
-from sloserve.fleet.store.records import NewRequest, RequestState, Result
+from sloserve.fleet.store.records import DurableRequest, RequestState, Result
 from sloserve.fleet.store.store import Store as OpenStore
 from sloserve.fleet.store.store import open_store
 from tests.fleet.store.databases import Store
 
 
-def new(id: str) -> NewRequest:
-    return NewRequest(id, "t", "m", "batch", 1, b"body", batch="b")
+def new(id: str) -> DurableRequest:
+    return DurableRequest(id, "t", "m", "batch", 1, b"body", batch="b")
 
 
 @pytest.mark.slow
@@ -63,11 +63,11 @@ def test_one_of_many_becomes_leader(store: Store) -> None:
 
 _WRITER = """
 import sys
-from sloserve.fleet.store.records import NewRequest
+from sloserve.fleet.store.records import DurableRequest
 from sloserve.fleet.store.store import open_store
 requests = open_store("sqlite:" + sys.argv[1]).requests
 for i in range(1_000_000):
-    requests.accept([NewRequest(f"r{i:06}", "t", "m", "batch", 1, b"body", batch="b")])
+    requests.accept([DurableRequest(f"r{i:06}", "t", "m", "batch", 1, b"body", batch="b")])
     print(i, flush=True)
 """
 

@@ -11,7 +11,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from sloserve.core.errors import ConfigError, StoreAway, StoreFull
 from sloserve.fleet.store.postgres import PostgresDatabase, _verified
-from sloserve.fleet.store.records import NewRequest
+from sloserve.fleet.store.records import DurableRequest
 from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.store import Store as OpenStore
 from sloserve.fleet.store.store import open_store
@@ -80,7 +80,7 @@ def test_a_full_disk_keeps_nothing_of_what_it_refuses(tmp_path: Path) -> None:
     with database.transaction() as session:
         (pages,) = session.rows("PRAGMA page_count")[0]
         session.rows(f"PRAGMA max_page_count = {pages + 8}")
-    big = [NewRequest(f"r{i}", "t", "m", "batch", 1, bytes(5000), batch="b") for i in range(30)]
+    big = [DurableRequest(f"r{i}", "t", "m", "batch", 1, bytes(5000), batch="b") for i in range(30)]
     with pytest.raises(StoreFull, match="is full.*free some"):
         store.requests.accept(big)
     assert store.requests.counts("b") == {}

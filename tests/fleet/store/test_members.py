@@ -12,10 +12,10 @@ from sloserve.fleet.store.migrations import STEPS, migrate
 from sloserve.fleet.store.records import (
     Batch,
     BatchState,
+    DurableRequest,
     File,
     HostRenewed,
     HostTaken,
-    NewRequest,
     RequestState,
     Result,
     StoredPlan,
@@ -102,7 +102,7 @@ def test_an_agent_of_a_version_without_leases_is_waited_for(opened: OpenStore, s
 
 def test_claims_of_an_agent_that_has_died_go_back_at_once(opened: OpenStore) -> None:
     requests = opened.requests
-    requests.accept([NewRequest(f"r{i}", "t", "m", "batch", 1, b"{}") for i in range(3)])
+    requests.accept([DurableRequest(f"r{i}", "t", "m", "batch", 1, b"{}") for i in range(3)])
     claim = requests.claim("a:1", 1, 2, 30.0)
     assert claim is not None and requests.claim("b:1", 1, 1, 30.0) is not None
     assert requests.take_from("a:1") == 1
@@ -205,7 +205,7 @@ def test_a_page_of_batches_counts_their_requests_and_keeps_the_counts_of_those_t
     """A page of 100 asked 100 times for the requests of one batch, those of ended ones as well."""
     for i in range(3):
         opened.batches.add(batch(f"b{i}"), 60.0)
-        opened.requests.accept([NewRequest(f"r{i}{j}", "t", "m", "batch", i, b"", batch=f"b{i}") for j in range(4)])
+        opened.requests.accept([DurableRequest(f"r{i}{j}", "t", "m", "batch", i, b"", batch=f"b{i}") for j in range(4)])
         claim = opened.requests.claim("a", i, 2 + i, 30.0)
         assert claim is not None
         states = [RequestState.DONE] * 2 + [RequestState.EXPIRED, RequestState.FAILED]

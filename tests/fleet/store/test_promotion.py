@@ -9,7 +9,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from sloserve.core.errors import StoreAway
 from sloserve.fleet.store.postgres import PostgresDatabase, _tried_again, _without_password, _writable
-from sloserve.fleet.store.records import NewRequest, RequestState
+from sloserve.fleet.store.records import DurableRequest, RequestState
 from sloserve.fleet.store.store import open_store
 from tests.fleet.store.databases import ADDRESS, suspended
 from tests.fleet.store.replicated import pair
@@ -74,7 +74,7 @@ def test_no_accepted_line_is_lost_where_the_primary_dies_and_commits_wait_for_th
         def accept() -> None:
             number = 0
             while not ends.is_set():
-                line = NewRequest(f"r{number:06}", "t", "m", "batch", 1, b"body", batch="b")
+                line = DurableRequest(f"r{number:06}", "t", "m", "batch", 1, b"body", batch="b")
                 try:
                     store.requests.accept([line])
                 except StoreAway:

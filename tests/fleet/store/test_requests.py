@@ -7,7 +7,7 @@ import pytest
 
 from sloserve.core.errors import StoreAway
 from sloserve.fleet.store.database import Database
-from sloserve.fleet.store.records import Batch, BatchState, Claim, NewRequest, RequestState, Result
+from sloserve.fleet.store.records import Batch, BatchState, Claim, DurableRequest, RequestState, Result
 from sloserve.fleet.store.request_sql import DUE, RESULT_BYTES, end_queued
 from sloserve.fleet.store.requests import MOST_LOST, NO_ROOM, Requests
 from sloserve.fleet.store.sqlite import SqliteDatabase
@@ -22,9 +22,9 @@ def requests(store: Store) -> Requests:
     return OpenStore(store.open()).requests
 
 
-def new(id: str, group: int = 1, **given: object) -> NewRequest:
+def new(id: str, group: int = 1, **given: object) -> DurableRequest:
     values = {"tenant": "t", "model": "m", "slo_class": "batch", "body": id.encode(), "batch": "b", **given}
-    return NewRequest(id=id, group=group, **values)  # type: ignore[arg-type]
+    return DurableRequest(id=id, group=group, **values)  # type: ignore[arg-type]
 
 
 def add(requests: Requests, n: int, **given: object) -> list[str]:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from sloserve.cli import app
 from sloserve.core.errors import ConfigError
-from sloserve.fleet.store.records import NewRequest, RequestState, Result, StoredPlan
+from sloserve.fleet.store.records import DurableRequest, RequestState, Result, StoredPlan
 from sloserve.fleet.store.store import Store, open_store
 
 pytestmark = pytest.mark.slow
@@ -39,7 +39,7 @@ def run_script(addresses: dict[str, str]) -> None:
 
 def serve_one(store: Store) -> None:
     """What a gateway, an agent and a planner do to rows."""
-    assert store.requests.accept([NewRequest("r1", "t", "m", "batch", 1, b"{}", batch="b")]) == 1
+    assert store.requests.accept([DurableRequest("r1", "t", "m", "batch", 1, b"{}", batch="b")]) == 1
     claim = store.requests.claim("a", 1, 5, 30.0)
     assert claim is not None
     assert store.requests.finish([Result("r1", claim.requests[0].attempt, RequestState.DONE, 200, b"[]")]) == [True]
