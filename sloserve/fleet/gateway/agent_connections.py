@@ -54,7 +54,7 @@ class EngineResponse:
         self._content = response.content
 
     async def read(self) -> bytes:
-        """Return what has come since, at least a byte; nothing at the end. Raises: BrokenAnswer."""
+        """Return what has come since, at least a byte; nothing at the end. Raises: BrokenResponse."""
         try:
             return await self._content.readany()
         except _BROKEN as error:

@@ -67,7 +67,7 @@ class PassedResponse:
             headers: Headers beside the engine's.
             client: Client that waits for the response.
 
-        Raises: BrokenAnswer if a length was promised, so that the client sees that a part is missing.
+        Raises: BrokenResponse if a length was promised, so that the client sees that a part is missing.
         """
         send, read = self._send, answer.read
         await send({"type": "http.response.start", "status": answer.status, "headers": [*answer.headers, *headers]})
