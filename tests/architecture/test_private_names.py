@@ -68,7 +68,7 @@ def fields() -> dict[str, set[str]]:
     """The names of each type in the table of types."""
     (table,) = (
         node.value
-        for node in ast.parse((PLUGIN / "engine" / "vllm_types.py").read_text()).body
+        for node in ast.parse((PLUGIN / "engine" / "private_names.py").read_text()).body
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "FIELDS"
     )
     assert isinstance(table, ast.Dict)

@@ -218,10 +218,10 @@ def test_a_type_that_lost_a_field_is_refused_by_name_before_the_engine_starts(mo
     from vllm.v1.kv_cache_interface import KVCacheSpec
 
     from sloserve.vllm_plugin import SLOScheduler
-    from sloserve.vllm_plugin.engine import vllm_types
+    from sloserve.vllm_plugin.engine import private_names
     from sloserve.vllm_plugin.server import install
 
-    monkeypatch.setitem(vllm_types.FIELDS, SchedulerOutput, ("num_scheduled_tokens", "was_renamed"))
+    monkeypatch.setitem(private_names.FIELDS, SchedulerOutput, ("num_scheduled_tokens", "was_renamed"))
     monkeypatch.delattr(KVCacheSpec, "prefix_cacheable")
     said = r"lacks KVCacheSpec\.prefix_cacheable, SchedulerOutput\.was_renamed, which sloserve needs; use one of"
     arguments = scheduler_arguments()
