@@ -188,7 +188,7 @@ def _model_name(state: Any) -> str:
     """Return the name by which clients know the model now; a reload changes it.
 
     Args:
-        state: the state of vLLM's app.
+        state: The state of vLLM's app.
     """
     models = getattr(state, "openai_serving_models", None)
     return str(models.base_model_paths[0].name) if models is not None and models.base_model_paths else ""

@@ -60,8 +60,8 @@ async def refused_for_stopping(engine: Any, send: Send, http: HTTPContext | None
 
     Args:
         engine: vLLM's engine client.
-        send: sends the refusal to the client.
-        http: the context of a request that a handler has had, ``None`` before that. A request that the engine accepted
+        send: Sends the refusal to the client.
+        http: The context of a request that a handler has had, ``None`` before that. A request that the engine accepted
             is counted at its own end, not here.
     """
     try:
@@ -103,7 +103,7 @@ async def started(app: Any, http3: Http3Front) -> None:
 
     Args:
         app: vLLM's app, with the server and its arguments in its state. For any other app nothing is done.
-        http3: the HTTP/3 listener to start.
+        http3: The HTTP/3 listener to start.
     """
     server, args = getattr(app.state, "server", None), getattr(app.state, "args", None)
     if server is None or args is None:
@@ -131,7 +131,7 @@ def how_to_try(args: Any, also: str | None = None) -> str:
     """Return where the server listens, and a command that works there.
 
     Args:
-        args: the arguments of ``vllm serve``.
+        args: The arguments of ``vllm serve``.
         also: a further address to print, of HTTP/3; ``None`` without one.
     """
     url = f"{'https' if args.ssl_certfile else 'http'}://{_reachable(args.host)}:{args.port}"

@@ -29,7 +29,7 @@ class ServerLock:
         """Wait until no other change is being made, and hold the lock meanwhile.
 
         Args:
-            file: returns the server's lock file; ``None`` if this is its only API process.
+            file: Returns the server's lock file; ``None`` if this is its only API process.
 
         Raises: EngineError where the file cannot be locked.
         """

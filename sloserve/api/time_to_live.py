@@ -25,10 +25,10 @@ class TimeToLive:
         """Build the limit of one request.
 
         Args:
-            ttl_s: time to live, in seconds from now.
-            is_waiting: returns whether the request has no token yet.
-            receive: receives the server's messages.
-            send: sends messages to the client.
+            ttl_s: Time to live, in seconds from now.
+            is_waiting: Returns whether the request has no token yet.
+            receive: Receives the server's messages.
+            send: Sends messages to the client.
         """
         self._ttl_s = ttl_s
         self._is_waiting = is_waiting

@@ -35,8 +35,8 @@ class Endpoint:
     """A server that responded.
 
     Args:
-        context_tokens: longest prompt and output together; ``None`` if the server does not state it.
-        version: the server's version; ``None`` if it does not state it.
+        context_tokens: Longest prompt and output together; ``None`` if the server does not state it.
+        version: The server's version; ``None`` if it does not state it.
     """
 
     url: str
@@ -53,10 +53,10 @@ async def open_endpoint(
     """Connect to the server at ``url`` and ask what it serves.
 
     Args:
-        url: address of the server, with or without ``/v1``.
-        model: name of the model to use; ``None`` for the server's first.
-        api_key: key to send as a bearer token; ``None`` for none.
-        settings: limits of the connections.
+        url: Address of the server, with or without ``/v1``.
+        model: Name of the model to use; ``None`` for the server's first.
+        api_key: Key to send as a bearer token; ``None`` for none.
+        settings: Limits of the connections.
 
     Raises: ConfigError for a server that is not reached, refuses the key or does not have the model.
     """
@@ -145,11 +145,11 @@ async def agree(
     """Try a short request, and again without ``continuous_usage_stats`` if the server refuses it.
 
     Args:
-        endpoint: the server to try.
-        settings: how requests are sent.
-        prompts: how prompts are made; ``None`` for words, with a length in tokens that is measured here.
+        endpoint: The server to try.
+        settings: How requests are sent.
+        prompts: How prompts are made; ``None`` for words, with a length in tokens that is measured here.
         like: a request of the workload, for its SLO.
-        clock: measures the trial.
+        clock: Measures the trial.
 
     Raises: ConfigError if the server does not respond as it should.
     """

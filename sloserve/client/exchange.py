@@ -55,17 +55,17 @@ class Exchange:
     """The outcome of one request, as its client saw it. Times are seconds from the start of the run.
 
     Args:
-        request: the request as it was sent; it was due at its ``arrival_s``.
-        woke_s: when the client turned to it, which differs from ``arrival_s`` by the client's own lateness.
-        sent_s: when it was sent, later than ``woke_s`` by the wait for ``max_concurrency``.
-        chunk_times_s: when each chunk came, ``[chunks]``.
-        token_times_s: when each token came, ``[tokens]``.
-        prompt_tokens: tokens of the prompt, as the server counted.
-        output_tokens: tokens of the output, as the server counted.
-        error: why the request was not completed.
-        reason: reason that a rejection stated.
-        retry_after_s: time to wait that a rejection stated.
-        slo: the server's own verdict.
+        request: The request as it was sent; it was due at its ``arrival_s``.
+        woke_s: When the client turned to it, which differs from ``arrival_s`` by the client's own lateness.
+        sent_s: When it was sent, later than ``woke_s`` by the wait for ``max_concurrency``.
+        chunk_times_s: When each chunk came, ``[chunks]``.
+        token_times_s: When each token came, ``[tokens]``.
+        prompt_tokens: Tokens of the prompt, as the server counted.
+        output_tokens: Tokens of the output, as the server counted.
+        error: Why the request was not completed.
+        reason: Reason that a rejection stated.
+        retry_after_s: Time to wait that a rejection stated.
+        slo: The server's own verdict.
     """
 
     request: WorkloadRequest
@@ -86,7 +86,7 @@ class Exchange:
         """Return the outcome for reports.
 
         Args:
-            judged: the request with the targets by which it is judged.
+            judged: The request with the targets by which it is judged.
         """
         return RequestLog(judged, self.outcome, self.token_times_s)
 
@@ -107,12 +107,12 @@ async def exchange(
     Whatever the server sends, and however it ends the connection, only this request fails.
 
     Args:
-        client: the HTTP client of the endpoint.
-        sent: the request, encoded.
-        clock: measures the request.
-        start_s: when the run began, in monotonic seconds of ``clock``.
-        woke_s: when the client turned to this request, in seconds from the start of the run.
-        timeout_s: longest duration of the request, in seconds.
+        client: The HTTP client of the endpoint.
+        sent: The request, encoded.
+        clock: Measures the request.
+        start_s: When the run began, in monotonic seconds of ``clock``.
+        woke_s: When the client turned to this request, in seconds from the start of the run.
+        timeout_s: Longest duration of the request, in seconds.
 
     Raises: ConfigError for a response that shows that the workload or a flag is wrong (4xx but 408 and 429), and where
     this machine lacks what a further connection needs.

@@ -21,8 +21,8 @@ class Goodput:
     """Targets by which requests are judged.
 
     Args:
-        overall: targets of every class that ``by_class`` does not name; ``None`` for the requests' own.
-        by_class: targets that replace all targets of a class: a target that is not named is not required.
+        overall: Targets of every class that ``by_class`` does not name; ``None`` for the requests' own.
+        by_class: Targets that replace all targets of a class: a target that is not named is not required.
     """
 
     overall: Targets | None = None
@@ -49,8 +49,8 @@ def parse_goodput(overall: Iterable[str], by_class: Iterable[str] = ()) -> Goodp
     """Return the targets that command line flags state.
 
     Args:
-        overall: texts of ``--goodput``: ``ttft:500``, or several targets separated by blanks or commas.
-        by_class: texts of ``--goodput-class``: ``interactive=ttft:500,tpot:50``.
+        overall: Texts of ``--goodput``: ``ttft:500``, or several targets separated by blanks or commas.
+        by_class: Texts of ``--goodput-class``: ``interactive=ttft:500,tpot:50``.
 
     Raises: ConfigError for an unknown key, a value that is not a positive number, or a class or key given twice.
     """

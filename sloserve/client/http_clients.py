@@ -22,9 +22,9 @@ def http_client(url: str, *, key: str | None = None, **settings: Any) -> httpx.C
     """Return a client that sends its requests to the server at ``url``.
 
     Args:
-        url: address of the server.
-        key: key to send as a bearer token; ``None`` sends none.
-        **settings: further arguments of ``httpx.Client``.
+        url: Address of the server.
+        key: Key to send as a bearer token; ``None`` sends none.
+        **settings: Further arguments of ``httpx.Client``.
 
     Raises: ConfigError for an address, a key, a proxy or a certificate file that cannot be used.
     """
@@ -53,8 +53,8 @@ def host_of(url: str, flag: str = "--url") -> str:
     """Return the host in the address of a server.
 
     Args:
-        url: address of the server.
-        flag: the flag of the command that gave ``url``, for the error.
+        url: Address of the server.
+        flag: The flag of the command that gave ``url``, for the error.
 
     Raises: ConfigError for a text that is no such address.
     """

@@ -28,12 +28,12 @@ class BufferReport:
 
     Args:
         qoe: QoE of the deliveries (:mod:`sloserve.core.qoe`); 0 once the stream has failed, ``None`` without text.
-        ttft_s: time of the first text; ``None`` without text.
-        tokens: tokens of text, as counted by :mod:`~sloserve.client.pieces`.
-        stalls: waits for late tokens after the first token.
-        held_s: time for which the buffer kept pieces with text waiting, summed over them.
-        arrivals_s: when each token came, ``[tokens]``.
-        releases_s: when each token was handed on, ``[tokens]``.
+        ttft_s: Time of the first text; ``None`` without text.
+        tokens: Tokens of text, as counted by :mod:`~sloserve.client.pieces`.
+        stalls: Waits for late tokens after the first token.
+        held_s: Time for which the buffer kept pieces with text waiting, summed over them.
+        arrivals_s: When each token came, ``[tokens]``.
+        releases_s: When each token was handed on, ``[tokens]``.
     """
 
     qoe: float | None
@@ -51,8 +51,8 @@ class ReaderPace:
     All times are seconds since the request was sent; a time before an earlier one counts as equal to it.
 
     Args:
-        ttft_s: seconds to the first token that the reader expects.
-        tds: tokens per second that the reader expects.
+        ttft_s: Seconds to the first token that the reader expects.
+        tds: Tokens per second that the reader expects.
 
     Raises: ValueError for an expectation that is not positive or out of range.
     """
@@ -95,7 +95,7 @@ class ReaderPace:
         """Return the progress up to now.
 
         Args:
-            failed: whether the stream ended in an error.
+            failed: Whether the stream ended in an error.
         """
         tokens, arrivals_s, releases_s = np.array(self._texts).reshape(-1, 3).T
         arrivals_s, releases_s = (np.repeat(times_s, tokens.astype(np.int64)) for times_s in (arrivals_s, releases_s))

@@ -36,10 +36,10 @@ class PayloadSettings:
     """Settings that all requests of a run share.
 
     Args:
-        ignore_eos: outputs have exactly the workload's length (a field of vLLM's).
-        continuous_usage: each chunk states how many tokens there are so far (a field of vLLM's).
-        state_slo: how SLOs are stated to the server; ``None`` to leave them out.
-        report: sloserve's server is asked how the request fared.
+        ignore_eos: Outputs have exactly the workload's length (a field of vLLM's).
+        continuous_usage: Each chunk states how many tokens there are so far (a field of vLLM's).
+        state_slo: How SLOs are stated to the server; ``None`` to leave them out.
+        report: Sloserve's server is asked how the request fared.
     """
 
     model: str

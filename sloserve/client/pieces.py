@@ -51,7 +51,7 @@ class TextCounter:
 
         Args:
             choice: a choice of a chunk.
-            so_far: tokens of the choice up to here; ``None`` if the server does not state them.
+            so_far: Tokens of the choice up to here; ``None`` if the server does not state them.
         """
         index = _field(choice, "index")
         index = index if isinstance(index, int) else None

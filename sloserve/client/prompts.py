@@ -71,8 +71,8 @@ class TextPrompts:
     """Prompts as words, of about as many tokens as the request has.
 
     Args:
-        tokens_per_word: mean tokens of a word, above 0.
-        overhead_tokens: tokens of an empty prompt, such as a chat template's.
+        tokens_per_word: Mean tokens of a word, above 0.
+        overhead_tokens: Tokens of an empty prompt, such as a chat template's.
     """
 
     tokens_per_word: float = 1.0

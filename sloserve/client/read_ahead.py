@@ -34,7 +34,7 @@ class End:
     """End of the stream.
 
     Args:
-        error: the error that the stream raised; ``None`` without one.
+        error: The error that the stream raised; ``None`` without one.
     """
 
     error: BaseException | None

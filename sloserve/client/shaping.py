@@ -17,9 +17,9 @@ def cap_lengths(
     """Return ``requests`` with lengths cut to the caps, and how many were cut. Nothing is dropped.
 
     Args:
-        requests: the requests of a workload.
-        max_prompt_tokens: longest prompt; ``None`` for no cap.
-        max_output_tokens: longest output; ``None`` for no cap.
+        requests: The requests of a workload.
+        max_prompt_tokens: Longest prompt; ``None`` for no cap.
+        max_output_tokens: Longest output; ``None`` for no cap.
     """
     capped = [
         replace(
@@ -51,9 +51,9 @@ def check_context(requests: Sequence[WorkloadRequest], context_tokens: int | Non
     """Raise ConfigError if a prompt and its output do not fit the model's context; the error names the longest request.
 
     Args:
-        requests: the requests of a workload.
-        context_tokens: length of the model's context; ``None`` if it is not known, and then nothing is checked.
-        estimated: whether prompts are words, with an estimated length in tokens.
+        requests: The requests of a workload.
+        context_tokens: Length of the model's context; ``None`` if it is not known, and then nothing is checked.
+        estimated: Whether prompts are words, with an estimated length in tokens.
     """
     if context_tokens is None:
         return

@@ -66,11 +66,11 @@ class StreamReader:
     """Takes the data of each event as it comes.
 
     Attributes:
-        chunk_times_s: when every chunk that carries a choice came, in the caller's seconds; ``vllm bench serve`` counts
+        chunk_times_s: When every chunk that carries a choice came, in the caller's seconds; ``vllm bench serve`` counts
             these chunks.
-        done: the server stated that the stream is complete, or gave a reason for its end.
-        error: what the server reported as wrong, or why a chunk cannot be read.
-        slo: how the request fared, as sloserve's server saw it; ``None`` where the server reports nothing, or something
+        done: The server stated that the stream is complete, or gave a reason for its end.
+        error: What the server reported as wrong, or why a chunk cannot be read.
+        slo: How the request fared, as sloserve's server saw it; ``None`` where the server reports nothing, or something
             else.
     """
 

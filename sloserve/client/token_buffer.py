@@ -37,12 +37,12 @@ class TokenBuffer(Generic[T]):
     to give has come. As with async generators, cancelling what awaits the next piece closes the buffer.
 
     Args:
-        source: gives chunks or events of the SDK, dicts of the same form, or strings.
-        tds: tokens per second at which the reader digests (:mod:`sloserve.core.speeds`).
-        ttft_s: seconds in which the reader expects the first token; only the report uses it.
-        sent_s: when the request was sent, in epoch seconds of ``clock``; by default now.
-        clock: gives the time; setting the host's clock while the response comes changes nothing.
-        sleep: waits a number of seconds; for an async source it returns an awaitable.
+        source: Gives chunks or events of the SDK, dicts of the same form, or strings.
+        tds: Tokens per second at which the reader digests (:mod:`sloserve.core.speeds`).
+        ttft_s: Seconds in which the reader expects the first token; only the report uses it.
+        sent_s: When the request was sent, in epoch seconds of ``clock``; by default now.
+        clock: Gives the time; setting the host's clock while the response comes changes nothing.
+        sleep: Waits a number of seconds; for an async source it returns an awaitable.
 
     Raises: ValueError for an expectation out of range, or a request sent in the future. RuntimeError for an async
     source without a running event loop.

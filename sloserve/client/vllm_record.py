@@ -23,9 +23,9 @@ def vllm_record(run: ReplayedRun, judged: Sequence[WorkloadRequest], *, from_due
     """Return counts, rates and latencies of ``run``, in milliseconds and per second of its duration.
 
     Args:
-        run: the run.
-        judged: the requests in the same order, with the targets by which they are judged.
-        from_due: whether latency counts from when a request was due, rather than from its sending.
+        run: The run.
+        judged: The requests in the same order, with the targets by which they are judged.
+        from_due: Whether latency counts from when a request was due, rather than from its sending.
     """
     completed = [ended for ended in run.exchanges if ended.outcome is Outcome.COMPLETED]
     latencies = [ended.latency(ended.request.arrival_s if from_due else ended.sent_s) for ended in run.exchanges]

@@ -33,9 +33,9 @@ def watch(url: str, key: str, transport: httpx.BaseTransport | None = None) -> I
     """Yield each view of the server at ``url`` as it comes; docs/watch.md describes what a view holds.
 
     Args:
-        url: address of the server.
-        key: key of its admin routes.
-        transport: replaces the network in tests.
+        url: Address of the server.
+        key: Key of its admin routes.
+        transport: Replaces the network in tests.
 
     Raises: ConfigError where the server refuses; LostServer if there is none, or it goes.
     """

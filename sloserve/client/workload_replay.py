@@ -27,10 +27,10 @@ class ReplayedRun:
     """One run of a workload.
 
     Args:
-        exchanges: the outcomes of the requests, in the order of the workload.
-        duration_s: seconds until the last of them ended.
-        send_lag_s: how late the client turned to each request, ``[requests]``, at least 0.
-        loop_lag_s: how late the event loop woke, ``[samples]``, at least 0.
+        exchanges: The outcomes of the requests, in the order of the workload.
+        duration_s: Seconds until the last of them ended.
+        send_lag_s: How late the client turned to each request, ``[requests]``, at least 0.
+        loop_lag_s: How late the event loop woke, ``[samples]``, at least 0.
     """
 
     exchanges: list[Exchange]
@@ -44,8 +44,8 @@ class ReplaySettings:
     """Limits of a run.
 
     Args:
-        max_concurrency: requests under way at once; the others wait in the client, and that wait counts.
-        timeout_s: longest duration of one request, in seconds from its sending.
+        max_concurrency: Requests under way at once; the others wait in the client, and that wait counts.
+        timeout_s: Longest duration of one request, in seconds from its sending.
     """
 
     max_concurrency: int | None = None
@@ -62,11 +62,11 @@ async def replay(
     """Send each of ``payloads`` at its request's ``arrival_s`` from now and wait for all to end.
 
     Args:
-        client: the HTTP client of the endpoint.
-        payloads: the requests, encoded.
-        clock: measures the run.
-        settings: limits of the run.
-        on_ended: called as each request ends.
+        client: The HTTP client of the endpoint.
+        payloads: The requests, encoded.
+        clock: Measures the run.
+        settings: Limits of the run.
+        on_ended: Called as each request ends.
 
     Raises: ConfigError as soon as a response shows that the workload is wrong; what is under way is then cancelled.
     """

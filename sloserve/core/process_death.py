@@ -62,8 +62,8 @@ def end_with_starter(end_s: float = END_S, *, ask: bool = True) -> None:
     Nothing happens in a process that was started in another way, and a second call changes nothing.
 
     Args:
-        end_s: seconds that the process has to end in order; then it gets SIGKILL.
-        ask: whether to send SIGTERM first. A forked process may share the pipe by which an event loop of another one
+        end_s: Seconds that the process has to end in order; then it gets SIGKILL.
+        ask: Whether to send SIGTERM first. A forked process may share the pipe by which an event loop of another one
             learns of signals, which would then take the signal for its own.
     """
     global _watching

@@ -31,7 +31,7 @@ def user_folder(variable: str, below_home: str) -> Path:
         below_home: Default path of that folder below the home folder, such as ``.cache``.
 
     Raises:
-        ConfigError: none of these folders can be created.
+        ConfigError: None of these folders can be created.
     """
     named = os.environ.get(variable)
     at_home = home()

@@ -32,8 +32,8 @@ class DraftControl:
     """The drafts of one engine.
 
     Args:
-        num_classes: classes of requests.
-        num_drafts: draft tokens that a decode has in a step at most, at least 1.
+        num_classes: Classes of requests.
+        num_drafts: Draft tokens that a decode has in a step at most, at least 1.
     """
 
     def __init__(self, num_classes: int, num_drafts: int) -> None:
@@ -57,10 +57,10 @@ class DraftControl:
         step are placeholders, from which nothing is learned.
 
         Args:
-            rows: the request table.
-            slots: requests that got tokens, each once, ``[n]``.
-            tokens: how many each got, ``[n]``.
-            drafts: draft tokens that the step verified of each, ``[n]``.
+            rows: The request table.
+            slots: Requests that got tokens, each once, ``[n]``.
+            tokens: How many each got, ``[n]``.
+            drafts: Draft tokens that the step verified of each, ``[n]``.
         """
         if self._decoded.size != rows.capacity:
             self._decoded = grown(self._decoded, rows.capacity, -1)
@@ -92,13 +92,13 @@ def choose_drafts(
     """Return how many drafts decodes verify in the next step; ``None`` for as many as they have.
 
     Args:
-        rows: the request table, up to date for ``served``.
-        served: slots of the running requests that the step serves.
-        plan: what else is planned for it.
-        engine: what the engine can do now.
-        now_s: epoch seconds.
-        by_slack: whether targets count, as for :func:`~sloserve.lso.draft_lengths.draft_lengths`.
-        drafts_of: gives the drafts that each of some decodes has for the step.
+        rows: The request table, up to date for ``served``.
+        served: Slots of the running requests that the step serves.
+        plan: What else is planned for it.
+        engine: What the engine can do now.
+        now_s: Epoch seconds.
+        by_slack: Whether targets count, as for :func:`~sloserve.lso.draft_lengths.draft_lengths`.
+        drafts_of: Gives the drafts that each of some decodes has for the step.
         first_waiting: Returns the given number of requests that are first in order of admission.
         expected_left: Returns the expected tokens to come of decodes.
     """

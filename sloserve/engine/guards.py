@@ -132,10 +132,10 @@ def drop_forbidden(plan: Plan, snapshot: Snapshot, *, may_pause: bool, may_preem
     A request is not both preempted and paused.
 
     Args:
-        plan: what a policy wants.
-        snapshot: the engine that it was made for.
-        may_pause: whether the engine can leave a running request out of a step.
-        may_preempt: whether the engine lets a plan preempt.
+        plan: What a policy wants.
+        snapshot: The engine that it was made for.
+        may_pause: Whether the engine can leave a running request out of a step.
+        may_preempt: Whether the engine lets a plan preempt.
     """
     if not (plan.preempt.size or plan.pause.size):
         return plan

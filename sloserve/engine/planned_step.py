@@ -12,15 +12,15 @@ class Step:
     """What a plan asks of the next step.
 
     Args:
-        plan: the order of service, the pauses and the limits.
-        preempt: running requests to preempt before the plan is applied.
-        is_fresh: whether the plan was made for this step.
-        engine: what the engine can do in it; ``None`` where that was not asked.
-        is_read: whether the rows of the running requests are up to date, as they are where a snapshot was taken.
-        others_s: seconds since the plan budget started that were spent on other work than the plan.
-        plan_s: what a fresh plan costs in virtual time, ``None`` where it is measured.
-        planning_s: what all planning for the step costs in virtual time.
-        drafts: how many drafts decodes verify in the step; ``None`` for as many as they have.
+        plan: The order of service, the pauses and the limits.
+        preempt: Running requests to preempt before the plan is applied.
+        is_fresh: Whether the plan was made for this step.
+        engine: What the engine can do in it; ``None`` where that was not asked.
+        is_read: Whether the rows of the running requests are up to date, as they are where a snapshot was taken.
+        others_s: Seconds since the plan budget started that were spent on other work than the plan.
+        plan_s: What a fresh plan costs in virtual time, ``None`` where it is measured.
+        planning_s: What all planning for the step costs in virtual time.
+        drafts: How many drafts decodes verify in the step; ``None`` for as many as they have.
     """
 
     plan: Plan

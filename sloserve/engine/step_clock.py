@@ -25,7 +25,7 @@ class StepClock:
     """Times of one engine's steps, in seconds of one clock that never goes back.
 
     Args:
-        profile: what is known of the engine before its first step; ``None`` for nothing.
+        profile: What is known of the engine before its first step; ``None`` for nothing.
     """
 
     def __init__(self, profile: Profile | None = None) -> None:

@@ -52,8 +52,8 @@ class Drafting:
     """Learns what drafts bring.
 
     Args:
-        num_classes: classes of requests.
-        num_drafts: draft tokens that a decode has in a step at most, at least 1.
+        num_classes: Classes of requests.
+        num_drafts: Draft tokens that a decode has in a step at most, at least 1.
     """
 
     def __init__(self, num_classes: int, num_drafts: int) -> None:

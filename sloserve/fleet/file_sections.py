@@ -73,10 +73,10 @@ class HostTemplate(DeviceHost):
     """Each host of one kind of device that joins the fleet.
 
     Args:
-        devices: number of devices; each host states it itself if not given.
-        least: the fewest hosts that the fleet asks its cluster for.
-        most: the most hosts that the fleet asks its cluster for; it asks for none if this is not given.
-        bundle: resources that Ray's autoscaler is asked for in each host's place, if not its GPUs, or one CPU.
+        devices: Number of devices; each host states it itself if not given.
+        least: The fewest hosts that the fleet asks its cluster for.
+        most: The most hosts that the fleet asks its cluster for; it asks for none if this is not given.
+        bundle: Resources that Ray's autoscaler is asked for in each host's place, if not its GPUs, or one CPU.
     """
 
     least: Annotated[int, Field(strict=True, ge=0, le=MAX_DEVICES), Allowed("a whole number >= 0")] = 0
@@ -99,8 +99,8 @@ class PoolSection(Section):
     """Hosts that no section names: they join.
 
     Args:
-        devices: settings of the hosts, by their kind of device.
-        ray: address of the Ray cluster that has them as nodes; without it others start their agents.
+        devices: Settings of the hosts, by their kind of device.
+        ray: Address of the Ray cluster that has them as nodes; without it others start their agents.
     """
 
     ray: Annotated[Text | None, Allowed("auto, or the address of a Ray cluster, HOST:PORT")] = None
@@ -112,10 +112,10 @@ class Switching(Section):
     """Limits on when an instance may change its model.
 
     Args:
-        min_active_s: seconds for which a model stays at least once it is active.
-        max_wait_s: longest wait, in seconds, of a request for a model that is active nowhere, before an instance
+        min_active_s: Seconds for which a model stays at least once it is active.
+        max_wait_s: Longest wait, in seconds, of a request for a model that is active nowhere, before an instance
             switches to it.
-        drain_max_s: longest time, in seconds, that streams may take to end before the switch; longer ones are parked.
+        drain_max_s: Longest time, in seconds, that streams may take to end before the switch; longer ones are parked.
     """
 
     min_active_s: Seconds = 10.0
@@ -127,7 +127,7 @@ class GatewaySection(GatewaySettings):
     """The gateway's address, certificates, file of keys, and limits.
 
     Args:
-        http3: settings of HTTP/3 on UDP, beside TCP. ssl_*, enable_ssl_refresh: settings with the meaning of vLLM's
+        http3: Settings of HTTP/3 on UDP, beside TCP. ssl_*, enable_ssl_refresh: settings with the meaning of vLLM's
             flags of these names.
     """
 
@@ -146,8 +146,8 @@ class CertificateSection(Section):
     """TLS to agents on TCP.
 
     Args:
-        folder: folder of authority and certificates; without one agents use plain HTTP.
-        of_gateways: whether agents ask gateways for a certificate, too.
+        folder: Folder of authority and certificates; without one agents use plain HTTP.
+        of_gateways: Whether agents ask gateways for a certificate, too.
     """
 
     folder: Annotated[Text | None, Allowed("the path of a folder")] = None

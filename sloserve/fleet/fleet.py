@@ -36,11 +36,11 @@ class EngineStart:
     """Settings with which a model's engine is started, if the fleet is run.
 
     Args:
-        model: the model, as ``sloserve serve`` takes it.
-        arguments: further flags of ``sloserve serve``.
-        environment: environment variables of the engine.
-        adapter_of: the model that it is a LoRA adapter of.
-        profiles: name or path of its profile, by kind of device, as the file has it.
+        model: The model, as ``sloserve serve`` takes it.
+        arguments: Further flags of ``sloserve serve``.
+        environment: Environment variables of the engine.
+        adapter_of: The model that it is a LoRA adapter of.
+        profiles: Name or path of its profile, by kind of device, as the file has it.
     """
 
     model: str | None = None
@@ -62,10 +62,10 @@ class FleetModel:
     """One model.
 
     Args:
-        profiles: profiles of the model, by kind of device.
-        share: share of the requests that ask for it, if stated.
-        tail: whether requests seldom ask for it.
-        supports: features that a request may need: tools, grammar, images, audio, video.
+        profiles: Profiles of the model, by kind of device.
+        share: Share of the requests that ask for it, if stated.
+        tail: Whether requests seldom ask for it.
+        supports: Features that a request may need: tools, grammar, images, audio, video.
     """
 
     name: str
@@ -87,9 +87,9 @@ class Host:
     """One machine.
 
     Args:
-        host_memory_bytes: bytes of host memory for weights of models that sleep.
-        swap_space_bytes: bytes of host memory for KV of parked requests.
-        attach: the server that is its one instance, which others started, with the model ``serves``.
+        host_memory_bytes: Bytes of host memory for weights of models that sleep.
+        swap_space_bytes: Bytes of host memory for KV of parked requests.
+        attach: The server that is its one instance, which others started, with the model ``serves``.
     """
 
     name: str
@@ -120,11 +120,11 @@ class Fleet:
     """The contents of a fleet's file.
 
     Args:
-        active: the model that each instance starts with, if it is stated.
-        section: the section of settings, as written.
-        swap_cost: factor on the known or assumed times of model swaps.
-        router: router of requests that name no model.
-        planner: name of the planner of a fleet that is run, see ``planner_rule.py``.
+        active: The model that each instance starts with, if it is stated.
+        section: The section of settings, as written.
+        swap_cost: Factor on the known or assumed times of model swaps.
+        router: Router of requests that name no model.
+        planner: Name of the planner of a fleet that is run, see ``planner_rule.py``.
         store, state, files, pool, certificates: values as written.
     """
 
@@ -165,13 +165,13 @@ class Fleet:
         """Return the fleet with one more host, of a kind that ``pool.devices`` has.
 
         Args:
-            name: name of the host.
-            device: kind of its devices.
-            devices: number of its devices, if the file does not state it.
-            door: address of its agent on TCP, if it has one.
+            name: Name of the host.
+            device: Kind of its devices.
+            devices: Number of its devices, if the file does not state it.
+            door: Address of its agent on TCP, if it has one.
 
         Raises:
-            ConfigError: the file lacks this kind, or the devices do not form instances.
+            ConfigError: The file lacks this kind, or the devices do not form instances.
         """
         template = self.pool.devices.get(device)
         if template is None:

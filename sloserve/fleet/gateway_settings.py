@@ -16,12 +16,12 @@ class GatewaySettings(BaseModel):
     """Limits of one gateway.
 
     Args:
-        max_requests: the most concurrent requests, held and streaming.
-        max_held: the most of them that may wait for an instance.
-        max_body_mib: the most MiB in memory for bodies of all requests that have no first byte yet.
-        hold_max_s: longest wait for an instance, in seconds.
-        silent_max_s: seconds of inactivity of its engine or client after which a stream is ended.
-        affinity: whether a prompt goes where the gateway sent its prefix before, as far as that pays.
+        max_requests: The most concurrent requests, held and streaming.
+        max_held: The most of them that may wait for an instance.
+        max_body_mib: The most MiB in memory for bodies of all requests that have no first byte yet.
+        hold_max_s: Longest wait for an instance, in seconds.
+        silent_max_s: Seconds of inactivity of its engine or client after which a stream is ended.
+        affinity: Whether a prompt goes where the gateway sent its prefix before, as far as that pays.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

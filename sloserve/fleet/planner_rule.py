@@ -22,8 +22,8 @@ class Rule:
     """A simple rule in place of the planner's search.
 
     Args:
-        name: one of RULES.
-        max_wait_s: bound of the wait in seconds under ``collate``.
+        name: One of RULES.
+        max_wait_s: Bound of the wait in seconds under ``collate``.
     """
 
     name: str
@@ -61,11 +61,11 @@ class Rule:
         """Return whether the model of ``head`` may take an instance that is busy.
 
         Args:
-            head: the first waiting group of the model.
-            theirs: the first group that waits for the instance's model.
-            now_s: time of the decision, in seconds.
-            served_s: seconds after which the output of ``head`` would have ended there.
-            is_active: whether its model has an instance already.
+            head: The first waiting group of the model.
+            theirs: The first group that waits for the instance's model.
+            now_s: Time of the decision, in seconds.
+            served_s: Seconds after which the output of ``head`` would have ended there.
+            is_active: Whether its model has an instance already.
         """
         if self.name in (ON_DEMAND, SA):
             return not is_active

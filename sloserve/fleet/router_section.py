@@ -18,8 +18,8 @@ class FleetRouter:
     """The router of a fleet.
 
     Args:
-        settings: settings of the router.
-        folder: folder of its policies, if their names say no more.
+        settings: Settings of the router.
+        folder: Folder of its policies, if their names say no more.
     """
 
     settings: RouterSettings
@@ -38,10 +38,10 @@ def read_section(
     """Return the router of a fleet of these models and classes, and everything that is wrong with it.
 
     Args:
-        section: the section as written; ``None`` for none.
-        folder: folder of the fleet's file.
-        models: names of the fleet's models.
-        classes: names of the fleet's classes.
+        section: The section as written; ``None`` for none.
+        folder: Folder of the fleet's file.
+        models: Names of the fleet's models.
+        classes: Names of the fleet's classes.
     """
     if section is None:
         return None, []

@@ -48,7 +48,7 @@ class TokensAnEvent:
     """Tokens per event of one model's streams.
 
     Args:
-        stated: tokens per event by the flags of its engines, used until a response states its length.
+        stated: Tokens per event by the flags of its engines, used until a response states its length.
     """
 
     stated: int = 1
@@ -65,7 +65,7 @@ class TokensAnEvent:
         """Return the tokens of a response that has come whole, and learn from it.
 
         Args:
-            streamed: the response.
+            streamed: The response.
             limit: ``max_tokens`` of the request; ``None`` if it has none, or if it counts for several outputs.
         """
         events, stated = streamed.events - 1, streamed.stated_tokens(limit)  # the last event says that it is the last

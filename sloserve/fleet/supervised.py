@@ -23,7 +23,7 @@ class Faults:
     and then in a line at its second, fourth, eighth time.
 
     Args:
-        what: the work that is not done when a round fails, as the begin of a sentence: "no plan is made".
+        what: The work that is not done when a round fails, as the begin of a sentence: "no plan is made".
     """
 
     def __init__(self, what: str) -> None:
@@ -87,10 +87,10 @@ async def supervised(
     """Run ``turn`` again and again, with ``every_s`` seconds after each, until cancelled.
 
     Args:
-        what: the work that is not done when a round fails; see :class:`Faults`.
-        turn: one round.
-        every_s: seconds between rounds.
-        first_s: seconds until the first round.
+        what: The work that is not done when a round fails; see :class:`Faults`.
+        turn: One round.
+        every_s: Seconds between rounds.
+        first_s: Seconds until the first round.
     """
     faults = Faults(what)
     await asyncio.sleep(first_s)

@@ -18,11 +18,11 @@ class Quota(BaseModel):
     """Limits of one tenant.
 
     Args:
-        requests: the most requests in the gateway, held and streaming.
-        lines: the most lines of its batches that are accepted and have not ended.
-        tokens: the most tokens of these lines, of prompts and expected output.
-        bytes: the most bytes of its files, and of results that are in no file yet.
-        batches: the most batches that have not ended.
+        requests: The most requests in the gateway, held and streaming.
+        lines: The most lines of its batches that are accepted and have not ended.
+        tokens: The most tokens of these lines, of prompts and expected output.
+        bytes: The most bytes of its files, and of results that are in no file yet.
+        batches: The most batches that have not ended.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -42,8 +42,8 @@ class TenantPlaces:
     """Places that tenants share, with a limit for each tenant and for all.
 
     Args:
-        what: name of the things that take places, in the plural.
-        most: the most places of all tenants together.
+        what: Name of the things that take places, in the plural.
+        most: The most places of all tenants together.
     """
 
     def __init__(self, what: str, most: int) -> None:

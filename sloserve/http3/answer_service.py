@@ -26,11 +26,11 @@ class ResponseService:
     """How a response is to be sent.
 
     Args:
-        urgency: urgency of a request that states none.
-        most_urgent: the least urgency number that the request may state.
+        urgency: Urgency of a request that states none.
+        most_urgent: The least urgency number that the request may state.
         targets: SLO targets, with the defaults of the request's class.
-        tenant: tenant that takes its turn with this stream; ``None`` for the turn of all requests without a tenant.
-        slo_class: name of the service class.
+        tenant: Tenant that takes its turn with this stream; ``None`` for the turn of all requests without a tenant.
+        slo_class: Name of the service class.
     """
 
     urgency: int
@@ -57,9 +57,9 @@ class ResponseDeadline:
     """The deadlines of the parts of one response.
 
     Args:
-        arrival_s: when the request arrived, on the clock of the connection.
+        arrival_s: When the request arrived, on the clock of the connection.
         targets: SLO targets of the request.
-        renewed: whether each chunk of an event stream has a deadline of its own, if the pace (TPOT or TDS) is known.
+        renewed: Whether each chunk of an event stream has a deadline of its own, if the pace (TPOT or TDS) is known.
     """
 
     def __init__(self, arrival_s: float, targets: Targets, renewed: bool) -> None:

@@ -48,7 +48,7 @@ class BesideTcp:
 
     Args:
         where: a description of where it listens, for the operator to read.
-        held: resources that are released at its end.
+        held: Resources that are released at its end.
     """
 
     def __init__(self, listener: Listener, where: str, held: AsyncExitStack) -> None:

@@ -72,10 +72,10 @@ class BoundedH3(H3Connection):
     A client's frames are counted. A server's frames are not counted, since it sends one for each token.
 
     Args:
-        quic: the connection that carries the frames.
-        max_header_bytes: most bytes of a header section, as it is sent and as it is decoded.
-        on_priority: function that is called with each PRIORITY_UPDATE of the peer.
-        on_goaway: function that is called when the peer takes no more requests.
+        quic: The connection that carries the frames.
+        max_header_bytes: Most bytes of a header section, as it is sent and as it is decoded.
+        on_priority: Function that is called with each PRIORITY_UPDATE of the peer.
+        on_goaway: Function that is called when the peer takes no more requests.
     """
 
     def __init__(

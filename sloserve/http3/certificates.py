@@ -29,9 +29,9 @@ def make_certificate(
     """Return a certificate for ``names`` (host names and addresses) and its key, valid for 30 days.
 
     Args:
-        names: host names and addresses; the first is the subject.
-        signer: certificate and key that sign it; ``None`` for its own key.
-        authority: whether it may sign others; some clients then do not accept it as a server's certificate.
+        names: Host names and addresses; the first is the subject.
+        signer: Certificate and key that sign it; ``None`` for its own key.
+        authority: Whether it may sign others; some clients then do not accept it as a server's certificate.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])

@@ -189,7 +189,7 @@ class H3Client(TransmittingProtocol):
         """Wait for the end of the handshake.
 
         Args:
-            settled: whether to wait for the server's limits too, another half of a round trip.
+            settled: Whether to wait for the server's limits too, another half of a round trip.
 
         Raises: Lost.
         """
@@ -212,12 +212,12 @@ class H3Client(TransmittingProtocol):
         """Begin a request.
 
         Args:
-            headers: the request's headers, pseudo-headers first.
-            body_follows: whether the request has a body, which is sent later.
-            deadline_s: when what is sent is due, for the stream scheduler.
-            urgency: urgency of what is sent, 0..7, lower first.
-            incremental: whether parts of the request are of use to the server.
-            tenant: name of the tenant among which streams rotate, if any.
+            headers: The request's headers, pseudo-headers first.
+            body_follows: Whether the request has a body, which is sent later.
+            deadline_s: When what is sent is due, for the stream scheduler.
+            urgency: Urgency of what is sent, 0..7, lower first.
+            incremental: Whether parts of the request are of use to the server.
+            tenant: Name of the tenant among which streams rotate, if any.
 
         Raises: Lost if the connection has ended or takes no more requests; HeadersTooLarge.
         """
@@ -359,11 +359,11 @@ async def connect(
     """Return a connection that is ready for requests.
 
     Args:
-        host: host name or address of the server.
+        host: Host name or address of the server.
         port: UDP port of the server.
-        settings: settings of the client's side.
-        timeout_s: how long to wait for the connection, in seconds.
-        settled: whether to wait until the server has sent its limits.
+        settings: Settings of the client's side.
+        timeout_s: How long to wait for the connection, in seconds.
+        settled: Whether to wait until the server has sent its limits.
 
     Raises: Lost if there is no connection within ``timeout_s``.
     """

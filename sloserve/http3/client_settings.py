@@ -14,20 +14,20 @@ class ClientSettings:
     """The settings of a client's side of a connection.
 
     Args:
-        scheduler: the stream scheduler for what the client sends.
-        congestion: see :class:`~sloserve.wire.optional_http3.Http3Settings`.
-        window_bytes: see :class:`~sloserve.wire.optional_http3.Http3Settings`.
-        ca_file: authorities that may have signed the server's certificate; ``None`` for the authorities of the system.
-        verify: whether the server's certificate is checked; ``False`` takes any, for tests alone.
-        certfile: certificate of the client itself, for a server that asks for one.
-        keyfile: key of the client's certificate.
-        server_name: the name that the certificate must have; ``None`` for the host that is connected to.
-        idle_s: seconds of silence after which a connection ends.
-        keep_alive_s: seconds between the pings that show that the connection is in use; ``None`` for no pings.
-        silent_s: seconds after which a server that sends nothing, not even in response to pings, is given up; ``None``
+        scheduler: The stream scheduler for what the client sends.
+        congestion: See :class:`~sloserve.wire.optional_http3.Http3Settings`.
+        window_bytes: See :class:`~sloserve.wire.optional_http3.Http3Settings`.
+        ca_file: Authorities that may have signed the server's certificate; ``None`` for the authorities of the system.
+        verify: Whether the server's certificate is checked; ``False`` takes any, for tests alone.
+        certfile: Certificate of the client itself, for a server that asks for one.
+        keyfile: Key of the client's certificate.
+        server_name: The name that the certificate must have; ``None`` for the host that is connected to.
+        idle_s: Seconds of silence after which a connection ends.
+        keep_alive_s: Seconds between the pings that show that the connection is in use; ``None`` for no pings.
+        silent_s: Seconds after which a server that sends nothing, not even in response to pings, is given up; ``None``
             to wait for ``idle_s``.
-        buffer_bytes: most bytes of a request's body that may wait to be acknowledged before the sender waits.
-        requests: the number of requests that are expected at once; a response that no one reads takes up its own part
+        buffer_bytes: Most bytes of a request's body that may wait to be acknowledged before the sender waits.
+        requests: The number of requests that are expected at once; a response that no one reads takes up its own part
             of the window alone.
     """
 

@@ -16,8 +16,8 @@ class ConstantWindow(QuicCongestionControl):
     """A congestion controller with a constant window.
 
     Args:
-        max_datagram_size: the size of the largest datagram, in bytes.
-        window_bytes: the number of bytes that may be on their way without acknowledgement.
+        max_datagram_size: The size of the largest datagram, in bytes.
+        window_bytes: The number of bytes that may be on their way without acknowledgement.
     """
 
     def __init__(self, *, max_datagram_size: int, window_bytes: int) -> None:

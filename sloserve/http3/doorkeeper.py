@@ -66,9 +66,9 @@ class Doorkeeper:
         then prove that it receives at its address, and has another rate from then on.
 
         Args:
-            host: the client's address.
-            proven: whether the client has shown that it receives at its address.
-            now_s: the present time, in seconds.
+            host: The client's address.
+            proven: Whether the client has shown that it receives at its address.
+            now_s: The present time, in seconds.
         """
         settings = self._settings
         key = network(host), proven

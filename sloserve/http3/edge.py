@@ -49,11 +49,11 @@ class EdgeSettings:
     """The settings of an edge.
 
     Args:
-        host: host name of the engine host.
+        host: Host name of the engine host.
         port: UDP port of the engine host.
-        client: settings of the edge's side of the connection, its certificate included.
-        requests: the most requests on the connection at once, at most as many as the engine host's ``http3.streams``.
-        max_waiting: the most requests that wait for a place among them; any more get the status 503.
+        client: Settings of the edge's side of the connection, its certificate included.
+        requests: The most requests on the connection at once, at most as many as the engine host's ``http3.streams``.
+        max_waiting: The most requests that wait for a place among them; any more get the status 503.
     """
 
     host: str
@@ -250,9 +250,9 @@ class UpstreamConnection:
     """The edge's connection to the engine host, which is made again whenever it is lost.
 
     Args:
-        host: host name of the engine host.
+        host: Host name of the engine host.
         port: UDP port of the engine host's HTTP/3.
-        settings: settings of the edge's side of the connection.
+        settings: Settings of the edge's side of the connection.
     """
 
     def __init__(self, host: str, port: int, settings: ClientSettings) -> None:

@@ -22,8 +22,8 @@ def serve(upstream: Any, listen: Any) -> None:
     """Serve until the process is asked to stop.
 
     Args:
-        upstream: the flags of the connection to the engine host, see :mod:`sloserve.wire.edge_command`.
-        listen: the flags of the port for clients, see :mod:`sloserve.wire.edge_command`.
+        upstream: The flags of the connection to the engine host, see :mod:`sloserve.wire.edge_command`.
+        listen: The flags of the port for clients, see :mod:`sloserve.wire.edge_command`.
 
     Raises: ConfigError.
     """

@@ -12,8 +12,8 @@ class FairTurns:
     """A limit on requests at once, with a waiting list.
 
     Args:
-        places: the number of requests at once.
-        max_waiting: the most requests that wait for a place, over all classes and tenants.
+        places: The number of requests at once.
+        max_waiting: The most requests that wait for a place, over all classes and tenants.
     """
 
     def __init__(self, places: int, max_waiting: int) -> None:
@@ -26,8 +26,8 @@ class FairTurns:
         """Wait for a place.
 
         Args:
-            rank: rank of the request's class; the lowest comes first.
-            tenant: name of the request's tenant.
+            rank: Rank of the request's class; the lowest comes first.
+            tenant: Name of the request's tenant.
 
         Raises: WaitingListFull.
         """

@@ -67,11 +67,11 @@ class Http3Exchange:
     been acknowledged.
 
     Args:
-        stream: the stream on which both pass.
-        scope: the ASGI scope of the request.
-        service: how to send the response, from the headers; the application may know more, see :meth:`known`.
-        renewed: whether deadlines are renewed with each chunk.
-        buffer_bytes: the most bytes of the response that may wait for the client.
+        stream: The stream on which both pass.
+        scope: The ASGI scope of the request.
+        service: How to send the response, from the headers; the application may know more, see :meth:`known`.
+        renewed: Whether deadlines are renewed with each chunk.
+        buffer_bytes: The most bytes of the response that may wait for the client.
     """
 
     def __init__(

@@ -76,7 +76,7 @@ class H3Transport(httpx.AsyncBaseTransport):
     """A transport that sends requests over HTTP/3.
 
     Args:
-        settings: settings of the client's side of each connection; ``None`` for the defaults.
+        settings: Settings of the client's side of each connection; ``None`` for the defaults.
     """
 
     def __init__(self, settings: ClientSettings | None = None) -> None:

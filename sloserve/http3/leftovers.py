@@ -18,7 +18,7 @@ class Leftovers:
     """The unread bodies of one connection.
 
     Args:
-        stop: function that asks the client to send no more of a stream.
+        stop: Function that asks the client to send no more of a stream.
     """
 
     def __init__(self, stop: Callable[[int], None]) -> None:

@@ -72,11 +72,11 @@ async def listen(
     """Serve ``app`` over HTTP/3 until the listener is stopped; the application's lifespan is not run here.
 
     Args:
-        app: any ASGI application.
-        settings: settings of HTTP/3.
-        certificates: the server's certificate and key.
-        address: host and UDP port; 0 for any that is free.
-        classify: function that derives from a request's headers how to send its response.
+        app: Any ASGI application.
+        settings: Settings of HTTP/3.
+        certificates: The server's certificate and key.
+        address: Host and UDP port; 0 for any that is free.
+        classify: Function that derives from a request's headers how to send its response.
         client_ca: PEM file of authorities; if it is given, a client needs a certificate that one of them signed.
 
     Raises: ConfigError for certificates that cannot be read, a port that is taken, or an aioquic without its hooks.

@@ -12,9 +12,9 @@ class QuicTraffic:
     """The traffic of QUIC connections.
 
     Args:
-        sent_bytes: bytes of UDP payload that were sent.
-        received_bytes: bytes of UDP payload that were received.
-        resent_frames: parts of streams that were sent again after a loss.
+        sent_bytes: Bytes of UDP payload that were sent.
+        received_bytes: Bytes of UDP payload that were received.
+        resent_frames: Parts of streams that were sent again after a loss.
     """
 
     sent_bytes: int = 0
@@ -27,9 +27,9 @@ class Deadlines:
     """Counts of response parts that had a deadline, by when the last byte of each left for the first time.
 
     Args:
-        met: parts that left by their deadline.
-        missed: parts that left later.
-        overdue: parts that were due already when the application wrote them.
+        met: Parts that left by their deadline.
+        missed: Parts that left later.
+        overdue: Parts that were due already when the application wrote them.
     """
 
     met: int = 0
@@ -42,11 +42,11 @@ class Http3Figures:
     """The figures of a listener.
 
     Args:
-        traffic: bytes and frames of all connections.
-        handshakes: handshakes by how they ended.
-        requests: requests by how they ended.
-        discarded: datagrams that began or reached no connection, by the reason.
-        deadlines: response parts with a deadline, by service class.
+        traffic: Bytes and frames of all connections.
+        handshakes: Handshakes by how they ended.
+        requests: Requests by how they ended.
+        discarded: Datagrams that began or reached no connection, by the reason.
+        deadlines: Response parts with a deadline, by service class.
     """
 
     traffic: QuicTraffic = field(default_factory=QuicTraffic)

@@ -44,9 +44,9 @@ class RequestStream:
     """The stream on which a request comes and its response goes.
 
     Args:
-        connection: the connection to which the stream belongs.
-        h3: the HTTP/3 layer, which writes the frames of the connection.
-        stream_id: number of the stream.
+        connection: The connection to which the stream belongs.
+        h3: The HTTP/3 layer, which writes the frames of the connection.
+        stream_id: Number of the stream.
     """
 
     def __init__(self, connection: RespondingConnection, h3: BoundedH3, stream_id: int) -> None:
@@ -73,9 +73,9 @@ class RequestStream:
         """Set when what was sent since the last call is due.
 
         Args:
-            deadline_s: when it is due, on the clock of the connection, in seconds.
-            slo_class: service class for which to count the part; ``None`` not to count it.
-            written_s: when the application wrote the part.
+            deadline_s: When it is due, on the clock of the connection, in seconds.
+            slo_class: Service class for which to count the part; ``None`` not to count it.
+            written_s: When the application wrote the part.
         """
         tally = None if slo_class is None else self._connection.deadlines(slo_class)
         if tally is not None and deadline_s <= written_s:

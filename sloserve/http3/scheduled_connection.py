@@ -36,14 +36,14 @@ class ScheduledConnection(QuicConnection):
     """A QUIC connection that sends the bytes of its streams in the order of ``scheduler``.
 
     Args:
-        configuration: aioquic's configuration of the connection.
-        scheduler: function that gives each stream its place in the order.
-        limits: streams and windows that the peer may use; ``None`` for the defaults.
-        request_certificate: whether, as a server, it asks the client for a certificate; see :attr:`client_certificate`.
-        traffic: counters of what it sends and receives.
-        reset_token: function that makes, as a server, the token of a connection id by which a client knows a stateless
+        configuration: Aioquic's configuration of the connection.
+        scheduler: Function that gives each stream its place in the order.
+        limits: Streams and windows that the peer may use; ``None`` for the defaults.
+        request_certificate: Whether, as a server, it asks the client for a certificate; see :attr:`client_certificate`.
+        traffic: Counters of what it sends and receives.
+        reset_token: Function that makes, as a server, the token of a connection id by which a client knows a stateless
             reset.
-        others: further arguments of :class:`aioquic.quic.connection.QuicConnection`.
+        others: Further arguments of :class:`aioquic.quic.connection.QuicConnection`.
     """
 
     def __init__(
@@ -100,9 +100,9 @@ class ScheduledConnection(QuicConnection):
         """Set when what was written to the stream since the last call is due.
 
         Args:
-            stream_id: number of the stream.
-            deadline_s: when it is due, on the clock of :meth:`set_stream`, in seconds.
-            tally: counter of whether it leaves by then.
+            stream_id: Number of the stream.
+            deadline_s: When it is due, on the clock of :meth:`set_stream`, in seconds.
+            tally: Counter of whether it leaves by then.
         """
         stream = self._streams.get(stream_id)
         if stream is not None:

@@ -238,8 +238,8 @@ def check(name: str, any_version: bool = False) -> None:
     It does not if the scheduler ``name`` has no effect, memory has no bound, or a probe of HTTP/3 fails.
 
     Args:
-        name: name of the stream scheduler.
-        any_version: whether to accept any aioquic with private parts that work, for a look at a new release.
+        name: Name of the stream scheduler.
+        any_version: Whether to accept any aioquic with private parts that work, for a look at a new release.
     """
     version = importlib.metadata.version("aioquic")
     if not any_version and tuple(map(int, re.findall(r"\d+", version)[:2])) != AIOQUIC:

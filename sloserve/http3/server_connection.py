@@ -52,14 +52,14 @@ class Front:
     """What all connections of a listener share.
 
     Args:
-        app: the ASGI application.
-        settings: settings of HTTP/3.
-        classify: function that derives from a request's headers how to send its response.
-        authorize: function that returns why the client's certificate is not accepted; ``None`` where it is, or none is
+        app: The ASGI application.
+        settings: Settings of HTTP/3.
+        classify: Function that derives from a request's headers how to send its response.
+        authorize: Function that returns why the client's certificate is not accepted; ``None`` where it is, or none is
             asked for.
-        address: the listener's own host and port.
-        unread: the bytes of responses that the connections hold.
-        figures: counters of what the connections have done.
+        address: The listener's own host and port.
+        unread: The bytes of responses that the connections hold.
+        figures: Counters of what the connections have done.
     """
 
     app: App

@@ -20,7 +20,7 @@ def tokens(private_key: bytes, port: int) -> Callable[[bytes], bytes]:
     """Return a function that makes the token of a connection id.
 
     Args:
-        private_key: bytes of the certificate's private key, as :func:`key_bytes` returns them.
+        private_key: Bytes of the certificate's private key, as :func:`key_bytes` returns them.
         port: UDP port of the listener.
     """
     key = hmac.digest(private_key, b"sloserve stateless reset %d" % port, "sha256")
@@ -36,8 +36,8 @@ def stateless_reset(token: bytes, answered_bytes: int) -> bytes | None:
     """Return a reset in response to a datagram.
 
     Args:
-        token: token of the connection id.
-        answered_bytes: size of the datagram; ``None`` is returned if it is too short for a response.
+        token: Token of the connection id.
+        answered_bytes: Size of the datagram; ``None`` is returned if it is too short for a response.
     """
     size = min(answered_bytes - 1, LONGEST_BYTES)
     if size < SHORTEST_BYTES:

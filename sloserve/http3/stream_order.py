@@ -102,10 +102,10 @@ class StreamOrder:
         """Set when the bytes of the stream up to ``end`` that no earlier call named are due.
 
         Args:
-            stream_id: number of the stream.
-            end: offset behind the last byte.
-            deadline_s: when the bytes are due, in seconds.
-            tally: counter of whether they leave by then.
+            stream_id: Number of the stream.
+            end: Offset behind the last byte.
+            deadline_s: When the bytes are due, in seconds.
+            tally: Counter of whether they leave by then.
         """
         due = self._due.setdefault(stream_id, _Due())
         due.add(end, deadline_s)
@@ -116,9 +116,9 @@ class StreamOrder:
         """Return the key by which to sort the stream.
 
         Args:
-            stream_id: number of the stream.
-            next_offset: offset of the byte that the stream would send next.
-            acked: offset up to which the stream has arrived.
+            stream_id: Number of the stream.
+            next_offset: Offset of the byte that the stream would send next.
+            acked: Offset up to which the stream has arrived.
         """
         state = self._state(stream_id)
         due = self._due.get(stream_id)

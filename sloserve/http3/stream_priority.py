@@ -25,8 +25,8 @@ class StreamPriority:
     """The priority that a request states.
 
     Args:
-        urgency: urgency 0..7, lower first; ``None`` if none was stated.
-        incremental: whether parts of the response are of use.
+        urgency: Urgency 0..7, lower first; ``None`` if none was stated.
+        incremental: Whether parts of the response are of use.
     """
 
     urgency: int | None = None
@@ -73,8 +73,8 @@ class ControlFrames:
     aioquic's own reader passes over frames that it does not know.
 
     Args:
-        payload_types: types of the frames with a payload that is kept; of all others only type and length are reported.
-        max_payload: the most bytes of a payload that is kept.
+        payload_types: Types of the frames with a payload that is kept; of all others only type and length are reported.
+        max_payload: The most bytes of a payload that is kept.
     """
 
     def __init__(self, payload_types: frozenset[int], max_payload: int) -> None:

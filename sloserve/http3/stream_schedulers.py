@@ -34,7 +34,7 @@ class TenantStreams:
     """The streams of one tenant, which share its turns.
 
     Args:
-        served_bytes: bytes that the tenant was served on this connection; a tenant that comes back starts level with
+        served_bytes: Bytes that the tenant was served on this connection; a tenant that comes back starts level with
             the others.
     """
 
@@ -46,11 +46,11 @@ class StreamState:
     """What a scheduler may know of a stream.
 
     Args:
-        stream_id: number of the stream, which grows in the order of opening.
-        deadline_s: when what the stream has to send next is due, on the clock of the connection; infinite for none.
-        urgency: urgency 0..7, lower first.
-        incremental: whether the bytes are of use before the last one.
-        turn: the count of services of any stream at this stream's last service, at first at its opening.
+        stream_id: Number of the stream, which grows in the order of opening.
+        deadline_s: When what the stream has to send next is due, on the clock of the connection; infinite for none.
+        urgency: Urgency 0..7, lower first.
+        incremental: Whether the bytes are of use before the last one.
+        turn: The count of services of any stream at this stream's last service, at first at its opening.
     """
 
     stream_id: int

@@ -8,10 +8,10 @@ class TransportLimits:
     """Limits on what a peer may open and send.
 
     Args:
-        streams: streams in both directions that the peer may have open at once.
-        uni_streams: streams in one direction that the peer may have open at once; HTTP/3 needs three.
-        stream_window_bytes: bytes that the peer may send on a stream ahead of the application that reads.
-        connection_window_bytes: the same for all streams of the connection.
+        streams: Streams in both directions that the peer may have open at once.
+        uni_streams: Streams in one direction that the peer may have open at once; HTTP/3 needs three.
+        stream_window_bytes: Bytes that the peer may send on a stream ahead of the application that reads.
+        connection_window_bytes: The same for all streams of the connection.
     """
 
     streams: int = 128

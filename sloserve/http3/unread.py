@@ -26,7 +26,7 @@ class Unread:
     """The unacknowledged bytes that a listener's connections hold.
 
     Args:
-        max_bytes: most bytes of all connections together.
+        max_bytes: Most bytes of all connections together.
     """
 
     def __init__(self, max_bytes: int) -> None:

@@ -51,9 +51,9 @@ class Given:
     """A value that a user wrote.
 
     Args:
-        value: the value itself.
-        source: the flag, or the file's name.
-        root: the root of the file in which it stands, if it stands in one.
+        value: The value itself.
+        source: The flag, or the file's name.
+        root: The root of the file in which it stands, if it stands in one.
     """
 
     value: Any
@@ -104,9 +104,9 @@ def read_sources(slo_config: Path | None, flags: Mapping[str, Any], preset: str 
     Classes of the file are added to the classes of the preset.
 
     Args:
-        slo_config: path of the file of settings, if there is one.
-        flags: values by the names of :data:`FLAGS`; ``None`` for a flag that was not given.
-        preset: name of the preset, if there is one.
+        slo_config: Path of the file of settings, if there is one.
+        flags: Values by the names of :data:`FLAGS`; ``None`` for a flag that was not given.
+        preset: Name of the preset, if there is one.
 
     Raises: ConfigError for an unknown preset, a file that cannot be read, or a file without a mapping.
     """
@@ -132,9 +132,9 @@ class Effective:
     """The settings in effect, and where each was written.
 
     Args:
-        settings: the settings.
-        section: what to hand to vLLM, with defaults left out.
-        sources: the values that users wrote, by setting.
+        settings: The settings.
+        section: What to hand to vLLM, with defaults left out.
+        sources: The values that users wrote, by setting.
     """
 
     settings: PluginSettings

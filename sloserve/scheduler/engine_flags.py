@@ -13,9 +13,9 @@ def check_order(policy: Policy, name: str, scheduling_policy: str) -> None:
     """Raise ConfigError for a policy that orders the queues where vLLM orders them itself.
 
     Args:
-        policy: the policy that is to plan; a shadow policy may have any order.
-        name: the name of the policy, for the message.
-        scheduling_policy: value of vLLM's ``--scheduling-policy``.
+        policy: The policy that is to plan; a shadow policy may have any order.
+        name: The name of the policy, for the message.
+        scheduling_policy: Value of vLLM's ``--scheduling-policy``.
     """
     if policy.reads and scheduling_policy != OWN_ORDER:
         raise ConfigError(
@@ -29,8 +29,8 @@ def check_chunks(policy: Policy, name: str, chunked_prefill: bool) -> None:
 
     Args:
         policy: a policy or a shadow policy.
-        name: the name of the policy, for the message.
-        chunked_prefill: value of vLLM's ``--enable-chunked-prefill``.
+        name: The name of the policy, for the message.
+        chunked_prefill: Value of vLLM's ``--enable-chunked-prefill``.
     """
     if policy.limits_steps and not chunked_prefill:
         raise ConfigError(

@@ -262,8 +262,8 @@ def check_engine_flags(settings: PluginSettings, *, chunked_prefill: bool, sched
 
     Args:
         settings: Settings with policies that can be made.
-        chunked_prefill: value of ``--enable-chunked-prefill``.
-        scheduling_policy: value of ``--scheduling-policy``.
+        chunked_prefill: Value of ``--enable-chunked-prefill``.
+        scheduling_policy: Value of ``--scheduling-policy``.
     """
     policy = make_policy(settings.policy, settings.policy_options)
     check_order(policy, settings.policy, scheduling_policy)

@@ -39,7 +39,7 @@ class KVFacts:
         """Return the profile's fields.
 
         Args:
-            ranks: number of ranks of tensor parallelism, over which bytes are summed.
+            ranks: Number of ranks of tensor parallelism, over which bytes are summed.
         """
         block_bytes, groups = self._rank_block_bytes * ranks, _as_with_prefix_cache(self._layout)
         kv_cache = {

@@ -50,8 +50,8 @@ def main(preload: Callable[[], None] | None = None, engine: Callable[[], None] |
     """Serve orders until standard input ends.
 
     Args:
-        preload: imports what engines need; given by tests.
-        engine: runs an engine with the arguments in ``sys.argv``; given by tests.
+        preload: Imports what engines need; given by tests.
+        engine: Runs an engine with the arguments in ``sys.argv``; given by tests.
     """
     orders, answers = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # libraries print to standard output
@@ -77,8 +77,8 @@ class _Launcher:
     """Forks engines and reports their ends.
 
     Args:
-        answers: file descriptor to which responses are written.
-        engine: runs an engine in a forked process.
+        answers: File descriptor to which responses are written.
+        engine: Runs an engine in a forked process.
     """
 
     def __init__(self, answers: int, engine: Callable[[], None]) -> None:
@@ -139,10 +139,10 @@ def _be_engine(parent: int, order: dict[str, Any], launchers: tuple[int, ...], e
     """Run an engine in a forked process.
 
     Args:
-        parent: process id of the launcher.
-        order: the order to carry out.
-        launchers: file descriptors that belong to the launcher alone.
-        engine: runs an engine with the arguments in ``sys.argv``.
+        parent: Process id of the launcher.
+        order: The order to carry out.
+        launchers: File descriptors that belong to the launcher alone.
+        engine: Runs an engine with the arguments in ``sys.argv``.
     """
     code = 1
     try:

@@ -59,7 +59,7 @@ class ProfileEngine:
     Prefix caching is off, so that a prompt is computed however often it was seen.
 
     Args:
-        now_s: the clock of the steps. Wall time, but for an engine of one thread in this process on a machine that does
+        now_s: The clock of the steps. Wall time, but for an engine of one thread in this process on a machine that does
             other work too, where the process's CPU time is what the step would take.
     """
 

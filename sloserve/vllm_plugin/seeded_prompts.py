@@ -35,7 +35,7 @@ def install(ours: Callable[[Any], bool]) -> None:
     """Mend each CPU runner that this process makes after this call.
 
     Args:
-        ours: returns whether the engine of a vLLM configuration runs our scheduler.
+        ours: Returns whether the engine of a vLLM configuration runs our scheduler.
     """
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 

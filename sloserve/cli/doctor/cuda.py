@@ -40,7 +40,7 @@ def torch_fits(cuda: tuple[int, int]) -> Iterator[Finding]:
     Within a major version an older driver runs a newer CUDA, too.
 
     Args:
-        cuda: the newest CUDA version that the driver runs, as (major, minor).
+        cuda: The newest CUDA version that the driver runs, as (major, minor).
     """
     installed, built = software.torch_version(), software.torch_cuda()
     if installed is None:

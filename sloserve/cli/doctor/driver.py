@@ -13,9 +13,9 @@ class Gpu:
     """One GPU.
 
     Args:
-        name: name of the device.
-        memory_bytes: size of its memory.
-        capability: compute capability of its architecture, such as (9, 0).
+        name: Name of the device.
+        memory_bytes: Size of its memory.
+        capability: Compute capability of its architecture, such as (9, 0).
     """
 
     name: str
@@ -28,8 +28,8 @@ class Driver:
     """The NVIDIA driver.
 
     Args:
-        cuda: the newest CUDA that it runs, such as (13, 0).
-        gpus: the devices that it sees.
+        cuda: The newest CUDA that it runs, such as (13, 0).
+        gpus: The devices that it sees.
     """
 
     cuda: tuple[int, int]

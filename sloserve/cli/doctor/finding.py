@@ -18,10 +18,10 @@ class Finding:
     """The result of one check.
 
     Args:
-        check: what was looked at.
-        state: how good or bad it is.
-        found: what was found.
-        remedy: what to do; empty if nothing needs to be done.
+        check: What was looked at.
+        state: How good or bad it is.
+        found: What was found.
+        remedy: What to do; empty if nothing needs to be done.
     """
 
     check: str

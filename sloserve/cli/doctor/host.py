@@ -73,8 +73,8 @@ def clock_finding(state: int, most_error_s: float) -> Finding:
     """Return the finding about the clock.
 
     Args:
-        state: the result of ``ntp_gettime``; below 0 if it cannot be read.
-        most_error_s: the largest error of the clock that the kernel reports, in seconds.
+        state: The result of ``ntp_gettime``; below 0 if it cannot be read.
+        most_error_s: The largest error of the clock that the kernel reports, in seconds.
     """
     if state < 0:
         return absent("clock", "the kernel does not say whether it is synchronised")

@@ -43,11 +43,11 @@ def chances(
 
     Args:
         longer: ``[classes, lengths]``, above 0: P(length > place * stride) of each class.
-        stride: tokens between two lengths.
-        lengths: how long outputs are; a class is a row of ``longer``.
+        stride: Tokens between two lengths.
+        lengths: How long outputs are; a class is a row of ``longer``.
         slots: ``[n]``, of these columns.
-        ahead: tokens, ascending from 0.
-        known: chances that stand instead, ``[rows, len(ahead)]``, and the row of each request, ``[n]``, -1 for none.
+        ahead: Tokens, ascending from 0.
+        known: Chances that stand instead, ``[rows, len(ahead)]``, and the row of each request, ``[n]``, -1 for none.
 
     Raises: ValueError for a class without a row, a slot out of range, tokens below 0 or above 2^32 - 1, ``ahead`` that
         does not ascend from 0, or arrays that do not fit together.

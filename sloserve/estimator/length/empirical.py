@@ -75,7 +75,7 @@ class EmpiricalLength(Estimator):
     A new class predicts the prior, and a request longer than all that were seen predicts the class's mean.
 
     Args:
-        window: ended requests remembered per class.
+        window: Ended requests remembered per class.
         prior_mean_tokens, prior_weight: see PRIOR_MEAN_TOKENS and PRIOR_WEIGHT.
 
     Raises: ValueError when an argument is out of range.

@@ -78,8 +78,8 @@ class GaussianLength(Estimator):
     the same weight, and of as large a deviation, as of geometric lengths.
 
     Args:
-        memory: ended requests that count; from then on each new one has the weight 1 / memory.
-        cut_fit: whether the cut Gaussian has the observed moments, or the one before the cut, as in the paper.
+        memory: Ended requests that count; from then on each new one has the weight 1 / memory.
+        cut_fit: Whether the cut Gaussian has the observed moments, or the one before the cut, as in the paper.
 
     Raises: ValueError when an argument is out of range.
     """

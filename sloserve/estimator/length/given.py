@@ -77,7 +77,7 @@ class OracleLength(Estimator):
     does not name the distribution.
 
     Args:
-        error: relative error, 0 or more.
+        error: Relative error, 0 or more.
         seed: Seed of the errors.
 
     Raises: ValueError when the error is out of range.

@@ -102,7 +102,7 @@ class LearnedLength(Estimator):
     """Predicts with a :class:`LengthModel`; does not learn from requests that end.
 
     Args:
-        class_names: label of each ``class_id`` as in training, for requests without a task.
+        class_names: Label of each ``class_id`` as in training, for requests without a task.
     """
 
     def __init__(self, model: LengthModel, class_names: Sequence[str] = ()) -> None:

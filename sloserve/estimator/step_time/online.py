@@ -73,7 +73,7 @@ class OnlineLatency:
     """The step latency of the engine in use.
 
     Args:
-        profile: what is known before the first step; ``None`` for nothing.
+        profile: What is known before the first step; ``None`` for nothing.
     """
 
     def __init__(self, profile: Profile | None = None) -> None:

@@ -54,7 +54,7 @@ class AgentSettings:
         endpoint_key: Key that the endpoint asks for; an endpoint on TCP has one.
         endpoint_tls: TLS context of an endpoint with ``https``.
         host_memory_bytes: Bytes of host memory for weights of models that sleep.
-        drain_max_s: see :class:`sloserve.fleet.file_sections.Switching`.
+        drain_max_s: See :class:`sloserve.fleet.file_sections.Switching`.
         limits: Times that an engine may take.
     """
 

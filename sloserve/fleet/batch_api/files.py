@@ -44,8 +44,8 @@ class Files(Protocol):
         """Delete what crashes left: half files, and files that have no row in the store.
 
         Args:
-            is_known: says whether the store has a row for an id.
-            before_s: only files last written before this time, in epoch seconds, are deleted; another gateway may be
+            is_known: Says whether the store has a row for an id.
+            before_s: Only files last written before this time, in epoch seconds, are deleted; another gateway may be
                 writing the others.
         """
 

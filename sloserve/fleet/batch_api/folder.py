@@ -83,8 +83,8 @@ class Folder:
         """Delete what crashes left: half files, and files in the folder without a row in the store.
 
         Args:
-            is_known: says whether the store has a row for an id.
-            before_s: only files last written before this time, in epoch seconds, are deleted; another gateway may be
+            is_known: Says whether the store has a row for an id.
+            before_s: Only files last written before this time, in epoch seconds, are deleted; another gateway may be
                 writing the others.
         """
         for file in self._path.iterdir():

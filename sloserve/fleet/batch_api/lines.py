@@ -22,7 +22,7 @@ class Limits:
     """Limits of one input file.
 
     Args:
-        line_bytes: the most bytes of one line, which is also the memory that reading takes.
+        line_bytes: The most bytes of one line, which is also the memory that reading takes.
     """
 
     file_bytes: int = 200_000_000
@@ -35,9 +35,9 @@ class BatchLine:
     """A request on one line.
 
     Args:
-        body: body that goes to the engine.
-        prompt_tokens: estimated tokens of the prompt, from its length.
-        output_tokens: estimated output tokens, from the limits of the request.
+        body: Body that goes to the engine.
+        prompt_tokens: Estimated tokens of the prompt, from its length.
+        output_tokens: Estimated output tokens, from the limits of the request.
     """
 
     number: int
@@ -74,10 +74,10 @@ def read_lines(
     """Yield each line of a file in order, without empty ones. A line beyond a limit is the last.
 
     Args:
-        file: the file, opened for reading.
-        endpoint: route that each line must ask for.
-        models: names of the models that the fleet serves.
-        limits: limits of the file.
+        file: The file, opened for reading.
+        endpoint: Route that each line must ask for.
+        models: Names of the models that the fleet serves.
+        limits: Limits of the file.
     """
     seen: set[str] = set()
     number, blank = 0, 0

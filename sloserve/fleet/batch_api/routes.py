@@ -59,13 +59,13 @@ class BatchApi:
     """The routes of one gateway.
 
     Args:
-        store: database in which everything but bytes of files is kept.
-        folder: storage for bytes of files.
-        tenant_of: returns the tenant that owns a request, or raises the error that its client gets.
-        confirm_later: called for a batch that is kept and known to its client, while the store is away.
-        limits: limits of one file.
-        quota_of: returns the quota of a tenant.
-        executor: runs the threads that wait for the store and the disk.
+        store: Database in which everything but bytes of files is kept.
+        folder: Storage for bytes of files.
+        tenant_of: Returns the tenant that owns a request, or raises the error that its client gets.
+        confirm_later: Called for a batch that is kept and known to its client, while the store is away.
+        limits: Limits of one file.
+        quota_of: Returns the quota of a tenant.
+        executor: Runs the threads that wait for the store and the disk.
     """
 
     store: Store

@@ -59,14 +59,14 @@ class BatchRunner:
     """Runs the batches of a store.
 
     Args:
-        store: database in which everything but bytes of files is kept.
-        folder: storage for bytes of files.
-        models_of: returns the models that a tenant may use now.
-        group_of: returns the request group of a batch's new request.
-        class_of: returns the class of a tenant's requests.
-        limits: limits of one file.
-        quota_of: returns the quota of a tenant.
-        results_kept_s: seconds for which an ended batch and its files of results remain available.
+        store: Database in which everything but bytes of files is kept.
+        folder: Storage for bytes of files.
+        models_of: Returns the models that a tenant may use now.
+        group_of: Returns the request group of a batch's new request.
+        class_of: Returns the class of a tenant's requests.
+        limits: Limits of one file.
+        quota_of: Returns the quota of a tenant.
+        results_kept_s: Seconds for which an ended batch and its files of results remain available.
     """
 
     store: Store
@@ -192,9 +192,9 @@ class BatchRunner:
         """Find errors before the first request is accepted: as at OpenAI, one error keeps a whole batch from running.
 
         Args:
-            batch: the batch.
-            file: input file of the batch.
-            checked: receives the lines without an error, which are parsed as JSON only this once.
+            batch: The batch.
+            file: Input file of the batch.
+            checked: Receives the lines without an error, which are parsed as JSON only this once.
         """
         found: list[LineError] = []
         lines, tokens = 0, 0.0

@@ -26,7 +26,7 @@ class InstanceReport:
     Args:
         name: Name as in the fleet's file, for example ``node-a/0``.
         device: Kind of its device.
-        phase: see :class:`~sloserve.core.spans.Phase`.
+        phase: See :class:`~sloserve.core.spans.Phase`.
         models: Place of the weights of each model that it can serve, by model. From the moment that it drains for
             another model, the coming model is the active one.
         active_for_s: Seconds for which the active model has been active; ``None`` if no model is.

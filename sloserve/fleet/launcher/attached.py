@@ -46,7 +46,7 @@ class AttachingLauncher:
     """Attaches to a running server; see :class:`~sloserve.fleet.agent.engine_spec.Launcher`.
 
     Args:
-        url: base URL of the server.
+        url: Base URL of the server.
     """
 
     def __init__(self, url: str) -> None:

@@ -52,7 +52,7 @@ class ForkingLauncher:
     The process starts with :meth:`begin`, or with the first engine; one that has died is started again.
 
     Args:
-        log: log file of the launcher process.
+        log: Log file of the launcher process.
     """
 
     def __init__(self, log: Path, plain: PlainLauncher | None = None, module: str = MODULE) -> None:

@@ -69,10 +69,10 @@ async def start(
 
     Args:
         command: a module and its arguments.
-        log: file that receives the output.
-        environment: variables added to this process's environment.
-        stdin: value for asyncio, or ``None`` for no input.
-        stdout: value for asyncio, or ``None`` for the log.
+        log: File that receives the output.
+        environment: Variables added to this process's environment.
+        stdin: Value for asyncio, or ``None`` for no input.
+        stdout: Value for asyncio, or ``None`` for the log.
     """
     with log.open("ab") as file:
         return await asyncio.create_subprocess_exec(

@@ -23,10 +23,10 @@ def assign_instances(kv_tokens: FloatArray, free_tokens: Sequence[int]) -> IntAr
 
     Args:
         kv_tokens: KV tokens that each request fills in the end, ``[n]``.
-        free_tokens: free KV tokens of each instance.
+        free_tokens: Free KV tokens of each instance.
 
     Raises:
-        ValueError: there is no instance, or a request fits into none.
+        ValueError: There is no instance, or a request fits into none.
     """
     if not len(free_tokens):
         raise ValueError("free_tokens: no instance to assign requests to")
@@ -56,11 +56,11 @@ def annealed_shares(
     """Return the queue of each instance, as indices of groups.
 
     Args:
-        foreseen: state and problem that the planner expects.
-        serving: profile and engine size by model and kind of device.
-        waiting: indices of the waiting groups of one model, by arrival.
-        having: instances that serve that model.
-        seed: seed of the random search.
+        foreseen: State and problem that the planner expects.
+        serving: Profile and engine size by model and kind of device.
+        waiting: Indices of the waiting groups of one model, by arrival.
+        having: Instances that serve that model.
+        seed: Seed of the random search.
     """
     problem, groups = foreseen.problem, foreseen.groups
     assert problem is not None

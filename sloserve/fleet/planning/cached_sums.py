@@ -16,7 +16,7 @@ class CachedSums:
     """Sums over queued requests, read from the store at a limited rate.
 
     Args:
-        clock: clock of this process, used for durations alone.
+        clock: Clock of this process, used for durations alone.
     """
 
     def __init__(self, requests: Requests, clock: Clock) -> None:

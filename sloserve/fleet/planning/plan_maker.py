@@ -21,9 +21,9 @@ class PlanMaker:
     """Makes plans for one fleet. It keeps nothing but the swap times that agents measured.
 
     Args:
-        fleet: settings of the fleet, from its file.
-        planner: planner to use in place of the file's, for comparison.
-        seed: seed of the search.
+        fleet: Settings of the fleet, from its file.
+        planner: Planner to use in place of the file's, for comparison.
+        seed: Seed of the search.
     """
 
     def __init__(self, fleet: Fleet, *, planner: QLMPlanner | None = None, seed: int = 0) -> None:
@@ -36,10 +36,10 @@ class PlanMaker:
         """Return the next plan in force.
 
         Args:
-            now_s: epoch seconds by the store's clock.
-            durable: groups that the store holds.
-            members: agents and gateways that are alive.
-            last: the plan in force; ``None`` at the start.
+            now_s: Epoch seconds by the store's clock.
+            durable: Groups that the store holds.
+            members: Agents and gateways that are alive.
+            last: The plan in force; ``None`` at the start.
         """
         self._swaps.note(report for report, _ in members.agents)
         in_force = None if last is None else FleetPlan({name: tuple(refs) for name, refs in last.order.items()})

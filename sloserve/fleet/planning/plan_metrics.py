@@ -13,7 +13,7 @@ class PlanCollector(Collector):
     """Prometheus metrics of the plan in force.
 
     Args:
-        plan: returns the plan in force; ``None`` before the first.
+        plan: Returns the plan in force; ``None`` before the first.
     """
 
     def __init__(self, plan: Callable[[], Plan | None]) -> None:

@@ -30,11 +30,11 @@ class Planning:
     """One planner of a fleet.
 
     Args:
-        fleet: settings of the fleet, from its file.
-        store: store that all members share.
+        fleet: Settings of the fleet, from its file.
+        store: Store that all members share.
         holder: a name that is unique among planners, and new in each process.
-        clock: clock of this process, used for durations alone.
-        lease_s: seconds after which another planner follows a leader that does not renew.
+        clock: Clock of this process, used for durations alone.
+        lease_s: Seconds after which another planner follows a leader that does not renew.
     """
 
     def __init__(self, fleet: Fleet, store: Store, holder: str, clock: Clock, *, lease_s: float = LEASE_S) -> None:

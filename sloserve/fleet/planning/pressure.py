@@ -42,8 +42,8 @@ def expected_ends_s(problem: FleetProblem, queues: Sequence[Sequence[int]]) -> t
     They are 0 for groups in no queue.
 
     Args:
-        problem: the planning problem.
-        queues: indices of the groups in the queue of each instance.
+        problem: The planning problem.
+        queues: Indices of the groups in the queue of each instance.
     """
     first_s, last_s = np.zeros(problem.model.size), np.zeros(problem.model.size)
     for i, queue in enumerate(queues):

@@ -21,9 +21,9 @@ class ScaledKind:
     """Hosts of one kind of device.
 
     Args:
-        instances: number of instances of one host.
-        least: the fewest hosts of this kind.
-        most: the most hosts of this kind.
+        instances: Number of instances of one host.
+        least: The fewest hosts of this kind.
+        most: The most hosts of this kind.
     """
 
     instances: int
@@ -55,9 +55,9 @@ class Scaling:
     """Decides how many hosts of each kind are needed.
 
     Args:
-        kinds: kinds of hosts by device, in the order in which they are filled.
-        up_s: seconds for which more must be needed before hosts are added.
-        down_s: seconds for which less must be needed before hosts go.
+        kinds: Kinds of hosts by device, in the order in which they are filled.
+        up_s: Seconds for which more must be needed before hosts are added.
+        down_s: Seconds for which less must be needed before hosts go.
     """
 
     def __init__(self, kinds: Mapping[str, ScaledKind], up_s: float, down_s: float) -> None:
@@ -70,9 +70,9 @@ class Scaling:
         """Return the hosts that are needed next, by kind of device.
 
         Args:
-            now_s: seconds on a clock that never goes back; calls may be seldom or often.
-            needed: number of instances; see :func:`instances_needed`.
-            there: number of instances that exist already; the first call starts from these.
+            now_s: Seconds on a clock that never goes back; calls may be seldom or often.
+            needed: Number of instances; see :func:`instances_needed`.
+            there: Number of instances that exist already; the first call starts from these.
         """
         if self._since_s is None:
             self._since_s, self._target = now_s, max(self._target, there)

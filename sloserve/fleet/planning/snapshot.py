@@ -96,12 +96,12 @@ def fleet_state(
     """Return the state, and its groups by their references.
 
     Args:
-        now_s: epoch seconds by the store's clock.
-        durable: groups that the store holds.
-        members: agents and gateways that are alive.
-        swap_s: seconds that each swap takes.
-        last: the plan in force, or ``None`` if there is none.
-        horizon_s: seconds within which expected streams count as waiting.
+        now_s: Epoch seconds by the store's clock.
+        durable: Groups that the store holds.
+        members: Agents and gateways that are alive.
+        swap_s: Seconds that each swap takes.
+        last: The plan in force, or ``None`` if there is none.
+        horizon_s: Seconds within which expected streams count as waiting.
     """
     instances = tuple(_state(now_s - age_s, one) for report, age_s in members.agents for one in report.instances)
     can = Counter(model for instance in instances for model in instance.models)

@@ -63,10 +63,10 @@ def streamed_groups(
     """Return the groups of streams that gateways hold, or expect within ``horizon_s`` seconds.
 
     Args:
-        now_s: epoch seconds by the store's clock.
-        demands: demands of gateways, each with its age in seconds.
-        instances_of: number of instances that can serve each model.
-        horizon_s: seconds within which expected streams count.
+        now_s: Epoch seconds by the store's clock.
+        demands: Demands of gateways, each with its age in seconds.
+        instances_of: Number of instances that can serve each model.
+        horizon_s: Seconds within which expected streams count.
     """
     merged: dict[tuple[str, str], GroupSums] = {}
     for demand, age_s in demands:

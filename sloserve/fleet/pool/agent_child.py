@@ -20,8 +20,8 @@ class AgentChild:
 
     Args:
         command: a module and its arguments.
-        log: file to which the output is appended.
-        environment: variables added to this process's environment.
+        log: File to which the output is appended.
+        environment: Variables added to this process's environment.
     """
 
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:

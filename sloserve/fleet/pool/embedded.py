@@ -13,11 +13,11 @@ class EmbeddedPool:
     """Runs agents as child processes of this one; see :class:`~sloserve.fleet.pool.pool.Pool`.
 
     Args:
-        offers: the hosts.
-        command: returns the module and arguments that start a host's agent.
-        logs: folder of the agents' logs.
-        environment: environment variables of agents.
-        what: name of the started process, with which the names of logs begin.
+        offers: The hosts.
+        command: Returns the module and arguments that start a host's agent.
+        logs: Folder of the agents' logs.
+        environment: Environment variables of agents.
+        what: Name of the started process, with which the names of logs begin.
     """
 
     def __init__(

@@ -25,8 +25,8 @@ class _Kept:
     """The agent of a host.
 
     Args:
-        starts: number of consecutive starts of agents that ended soon.
-        due_s: time when the next may start, if none runs.
+        starts: Number of consecutive starts of agents that ended soon.
+        due_s: Time when the next may start, if none runs.
     """
 
     runs: bool = False
@@ -39,8 +39,8 @@ class AgentKeeper:
     """Keeps the agents of one pool.
 
     Args:
-        say: prints a line for each agent that goes.
-        what: name of the kept process, printed before a host's name in that line.
+        say: Prints a line for each agent that goes.
+        what: Name of the kept process, printed before a host's name in that line.
     """
 
     def __init__(

@@ -16,11 +16,11 @@ class Offer:
     """A host on which an agent may run.
 
     Args:
-        host: name of the host, with which the names of the agent's instances begin.
-        device: kind of its devices.
-        devices: number of its devices.
-        host_memory_bytes: bytes of host memory for weights of models that sleep.
-        address: network address that other hosts reach; ``None`` if there is none.
+        host: Name of the host, with which the names of the agent's instances begin.
+        device: Kind of its devices.
+        devices: Number of its devices.
+        host_memory_bytes: Bytes of host memory for weights of models that sleep.
+        address: Network address that other hosts reach; ``None`` if there is none.
     """
 
     host: str
@@ -35,9 +35,9 @@ class Gone:
     """An agent that has gone without an order to end.
 
     Args:
-        host: name of the agent's host.
-        what: the event, as the end of a sentence: "has ended with status 1; its log is ...".
-        certain: whether its process and its engines have surely ended, so that another may be started at once.
+        host: Name of the agent's host.
+        what: The event, as the end of a sentence: "has ended with status 1; its log is ...".
+        certain: Whether its process and its engines have surely ended, so that another may be started at once.
             Otherwise the agent is only unreachable, and may still run; the store's leases decide.
     """
 

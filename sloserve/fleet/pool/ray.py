@@ -50,7 +50,7 @@ class _Node:
 
     Args:
         id: Ray's id of the node.
-        resources: resources that its agent's actor holds, by Ray's names.
+        resources: Resources that its agent's actor holds, by Ray's names.
     """
 
     id: str
@@ -63,8 +63,8 @@ class _Kept:
     """An actor with its agent.
 
     Args:
-        awaited: task that waits until the agent ends.
-        is_ending: whether the agent was ordered to end.
+        awaited: Task that waits until the agent ends.
+        is_ending: Whether the agent was ordered to end.
     """
 
     actor: Any
@@ -76,15 +76,15 @@ class RayPool:
     """Runs agents on the nodes of a Ray cluster; see :class:`~sloserve.fleet.pool.pool.Pool`.
 
     Args:
-        address: address of the cluster, as Ray takes it.
-        devices: number of devices of a host, by each kind of device that the file knows; ``None`` for the number that
+        address: Address of the cluster, as Ray takes it.
+        devices: Number of devices of a host, by each kind of device that the file knows; ``None`` for the number that
             Ray reports.
-        files: text by file name, to be written into the folder in which an agent is started.
-        command: returns the module and arguments that start an agent, for an offer.
-        environment: environment variables of agents. They go through Ray as an argument, which Ray shows nowhere.
-        bundles: resources that Ray's autoscaler is asked for in place of a host, by kind of device, if they are not the
+        files: Text by file name, to be written into the folder in which an agent is started.
+        command: Returns the module and arguments that start an agent, for an offer.
+        environment: Environment variables of agents. They go through Ray as an argument, which Ray shows nowhere.
+        bundles: Resources that Ray's autoscaler is asked for in place of a host, by kind of device, if they are not the
             GPUs or, without GPUs, the CPUs of a node.
-        is_shared: whether nodes on other machines reach the fleet's store. Otherwise only nodes of this machine are
+        is_shared: Whether nodes on other machines reach the fleet's store. Otherwise only nodes of this machine are
             offered, and their agents listen on sockets.
 
     Raises: ConfigError where the cluster cannot be reached.

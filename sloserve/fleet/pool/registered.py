@@ -21,9 +21,9 @@ class RegisteredPool:
     """Agents that others start, found in the store; see :class:`~sloserve.fleet.pool.pool.Pool`.
 
     Args:
-        store: store of the fleet.
-        others: hosts with agents that belong to another pool.
-        width: number of devices of an instance, by kind of device.
+        store: Store of the fleet.
+        others: Hosts with agents that belong to another pool.
+        width: Number of devices of an instance, by kind of device.
     """
 
     def __init__(self, store: Store, others: Collection[str], width: Callable[[str], int]) -> None:

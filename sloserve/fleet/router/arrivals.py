@@ -18,8 +18,8 @@ class Arrivals(Protocol):
     """Poisson arrivals in n systems.
 
     Args:
-        rate_per_s: present rate of each system in requests per second, ``[n]``.
-        entered: whether the rate of each system is new, ``[n]``.
+        rate_per_s: Present rate of each system in requests per second, ``[n]``.
+        entered: Whether the rate of each system is new, ``[n]``.
     """
 
     rate_per_s: FloatArray
@@ -51,10 +51,10 @@ class Phases:
     """Phases of changing rates.
 
     Args:
-        rates: least and greatest rate, in requests per second.
-        requests: least and greatest number of requests at one rate.
-        mean_s: mean time at one rate, in seconds.
-        timed: share of the systems in which phases last a time, not a number of requests.
+        rates: Least and greatest rate, in requests per second.
+        requests: Least and greatest number of requests at one rate.
+        mean_s: Mean time at one rate, in seconds.
+        timed: Share of the systems in which phases last a time, not a number of requests.
     """
 
     rates: tuple[float, float] = (0.25, 64.0)

@@ -29,15 +29,15 @@ class RequestFacts:
     """One request that names no model.
 
     Args:
-        task: task that its header states.
-        output_tokens: expected output tokens, or the client's cap if nothing better is known.
-        needs: features that a model must support, such as ``tools``.
+        task: Task that its header states.
+        output_tokens: Expected output tokens, or the client's cap if nothing better is known.
+        needs: Features that a model must support, such as ``tools``.
         conversation: a key that is the same for all requests of one conversation, and for no two tenants; ``None`` for
             a request of its own.
-        begins: whether it is the first of its conversation.
-        context_tokens: tokens that a model's context must have.
-        elapsed_s: seconds since its arrival.
-        network_s: seconds that the network takes of its time, to the client and back.
+        begins: Whether it is the first of its conversation.
+        context_tokens: Tokens that a model's context must have.
+        elapsed_s: Seconds since its arrival.
+        network_s: Seconds that the network takes of its time, to the client and back.
     """
 
     slo_class: str
@@ -66,12 +66,12 @@ class Candidate:
     """A model, and what its instances would do with the request now.
 
     Args:
-        batches: number of requests at each instance that serves it.
-        ready_in_s: seconds until an instance serves it: 0, the predicted end of a switch, or infinite.
-        first_s: predicted seconds from then to the first token at the best instance.
-        completion_s: predicted seconds from then to the last token at the best instance.
-        error: relative standard deviation of the prediction; ``None`` for the settings' own.
-        full: whether it would refuse the request for as long as others wait.
+        batches: Number of requests at each instance that serves it.
+        ready_in_s: Seconds until an instance serves it: 0, the predicted end of a switch, or infinite.
+        first_s: Predicted seconds from then to the first token at the best instance.
+        completion_s: Predicted seconds from then to the last token at the best instance.
+        error: Relative standard deviation of the prediction; ``None`` for the settings' own.
+        full: Whether it would refuse the request for as long as others wait.
     """
 
     model: str

@@ -50,9 +50,9 @@ class Choice:
     """The choice for one request.
 
     Args:
-        model: the chosen model; ``None`` if none can serve the request.
-        barred: the models that cannot serve it, and why.
-        shadow: what the shadow policy would have chosen; ``None`` without one, or if there was nothing to choose.
+        model: The chosen model; ``None`` if none can serve the request.
+        barred: The models that cannot serve it, and why.
+        shadow: What the shadow policy would have chosen; ``None`` without one, or if there was nothing to choose.
     """
 
     model: str | None
@@ -65,8 +65,8 @@ class ModelChooser:
     """Chooses models for one gateway.
 
     Args:
-        settings: settings of the router.
-        network: the trained policy; ``None`` for masked greedy.
+        settings: Settings of the router.
+        network: The trained policy; ``None`` for masked greedy.
         shadow: a policy that only says what it would choose; ``None`` for masked greedy if ``settings.shadow`` is set.
     """
 
@@ -104,11 +104,11 @@ class ModelChooser:
         """Return the model for a request.
 
         Args:
-            facts: facts about the request.
-            candidates: the models; one that the settings do not list is passed over.
-            now_s: arrival time in seconds, never less than in an earlier call.
-            asked: models of the set that the request names; ``None`` for all.
-            again: whether the request arrived before, and a model is chosen once more.
+            facts: Facts about the request.
+            candidates: The models; one that the settings do not list is passed over.
+            now_s: Arrival time in seconds, never less than in an earlier call.
+            asked: Models of the set that the request names; ``None`` for all.
+            again: Whether the request arrived before, and a model is chosen once more.
         """
         if not again:
             self._arrived(now_s)

@@ -49,14 +49,14 @@ class System:
     """A simulated system: tasks, models and devices.
 
     Args:
-        models: names of the models, smallest first.
-        quality: quality of each model for each task, ``[tasks, models]``.
-        weights: weight of each task, ``[tasks]``.
-        token_s: guarantee by task, as mean seconds per token, ``[tasks]``.
-        interference: share of the other replicas' step by which a step on the same device takes longer.
-        prompt_tokens: prompt tokens by task, ``[tasks]``.
-        network_s: least and greatest seconds that the network adds to a request, drawn evenly by the logarithm.
-        error: standard deviation of the predictor's relative error, drawn once for each model and phase of the
+        models: Names of the models, smallest first.
+        quality: Quality of each model for each task, ``[tasks, models]``.
+        weights: Weight of each task, ``[tasks]``.
+        token_s: Guarantee by task, as mean seconds per token, ``[tasks]``.
+        interference: Share of the other replicas' step by which a step on the same device takes longer.
+        prompt_tokens: Prompt tokens by task, ``[tasks]``.
+        network_s: Least and greatest seconds that the network adds to a request, drawn evenly by the logarithm.
+        error: Standard deviation of the predictor's relative error, drawn once for each model and phase of the
             arrivals.
     """
 
@@ -92,13 +92,13 @@ class Observation:
     Columns are ``[n]`` or ``[n, models]``.
 
     Args:
-        least: number of requests at the least loaded replica of each model.
-        mean: mean number of requests at the replicas of each model.
-        predicted_s: seconds until the last token if the request went to the least loaded replica, without the network,
+        least: Number of requests at the least loaded replica of each model.
+        mean: Mean number of requests at the replicas of each model.
+        predicted_s: Seconds until the last token if the request went to the least loaded replica, without the network,
             by a predictor that is wrong by ``System.error``.
-        rate_per_s: estimated rate of arrivals, in requests per second.
-        quality: quality of each model for the request's task.
-        weight: weight of the request's task.
+        rate_per_s: Estimated rate of arrivals, in requests per second.
+        quality: Quality of each model for the request's task.
+        weight: Weight of the request's task.
     """
 
     least: FloatArray
@@ -116,8 +116,8 @@ class Finished:
     """Requests that ended, by the tickets under which they were served.
 
     Args:
-        rewards: reward of each request, with its weight.
-        ended_s: time when each ended, in seconds; infinite for a refused request.
+        rewards: Reward of each request, with its weight.
+        ended_s: Time when each ended, in seconds; infinite for a refused request.
     """
 
     tickets: list[IntArray] = field(default_factory=list)

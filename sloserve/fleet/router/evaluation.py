@@ -26,10 +26,10 @@ class Served:
     """Requests in the order of their arrival in each system; all columns are ``[n]``.
 
     Args:
-        rate_per_s: rate at which they arrived, in requests per second.
-        reward: reward of each request, without the weight.
-        latency_s: seconds without the network, infinite for a refused request.
-        network_s: seconds of the network.
+        rate_per_s: Rate at which they arrived, in requests per second.
+        reward: Reward of each request, without the weight.
+        latency_s: Seconds without the network, infinite for a refused request.
+        network_s: Seconds of the network.
     """
 
     system: IntArray

@@ -43,14 +43,14 @@ class RawFeatures:
     """Inputs of the features of n requests, in units of their own.
 
     Args:
-        least: number of requests at the least loaded replica, ``[n, models]``.
-        mean: mean number of requests at the replicas, ``[n, models]``.
-        predicted_s: predicted seconds until the last token, ``[n, models]``.
-        quality: quality of the models for the request's task, ``[n, models]``.
-        limit_s: seconds from arrival to the last token, network included.
-        rate_per_s: rate of all requests, in requests per second.
-        replicas: number of replicas of the model that has most.
-        weight: weight of the request's class.
+        least: Number of requests at the least loaded replica, ``[n, models]``.
+        mean: Mean number of requests at the replicas, ``[n, models]``.
+        predicted_s: Predicted seconds until the last token, ``[n, models]``.
+        quality: Quality of the models for the request's task, ``[n, models]``.
+        limit_s: Seconds from arrival to the last token, network included.
+        rate_per_s: Rate of all requests, in requests per second.
+        replicas: Number of replicas of the model that has most.
+        weight: Weight of the request's class.
     """
 
     least: FloatArray

@@ -32,7 +32,7 @@ class Graded:
     """Graded outputs of one model at one task.
 
     Args:
-        correct: sum of their scores.
+        correct: Sum of their scores.
     """
 
     model: str
@@ -67,7 +67,7 @@ class QualityFile:
     """A quality table.
 
     Args:
-        cells: graded outputs by task and model, models from the least accurate on.
+        cells: Graded outputs by task and model, models from the least accurate on.
     """
 
     models: tuple[str, ...]
@@ -129,11 +129,11 @@ def quality_of(
     """Return the table of the grades in the files.
 
     Args:
-        paths: files and folders to read.
-        names: names of models in the router, by their names in the files; others keep theirs.
-        metric: score of lm-evaluation-harness that counts.
-        filtered: filter of lm-evaluation-harness that counts, or ``None`` if there is only one.
-        models: names of the models, smallest first; sorted by mean accuracy if empty.
+        paths: Files and folders to read.
+        names: Names of models in the router, by their names in the files; others keep theirs.
+        metric: Score of lm-evaluation-harness that counts.
+        filtered: Filter of lm-evaluation-harness that counts, or ``None`` if there is only one.
+        models: Names of the models, smallest first; sorted by mean accuracy if empty.
 
     Raises:
         ConfigError: a file cannot be read, a value is no score, or a model has no grades at a task.

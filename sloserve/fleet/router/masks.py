@@ -12,9 +12,9 @@ def in_time(predicted_s: FloatArray, limit_s: FloatArray, error: float | FloatAr
     """Return the models that end within ``limit_s`` although predictions are wrong by ``error``.
 
     Args:
-        predicted_s: predicted seconds, ``[n, models]``; infinite for a model that cannot serve the request at all.
-        limit_s: seconds that the network leaves of the request's time, ``[n]``.
-        error: relative standard deviation of predictions, one number or ``[n, models]``.
+        predicted_s: Predicted seconds, ``[n, models]``; infinite for a model that cannot serve the request at all.
+        limit_s: Seconds that the network leaves of the request's time, ``[n]``.
+        error: Relative standard deviation of predictions, one number or ``[n, models]``.
     """
     sure: BoolArray = predicted_s * (1.0 + SURE * error) <= limit_s[:, None]
     return sure

@@ -27,7 +27,7 @@ class Network:
     """Layers of ``(weights [in, out], biases [out])`` with ReLU between them.
 
     Args:
-        about: what training says about it, as text; ``schema`` and ``models`` are always there.
+        about: What training says about it, as text; ``schema`` and ``models`` are always there.
     """
 
     layers: tuple[Layer, ...]
@@ -69,12 +69,12 @@ def load_network(path: Path, schema: str, models: Sequence[str] | None = None) -
     """Return the policy in the file at ``path``.
 
     Args:
-        path: path of the policy file.
-        schema: schema, as text, of the features that would be computed.
-        models: names that it must choose among; ``None`` for any.
+        path: Path of the policy file.
+        schema: Schema, as text, of the features that would be computed.
+        models: Names that it must choose among; ``None`` for any.
 
     Raises:
-        ConfigError: there is no such file, it is malformed, or it was trained for other features or models.
+        ConfigError: There is no such file, it is malformed, or it was trained for other features or models.
     """
     try:
         if not path.is_file():  # a device or a pipe has no end

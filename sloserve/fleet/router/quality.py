@@ -19,8 +19,8 @@ class QualityTable:
     """The quality of models at tasks.
 
     Args:
-        quality: quality by task, then by model, from 0 to 1.
-        task_by_class: task of requests without a task in their header, by class.
+        quality: Quality by task, then by model, from 0 to 1.
+        task_by_class: Task of requests without a task in their header, by class.
     """
 
     quality: Mapping[str, Mapping[str, float]]

@@ -22,16 +22,16 @@ def quality_and_report(
     """Write the table to ``out`` or standard output.
 
     Args:
-        paths: files and folders to read.
-        out: file for the table; ``None`` for standard output.
-        models: names of the models, separated by commas, smallest first.
-        names: names of models, each as MODEL=FOLDER.
-        metric: score of lm-evaluation-harness that counts.
-        filtered: filter of lm-evaluation-harness that counts.
-        as_json: whether rows are printed instead.
+        paths: Files and folders to read.
+        out: File for the table; ``None`` for standard output.
+        models: Names of the models, separated by commas, smallest first.
+        names: Names of models, each as MODEL=FOLDER.
+        metric: Score of lm-evaluation-harness that counts.
+        filtered: Filter of lm-evaluation-harness that counts.
+        as_json: Whether rows are printed instead.
 
     Raises:
-        ConfigError: files or flags are wrong, or ``out`` cannot be written.
+        ConfigError: Files or flags are wrong, or ``out`` cannot be written.
     """
     pairs = [text.partition("=") for text in names]
     if wrong := [name + sign + folder for name, sign, folder in pairs if not name or not folder]:

@@ -19,7 +19,7 @@ class Batch:
     """Transitions, with columns ``[n]`` or ``[n, ...]``.
 
     Args:
-        gap_s: seconds between the two arrivals.
+        gap_s: Seconds between the two arrivals.
     """
 
     states: NDArray[np.float32]

@@ -61,11 +61,11 @@ class SystemSection(_Section):
     """The system that training simulates.
 
     Args:
-        prompt_tokens: prompt tokens of every request, or by task.
-        network_ms: least and greatest time that the network adds, in milliseconds.
-        rates: least and greatest rate, in requests per second.
-        task_weights: weight by task; 1 for a task without one.
-        task_token_ms: guarantee by task, in milliseconds per token; ``token_ms`` for a task without one.
+        prompt_tokens: Prompt tokens of every request, or by task.
+        network_ms: Least and greatest time that the network adds, in milliseconds.
+        rates: Least and greatest rate, in requests per second.
+        task_weights: Weight by task; 1 for a task without one.
+        task_token_ms: Guarantee by task, in milliseconds per token; ``token_ms`` for a task without one.
     """
 
     speed: Annotated[
@@ -88,14 +88,14 @@ class RouterSettings(_Section):
     """The contents of a router's file.
 
     Args:
-        models: names of the models, smallest first.
-        weights: weight by class, 1 for others; a class of more weight counts more in training and is one of the
+        models: Names of the models, smallest first.
+        weights: Weight by class, 1 for others; a class of more weight counts more in training and is one of the
             features.
-        token_ms: guarantee of a request without targets, as mean milliseconds per output token.
-        error: relative standard deviation of predicted times, until measured.
+        token_ms: Guarantee of a request without targets, as mean milliseconds per output token.
+        error: Relative standard deviation of predicted times, until measured.
         policy: ``greedy``, ``shipped`` or a file of ``sloserve train-router``.
         shadow: a policy, named likewise, that only says what it would have chosen.
-        conversations: the most conversations that are remembered.
+        conversations: The most conversations that are remembered.
     """
 
     models: Annotated[list[Name], Field(min_length=1, max_length=MAX_MODELS), Allowed("a list of models")]

@@ -54,8 +54,8 @@ class Trainer:
         """Train for all steps.
 
         Args:
-            progress: called now and then with the steps done.
-            on_checkpoint: called after each tenth of the steps, with the steps done.
+            progress: Called now and then with the steps done.
+            on_checkpoint: Called after each tenth of the steps, with the steps done.
         """
         settings, done, owed, checkpoint = self._settings, 0, 0.0, 1
         while done < settings.steps:

@@ -38,8 +38,8 @@ class Judged:
     """The earnings of each rule.
 
     Args:
-        by_rate: requests served at each of ``rates``, by rule.
-        changing: requests served under rates that change, by rule.
+        by_rate: Requests served at each of ``rates``, by rule.
+        changing: Requests served under rates that change, by rule.
     """
 
     rates: tuple[float, ...]
@@ -59,15 +59,15 @@ def train_and_report(
     """Train on the system that ``file`` describes and write the policy to ``out``, or judge ``evaluate`` alone.
 
     Args:
-        file: the router's file.
-        out: path of the policy file.
-        training: settings of the training.
-        evaluate: path of a policy to judge in place of training.
-        plots: folder for plots, if any are drawn.
-        as_json: whether to print what the tables show as an object; the tables then go to standard error.
+        file: The router's file.
+        out: Path of the policy file.
+        training: Settings of the training.
+        evaluate: Path of a policy to judge in place of training.
+        plots: Folder for plots, if any are drawn.
+        as_json: Whether to print what the tables show as an object; the tables then go to standard error.
 
     Raises:
-        ConfigError: the file is malformed, settings are impossible, torch is missing, or ``out`` cannot be written.
+        ConfigError: The file is malformed, settings are impossible, torch is missing, or ``out`` cannot be written.
     """
     settings = read_router(file)
     try:

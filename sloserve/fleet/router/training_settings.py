@@ -10,21 +10,21 @@ class TrainingSettings:
     """Settings of the training of a policy.
 
     Args:
-        steps: number of requests routed in training.
-        systems: number of systems trained on at once.
-        memory: number of transitions remembered.
-        batch: number of transitions in a gradient step.
-        steps_a_gradient: number of requests for each gradient step.
-        learning_rate: learning rate, as in the paper.
-        target_every: gradient steps between updates of the target network, as in the paper.
-        gamma: greatest discount of what comes after the next arrival.
-        horizon: time by which that is worth 1/e at most, in parts of the guarantee for a whole request; infinite for
+        steps: Number of requests routed in training.
+        systems: Number of systems trained on at once.
+        memory: Number of transitions remembered.
+        batch: Number of transitions in a gradient step.
+        steps_a_gradient: Number of requests for each gradient step.
+        learning_rate: Learning rate, as in the paper.
+        target_every: Gradient steps between updates of the target network, as in the paper.
+        gamma: Greatest discount of what comes after the next arrival.
+        horizon: Time by which that is worth 1/e at most, in parts of the guarantee for a whole request; infinite for
             gamma alone.
-        centre: value subtracted from each reward.
-        explored: share of the steps in which exploration falls from all choices to ``least_random``.
-        averaged: share of the steps, the last ones, with weights that are averaged into the policy, since single ones
+        centre: Value subtracted from each reward.
+        explored: Share of the steps in which exploration falls from all choices to ``least_random``.
+        averaged: Share of the steps, the last ones, with weights that are averaged into the policy, since single ones
             differ by a hundredth of reward.
-        masked: whether only feasible models are chosen.
+        masked: Whether only feasible models are chosen.
     """
 
     steps: int = 1_200_000

@@ -46,14 +46,14 @@ async def run_fleet(
     """Serve until SIGINT or SIGTERM; a second signal does not wait for what runs.
 
     Args:
-        fleet: settings of the fleet, from its file.
-        place: locations of the fleet's state.
-        say: prints a line.
-        agent_options: further options of ``sloserve fleet agent``.
-        lease_s: seconds for which claims and hosts are leased.
+        fleet: Settings of the fleet, from its file.
+        place: Locations of the fleet's state.
+        say: Prints a line.
+        agent_options: Further options of ``sloserve fleet agent``.
+        lease_s: Seconds for which claims and hosts are leased.
 
     Raises:
-        ConfigError: something is set wrongly, here or at an agent.
+        ConfigError: Something is set wrongly, here or at an agent.
     """
     stopping = Stopping()
     allow_open_files(fleet.gateway.max_requests)

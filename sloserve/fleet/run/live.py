@@ -52,10 +52,10 @@ class Place:
     """Locations in which a fleet keeps what outlives its processes.
 
     Args:
-        folder: folder of its state: logs, files of batches, measured costs, settings of engines.
-        store: address of the store.
-        endpoint_key: key that agents on TCP ask for, if there is one.
-        stated_files: location of the bytes of files, if the fleet's file states it.
+        folder: Folder of its state: logs, files of batches, measured costs, settings of engines.
+        store: Address of the store.
+        endpoint_key: Key that agents on TCP ask for, if there is one.
+        stated_files: Location of the bytes of files, if the fleet's file states it.
     """
 
     folder: Path
@@ -100,12 +100,12 @@ def check_endpoints(fleet: Fleet, place: Place, hosts: Iterable[Host] | None = N
     """Check that each agent that listens on TCP has a key.
 
     Args:
-        fleet: settings of the fleet, from its file.
-        place: locations of the fleet's state.
-        hosts: hosts with agents that are used here; all hosts if not given.
+        fleet: Settings of the fleet, from its file.
+        place: Locations of the fleet's state.
+        hosts: Hosts with agents that are used here; all hosts if not given.
 
     Raises:
-        ConfigError: an agent on TCP has no key.
+        ConfigError: An agent on TCP has no key.
     """
     used = fleet.hosts.values() if hosts is None else hosts
     needing = [f"hosts.{host.name}.door: an agent on TCP, {host.door}," for host in used if host.door is not None]
@@ -169,15 +169,15 @@ def joining_host(
     """Return the fleet with this machine in it, and this machine: a host of the file, or one that joins.
 
     Args:
-        fleet: settings of the fleet, from its file.
-        name: name of this machine, or ``None`` for the only host of the file.
-        device: kind of its devices, if it joins.
-        devices: number of its devices, if it joins.
-        address: network address of this machine; without one only gateways of this machine reach it.
-        place: locations of the fleet's state.
+        fleet: Settings of the fleet, from its file.
+        name: Name of this machine, or ``None`` for the only host of the file.
+        device: Kind of its devices, if it joins.
+        devices: Number of its devices, if it joins.
+        address: Network address of this machine; without one only gateways of this machine reach it.
+        place: Locations of the fleet's state.
 
     Raises:
-        ConfigError: the host is unknown, or does not fit the file.
+        ConfigError: The host is unknown, or does not fit the file.
     """
     kinds = tuple(fleet.pool.devices)
     if name in fleet.hosts or not kinds:

@@ -20,7 +20,7 @@ class Progress:
     """Reports how the instances of a fleet start.
 
     Args:
-        say: prints a line.
+        say: Prints a line.
     """
 
     def __init__(self, fleet: Fleet, say: Callable[[str], None]) -> None:

@@ -23,8 +23,8 @@ class Scaler:
     """Scales the hosts of one pool.
 
     Args:
-        say: prints a line for each host that goes.
-        clock: clock of this process.
+        say: Prints a line for each host that goes.
+        clock: Clock of this process.
     """
 
     def __init__(

@@ -23,14 +23,14 @@ class WaitingRequest:
     """A request that no engine has.
 
     Args:
-        prompt_tokens: prompt tokens, with the tokens that other engines generated.
-        due_s: time of the next deadline (:meth:`~sloserve.core.slo.Targets.next_s`), in seconds; inf without a promise.
-        generated_tokens: tokens that other engines generated.
-        kept_on: the instance that keeps the KV of its first ``kept_tokens`` tokens in host memory, if one does.
-        prefix_ids: ids of prefix blocks, as in :class:`~sloserve.core.request.WorkloadRequest`.
-        prefix_block_tokens: tokens of such a block.
-        slo_class: name of its class.
-        most_tokens: limit of its output tokens that it states.
+        prompt_tokens: Prompt tokens, with the tokens that other engines generated.
+        due_s: Time of the next deadline (:meth:`~sloserve.core.slo.Targets.next_s`), in seconds; inf without a promise.
+        generated_tokens: Tokens that other engines generated.
+        kept_on: The instance that keeps the KV of its first ``kept_tokens`` tokens in host memory, if one does.
+        prefix_ids: Ids of prefix blocks, as in :class:`~sloserve.core.request.WorkloadRequest`.
+        prefix_block_tokens: Tokens of such a block.
+        slo_class: Name of its class.
+        most_tokens: Limit of its output tokens that it states.
     """
 
     request_id: str
@@ -93,7 +93,7 @@ class Switch:
     What has not ended after the fleet's ``drain_max_s`` goes back to the queue with its tokens.
 
     Args:
-        keep_kv: whether its KV is kept in the host's swap space, where that is worth it; else it is lost.
+        keep_kv: Whether its KV is kept in the host's swap space, where that is worth it; else it is lost.
     """
 
     instance: str
@@ -106,7 +106,7 @@ class Preempt:
     """An order that the request leaves its engine and goes back to the queue with its tokens.
 
     Args:
-        keep_kv: whether its KV is kept, as for :class:`Switch`.
+        keep_kv: Whether its KV is kept, as for :class:`Switch`.
     """
 
     request_id: str

@@ -24,8 +24,8 @@ class FleetExperiment:
     """The runs of one experiment.
 
     Args:
-        runs: names of runs, see ``dispatchers/by_name.py``; the first is the baseline.
-        engine_kind: kind of engines, as in :class:`~sloserve.sim.experiment.Experiment`.
+        runs: Names of runs, see ``dispatchers/by_name.py``; the first is the baseline.
+        engine_kind: Kind of engines, as in :class:`~sloserve.sim.experiment.Experiment`.
     """
 
     fleet: Fleet
@@ -86,9 +86,9 @@ def run_fleet_experiment(
     """Yield every run: rates ascending, then seeds, then dispatchers, however many processes work on them.
 
     Args:
-        experiment: the experiment.
-        jobs: number of processes.
-        on_progress: called with (requests ended, requests in all) as runs end, and within runs when ``jobs`` is 1.
+        experiment: The experiment.
+        jobs: Number of processes.
+        on_progress: Called with (requests ended, requests in all) as runs end, and within runs when ``jobs`` is 1.
     """
     tasks = [
         (name, seed, rps) for rps in sorted(experiment.rps) for seed in experiment.seeds for name in experiment.runs

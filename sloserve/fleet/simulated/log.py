@@ -16,8 +16,8 @@ class FleetLog:
     """The log of a fleet's run.
 
     Args:
-        run: log as of one engine, with the steps of all engines together.
-        spans: spans of each instance, one after another.
+        run: Log as of one engine, with the steps of all engines together.
+        spans: Spans of each instance, one after another.
     """
 
     run: RunLog
@@ -28,9 +28,9 @@ def joined(request: WorkloadRequest, parts: Sequence[RequestLog], kept: Sequence
     """Return the log of a request that several engines served in turn, each but the last evicting it.
 
     Args:
-        request: the request.
-        parts: log of the request in each engine.
-        kept: number of tokens with KV that each engine had kept when it got the request; it counts if the engine loaded
+        request: The request.
+        parts: Log of the request in each engine.
+        kept: Number of tokens with KV that each engine had kept when it got the request; it counts if the engine loaded
             the KV.
     """
     if not parts:

@@ -48,10 +48,10 @@ class FleetRun:
     """One run of a fleet, which is the :class:`~sloserve.fleet.simulated.dispatcher.FleetView` of its dispatcher.
 
     Args:
-        engine_class: class of the engines: the virtual engine or the model of it.
-        policy: policy of the engines; ``None`` for stock's scheduler.
-        oracle: whether the dispatcher knows how long outputs will be.
-        prefix_caching: whether engines have a prefix cache; where no prompts share a prefix it only costs time.
+        engine_class: Class of the engines: the virtual engine or the model of it.
+        policy: Policy of the engines; ``None`` for stock's scheduler.
+        oracle: Whether the dispatcher knows how long outputs will be.
+        prefix_caching: Whether engines have a prefix cache; where no prompts share a prefix it only costs time.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ class OutputLengths:
     """Output lengths of a fleet's models.
 
     Args:
-        oracle: the true lengths by request, which no gateway knows; ``None`` to learn from ended requests.
+        oracle: The true lengths by request, which no gateway knows; ``None`` to learn from ended requests.
     """
 
     def __init__(self, oracle: Mapping[str, WorkloadRequest] | None = None) -> None:

@@ -50,7 +50,7 @@ class _Part:
     """A request in an engine.
 
     Args:
-        before: output tokens that other engines generated.
+        before: Output tokens that other engines generated.
     """
 
     request: WorkloadRequest
@@ -62,8 +62,8 @@ class SimulatedInstance:
     """One instance in virtual time; a dispatcher reads its :class:`~sloserve.fleet.simulated.dispatcher.InstanceView`.
 
     Args:
-        ended: called with each request that is over, and its tokens.
-        evicted: called with each request that goes back to the queue, the tokens that it has, this instance's name, and
+        ended: Called with each request that is over, and its tokens.
+        evicted: Called with each request that goes back to the queue, the tokens that it has, this instance's name, and
             the number of tokens with KV that the instance keeps.
     """
 

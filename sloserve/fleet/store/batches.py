@@ -17,7 +17,7 @@ class ResultFiles:
     """The files that a batch leaves; an id is ``None`` for a file that would be empty.
 
     Args:
-        kept_s: seconds for which the files are kept; ``None`` keeps them for good.
+        kept_s: Seconds for which the files are kept; ``None`` keeps them for good.
     """
 
     output: File | None = None
@@ -162,13 +162,13 @@ class Batches:
         What is not given stays as it is.
 
         Args:
-            id: the batch that moves.
-            before: the state that it must be in.
-            after: the state that it enters.
-            lines: number of requests in the batch.
-            ended: number of its requests in each final state.
-            errors: errors that validation found.
-            results: files of results that exist from this state on.
+            id: The batch that moves.
+            before: The state that it must be in.
+            after: The state that it enters.
+            lines: Number of requests in the batch.
+            ended: Number of its requests in each final state.
+            errors: Errors that validation found.
+            results: Files of results that exist from this state on.
         """
         failed = (RequestState.FAILED, RequestState.EXPIRED, RequestState.CANCELLED)
         with self._database.transaction() as session:

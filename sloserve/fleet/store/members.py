@@ -31,10 +31,10 @@ class Members:
         does now and has died.
 
         Args:
-            agent: id under which the agent gives signs of life.
-            holder: name of the process that takes the host.
-            place: name of the lock.
-            lease_s: length of the lease in seconds; see :meth:`renew_host`.
+            agent: Id under which the agent gives signs of life.
+            holder: Name of the process that takes the host.
+            place: Name of the lock.
+            lease_s: Length of the lease in seconds; see :meth:`renew_host`.
         """
         with self._database.transaction() as session:
             before = session.rows("SELECT holder, until_s FROM agent WHERE id = :id", id=agent)
@@ -65,8 +65,8 @@ class Members:
         """Remove a member, which is then no longer missed. Claims that it has not given back will lapse.
 
         Args:
-            member: id of the member that leaves.
-            holder: process that leaves, for an agent; if another process has taken its host, that process stays.
+            member: Id of the member that leaves.
+            holder: Process that leaves, for an agent; if another process has taken its host, that process stays.
         """
         with self._database.transaction() as session:
             gone = "DELETE FROM agent WHERE id = :id AND (holder IS NULL OR holder = :holder)"

@@ -130,11 +130,11 @@ class PostgresDatabase:
                 A server on another host must show a certificate of its name, unless the address or the environment
                 states ``sslmode``. Of several hosts (``postgresql://a,b/db``) the writable one is the store; it is
                 looked for again whenever a connection is made.
-            connections: the most connections, beside the one that waits for hints.
-            schema: schema of the database, if it is not the server's default; it is made if it does not exist.
+            connections: The most connections, beside the one that waits for hints.
+            schema: Schema of the database, if it is not the server's default; it is made if it does not exist.
 
         Raises:
-            ConfigError: no server is at this address, it is too old, or it does not let its user set it up.
+            ConfigError: No server is at this address, it is too old, or it does not let its user set it up.
         """
         self._where, stated = _without_password(address), conninfo_to_dict(address)
         verified = _verified(stated)

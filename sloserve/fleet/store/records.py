@@ -22,20 +22,20 @@ class DurableRequest:
     """A request to keep until it has a result.
 
     Args:
-        id: the fleet's id, never the client's; a second request with it is taken for the same one.
-        tenant: the tenant that owns the request.
-        model: the model that it asks for.
-        slo_class: name of its service class.
-        group: the request group that it was put in.
-        prompt_tokens: tokens of its prompt, as far as they are known.
-        output_tokens: expected number of output tokens.
-        deadline_s: seconds from now until its deadline, or ``None`` if it has none. It expires then if it is not being
+        id: The fleet's id, never the client's; a second request with it is taken for the same one.
+        tenant: The tenant that owns the request.
+        model: The model that it asks for.
+        slo_class: Name of its service class.
+        group: The request group that it was put in.
+        prompt_tokens: Tokens of its prompt, as far as they are known.
+        output_tokens: Expected number of output tokens.
+        deadline_s: Seconds from now until its deadline, or ``None`` if it has none. It expires then if it is not being
             served.
-        body: body as it is sent to an engine.
-        route: route of the engine, such as ``/v1/chat/completions``.
-        batch: the batch that it belongs to, if any.
-        line: number of its line in the batch's file, counted from 1.
-        custom_id: the client's name for it within its batch.
+        body: Body as it is sent to an engine.
+        route: Route of the engine, such as ``/v1/chat/completions``.
+        batch: The batch that it belongs to, if any.
+        line: Number of its line in the batch's file, counted from 1.
+        custom_id: The client's name for it within its batch.
     """
 
     id: str
@@ -58,11 +58,11 @@ class Claimed:
     """A request that an agent serves now.
 
     Args:
-        attempt: how often it was claimed, this time included; a result is accepted only with the newest attempt.
-        route: route of the engine.
-        slo_class: name of its service class.
-        left_s: seconds until its deadline, or ``None`` if it has none.
-        progress: partial work of an earlier attempt, to continue from.
+        attempt: How often it was claimed, this time included; a result is accepted only with the newest attempt.
+        route: Route of the engine.
+        slo_class: Name of its service class.
+        left_s: Seconds until its deadline, or ``None`` if it has none.
+        progress: Partial work of an earlier attempt, to continue from.
     """
 
     id: str
@@ -79,7 +79,7 @@ class Claim:
     """Requests that one agent took together, and holds as long as it renews the lease.
 
     Args:
-        alone: whether nothing else may run beside them on their engine, since they are suspected to have killed one.
+        alone: Whether nothing else may run beside them on their engine, since they are suspected to have killed one.
     """
 
     id: int
@@ -92,7 +92,7 @@ class Result:
     """The end of one attempt.
 
     Args:
-        status: the HTTP status that the client sees on its line.
+        status: The HTTP status that the client sees on its line.
     """
 
     id: str
@@ -123,7 +123,7 @@ class Agent:
     """The last sign of life of one agent.
 
     Args:
-        age_s: seconds since the sign of life.
+        age_s: Seconds since the sign of life.
     """
 
     id: str
@@ -136,8 +136,8 @@ class HostRenewed:
     """The store's response to a process that renews its hold on a host.
 
     Args:
-        kept: whether the process still is the agent of its host.
-        must_end: whether the process shall drain and end.
+        kept: Whether the process still is the agent of its host.
+        must_end: Whether the process shall drain and end.
     """
 
     kept: bool
@@ -149,9 +149,9 @@ class HostTaken:
     """The store's response to a process that wants to be the agent of a host.
 
     Args:
-        taken: whether the process is the agent now.
-        before: the other process that was the agent, if there was one; it still is if ``taken`` is false.
-        until_s: time at which the lease of that other process ended or ends.
+        taken: Whether the process is the agent now.
+        before: The other process that was the agent, if there was one; it still is if ``taken`` is false.
+        until_s: Time at which the lease of that other process ended or ends.
     """
 
     taken: bool
@@ -191,21 +191,21 @@ class Batch:
     """A batch of OpenAI's Batch API.
 
     Args:
-        id: id that the fleet gave it.
-        tenant: the tenant that owns it.
-        endpoint: the route that its lines go to.
-        window: completion window as the client wrote it.
-        input_file: id of the file with its lines.
-        output_file: id of the file of responses, if there is one.
-        error_file: id of the file of errors, if there is one.
-        state: see :class:`BatchState`.
-        stamps: time when it entered each state, in epoch seconds.
-        due_s: time when it expires, in epoch seconds.
-        lines: number of its requests, once it is validated.
-        completed: number of its requests that have completed up to now.
-        failed: number of its requests that have failed up to now.
-        metadata: metadata that the client gave.
-        errors: errors that validation found.
+        id: Id that the fleet gave it.
+        tenant: The tenant that owns it.
+        endpoint: The route that its lines go to.
+        window: Completion window as the client wrote it.
+        input_file: Id of the file with its lines.
+        output_file: Id of the file of responses, if there is one.
+        error_file: Id of the file of errors, if there is one.
+        state: See :class:`BatchState`.
+        stamps: Time when it entered each state, in epoch seconds.
+        due_s: Time when it expires, in epoch seconds.
+        lines: Number of its requests, once it is validated.
+        completed: Number of its requests that have completed up to now.
+        failed: Number of its requests that have failed up to now.
+        metadata: Metadata that the client gave.
+        errors: Errors that validation found.
     """
 
     id: str
@@ -230,7 +230,7 @@ class File:
     """The metadata of a file; its bytes lie in a folder.
 
     Args:
-        expires_s: time when it expires, in epoch seconds, or ``None`` if it never does.
+        expires_s: Time when it expires, in epoch seconds, or ``None`` if it never does.
     """
 
     id: str

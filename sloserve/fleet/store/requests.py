@@ -42,7 +42,7 @@ class Renewed(NamedTuple):
     """The claims that an agent still holds.
 
     Args:
-        cancelled: ids of requests that it need not continue.
+        cancelled: Ids of requests that it need not continue.
     """
 
     claims: frozenset[int]
@@ -53,7 +53,7 @@ class Row(NamedTuple):
     """An ended request of a batch, as its line in a file of results.
 
     Args:
-        place: position of the row; pass it on to get the rows after it.
+        place: Position of the row; pass it on to get the rows after it.
     """
 
     place: int
@@ -129,8 +129,8 @@ class Requests:
         """Return the unfinished requests of a claim to their old places in the queue, and return their number.
 
         Args:
-            claim: the claim that is given back.
-            progress: partial work by request id, from which the next attempt may continue.
+            claim: The claim that is given back.
+            progress: Partial work by request id, from which the next attempt may continue.
         """
         with self._database.transaction() as session:
             back = [one for (one,) in session.rows("SELECT id FROM request WHERE claim = :claim", claim=claim)]
@@ -225,10 +225,10 @@ class Requests:
         """End queued requests, :data:`PIECE` of them in a transaction, and return their ids.
 
         Args:
-            which: condition in SQL that selects them, with the parameters ``params``.
-            state: the final state that they get.
-            result: result of each request as HTTP status and body, if it has one.
-            **params: values of the parameters of ``which``.
+            which: Condition in SQL that selects them, with the parameters ``params``.
+            state: The final state that they get.
+            result: Result of each request as HTTP status and body, if it has one.
+            **params: Values of the parameters of ``which``.
         """
         ended: list[str] = []
         values = {"state": state.value, "size": 0 if result is None else len(result[1]), "most": PIECE, **params}
@@ -246,10 +246,10 @@ class Requests:
         """Return the next ended requests of a batch, in the order of its file.
 
         Args:
-            batch: id of the batch.
-            after: place of the last row of the page before, 0 for the first page.
-            most: the most rows.
-            most_bytes: the page ends with the row that takes the bytes of its results past this.
+            batch: Id of the batch.
+            after: Place of the last row of the page before, 0 for the first page.
+            most: The most rows.
+            most_bytes: The page ends with the row that takes the bytes of its results past this.
         """
         with self._database.reading() as session:
             found = session.rows(sql.RESULTS, batch=batch, after=after, most=most, most_bytes=most_bytes)

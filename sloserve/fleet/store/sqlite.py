@@ -59,9 +59,9 @@ class SqliteDatabase:
         """Open the file, and make it if it does not exist.
 
         Args:
-            path: path of the database file, in a folder that exists.
-            clock: clock of the store.
-            mounts: file in which the kernel lists file systems.
+            path: Path of the database file, in a folder that exists.
+            clock: Clock of the store.
+            mounts: File in which the kernel lists file systems.
 
         Raises:
             ConfigError: a network file system, or a file that cannot be opened or is no database.

@@ -14,8 +14,8 @@ class StoredCost:
     """A measured step of switches, as the agent names it.
 
     Args:
-        mean_s: mean seconds over all hosts of the kind.
-        times: number of measurements.
+        mean_s: Mean seconds over all hosts of the kind.
+        times: Number of measurements.
     """
 
     model: str

@@ -52,10 +52,10 @@ class _Limits(NamedTuple):
     """Limits of vLLM's scheduler.
 
     Args:
-        running: requests that run at once.
-        tokens: tokens of a step.
-        chunk: tokens of a prompt in a step, 0 for any number.
-        adaptive: whether vLLM raises ``chunk`` to an equal share of a full step.
+        running: Requests that run at once.
+        tokens: Tokens of a step.
+        chunk: Tokens of a prompt in a step, 0 for any number.
+        adaptive: Whether vLLM raises ``chunk`` to an equal share of a full step.
     """
 
     running: int
@@ -80,8 +80,8 @@ class StockLimits:
         """Restrict the limits to a plan.
 
         Args:
-            plan: the plan.
-            num_running: requests with a row that run; vLLM counts others too.
+            plan: The plan.
+            num_running: Requests with a row that run; vLLM counts others too.
         """
         own_limits = self._own
         running, tokens, chunk, adaptive = own_limits
@@ -113,8 +113,8 @@ class StockLimits:
         No plan counts them: it sees them neither wait nor run.
 
         Args:
-            loading: number of requests with KV that is being loaded.
-            loaded: number of requests with KV that has been loaded.
+            loading: Number of requests with KV that is being loaded.
+            loaded: Number of requests with KV that has been loaded.
         """
         if loading or loaded:
             self._admit(min(self._now().running + loaded, self._own.running - loading), len(self._scheduler.running))
@@ -161,8 +161,8 @@ def let_in_loaded(scheduler: Any, ours: Container[str], limits: StockLimits) -> 
 
     Args:
         scheduler: vLLM's scheduler.
-        ours: ids of the requests with KV that our own connector loads.
-        limits: the limits to widen.
+        ours: Ids of the requests with KV that our own connector loads.
+        limits: The limits to widen.
     """
     found = kv_loads.fetching(scheduler)
     limits.let_in(sum(r.request_id not in ours and kv_loads.has_loaded(scheduler, r) for r in found))
@@ -212,11 +212,11 @@ def _in_front(
     waits elsewhere and holds KV) is left out.
 
     Args:
-        present: the queue in its present order.
-        named: slots of the requests to put first; ``None`` for none.
-        table: the request table.
-        all_tracked: whether each request has a row.
-        by_arrival: whether a request without a row stays ahead only of requests that came after it; else a flood of
+        present: The queue in its present order.
+        named: Slots of the requests to put first; ``None`` for none.
+        table: The request table.
+        all_tracked: Whether each request has a row.
+        by_arrival: Whether a request without a row stays ahead only of requests that came after it; else a flood of
             such requests would starve the others.
     """
     if named is None or not named.size:
@@ -250,9 +250,9 @@ def _decodes_first(running: list[Request], table: RequestTable, num_protected: i
     made short.
 
     Args:
-        running: the running requests.
-        table: the request table.
-        num_protected: requests of the table that come first among its own, prompts or not: their chunks are limited.
+        running: The running requests.
+        table: The request table.
+        num_protected: Requests of the table that come first among its own, prompts or not: their chunks are limited.
     """
     prompts = [r for r in running if r.is_prefill_chunk and r.request_id not in table.slot_of]
     if not prompts:

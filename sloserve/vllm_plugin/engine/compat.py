@@ -269,7 +269,7 @@ def free_slots(scheduler: Any, promised: int = 0) -> int:
 
     Args:
         scheduler: vLLM's scheduler.
-        promised: places that requests will take which do not run yet, as for :func:`engine_facts`.
+        promised: Places that requests will take which do not run yet, as for :func:`engine_facts`.
     """
     limit: int = getattr(scheduler, admission_limit_name(scheduler))
     return max(limit - places_taken(scheduler) - promised, 0)
@@ -288,12 +288,12 @@ def engine_facts(
 
     Args:
         scheduler: vLLM's scheduler.
-        layout: layout of its KV cache.
-        running: number of requests of the snapshot that run.
-        others: requests that are not in the snapshot and may hold KV.
-        clock: clock of the engine's steps.
-        monotonic_s: present time of ``clock``.
-        promised: places that requests will take which do not run yet: their KV is being loaded.
+        layout: Layout of its KV cache.
+        running: Number of requests of the snapshot that run.
+        others: Requests that are not in the snapshot and may hold KV.
+        clock: Clock of the engine's steps.
+        monotonic_s: Present time of ``clock``.
+        promised: Places that requests will take which do not run yet: their KV is being loaded.
     """
     limit, taken = getattr(scheduler, admission_limit_name(scheduler)), places_taken(scheduler) + promised
     held = sum(blocks_held(scheduler, request) for request in others)
@@ -326,10 +326,10 @@ async def call_every_engine(client: Any, method: str, *args: Any, limit_s: float
     (A client's plain utility call returns the first rank's response alone.)
 
     Args:
-        client: the client of the engine cores.
-        method: name of the method to call.
-        *args: arguments of the method.
-        limit_s: seconds after which a call ends in a TimeoutError; ``None`` for no limit.
+        client: The client of the engine cores.
+        method: Name of the method to call.
+        *args: Arguments of the method.
+        limit_s: Seconds after which a call ends in a TimeoutError; ``None`` for no limit.
     """
     calls = (client._call_utility_async(method, *args, engine=engine) for engine in client.core_engines)
     return await asyncio.gather(*(asyncio.wait_for(call, limit_s) for call in calls), return_exceptions=True)

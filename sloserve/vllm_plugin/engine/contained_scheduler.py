@@ -121,8 +121,8 @@ class ContainedScheduler(Scheduler):
         """Record that a request was preempted.
 
         Args:
-            request: the request.
-            is_swapped: whether its KV is stored.
+            request: The request.
+            is_swapped: Whether its KV is stored.
         """
 
     def _ended(self, request: Request) -> None:
@@ -154,8 +154,8 @@ class ContainedScheduler(Scheduler):
         """Decide what the next step does. Return the running requests to preempt before it.
 
         Args:
-            args: positional arguments of vLLM's ``schedule()``.
-            kwargs: keyword arguments of vLLM's ``schedule()``.
+            args: Positional arguments of vLLM's ``schedule()``.
+            kwargs: Keyword arguments of vLLM's ``schedule()``.
         """
         return []
 

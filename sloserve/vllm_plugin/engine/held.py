@@ -19,10 +19,10 @@ def step_done(scheduler: Any, port: VllmPort, output: Any, plan: Plan, planner: 
 
     Args:
         scheduler: vLLM's scheduler.
-        port: reads the scheduler.
-        output: the ``SchedulerOutput`` of the step.
-        plan: the plan that the step followed.
-        planner: the planner of the plan, if there is one.
+        port: Reads the scheduler.
+        output: The ``SchedulerOutput`` of the step.
+        plan: The plan that the step followed.
+        planner: The planner of the plan, if there is one.
     """
     running = compat.places_taken(scheduler)
     budget, limit = int(scheduler.max_num_scheduled_tokens), None

@@ -15,7 +15,7 @@ def trust_loads(scheduler: Any, alone: bool) -> None:
 
     Args:
         scheduler: vLLM's scheduler.
-        alone: whether all loads are ours.
+        alone: Whether all loads are ours.
     """
     scheduler.recompute_kv_load_failures = True
     if alone:

@@ -56,7 +56,7 @@ class EngineStats:
     """The figures of one scheduler, and each live request's SLO, read once.
 
     Attributes:
-        stages: stage of each of its requests, and when the stage began.
+        stages: Stage of each of its requests, and when the stage began.
     """
 
     def __init__(self, classes: ClassTable, counters: Counter[str]) -> None:
@@ -136,8 +136,8 @@ class EngineStats:
         """Book the host pool as it is after a step, and what was counted of swapping.
 
         Args:
-            pool: the pool.
-            peak_blocks: most blocks that were in use at any time.
+            pool: The pool.
+            peak_blocks: Most blocks that were in use at any time.
         """
         if self._swaps is None:
             self._swaps = Counter()
@@ -158,8 +158,8 @@ class EngineStats:
 
         Args:
             direction: ``out`` to the host, ``in`` back.
-            num_bytes: bytes that were copied.
-            seconds: seconds that the copies took.
+            num_bytes: Bytes that were copied.
+            seconds: Seconds that the copies took.
         """
         self._values[_AT[f"swap_{direction}_bytes"]] += num_bytes
         self._values[_AT[f"swap_{direction}_seconds"]] += seconds

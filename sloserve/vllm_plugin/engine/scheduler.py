@@ -72,10 +72,10 @@ class _Round:
     """One call of ``schedule()``.
 
     Args:
-        now_s: epoch seconds at its start.
-        monotonic_s: seconds of the monotonic clock at its start.
-        swap_stores: number of stores of requests' KV by then.
-        step: what was decided for the step; ``None`` where vLLM decides alone.
+        now_s: Epoch seconds at its start.
+        monotonic_s: Seconds of the monotonic clock at its start.
+        swap_stores: Number of stores of requests' KV by then.
+        step: What was decided for the step; ``None`` where vLLM decides alone.
     """
 
     now_s: float
@@ -92,11 +92,11 @@ class SLOScheduler(ContainedScheduler):
     that it is given. The two schedulers leave different tokens in a request between its steps, and a worker reads them.
 
     Args:
-        clock: the virtual engine's virtual time; ``None`` for the host's clock.
-        planning_costs: the virtual engine's table in place of measured planning cost; ``None`` to measure it.
+        clock: The virtual engine's virtual time; ``None`` for the host's clock.
+        planning_costs: The virtual engine's table in place of measured planning cost; ``None`` to measure it.
 
     Raises:
-        ConfigError: an untested vLLM, a diffusion model, an unknown policy or setting, or ``--scheduling-policy
+        ConfigError: An untested vLLM, a diffusion model, an unknown policy or setting, or ``--scheduling-policy
         priority`` with a policy that orders the queues.
     """
 
@@ -250,10 +250,10 @@ class SLOScheduler(ContainedScheduler):
         """Change the policy, the shadow policy or both between two steps; requests stay where they are.
 
         Args:
-            policy: policy to follow, as for ``--policy``; ``None`` leaves it as it is.
-            shadow_policy: policy to score, likewise; an empty one turns shadow mode off. The scores of a new shadow
+            policy: Policy to follow, as for ``--policy``; ``None`` leaves it as it is.
+            shadow_policy: Policy to score, likewise; an empty one turns shadow mode off. The scores of a new shadow
                 policy begin at zero.
-            allow_files: whether an option may name a file.
+            allow_files: Whether an option may name a file.
 
         Raises: ConfigError, and both stay as they were.
         """
@@ -528,7 +528,7 @@ class SLOScheduler(ContainedScheduler):
         """Swap all running requests out and schedule nothing more, until vLLM ends the pause that this begins.
 
         Args:
-            keep_over_reset: whether the KV that is kept stays valid over the next reset of the KV cache.
+            keep_over_reset: Whether the KV that is kept stays valid over the next reset of the KV cache.
         """
         self.set_pause_state(PauseState.PAUSED_ALL)
         if self._swapping is None:

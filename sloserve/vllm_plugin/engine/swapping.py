@@ -72,13 +72,13 @@ class Swapping:
         """Build the scheduler's part in swapping.
 
         Args:
-            scheduler: the scheduler.
-            connector: the scheduler's connector.
-            swapping: the setting.
-            counters: the scheduler's counters, to which the pool's are added.
-            steps: the clock of steps.
-            clock: gives the time.
-            copied: called with copies that ended: direction (``out``, ``in``), bytes and seconds.
+            scheduler: The scheduler.
+            connector: The scheduler's connector.
+            swapping: The setting.
+            counters: The scheduler's counters, to which the pool's are added.
+            steps: The clock of steps.
+            clock: Gives the time.
+            copied: Called with copies that ended: direction (``out``, ``in``), bytes and seconds.
         """
         self._scheduler, self._connector = scheduler, connector
         self._counters = connector.store.counters = counters
@@ -347,7 +347,7 @@ class Swapping:
         Loads that run are given up, but their KV is kept.
 
         Args:
-            keep_over_reset: whether the next reset of the KV cache belongs to a sleep which keeps the weights.
+            keep_over_reset: Whether the next reset of the KV cache belongs to a sleep which keeps the weights.
         """
         scheduler, store = self._scheduler, self._connector.store
         self.parked, self._spares_reset = True, keep_over_reset

@@ -47,8 +47,8 @@ class Traced:
         """Record that a request was preempted, by the plan after :meth:`preempting`, or otherwise.
 
         Args:
-            request: the request.
-            swapped: whether the host keeps its KV.
+            request: The request.
+            swapped: Whether the host keeps its KV.
         """
         cause = self._planned.pop(request.request_id, None) or not_planned(self._scheduler)
         self._preempted.append((request, swapped, cause))
@@ -59,11 +59,11 @@ class Traced:
         """Record that a step was scheduled and booked.
 
         Args:
-            output: the ``SchedulerOutput`` of the step.
-            plan: the plan that the step followed.
-            planner: the planner of the plan, if there is one.
-            paused: requests that the plan passed over.
-            now_s: start of the step, in epoch seconds.
+            output: The ``SchedulerOutput`` of the step.
+            plan: The plan that the step followed.
+            planner: The planner of the plan, if there is one.
+            paused: Requests that the plan passed over.
+            now_s: Start of the step, in epoch seconds.
         """
         before, self._paused = self._paused, paused
         if before != paused:

@@ -42,7 +42,7 @@ class VllmReader:
     """A reader of vLLM's requests, see :class:`sloserve.engine.port.RequestReader`.
 
     Args:
-        swapping: knows for which requests KV is kept; ``None`` without a swap space.
+        swapping: Knows for which requests KV is kept; ``None`` without a swap space.
     """
 
     def __init__(self, swapping: Swapping | None = None) -> None:
@@ -232,8 +232,8 @@ def items_to_encode(request: Request, computed: int, cached: Container[str], loo
     Args:
         request: a request that waits.
         computed: Tokens of its prompt that have KV already.
-        cached: identifiers of the items that the encoder's cache holds.
-        lookahead: tokens by which draft layers look ahead.
+        cached: Identifiers of the items that the encoder's cache holds.
+        lookahead: Tokens by which draft layers look ahead.
     """
     first, found = 0, dict[str, int]()
     for item in request.mm_features or ():

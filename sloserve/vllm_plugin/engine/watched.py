@@ -46,9 +46,9 @@ class _Numbers:
         """Return the rows of ``values`` for ``requests``.
 
         Args:
-            requests: the requests.
-            live: ids of all unfinished requests; the others are forgotten in time.
-            stats: the figures of the scheduler.
+            requests: The requests.
+            live: Ids of all unfinished requests; the others are forgotten in time.
+            stats: The figures of the scheduler.
         """
         if len(self.slot_of) > 2 * len(live) + _MOST_GONE:
             for gone in self.slot_of.keys() - live:
@@ -137,11 +137,11 @@ class Watched:
         """Show the step that was just scheduled.
 
         Args:
-            output: the ``SchedulerOutput`` of the step.
-            plan: the plan that the step followed.
-            planner: the planner of the plan, if there is one.
-            now_s: present time, in epoch seconds.
-            monotonic_s: present time of the monotonic clock, in seconds.
+            output: The ``SchedulerOutput`` of the step.
+            plan: The plan that the step followed.
+            planner: The planner of the plan, if there is one.
+            now_s: Present time, in epoch seconds.
+            monotonic_s: Present time of the monotonic clock, in seconds.
         """
         self._again_s = monotonic_s + FRAME_EVERY_S
         scheduler = self._scheduler
@@ -195,7 +195,7 @@ class _Live:
         """Return the phase of each request, ``[requests]``.
 
         Args:
-            paused: whether the plan passes a request over, ``[requests]``; ``None`` for no such request.
+            paused: Whether the plan passes a request over, ``[requests]``; ``None`` for no such request.
         """
         phase = _PHASE_OF[self._status]
         running = phase == _PREFILL

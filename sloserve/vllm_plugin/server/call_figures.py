@@ -25,10 +25,10 @@ class CallFigures:
     """Figures of one call.
 
     Args:
-        spans: spans of its outputs that have tokens.
-        last_s: when its last token left.
-        times_s: when each token of a streamed call left, by output.
-        waited_s: seconds in the engine's queue; ``None`` if they are not known.
+        spans: Spans of its outputs that have tokens.
+        last_s: When its last token left.
+        times_s: When each token of a streamed call left, by output.
+        waited_s: Seconds in the engine's queue; ``None`` if they are not known.
     """
 
     spans: Sequence[Span] = ()
@@ -46,9 +46,9 @@ class RequestFigures:
     """The figures of one request, combined from the figures of its calls.
 
     Args:
-        rounds: number of rounds that have begun.
-        first_s: seconds to the first token of the calls that have ended; ``None`` while there is none.
-        gaps_s: seconds after the first token in which no call was in the engine.
+        rounds: Number of rounds that have begun.
+        first_s: Seconds to the first token of the calls that have ended; ``None`` while there is none.
+        gaps_s: Seconds after the first token in which no call was in the engine.
     """
 
     rounds: int = 0
@@ -141,7 +141,7 @@ def spans_in_engine(figures: Iterable[Any], e2e_s: float) -> list[Span]:
 
     Args:
         figures: vLLM's figures (``RequestStateStats``) of each output.
-        e2e_s: seconds since the request's arrival.
+        e2e_s: Seconds since the request's arrival.
     """
     timed = [one for one in figures if one.first_token_ts]
     # The engine's clock starts elsewhere; its last token is the one that has just come.

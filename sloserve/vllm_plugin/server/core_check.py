@@ -38,8 +38,8 @@ class CoreCheck:
         """Build the check of one engine client.
 
         Args:
-            limit_s: seconds that a response may take.
-            boards: boards on which each API process publishes when it keeps the core busy.
+            limit_s: Seconds that a response may take.
+            boards: Boards on which each API process publishes when it keeps the core busy.
         """
         self._limit_s = limit_s
         self._boards = boards
@@ -52,7 +52,7 @@ class CoreCheck:
         """Return whether the core has not responded for too long. Call this again and again.
 
         Args:
-            ask: returns once every rank has responded.
+            ask: Returns once every rank has responded.
         """
         now_s = asyncio.get_running_loop().time()
         if self._question is None or self._question.done():

@@ -27,7 +27,7 @@ class Drain:
     """The shutdown of one engine client in this process.
 
     Args:
-        in_flight: requests that were accepted and are not over.
+        in_flight: Requests that were accepted and are not over.
     """
 
     def __init__(self) -> None:

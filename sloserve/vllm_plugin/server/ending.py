@@ -39,7 +39,7 @@ def install(ours: Callable[[Any], bool]) -> None:
     """Have cores and workers end with their starter; API servers call :func:`end_with_starter` themselves.
 
     Args:
-        ours: returns whether the engine of a vLLM configuration runs our scheduler.
+        ours: Returns whether the engine of a vLLM configuration runs our scheduler.
     """
     from vllm.v1.executor.abstract import Executor
     from vllm.v1.worker.worker_base import WorkerWrapperBase
@@ -65,7 +65,7 @@ def end_with_starter(*, ask: bool = True) -> None:
     """End this process with the one that started it, if vLLM did.
 
     Args:
-        ask: see :mod:`sloserve.core.process_death`.
+        ask: See :mod:`sloserve.core.process_death`.
     """
     if multiprocessing.current_process().name.startswith(STARTED_BY_VLLM):
         process_death.end_with_starter(ask=ask)
@@ -77,7 +77,7 @@ def fail_with_engine(has_failed: Callable[[Any], bool]) -> None:
     vLLM ends such a server with status 0, after which a supervisor that restarts on failure leaves it ended.
 
     Args:
-        has_failed: returns whether an engine client's core died while the server was not asked to stop.
+        has_failed: Returns whether an engine client's core died while the server was not asked to stop.
     """
     entry = sys.modules.get(_ENTRY)
     serve_http = getattr(entry, "serve_http", None)

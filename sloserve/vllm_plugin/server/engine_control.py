@@ -106,9 +106,9 @@ async def set_policies(async_llm: Any, policy: str | None = None, shadow_policy:
     """Make every rank follow the policy and score the shadow policy from its next step on, or change nothing.
 
     Args:
-        async_llm: the engine client.
-        policy: policy to follow, as for ``--policy``, without options that name files; ``None`` leaves it as it is.
-        shadow_policy: policy to score, likewise; an empty one turns shadow mode off.
+        async_llm: The engine client.
+        policy: Policy to follow, as for ``--policy``, without options that name files; ``None`` leaves it as it is.
+        shadow_policy: Policy to score, likewise; an empty one turns shadow mode off.
 
     Raises: ConfigError, and nothing has changed; EngineError when a rank failed: it says which, and whether the others
     went back to what they followed before.
@@ -143,10 +143,10 @@ async def call_all(async_llm: Any, method: str, *args: Any, limit_s: float | Non
     """Return each rank's response, or the exception that its call ended in.
 
     Args:
-        async_llm: the engine client.
-        method: name of the method of EngineCore to call.
-        *args: arguments of the method.
-        limit_s: seconds after which a call has failed; ``None`` for no limit.
+        async_llm: The engine client.
+        method: Name of the method of EngineCore to call.
+        *args: Arguments of the method.
+        limit_s: Seconds after which a call has failed; ``None`` for no limit.
     """
     from sloserve.vllm_plugin.engine import compat
 
@@ -169,8 +169,8 @@ async def go_on(resuming: Awaitable[Any], failure: str) -> None:
     """End the pause that a failed change began, so that no pause stays by accident.
 
     Args:
-        resuming: the call that ends the pause.
-        failure: what failed, for the beginning of the message.
+        resuming: The call that ends the pause.
+        failure: What failed, for the beginning of the message.
 
     Raises: EngineError if the pause stays.
     """

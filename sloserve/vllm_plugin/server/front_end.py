@@ -51,9 +51,9 @@ class FrontEnd:
 
         Args:
             engine: vLLM's engine client.
-            clock: gives the time.
-            rank: number of this API process, from 0.
-            processes: number of API processes of the server.
+            clock: Gives the time.
+            rank: Number of this API process, from 0.
+            processes: Number of API processes of the server.
         """
         settings = plugin_settings(engine.vllm_config.additional_config)
         self._clock, self.processes, self._class_names = clock, processes, settings.classes.names
@@ -78,7 +78,7 @@ class FrontEnd:
         A further call of a request that was accepted before is let in, with what is left of its targets.
 
         Args:
-            prompt: the prompt, as ``AsyncLLM.generate`` was given it.
+            prompt: The prompt, as ``AsyncLLM.generate`` was given it.
             sampling_params: vLLM's sampling parameters, in which the SLO is written.
             priority: vLLM's number, whichever way the request stated it.
 
@@ -161,7 +161,7 @@ class FrontEnd:
         """Check that a request may enter the engine.
 
         Args:
-            call: the request's call; ``None`` if it did not come through :meth:`accept`.
+            call: The request's call; ``None`` if it did not come through :meth:`accept`.
 
         Raises: vLLM's error for 503 where the server is stopping.
         """
@@ -298,7 +298,7 @@ class FrontEnd:
         """Return what this server does now, for watchers.
 
         Args:
-            model: returns the model's name for clients.
+            model: Returns the model's name for clients.
         """
         return LiveView(model, self._class_names, self._boards.look, self._clock)
 

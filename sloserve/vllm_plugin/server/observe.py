@@ -46,18 +46,18 @@ class Observed:
     its HTTP response has ended: until then their figures are provisional (``standing``).
 
     Args:
-        interruptions: looks up what the engine's request of a given id met.
-        broken_off: error to raise in place of a last output that the engine broke off; ``None`` to pass it on.
-        started: called once, at the first token that is seen.
-        ended: called once, with the outcome.
+        interruptions: Looks up what the engine's request of a given id met.
+        broken_off: Error to raise in place of a last output that the engine broke off; ``None`` to pass it on.
+        started: Called once, at the first token that is seen.
+        ended: Called once, with the outcome.
 
     Attributes:
-        ticket: the ticket of its admission.
-        together: the requests that are admitted with it or not at all.
-        predicted: latency that was predicted at its admission.
-        stated: the keys of ``vllm_xargs`` that state its SLO.
-        expired: whether it was given up because its time to live was over.
-        is_answered: whether its HTTP response has ended, or there is none to wait for.
+        ticket: The ticket of its admission.
+        together: The requests that are admitted with it or not at all.
+        predicted: Latency that was predicted at its admission.
+        stated: The keys of ``vllm_xargs`` that state its SLO.
+        expired: Whether it was given up because its time to live was over.
+        is_answered: Whether its HTTP response has ended, or there is none to wait for.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Observed:
         """Return a call of the engine that is to serve it.
 
         Args:
-            arrival_s: when a further call was made; ``None`` for the first, which arrived with the request.
+            arrival_s: When a further call was made; ``None`` for the first, which arrived with the request.
         """
         self.standing = None
         self._open += 1
@@ -139,8 +139,8 @@ class Observed:
         """Record that a call has ended.
 
         Args:
-            outcome: how it ended.
-            figures: figures of the call; ``None`` if it never entered the engine.
+            outcome: How it ended.
+            figures: Figures of the call; ``None`` if it never entered the engine.
         """
         self._open -= 1
         if self.has_ended:
@@ -160,7 +160,7 @@ class Observed:
         """Record that its HTTP response has ended, so that no further call follows.
 
         Args:
-            begun: whether any of the response was sent.
+            begun: Whether any of the response was sent.
         """
         self.is_answered = True
         if self.standing is not None:
@@ -203,9 +203,9 @@ class EngineCall:
     """One call of the engine for a request: when its tokens left, and how it ended.
 
     Attributes:
-        arrival_s: when it was made.
-        is_first: whether it is the request's first.
-        engine_request_id: name in the engine, once the call is there.
+        arrival_s: When it was made.
+        is_first: Whether it is the request's first.
+        engine_request_id: Name in the engine, once the call is there.
         figures: vLLM's figures (``RequestStateStats``) of each of its n outputs, by the output's own name in the
             engine; empty under ``--disable-log-stats``.
     """

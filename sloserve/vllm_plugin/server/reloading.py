@@ -60,8 +60,8 @@ def _refused(self: Any, paused: bool) -> str | None:
     """Return why this rank may not change its weights, and what to do; ``None`` if it may.
 
     Args:
-        self: the engine core of the rank.
-        paused: whether our pause has begun.
+        self: The engine core of the rank.
+        paused: Whether our pause has begun.
     """
     from vllm.v1.core.sched.interface import PauseState
 
@@ -89,9 +89,9 @@ def _reload(self: Any, weights_path: str, version: str) -> str | None:
     """Read the weights, in the pause that was made for it.
 
     Args:
-        self: the engine core of the rank.
-        weights_path: folder of the weights.
-        version: name by which vLLM knows the weights afterwards.
+        self: The engine core of the rank.
+        weights_path: Folder of the weights.
+        version: Name by which vLLM knows the weights afterwards.
 
     Returns: why they may not change, and nothing has; ``None`` once they are read.
     """
@@ -123,11 +123,11 @@ async def reload(async_llm: Any, models: Any, weights_path: str, name: str, api_
     """Load other weights; running requests end first, later ones wait and are served with the new weights.
 
     Args:
-        async_llm: the engine client.
+        async_llm: The engine client.
         models: vLLM's ``OpenAIServingModels``, which holds the names under which the server serves its model.
-        weights_path: folder of the weights.
-        name: the new name of the model.
-        api_processes: number of API processes of the server; each holds names of its own.
+        weights_path: Folder of the weights.
+        name: The new name of the model.
+        api_processes: Number of API processes of the server; each holds names of its own.
 
     Raises: ConfigError for a path that has no weights or a server of several processes, EngineNotReady where an output
     would have tokens of two models, and nothing has changed; EngineError where a rank did not read them: nothing is

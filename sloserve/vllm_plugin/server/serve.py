@@ -46,8 +46,8 @@ def prepare(vllm_args: Sequence[str], our_flags: Sequence[str] = ()) -> argparse
     """Return the arguments, model and flags as ``vllm serve`` would have them; imports vLLM, starts nothing.
 
     Args:
-        vllm_args: arguments for vLLM.
-        our_flags: our own flags, which a mistyped one may have meant.
+        vllm_args: Arguments for vLLM.
+        our_flags: Our own flags, which a mistyped one may have meant.
 
     Raises: ConfigError for a vLLM that is missing or untested, wrong arguments, and flags that are not ours to share.
     """
@@ -70,9 +70,9 @@ def run(args: argparse.Namespace, section: Mapping[str, Any], admin_key: str | N
     """Serve with the settings in ``section`` until the process is asked to stop.
 
     Args:
-        args: parsed arguments of ``vllm serve``.
-        section: the settings of sloserve.
-        admin_key: key that opens the admin routes; ``None`` for no such routes.
+        args: Parsed arguments of ``vllm serve``.
+        section: The settings of sloserve.
+        admin_key: Key that opens the admin routes; ``None`` for no such routes.
 
     Raises: ConfigError for anything else that shows before the model is loaded.
     """
@@ -171,9 +171,9 @@ def exposure(host: str | None, port: int, has_key: bool) -> str:
     """Return what machines that reach an exposed server may do.
 
     Args:
-        host: host on which the server listens.
-        port: port on which the server listens.
-        has_key: whether the server requires vLLM's API key.
+        host: Host on which the server listens.
+        port: Port on which the server listens.
+        has_key: Whether the server requires vLLM's API key.
     """
     if has_key:
         return (

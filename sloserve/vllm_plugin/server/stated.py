@@ -39,7 +39,7 @@ class StatedSLOs:
         """Return the SLO of a request, which is written where the engine finds it.
 
         Args:
-            http: context of the HTTP request; ``None`` for a request that did not come through our middleware.
+            http: Context of the HTTP request; ``None`` for a request that did not come through our middleware.
             sampling_params: vLLM's sampling parameters, in which the SLO is written.
             priority: vLLM's number.
 

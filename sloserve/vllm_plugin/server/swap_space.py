@@ -25,8 +25,8 @@ def check_size(gib: float, root: Path = Path("/")) -> None:
     """Check the size of the swap space, without vLLM.
 
     Args:
-        gib: size in GiB.
-        root: folder that holds ``proc`` and ``sys``.
+        gib: Size in GiB.
+        root: Folder that holds ``proc`` and ``sys``.
 
     Raises: ConfigError for a size that is not valid, or that this host cannot hold.
     """
@@ -45,8 +45,8 @@ def configure(args: argparse.Namespace, gib: float) -> None:
     """Have vLLM load our connector with a pool on each host, before the connectors that the user asks for.
 
     Args:
-        args: arguments of ``vllm serve``, parsed.
-        gib: size of the pool in GiB.
+        args: Arguments of ``vllm serve``, parsed.
+        gib: Size of the pool in GiB.
 
     Raises: ConfigError for anything beside which swapping does not work.
     """

@@ -94,8 +94,8 @@ def slo_attributes(observed: Observed, latency: Latency | None) -> dict[str, Any
     """Return class, targets, predictions and verdict of a request.
 
     Args:
-        observed: the request.
-        latency: latency of the request; ``None`` if it is not to be judged.
+        observed: The request.
+        latency: Latency of the request; ``None`` if it is not to be judged.
     """
     found: dict[str, Any] = _targets(observed.slo)
     predicted = observed.predicted

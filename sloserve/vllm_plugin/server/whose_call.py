@@ -37,8 +37,8 @@ def goes_on(http: HTTPContext | None, only: Observed | None) -> Observed | None:
     """Return the request of which this task makes a further call now; ``None`` if the call is a new request's first.
 
     Args:
-        http: context of the HTTP request; ``None`` without our middleware.
-        only: the request that was accepted for this HTTP request, if there was exactly one.
+        http: Context of the HTTP request; ``None`` without our middleware.
+        only: The request that was accepted for this HTTP request, if there was exactly one.
     """
     latest = _latest.get()
     request = latest[1]() if http is not None and latest is not None and latest[0]() is http else only
@@ -51,7 +51,7 @@ def together_with(latest: Observed | None) -> Together:
     If the one before has entered the engine, or has ended, the HTTP request is being served, and the new one is let in.
 
     Args:
-        latest: the request accepted before for the same HTTP request; ``None`` if there is none.
+        latest: The request accepted before for the same HTTP request; ``None`` if there is none.
     """
     if latest is None:
         return Together()

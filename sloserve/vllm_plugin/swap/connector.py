@@ -48,8 +48,8 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
     """The ``kv_connector`` of ``--kv-transfer-config``; ``--swap-space-gib`` of ``sloserve serve`` sets it.
 
     Attributes:
-        store: the KV that is kept, on the scheduler's side.
-        size: size of each rank's pool.
+        store: The KV that is kept, on the scheduler's side.
+        size: Size of each rank's pool.
 
     Raises: ConfigError for a model or configuration with which KV cannot be swapped, and a pool that holds nothing.
     """
@@ -93,9 +93,9 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         """Set the scheduler's callbacks.
 
         Args:
-            on_load: called for each request with a load that begins, with the number of its blocks.
-            on_report: called with the workers' reports.
-            are_copying: returns whether loads run that will soon end.
+            on_load: Called for each request with a load that begins, with the number of its blocks.
+            on_report: Called with the workers' reports.
+            are_copying: Returns whether loads run that will soon end.
         """
         self._on_load, self._on_report, self._are_copying = on_load, on_report, are_copying
 
@@ -107,10 +107,10 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         Return how many blocks are stored, 0 if nothing is.
 
         Args:
-            request: the request.
-            block_ids: the request's blocks, of each KV cache group.
-            num_computed_tokens: tokens that have their KV in the blocks once the steps in flight are over.
-            worth_s: engine seconds that it saves not to compute them again; decides which KV stays in a full pool.
+            request: The request.
+            block_ids: The request's blocks, of each KV cache group.
+            num_computed_tokens: Tokens that have their KV in the blocks once the steps in flight are over.
+            worth_s: Engine seconds that it saves not to compute them again; decides which KV stays in a full pool.
         """
         stored = self.contained(None, self._order_store, request, block_ids, num_computed_tokens, worth_s)
         if stored is None:

@@ -47,9 +47,9 @@ def check_staging(staging_bytes: int, free_bytes: int, total_bytes: int, utiliza
     activations and CUDA graphs.
 
     Args:
-        staging_bytes: size of the staging memory.
-        free_bytes: free memory of the GPU, now.
-        total_bytes: memory of the GPU.
+        staging_bytes: Size of the staging memory.
+        free_bytes: Free memory of the GPU, now.
+        total_bytes: Memory of the GPU.
         utilization: vLLM's gpu_memory_utilization; ``None`` if the size of the KV cache was given in bytes.
     """
     left = free_bytes if utilization is None else min(free_bytes, round((1.0 - utilization) * total_bytes))
@@ -79,10 +79,10 @@ def timing(transfer: Transfer, device_ids: ArrayLike, host_ids: ArrayLike, engin
     """Copy blocks out and in again, after which the cache holds what it held, and return how long that took.
 
     Args:
-        transfer: what copies.
-        device_ids: blocks on the device.
-        host_ids: blocks on the host, in the same order.
-        engine_done: waits until the engine's stream has nothing more to do.
+        transfer: What copies.
+        device_ids: Blocks on the device.
+        host_ids: Blocks on the host, in the same order.
+        engine_done: Waits until the engine's stream has nothing more to do.
 
     Raises: RuntimeError where a copy fails or does not end.
     """
@@ -168,10 +168,10 @@ def gpu_copier(
     """Return the faster of the two copiers for a cache on this GPU.
 
     Args:
-        regions: the parts of a block.
-        num_blocks: number of blocks of the cache.
-        pool: the host pool.
-        device: the GPU, as a ``torch.device``.
+        regions: The parts of a block.
+        num_blocks: Number of blocks of the cache.
+        pool: The host pool.
+        device: The GPU, as a ``torch.device``.
         utilization: vLLM's gpu_memory_utilization, as for :func:`check_staging`.
 
     Raises: ConfigError where staging memory does not fit, or nothing can copy.
@@ -216,9 +216,9 @@ def gpu_pool(blocks: int, size: int, device: Any) -> HostPool:
     """Return a pool of pinned blocks on the NUMA node of this GPU.
 
     Args:
-        blocks: number of blocks.
-        size: bytes of a block.
-        device: the GPU, as a ``torch.device``.
+        blocks: Number of blocks.
+        size: Bytes of a block.
+        device: The GPU, as a ``torch.device``.
     """
     import torch
 

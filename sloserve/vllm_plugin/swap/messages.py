@@ -21,8 +21,8 @@ class SwapOrders(KVConnectorMetadata):
     They are carried out in this order: all stores, in their order, before any block is written; then the loads.
 
     Args:
-        stored: set by the worker once the stores are made; it may be given the same orders twice.
-        loaded: set by the worker once the loads are begun.
+        stored: Set by the worker once the stores are made; it may be given the same orders twice.
+        loaded: Set by the worker once the loads are begun.
     """
 
     stores: list[Copy] = field(default_factory=list)
@@ -53,7 +53,7 @@ class SwapReport(KVConnectorWorkerMetadata):
     """The ranks' report after a step.
 
     Args:
-        failed_stores: requests with KV that did not get to some rank's pool.
+        failed_stores: Requests with KV that did not get to some rank's pool.
     """
 
     failed_stores: set[str] = field(default_factory=set)

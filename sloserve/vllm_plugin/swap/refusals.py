@@ -53,7 +53,7 @@ def refused_by_flags(vllm_config: Any, kv_role: str | None) -> str | None:
 
     Args:
         vllm_config: vLLM's whole configuration.
-        kv_role: role of SwapConnector in it.
+        kv_role: Role of SwapConnector in it.
     """
     parallel = vllm_config.parallel_config
     if kv_role != "kv_both":
@@ -93,7 +93,7 @@ def check_place(children: list[Mapping[str, Any]]) -> None:
     """Check the place of our connector in a MultiConnector.
 
     Args:
-        children: settings of the connectors in the MultiConnector, ours among them.
+        children: Settings of the connectors in the MultiConnector, ours among them.
 
     Raises: ConfigError unless ours is the first, and the only one; and for one that hands KV to another engine.
     """

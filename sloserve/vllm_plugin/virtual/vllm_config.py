@@ -84,9 +84,9 @@ def scheduler_arguments(
     """Return keyword arguments with which vLLM's scheduler, or ours, can be built without an engine.
 
     Args:
-        settings: settings of the engine.
+        settings: Settings of the engine.
         additional_config: vLLM's, with our section in it.
-        block_bytes: bytes of a KV block, to be swapped to the swap space of ``settings``; ``None`` for no swapping.
+        block_bytes: Bytes of a KV block, to be swapped to the swap space of ``settings``; ``None`` for no swapping.
     """
     config = copy.copy(_base_config(replace(settings, drafts=None)))
     config.additional_config = dict(additional_config)

@@ -91,10 +91,10 @@ class Entry:
     """A dispatcher of the table.
 
     Args:
-        make: makes a dispatcher from options and seed.
+        make: Makes a dispatcher from options and seed.
         question: a reader's description of the dispatcher.
-        options: parser of each option's text.
-        stock: whether engines have stock's scheduler by default.
+        options: Parser of each option's text.
+        stock: Whether engines have stock's scheduler by default.
     """
 
     make: Callable[[Mapping[str, Any], int], Dispatcher]
@@ -137,8 +137,8 @@ class FleetRunName:
     """The parts of a run's name.
 
     Args:
-        policy: policy of the engines; ``None`` for the default.
-        oracle: whether output lengths are known.
+        policy: Policy of the engines; ``None`` for the default.
+        oracle: Whether output lengths are known.
     """
 
     dispatcher: str

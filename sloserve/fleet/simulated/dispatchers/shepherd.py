@@ -44,7 +44,7 @@ class _Batch:
     """Requests that run as one batch.
 
     Args:
-        is_late: whether no request of it can be in time any more.
+        is_late: Whether no request of it can be in time any more.
     """
 
     model: str
@@ -60,8 +60,8 @@ class Shepherd(Dispatcher):
     """A dispatcher of static batches.
 
     Args:
-        batch: number of requests in a full batch; an idle instance may also take a smaller rest.
-        preempt: whether a batch may give way.
+        batch: Number of requests in a full batch; an idle instance may also take a smaller rest.
+        preempt: Whether a batch may give way.
     """
 
     def __init__(self, batch: float = 32, *, preempt: bool = True) -> None:
@@ -170,8 +170,8 @@ def shares(takes_s: FloatArray, until_idle_s: FloatArray) -> FloatArray:
     """Return each instance's part of each batch, ``[batches, instances]``, so that the busiest ends first.
 
     Args:
-        takes_s: seconds that the batch takes there, ``[batches, instances]``; inf where it cannot run.
-        until_idle_s: seconds of work that each instance still has, ``[instances]``.
+        takes_s: Seconds that the batch takes there, ``[batches, instances]``; inf where it cannot run.
+        until_idle_s: Seconds of work that each instance still has, ``[instances]``.
     """
     batches, instances = takes_s.shape
     can = np.isfinite(takes_s)

@@ -19,7 +19,7 @@ class _BegunOutput:
     """The output of a request in an engine.
 
     Args:
-        last: number of its parts from this engine, once it has ended; ``None`` before.
+        last: Number of its parts from this engine, once it has ended; ``None`` before.
     """
 
     instance: InstanceView
@@ -47,7 +47,7 @@ class Sent:
     """A request in an engine.
 
     Args:
-        ref: the group from which it was pulled; ``None`` for a stream.
+        ref: The group from which it was pulled; ``None`` for a stream.
     """
 
     request: WaitingRequest
@@ -62,15 +62,15 @@ class AgentInstance:
     """What an agent knows about one instance.
 
     Args:
-        takes: returns the places of an engine, given the number of requests that it runs at once.
-        order: groups from which it pulls, the first one first.
-        empty: groups in ``order`` in which nothing was found.
-        at_hand: requests that are claimed and not sent yet, each with its group.
-        parked: streams by model that began before their model left; they continue once it is back.
-        head: first group, see :class:`~sloserve.fleet.agent.orders.Orders`.
-        gives_way: groups that give way, see :class:`~sloserve.fleet.agent.orders.Orders`.
-        is_woken: whether there may be lines to pull: a look at the plan is over, or a request has ended.
-        is_switching: whether the instance is between the order to switch and the end of the switch.
+        takes: Returns the places of an engine, given the number of requests that it runs at once.
+        order: Groups from which it pulls, the first one first.
+        empty: Groups in ``order`` in which nothing was found.
+        at_hand: Requests that are claimed and not sent yet, each with its group.
+        parked: Streams by model that began before their model left; they continue once it is back.
+        head: First group, see :class:`~sloserve.fleet.agent.orders.Orders`.
+        gives_way: Groups that give way, see :class:`~sloserve.fleet.agent.orders.Orders`.
+        is_woken: Whether there may be lines to pull: a look at the plan is over, or a request has ended.
+        is_switching: Whether the instance is between the order to switch and the end of the switch.
     """
 
     view: InstanceView

@@ -36,11 +36,11 @@ class LiveFleet(Dispatcher):
     """A live fleet as a dispatcher in virtual time.
 
     Args:
-        planner: name of the planner as in a fleet's file, see ``fleet/planner_rule.py``.
-        options: parts that are left out or changed; ``None`` for a fleet like the live one.
-        seed: seed of the planner's search, and of the times when loops begin.
-        delta: largest size of a group in mean batches, if there is one queue for all.
-        cost: time that a plan takes; ``None`` for the shipped table's.
+        planner: Name of the planner as in a fleet's file, see ``fleet/planner_rule.py``.
+        options: Parts that are left out or changed; ``None`` for a fleet like the live one.
+        seed: Seed of the planner's search, and of the times when loops begin.
+        delta: Largest size of a group in mean batches, if there is one queue for all.
+        cost: Time that a plan takes; ``None`` for the shipped table's.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ class Periods:
     """Seconds between two rounds of each loop of a live fleet.
 
     Args:
-        ask_soon_s: seconds between two rounds while requests wait for an instance.
+        ask_soon_s: Seconds between two rounds while requests wait for an instance.
     """
 
     beat_s: float = BEAT_S
@@ -51,18 +51,18 @@ class Options:
     """Parts of a fleet that can be left out or changed.
 
     Args:
-        pull: whether instances take no more requests than they have places; else they take their whole queue of the
+        pull: Whether instances take no more requests than they have places; else they take their whole queue of the
             active model.
-        preempt: whether running lines give way to a new first group that is due earlier.
-        swap: whether engines have swap space. It keeps KV of requests that leave with their model, or give way; KV of
+        preempt: Whether running lines give way to a new first group that is due earlier.
+        swap: Whether engines have swap space. It keeps KV of requests that leave with their model, or give way; KV of
             lines is never kept.
-        warm: whether weights are kept in host memory.
-        balance: the way in which groups are assigned to instances.
-        prefixes: whether streams go where their prefix should be cached, as far as that pays.
-        one_queue: whether all requests wait in the queue of lines; else requests of the most urgent class pass it as
+        warm: Whether weights are kept in host memory.
+        balance: The way in which groups are assigned to instances.
+        prefixes: Whether streams go where their prefix should be cached, as far as that pays.
+        one_queue: Whether all requests wait in the queue of lines; else requests of the most urgent class pass it as
             streams.
-        park: whether, under ``one_queue``, requests leave at once when their model does; else they get time to end.
-        periods: seconds between the rounds of the loops.
+        park: Whether, under ``one_queue``, requests leave at once when their model does; else they get time to end.
+        periods: Seconds between the rounds of the loops.
     """
 
     pull: bool = True

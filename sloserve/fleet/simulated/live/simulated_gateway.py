@@ -24,8 +24,8 @@ class _StreamState:
     """One request at the gateway.
 
     Args:
-        sent: record of the last instance to which it was sent, or ``None`` before.
-        sent_s: time when it was sent, in seconds.
+        sent: Record of the last instance to which it was sent, or ``None`` before.
+        sent_s: Time when it was sent, in seconds.
     """
 
     request: WaitingRequest
@@ -42,7 +42,7 @@ class SimulatedGateway:
     """A gateway that serves streams.
 
     Args:
-        prefixes: whether expected hits in prefix caches count.
+        prefixes: Whether expected hits in prefix caches count.
     """
 
     def __init__(self, fleet: Fleet, send: Send, *, prefixes: bool) -> None:

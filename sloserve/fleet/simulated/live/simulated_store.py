@@ -23,7 +23,7 @@ class SimulatedStore:
     """A store of waiting requests.
 
     Args:
-        delta: largest size of a group in mean batches, if groups are QLM's; ``None`` if they are files'.
+        delta: Largest size of a group in mean batches, if groups are QLM's; ``None`` if they are files'.
     """
 
     def __init__(self, delta: float | None) -> None:
@@ -44,9 +44,9 @@ class SimulatedStore:
         """Add a waiting request, a claimed one at its old place.
 
         Args:
-            request: the request.
-            output_tokens: expected number of output tokens.
-            deviation: standard deviation of this number.
+            request: The request.
+            output_tokens: Expected number of output tokens.
+            deviation: Standard deviation of this number.
         """
         member = Member(
             request.request_id,

@@ -18,7 +18,7 @@ class Spread(QLMPlanner):
     """A :class:`QLMPlanner` that plans each instance alone. A group stays where it is assigned.
 
     Args:
-        at_random: whether groups are assigned at random instead of in turn.
+        at_random: Whether groups are assigned at random instead of in turn.
     """
 
     def __init__(
