@@ -7,6 +7,7 @@ import pytest
 
 from tests.plain_english.__main__ import findings_in, main
 from tests.plain_english.grammar import has_main_verb
+from tests.plain_english.parameters import written
 from tests.plain_english.prose import Kind, Prose, prose_of
 from tests.plain_english.rules import findings
 from tests.plain_english.same_code import without_docstrings
@@ -132,9 +133,28 @@ def test_a_parameter_is_described_under_args_by_a_whole_phrase() -> None:
     plain = 'def of(tokens):\n    """Return the blocks.\n\n    Args:\n        tokens: Tokens of the prompt.\n    """\n'
     assert rules_in(first_line) == ["parameter"]
     assert rules_in(own_line) == ["parameter"]
-    assert rules_in(fragment) == ["opening"]
+    assert rules_in(fragment) == ["form", "opening"]
     assert rules_in(plain) == []
     assert rules_in('class A:\n    """A pool. size: in blocks."""\n    size: int\n') == ["parameter"]
+
+
+@pytest.mark.parametrize(
+    ("description", "form"),
+    [
+        ("tokens of the prompt", "Tokens of the prompt."),
+        ("``None`` for none", "``None`` for none."),
+        ("vLLM's scheduler.", "vLLM's scheduler."),
+        ("max_tokens of the request.", "max_tokens of the request."),
+        ("inf for no limit.", "inf for no limit."),
+        ("called with x.\n            It returns at once", "Called with x.\n            It returns at once."),
+        ("whether it runs (see :func:`of`).", "Whether it runs (see :func:`of`)."),
+    ],
+)
+def test_the_description_of_a_parameter_is_a_capitalised_phrase_with_a_full_stop(description: str, form: str) -> None:
+    source = 'def of(tokens):\n    """Return the blocks.\n\n    Args:\n        tokens: {}\n    """\n'
+    assert written(source.format(description)) == source.format(form)
+    assert rules_in(source.format(description)) == ["form"] * (description != form)
+    assert rules_in(source.format(form)) == []
 
 
 def test_comments_and_messages_are_prose() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.plain_english.prose import prose_of
 from tests.plain_english.rules import Finding, findings
 
-RULES = ("imperative", "opening", "fragment", "phrase", "parameter")
+RULES = ("imperative", "opening", "fragment", "phrase", "parameter", "form")
 
 
 def findings_in(path: Path) -> list[Finding]:

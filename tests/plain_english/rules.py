@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tests.plain_english.grammar import VERBS, has_main_verb
+from tests.plain_english.parameters import is_open, is_small
 from tests.plain_english.prose import Kind, Prose
 
 BANNED: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
@@ -87,7 +88,7 @@ class Finding:
     Args:
         line: the line of the file, from 1.
         phrase: the words that are meant.
-        rule: the name of the rule: ``imperative``, ``opening``, ``fragment``, ``phrase`` or ``parameter``.
+        rule: the name of the rule: ``imperative``, ``opening``, ``fragment``, ``phrase``, ``parameter`` or ``form``.
         reason: what is wrong, and what to write.
     """
 
@@ -110,6 +111,9 @@ def findings(prose: Prose) -> Iterator[Finding]:
     if prose.kind in (Kind.MESSAGE, Kind.TRAILING):
         return
     yield from _parameters_in_prose(prose, text)
+    if prose.kind is Kind.PARAMETER and (is_small(prose.text) or is_open(prose.text)):
+        advice = "write 'name: Capitalised whole phrase.'; python -m tests.plain_english.parameters FILE does"
+        yield Finding(prose.line, _shortened(prose.text), "form", advice)
     offset = 0
     for number, sentence in enumerate(_sentences(text)):
         place = _line(prose, text, text.index(sentence, offset))
