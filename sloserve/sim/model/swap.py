@@ -1,6 +1,6 @@
 """Swapping in the model engine: what ``Swapping`` and ``SwapConnector`` do on the scheduler's side beside live vLLM.
 
-The same store, rule and link clock; see :mod:`sloserve.vllm_plugin.swap.swapping` for which load may begin when.
+The same store, rule and link clock; see :mod:`sloserve.vllm_plugin.engine.swapping` for which load may begin when.
 """
 
 from collections.abc import Sequence
