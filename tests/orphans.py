@@ -30,6 +30,8 @@ class Started(Protocol):
 
     def poll(self) -> int | None: ...
 
+    def wait(self, timeout: float) -> int: ...
+
 
 def watch_this_process() -> None:
     """Start a process of its own, out of reach of Ctrl-C, that watches this one."""
@@ -99,7 +101,7 @@ def kill_started_since(before: set[int]) -> list[str]:
 
 
 def kill_with_children(started: "Started") -> None:
-    """Kill a process, if it still runs, and all that it started; for the end of a test that may have failed."""
+    """Kill a process, if it still runs, and all that it started, and wait for its end; for a test that may fail."""
     if started.poll() is not None:  # its number may be that of a stranger by now
         return
     with suppress(psutil.NoSuchProcess):
@@ -107,6 +109,7 @@ def kill_with_children(started: "Started") -> None:
         for one in (process, *process.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
                 one.kill()
+    started.wait(timeout=60)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from sloserve.core.clock import ManualClock
+from tests import bounded
 
 T = TypeVar("T")
 
@@ -27,7 +28,7 @@ class _Selector(selectors.SelectSelector):
             return super().select(0)
         ready = super().select(_LIMIT_S)
         if not ready:
-            raise RuntimeError("everybody waits, and nothing is going to happen")
+            raise RuntimeError(f"all tasks wait, and no timer of theirs is set{bounded.tasks()}")
         return ready
 
 
@@ -45,8 +46,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(main)
+    return bounded.run(main, loop=VirtualLoop)
 
 
 class LoopClock:
