@@ -1,6 +1,5 @@
 """The admin routes: who may use them, what they change, and that no request makes them fail."""
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from starlette.websockets import WebSocketDisconnect
 from sloserve.api.admin import MAX_BODY_BYTES, PREFIX, AdminApp
 from sloserve.core.errors import ConfigError, EngineError, EngineNotReady
 from sloserve.vllm_plugin.server import engine_control, parking, reloading
+from tests import bounded
 
 KEY = "secret"
 BEARER = {"Authorization": f"Bearer {KEY}"}
@@ -195,7 +195,7 @@ def exchange(headers: dict[str, str], part: bytes) -> tuple[int, int]:
 
     raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "method": "PUT", "path": PREFIX + "policy", "headers": raw}
-    asyncio.run(ServerApp(object())(scope, receive, send))
+    bounded.run(ServerApp(object())(scope, receive, send))
     assert (b"connection", b"close") in sent[0]["headers"]
     return sent[0]["status"], read
 

@@ -20,6 +20,7 @@ from sloserve.http3.httpx_transport import H3Transport
 from sloserve.scheduler.settings import PluginSettings
 from sloserve.vllm_plugin.server.draining import Drain
 from sloserve.wire.optional_http3 import Http3Front
+from tests import bounded
 from tests.http3.serving import run
 
 
@@ -112,7 +113,7 @@ def test_a_listener_that_cannot_be_leaves_tcp_alone(caplog: pytest.LogCaptureFix
         assert await http3.start(Http3Front(), None, arguments(), PluginSettings()) is None
         await front.stop(0.0)
 
-    asyncio.run(test())
+    bounded.run(test())
     (record,) = caplog.records
     assert "HTTP/3 disabled; serving TCP only: cannot listen on 127.0.0.1 UDP port" in record.message
 

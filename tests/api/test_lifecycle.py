@@ -16,6 +16,7 @@ from sloserve.api.lifecycle import LINGER_S, how_to_try
 from sloserve.api.middleware import SLOMiddleware
 from sloserve.core.errors import ShuttingDown
 from sloserve.wire import context
+from tests import bounded
 
 
 class Drain:
@@ -71,7 +72,7 @@ def call(app: Starlette, *requests: tuple[str, str]) -> list[httpx.Response]:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
             return [await client.request(method, path) for method, path in requests]
 
-    return asyncio.run(go())
+    return bounded.run(go())
 
 
 def test_ready_follows_the_engine(app: Starlette) -> None:
@@ -146,11 +147,11 @@ def test_who_still_sends_when_the_server_waits_no_longer_is_refused(
         await task
 
     if stopping and version == "1.1":
-        asyncio.run(test())
+        bounded.run(test())
         assert sent[0]["status"] == 503 and (b"retry-after", b"7") in sent[0]["headers"]
     else:
         with pytest.raises(asyncio.CancelledError):
-            asyncio.run(test())
+            bounded.run(test())
         assert not sent
 
 
@@ -187,7 +188,7 @@ def begin(app: Starlette, rank: int = 0) -> Any:
         await incoming.put({"type": "lifespan.shutdown"})
         await serving
 
-    asyncio.run(go())
+    bounded.run(go())
     return app.state.server
 
 

@@ -24,6 +24,7 @@ from sloserve.core.served import Interruptions, ServedRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.scheduler.settings import ADMIN_KEY
 from sloserve.wire import context
+from tests import bounded
 
 SERVED = ServedRequest(
     slo=DEFAULT_CLASSES.slo("batch", Targets(ttft_s=0.5)),
@@ -68,7 +69,7 @@ def call(
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
             return await client.request(method, "/v1/completions", **request)
 
-    return asyncio.run(go())
+    return bounded.run(go())
 
 
 def serves(*served: ServedRequest, answer: Callable[[], Response]) -> Callable[[Request], Any]:
@@ -287,7 +288,7 @@ def test_without_a_key_there_are_no_admin_routes(monkeypatch: pytest.MonkeyPatch
         return {"type": "http.request"}
 
     scope = {"type": "http", "path": "/sloserve/policy", "headers": [], "method": "PUT"}
-    asyncio.run(SLOMiddleware(inner)(scope, nothing, nothing))
+    bounded.run(SLOMiddleware(inner)(scope, nothing, nothing))
     assert seen == ["/sloserve/policy"]
 
 
@@ -419,7 +420,7 @@ def test_a_request_is_over_where_its_handler_fails_before_any_answer() -> None:
             await SLOMiddleware(app)(scope, receive, send)
         assert sent == []
 
-    asyncio.run(go())
+    bounded.run(go())
     assert request.ends == [False]
 
 
@@ -470,12 +471,12 @@ def test_every_answer_may_be_read_by_a_page_of_an_allowed_origin(request_: str, 
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
             return await client.request(method, path, headers={**headers, "origin": origin}, **more)
 
-    answer = asyncio.run(ask("https://chat.example"))
+    answer = bounded.run(ask("https://chat.example"))
     assert answer.status_code == status
     assert answer.headers.get_list("access-control-allow-origin") == ["https://chat.example"]
     exposed = answer.headers["access-control-expose-headers"].split(", ")
     assert {"x-theirs", "retry-after", "x-request-id", "x-slo-dropped-reason"} <= set(exposed)
-    assert "access-control-allow-origin" not in asyncio.run(ask("https://other.example")).headers
+    assert "access-control-allow-origin" not in bounded.run(ask("https://other.example")).headers
 
 
 def test_a_page_of_another_origin_may_not_read_admin_routes(monkeypatch: pytest.MonkeyPatch) -> None:

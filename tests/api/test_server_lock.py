@@ -18,6 +18,7 @@ from sloserve.api.server_lock import ServerLock
 from sloserve.core.errors import EngineError
 from sloserve.engine.metrics import page_folder
 from sloserve.vllm_plugin.server import engine_control
+from tests import bounded
 
 KEY = "secret"
 POLICIES = ("edf", "sjf")
@@ -77,7 +78,7 @@ def put_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[li
 
     monkeypatch.setattr(engine_control, "call_all", call_all)
     monkeypatch.setattr(page_folder, "page_folder", lambda: tmp_path)
-    return lambda ranks: asyncio.run(both(ranks))
+    return lambda ranks: bounded.run(both(ranks))
 
 
 def test_two_changes_at_once_leave_all_ranks_with_one_policy(put_at_once: Callable[[list[Rank]], list[Any]]) -> None:
@@ -105,7 +106,7 @@ def test_what_cannot_be_locked_changes_nothing(tmp_path: Path) -> None:
             raise AssertionError("made without the lock")
 
     with pytest.raises(EngineError, match="nothing was changed, since another API process may be changing something"):
-        asyncio.run(change())
+        bounded.run(change())
 
 
 @pytest.mark.slow
@@ -127,10 +128,11 @@ def test_a_forked_child_has_no_part_in_the_lock(tmp_path: Path, dies: bool) -> N
                 os._exit(0)
 
     if (process := os.fork()) == 0:
-        asyncio.run(change())
+        bounded.run(change())
         os._exit(0)
-    os.waitpid(process, 0)
-    os.read(runs, 1)
+    with bounded.within("the end of the child and the start of its own"):
+        os.waitpid(process, 0)
+        os.read(runs, 1)
     try:
         with file.open() as other:
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -152,5 +154,5 @@ def test_two_of_one_server_have_it_in_turn_and_one_that_fails_lets_go(tmp_path: 
     async def both() -> list[Any]:
         return list(await asyncio.gather(hold(ServerLock(), "a"), hold(ServerLock(), "b"), return_exceptions=True))
 
-    assert [type(error) for error in asyncio.run(both())] == [KeyError, KeyError]
+    assert [type(error) for error in bounded.run(both())] == [KeyError, KeyError]
     assert inside in (["a", "a", "b", "b"], ["b", "b", "a", "a"])

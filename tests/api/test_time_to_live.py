@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 from sloserve.api import time_to_live
 from sloserve.api.middleware import SLOMiddleware
 from sloserve.wire import context
-from tests.client.virtual_time import VirtualLoop
+from tests.client.virtual_time import run
 
 
 class Call:
@@ -101,9 +101,9 @@ async def whole_or_nothing(request: Request, tokens: AsyncIterator[bytes]) -> Re
 
 def serve(app: App, ttl_ms: str | None) -> tuple[httpx.Response, float]:
     """The answer, and after how many seconds of virtual time it was complete."""
-    loop = VirtualLoop()
 
     async def go() -> tuple[httpx.Response, float]:
+        loop = asyncio.get_running_loop()
         served = Starlette(routes=[Route("/v1/completions", app.handle, methods=["POST"])])
         served.add_middleware(SLOMiddleware)
         began_s = loop.time()
@@ -112,10 +112,7 @@ def serve(app: App, ttl_ms: str | None) -> tuple[httpx.Response, float]:
             answer = await client.post("/v1/completions", json={}, headers=headers, timeout=None)
         return answer, loop.time() - began_s
 
-    try:
-        return loop.run_until_complete(go())
-    finally:
-        loop.close()
+    return run(go())
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -185,7 +182,6 @@ async def swallows(receive: Receive, send: Send) -> None:
 def test_one_request_has_one_answer(app: Any, body: bytes) -> None:
     sent: list[Message] = []
     failed: list[Exception] = []
-    loop = VirtualLoop()
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -214,9 +210,6 @@ def test_one_request_has_one_answer(app: Any, body: bytes) -> None:
         "headers": [(b"x-request-ttl-ms", b"250"), (b"x-request-id", b"mine")],
         "app": SimpleNamespace(state=SimpleNamespace(engine_client=engine)),
     }
-    try:
-        loop.run_until_complete(served(scope, receive, send))
-    finally:
-        loop.close()
+    run(served(scope, receive, send))
     assert not failed and [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
     assert sent[0]["status"] == 429 and (b"x-request-id", b"mine") in sent[0]["headers"]

@@ -1,6 +1,5 @@
 """Websockets, which keep no SLO: one that states none is passed on, the others are refused before they are accepted."""
 
-import asyncio
 import json
 import logging
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ import pytest
 
 from sloserve.api.middleware import SLOMiddleware
 from sloserve.vllm_plugin.server.stated import warn_operator
+from tests import bounded
 
 
 class Connection:
@@ -29,7 +29,7 @@ class Connection:
             "extensions": {"websocket.http.response": {}} if can_answer else {},
             "app": SimpleNamespace(state=SimpleNamespace(engine_client=engine)),
         }
-        asyncio.run(SLOMiddleware(self._app)(scope, self._receive, self._send))
+        bounded.run(SLOMiddleware(self._app)(scope, self._receive, self._send))
 
     def _count(self) -> None:
         self.invalid += 1

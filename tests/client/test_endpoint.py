@@ -1,6 +1,5 @@
 """What is found out about an endpoint before the run, and how mistakes read."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from sloserve.client.workload_replay import ReplaySettings
 from sloserve.core.clock import SystemClock
 from sloserve.core.errors import ConfigError
 from sloserve.core.request import WorkloadRequest
+from tests import bounded
 from tests.client.fake_server import FakeServer, reply
 
 MakeRequest = Callable[..., WorkloadRequest]
@@ -24,7 +24,7 @@ def opened(url: str, model: str | None = None, api_key: str | None = None) -> tu
         async with open_endpoint(url, model=model, api_key=api_key, settings=ReplaySettings()) as endpoint:
             return endpoint.url, endpoint.model, endpoint.context_tokens
 
-    return asyncio.run(run())
+    return bounded.run(run())
 
 
 def agreed(fake: FakeServer, like: WorkloadRequest, prompts: Any, api: Api = Api.COMPLETIONS) -> Agreed:
@@ -32,7 +32,7 @@ def agreed(fake: FakeServer, like: WorkloadRequest, prompts: Any, api: Api = Api
         async with open_endpoint(fake.url, model=None, api_key=None, settings=ReplaySettings()) as endpoint:
             return await agree(endpoint, PayloadSettings("fake", api), prompts, like, SystemClock())
 
-    return asyncio.run(run())
+    return bounded.run(run())
 
 
 def test_the_first_model_is_taken_and_its_context_known(fake: FakeServer) -> None:

@@ -17,6 +17,7 @@ from sloserve.core.clock import SystemClock
 from sloserve.core.errors import ConfigError
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
+from tests import bounded
 from tests.client.fake_server import FakeServer, chunk, final
 from tests.client.virtual_time import LoopClock
 from tests.client.virtual_time import run as in_virtual_time
@@ -32,7 +33,7 @@ def send(fake: FakeServer, request: WorkloadRequest, *, timeout_s: float = 10.0,
             sent = payload(request, list(range(request.prompt_tokens)), PayloadSettings("fake", **settings))
             return await exchange(client, sent, clock, clock.monotonic_s(), 0.0, timeout_s)
 
-    return asyncio.run(run())
+    return bounded.run(run())
 
 
 def test_tokens_are_timed_as_they_come(fake: FakeServer, make_request: MakeRequest) -> None:
@@ -175,7 +176,7 @@ def refused_for(make_request: MakeRequest, *codes: int) -> Exchange:
         async with httpx.AsyncClient(transport=Refusing(*codes), base_url="http://test") as client:
             return await exchange(client, sent, clock, clock.monotonic_s(), 0.0, 60.0)
 
-    return asyncio.run(main())
+    return bounded.run(main())
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS])

@@ -29,6 +29,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import SLO, SLOClass, Targets
+from tests import bounded
 
 ASKED = 4
 REQUEST = WorkloadRequest("r0", 0.0, 10, ASKED, SLO(SLOClass("interactive", 1), Targets(ttft_s=0.5, tpot_s=0.1)))
@@ -140,7 +141,7 @@ def asked(server: Server) -> Exchange:
         async with httpx.AsyncClient(transport=server, base_url="http://test") as client:
             return await exchange(client, SENT, clock, clock.monotonic_s(), 0.0, 60.0)
 
-    return asyncio.run(main())
+    return bounded.run(main())
 
 
 def check_reported(ended: Exchange) -> None:
@@ -194,7 +195,7 @@ def test_every_byte_on_a_connection_ends_one_request(head: bytes, body: bytes, n
                 return await exchange(client, SENT, clock, clock.monotonic_s(), 0.0, 60.0)
 
     try:
-        ended = asyncio.run(main())
+        ended = bounded.run(main())
     except ConfigError as error:
         assert re.search(r"responded to request \S+ with 4\d\d: ", str(error))
         return
@@ -293,7 +294,7 @@ def test_no_list_of_models_raises_another_error(body: Any, status: int) -> None:
                 assert endpoint.context_tokens is None or endpoint.context_tokens > 0
 
     try:
-        asyncio.run(main())
+        bounded.run(main())
     except ConfigError as error:
         assert "names no model at /v1/models" in str(error)
 

@@ -1,6 +1,5 @@
 """Which addresses are asked through a proxy of the environment, and how what cannot be used reads."""
 
-import asyncio
 import functools
 import os
 import ssl
@@ -16,6 +15,7 @@ from sloserve.client.http_clients import async_http_client, http_client, proxy_r
 from sloserve.client.watching import LostServer, watch
 from sloserve.client.workload_replay import ReplaySettings
 from sloserve.core.errors import ConfigError
+from tests import bounded
 
 LOOPBACK = (
     "http://localhost:8000",
@@ -69,8 +69,9 @@ def proxied(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         for name in ("HTTP_PROXY", "http_proxy"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{server.server_port}")
         yield got
-        server.shutdown()
-        thread.join()
+        with bounded.within("the end of the proxy"):
+            server.shutdown()
+            thread.join()
 
 
 @pytest.mark.parametrize("url", LOOPBACK)
@@ -154,7 +155,7 @@ def test_a_proxy_that_cannot_be_used_is_one_line(url: str, proxy: str, monkeypat
         async with open_endpoint(url, model=None, api_key=None, settings=ReplaySettings()):
             raise AssertionError("nobody answers there")
 
-    for ask in (lambda: next(watch(url, "key")), lambda: asyncio.run(opened())):
+    for ask in (lambda: next(watch(url, "key")), lambda: bounded.run(opened())):
         with pytest.raises((ConfigError, LostServer)) as caught:
             ask()
         said = str(caught.value)

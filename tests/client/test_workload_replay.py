@@ -15,6 +15,7 @@ from sloserve.core.clock import SystemClock
 from sloserve.core.errors import ConfigError
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
+from tests import bounded
 from tests.client.fake_server import FakeServer, chunk, reply
 from tests.client.virtual_time import SteppedClock
 from tests.client.virtual_time import run as in_virtual_time
@@ -28,7 +29,7 @@ def run(fake: FakeServer, requests: Sequence[WorkloadRequest], on_ended: Any = N
             payloads = [payload(r, [20], PayloadSettings("fake")) for r in requests]
             return await replay(client, payloads, SystemClock(), ReplaySettings(**settings), on_ended)
 
-    return asyncio.run(main())
+    return bounded.run(main())
 
 
 def test_requests_are_sent_when_due_whatever_became_of_those_before(

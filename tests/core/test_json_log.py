@@ -63,7 +63,9 @@ def test_text_stays_text(tell: Callable[[str], None], capsys: pytest.CaptureFixt
 def test_a_process_logs_json_alone_and_so_does_one_that_it_starts() -> None:
     spawn = "\nimport subprocess, sys\nsubprocess.run([sys.executable, '-c', '''%s'''], check=True)"
     inner = 'import logging.config, json, os\nlogging.config.dictConfig(json.load(open(os.environ["VLLM_LOGGING_CONFIG_PATH"])))\nfrom sloserve.core.json_log import say\nsay("child")'  # noqa: E501
-    done = subprocess.run([sys.executable, "-c", PROGRAM + spawn % inner], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM + spawn % inner], capture_output=True, text=True, check=True, timeout=240
+    )
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     told = [(one["logger"], one["level"], one["message"]) for one in lines]
     assert done.stderr == ""

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from sloserve.core import process_death
+from tests import bounded
 
 LIMIT_S = 60.0
 END_S = 0.1
@@ -42,7 +43,10 @@ def test_children_end_with_a_starter_that_is_killed(method: str, tmp_path: objec
     script = os.path.join(str(tmp_path), "starter.py")
     with open(script, "w", encoding="utf-8") as file:
         file.write(STARTER.format(end_s=END_S))
-    with subprocess.Popen([sys.executable, script, method], stdout=subprocess.PIPE, text=True) as starter:
+    with (
+        bounded.within("a process that starts two, and its end"),
+        subprocess.Popen([sys.executable, script, method], stdout=subprocess.PIPE, text=True) as starter,
+    ):
         assert starter.stdout is not None
         children = [psutil.Process(int(pid)) for pid in starter.stdout.readline().split()]
         assert len(children) == 2 and all(child.is_running() for child in children)
@@ -60,7 +64,7 @@ def test_a_process_that_multiprocessing_did_not_start_is_left_alone(monkeypatch:
 
 def test_a_starter_that_has_gone_already_ends_the_process_at_once() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
+    gone.wait(60)
 
     class Starter:
         pid = gone.pid

@@ -190,7 +190,7 @@ class Grammar(Future[Any]):
         """0.30 asks for it with a timeout, where later versions ask whether it is done."""
         if timeout is not None and not self.done():
             raise TimeoutError
-        return super().result()
+        return super().result(timeout=0.0)  # it is there from the start
 
 
 BLOCK_BYTES = 2 * 2 * BLOCK_TOKENS * 64 * 4

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sloserve.core.clock import ManualClock
+from tests import bounded
 from tests.equality.engine import Engine
 
 MAX_TURNS = 2000
@@ -51,15 +52,16 @@ class Service:
             self.versions[output.request_id] = [span.version for span in output.outputs[0].weight_versions or ()]
 
     def until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            self.turn()
+        with bounded.within("a condition of the served engine"):
+            while not condition():
+                self.turn()
 
     def call(self, utility: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What a server's control call is answered, once it is. Raises: what the server would answer 500 to."""
         answer = utility(*args, **kwargs)
         if isinstance(answer, Future):
             self.until(answer.done)
-            return answer.result()
+            return answer.result(timeout=0.0)
         return answer
 
 

@@ -1,6 +1,5 @@
 """Two parsers of one body: what FastAPI serves, as vLLM's routes do, has its SLO read or is refused."""
 
-import asyncio
 from typing import Any
 
 import httpx
@@ -15,6 +14,7 @@ from starlette.responses import Response
 from sloserve.api.middleware import SLOMiddleware
 from sloserve.wire import context
 from sloserve.wire.body import NESTED
+from tests import bounded
 from tests.wire.odd_bodies import bodies
 
 pytestmark = pytest.mark.slow
@@ -60,7 +60,7 @@ def post(body: bytes, content_type: str) -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(served), base_url="http://test") as client:
             return await client.post("/v1/completions", content=body, headers={"Content-Type": content_type})
 
-    return asyncio.run(go())
+    return bounded.run(go())
 
 
 def check(answer: httpx.Response) -> None:

@@ -1,6 +1,5 @@
 """Listeners on 127.0.0.1 for tests, applications for them, and clients that trust them."""
 
-import asyncio
 import functools
 import tempfile
 from collections.abc import AsyncIterator, Coroutine
@@ -16,13 +15,14 @@ from sloserve.http3.client_settings import ClientSettings
 from sloserve.http3.httpx_transport import head
 from sloserve.http3.listener import Listener, listen
 from sloserve.wire.optional_http3 import Http3Settings
+from tests import bounded
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="sloserve-quic-")
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
     """Runs an asynchronous test; it may take 30 seconds on a machine that does much else."""
-    asyncio.run(asyncio.wait_for(test, 30))
+    bounded.run(test)
 
 
 def reprioritize(client: H3Client, stream_id: int, field: str) -> None:

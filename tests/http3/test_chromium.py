@@ -18,6 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from sloserve.http3.listener import Listener
+from tests import bounded
 from tests.http3.serving import answer, certificate_files, listening, read
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
@@ -91,7 +92,7 @@ def visit(script: str, app: Any, **settings: Any) -> list[Any]:
         async with listening(served, **settings) as listener, browser(listener):
             return await told
 
-    return asyncio.run(asyncio.wait_for(test(), PATIENCE_S))
+    return bounded.run(test(), PATIENCE_S)
 
 
 async def refusing(scope: Any, receive: Any, send: Any) -> None:

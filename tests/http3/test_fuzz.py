@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloserve.http3.listener import Listener
+from tests import bounded
 from tests.http3.serving import PSEUDO, ask, connected, echo, header_block, listening, run, whole, write
 
 pytestmark = pytest.mark.slow
@@ -75,7 +76,7 @@ def test_frames_of_any_kind(caplog: pytest.LogCaptureFixture) -> None:
             await reply.send(b"still here", end=True)
             assert await whole(reply) == b"still here"
 
-    with asyncio.Runner() as runner:
+    with bounded.within("forty visits of each kind", 240.0), asyncio.Runner() as runner:
         opened = listening(app, connections_per_address=256)
         listener = runner.run(opened.__aenter__())
 

@@ -190,7 +190,7 @@ def test_check_config_loads_nothing_heavy_and_puts_each_mistake_on_a_line(tmp_pa
         "try:\n    cli.main()\nfinally:\n"
         "    print([m for m in ('vllm', 'torch', 'matplotlib', 'scipy') if m in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (found.returncode, found.stdout) == (2, "[]\n")
     assert [line.split(": ")[:3] for line in found.stderr.splitlines()] == [
         ["sloserve", "f.yaml:1:1", "seed"], ["sloserve", "f.yaml:2:1", "policy"],

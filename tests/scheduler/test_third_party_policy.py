@@ -34,7 +34,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("installed")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index"]
     command += ["--no-deps", "--no-build-isolation", "--target", str(target), str(source)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert ran.returncode == 0, ran.stderr
     return target
 
@@ -42,7 +42,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def answer(code: str, installed: Path) -> Any:
     path = os.pathsep.join([str(installed), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = os.environ | {"PYTHONPATH": path, "VLLM_LOGGING_LEVEL": "ERROR"}
-    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=240
+    )
     assert ran.returncode == 0, ran.stderr
     (line,) = [line for line in ran.stdout.splitlines() if line.startswith("found ")]
     return json.loads(line.removeprefix("found "))

@@ -6,6 +6,7 @@ from typing import Any
 
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RunLog
+from tests import bounded
 
 
 def stepped(engine: Any, requests: Sequence[WorkloadRequest], aborts: Mapping[str, float] | None = None) -> RunLog:
@@ -16,8 +17,9 @@ def stepped(engine: Any, requests: Sequence[WorkloadRequest], aborts: Mapping[st
         + [(gone[r.request_id], 1, i) for i, r in enumerate(requests) if r.request_id in gone]
     )
     for at, is_abort, i in [*outside, (math.inf, 0, 0)]:
-        while engine.at < at:
-            engine.advance()
+        with bounded.within("the engine to come to the next event"):
+            while engine.at < at:
+                engine.advance()
         if at == math.inf:
             break
         if is_abort:

@@ -13,6 +13,7 @@ from sloserve.wire import live_feed
 from sloserve.wire.asgi import ClientLeft
 from sloserve.wire.client import WhileClientWaits
 from sloserve.wire.live_feed import MOST_BYTES, MOST_WATCHERS, LiveFeed, changes, fitted, frame
+from tests import bounded
 
 rows = st.dictionaries(st.sampled_from("abcdef"), st.lists(st.integers(0, 2), min_size=2, max_size=2))
 views = st.builds(lambda at_s, policy, rows: {"at_s": at_s, "policy": policy, "rows": rows}, st.integers(0, 2),
@@ -86,7 +87,7 @@ class Client:
 
 def run(test: Callable[[], Awaitable[None]], monkeypatch: pytest.MonkeyPatch, every_s: float = 0.002) -> None:
     monkeypatch.setattr(live_feed, "EVERY_S", every_s)
-    asyncio.run(asyncio.wait_for(test(), 20.0))
+    bounded.run(test())
 
 
 class Counting:
@@ -164,7 +165,7 @@ def test_a_client_that_is_given_up_twice_at_once_has_left() -> None:
             await asyncio.sleep(0)
 
     with pytest.raises(ClientLeft):
-        asyncio.run(test())
+        bounded.run(test())
 
 
 def test_a_server_that_stops_ends_its_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from sloserve.fleet.gateway.fleet_view import WatchRoutes
 from sloserve.wire import live_feed
 from sloserve.wire.asgi import Receive, Scope, Send, answer
 from sloserve.wire.watch_page import sent_signpost
+from tests import bounded
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "clients" / "page"
@@ -268,12 +269,12 @@ def test_files_are_sent_without_a_key_and_hold_no_paths_of_requests() -> None:
         return sent
 
     for path in ("/sloserve/", "/sloserve/page.js", "/sloserve/page.css"):
-        start, body = asyncio.run(asked(path))
+        start, body = bounded.run(asked(path))
         policy = dict(start["headers"])[b"content-security-policy"]
         assert start["status"] == 200 and body["body"] and policy.startswith(b"default-src 'none'; script-src 'self'")
     for path in ("/sloserve/SHA256SUMS", "/sloserve/../asgi.py", "/sloserve//etc/passwd", "/sloserve/page/page.js"):
-        assert asyncio.run(asked(path))[0]["status"] == 401
-    assert asyncio.run(asked("/sloserve/", "POST"))[0]["status"] == 401
+        assert bounded.run(asked(path))[0]["status"] == 401
+    assert bounded.run(asked("/sloserve/", "POST"))[0]["status"] == 401
 
 
 def test_the_root_says_where_the_page_is_and_takes_no_other_route() -> None:
@@ -288,12 +289,12 @@ def test_the_root_says_where_the_page_is_and_takes_no_other_route() -> None:
         assert done == bool(sent)
         return done, sent[1]["body"].decode() if sent else ""
 
-    assert "/sloserve/" in asyncio.run(asked("/"))[1]
-    assert "/prefix/sloserve/" in asyncio.run(asked("/prefix/", root="/prefix"))[1]
-    unwatched = asyncio.run(asked("/", watched=False))[1]
+    assert "/sloserve/" in bounded.run(asked("/"))[1]
+    assert "/prefix/sloserve/" in bounded.run(asked("/prefix/", root="/prefix"))[1]
+    unwatched = bounded.run(asked("/", watched=False))[1]
     assert "SLOSERVE_ADMIN_KEY" in unwatched and "/sloserve/" not in unwatched
     for path, method in (("/v1/models", "GET"), ("/", "POST"), ("//", "GET"), ("/sloserve", "GET")):
-        assert asyncio.run(asked(path, method)) == (False, "")
+        assert bounded.run(asked(path, method)) == (False, "")
 
 
 @pytest.mark.slow
@@ -325,7 +326,7 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return {**found, "port": port}
 
-    found = asyncio.run(driven())
+    found = bounded.run(driven())
     print({name: found[name] for name in ("heap", "tasks", "long", "axe", "why", "overflow", "lanes", "fleetHeap")})
     assert found["errors"] == [] and not found["formIsSeen"] and "refused" in found["refused"]
     assert {request.split("/")[2] for request in found["requests"]} == {f"127.0.0.1:{found['port']}"}

@@ -28,6 +28,7 @@ from sloserve.engine.metrics.class_metrics import OUTCOMES, TARGETS
 from sloserve.engine.metrics.collectors import INVALID_REQUEST, REASONS, FrontEndMetrics, TenantLabels
 from sloserve.engine.metrics.process_page import Board, Boards
 from sloserve.scheduler.settings import PluginSettings
+from tests import bounded
 
 SLO = DEFAULT_CLASSES.slo("batch", Targets(ttft_s=1.0, tpot_s=0.1))
 SERVED = ServedRequest(SLO, Outcome.COMPLETED, "acme", Latency(0.5, 0.2, 2.5), qoe=0.75, output_tokens=11)
@@ -285,15 +286,16 @@ class APIProcess:
 
     def end(self) -> None:
         self.process.kill()
-        self.process.communicate()
+        self.process.communicate(timeout=60)
 
     def read_until(self, end: str) -> str:
         assert self.process.stdout is not None
         lines = []
-        for line in self.process.stdout:
-            if line == end:
-                break
-            lines.append(line)
+        with bounded.within(f"{end!r} from a process"):
+            for line in self.process.stdout:
+                if line == end:
+                    break
+                lines.append(line)
         return "".join(lines)
 
     def scrape(self) -> dict[tuple[str, ...], float]:

@@ -13,6 +13,7 @@ import pytest
 from sloserve.core.served import Interruptions
 from sloserve.engine.metrics.engine_page import PLAN_BUCKETS_S, Layout, PageWriter, find_pages, remove_pages
 from sloserve.engine.metrics.page_folder import page_folder, sweep
+from tests import bounded
 
 CLASSES = ("urgent", "lax")
 WRITER = """
@@ -41,13 +42,14 @@ def start(tmp_path: Path) -> Iterator[Callable[[int], subprocess.Popen[str]]]:
             text=True,
         )
         started.append(child)
-        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+        with bounded.within("the process to make its page"):
+            assert child.stdout is not None and child.stdout.readline() == "ready\n"
         return child
 
     yield start
     for child in started:
         child.kill()
-        child.communicate()
+        child.communicate(timeout=60)
 
 
 def files(folder: Path) -> list[str]:
@@ -72,7 +74,8 @@ def test_the_page_of_a_killed_engine_is_swept_and_that_of_a_living_one_stays(
     killed, _ = start(0), start(1)
     page = find_pages(tmp_path)[0]
     killed.send_signal(signal.SIGKILL)
-    os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)  # it is dead, but not yet reaped
+    with bounded.within("the end of a killed process"):
+        os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)  # it is dead, but not yet reaped
     assert not page.snapshot().alive
     sweep(tmp_path)
     assert [page.rank for page in find_pages(tmp_path)] == [1]

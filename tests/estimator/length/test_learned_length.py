@@ -107,7 +107,11 @@ def test_predicting_imports_no_learner(model: LengthModel, tmp_path: Path) -> No
         "load_length_model(Path(sys.argv[1])); print('lightgbm' in sys.modules, 'scipy' in sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "model.json")], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, str(tmp_path / "model.json")],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     assert done.stdout.split() == ["False", "False"]
 

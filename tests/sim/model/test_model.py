@@ -19,6 +19,7 @@ from sloserve.sim.experiment import run_experiment
 from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.model.engine import ModelEngine
 from sloserve.sim.model.model_port import ModelPort
+from tests import bounded
 from tests.properties.test_conservation import MODEL_LEN, expected_tokens, random_workload
 from tests.sim.stepping import stepped
 
@@ -151,8 +152,9 @@ def test_a_request_given_late_counts_from_its_arrival_and_is_served_from_then_on
     engine = ModelEngine(settings, load_profile("h100-llama3-8b"), {"sloserve": {"policy": "edf"}})
     engine.give(*workload, now_s=50.0)
     assert engine.at == 50.0
-    while engine.at < float("inf"):
-        engine.advance()
+    with bounded.within("the end of all requests"):
+        while engine.at < float("inf"):
+            engine.advance()
     (log,) = engine.log(workload).requests
     assert log.token_times_s[0] > 50.0 and log.latency is not None and log.latency.ttft_s > 40.0
     assert log.stages is not None and log.stages.waiting_s == 48.0

@@ -179,7 +179,7 @@ def test_the_page_says_durations_and_sentences_as_the_terminal_does() -> None:
     says = [SAYS[why] for why in Why]
     asked = json.dumps({"seconds": seconds, "figures": figures, "says": says})
     command = ["node", "--input-type=module", "-e", script, asked]
-    told = json.loads(subprocess.run(command, cwd=page, check=True, capture_output=True, text=True).stdout)
+    told = json.loads(subprocess.run(command, cwd=page, check=True, capture_output=True, text=True, timeout=120).stdout)
     sentences = [sentence(one, figure, figure) for one in says for figure in figures]
     assert told == [[duration(s) for s in seconds], [due(s) for s in seconds], sentences]
 

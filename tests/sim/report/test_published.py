@@ -26,7 +26,9 @@ def published() -> list[Path]:
     """The files that git keeps."""
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("not a checkout")
-    listed = subprocess.run(["git", "ls-files", "-z", RESULTS], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", RESULTS], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
     return [ROOT / name for name in listed.stdout.split("\0") if name]
 
 

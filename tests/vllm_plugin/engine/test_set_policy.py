@@ -13,6 +13,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.outcome import Outcome
 from sloserve.core.rows import Rows, State
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
+from tests import bounded
 
 pytestmark = pytest.mark.vllm
 
@@ -210,5 +211,5 @@ def test_every_rank_answers_for_itself() -> None:
                 await asyncio.Event().wait()
             return method, args
 
-    answers = asyncio.run(compat.call_every_engine(Client(), "do", 1, limit_s=0.01))
+    answers = bounded.run(compat.call_every_engine(Client(), "do", 1, limit_s=0.01))
     assert answers[0] == ("do", (1,)) and [type(x) for x in answers[1:]] == [RuntimeError, TimeoutError]

@@ -11,6 +11,7 @@ from sloserve.vllm_plugin.server.front_end import FrontEnd
 from sloserve.vllm_plugin.server.observe import EngineCall
 from sloserve.wire import context
 from sloserve.wire.context import HTTPContext
+from tests import bounded
 
 T0 = 1_000_000.0
 
@@ -136,7 +137,7 @@ class Server:
             finally:
                 http.answer_ends(begun=begun)
 
-        asyncio.run(run())
+        bounded.run(run())
 
     def serve(
         self, http: HTTPContext | None = None, prompt: int = 100, tokens: int = 20, clock_set_by_s: float = 0.0
@@ -157,4 +158,4 @@ class Server:
             async for _ in self.front_end.watch(observed, replies(), kind):
                 pass
 
-        asyncio.run(read())
+        bounded.run(read())

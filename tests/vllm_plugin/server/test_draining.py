@@ -11,6 +11,7 @@ import pytest
 from sloserve.core.errors import ShuttingDown
 from sloserve.vllm_plugin.server import draining
 from sloserve.vllm_plugin.server.draining import Drain
+from tests import bounded
 
 
 class Engine:
@@ -45,7 +46,7 @@ def serving(engine: Engine, body: Callable[[Callable[..., Awaitable[Any]]], Awai
         await body(asyncio.to_thread)
         engine.output_handler.cancel()
 
-    asyncio.run(go())
+    bounded.run(go())
 
 
 def test_who_finishes_in_time_is_left_alone_and_nobody_else_comes() -> None:

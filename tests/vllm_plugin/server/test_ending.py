@@ -12,6 +12,7 @@ import pytest
 
 from sloserve.core import process_death
 from sloserve.vllm_plugin.server import ending
+from tests import bounded
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def test_a_signal_that_came_before_the_start_ends_the_process_before_it() -> Non
             pytest.fail("the engine starts")
 
     with pytest.raises(SystemExit) as ended:
-        asyncio.run(within())
+        bounded.run(within())
     assert ended.value.code == 128 + signal.SIGINT
 
 
@@ -104,8 +105,8 @@ def test_a_server_whose_engine_failed_ends_with_status_1(entry: Any, has_failed:
 
     if has_failed:
         with pytest.raises(SystemExit) as status:
-            asyncio.run(run())
+            bounded.run(run())
         assert status.value.code == 1
     else:
-        asyncio.run(run())
+        bounded.run(run())
     assert ended == [True]

@@ -1,6 +1,5 @@
 """A change of policy over several ranks: all follow it or none does, whichever fails, and no text names a file."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import pytest
 
 from sloserve.core.errors import ConfigError, EngineError
 from sloserve.vllm_plugin.server import engine_control
+from tests import bounded
 
 
 class Scheduler:
@@ -59,12 +59,12 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
 
 def change(policy: str | None = None, shadow_policy: str | None = None) -> list[tuple[str, str | None]]:
     """What the ranks follow after the change."""
-    asyncio.run(engine_control.set_policies(None, policy, shadow_policy))
+    bounded.run(engine_control.set_policies(None, policy, shadow_policy))
     return followed()
 
 
 def followed() -> list[tuple[str, str | None]]:
-    return [(rank["policy"], rank["shadow_policy"]) for rank in asyncio.run(engine_control.status(None))]
+    return [(rank["policy"], rank["shadow_policy"]) for rank in bounded.run(engine_control.status(None))]
 
 
 def test_all_ranks_follow_both_policies(ranks: list[Engine]) -> None:

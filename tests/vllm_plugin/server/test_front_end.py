@@ -28,6 +28,7 @@ from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.resolve import resolve_headers
 from sloserve.wire.xargs import LENGTH_KEY, predicted_length
+from tests import bounded
 from tests.http3.serving import ask, connected, listening, read, whole
 from tests.vllm_plugin.server.fake_engine import T0, Malformed, Metrics, Refused, Server
 
@@ -143,7 +144,7 @@ def test_targets_in_a_body_become_deadlines_of_its_stream_over_http3(metrics: Me
                 await whole(reply)
 
     listener: Any = None
-    asyncio.run(test())
+    bounded.run(test())
     assert seen["/free"] == (0, pytest.approx(50, abs=10))
     assert seen["/held"] == (4, math.inf)
 
@@ -278,14 +279,13 @@ def test_a_cap_is_that_of_all_front_ends_and_a_first_token_that_nobody_sees_free
                 server.accept(None, "text")
         first.states["a"].is_prefilling = False
         first.clock.advance_to(T0 + 1.0)
-        async with asyncio.timeout(60):
-            while second.front_end._boards.waiting(0) + second.front_end._boards.waiting(1):
-                await asyncio.sleep(0)
+        boards = second.front_end._boards
+        await bounded.until(lambda: boards.waiting(0) + boards.waiting(1) == 0)
         second.accept(None, "text")
         first.front_end.close()
         second.front_end.close()
 
-    asyncio.run(serve())
+    bounded.run(serve())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -354,7 +354,7 @@ def test_a_request_whose_time_is_over_leaves_nothing_in_the_books(metrics: Metri
         reading.cancel()
         await asyncio.wait({reading})
 
-    asyncio.run(give_up())
+    bounded.run(give_up())
     assert [served.outcome for served in metrics.served] == ["evicted"]
     assert metrics.reasons == ["rejected-ttl-expired"]
     assert server.front_end._admission.waiting("interactive") == 0

@@ -14,6 +14,7 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.served import Interruptions, ServedRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.vllm_plugin.server.observe import Observed, entering
+from tests import bounded
 
 ARRIVAL_S = 1_000_000.0
 MET = Interruptions(paused_steps=7, paused_s=0.2, preempted_s=0.1)
@@ -77,7 +78,7 @@ class Call:
             await watched.aclose()  # type: ignore[attr-defined]
             return seen
 
-        return asyncio.run(go())
+        return bounded.run(go())
 
     @property
     def served(self) -> ServedRequest:
@@ -117,7 +118,7 @@ def test_the_outcome_stands_before_the_last_reply_is_passed_on() -> None:
         await anext(watched)  # type: ignore[call-overload]
         assert call.served.outcome is Outcome.COMPLETED
 
-    asyncio.run(go())
+    bounded.run(go())
 
 
 def test_whole_reply_takes_the_engines_figures() -> None:
@@ -254,6 +255,6 @@ def test_a_clock_that_is_set_changes_no_figure(streamed: bool, set_by_s: float) 
         async for _ in call.observed.watch(set_clock(), streamed=streamed, cumulative=False):
             pass
 
-    asyncio.run(read())
+    bounded.run(read())
     assert call.served.latency == Latency(0.5, 0.25, 0.75) and call.served.good
     assert call.served.qoe == (1.0 if streamed else None)

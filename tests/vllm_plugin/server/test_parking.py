@@ -9,6 +9,7 @@ import pytest
 
 from sloserve.core.errors import ConfigError, EngineError
 from sloserve.vllm_plugin.server import engine_control, parking
+from tests import bounded
 
 
 class Engines:
@@ -39,14 +40,14 @@ class Engines:
 
 def parked(engines: Engines, monkeypatch: pytest.MonkeyPatch, level: int = 1) -> Any:
     monkeypatch.setattr(engine_control, "call_all", engines.call_all)
-    return asyncio.run(parking.park(engines, level))
+    return bounded.run(parking.park(engines, level))
 
 
 @pytest.mark.parametrize("level", parking.LEVELS)
 def test_all_ranks_swap_out_before_any_sleeps(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
     engines = Engines()
     assert parked(engines, monkeypatch, level) == [{"requests": 2, "kept": 2}, {"requests": 1, "kept": 0}]
-    asyncio.run(parking.unpark(engines))
+    bounded.run(parking.unpark(engines))
     assert engines.asked == [("sloserve_park", level), ("sleep", level, "keep"), ("wake",)]
 
 
@@ -91,7 +92,7 @@ def test_a_level_that_forgets_the_weights_is_refused(monkeypatch: pytest.MonkeyP
         parked(engines, monkeypatch, 2)
     assert not engines.asked
     with pytest.raises(EngineError, match="the engine does not wake: out of luck"):
-        asyncio.run(parking.unpark(engines))
+        bounded.run(parking.unpark(engines))
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 
 from sloserve.core.errors import ConfigError, EngineError, EngineNotReady
 from sloserve.vllm_plugin.server import engine_control, parking, reloading
+from tests import bounded
 
 
 class Client:
@@ -83,7 +84,7 @@ def reloaded(client: Client, path: Path, api_processes: int = 1) -> list[str]:
     shared = [SimpleNamespace(name="old", model_path="old")]
     models = SimpleNamespace(base_model_paths=shared)
     try:
-        asyncio.run(reloading.reload(client, models, str(path), "new", api_processes))
+        bounded.run(reloading.reload(client, models, str(path), "new", api_processes))
     finally:
         names = [one.name for one in shared]
         assert (names == ["new"]) == (client.asked[-2:] == ["reset_mm_cache", "resume"])
@@ -160,7 +161,7 @@ def refused_by_all(client: Client) -> None:
     before = list(client.asked)
     for call in (parking.unpark(client), parking.park(client), client.resume_generation()):
         with pytest.raises(EngineNotReady, match="nothing is served until one succeeds: POST /sloserve/reload again"):
-            asyncio.run(call)
+            bounded.run(call)
     assert client.asked == before
 
 
@@ -198,7 +199,7 @@ def test_after_a_reload_that_failed_anywhere_nothing_is_served_until_one_succeed
         "it is paused already, so that no rank is asked whether it runs"
     )
     assert client.asked[-1] == "resume" and reloading.failed_reload(client) is None
-    asyncio.run(parking.unpark(client))
+    bounded.run(parking.unpark(client))
 
 
 def test_what_no_rank_read_leaves_an_engine_that_goes_on(tmp_path: Path) -> None:
@@ -226,8 +227,8 @@ def test_what_ends_a_pause_is_guarded_whoever_calls_it() -> None:
     async def stock(self: Client, *args: Any) -> None:
         called.append(args)
 
-    asyncio.run(reloading._guarded(stock)(client, 1))
+    bounded.run(reloading._guarded(stock)(client, 1))
     setattr(client, reloading._UNSURE, "unsure")
     with pytest.raises(EngineNotReady, match="unsure"):
-        asyncio.run(reloading._guarded(stock)(client, 2))
+        bounded.run(reloading._guarded(stock)(client, 2))
     assert called == [(1,)]

@@ -11,6 +11,7 @@ from sloserve.core.slo import DEFAULT_CLASSES, DUE_NOW_S, Targets
 from sloserve.engine.read_stated import StatedReader
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.xargs import PROGRESS_KEY
+from tests import bounded
 from tests.vllm_plugin.server.fake_engine import T0, Malformed, Metrics, Refused, Server
 
 
@@ -198,7 +199,7 @@ def test_calls_of_different_http_requests_are_different_requests(metrics: Metric
             context.current.set(http)
             await read(server.generate())
 
-    asyncio.run(serve([server.http(), server.http(), None, None]))
+    bounded.run(serve([server.http(), server.http(), None, None]))
     assert len(metrics.served) == 4 and all(call.is_first for call in server.calls)
 
 
@@ -218,7 +219,7 @@ def test_an_answer_that_ends_before_its_call_does_is_counted_with_the_call(metri
         assert metrics.served == []
         await task
 
-    asyncio.run(handle())
+    bounded.run(handle())
     assert [served.outcome for served in metrics.served] == [Outcome.COMPLETED]
 
 

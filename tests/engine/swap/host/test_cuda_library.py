@@ -29,7 +29,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     assert compiler is not None
     options = ["-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", f"-I{ROOT / 'csrc' / 'include'}"]
-    subprocess.run([compiler, *options, source, "-o", target], check=True)
+    subprocess.run([compiler, *options, source, "-o", target], check=True, timeout=240)
     found = loaded(target)
     found.fake_write.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
     found.fake_finish.argtypes = (ctypes.c_void_p,)
