@@ -1,6 +1,5 @@
 """Doors on other hosts are reached by TLS, with certificates of the fleet's own authority."""
 
-import asyncio
 import json
 import logging
 from collections.abc import Callable
@@ -18,6 +17,8 @@ from sloserve.fleet.agent.agent import Agent, AgentSettings
 from sloserve.fleet.certificates import RENEWED_DAYS, VALID_DAYS, Certificates
 from sloserve.fleet.contract.endpoint import Refused
 from sloserve.fleet.gateway.agent_connections import AgentConnections
+from sloserve.fleet.gateway.doors import AgentConnections
+from tests import bounded
 from tests.fleet.agent.test_instance import MODELS
 from tests.fleet.stand_in.engine import reply
 from tests.fleet.stand_in.launcher import InLoopLauncher
@@ -160,7 +161,7 @@ def served(
             finally:
                 await gateway.close()
 
-    return asyncio.run(within())
+    return bounded.run(within())
 
 
 def issued(folder: Path, hosts: tuple[str, ...] = ("node",), clock: Clock | None = None, **given: bool) -> Certificates:
@@ -240,5 +241,5 @@ def test_a_door_is_not_asked_with_less_or_more_than_the_gateway_has(
         await gateway.close()
 
     with caplog.at_level(logging.ERROR):
-        asyncio.run(asked())
+        bounded.run(asked())
     assert caplog.text.count(door) == 1

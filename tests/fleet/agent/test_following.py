@@ -17,6 +17,7 @@ from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.store.records import RequestState, StoredPlan
 from sloserve.scheduler.virtual_queues.contract import FleetState, GroupSums, InstanceState, ModelState
 from sloserve.scheduler.virtual_queues.fleet_operations import Queued
+from tests import bounded
 from tests.fleet.agent.fake_endpoint import FakeEndpoint
 from tests.fleet.agent.test_pulling import Host, host, run
 
@@ -48,7 +49,7 @@ class Agent:
         assert store.members.write_plan("planner", StoredPlan(term, version, to_json(plan)))
 
     async def switched(self) -> None:
-        await self.host.until(lambda: not self.following._switches)
+        await bounded.until(lambda: not self.following._switches)
 
 
 @asynccontextmanager

@@ -26,6 +26,8 @@ from sloserve.fleet.contract.endpoint import MODEL_HEADER, REFUSED_HEADER, Insta
 from sloserve.fleet.contract.reports import agent_report
 from sloserve.fleet.gateway.agent_connections import AgentConnections
 from sloserve.scheduler.virtual_queues.contract import ModelState
+from tests import bounded
+from tests.bounded import until
 from tests.fleet.stand_in.engine import LONG, POISON, reply
 from tests.fleet.stand_in.launcher import InLoopLauncher
 from tests.ports import free_port
@@ -81,7 +83,7 @@ def run(
         async with Agent(settings, launcher, durable=durable) as agent, asyncio.timeout(120.0):
             await test(agent, agent.instances["node/0"], launcher)
 
-    asyncio.run(within())
+    bounded.run(within(), 150.0)
     return durable
 
 
@@ -94,11 +96,6 @@ async def ask(instance: Instance, model: str, tokens: int = 4, prompt: str = "a"
     text = b"".join([part async for part in answer.body]).decode()
     events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
     return "".join(event["choices"][0]["text"] for event in events)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.002)
 
 
 def states(instance: Instance) -> list[ModelState]:
@@ -195,7 +192,7 @@ def test_two_instances_do_not_take_the_same_host_memory(tmp_path: Path) -> None:
                 assert all(await asyncio.gather(*(one.switch(model) for one in agent.instances.values())))
             assert agent.report().held_bytes == {"chat": 10}
 
-    asyncio.run(within())
+    bounded.run(within())
 
 
 def test_a_transition_that_fails_in_an_unknown_way_ends_all_the_same(
@@ -398,7 +395,7 @@ def test_what_is_not_read_of_answers_is_closed_with_the_instance(tmp_path: Path)
 
     run(tmp_path, test, step_s=0.05)
     with pytest.raises(Refused):
-        asyncio.run(read())
+        bounded.run(read())
 
 
 def test_a_request_that_is_aborted_as_its_answer_begins_does_not_go_on(
@@ -601,7 +598,7 @@ def test_a_door_on_tcp_opens_to_its_key_alone(tmp_path: Path, key: str | None) -
                 assert refused.value.reason is Refusal.FAILED
             await gateway.close()
 
-    asyncio.run(within())
+    bounded.run(within())
 
 
 @pytest.mark.slow
@@ -653,7 +650,7 @@ def test_a_door_that_cannot_be_opened_is_said(tmp_path: Path, door: str) -> None
                 await agent.__aenter__()
             assert not agent._run_folder.exists()
 
-    asyncio.run(within())
+    bounded.run(within())
 
 
 class Fence:
@@ -682,7 +679,7 @@ def test_signs_of_life_go_on_when_the_store_is_back(tmp_path: Path, monkeypatch:
         async with Agent(settings, InLoopLauncher(), fence):
             await until(lambda: bool(fence.beats))
 
-    asyncio.run(within())
+    bounded.run(within())
     state, *_, last = fence.beats
     report = agent_report(json.loads(json.dumps(state)))
     assert report is not None and report.instances[0].name == "node/0"

@@ -1,6 +1,5 @@
 """What an agent decides and keeps, each by itself: methods, what is built alike, costs, logs, processes that die."""
 
-import asyncio
 import errno
 import json
 import os
@@ -12,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from sloserve.fleet.agent import engine_logs
@@ -28,6 +28,7 @@ from sloserve.fleet.store.records import Claimed
 from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.store import Store
 from sloserve.scheduler.virtual_queues.contract import ModelState
+from tests import bounded
 
 GIB = 2**30
 WAKE, IN_PLACE = SwitchMethod.WAKE, SwitchMethod.IN_PLACE
@@ -94,14 +95,14 @@ def test_a_new_host_begins_with_what_others_of_its_kind_have_measured(tmp_path: 
         old.note_switch("b", WAKE, seconds)
     old.note_switch("b", SwitchMethod.COLD, 30.0)
     old.note_switch("b", SwitchMethod.FORKED, 5.0)
-    asyncio.run(turns(old, "h100"))
+    bounded.run(turns(old, "h100"))
     assert not old.unshared
     kept = {cost.step: cost for cost in store.switch_costs.of("h100") if cost.model == "b"}
     assert kept["wake_s"].times == 5 and kept["wake_s"].mean_s == pytest.approx(old.switch_s("b", WAKE))
     new, other = Costs(tmp_path / "new.json", "h100"), Costs(tmp_path / "other.json", "a100")
     new.note_switch("b", WAKE, 7.0)
-    asyncio.run(turns(new, "h100"))
-    asyncio.run(turns(other, "a100"))
+    bounded.run(turns(new, "h100"))
+    bounded.run(turns(other, "a100"))
     assert new.switch_s("b", WAKE) == 7.0, "its own goes before"
     swaps = {(swap.coming, swap.state): swap.seconds for swap in new.swaps(["b"])}
     assert swaps == {("b", ModelState.COLD): 5.0, ("b", ModelState.WARM): 7.0}
@@ -208,6 +209,7 @@ def test_engines_die_with_their_agent_however_it_ends(tmp_path: Path) -> None:
 import asyncio, os, sys
 from pathlib import Path
 from sloserve.fleet.agent.engine_spec import EngineSpec
+from tests import bounded
 from tests.fleet.stand_in.launcher import processes
 async def main():
     folder = Path({str(tmp_path)!r})
@@ -218,14 +220,13 @@ async def main():
     await asyncio.sleep(600)
 asyncio.run(main())
 """
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as agent:
+    with (
+        bounded.within("an agent with an engine, and the agent's end"),
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as agent,
+    ):
         assert agent.stdout is not None
-        pid = int(agent.stdout.readline())
-        assert Path(f"/proc/{pid}").exists()
+        engine = psutil.Process(int(agent.stdout.readline()))
+        assert engine.is_running()
         agent.kill()
-    for _ in range(6000):
-        if not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]:
-            break
-        asyncio.run(asyncio.sleep(0.01))
-    else:
-        pytest.fail("the engine outlived its agent")
+    _, alive = psutil.wait_procs([engine], 60.0)
+    assert all(one.status() == psutil.STATUS_ZOMBIE for one in alive), "the engine outlived its agent"

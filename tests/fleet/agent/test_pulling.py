@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +22,7 @@ from sloserve.fleet.contract.endpoint import InstanceResponse
 from sloserve.fleet.store.records import DurableRequest, RequestState
 from sloserve.fleet.store.requests import MOST_LOST, Requests
 from sloserve.fleet.store.store import Store, open_store
+from tests import bounded
 from tests.fleet.agent.fake_endpoint import FakeEndpoint
 from tests.fleet.stand_in.engine import HANG, POISON, StandIn, reply
 
@@ -52,13 +53,8 @@ class Host:
         rows = self.store.requests.results("b", most=10_000)
         return {row.id: _text(row.body) if row.state is RequestState.DONE else row.state for row in rows}
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60.0):
-            while not condition():
-                await asyncio.sleep(0.005)
-
     async def until_ended(self, n: int) -> dict[str, Any]:
-        await self.until(lambda: len(self.results()) >= n)
+        await bounded.until(lambda: len(self.results()) >= n)
         return self.results()
 
 
@@ -96,7 +92,7 @@ async def host(folder: Path, *doors: FakeEndpoint, lease_s: float = 30.0) -> Asy
 
 
 def run(test: Any) -> None:
-    asyncio.run(test)
+    bounded.run(test)
 
 
 @pytest.mark.slow
@@ -126,7 +122,7 @@ def test_lines_leave_places_to_streams(tmp_path: Path) -> None:
         async with host(tmp_path, door) as a:
             a.accept(20)
             a.pulling.follow("a/0", [Pull(1, "m")])
-            await a.until(lambda: len(door.asked) == 4)
+            await bounded.until(lambda: len(door.asked) == 4)
             await asyncio.sleep(0.05)
             assert len(door.asked) == 4
 
@@ -143,7 +139,7 @@ def test_a_line_takes_the_place_of_a_stream_that_has_ended(tmp_path: Path, monke
             a.accept(1)
             a.pulling.follow("a/0", [Pull(1, "m")])
             work = a.pulling._work["a/0"]
-            await a.until(lambda: not work.has_suspects and not work.wake.is_set())  # it has looked, and waits
+            await bounded.until(lambda: not work.has_suspects and not work.wake.is_set())  # it has looked, and waits
             door.room = 1
             a.pulling.ended("a/0")
             assert await a.until_ended(1) == {"1.000": reply("m", "p0 ", 20)}
@@ -166,7 +162,7 @@ def test_a_line_that_leaves_goes_on_from_its_tokens(tmp_path: Path, route: str) 
             body = json.loads(line.body)
             a.store.requests.accept([_with(line, {k: v for k, v in body.items() if v is not None})])
             a.pulling.follow("a/0", [Pull(1, "m")])
-            await a.until(lambda: door.engine.computed == 5)
+            await bounded.until(lambda: door.engine.computed == 5)
             assert await door.switch("other")
             assert [s.requests for s in a.store.requests.sums()] == [1]
             assert await door.switch("m")
@@ -190,7 +186,7 @@ def test_what_a_continuation_could_change_is_computed_from_scratch(tmp_path: Pat
         async with host(tmp_path, door) as a:
             a.store.requests.accept([a.line("x", "tell me ", body=field)])
             a.pulling.follow("a/0", [Pull(1, "m")])
-            await a.until(lambda: bool(door.asked))
+            await bounded.until(lambda: bool(door.asked))
             assert await door.switch("other")
             door.step_s = 0.0
             assert await door.switch("m")
@@ -227,10 +223,10 @@ def test_a_cancelled_line_leaves_the_engine(tmp_path: Path) -> None:
         async with host(tmp_path, door, lease_s=0.3) as a:
             a.store.requests.accept([a.line("x", HANG)])
             a.pulling.follow("a/0", [Pull(1, "m")])
-            await a.until(lambda: bool(door.engine.running))
+            await bounded.until(lambda: bool(door.engine.running))
             a.store.requests.cancel("b")
             assert await a.until_ended(1) == {"x": RequestState.CANCELLED}
-            await a.until(lambda: not door.engine.running)
+            await bounded.until(lambda: not door.engine.running)
 
     run(scenario())
 
@@ -330,7 +326,7 @@ def test_a_claim_that_cannot_be_given_back_is_so_at_the_next_renewal(
         async with host(tmp_path, door) as a:
             a.accept(1)
             a.pulling.follow("a/0", [Pull(1, "m")])
-            await a.until(lambda: bool(door.asked))
+            await bounded.until(lambda: bool(door.asked))
             with monkeypatch.context() as patched:
                 patched.setattr(Requests, "give_back", lambda *_: 1 / 0)
                 with pytest.raises(ZeroDivisionError):
@@ -372,7 +368,7 @@ def test_a_lapsed_claim_of_a_zombie_is_served_by_another_and_its_result_does_not
         async with host(tmp_path, zombie) as a:
             a.accept(3)
             a.pulling.follow("a/0", [Pull(1, "m")])
-            await a.until(lambda: len(zombie.engine.running) == 3)
+            await bounded.until(lambda: len(zombie.engine.running) == 3)
             a.store_clock.advance_to(a.store_clock.now_s() + 3_600.0)
             assert a.store.requests.take_back() == 1
             with ThreadPoolExecutor(2) as executor:
@@ -383,7 +379,7 @@ def test_a_lapsed_claim_of_a_zombie_is_served_by_another_and_its_result_does_not
                 results = await a.until_ended(3)
                 await other.stop(0.0)
             before = a.store.requests.results("b")
-            await a.until(lambda: not zombie.engine.running and not a.pulling._work["a/0"].lines)
+            await bounded.until(lambda: not zombie.engine.running and not a.pulling._work["a/0"].lines)
             assert results == a.results() == {f"1.{i:03}": reply("m", f"p{i} ", 20) for i in range(3)}
             assert a.store.requests.results("b") == before
 
@@ -398,7 +394,7 @@ def test_lines_of_an_agent_that_is_slow_to_renew_are_served_in_the_end(tmp_path:
             a.accept(1)
             for lapses in range(MOST_LOST + 1):
                 a.pulling.follow("a/0", [Pull(1, "m")])
-                await a.until(lambda: len(door.asked) > lapses)  # noqa: B023
+                await bounded.until(lambda: len(door.asked) > lapses)  # noqa: B023
                 door.engine.faults.step_s = 0.0 if lapses == MOST_LOST else 10.0
                 a.store_clock.advance_to(a.store_clock.now_s() + 3_600.0)
                 await a.pulling._leases.renew()
@@ -431,7 +427,7 @@ def test_what_is_stopped_is_in_the_queue_again(tmp_path: Path) -> None:
         async with host(tmp_path, door) as a:
             a.accept(30)
             a.pulling.follow("a/0", [Pull(1, "m")])
-            await a.until(lambda: len(door.engine.running) == 8)
+            await bounded.until(lambda: len(door.engine.running) == 8)
             await a.pulling.stop(0.0)
             assert [s.requests for s in a.store.requests.sums()] == [30]
             assert a.store.requests.renew("agent-1", 30.0).claims == frozenset()
@@ -458,12 +454,12 @@ def test_a_claim_that_is_on_its_way_when_the_agent_stops_is_given_back(
         async with host(tmp_path, FakeEndpoint("a/0", "m")) as a:
             a.accept(3)
             a.pulling.follow("a/0", [Pull(1, "m")])
-            await a.until(asked.is_set)
+            await bounded.until(asked.is_set)
             stopping = asyncio.create_task(a.pulling.stop(0.5))
-            await a.until(lambda: not a.pulling._work["a/0"].is_open)
+            await bounded.until(lambda: not a.pulling._work["a/0"].is_open)
             may_go_on.set()
             await stopping
-            await a.until(done.is_set)
+            await bounded.until(done.is_set)
             assert [s.requests for s in a.store.requests.sums()] == [3]
 
     run(scenario())
@@ -483,7 +479,7 @@ def test_what_no_other_engine_can_go_on_with_is_waited_for(tmp_path: Path) -> No
         async with host(tmp_path, door) as a:
             a.store.requests.accept([a.line("x", "tell me ", body={"seed": 1})])  # read whole, so nothing is kept of it
             a.pulling.follow("a/0", [Pull(1, "m")])
-            await a.until(lambda: bool(door.asked))
+            await bounded.until(lambda: bool(door.asked))
             await a.pulling.leave("a/0", 60.0)
             assert a.results() == {"x": reply("m", "tell me ", 20)}
 
@@ -507,7 +503,7 @@ def test_a_group_in_which_nothing_was_found_is_not_asked_for_again_until_a_new_p
                 asked.clear()
                 a.store.requests.accept([a.line(f"x{turn}", "p", group=2)])
                 a.pulling.follow("a/0", [Pull(1, "m"), Pull(2, "m")])
-                await a.until(lambda: asked.count(2) == 2)
+                await bounded.until(lambda: asked.count(2) == 2)
                 assert asked == [1, 2, 2]
 
     run(scenario())
@@ -522,7 +518,7 @@ def test_a_renewed_claim_may_still_be_sent(tmp_path: Path) -> None:
             a.store.requests.accept([a.line("hangs", HANG)])
             a.accept(1)
             a.pulling.follow("a/0", [Pull(1, "m")])
-            await a.until(lambda: len(a.pulling._work["a/0"].lines) == 2 and bool(door.engine.running))
+            await bounded.until(lambda: len(a.pulling._work["a/0"].lines) == 2 and bool(door.engine.running))
             (held,) = a.pulling._work["a/0"].claims.values()
             held.lease._until_s = float("-inf")  # as if it had lapsed meanwhile
             await a.pulling._leases.renew()
@@ -537,7 +533,7 @@ def test_an_idle_instance_finds_the_suspects_of_another_agent(tmp_path: Path) ->
     async def scenario() -> None:
         async with host(tmp_path, FakeEndpoint("a/0", "m")) as a:
             work = a.pulling._work["a/0"]
-            await a.until(lambda: not work.has_suspects)  # it has looked
+            await bounded.until(lambda: not work.has_suspects)  # it has looked
             a.accept(2)
             claim = a.store.requests.claim("dies", 1, 2, 30.0)
             assert claim is not None
@@ -556,7 +552,7 @@ def test_of_one_claim_only_what_is_cancelled_ends(tmp_path: Path) -> None:
             a.accept(1)
             a.store.requests.accept([a.line("x", HANG, batch="c")])
             a.pulling.follow("a/0", [Pull(1, "m")])
-            await a.until(lambda: len(door.engine.running) == 2)
+            await bounded.until(lambda: len(door.engine.running) == 2)
             a.store.requests.cancel("c")
             await a.pulling._leases.renew()
             assert a.store.requests.counts("c") == {RequestState.CANCELLED: 1}
@@ -584,7 +580,7 @@ def test_a_store_that_fails_for_long_is_logged_once(
                 patched.setattr(Requests, "claim", fail)
                 for seen in range(5):
                     a.pulling.follow("a/0", [Pull(1, "m")])
-                    await a.until(lambda: failures > seen)  # noqa: B023
+                    await bounded.until(lambda: failures > seen)  # noqa: B023
                 a.pulling.follow("a/0", [])
             said = [one.message for one in caplog.records if "since the store fails" in one.msg]
             assert said == ["a/0 pulls no lines, since the store fails: away"]

@@ -27,6 +27,7 @@ from sloserve.fleet.store.records import Batch, BatchState, Claim, RequestState,
 from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.store import Store
 from sloserve.fleet.tenant_limits import Quota
+from tests import bounded
 
 pytestmark = pytest.mark.slow  # OpenAI's client takes a second to load
 
@@ -61,6 +62,12 @@ class Fleet:
         ]
         assert all(self.store.requests.finish(results))
         return len(results)
+
+    def finish(self) -> None:
+        """Run all steps of the batches that there are to run."""
+        with bounded.within("the last step of the batches"):
+            while self.runner.step():
+                pass
 
 
 @pytest.fixture
@@ -111,8 +118,7 @@ def test_a_batch_from_upload_to_results(fleet: Fleet) -> None:
     assert not fleet.runner.step()
     assert client.batches.retrieve(batch.id).request_counts.completed == 2
     fleet.serve()
-    while fleet.runner.step():
-        pass
+    fleet.finish()
     batch = client.batches.retrieve(batch.id)
     assert batch.status == "completed" and batch.completed_at and batch.error_file_id is None
     rows = rows_of(client, batch.output_file_id)
@@ -134,8 +140,7 @@ def test_a_batch_whose_time_is_over_keeps_what_is_done(fleet: Fleet) -> None:
     assert fleet.runner.step() is False  # one is still in flight
     assert claim is not None
     fleet.store.requests.finish([Result(claim.requests[0].id, 1, RequestState.EXPIRED, 504, b"")])
-    while fleet.runner.step():
-        pass
+    fleet.finish()
     batch = client.batches.retrieve(batch.id)
     assert batch.status == "expired" and (batch.request_counts.completed, batch.request_counts.failed) == (2, 3)
     assert list(rows_of(client, batch.output_file_id)) == ["0", "1"]
@@ -154,8 +159,7 @@ def test_a_cancelled_batch_keeps_what_is_done(fleet: Fleet) -> None:
     assert claim is not None and fleet.claim() is None
     assert fleet.store.requests.renew("agent", 60.0).cancelled == {claim.requests[0].id}
     fleet.store.requests.finish([Result(claim.requests[0].id, 1, RequestState.CANCELLED, 499, b"")])
-    while fleet.runner.step():
-        pass
+    fleet.finish()
     batch = client.batches.retrieve(batch.id)
     assert batch.status == "cancelled" and list(rows_of(client, batch.output_file_id)) == ["0"]
     assert rows_of(client, batch.error_file_id)["3"]["error"]["code"] == "batch_cancelled"
@@ -163,8 +167,7 @@ def test_a_cancelled_batch_keeps_what_is_done(fleet: Fleet) -> None:
     done = create(client, upload(client, [line("a")]))
     fleet.runner.step()
     fleet.serve()
-    while fleet.runner.step():
-        pass
+    fleet.finish()
     with pytest.raises(openai.ConflictError, match="is completed"):
         client.batches.cancel(done.id)
 
@@ -179,8 +182,7 @@ def test_a_batch_cancelled_while_it_is_validated_serves_nothing(fleet: Fleet, mo
         return accept(requests)
 
     monkeypatch.setattr(fleet.store.requests, "accept", cancelled_meanwhile)
-    while fleet.runner.step():
-        pass
+    fleet.finish()
     assert client.batches.retrieve(batch.id).status == "cancelled" and fleet.claim() is None
 
 
@@ -190,8 +192,7 @@ def test_failed_requests_are_in_the_error_file_with_their_answer(fleet: Fleet) -
     fleet.runner.step()
     fleet.serve(1, status=400)
     fleet.serve(1)
-    while fleet.runner.step():
-        pass
+    fleet.finish()
     batch = client.batches.retrieve(batch.id)
     assert batch.status == "completed"
     assert rows_of(client, batch.error_file_id)["a"]["response"]["status_code"] == 400
@@ -265,8 +266,7 @@ def test_a_step_that_a_crash_broke_off_does_nothing_twice(fleet: Fleet, monkeypa
         crash.setattr(fleet.store.batches, "move", _raise(StoreAway("away")))
         with pytest.raises(StoreAway):
             fleet.runner.step()
-    while fleet.runner.step():
-        pass
+    fleet.finish()
     batch = client.batches.retrieve(batch.id)
     assert batch.status == "completed" and len(rows_of(client, batch.output_file_id)) == 3
     assert len(list(client.files.list())) == 2
@@ -283,11 +283,9 @@ def test_half_a_surrogate_pair_in_prompt_or_reply_holds_up_no_batch(fleet: Fleet
     client = fleet.client()
     broken = line("a", body={"model": "m", "prompt": "\ud800"})
     batches = [create(client, upload(client, lines)) for lines in ([broken], [line("b")])]
-    while fleet.runner.step():
-        pass
+    fleet.finish()
     assert fleet.serve() == 2  # the reply repeats the prompt
-    while fleet.runner.step():
-        pass
+    fleet.finish()
     assert [client.batches.retrieve(batch.id).status for batch in batches] == ["completed", "completed"]
     assert fleet.http.get("/v1/files?after=%00", headers={"Authorization": "Bearer t"}).status_code == 400
 
@@ -324,8 +322,7 @@ def test_a_large_file_of_one_tenant_holds_up_no_other(fleet: Fleet, monkeypatch:
     gone = create(large, upload(large, [line(str(i)) for i in range(30)]))
     fleet.runner.step()
     large.batches.cancel(gone.id)
-    while fleet.runner.step():
-        pass
+    fleet.finish()
     assert large.batches.retrieve(gone.id).status == "cancelled", "what was begun is left where it stands"
 
 
@@ -342,8 +339,7 @@ def test_a_file_beyond_its_tenants_quota_fails_and_serves_nothing(fleet: Fleet) 
     )
     assert fleet.serve() == 40 and client.batches.retrieve(first.id).status == "in_progress"
     many = [line(str(i), body={"model": "m", "prompt": "x" * 1_400}) for i in range(60)]
-    while fleet.runner.step():
-        pass
+    fleet.finish()
     for file in client.files.list():
         client.files.delete(file.id)
     big = create(client, upload(client, many[:8] + [line(str(i)) for i in range(20, 40)]))
@@ -363,8 +359,7 @@ def test_what_has_had_its_time_is_really_gone(fleet: Fleet, tmp_path: Path) -> N
     batch = create(client, kept)
     fleet.runner.step()
     fleet.serve()
-    while fleet.runner.step():
-        pass
+    fleet.finish()
     output = client.batches.retrieve(batch.id).output_file_id
     assert fleet.store.requests.results(batch.id)[0].body is None, "the answer stands in the file alone"
     assert fleet.store.requests.forget_ended() == 0
@@ -471,8 +466,7 @@ def test_results_count_in_the_quota_of_bytes_before_they_stand_in_files(fleet: F
         create(client, file)
     fleet.runner.hold_to_quotas()
     fleet.store.requests.finish([Result(r.id, r.attempt, RequestState.DONE, 200, b"{}") for r in claim.requests[1:]])
-    while fleet.runner.step():
-        pass
+    fleet.finish()
     ended = client.batches.retrieve(batch.id)
     assert (ended.status, ended.request_counts.completed, ended.request_counts.failed) == ("completed", 17, 3)
     errors = rows_of(client, ended.error_file_id)
@@ -520,8 +514,8 @@ def test_uploads_that_do_not_go_on_are_few_and_end(fleet: Fleet, monkeypatch: py
         refused = [task.result() for task in slow if task.done()]
         return [*refused, await answered("u"), *await asyncio.gather(*slow)]
 
-    assert asyncio.run(test()) == [429, 408, 408, 408, 408, 408, 429]
-    assert asyncio.run(answered("t", **{"content-length": str(200_000)})) == 429, "beyond the quota"
+    assert bounded.run(test()) == [429, 408, 408, 408, 408, 408, 429]
+    assert bounded.run(answered("t", **{"content-length": str(200_000)})) == 429, "beyond the quota"
 
 
 @pytest.mark.parametrize(

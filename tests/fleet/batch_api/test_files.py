@@ -18,6 +18,7 @@ from sloserve.fleet.batch_api.runner import BatchRunner
 from sloserve.fleet.store.records import Batch, BatchState, File, RequestState, Result
 from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.store import Store
+from tests import bounded
 from tests.ports import free_port
 
 ONE, TWO = f"file-{'1' * 32}", f"file-{'2' * 32}"
@@ -51,7 +52,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         process.kill()
-        process.wait()
+        process.wait(60)
 
 
 def in_s3(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
@@ -206,13 +207,15 @@ def test_a_gateway_ends_what_another_began_in_a_bucket(
     store.batches.add_file(File(ONE, "t", "in", "batch", len(data), 0.0))
     store.batches.add(Batch("batch_1", "t", url, "24h", ONE, BatchState.VALIDATING, {}, 0.0), 86_400.0)
     first.step()  # a slice of its lines is checked, then this gateway is killed
-    while second.step():
-        pass
+    with bounded.within("the end of the batch"):
+        while second.step():
+            pass
     claim = store.requests.claim("agent", 0, 2_000, 60.0)
     assert claim is not None and len(claim.requests) == 1_500
     store.requests.finish([Result(r.id, r.attempt, RequestState.DONE, 200, b"{}") for r in claim.requests])
-    while second.step():
-        pass
+    with bounded.within("the end of the batch"):
+        while second.step():
+            pass
     batch = store.batches.get("t", "batch_1")
     assert batch is not None and batch.state == BatchState.COMPLETED and batch.output_file is not None
     results = [json.loads(line) for line in read(first.folder, batch.output_file).splitlines()]

@@ -28,6 +28,7 @@ from sloserve.fleet.store.records import Batch, BatchState, File, RequestState, 
 from sloserve.fleet.store.requests import Requests, Row
 from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.store import Store
+from tests import bounded
 from tests.client.virtual_time import run
 
 CHAT = "/v1/chat/completions"
@@ -96,8 +97,9 @@ def line(custom_id: str, **body: Any) -> bytes:
 
 def whole(runner: BatchRunner) -> None:
     """All that there is to do, slice by slice."""
-    while runner.step():
-        pass
+    with bounded.within("the end of all batches"):
+        while runner.step():
+            pass
 
 
 def test_two_gateways_that_end_a_batch_at_once_lose_no_result(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,8 +124,8 @@ def test_two_gateways_that_end_a_batch_at_once_lose_no_result(fleet: Fleet, monk
     monkeypatch.setattr(Requests, "results", paged)
     whole(fleet.runner)
     may_go_on.set()
-    other.join()
-    assert fleet.get(batch).state is BatchState.COMPLETED
+    other.join(60.0)
+    assert not other.is_alive() and fleet.get(batch).state is BatchState.COMPLETED
     assert fleet.output(batch) == ["0", "1", "2", "3"]
     assert len(list(fleet.path.iterdir())) == 2, "nothing is left of the other's"
 

@@ -3,11 +3,10 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 import uvicorn
@@ -21,6 +20,7 @@ from sloserve.fleet.gateway.gateway import Gateway, GatewayDependencies
 from sloserve.scheduler.virtual_queues.contract import ModelState
 from sloserve.wire.asgi import Message, Receive, Scope, Send, answer_json
 from sloserve.wire.opening import BodyLimits, BoundedBody
+from tests.bounded import until
 from tests.fleet.stand_in.engine import StandIn
 from tests.fleet.stand_in.server import app as stand_in
 
@@ -187,12 +187,3 @@ async def serving(around: GatewayDependencies, text: str = FLEET) -> AsyncIterat
     async with running(config):
         await until(lambda: len(gateway.watch.answered) == len(around.endpoints))
         yield Served(gateway, f"http://127.0.0.1:{config.port}")
-
-
-async def until(done: Callable[[], Any], steps: int = 3_000) -> None:
-    """Waits for what other tasks bring about, for some seconds at most."""
-    for _ in range(steps):
-        if done():
-            return
-        await asyncio.sleep(0.002)
-    raise AssertionError("it did not happen")

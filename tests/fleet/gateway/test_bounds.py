@@ -28,7 +28,9 @@ from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.store import Store
 from sloserve.scheduler.settings import PluginSettings
 from sloserve.wire.asgi import answer_json
-from tests.fleet.gateway.played_agents import running, until
+from tests import bounded
+from tests.bounded import until
+from tests.fleet.gateway.played_agents import running
 
 
 def test_a_body_of_millions_of_messages_is_cut_like_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +88,7 @@ def test_agents_that_answer_are_asked_on_after_the_store_was_away(
         await until(lambda: watching._asking.keys() == {"unix:a"})
         await watching.stop()
 
-    asyncio.run(asyncio.wait_for(test(), 30.0))
+    bounded.run(test())
     store.close()
 
 
@@ -109,7 +111,7 @@ def test_a_door_does_not_send_the_gateway_elsewhere() -> None:
             assert await doors.state(f"http://127.0.0.1:{settings.port}") is None
             await doors.close()
 
-    asyncio.run(asyncio.wait_for(test(), 30.0))
+    bounded.run(test())
 
 
 CHUNKED = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -144,4 +146,4 @@ def test_headers_do_not_come_without_end(begin: bytes) -> None:
             writer.close()
             await left.wait()
 
-    asyncio.run(asyncio.wait_for(test(), 30.0))
+    bounded.run(test())

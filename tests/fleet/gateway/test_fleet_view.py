@@ -22,7 +22,9 @@ from sloserve.fleet.gateway.instances import FRESH_S
 from sloserve.fleet.gateway.prediction import Work
 from sloserve.fleet.store.store import Store, open_store
 from sloserve.wire.live_feed import fitted
-from tests.fleet.gateway.played_agents import Played, PlayedAgent, fleet, serving, until
+from tests import bounded
+from tests.bounded import until
+from tests.fleet.gateway.played_agents import Played, PlayedAgent, fleet, serving
 
 KEY = "an admin key"
 
@@ -104,7 +106,7 @@ def test_hosts_that_the_store_does_not_name_any_more_are_forgotten(tmp_path: Pat
         await watch.stop()
         await parts.agents.close()
 
-    asyncio.run(test())
+    bounded.run(test())
 
 
 def test_a_late_group_says_first_why_no_instance_takes_it() -> None:
@@ -208,7 +210,7 @@ def test_the_feed_of_a_gateway_opens_to_the_admin_key_alone(tmp_path: Path) -> N
                 met = served.gateway.parts.attained.by_class
                 await until(lambda: met(served.gateway.parts.clock.monotonic_s())["interactive"] == [[1.0, 1]] * 2)
 
-    asyncio.run(asyncio.wait_for(test(), 60.0))
+    bounded.run(test())
 
 
 @pytest.mark.slow
@@ -219,4 +221,4 @@ def test_without_an_admin_key_a_gateway_has_no_feed(tmp_path: Path) -> None:
             async with httpx.AsyncClient(base_url=served.url, timeout=60.0) as http:
                 assert (await http.get("/sloserve/events")).status_code == 404
 
-    asyncio.run(asyncio.wait_for(test(), 60.0))
+    bounded.run(test())

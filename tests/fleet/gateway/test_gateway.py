@@ -21,7 +21,9 @@ from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.admission.prediction import ArrivingRequest
 from sloserve.wire.asgi import answer_json
 from sloserve.wire.opening import BodyLimits, BoundedBody
-from tests.fleet.gateway.played_agents import FLEET, Played, PlayedAgent, Served, running, serving, until
+from tests import bounded
+from tests.bounded import until
+from tests.fleet.gateway.played_agents import FLEET, Played, PlayedAgent, Served, running, serving
 from tests.fleet.stand_in.engine import POISON, reply
 
 pytestmark = pytest.mark.slow  # servers start and stop
@@ -58,7 +60,7 @@ async def line(tmp_path: Path, *names: str, text: str = FLEET, **around: Any) ->
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 60.0))  # type: ignore[arg-type]
+    bounded.run(test())  # type: ignore[arg-type]
 
 
 def test_clients_and_proxies_close_idle_connections_before_the_gateway_does() -> None:

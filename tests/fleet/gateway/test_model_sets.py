@@ -21,7 +21,8 @@ from sloserve.scheduler.admission.prediction import ArrivingRequest
 from sloserve.scheduler.settings import PluginSettings
 from sloserve.scheduler.virtual_queues.contract import ModelState
 from sloserve.wire.headers import read_headers
-from tests.fleet.gateway.played_agents import FLEET, until
+from tests.bounded import until
+from tests.fleet.gateway.played_agents import FLEET
 from tests.fleet.gateway.test_gateway import line, run
 
 ROUTER = """

@@ -30,6 +30,7 @@ from sloserve.fleet.gateway.prefixes import MOST, PrefixTable, beginnings, part
 from sloserve.scheduler.settings import PluginSettings
 from sloserve.scheduler.virtual_queues.contract import ModelState, RunningSums
 from sloserve.wire.asgi import SLO_KNOWN
+from tests import bounded
 from tests.fleet.gateway.played_agents import FLEET, parse_fleet
 
 PROFILE = load_profile("h100-llama3-8b")
@@ -147,7 +148,7 @@ def waiting(name: str, due_s: float, **given: Any) -> HeldRequest:
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(test())  # type: ignore[arg-type]
+    bounded.run(test())  # type: ignore[arg-type]
 
 
 def test_the_earliest_deadline_goes_first_and_others_models_do_not_wait() -> None:
@@ -218,7 +219,7 @@ def test_a_request_that_was_let_go_waits_no_more_even_before_it_has_its_turn() -
         assert not hold.waits.is_set() and len(hold) == 0
         (await waiting).end()
 
-    asyncio.run(scenario())
+    bounded.run(scenario())
 
 
 def test_a_body_is_restated_without_reading_what_engines_may_refuse() -> None:
@@ -259,7 +260,7 @@ def test_a_server_that_sends_answers_by_their_slo_is_told_what_the_body_states()
     told: list[SLO] = []
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "raw_path": b"/v1/completions"}
     scope |= {"headers": [], "query_string": b"", "extensions": {SLO_KNOWN: told.append}}
-    asyncio.run(Gateway(parse_fleet(FLEET), GatewayDependencies()).app(scope, receive, send))  # type: ignore[arg-type]
+    bounded.run(Gateway(parse_fleet(FLEET), GatewayDependencies()).app(scope, receive, send))  # type: ignore[arg-type]
     (slo,) = told
     assert (slo.slo_class.name, slo.targets.e2e_s) == ("batch", 9.0)
 

@@ -24,7 +24,9 @@ from sloserve.fleet.gateway.keys import Tenant, hash_of
 from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.fleet.store.records import RequestState, Result, StoredPlan
 from sloserve.fleet.store.store import Store, open_store
-from tests.fleet.gateway.played_agents import FLEET, PlayedAgent, Served, fleet, serving, until
+from tests import bounded
+from tests.bounded import until
+from tests.fleet.gateway.played_agents import FLEET, PlayedAgent, Served, fleet, serving
 from tests.fleet.stand_in.engine import reply
 
 pytestmark = pytest.mark.slow  # OpenAI's client takes a second to load, and servers start and stop
@@ -106,7 +108,7 @@ def test_openais_client_unchanged_over_the_whole_surface(tmp_path: Path) -> None
                 with pytest.raises(openai.ConflictError):
                     await client.batches.cancel(batch.id)
 
-    asyncio.run(test())
+    bounded.run(test())
 
 
 def _serve_all(store: Store) -> int:
@@ -158,7 +160,7 @@ def test_streams_go_on_while_the_store_is_away_and_batches_wait(
         assert gone.members.agents() == [], "a gateway that stops says so"
         gone.close()
 
-    asyncio.run(test())
+    bounded.run(test())
 
 
 def _demand(store: Store) -> Any:

@@ -19,6 +19,7 @@ from sloserve.fleet.launcher import attached
 from sloserve.fleet.launcher.attached import AttachingLauncher
 from sloserve.fleet.run.launchers import launcher_for
 from sloserve.fleet.run.live import Place, agent_settings
+from tests import bounded
 from tests.fleet.stand_in.engine import StandIn, reply
 from tests.fleet.stand_in.launcher import _Server
 from tests.fleet.stand_in.server import app
@@ -77,8 +78,7 @@ class Theirs:
 
     async def __aenter__(self) -> "Theirs":
         self._serving = asyncio.ensure_future(self._server.serve())
-        while not self._server.started:
-            await asyncio.sleep(0.01)
+        await bounded.until(lambda: self._server.started)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -116,7 +116,7 @@ def test_a_server_that_is_attached_serves_and_goes_on_without_the_agent(tmp_path
                 assert await again.instances["theirs/0"].switch("chat"), "it was not ended"
         await gateway.close()
 
-    asyncio.run(within())
+    bounded.run(within())
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_a_server_without_the_model_is_not_served_from(tmp_path: Path, caplog: p
             assert not await agent.instances["theirs/0"].switch("chat")
 
     with caplog.at_level(logging.ERROR):
-        asyncio.run(within())
+        bounded.run(within())
     assert "has no model 'chat', but other; start it with --served-model-name chat" in caplog.text
 
 
@@ -135,11 +135,6 @@ def test_a_server_that_goes_and_comes_back_is_found_again(tmp_path: Path, monkey
     monkeypatch.setattr(attached, "LOOK_S", 0.05)
     monkeypatch.setattr(attached, "LOST_S", 0.3)
 
-    async def until(agent: Agent, phase: Phase) -> None:
-        async with asyncio.timeout(20.0):
-            while agent.instances["theirs/0"].report().phase is not phase:
-                await asyncio.sleep(0.02)
-
     async def within() -> None:
         gateway = AgentConnections(5.0)
         async with Theirs("chat") as theirs:
@@ -147,11 +142,11 @@ def test_a_server_that_goes_and_comes_back_is_found_again(tmp_path: Path, monkey
             agent = agent_of(tmp_path, theirs)
             await agent.__aenter__()
             assert await agent.instances["theirs/0"].switch("chat")
-        await until(agent, Phase.FAILED)
+        await bounded.until(lambda: agent.instances["theirs/0"].report().phase is Phase.FAILED)
         async with Theirs("chat", port=port):
-            await until(agent, Phase.SERVING)
+            await bounded.until(lambda: agent.instances["theirs/0"].report().phase is Phase.SERVING)
             assert await asked(gateway, agent) == reply("chat", "a", 4)
             await agent.__aexit__()
         await gateway.close()
 
-    asyncio.run(within())
+    bounded.run(within())

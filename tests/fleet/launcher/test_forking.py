@@ -1,6 +1,5 @@
 """Forked engines, and what of them is left when any of their processes is killed: nothing."""
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -13,12 +12,12 @@ import pytest
 
 from sloserve.fleet.agent.engine_spec import EngineSpec
 from sloserve.fleet.launcher.forking import ForkingLauncher
+from tests import bounded
 from tests.fleet.stand_in.launcher import processes
 
 pytestmark = pytest.mark.slow
 
 FAKE = "tests.fleet.launcher.fake_vllm_launcher"
-LIMIT_S = 60.0
 AGENT = """
 import asyncio, sys
 from pathlib import Path
@@ -42,8 +41,7 @@ def spec(folder: Path, name: str) -> EngineSpec:
 
 
 async def served(folder: Path, name: str) -> None:
-    while not (folder / name).exists():
-        await asyncio.sleep(0.01)
+    await bounded.until(lambda: (folder / name).exists())
 
 
 def alive(pid: int) -> bool:
@@ -70,20 +68,21 @@ def group(leader: int) -> list[int]:
 def agent(folder: Path, *names: str) -> Iterator[tuple[subprocess.Popen[str], int, list[int]]]:
     """An agent's process, its launcher, and the leaders of its engines."""
     command = [sys.executable, "-c", AGENT, str(folder), FAKE, *names]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        launcher, *engines = map(int, process.stdout.readline().split())
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        with bounded.within("the agent to start its engines"):
+            launcher, *engines = map(int, process.stdout.readline().split())
         yield process, launcher, engines
+    finally:
         process.kill()
+        process.communicate(timeout=60)
 
 
 async def gone(pids: list[int]) -> bool:
-    """Whether all have ended within the time allowed."""
-    for _ in range(int(LIMIT_S / 0.02)):
-        if not any(map(alive, pids)):
-            return True
-        await asyncio.sleep(0.02)
-    return False
+    """Return whether all have ended within the time allowed."""
+    await bounded.until(lambda: not any(map(alive, pids)))
+    return True
 
 
 @pytest.mark.parametrize("killed", ["launcher", "agent"])
@@ -92,14 +91,14 @@ def test_all_engines_end_with_what_started_them(tmp_path: Path, killed: str) -> 
         pids = [launcher, *(pid for engine in engines for pid in group(engine))]
         assert len(pids) == 5, "the launcher, and of each engine two"
         os.kill(launcher if killed == "launcher" else process.pid, signal.SIGKILL)
-        assert asyncio.run(gone(pids))
+        assert bounded.run(gone(pids))
 
 
 def test_an_engine_whose_first_process_is_killed_leaves_nothing_and_others_live(tmp_path: Path) -> None:
     with agent(tmp_path, "a", "b") as (_, _, (one, other)):
         pids = group(one)
         os.kill(one, signal.SIGKILL)
-        assert asyncio.run(gone(pids)) and len(group(other)) == 2
+        assert bounded.run(gone(pids)) and len(group(other)) == 2
 
 
 def test_an_engine_is_started_plainly_where_none_can_be_forked(tmp_path: Path) -> None:
@@ -111,7 +110,7 @@ def test_an_engine_is_started_plainly_where_none_can_be_forked(tmp_path: Path) -
         await launcher.close()
         assert not alive(engine.pid)
 
-    asyncio.run(within())
+    bounded.run(within())
     assert "No module named" in (tmp_path / "launcher.log").read_text()
 
 
@@ -129,4 +128,4 @@ def test_a_launcher_that_died_is_started_again(tmp_path: Path) -> None:
         assert await second.wait() == -9
         await launcher.close()
 
-    asyncio.run(within())
+    bounded.run(within())

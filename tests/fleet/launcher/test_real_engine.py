@@ -1,6 +1,5 @@
 """An agent with real engines, forked: whichever of their processes is killed, nothing of the engine is left."""
 
-import asyncio
 import json
 import os
 import signal
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests import bounded
 from tests.fleet.launcher.test_forking import gone, group
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
@@ -67,29 +67,34 @@ def _replaced(agent: "subprocess.Popen[str]", killed: int) -> Any:
     assert agent.stdin is not None and agent.stdout is not None
     agent.stdin.write(f"{killed}\n")
     agent.stdin.flush()
-    return json.loads(agent.stdout.readline())
+    with bounded.within("the agent to replace its engines", 120.0):
+        return json.loads(agent.stdout.readline())
 
 
 def test_nothing_is_left_of_an_engine_and_it_is_replaced(tmp_path: Path) -> None:
     command = [sys.executable, "-c", AGENT, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as agent:
+    with (
+        bounded.within("an agent with engines, their replacement and the agent's end", 280.0),
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as agent,
+    ):
         assert agent.stdin is not None and agent.stdout is not None
         try:
-            _, engines, forked, said = json.loads(agent.stdout.readline())
+            with bounded.within("the agent to start its engines", 200.0):
+                _, engines, forked, said = json.loads(agent.stdout.readline())
             assert forked == [True, True] and said[0] == said[1] and said[0][1] == "r-1"
             for engine, name in zip(engines, ("EngineCore", "Worker"), strict=True):
                 pids = group(engine)
                 os.kill(part_of(pids, name), signal.SIGKILL)
-                assert asyncio.run(gone(pids)), f"killed: {name}"
+                assert bounded.run(gone(pids)), f"killed: {name}"
             launcher, replaced, _, again = _replaced(agent, 2)
             assert again == said and not set(replaced) & set(engines)
             stopped = group(replaced[0])
             os.kill(part_of(stopped, "EngineCore"), signal.SIGSTOP)
             _, (first, *other), _, again = _replaced(agent, 1)
             assert again == said and first != replaced[0] and other == replaced[1:], "hangs, and is replaced"
-            assert asyncio.run(gone(stopped))
+            assert bounded.run(gone(stopped))
             replaced = [first, *other]
             left = [launcher, *(pid for engine in replaced for pid in group(engine))]
         finally:
             agent.kill()
-        assert len(left) >= 7 and asyncio.run(gone(left)), "killed: the agent"
+        assert len(left) >= 7 and bounded.run(gone(left)), "killed: the agent"

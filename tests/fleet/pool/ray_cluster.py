@@ -42,6 +42,7 @@ class Nodes:
         self._cluster = Cluster()
         self._port = free_port()
         self._nodes: dict[str, Any] = {}
+        self._ends = threading.Event()
 
     def head(self, most: int = 0) -> str:
         """Starts the head, which has no CPU; after :meth:`lose_head` one at the address of the old. Its address.
@@ -80,7 +81,7 @@ class Nodes:
         process = node.all_processes[what][0].process
         os.kill(process.pid, number)
         if number == signal.SIGKILL:
-            process.wait()
+            process.wait(60)
         return int(process.pid)
 
     def remove(self, name: str) -> None:
@@ -89,11 +90,10 @@ class Nodes:
 
     def reap(self) -> None:
         """Until this process ends: workers of a raylet that has ended go on while it is a zombie."""
-        while True:
+        while not self._ends.wait(0.5):
             for node in list(self._nodes.values()):
                 for raylet in node.all_processes.get("raylet", ()):
                     raylet.process.poll()
-            time.sleep(0.5)
 
     def alive(self) -> list[str]:
         """Names of the nodes that there are, but for the head's."""
@@ -101,6 +101,7 @@ class Nodes:
         return sorted(str(one["NodeName"]) for one in nodes if one["Alive"] and one["Resources"].get("CPU"))
 
     def end(self) -> None:
+        self._ends.set()
         session = self._cluster.head_node.get_session_dir_path()
         self._cluster.shutdown()
         for pid in _raylets(session):  # of nodes that the autoscaler has added

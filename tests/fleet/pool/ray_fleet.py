@@ -16,6 +16,7 @@ import httpx
 import psutil
 import yaml
 
+from tests import bounded
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[3]
@@ -85,8 +86,9 @@ class RayCluster:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps([name, arguments, named]) + "\n")
         self._process.stdin.flush()
-        there, _, _ = select.select([self._process.stdout], [], [], SECONDS)  # all of a line comes at once
-        answer = self._process.stdout.readline() if there else ""
+        there, _, _ = select.select([self._process.stdout], [], [], SECONDS)
+        with bounded.within("the rest of a line, all of which comes at once"):
+            answer = self._process.stdout.readline() if there else ""
         if not answer:
             raise TookTooLong(f"{name}\n{Path(self._log.name).read_text()}")
         return json.loads(answer)
@@ -97,7 +99,7 @@ class RayCluster:
             self._process.communicate(timeout=60)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.communicate()
+            self._process.communicate(timeout=60)
         for process in started:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -185,4 +187,4 @@ class RayFleet:
 
     def end(self) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.wait(60)

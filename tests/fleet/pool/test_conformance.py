@@ -20,6 +20,7 @@ from sloserve.fleet.pool.embedded import EmbeddedPool
 from sloserve.fleet.pool.pool import Gone, Offer, Pool
 from sloserve.fleet.pool.registered import RegisteredPool
 from sloserve.fleet.store.store import open_store
+from tests import bounded
 from tests.fleet.pool.fake_pool import FakePool
 from tests.fleet.pool.ray_fleet import SECONDS, RayCluster, ray_cluster
 
@@ -140,7 +141,7 @@ def test_agents_that_others_start_are_known_by_their_signs_of_life(tmp_path: Pat
             await asyncio.wait_for(on.pool.gone(), 0.01)
         on.store.close()
 
-    asyncio.run(all_of_it())
+    bounded.run(all_of_it(), 4 * SECONDS)
 
 
 Staged = Callable[[], AbstractAsyncContextManager[Stage]]
@@ -192,7 +193,7 @@ def test_an_agent_runs_once_on_each_host_that_is_offered(stage: Staged) -> None:
                 await on.pool.ensure(offer)
             assert await runs(on, "b") != first == on.agent("a")
 
-    asyncio.run(all_of_it())
+    bounded.run(all_of_it(), 4 * SECONDS)
 
 
 def test_an_agent_that_dies_is_told_of_and_can_be_started_again(stage: Staged) -> None:
@@ -208,7 +209,7 @@ def test_an_agent_that_dies_is_told_of_and_can_be_started_again(stage: Staged) -
             await on.pool.ensure(offers["a"])
             assert await runs(on, "a") != first
 
-    asyncio.run(all_of_it())
+    bounded.run(all_of_it(), 4 * SECONDS)
 
 
 @pytest.mark.parametrize("at_once", [False, True])
@@ -225,7 +226,7 @@ def test_one_that_is_told_to_end_is_not_told_of(stage: Staged, at_once: bool) ->
             await on.kill("b")
             assert (await asyncio.wait_for(on.pool.gone(), SECONDS)).host == "b"
 
-    asyncio.run(all_of_it())
+    bounded.run(all_of_it(), 4 * SECONDS)
 
 
 def test_a_closed_pool_starts_nothing(stage: Staged) -> None:
@@ -240,7 +241,7 @@ def test_a_closed_pool_starts_nothing(stage: Staged) -> None:
             await ended(on, "a")
             assert on.agent("b") is None
 
-    asyncio.run(all_of_it())
+    bounded.run(all_of_it(), 4 * SECONDS)
 
 
 @pytest.mark.slow
@@ -255,5 +256,5 @@ def test_what_an_agent_says_is_set_wrongly_counts_at_its_first_start_alone(tmp_p
         await pool.ensure(OFFERS[0])
         return await asyncio.wait_for(pool.gone(), 30)
 
-    gone = asyncio.run(all_of_it())
+    gone = bounded.run(all_of_it(), 4 * SECONDS)
     assert gone.certain and gone.what.startswith("has ended with status 2; its log is ")

@@ -1,12 +1,11 @@
 """Which hosts get an agent, and when again."""
 
-import asyncio
-
 import pytest
 
 from sloserve.core.clock import ManualClock
 from sloserve.fleet.pool.keeper import AgentKeeper
 from sloserve.fleet.pool.pool import Offer
+from tests import bounded
 from tests.fleet.pool.fake_pool import FakePool
 
 A, B = Offer("a", "cpu", 1), Offer("b", "cpu", 1)
@@ -21,7 +20,7 @@ class Kept:
 
     def look(self, after_s: float = 0.0) -> dict[str, int]:
         self.clock.advance_to(self.clock.now_s() + after_s)
-        asyncio.run(self.keeper.look())
+        bounded.run(self.keeper.look())
         return self.pool.agents
 
 
@@ -39,8 +38,9 @@ def test_agents_that_end_are_started_again_later_each_time() -> None:
         kept.look()
         kept.keeper.heard(kept.pool.lose("a"))
         begun_s = kept.clock.now_s()
-        while not kept.look(0.5):
-            pass
+        with bounded.within("the agent to be started again"):
+            while not kept.look(0.5):
+                pass
         waits.append(kept.clock.now_s() - begun_s)
     assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
     kept.clock.advance_to(kept.clock.now_s() + 61.0)
@@ -78,13 +78,13 @@ def test_a_start_that_fails_is_tried_again() -> None:
 def test_a_drained_host_stays_without_an_agent_until_it_comes_anew() -> None:
     kept = Kept(A)
     kept.look()
-    asyncio.run(kept.keeper.drain("a"))
+    bounded.run(kept.keeper.drain("a"))
     assert kept.look(100.0) == {}
     del kept.pool.hosts["a"]
     kept.look()
     kept.pool.hosts["a"] = A
     assert kept.look() == {"a": 2}
-    asyncio.run(kept.keeper.drain("a"))
+    bounded.run(kept.keeper.drain("a"))
     assert kept.look() == {} and kept.keeper.drained == {"a"}
     kept.keeper.resume("a")
     assert kept.look() == {"a": 3} and not kept.keeper.drained

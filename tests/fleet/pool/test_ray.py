@@ -3,7 +3,6 @@
 One short test; ``make ray`` runs those of test_ray_faults.py, too.
 """
 
-import asyncio
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from sloserve.fleet.pool.agent_child import CONFIG_ERROR
 from sloserve.fleet.pool.pool import Offer
+from tests import bounded
 from tests.fleet.pool.ray_fleet import SECONDS, RayFleet, TookTooLong, ray_cluster
 
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "1f6d0b2c9a8e4f73a5b1c0d2e3f4a5b6c7d8e9f0"}
@@ -57,7 +57,7 @@ def test_a_pool_ends_where_its_own_node_has_left_the_cluster(monkeypatch: pytest
     for own_is_alive in (True, False):
         nodes = [{"NodeID": "own", "Alive": own_is_alive, "Resources": {}, "NodeManagerAddress": "10.0.0.1"}]
         monkeypatch.setattr(module.ray, "nodes", lambda nodes=nodes: nodes)
-        asyncio.run(pool.offers())
+        bounded.run(pool.offers())
         assert bool(reasons) is not own_is_alive
 
 
@@ -74,7 +74,7 @@ def test_what_is_asked_for_is_whole_nodes_and_first_those_that_work(monkeypatch:
     pool = object.__new__(module.RayPool)
     pool._bundles, pool._devices = {"a100": {"GPU": 4.0, "x": 1.0}}, {"h100": None, "a100": 4, "cpu": 1}
     pool._nodes, pool._kept = {}, {}
-    asyncio.run(pool.want({"h100": 1, "a100": 1, "cpu": 1}))
+    bounded.run(pool.want({"h100": 1, "a100": 1, "cpu": 1}))
     assert asked.pop() == ([{"GPU": 1}, {"GPU": 4.0, "x": 1.0}, {"CPU": 1}], [{}, {}, {}])
     for name, gpus in (("drained", 8.0), ("works", 8.0), ("new", 4.0)):
         pool._nodes[name] = module._Node(f"id-{name}", Offer(name, "h100", 8), {"GPU": gpus})
@@ -83,7 +83,7 @@ def test_what_is_asked_for_is_whole_nodes_and_first_those_that_work(monkeypatch:
         "works": module._Kept(None),
         "gone": module._Kept(None),
     }
-    asyncio.run(pool.want({"h100": 2}))
+    bounded.run(pool.want({"h100": 2}))
     assert asked.pop() == ([{"GPU": 8.0}, {"GPU": 8.0}], [{"ray.io/node-id": "id-works"}, {}])
 
 

@@ -26,6 +26,7 @@ import psycopg
 import pytest
 
 from sloserve.fleet.contract.reports import AgentReport, agent_report
+from tests import bounded
 from tests.fleet.pool.ray_fleet import SECONDS, STEP_S, RayCluster, RayFleet, ray_cluster
 from tests.ports import free_port
 
@@ -167,7 +168,7 @@ def redis(tmp_path: Path) -> Iterator[str]:
         server = subprocess.Popen([*command, "--dir", str(tmp_path)], stdout=log)
     yield f"127.0.0.1:{port}"
     server.kill()
-    server.wait()
+    server.wait(60)
 
 
 @contextmanager
@@ -203,20 +204,22 @@ Stage = Callable[..., Staged]
 @pytest.fixture
 def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
     """Has a batch and streams served, until the fault comes."""
-    with ThreadPoolExecutor(STREAMS) as pool:
+    pool = ThreadPoolExecutor(STREAMS)
 
-        def make(*lost: str, tokens: int = TOKENS, on: Running | None = None) -> Staged:
-            on = on or request.getfixturevalue("common")
-            on.cluster.call("only", "one", "two")
-            on.fleet.wait_for(lambda: on.agents().keys() == {"one", "two"})
-            on.fleet.wait_for(on.fleet.completes)
-            batch = _batch(on.client, tokens)
-            on.fleet.wait_for(lambda: bool(on.claimed("one") and on.claimed("two")))
-            streams = [pool.submit(_stream, on.client, 10 * tokens) for _ in range(STREAMS)]
-            on.fleet.wait_for(lambda: on.streams().total() == STREAMS)
-            return Staged(on, batch, streams, lost)
+    def make(*lost: str, tokens: int = TOKENS, on: Running | None = None) -> Staged:
+        on = on or request.getfixturevalue("common")
+        on.cluster.call("only", "one", "two")
+        on.fleet.wait_for(lambda: on.agents().keys() == {"one", "two"})
+        on.fleet.wait_for(on.fleet.completes)
+        batch = _batch(on.client, tokens)
+        on.fleet.wait_for(lambda: bool(on.claimed("one") and on.claimed("two")))
+        streams = [pool.submit(_stream, on.client, 10 * tokens) for _ in range(STREAMS)]
+        on.fleet.wait_for(lambda: on.streams().total() == STREAMS)
+        return Staged(on, batch, streams, lost)
 
-        yield make
+    yield make
+    with bounded.within("the end of all streams", SECONDS), pool:
+        pass
 
 
 def _stream(client: httpx.Client, tokens: int) -> bool:

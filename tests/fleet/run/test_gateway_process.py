@@ -19,7 +19,9 @@ from sloserve.fleet.run.gateway_process import GatewayServer
 from sloserve.fleet.run.live import place_of
 from sloserve.fleet.store.store import open_store
 from sloserve.http3.httpx_transport import H3Transport
-from tests.fleet.gateway.played_agents import FLEET, PlayedAgent, until
+from tests import bounded
+from tests.bounded import until
+from tests.fleet.gateway.played_agents import FLEET, PlayedAgent
 from tests.fleet.stand_in.engine import reply
 from tests.http3.serving import certificate_files, trusting
 
@@ -78,7 +80,7 @@ def test_a_gateway_serves_http3_beside_tcp(tmp_path: Path) -> None:
                 assert streamed(await asking) == reply("chat", "abc", 5)  # what runs over HTTP/3 ends first
 
     try:
-        asyncio.run(asyncio.wait_for(test(), 60.0))
+        bounded.run(test())
     finally:
         store.close()
 

@@ -1,6 +1,5 @@
 """What is said before agents are started on a cluster."""
 
-import asyncio
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.run.live import Place, check_endpoints
 from sloserve.fleet.run.pool_process import ray_pool, serve_pool
+from tests import bounded
 
 FILE = "models: {a: {model: m, profile: h100-llama3-8b}}\npool: {ray: auto, devices: {h100: {devices: 1}}}\n"
 KEY = "a-key-of-the-fleet"
@@ -23,7 +23,7 @@ def _fleet(folder: Path, text: str = FILE) -> Fleet:
 
 def test_doors_of_nodes_need_a_key(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"fleet.yaml: pool.ray: an agent on a node needs a key; set SLOSERVE_FLEET_"):
-        asyncio.run(serve_pool(_fleet(tmp_path), Place(tmp_path, "sqlite:x"), print, []))
+        bounded.run(serve_pool(_fleet(tmp_path), Place(tmp_path, "sqlite:x"), print, []))
     check_endpoints(_fleet(tmp_path), Place(tmp_path, "sqlite:x", KEY))
 
 

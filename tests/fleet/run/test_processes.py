@@ -14,6 +14,7 @@ import pytest
 
 from sloserve.fleet.certificates import Certificates
 from sloserve.fleet.store.store import open_store
+from tests import bounded
 from tests.orphans import kill_with_children
 from tests.ports import free_port
 
@@ -65,12 +66,10 @@ class _Started:
         return self._log.read_text()
 
     def wait_for(self, text: str) -> None:
-        for _ in range(600):
-            if text in self.said:
-                return
-            assert self.process.poll() is None, self.said
-            time.sleep(0.1)
-        raise AssertionError(self.said)
+        with bounded.within(f"{text!r} in {self._log}"):
+            while text not in self.said:
+                assert self.process.poll() is None, self.said
+                time.sleep(0.1)
 
 
 @pytest.fixture
@@ -85,7 +84,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., _Started]]:
     for one in started:
         one.process.send_signal(signal.SIGCONT)
         kill_with_children(one.process)
-        one.process.wait()
 
 
 @pytest.mark.slow
@@ -158,9 +156,10 @@ def test_an_agent_that_was_suspended_finds_its_host_taken_and_ends(
     alive = start("agent", file, "--state", tmp_path / "one", "--lease-s", "4")
     opened = open_store(f"sqlite:{tmp_path}/fleet.db")
     try:
-        while not (seen := opened.members.agents()) or not seen[0].state:
-            assert alive.process.poll() is None, alive.said
-            time.sleep(0.1)
+        with bounded.within("the agent's first report"):
+            while not (seen := opened.members.agents()) or not seen[0].state:
+                assert alive.process.poll() is None, alive.said
+                time.sleep(0.1)
         second = start("agent", file, "--state", tmp_path / "two", "--lease-s", "4")
         assert second.process.wait(60) == 2 and "has an agent on another machine" in second.said
         alive.process.send_signal(signal.SIGSTOP)

@@ -1,6 +1,5 @@
 """Hosts that a cluster is asked for, and that are let go of, from the plan in the store."""
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from sloserve.fleet.run.scaler import STALE_S, Scaler
 from sloserve.fleet.store.records import StoredPlan
 from sloserve.fleet.store.store import open_store
 from sloserve.scheduler.virtual_queues.contract import RunningSums
+from tests import bounded
 from tests.fleet.pool.fake_pool import FakePool
 
 FILE = """
@@ -38,7 +38,7 @@ class Scaled:
         self.keeper = AgentKeeper(self.pool, self.said.append, clock=self.clock)
         fleet = parse_fleet(FILE, to_run=True)
         self.scaler = Scaler(fleet, self.store, self.pool, self.keeper, self.said.append, self.clock)
-        asyncio.run(self.keeper.look())
+        bounded.run(self.keeper.look())
         self.version = 0
         for host, requests in (("x", 5), ("y", 2)):
             instance = InstanceReport(f"{host}/0", "h100", Phase.SERVING, {}, running=RunningSums(requests))
@@ -52,8 +52,8 @@ class Scaled:
         made_s = self.store.now_s() - plan_is
         plan = Plan(made_s, {f"n/{k}": () for k in range(4)}, pressure={"batch": pressure})
         assert term and self.store.members.write_plan("p", StoredPlan(term, self.version, plan_in_force.to_json(plan)))
-        asyncio.run(self.scaler.turn())
-        asyncio.run(self.keeper.look())
+        bounded.run(self.scaler.turn())
+        bounded.run(self.keeper.look())
         return self.pool.wanted
 
 

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from tests import bounded
 from tests.fleet.stand_in.engine import StandIn, reply
 from tests.fleet.stand_in.server import server
 from tests.other_vllm import IS_0_33
@@ -81,11 +82,13 @@ def _stand_in(socket: Path) -> Iterator[None]:
     running = server(StandIn(MODEL, step_s=0.001), str(socket), KEY)
     thread = threading.Thread(target=running.run)
     thread.start()
-    while not running.started:
-        time.sleep(0.001)
+    with bounded.within("the stand-in to start"):
+        while not running.started:
+            time.sleep(0.001)
     yield
     running.should_exit = True
-    thread.join()
+    with bounded.within("the end of the stand-in"):
+        thread.join()
 
 
 def _vllm(socket: Path) -> Iterator[None]:
@@ -95,19 +98,24 @@ def _vllm(socket: Path) -> Iterator[None]:
     env = {"SLOSERVE_ADMIN_KEY": KEY, "VLLM_SERVER_DEV_MODE": "1"}
     process = Command(["serve", "builtin:tiny", "--uds", str(socket), *flags], env)
     log: list[str] = []
-    for line in process.stdout:
-        log.append(line)
-        if "sloserve is ready" in line:
-            break
-    else:
-        pytest.fail("the server did not start:\n" + "".join(log[-60:]))
-    reader = threading.Thread(target=log.extend, args=(process.stdout,))
-    reader.start()
-    yield
-    process.send_signal(signal.SIGTERM)
-    process.wait(LIMIT_S)
-    reader.join()
-    process.stdout.close()
+    try:
+        with bounded.within("the server to be ready", 200.0):
+            for line in process.stdout:
+                log.append(line)
+                if "sloserve is ready" in line:
+                    break
+            else:
+                pytest.fail("the server did not start:\n" + "".join(log[-60:]))
+        reader = threading.Thread(target=log.extend, args=(process.stdout,))
+        reader.start()
+        yield
+        process.send_signal(signal.SIGTERM)
+        process.wait(LIMIT_S)
+        with bounded.within("the end of the server's output"):
+            reader.join()
+    finally:
+        process.kill()
+        process.stdout.close()
 
 
 def test_it_says_what_it_serves_and_refuses_the_rest(engine: Client) -> None:

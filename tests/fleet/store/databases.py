@@ -97,7 +97,7 @@ class Installed:
 
     def run(self, program: str, *arguments: str | Path, check: bool = True) -> None:
         command = [*self.as_user, self.programs / program, *arguments]
-        subprocess.run(command, check=check, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.run(command, check=check, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60)
 
 
 def installed(folder: Path) -> Installed:

@@ -12,7 +12,7 @@ def gateway(open_store: Any, records: Any, address: str) -> None:
     store = open_store(address)
     serve(store, records, "before")
     print("half", flush=True)
-    sys.stdin.readline()
+    input()  # raises where the test has ended
     serve(store, records, "after")
     store.requests.accept([line(records, "left", i) for i in range(3)])  # to the newer one
     print("done", flush=True)

@@ -17,6 +17,7 @@ from sloserve.fleet.store.lease import Lease
 from sloserve.fleet.store.records import DurableRequest, RequestState, Result
 from sloserve.fleet.store.store import Store as OpenStore
 from sloserve.fleet.store.store import open_store
+from tests import bounded
 from tests.fleet.store.databases import Store
 
 
@@ -40,8 +41,9 @@ def test_agents_that_claim_at_once_share_the_queue(store: Store) -> None:
     threads = [threading.Thread(target=serve, args=(agent,)) for agent in range(3)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    with bounded.within("three agents to serve the queue"):
+        for thread in threads:
+            thread.join()
     # Without waiting for each other's locks an agent may see an empty queue while others still hold rows.
     serve(0)
     assert Counter(got) == Counter(f"r{i:03}" for i in range(120))
@@ -56,8 +58,9 @@ def test_one_of_many_becomes_leader(store: Store) -> None:
     ]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    with bounded.within("three members to ask for the lead"):
+        for thread in threads:
+            thread.join()
     assert sorted(term is None for term in terms) == [False, True, True]
 
 
@@ -75,7 +78,10 @@ for i in range(1_000_000):
 @pytest.mark.slow
 def test_what_was_acknowledged_before_a_kill_is_there(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite"
-    with subprocess.Popen([sys.executable, "-c", _WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
+    with (
+        bounded.within("a writer's first 50 lines, and its end"),
+        subprocess.Popen([sys.executable, "-c", _WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer,
+    ):
         assert writer.stdout is not None
         for line in writer.stdout:
             if int(line) >= 50:
@@ -118,7 +124,7 @@ def test_what_comes_during_a_commit_goes_into_the_next_one_together() -> None:
             assert all(isinstance(answer, StoreAway) for answer in answers)
             assert await group(5) == 10
 
-    asyncio.run(run())
+    bounded.run(run())
     assert commits == [[1], [2, 3, 4], [13, 14], [5]]
 
 

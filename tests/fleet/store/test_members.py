@@ -21,6 +21,7 @@ from sloserve.fleet.store.records import (
     StoredPlan,
 )
 from sloserve.fleet.store.store import Store as OpenStore
+from tests import bounded
 from tests.fleet.store.databases import Store
 
 
@@ -155,7 +156,8 @@ def test_a_plan_wakes_whoever_waits(opened: OpenStore) -> None:
     while not woken.wait(0.02):
         version += 1
         assert opened.members.write_plan("x", StoredPlan(1, version, {}))
-    waiter.join()
+    with bounded.within("the end of the thread that waited"):
+        waiter.join()
     assert version < 500
 
 

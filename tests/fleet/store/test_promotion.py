@@ -11,6 +11,7 @@ from sloserve.core.errors import StoreAway
 from sloserve.fleet.store.postgres import PostgresDatabase, _tried_again, _without_password, _writable
 from sloserve.fleet.store.records import DurableRequest, RequestState
 from sloserve.fleet.store.store import open_store
+from tests import bounded
 from tests.fleet.store.databases import ADDRESS, suspended
 from tests.fleet.store.replicated import pair
 
@@ -96,7 +97,8 @@ def test_no_accepted_line_is_lost_where_the_primary_dies_and_commits_wait_for_th
             assert resumed.wait(30.0), "the store that was promoted is not found"
         finally:
             ends.set()
-            writer.join()
+            with bounded.within("the writer's last line"):
+                writer.join()
         claim = store.requests.claim("a", 1, len(told) + 1, 30.0)
         assert claim is not None
         assert {request.id for request in claim.requests} >= set(told)

@@ -12,6 +12,7 @@ from sloserve.fleet.store.request_sql import DUE, RESULT_BYTES, end_queued
 from sloserve.fleet.store.requests import MOST_LOST, NO_ROOM, Requests
 from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.store import Store as OpenStore
+from tests import bounded
 from tests.fleet.store.databases import Store
 
 LEASE_S = 30.0
@@ -325,7 +326,7 @@ def test_a_result_that_is_being_committed_when_its_engine_dies_is_kept(store: St
     kept = "INSERT INTO request_result (id, status, body) VALUES ('r000', 200, :body)"
     with database.transaction() as session:
         session.change("UPDATE claim SET alone = 1")
-    with ThreadPoolExecutor(1) as thread:
+    with bounded.within("two transactions, of which the second waits for the first"), ThreadPoolExecutor(1) as thread:
         with database.transaction() as session:
             session.change(finished)
             session.change(kept, body=b"out")

@@ -11,6 +11,7 @@ import pytest
 from sloserve.fleet.store.migrations import STEPS
 from sloserve.fleet.store.records import RequestState, Result
 from sloserve.fleet.store.store import open_store
+from tests import bounded
 
 pytestmark = pytest.mark.slow
 
@@ -21,10 +22,12 @@ OLD = "befff5e6"
 
 @pytest.fixture
 def old_tree(tmp_path: Path) -> Path:
-    archive = subprocess.run(["git", "archive", OLD, "sloserve"], cwd=ROOT, capture_output=True, check=False)
+    archive = subprocess.run(
+        ["git", "archive", OLD, "sloserve"], cwd=ROOT, capture_output=True, check=False, timeout=60
+    )
     if archive.returncode:
         pytest.skip(f"NOT TESTED: this clone has no commit {OLD}")
-    subprocess.run(["tar", "-x", "-C", tmp_path], input=archive.stdout, check=True)
+    subprocess.run(["tar", "-x", "-C", tmp_path], input=archive.stdout, check=True, timeout=60)
     return tmp_path
 
 
@@ -39,7 +42,10 @@ def address(postgres_address: str) -> Iterator[str]:
 
 def test_an_old_gateway_goes_on_through_an_upgrade_and_nothing_is_lost(old_tree: Path, address: str) -> None:
     program = [sys.executable, Path(__file__).with_name("old_gateway.py"), old_tree, address]
-    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as old:
+    with (
+        bounded.within("both halves of the old gateway's work"),
+        subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as old,
+    ):
         assert old.stdin is not None and old.stdout is not None
         assert old.stdout.readline() == "half\n"
         store = open_store(address)
