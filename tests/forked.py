@@ -20,6 +20,8 @@ from multiprocessing.connection import Connection
 from unittest import mock
 
 import prometheus_client.values
+import psutil
+import pytest
 import setproctitle
 
 from sloserve.vllm_plugin.server.serve import TINY_ENVIRONMENT
@@ -73,11 +75,20 @@ def _choose_prometheus_values() -> None:
 forkserver.set_forkserver_preload(_PRELOADED)
 
 
-def run_forked(function: Callable[[], None]) -> None:
-    """Calls a function of a module in a forked process, whose engines are its children; fails if it raises."""
+def run_forked(function: Callable[[], None], limit_s: float = 240.0) -> None:
+    """Call a function of a module in a forked process, whose engines are its children; fail if it raises.
+
+    Args:
+        function: the function to call.
+        limit_s: seconds that it may take; its process is killed then.
+    """
     process = _Process(target=function, daemon=True)
     process.start()
-    process.join()
+    process.join(limit_s)
+    if process.exitcode is None:
+        for one in (*psutil.Process(process.pid).children(recursive=True), process):
+            one.kill()
+        pytest.fail(f"waited {limit_s:g} s for the end of {function.__qualname__} in a process of its own")
     assert process.exitcode == 0, "see what it printed"
 
 

@@ -15,5 +15,7 @@ def test_torch_finds_no_avx512() -> None:
     if os.uname().machine != "x86_64":
         pytest.skip("Only x86-64 has AVX2.")
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
-    ran = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, check=True, timeout=120
+    )
     assert ran.stdout.split() == ["False", "AVX2", "tensor(True)"]

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from sloserve.cli import app
 from sloserve.core.errors import ConfigError
+from tests import bounded
 from tests.orphans import kill_with_children
 from tests.ports import free_port
 
@@ -112,14 +113,15 @@ def test_a_fleet_logs_json_alone(tmp_path: Path) -> None:
     assert fleet.stdout is not None
     try:
         lines = []
-        while not lines or not lines[-1]["message"].startswith("ready"):
-            lines.append(json.loads(fleet.stdout.readline()))
+        with bounded.within("the fleet to be ready"):
+            while not lines or not lines[-1]["message"].startswith("ready"):
+                lines.append(json.loads(fleet.stdout.readline()))
         fleet.send_signal(signal.SIGTERM)
-        lines += [json.loads(line) for line in fleet.stdout]
-        assert fleet.wait(60) == 0
+        with bounded.within("the end of the fleet after SIGTERM"):
+            lines += [json.loads(line) for line in fleet.stdout]
+            assert fleet.wait() == 0
     finally:
         kill_with_children(fleet)
-        fleet.wait()
         fleet.stdout.close()
     assert {one["level"] for one in lines} == {"INFO"} and all(one["timestamp"] for one in lines)
     agents = [log for log in (tmp_path / "fleet.state").rglob("*.log") if "agent" in log.name]
@@ -136,16 +138,17 @@ def test_a_server_logs_json_alone_engine_included() -> None:
     assert server.stdout is not None
     try:
         lines = []
-        while not lines or lines[-1]["message"] != "ready":
-            lines.append(json.loads(server.stdout.readline()))
+        with bounded.within("the server to be ready", 200.0):
+            while not lines or lines[-1]["message"] != "ready":
+                lines.append(json.loads(server.stdout.readline()))
         assert lines[-1]["how_to_try"].startswith("sloserve is ready on ")
         assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
         server.send_signal(signal.SIGTERM)
-        lines += [json.loads(line) for line in server.stdout]
-        assert server.wait(120) == 0
+        with bounded.within("the end of the server after SIGTERM"):
+            lines += [json.loads(line) for line in server.stdout]
+            assert server.wait() == 0
     finally:
         kill_with_children(server)
-        server.wait()
         server.stdout.close()
     settings = next(one["settings"] for one in lines if "settings" in one)
     assert settings["policy"] == {"value": "edf", "origin": "--policy"}

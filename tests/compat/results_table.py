@@ -121,7 +121,7 @@ def newest_released(date: str) -> str:
     found = []
     for name in _DISTRIBUTIONS:
         pip = [sys.executable, "-m", "pip", "index", "versions", name]
-        listed = subprocess.run(pip, check=True, capture_output=True, text=True).stdout
+        listed = subprocess.run(pip, check=True, capture_output=True, text=True, timeout=3600).stdout
         found.append(f"`{name}` {listed.partition('(')[2].partition(')')[0]}")
     return f"The newest versions on the package index were {' and '.join(found)} on {date}."
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import bounded
+
 CSRC = Path(__file__).parents[2] / "csrc"
 COMMON = ["-std=c++20", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread"]
 
@@ -36,11 +38,13 @@ def build(folder: Path, flags: Sequence[str] = (), headers: Iterable[Path] = ())
         if not target.exists():
             # What finds faults in our code has nothing to find in nanobind, of which it makes the most work.
             chosen = ["-O1", f"-I{root / 'ext' / 'robin_map' / 'include'}"] if source is parts[0] else flags
-            subprocess.run([compiler(), *COMMON, *include, *chosen, "-c", source, "-o", target], check=True)
+            subprocess.run(
+                [compiler(), *COMMON, *include, *chosen, "-c", source, "-o", target], check=True, timeout=280
+            )
         return target
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with bounded.within("the compiler", 800.0), ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(compiled, parts))
     module = folder / "_csrc.so"
-    subprocess.run([compiler(), *COMMON, *flags, "-shared", *objects, "-o", module], check=True)
+    subprocess.run([compiler(), *COMMON, *flags, "-shared", *objects, "-o", module], check=True, timeout=280)
     return module

@@ -48,7 +48,7 @@ def test_kernels_access_16_bytes_at_a_time_and_no_local_memory(tmp_path: Path) -
     source, include = ROOT / "csrc" / "cuda" / "kv_transfer.cu", ROOT / "csrc" / "include"
     target = tmp_path / "kernels.ptx"
     command = [tool("nvcc"), "-O3", "-std=c++17", f"-I{include}", "-arch=compute_80", "-ptx", source, "-o", target]
-    subprocess.run(command, check=True)
+    subprocess.run(command, check=True, timeout=280)
     kernels = target.read_text().split(".visible .entry")[1:] or target.read_text().split(".entry")[1:]
     assert len(kernels) == 2
     for kernel in kernels:
@@ -58,11 +58,15 @@ def test_kernels_access_16_bytes_at_a_time_and_no_local_memory(tmp_path: Path) -
 
 
 def test_machine_code_of_each_architecture() -> None:
-    dump = subprocess.run([tool("cuobjdump"), "-sass", built()], capture_output=True, text=True, check=True).stdout
+    dump = subprocess.run(
+        [tool("cuobjdump"), "-sass", built()], capture_output=True, text=True, check=True, timeout=280
+    ).stdout
     ours = re.findall(r"Function : \S*pack_kernel.*?(?=Function :|Fatbin|\Z)", dump, re.DOTALL)
     assert len(ours) == 4, "two kernels for sm_80 and two for sm_90"
     for code in ours:
         assert len(re.findall(r"\bLDG\S*\.128", code)) >= 8 and len(re.findall(r"\bSTG\S*\.128", code)) >= 8
         assert re.search(r"\b(LDL|STL)\b", code) is None
-    listed = subprocess.run([tool("cuobjdump"), "--list-elf", "--list-ptx", built()], capture_output=True, text=True)
+    listed = subprocess.run(
+        [tool("cuobjdump"), "--list-elf", "--list-ptx", built()], capture_output=True, text=True, timeout=280
+    )
     assert all(name in listed.stdout for name in ("sm_80.cubin", "sm_90.cubin", "ptx"))

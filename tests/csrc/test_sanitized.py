@@ -30,17 +30,21 @@ def _sanitizers(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("sanitizers")
     (folder / "empty.cpp").write_text("int main() {}")
     command = [extension.compiler(), *SANITIZED, folder / "empty.cpp", "-o", folder / "empty"]
-    if subprocess.run(command, capture_output=True, check=False).returncode:
+    if subprocess.run(command, capture_output=True, check=False, timeout=800).returncode:
         pytest.skip(f"NOT TESTED: {command[0]} has no sanitizers for addresses and undefined behaviour")
 
 
 def run(source: str, folder: Path, *arguments: str) -> str:
     """What the program prints that is built from the source."""
     program = folder / "check"
-    subprocess.run([extension.compiler(), *SANITIZED, f"-I{INCLUDE}", HERE / source, "-o", program], check=True)
+    subprocess.run(
+        [extension.compiler(), *SANITIZED, f"-I{INCLUDE}", HERE / source, "-o", program], check=True, timeout=800
+    )
     # vLLM preloads libraries into what its process starts, and the sanitizer must be the first.
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(
+        [program, *arguments], capture_output=True, text=True, check=False, env=environment, timeout=800
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -50,7 +54,7 @@ def python(*arguments: str | Path, **variables: str) -> subprocess.CompletedProc
     runtime = []
     for library in ("libasan.so", "libstdc++.so"):
         command = [extension.compiler(), f"-print-file-name={library}"]
-        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=800).stdout.strip()
         if not Path(found).is_absolute():
             pytest.skip(f"NOT TESTED: {library} is not installed as a library of its own")
         runtime.append(found)
@@ -61,7 +65,7 @@ def python(*arguments: str | Path, **variables: str) -> subprocess.CompletedProc
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
     command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=800)
 
 
 @pytest.mark.parametrize("seen", FAULTS)
@@ -69,7 +73,9 @@ def test_a_fault_in_a_process_of_python_is_seen(seen: str, tmp_path: Path) -> No
     """What the next test rests on."""
     source, library = tmp_path / "fault.cpp", tmp_path / "fault.so"
     source.write_text(f'extern "C" long fault(long n) {FAULTS[seen]}')
-    subprocess.run([extension.compiler(), *SANITIZED, "-fPIC", "-shared", source, "-o", library], check=True)
+    subprocess.run(
+        [extension.compiler(), *SANITIZED, "-fPIC", "-shared", source, "-o", library], check=True, timeout=800
+    )
     done = python("-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1]).fault(2)", library)
     assert done.returncode and seen in done.stderr
 

@@ -24,6 +24,7 @@ import httpx
 import pytest
 
 from sloserve.scheduler.registry import FOR_EXPERIMENTS, GROUP
+from tests import bounded
 from tests.architecture.test_wheel_and_checkout import PROFILES, WHEEL
 from tests.fleet.stand_in.engine import reply
 from tests.orphans import kill_with_children
@@ -67,6 +68,7 @@ def _built(folder: Path, *which: str) -> Path:
         env=with_proxies(),
         capture_output=True,
         text=True,
+        timeout=280,
     )
     if build.returncode and "error sending request" in build.stderr:
         pytest.skip("NOT TESTED: the wheel, since no package index is reached")
@@ -77,7 +79,9 @@ def _built(folder: Path, *which: str) -> Path:
 def _wheel(built: Path, python: str) -> Path:
     """Return the wheel for an interpreter; by its file, since nobody's index is asked for the name."""
     program = "import sys, platform; print(min(sys.version_info[1], 12), platform.machine())"
-    minor, machine = subprocess.run([python, "-c", program], check=True, capture_output=True, text=True).stdout.split()
+    minor, machine = subprocess.run(
+        [python, "-c", program], check=True, capture_output=True, text=True, timeout=280
+    ).stdout.split()
     (found,) = built.glob(f"sloserve-*-cp3{minor}-*{machine}.whl")
     return found
 
@@ -87,11 +91,11 @@ def bare(request: pytest.FixtureRequest, built: Path, tmp_path_factory: pytest.T
     """The programs of an environment that has the wheel and what it asks for, and nothing else."""
     folder = tmp_path_factory.mktemp("bare") / "venv"
     uv = [sys.executable, "-m", "uv"]
-    subprocess.run([*uv, "venv", "--quiet", "--python", request.param, str(folder)], check=True)
+    subprocess.run([*uv, "venv", "--quiet", "--python", request.param, str(folder)], check=True, timeout=280)
     programs = folder / "bin"
     wanted = ["--refresh-package", "sloserve", f"{_wheel(built, request.param)}[sim,fleet]"]
     install = [*uv, "pip", "install", "--quiet", "--python", str(programs / "python"), *wanted]
-    subprocess.run(install, env=with_proxies(), check=True)
+    subprocess.run(install, env=with_proxies(), check=True, timeout=280)
     return programs
 
 
@@ -107,11 +111,14 @@ def with_engine(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     commands = commands.replace("dist/sloserve-*.whl", str(_wheel(built, sys.executable)))
     commands = commands.replace("uv pip install", "uv pip install --quiet --refresh-package sloserve")
     subprocess.run(
-        [sys.executable, "-m", "uv", "venv", "--quiet", "--python", sys.executable, ".venv"], cwd=folder, check=True
+        [sys.executable, "-m", "uv", "venv", "--quiet", "--python", sys.executable, ".venv"],
+        cwd=folder,
+        check=True,
+        timeout=280,
     )
     environment = with_proxies() | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     environment["VIRTUAL_ENV"] = str(folder / ".venv")
-    subprocess.run(["bash", "-ec", commands], cwd=folder, env=environment, check=True)
+    subprocess.run(["bash", "-ec", commands], cwd=folder, env=environment, check=True, timeout=280)
     return folder / ".venv" / "bin"
 
 
@@ -131,20 +138,21 @@ def serving(bare: Path, folder: Path, *arguments: str, others: Path | None = Non
     assert process.stdout is not None
     try:
         said = []
-        for line in process.stdout:
-            said.append(line)
-            if found := re.search(r"\bready\b.*(http://127\.0\.0\.1:\d+)", line):
-                break
-        else:
-            pytest.fail("".join(said))
+        with bounded.within(f"sloserve {arguments[0]} to be ready", 240.0):
+            for line in process.stdout:
+                said.append(line)
+                if found := re.search(r"\bready\b.*(http://127\.0\.0\.1:\d+)", line):
+                    break
+            else:
+                pytest.fail("".join(said))
         with httpx.Client(base_url=found[1], timeout=60) as client:
             yield client
         process.send_signal(signal.SIGTERM)
-        said.append(process.stdout.read())
-        assert process.wait(60) == 0, "".join(said)
+        with bounded.within(f"the end of sloserve {arguments[0]} after SIGTERM"):
+            said.append(process.stdout.read())
+            assert process.wait() == 0, "".join(said)
     finally:
         kill_with_children(process)
-        process.wait()
         process.stdout.close()
 
 
@@ -248,6 +256,6 @@ def test_the_base_is_small(built: Path, tmp_path: Path) -> None:
     uv = [sys.executable, "-m", "uv"]
     target = tmp_path / "base"
     wanted = ["--target", str(target), str(_wheel(built, sys.executable))]
-    subprocess.run([*uv, "pip", "install", "--quiet", *wanted], env=with_proxies(), check=True)
+    subprocess.run([*uv, "pip", "install", "--quiet", *wanted], env=with_proxies(), check=True, timeout=280)
     size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     assert size / 2**20 <= MOST_MIB

@@ -13,7 +13,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from sloserve.cli.doctor.software import engine_for_cpus_alone
+from tests import bounded
 from tests.docs.pages import ROOT, Block, blocks, blocks_of
 from tests.forked import Command
 from tests.vllm.server import Server
@@ -94,12 +94,12 @@ def execute_forked(block: Block, folder: Path, env: Mapping[str, str]) -> None:
     """Spares the import of vLLM, which is most of what such a command costs."""
     with contextlib.chdir(folder):
         running = Command(shlex.split(block.code.replace("\\\n", ""))[1:], env)
-    too_late = threading.Timer(LIMIT_S, running.kill)
-    too_late.start()
-    with running.stdout:
-        output = running.stdout.read()
-    too_late.cancel()
-    check(block, running.wait(LIMIT_S), output)
+    try:
+        with bounded.within(f"the end of {block}", LIMIT_S), running.stdout:
+            output = running.stdout.read()
+        check(block, running.wait(60), output)
+    finally:
+        running.kill()
 
 
 def check(block: Block, status: int, output: str) -> None:

@@ -28,6 +28,6 @@ def test_it_applies_and_compiles(patch: Block, tmp_path: Path) -> None:
     source = (Path(spec.origin).parents[1] / name).read_text()
     patched.write_text(source)
     command = ["git", "apply", "--whitespace=error-all", "-"]
-    subprocess.run(command, cwd=tmp_path, input=patch.code, text=True, check=True)
+    subprocess.run(command, cwd=tmp_path, input=patch.code, text=True, check=True, timeout=280)
     assert patched.read_text() != source
     compile(patched.read_text(), name, "exec")

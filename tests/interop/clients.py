@@ -95,22 +95,25 @@ def litellm_proxy(url: str) -> dict[str, Any]:
             json.dumps({"model_list": [{"model_name": MODEL, "litellm_params": model}], "general_settings": general})
         )
         command = [Path(sys.executable).with_name("litellm"), "--config", settings, "--host", "127.0.0.1"]
-        with subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL, cwd=folder) as proxy:
-            try:
-                _wait_for(f"http://127.0.0.1:{port}/health/liveliness", proxy)
-                return openai_python(f"http://127.0.0.1:{port}")
-            finally:
-                proxy.terminate()
+        proxy = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL, cwd=folder)
+        try:
+            _wait_for(f"http://127.0.0.1:{port}/health/liveliness", proxy)
+            return openai_python(f"http://127.0.0.1:{port}")
+        finally:
+            proxy.terminate()
+            proxy.wait(60)
 
 
 def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
-    while process.poll() is None:
+    for _ in range(240):
+        if process.poll() is not None:
+            raise SystemExit(f"{process.args} ended with status {process.returncode}")
         try:
             urllib.request.urlopen(url, timeout=5).close()
             return
         except (urllib.error.URLError, OSError):
             time.sleep(0.5)
-    raise SystemExit(f"{process.args} ended with status {process.returncode}")
+    raise SystemExit(f"waited 120 s for {url}")
 
 
 def langchain_openai(url: str) -> dict[str, Any]:

@@ -72,7 +72,9 @@ def command_of(client: str, python: Path, url: str) -> list[str]:
 def main() -> None:
     python = Path(sys.argv[1])
     print_versions = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {PACKAGES}}}))"
-    versions = json.loads(subprocess.run([python, "-c", print_versions], capture_output=True, check=True).stdout)
+    versions = json.loads(
+        subprocess.run([python, "-c", print_versions], capture_output=True, check=True, timeout=1200).stdout
+    )
     package = json.loads((python.parents[1] / "node_modules" / "openai" / "package.json").read_text())
     versions["openai (npm)"] = package["version"]
     RECORDED.mkdir(exist_ok=True)
@@ -82,7 +84,7 @@ def main() -> None:
         for name in NAMES:
             _Recorder.requests.clear()
             environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-            subprocess.run(command_of(name, python, url), check=True, env=environment)
+            subprocess.run(command_of(name, python, url), check=True, env=environment, timeout=1200)
             of_client = {"versions": versions, "requests": _Recorder.requests}
             (RECORDED / f"{name}.json").write_text(json.dumps(of_client, indent=1) + "\n")
         server.shutdown()

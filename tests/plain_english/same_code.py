@@ -29,7 +29,7 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(["git", *arguments], check=True, capture_output=True, text=True, timeout=60).stdout
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -61,7 +61,11 @@ def run(root: Path, subjects: str, outcomes: Path, more: list[str]) -> int:
     path = os.pathsep.join(str(folder) for folder in (HERE, root))
     command = [sys.executable, "-m", "pytest", *pytest_arguments(root, subjects, outcomes), *more]
     return subprocess.run(
-        command, cwd=root, env=os.environ | ENVIRONMENT | {"PYTHONPATH": path}, check=False
+        command,
+        cwd=root,
+        env=os.environ | ENVIRONMENT | {"PYTHONPATH": path},
+        check=False,
+        timeout=7200,
     ).returncode
 
 

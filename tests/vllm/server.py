@@ -11,6 +11,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests import bounded
 from tests.forked import Command
 from tests.ports import free_port
 
@@ -52,7 +53,7 @@ class Server:
         self._ready.set()  # it ended, which :meth:`wait_ready` sees by how many still start
 
     def wait_ready(self) -> None:
-        self._ready.wait(STARTUP_LIMIT_S)
+        self._ready.wait(STARTUP_LIMIT_S)  # what has not come by then is said below
         if self.process.poll() is not None or self._starting > 0 or not self._listens:
             pytest.fail("the server did not start:\n" + "".join(self.log[-60:]))
         self._client.get("/health").raise_for_status()
@@ -76,17 +77,18 @@ class Server:
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.wait()
+        return self.exit_status()
 
-    def wait(self) -> int:
-        """Its exit status, once it has ended. Kills it after two minutes."""
+    def exit_status(self) -> int:
+        """Return its exit status, once it has ended. After two minutes it is killed, and the test fails."""
         try:
             status = self.process.wait(120)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            raise
+            pytest.fail("waited 120 s for the end of the server:\n" + "".join(self.log[-60:]))
         self._client.close()
-        self._reader.join()
+        with bounded.within("the end of the server's output, which its engines have as well"):
+            self._reader.join()
         self.process.stdout.close()
         return status
 

@@ -129,5 +129,5 @@ def test_a_killed_api_server_leaves_no_page(server: Server) -> None:
     found = pages(server)
     assert sorted(path.suffix for path in found) == [page_folder.API] * 2 + [page_folder.ENGINE, page_folder.LIVE]
     os.kill(next(file.pid for path, file in found.items() if path.suffix == page_folder.API), signal.SIGKILL)
-    server.wait()
+    server.exit_status()
     assert pages(server) == {}

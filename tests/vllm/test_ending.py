@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from tests import bounded
 from tests.vllm.server import Server
 
 pytestmark = pytest.mark.vllm
@@ -22,7 +23,7 @@ def starting() -> Iterator[Server]:
     yield running
     if running.process.poll() is None:
         running.process.kill()
-    running.wait()
+    running.exit_status()
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def test_a_server_whose_core_was_killed_ends_with_a_status_that_says_so(server: 
     started = psutil.Process(server.process.pid).children(recursive=True)
     (core,) = server.engine_pids()
     os.kill(core, signal.SIGKILL)
-    assert server.wait() == 1
+    assert server.exit_status() == 1
     assert still_alive(started) == []
     assert server.has_said("the engine has failed")
 
@@ -56,11 +57,12 @@ def test_a_server_whose_core_was_killed_ends_with_a_status_that_says_so(server: 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_the_engine_starts_ends_the_server_in_one_line(starting: Server, number: signal.Signals) -> None:
     assert starting.has_said("non-default args")  # vLLM's, before it makes the engine
-    while not starting.engine_pids():
-        assert starting.process.poll() is None
+    with bounded.within("the server to start its engine"):
+        while not starting.engine_pids():
+            assert starting.process.poll() is None
     started = psutil.Process(starting.process.pid).children(recursive=True)
     starting.process.send_signal(number)
-    assert starting.wait() == 128 + number
+    assert starting.exit_status() == 128 + number
     assert still_alive(started) == []
     log = "".join(starting.log)
     assert f"{number.name} while the engine starts: the server ends" in log and "Traceback" not in log

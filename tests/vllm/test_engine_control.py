@@ -1,7 +1,6 @@
 """Engines that are asked from the API process: ranks change their policy under load, and a reload loses no request."""
 
 import asyncio
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -12,6 +11,8 @@ from sloserve.core.errors import ConfigError
 from sloserve.engine.metrics.engine_page import find_pages, sweep_pages
 from sloserve.vllm_plugin.server import engine_control, reloading, tiny_model
 from sloserve.vllm_plugin.server.serve import TINY_ENVIRONMENT, TINY_FLAGS
+from tests import bounded
+from tests.bounded import until
 from tests.forked import run_forked
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -30,13 +31,6 @@ async def tokens_of(llm: Any, name: str) -> int:
     async for reply in llm.generate("Tell me about the sea. " * 4, params, request_id=name):
         tokens = len(reply.outputs[0].token_ids)
     return tokens
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Returns once ``condition``, about other processes, holds; the test fails if it does not within a minute."""
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.to_thread(find_pages)
 
 
 def none_left() -> bool:
@@ -131,7 +125,7 @@ async def on_one_engine() -> None:
 
 
 def reload_on_one_engine() -> None:
-    asyncio.run(on_one_engine())
+    bounded.run(on_one_engine(), 200.0)
 
 
 def test_requests_that_come_during_a_reload_are_served_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +137,7 @@ def test_requests_that_come_during_a_reload_are_served_after_it(monkeypatch: pyt
 
 
 def serve_on_ranks() -> None:
-    asyncio.run(on_ranks())
+    bounded.run(on_ranks(), 200.0)
 
 
 def test_each_rank_has_a_page_and_follows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from benchmarks.servers import ONE_THREAD, plain_vllm_command, served
 from sloserve.scheduler.registry import main_policies
+from tests import bounded
 from tests.ports import free_port
 from tests.vllm.hammer import Reply, Sent, difference, requests, send_all
 from tests.vllm.server import ADMIN_KEY, MODEL, Server, samples
@@ -80,7 +81,7 @@ async def both(ours: str, stock: str, sent: list[Sent]) -> tuple[list[Reply], li
 def test_every_reply_is_stock_vllms(world: tuple[Server, str, list[Sent]]) -> None:
     server, stock, sent = world
     try:
-        expected, got, counts = asyncio.run(both(server.url, stock, sent))
+        expected, got, counts = bounded.run(both(server.url, stock, sent), 840.0)
     except httpx.HTTPError as error:
         pytest.fail(f"{error!r}\n" + "".join(server.log[-60:]))
     assert [reply.error for reply in expected if reply.status != 200 or reply.error] == []

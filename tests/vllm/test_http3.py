@@ -1,6 +1,5 @@
 """OpenAI's SDK over HTTP/3, on the real server."""
 
-import asyncio
 import re
 from typing import Any
 
@@ -10,6 +9,7 @@ from openai import AsyncOpenAI, AuthenticationError
 
 from sloserve.http3.client_settings import ClientSettings
 from sloserve.http3.httpx_transport import H3Transport
+from tests import bounded
 from tests.vllm.server import MODEL, USER_KEY, Server
 
 pytestmark = pytest.mark.vllm
@@ -49,4 +49,4 @@ def test_the_stock_sdk_plain_and_streaming(server: Server, http: httpx.Client) -
             with pytest.raises(AuthenticationError):
                 await openai.models.list()
 
-    asyncio.run(asyncio.wait_for(test(), 120))
+    bounded.run(test(), 120.0)

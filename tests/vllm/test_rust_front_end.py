@@ -19,6 +19,8 @@ import vllm
 from sloserve.core.clock import SystemClock
 from sloserve.vllm_plugin.server.rust_front_end import METRICS_PORT, RUST_FRONT_END
 from sloserve.vllm_plugin.server.tiny_model import resolve_model
+from tests import bounded
+from tests.orphans import kill_with_children
 from tests.ports import free_port
 
 BINARY = Path(os.environ.get("SLOSERVE_TEST_RUST") or Path(vllm.__file__).parent / "vllm-rs")
@@ -106,7 +108,7 @@ class RustServer:
         try:
             self.process.wait(60)
         finally:
-            self.process.kill()
+            kill_with_children(self.process)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +128,7 @@ def test_the_engine_orders_by_what_vllm_xargs_state(server: RustServer) -> None:
         ended.append(name)
         return text
 
-    with concurrent.futures.ThreadPoolExecutor(7) as pool:
+    with bounded.within("the replies", LIMIT_S), concurrent.futures.ThreadPoolExecutor(7) as pool:
         replies = [pool.submit(send, f"batch-{k}", slo_class="batch") for k in range(6)]
         assert any('sloserve:queue_requests{class="batch",engine="0"} 5.0' in server.metrics() for _ in waiting())
         replies.append(pool.submit(send, "urgent", slo_class="interactive", slo_ttft_ms=500))

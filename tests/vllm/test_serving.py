@@ -275,7 +275,9 @@ def test_attainment_on_metrics_is_what_the_bench_client_measured(server: Server,
     command = [sys.executable, "-m", "sloserve.cli", "bench", "--url", server.url, "--workload", "sharegpt-poisson"]
     command += ["--rps", "20", "--max-requests", "40", "--max-prompt-tokens", "100", "--max-output-tokens", "20"]
     command += ["--slo", str(slo), "--report", "--send-slo", "headers", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OPENAI_API_KEY": "user-secret"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"OPENAI_API_KEY": "user-secret"}, timeout=240
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     after = [samples(server, name) for name in names]
     (run,) = json.loads((tmp_path / "result.json").read_text())["runs"]
@@ -367,7 +369,7 @@ def test_the_command_that_is_printed_at_start_works(server: Server) -> None:
 
 def test_second_server_on_the_port_is_refused(server: Server) -> None:
     second = Server("--port", str(server.port))
-    assert second.wait() == 2
+    assert second.exit_status() == 2
     assert second.log[-1].startswith(f"sloserve: cannot listen on 127.0.0.1 port {server.port}: Address already in use")
     assert httpx.get(f"{server.url}/health", timeout=60).status_code == 200
 
@@ -512,7 +514,7 @@ def test_engine_killed_under_load_is_a_clean_error_and_leaves_nothing(doomed: Se
     assert [page for page in pages.iterdir() if page.name.startswith(f"{engine}-")]
     with streams(doomed, MAX_NUM_SEQS, {}) as ends:
         os.kill(engine, signal.SIGKILL)
-        status = doomed.wait()
+        status = doomed.exit_status()
     assert len(ends) == MAX_NUM_SEQS
     for end in ends:
         assert '"error"' in end or end.endswith("Error>")

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests import bounded
 from tests.vllm.server import MODEL, Server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -54,8 +55,9 @@ def collector() -> Iterator[Collector]:
         thread = threading.Thread(target=found.serve_forever)
         thread.start()
         yield found
-        found.shutdown()
-        thread.join()
+        with bounded.within("the end of the collector"):
+            found.shutdown()
+            thread.join()
 
 
 def values(attributes: Any) -> dict[str, Any]:
@@ -89,8 +91,9 @@ def test_a_request_s_span_says_class_targets_verdict_and_events(collector: Colle
         threads = [threading.Thread(target=send, args=(urgent,), kwargs={"max_tokens": 200}) for _ in range(4)]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        with bounded.within("four requests"):
+            for thread in threads:
+                thread.join()
     finally:
         server.stop()  # which sends what has not been sent yet
     spans = collector.spans("llm_request")

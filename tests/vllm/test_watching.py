@@ -13,6 +13,7 @@ import pytest
 from sloserve.client.watching import watch
 from sloserve.core.errors import ConfigError
 from sloserve.engine.metrics import page_folder
+from tests import bounded
 from tests.vllm.server import ADMIN_KEY, MODEL, Server
 
 pytestmark = pytest.mark.vllm
@@ -50,13 +51,17 @@ def load(http: httpx.Client) -> Iterator[Load]:
         thread.start()
     yield sent
     stop.set()
-    for thread in threads:
-        thread.join()
+    with bounded.within("the last requests of the load"):
+        for thread in threads:
+            thread.join()
 
 
 def test_the_feed_shows_requests_and_nothing_that_they_say(server: Server, load: Load) -> None:
     text = b""
-    with httpx.stream("GET", server.url + "/sloserve/events", headers=BEARER, timeout=30) as answer:
+    with (
+        bounded.within("the requests of the load in the feed"),
+        httpx.stream("GET", server.url + "/sloserve/events", headers=BEARER, timeout=30) as answer,
+    ):
         assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
         for part in answer.iter_bytes():
             text += part
@@ -78,11 +83,12 @@ def test_top_and_status_see_the_requests_of_each_class(server: Server, load: Loa
     seen: dict[str, Any] = {}
     views = watch(server.url, ADMIN_KEY)
     next(views)  # may have been read half a second ago, for a watcher of another test
-    for view in views:
-        batch = view["by_class"]["batch"]
-        if view["rows"] and batch["attained"][1][1]:
-            seen = view
-            break
+    with bounded.within("a view with requests and those that met their target"):
+        for view in views:
+            batch = view["by_class"]["batch"]
+            if view["rows"] and batch["attained"][1][1]:
+                seen = view
+                break
     (engine,) = seen["engines"]
     told = (seen["model"], engine["policy"], engine["shadow_policy"])
     assert told == (MODEL, policies["policy"], policies["shadow_policy"])
@@ -97,9 +103,10 @@ def test_an_engine_that_has_served_all_shows_none(server: Server, http: httpx.Cl
     views = watch(server.url, ADMIN_KEY)
     next(views)
     http.post("/v1/completions", json={"model": MODEL, "prompt": "x", "max_tokens": 40, "ignore_eos": True})
-    for view in views:
-        if view["engines"][0]["frame_s"] is not None and not view["rows"]:
-            break
+    with bounded.within("a view without requests"):
+        for view in views:
+            if view["engines"][0]["frame_s"] is not None and not view["rows"]:
+                break
     assert view["engines"][0]["live"] == 0
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.publish import RESULTS, RUNS, read_rows
+from tests import bounded
 
 
 def module(name: str) -> Any:
@@ -106,8 +107,9 @@ def test_the_wire_has_its_rate_and_its_loss() -> None:
         receiver = subprocess.Popen(
             line.command(1, *python, RECEIVER.format(to=to)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        assert receiver.stdout is not None and receiver.stdout.readline() == "ready\n"
-        subprocess.run(line.command(0, *python, SENDER.format(to=to)), check=True)
+        with bounded.within("the receiver to be ready"):
+            assert receiver.stdout is not None and receiver.stdout.readline() == "ready\n"
+        subprocess.run(line.command(0, *python, SENDER.format(to=to)), check=True, timeout=60)
         said, _ = receiver.communicate(timeout=60)
         counts = line.shape(link.LinkShape())["up"]
     arrived, mbit_s = said.split()

@@ -75,7 +75,9 @@ main()
 )
 def test_it_runs_where_little_works_and_loads_nothing_large(gone: list[str], check: str, state: str) -> None:
     before = os.times()
-    done = subprocess.run([sys.executable, "-c", WITHOUT.format(gone=gone)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT.format(gone=gone)], capture_output=True, text=True, timeout=120
+    )
     took_s = os.times().children_user + os.times().children_system - before.children_user - before.children_system
     assert done.stderr == "" and done.returncode in (0, 1) and took_s < 3.0
     assert {one["check"]: one["state"] for one in json.loads(done.stdout)}[check] == state
@@ -272,7 +274,7 @@ def test_the_driver_is_asked_through_its_library(tmp_path: Path) -> None:
     def library(status: int) -> str:
         source, made = tmp_path / f"{status}.c", tmp_path / f"libcuda{status}.so"
         source.write_text(LIBCUDA)
-        subprocess.run(["cc", "-shared", "-fPIC", f"-DINIT={status}", "-o", made, source], check=True)
+        subprocess.run(["cc", "-shared", "-fPIC", f"-DINIT={status}", "-o", made, source], check=True, timeout=120)
         return str(made)
 
     first, second = Gpu("First", 80 * GIB, (9, 0)), Gpu("Second", 80 * GIB, (9, 1))
