@@ -9,7 +9,7 @@ import threading
 import psutil
 import pytest
 
-from tests import orphans
+from tests import bounded, orphans
 
 CHILD = "import time; time.sleep(600)"
 PARENT = f"""
@@ -25,19 +25,21 @@ shell.wait()
 @pytest.mark.slow
 def test_a_killed_test_process_leaves_nothing_behind() -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE)
-    assert parent.stdout is not None and parent.stdout.readline() == b"started\n"
     below: list[psutil.Process] = []
-    while len(below) < 4:  # the shell's child may not have started yet
-        below = psutil.Process(parent.pid).children(recursive=True)
+    with bounded.within("the four processes that the parent starts"):
+        assert parent.stdout is not None and parent.stdout.readline() == b"started\n"
+        while len(below) < 4:  # the shell's child may not have started yet
+            below = psutil.Process(parent.pid).children(recursive=True)
     looked, killed = threading.Event(), list[str]()
     watcher = threading.Thread(
         target=lambda: killed.extend(orphans.end_what_outlives(parent.pid, looked.set, grace_s=0.0))
     )
     watcher.start()
-    looked.wait()
+    assert looked.wait(60)
     os.kill(parent.pid, signal.SIGKILL)
-    parent.wait()
-    watcher.join()
+    parent.wait(60)
+    with bounded.within("the watcher of the parent"):
+        watcher.join()
     parent.stdout.close()
     assert psutil.wait_procs(below, timeout=60)[1] == []
     assert sum(CHILD in command for command in killed) == 4  # the shell's own command names it too
@@ -51,7 +53,8 @@ def test_a_failed_test_leaves_nothing_behind_and_what_ran_before_it_goes_on() ->
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=new_session
         )
-        assert process.stdout is not None and process.stdout.readline() == b"\n"
+        with bounded.within("the first line of the process"):
+            assert process.stdout is not None and process.stdout.readline() == b"\n"
         return process
 
     earlier = started(False)

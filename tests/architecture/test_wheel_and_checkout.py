@@ -82,5 +82,5 @@ def test_a_process_anywhere_finds_what_the_checkout_adds(tmp_path: Path) -> None
     code = (
         "from sloserve.scheduler.registry import policy_class as p; print(p('sarathi').__name__, p('chaos').__name__)"
     )
-    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (ran.stdout, ran.stderr) == ("Sarathi Chaos\n", "")
