@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from benchmarks.arguments import parser_for
 from benchmarks.policies.auto_cells import AutoCell, experiment, read_cells, run
@@ -68,7 +68,7 @@ def figures(cell: AutoCell, seed: int, names: Sequence[str]) -> dict[str, dict[s
 def half_95(values: np.ndarray) -> float:
     if values.size < 2:
         return float("nan")
-    return float(student.ppf(0.975, values.size - 1) * values.std(ddof=1) / np.sqrt(values.size))
+    return float(stdtrit(values.size - 1, 0.975) * values.std(ddof=1) / np.sqrt(values.size))
 
 
 def dominates(rival: list[dict[str, float]], ours: list[dict[str, float]]) -> bool:

@@ -46,6 +46,7 @@ def test_rounding_up_to_blocks_is_recognised(code: str) -> None:
     assert any(map(_rounds_up_to_blocks, ast.walk(ast.parse(code))))
 
 
+@pytest.mark.slow
 def test_only_blocks_of_rounds_tokens_up_to_blocks() -> None:
     division = r"(?i)(?://|ceil).*block_size"
     assert {path for path in SOURCES if any(map(_rounds_up_to_blocks, _nodes(path, division)))} == {
@@ -56,6 +57,7 @@ def test_only_blocks_of_rounds_tokens_up_to_blocks() -> None:
 ALIASED = {"NDArray[np.int64]", "NDArray[np.float64]", "NDArray[np.bool_]"}
 
 
+@pytest.mark.slow
 def test_only_core_names_these_array_types() -> None:
     """Where each module has an alias of its own, others import it from where it does not belong."""
     tests = [p.relative_to(ROOT).as_posix() for p in (ROOT / "tests").rglob("*.py")]
@@ -88,6 +90,7 @@ def test_growth_of_a_column_is_recognised(code: str) -> None:
     assert any(map(_grows_a_column, ast.walk(ast.parse(code))))
 
 
+@pytest.mark.slow
 def test_only_core_grows_columns() -> None:
     growth = r"concatenate\(\(|\[: .*\] = "
     assert {path for path in SOURCES if any(map(_grows_a_column, _nodes(path, growth)))} == {"sloserve/core/arrays.py"}

@@ -271,6 +271,7 @@ def sources() -> dict[str, str]:
     return {path.relative_to(ROOT).as_posix(): path.read_text() for path in paths}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IDEAS)
 def test_it_is_spelt_out_only_at_home(name: str, sources: dict[str, str]) -> None:
     idea = IDEAS[name]

@@ -4,6 +4,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 PLUGIN = Path(__file__).parents[2] / "sloserve" / "vllm_plugin"
 _READERS = [*(PLUGIN / "engine").glob("*.py"), *(PLUGIN / "swap").glob("*.py"), *PLUGIN.glob("kv_*.py")]
 FILES = sorted(_READERS)
@@ -99,6 +101,7 @@ def of_our_scheduler() -> set[str]:
     return own
 
 
+@pytest.mark.slow
 def test_each_private_name_is_in_the_table_that_the_start_checks() -> None:
     known, ours, of_type = tables(), of_our_scheduler(), fields()
     known |= {kinds: set().union(*(of_type[kind] for kind in kinds.split())) for kinds in TYPES}
@@ -114,6 +117,7 @@ def test_each_private_name_is_in_the_table_that_the_start_checks() -> None:
     assert unknown == []
 
 
+@pytest.mark.slow
 def test_what_our_scheduler_reads_of_its_own_base_is_in_the_table_too() -> None:
     known, ours = tables()["SCHEDULER"], of_our_scheduler()
     tree = ast.parse((PLUGIN / "engine" / "scheduler.py").read_text())

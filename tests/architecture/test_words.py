@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 # On small letters and without \b in front, it is found three times as fast.
 OLD = re.compile(
@@ -13,6 +15,7 @@ KEPT = "(request eviction)"
 """QLM's own name for it."""
 
 
+@pytest.mark.slow
 def test_code_says_preempted_paused_and_untracked_and_takes_requests_for_no_persons() -> None:
     """Names that others read stay: ``evictions`` of a report counts all preemptions, that among the counters of
     result.json those of the policy; the outcome ``evicted`` (given up after queueing) is no preemption.

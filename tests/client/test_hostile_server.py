@@ -152,6 +152,7 @@ def check_reported(ended: Exchange) -> None:
     assert all(text.isprintable() and len(text) < 500 for text in record["errors"])
 
 
+@pytest.mark.slow
 @given(st.lists(texts, max_size=8))
 def test_no_data_of_events_raises(data: list[str]) -> None:
     reader = StreamReader(MOST_TOKENS)

@@ -221,6 +221,7 @@ def test_what_a_thread_reads_is_closed_with_the_next_piece() -> None:
     assert buffer.report().qoe == 1.0
 
 
+@pytest.mark.slow
 def test_a_buffer_that_is_dropped_reads_no_further() -> None:
     source = Endless("a")
     for _ in TokenBuffer(source):
@@ -311,6 +312,7 @@ def test_cancelling_the_consumer_closes_the_stream() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_a_task_whose_buffer_is_dropped_reads_no_further() -> None:
     async def main() -> None:
         tap = Tap("a")

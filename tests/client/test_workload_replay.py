@@ -78,6 +78,7 @@ def test_no_more_than_max_concurrency_are_under_way_and_the_wait_counts(
     assert from_due.ttft_s - from_sending.ttft_s == pytest.approx(last.sent_s)
 
 
+@pytest.mark.slow
 def test_the_first_wrong_request_stops_the_run(fake: FakeServer, make_request: MakeRequest) -> None:
     fake.script = lambda body, _: (
         JSONResponse({"error": {"message": "too long"}}, 400) if len(fake.bodies) == 2 else [*reply(body)[:1], 30.0]

@@ -147,6 +147,7 @@ def test_priced_gains_half_of_the_best_at_least_and_all_where_the_best_by_gain_f
         assert found == best
 
 
+@pytest.mark.slow
 def test_priced_of_twelve_is_near_the_best_of_all_subsets() -> None:
     rng = np.random.default_rng(5)
     shares = []

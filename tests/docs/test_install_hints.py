@@ -27,6 +27,7 @@ def _files() -> list[Path]:
     return [path for path in found if "node_modules" not in path.parts and "wire/page" not in path.as_posix()]
 
 
+@pytest.mark.slow
 def test_nothing_is_installed_by_its_bare_name() -> None:
     found = []
     for path in _files():

@@ -23,6 +23,7 @@ def test_before_any_step_the_prior_stands() -> None:
     assert facts.accepted == pytest.approx([PRIOR_ACCEPTANCE] * K)
 
 
+@pytest.mark.slow
 def test_classes_and_places_are_told_apart() -> None:
     drafting, rng = Drafting(3, K), np.random.default_rng(0)
     of_class = ((0.9, 0.8, 0.7), (0.5, 0.4, 0.3))
@@ -40,6 +41,7 @@ def test_classes_and_places_are_told_apart() -> None:
     assert np.cumprod(facts.accepted) == pytest.approx(both, rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_change_is_followed() -> None:
     drafting, rng = Drafting(1, K), np.random.default_rng(0)
     for chance in (0.9, 0.3):
@@ -48,6 +50,7 @@ def test_a_change_is_followed() -> None:
     assert drafting.facts.tokens_per_step == pytest.approx(1.0 + 0.3 + 0.09 + 0.027, rel=0.05)
 
 
+@pytest.mark.slow
 def test_drafts_that_are_left_out_say_nothing_of_those_that_are_not() -> None:
     """The mean follows what decodes have of late, and how a class fares does not."""
     drafting, rng = Drafting(1, K), np.random.default_rng(0)

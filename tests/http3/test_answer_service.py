@@ -171,6 +171,7 @@ def test_parts_of_answers_are_counted_by_whether_they_left_in_time() -> None:
     assert (tally.met, tally.missed) == (1, 2)
 
 
+@pytest.mark.slow
 def test_what_a_listener_did_is_told_and_logged_without_queries(
     caplog: pytest.LogCaptureFixture, virtually: Any
 ) -> None:

@@ -104,6 +104,7 @@ def test_handshakes_that_do_not_end_are_bounded_and_given_up(virtually: Any) -> 
     virtually(test)
 
 
+@pytest.mark.slow
 def test_a_silent_connection_ends_and_one_that_is_used_stays(virtually: Any) -> None:
     async def test(loop: Any) -> None:
         async with listening(nothing, idle_s=30.0) as listener:

@@ -201,6 +201,7 @@ def test_what_one_client_does_ends_no_connection(virtually: Any) -> None:
     virtually(test)
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_while_it_waits_gives_up_its_place(virtually: Any) -> None:
     async def test(loop: Any) -> None:
         go = asyncio.Event()

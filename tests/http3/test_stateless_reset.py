@@ -48,6 +48,7 @@ def die(loop: Any, listener: Listener) -> None:
     loop._sockets.pop(listener.front.address).sendto = lambda *_: None
 
 
+@pytest.mark.slow
 def test_a_restart_is_known_within_a_round_trip(virtually: Any) -> None:
     async def test(loop: Any) -> None:
         async with listening(waits) as first:

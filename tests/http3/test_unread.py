@@ -160,6 +160,7 @@ def test_an_answer_that_no_one_reads_is_reset_and_the_others_go_on(virtually: An
     virtually(test)
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_long_in_coming_is_not_unread(virtually: Any) -> None:
     """However short ``unread_s`` is: no one can read what is not written."""
 

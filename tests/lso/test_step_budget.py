@@ -224,6 +224,7 @@ def test_one_pace_does_not_hold_up_the_prompts_that_arrive() -> None:
     assert tokens(at, budget=budget) is None
 
 
+@pytest.mark.slow
 def test_prompts_are_owed_their_least_share_over_time() -> None:
     """Decodes at a pace that leaves nothing: prompts still come forward, at the least share of the full rate."""
     budget, given, now_s, steps = new(), 0, NOW_S, 150

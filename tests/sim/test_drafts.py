@@ -39,6 +39,7 @@ def test_a_run_is_one_longer_than_the_run_from_the_next_position_on() -> None:
     assert runs[-1] <= 1  # no draft after the last token of the reply
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("acceptance", "spread"), [(0.6, 0.1), (0.9, 0.05), (0.75, 0.0)])
 def test_means_and_spread_are_those_that_are_asked_for(acceptance: float, spread: float) -> None:
     drafts = Drafts(1, acceptance, spread)
@@ -112,6 +113,7 @@ def test_simulate_refuses_drafts_that_it_cannot_model(options: dict[str, object]
         simulated(**options)
 
 
+@pytest.mark.slow
 def test_seeds_draw_other_acceptance_and_counters_tell_it() -> None:
     options = SimulateOptions(
         workload="alpaca-poisson", rps="5", policy="stock,edf", seeds=2, max_requests=20, engine="model",

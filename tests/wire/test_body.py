@@ -108,6 +108,7 @@ def test_an_slo_in_a_form_is_refused(part: bytes, refused: bool) -> None:
         assert read_body(FORM % part, b"Multipart/Form-Data; boundary=x") == BodyFields()
 
 
+@pytest.mark.slow
 def test_a_form_of_names_alone_is_read_in_a_time_that_grows_with_its_length() -> None:
     began_s = time.thread_time()
     assert read_body(b'name="slo"' * 50_000, b"multipart/form-data; boundary=x") == BodyFields()

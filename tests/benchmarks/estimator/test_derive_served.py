@@ -100,6 +100,7 @@ def test_latent_attention_of_decodes_sees_its_selection_and_scans_the_whole_cont
     assert one.seconds((1, 100, 0), (0, 0)) == pytest.approx(1e-6 * (80 + 50))
 
 
+@pytest.mark.slow
 def test_experts_are_read_as_often_as_tokens_choose_them_by_chance(tables: None) -> None:
     setup = BY_NAME["h200-gpt-oss-120b"]
     one, few, many = (step_s(setup, (0, 0, 0), (seqs, 128)) for seqs in (1, 8, 64))

@@ -167,6 +167,7 @@ logs = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(logs)
 def test_counters_equal_what_goodput_computes_from_the_same_requests(ended: list[RequestLog]) -> None:
     bench = Bench()

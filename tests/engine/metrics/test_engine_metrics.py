@@ -109,6 +109,7 @@ def test_of_several_engines_of_a_rank_the_one_at_work_is_shown(tmp_path: Path) -
     ]
 
 
+@pytest.mark.slow
 def test_swapping_is_shown_where_there_is_a_pool(tmp_path: Path, scrape: Callable[..., float | None]) -> None:
     without, page = PageWriter(CLASSES, 0, tmp_path), PageWriter(CLASSES, 1, tmp_path)
     write(without, vllm_preemptions=4)

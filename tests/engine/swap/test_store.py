@@ -183,7 +183,7 @@ class Pool(RuleBasedStateMachine):
         assert self.store.free_blocks == self.store.host_blocks
 
 
-TestPool = Pool.TestCase
+TestPool = pytest.mark.slow(Pool.TestCase)
 
 
 def test_a_full_pool_gives_up_what_is_worth_less_a_block_and_no_more() -> None:

@@ -92,6 +92,7 @@ def test_training_is_deterministic(model: LengthModel) -> None:
     assert again.forest.as_json() == model.forest.as_json()
 
 
+@pytest.mark.slow
 def test_a_model_survives_its_file(model: LengthModel, tmp_path: Path) -> None:
     path = tmp_path / "model.json"
     model.save(path)
@@ -126,6 +127,7 @@ def broken(**changes: Any) -> Any:
     return change
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -171,6 +173,7 @@ def test_what_is_no_model_is_refused(content: bytes, tmp_path: Path) -> None:
         load_length_model(tmp_path / "absent")
 
 
+@pytest.mark.slow
 def test_what_is_not_known_at_admission_is_not_needed(model: LengthModel) -> None:
     predictor = LearnedLength(model)
     none = np.zeros(2, np.int64)
@@ -178,6 +181,7 @@ def test_what_is_not_known_at_admission_is_not_needed(model: LengthModel) -> Non
     assert 20 < left[0] < 800 and left[1] == pytest.approx(5, abs=0.05)
 
 
+@pytest.mark.slow
 def test_a_class_is_a_task_by_its_name(model: LengthModel) -> None:
     asked = KnownRequests(
         class_id=np.array([0, 1, 2]),
@@ -189,6 +193,7 @@ def test_a_class_is_a_task_by_its_name(model: LengthModel) -> None:
     assert code > 1.5 * chat and np.isfinite(unknown)
 
 
+@pytest.mark.slow
 def test_features_are_looked_at_once_per_request(model: LengthModel) -> None:
     data = examples(40, seed=3).requests
     columns = {name: getattr(data, name) for name in ("class_id", "max_tokens", "prompt_tokens", "task")}

@@ -46,6 +46,7 @@ def fed(latency: OnlineLatency, truth: Truth, drafts: Callable[[np.random.Genera
     return latency
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("truth", [by_share, by_positions])
 @pytest.mark.parametrize("profile", [None, PROFILE])
 @pytest.mark.parametrize("drafts", range(8))
@@ -65,6 +66,7 @@ def test_decodes_with_drafts_are_known_to_three_percent(drafts: int, profile: Pr
     assert latency.relative_error < 0.045
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", [None, PROFILE])
 def test_steps_of_any_number_of_drafts_are_told_apart(profile: Profile | None) -> None:
     latency = fed(OnlineLatency(profile), by_positions, lambda rng: int(rng.integers(0, 6)))
@@ -73,6 +75,7 @@ def test_steps_of_any_number_of_drafts_are_told_apart(profile: Profile | None) -
         assert latency.step_s(load) == pytest.approx(by_positions(load), rel=0.07)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", [None, PROFILE])
 def test_the_error_says_when_drafts_are_not_known(profile: Profile | None) -> None:
     """Steps whose drafts nobody counted, as many as the engine pleases, are not known to a few percent."""

@@ -135,6 +135,7 @@ def test_what_is_no_time_is_ignored(duration_s: float) -> None:
     assert model.step_s(StepLoad()) == 0.0
 
 
+@pytest.mark.slow
 def test_it_is_the_least_squares_solution_and_its_state_says_so() -> None:
     """Against numpy, from the state before each step: with small errors nothing is clipped."""
     model, rng = Recalibrated(PROFILE), np.random.default_rng(5)

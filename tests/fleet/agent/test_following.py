@@ -87,6 +87,7 @@ def test_the_head_group_is_pulled_and_then_its_model_gives_way_to_the_next(tmp_p
     run(scenario())
 
 
+@pytest.mark.slow
 def test_an_instance_with_room_helps_where_a_group_of_its_model_waits_behind_others(tmp_path: Path) -> None:
     """A group in another's queue, behind streams that are expected for ever."""
 

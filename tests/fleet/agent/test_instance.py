@@ -137,6 +137,7 @@ def test_models_come_start_sleep_and_wake(tmp_path: Path) -> None:
     assert "wake_s" in (tmp_path / "swap-costs-node.json").read_text()
 
 
+@pytest.mark.slow
 def test_a_batch_that_fills_an_engine_leaves_places_to_streams(tmp_path: Path) -> None:
     """A stream waited before the engine for as long as lines came: each place that came free was taken by the next."""
 
@@ -195,6 +196,7 @@ def test_two_instances_do_not_take_the_same_host_memory(tmp_path: Path) -> None:
     bounded.run(within())
 
 
+@pytest.mark.slow
 def test_a_transition_that_fails_in_an_unknown_way_ends_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -217,6 +217,7 @@ def test_one_poison_among_many_fails_alone(tmp_path: Path, others: int) -> None:
     run(scenario())
 
 
+@pytest.mark.slow
 def test_a_cancelled_line_leaves_the_engine(tmp_path: Path) -> None:
     async def scenario() -> None:
         door = FakeEndpoint("a/0", "m")
@@ -298,6 +299,7 @@ def test_a_line_whose_engine_answers_garbage_fails_alone(
     run(scenario())
 
 
+@pytest.mark.slow
 def test_a_line_that_cannot_be_read_fails_alone(tmp_path: Path) -> None:
     """As one so nested that the gateway could read it, and the agent, deeper in its stack, cannot. It blocked its group
     and all groups after it.
@@ -486,6 +488,7 @@ def test_what_no_other_engine_can_go_on_with_is_waited_for(tmp_path: Path) -> No
     run(scenario())
 
 
+@pytest.mark.slow
 def test_a_group_in_which_nothing_was_found_is_not_asked_for_again_until_a_new_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,6 +150,7 @@ def test_a_policy_is_read_as_written_and_only_for_the_same_features_and_models(t
             load_network(path, schema)
 
 
+@pytest.mark.slow
 def test_a_file_that_is_no_policy_is_refused_whatever_it_says(tmp_path: Path) -> None:
     path, schema = tmp_path / "p.safetensors", Schema(3).as_text()
     valuing(1.0, float("nan"), 2.0).save(path)

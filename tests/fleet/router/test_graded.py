@@ -101,6 +101,7 @@ def test_a_wrong_row_is_named_with_what_is_allowed(tmp_path: Path, row: dict[str
     assert said in str(caught.value)
 
 
+@pytest.mark.slow
 def test_wrong_files_and_flags_end_with_a_remedy(tmp_path: Path) -> None:
     one = samples(tmp_path / "one", "m", "t", [1.0])
     other = rows(tmp_path / "b.jsonl", {"model": "m", "task": "u", "score": 1}, {"model": "n", "task": "u", "score": 1})

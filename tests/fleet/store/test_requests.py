@@ -166,6 +166,7 @@ def test_what_is_given_back_keeps_its_place_and_its_progress(requests: Requests)
     assert [(r.id, r.progress) for r in again.requests] == [(ids[0], None), (ids[1], b"tokens"), (ids[2], None)]
 
 
+@pytest.mark.slow
 def test_one_that_no_attempt_finishes_fails_with_a_reason(requests: Requests, store: Store) -> None:
     add(requests, 1)
     for _ in range(MOST_LOST + 1):  # with a model that leaves again and again nothing is wrong
@@ -179,6 +180,7 @@ def test_one_that_no_attempt_finishes_fails_with_a_reason(requests: Requests, st
     assert row.state == RequestState.FAILED and row.status == 500 and b"no engine finished" in (row.body or b"")
 
 
+@pytest.mark.slow
 def test_claims_that_lapse_while_their_holder_lives_are_no_loss(requests: Requests, store: Store) -> None:
     """An agent that is slow to renew, or far from its store, does not make its requests fail."""
     (only,) = add(requests, 1)
@@ -370,6 +372,7 @@ def test_half_of_the_suspects_are_claimed_until_one_dies_alone(requests: Request
     assert requests.counts("b") == {RequestState.QUEUED: 3, RequestState.FAILED: 1}
 
 
+@pytest.mark.slow
 def test_a_lapsed_claim_is_no_loss_of_others(requests: Requests, store: Store) -> None:
     lost, held = add(requests, 2)
     claimed(requests, 1)

@@ -240,6 +240,7 @@ def test_one_token_has_no_time_per_token() -> None:
     assert served.offer(request(now_s, Targets(tpot_s=1e-6), output_tokens=1))
 
 
+@pytest.mark.slow
 def test_a_wrong_belief_does_not_outlast_the_queue() -> None:
     """The engine was slow for a while; with nobody ahead a request is let in, and the belief corrected."""
     served, now_s = warm(min_chance=0.5)
@@ -286,6 +287,7 @@ def test_the_worst_of_several() -> None:
     assert worst([]) == Predicted(None, None)
 
 
+@pytest.mark.slow
 @given(
     ordinary=st.lists(st.tuples(st.integers(80, 120), st.integers(8, 12)), min_size=20, max_size=40),
     at=st.integers(0, 40),

@@ -129,6 +129,7 @@ def test_retry_after_follows_the_rate_of_now() -> None:
     assert [full.told(f"r{i}") for i in range(10)][-1] >= 7
 
 
+@pytest.mark.slow
 def test_one_request_that_is_sent_again_and_again_gains_few_promises() -> None:
     full = Full(cap=64)
     last = [full.told("hammer") for _ in range(500)][-1]

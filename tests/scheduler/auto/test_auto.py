@@ -46,6 +46,7 @@ def test_without_targets_the_least_work_goes_first(prompts: list[int]) -> None:
     assert order(planned(at)) == np.argsort(prompts).tolist()
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(st.lists(st.integers(1, 3000), min_size=2, max_size=8, unique=True))
 def test_readers_that_came_together_and_read_alike_go_as_andes_has_them(prompts: list[int]) -> None:

@@ -83,6 +83,7 @@ def test_nothing_fails_for_want_of_kv_where_lengths_are_known(
     assert not engine.failures and engine.free_blocks == BLOCKS
 
 
+@pytest.mark.slow
 @given(
     tasks=tasks,
     parts=st.sampled_from(["d", "sd", "sdo"]),
@@ -283,6 +284,7 @@ def test_a_group_starts_and_ends_together_and_the_next_begins_when_it_has_ended(
     assert starts[0] == first[0][0] and starts[1] == first[0][1] + 1
 
 
+@pytest.mark.slow
 def test_without_groups_each_is_granted_as_soon_as_it_fits() -> None:
     some = [Task(8, 12), Task(8, 20), Task(8, 24), Task(8, 24)]
     unsynced = spans(some, made(parts="d", reserve=0.0), blocks=20)

@@ -74,6 +74,7 @@ def test_a_tail_model_without_deadlines_waits_for_its_turn_and_no_longer() -> No
     assert planner(tail_max_wait_s=60.0).plan(state(groups)).queues == {"a": (1, 2)}
 
 
+@pytest.mark.slow
 def test_more_than_the_fleet_can_do_says_how_many_instances_would() -> None:
     groups = [group(k, "chat", 256, due_s=30.0) for k in range(16)]
     plan = planner().plan(state(groups))

@@ -7,6 +7,8 @@ from sloserve.sim.report.intervals import drawn_mean, interval_note, reference_o
 from sloserve.sim.report.statistics import mean_interval, paired_interval
 from sloserve.sim.report.summary import Run
 
+pytestmark = pytest.mark.slow  # matplotlib is loaded
+
 SEEDS = {0: 10.0, 1: 20.0, 2: 60.0}
 """Stock's latency: seeds differ by far more than policies do."""
 

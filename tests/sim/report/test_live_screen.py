@@ -143,6 +143,7 @@ def looks(view: dict[str, Any], word: str) -> set[str]:
     return {str(part.style) for part in lines if word in part.text and part.style}
 
 
+@pytest.mark.slow
 def test_a_class_is_coloured_by_its_own_requests() -> None:
     counts = view()["by_class"]["urgent"]
     by_class = {

@@ -59,6 +59,7 @@ def test_results_are_compressed_but_for_what_people_read() -> None:
             )
 
 
+@pytest.mark.slow
 def test_runs_of_the_simulator_are_kept_where_a_page_or_a_test_reads_them() -> None:
     """Its commands make all others again in minutes."""
     readers = [*(ROOT / "benchmarks" / "pages").rglob("*.*"), *(ROOT / "tests").rglob("*.py")]
@@ -102,6 +103,7 @@ def test_the_printed_table_follows_from_the_runs(name: str) -> None:
     assert {" ".join(row.split()) for row in rows} <= {" ".join(line.split()) for line in table.splitlines()}
 
 
+@pytest.mark.slow
 def test_capacity_follows_from_the_runs() -> None:
     found = latency_capacity(read_runs(RESULTS / "econo-sharegpt" / RUNS))
     console = Console(file=(printed := StringIO()), width=120)

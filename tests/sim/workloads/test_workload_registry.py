@@ -47,6 +47,7 @@ def test_rate_is_what_is_asked_for(name: str) -> None:
     assert len(requests) / requests[-1].arrival_s == pytest.approx(5.0, rel=0.05)
 
 
+@pytest.mark.slow
 def test_chat_batch_mix_sends_batch_jobs_in_bursts_of_twenty() -> None:
     requests = workload("chat-batch-mix").requests(4000, seed=0)
     batch = [r for r in requests if r.task == "batch"]

@@ -52,6 +52,7 @@ def test_every_route_of_vllm_is_in_the_table_once() -> None:
     assert set(listed) - (routes_of(*DEVELOPMENT) - served) == served, "a route came, went or was renamed"
 
 
+@pytest.mark.slow
 def test_routes_stand_where_what_they_call_puts_them() -> None:
     kept, pools, either, _, nothing = (routes for routes, _ in rows())
     assert pools == routes_of("pooling")

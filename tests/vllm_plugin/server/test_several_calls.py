@@ -64,6 +64,7 @@ def test_later_calls_get_what_is_left_of_the_targets(metrics: Metrics) -> None:
     assert reader.read(server.stated[-1]).slo.targets.e2e_s == DUE_NOW_S
 
 
+@pytest.mark.slow
 def test_what_it_takes_teaches_nothing_of_other_requests(metrics: Metrics) -> None:
     """Seen: forecasts 20 times too long for 20 requests."""
 
@@ -236,6 +237,7 @@ async def completions(server: Server, size: int, **asked: Any) -> None:
     await asyncio.gather(*map(read, replies))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("admission", LIMITS, ids=str)
 @pytest.mark.parametrize("size", [8, 9, 50])
 def test_a_list_is_served_whole_where_no_other_request_waits(
@@ -286,6 +288,7 @@ def test_a_list_does_not_take_places_that_are_kept_for_others(metrics: Metrics) 
     server.accept(None, "again")
 
 
+@pytest.mark.slow
 def test_a_prompt_of_a_list_that_cannot_be_met_refuses_the_list(metrics: Metrics) -> None:
     server = Server(admission={"mode": "predict"})
     for i in range(40):
