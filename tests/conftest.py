@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,10 @@ os.environ.setdefault("SLOSERVE_CHECK_COUNTS", "1")
 sys.modules["flask"] = None  # type: ignore[assignment]
 
 _LARGE = ("vllm", "torch", "matplotlib")
-_RUNNING_BEFORE = pytest.StashKey[set[int]]()
-"""Of a failed test: what ran before its body began."""
+_RUNNING = pytest.StashKey[pytest.Item]()
+"""Of a session: the test that runs."""
+_LEFT_BY = pytest.StashKey[tuple[set[int], str]]()
+"""Of a failed test: what ran before its body, or one of its fixtures, began, and pytest's name of that phase."""
 _DATA = Path(os.environ.get("SLOSERVE_DATA") or Path(__file__).parents[2] / "shared" / "data")
 
 
@@ -110,17 +113,42 @@ def _loaded() -> set[str]:
     return {name for name in _LARGE if getattr(sys.modules.get(name), "__file__", None)}
 
 
+@contextmanager
+def _noting_what_a_failure_leaves(item: pytest.Item) -> Iterator[None]:
+    """Note what ran before the block, if the block fails, so that what it has started can be killed."""
+    if not any(map(item.get_closest_marker, ("slow", "vllm"))):  # it starts no process
+        yield
+        return
+    running = below(os.getpid())
+    try:
+        yield
+    except pytest.skip.Exception:
+        raise
+    except BaseException:  # such as that of pytest.fail
+        item.stash.setdefault(_LEFT_BY, (running, os.environ.get("PYTEST_CURRENT_TEST", "")))
+        raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(request: pytest.FixtureRequest) -> Generator[None, object, object]:
+    """Have what a fixture started killed, but not what those started that it needs, if it fails before its end."""
+    with _noting_what_a_failure_leaves(request.session.stash[_RUNNING]):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
+    """Note for the fixtures of all scopes which test they are made for."""
+    item.session.stash[_RUNNING] = item
+    return (yield)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """A test that loads one of the large libraries, which take seconds of each fast run, is not a fast one."""
-    before, starts_processes = _loaded(), any(map(item.get_closest_marker, ("slow", "vllm")))
-    running = below(os.getpid()) if starts_processes else set()
-    try:
+    before = _loaded()
+    with _noting_what_a_failure_leaves(item):
         result = yield
-    except Exception:
-        if starts_processes:
-            item.stash[_RUNNING_BEFORE] = running
-        raise
     loaded = sorted(_loaded() - before)
     if loaded and not any(map(item.get_closest_marker, ("slow", "vllm", "gpu"))):
         pytest.fail(f"it loads {', '.join(loaded)}; mark it slow, or put something in its place")
@@ -133,8 +161,8 @@ def pytest_runtest_teardown(nextitem: pytest.Item | None, item: pytest.Item) -> 
     everything, as before a simulated run, took a second. What is left of a module is not looked at again.
     """
     result = yield
-    if (running := item.stash.get(_RUNNING_BEFORE, None)) is not None:
-        for command in kill_started_since(running):
+    if item.stash.get(_LEFT_BY, None) is not None:
+        for command in kill_started_since(*item.stash[_LEFT_BY]):
             item.add_report_section("teardown", "processes", f"killed what the failed test left running: {command}")
     if "vllm" in sys.modules and (nextitem is None or nextitem.path != item.path):
         gc.collect()

@@ -67,7 +67,7 @@ def end_what_outlives(pid: int, looked: Callable[[], None] = lambda: None, grace
             started |= set(one.children(recursive=True)) - {itself}
     _, left = psutil.wait_procs(started, timeout=grace_s)
     killed = []
-    for one in left:
+    for one in sorted(left, key=psutil.Process.create_time):  # a shell ends by itself where its child is killed first
         with suppress(psutil.Error):
             killed.append(" ".join(one.cmdline()) or one.name())
             one.kill()
@@ -83,14 +83,30 @@ def below(pid: int) -> set[int]:
     return found.union(*map(below, found))
 
 
-def kill_started_since(before: set[int]) -> list[str]:
+def with_variable(name: str, value: str) -> set[int]:
+    """Return the process ids of all processes that were started with an environment variable of this value."""
+    found = set[int]()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it ends meanwhile, or is another user's
+            if f"{name}={value}".encode() in path.read_bytes().split(b"\0"):
+                found.add(int(path.parent.name))
+    return found
+
+
+def kill_started_since(before: set[int], phase: str = "") -> list[str]:
     """Kill what this process has started and was not there before, and return the commands.
 
-    Left running are the processes that multiprocessing starts once for all that follow, with what they start.
+    Left running are the two processes that multiprocessing starts once for all that follow.
+
+    Args:
+        before: the ids of the processes that stay.
+        phase: pytest's name of the part of a test, as in ``PYTEST_CURRENT_TEST``. What was started in it is killed
+            although the process that started it has ended.
     """
     kept = {forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid}  # type: ignore[attr-defined]
+    started = below(os.getpid()) | (with_variable("PYTEST_CURRENT_TEST", phase) if phase else set())
     killed = []
-    for pid in below(os.getpid()) - before - kept:
+    for pid in started - before - kept - {os.getpid()}:
         with suppress(psutil.Error):
             process = psutil.Process(pid)
             if process.status() == psutil.STATUS_ZOMBIE:

@@ -5,12 +5,14 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import psutil
 import pytest
 
 from tests import bounded, orphans
 
+ROOT = Path(__file__).parents[2]
 CHILD = "import time; time.sleep(600)"
 PARENT = f"""
 import subprocess, sys
@@ -69,6 +71,55 @@ def test_a_failed_test_leaves_nothing_behind_and_what_ran_before_it_goes_on() ->
         for one in (earlier, *left):
             one.kill()
             one.communicate(timeout=30)
+
+
+FAILING = """
+import os, subprocess, sys
+import pytest
+pytestmark = pytest.mark.slow
+
+def started(name):
+    program = "import sys, time; open(sys.argv[1], 'w').close(); time.sleep(600)"
+    command = [sys.executable, "-c", program, os.path.abspath(name)]
+    # The second one's parent ends at once.
+    subprocess.Popen(command).returncode = 0
+    command[-1] += "-orphan"
+    subprocess.run(["bash", "-c", '"$@" > /dev/null 2>&1 &', "bash", *command], timeout=60)
+
+@pytest.fixture(scope="module")
+def stays():
+    started("module")
+
+@pytest.fixture
+def breaks(stays):
+    started("fixture")
+    pytest.fail("in a fixture")
+
+def test_that_fails(stays):
+    started("body")
+    pytest.fail("in a body")
+
+def test_whose_fixture_fails(breaks):
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_whatever_fails_leaves_nothing_but_what_others_have_started(tmp_path: Path) -> None:
+    (tmp_path / "test_failing.py").write_text(FAILING)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--disable-plugin-autoload"]
+    command += ["-p", "hypothesispytest", "-p", "tests.conftest", str(tmp_path / "test_failing.py")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, timeout=120, check=False
+    )
+    assert "1 failed, 1 error" in ran.stdout, ran.stdout
+    left = [one for one in psutil.process_iter(["cmdline"]) if str(tmp_path) in (one.info["cmdline"] or [""])[-1]]
+    for one in left:
+        one.kill()
+    assert sorted(Path(one.info["cmdline"][-1]).name for one in left) == ["module", "module-orphan"]
+    assert "killed what the failed test left running" in ran.stdout and "body-orphan" in ran.stdout
 
 
 def test_this_process_is_watched() -> None:
