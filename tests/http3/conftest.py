@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests import bounded
+
 
 @pytest.fixture
 def virtually() -> Callable[..., None]:
@@ -13,6 +15,7 @@ def virtually() -> Callable[..., None]:
 
     def run(test: Callable[[Any], Any], rate_bps: float = 1e9) -> None:
         shape = import_module("benchmarks.http3.quic_link").LinkShape(rate_bps=rate_bps, loss=0.0, delay_s=0.01)
-        import_module("benchmarks.http3.quic_virtual").run(shape, test)
+        with bounded.within(f"the end of {test.__qualname__} in virtual time"):
+            import_module("benchmarks.http3.quic_virtual").run(shape, test)
 
     return run

@@ -123,7 +123,8 @@ def test_lines_leave_places_to_streams(tmp_path: Path) -> None:
             a.accept(20)
             a.pulling.follow("a/0", [Pull(1, "m")])
             await bounded.until(lambda: len(door.asked) == 4)
-            await asyncio.sleep(0.05)
+            a.pulling.ended("a/0")  # as of a stream, so that it looks again
+            await bounded.until(lambda: not a.pulling._work["a/0"].wake.is_set())
             assert len(door.asked) == 4
 
     run(scenario())
