@@ -91,7 +91,7 @@ def test_a_request_s_span_says_class_targets_verdict_and_events(collector: Colle
         threads = [threading.Thread(target=send, args=(urgent,), kwargs={"max_tokens": 200}) for _ in range(4)]
         for thread in threads:
             thread.start()
-        with bounded.within("four requests"):
+        with bounded.within("four requests", 120.0):
             for thread in threads:
                 thread.join()
     finally:

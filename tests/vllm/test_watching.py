@@ -51,7 +51,7 @@ def load(http: httpx.Client) -> Iterator[Load]:
         thread.start()
     yield sent
     stop.set()
-    with bounded.within("the last requests of the load"):
+    with bounded.within("the last requests of the load", 120.0):
         for thread in threads:
             thread.join()
 
@@ -59,7 +59,7 @@ def load(http: httpx.Client) -> Iterator[Load]:
 def test_the_feed_shows_requests_and_nothing_that_they_say(server: Server, load: Load) -> None:
     text = b""
     with (
-        bounded.within("the requests of the load in the feed"),
+        bounded.within("the requests of the load in the feed", 240.0),
         httpx.stream("GET", server.url + "/sloserve/events", headers=BEARER, timeout=30) as answer,
     ):
         assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
@@ -83,7 +83,7 @@ def test_top_and_status_see_the_requests_of_each_class(server: Server, load: Loa
     seen: dict[str, Any] = {}
     views = watch(server.url, ADMIN_KEY)
     next(views)  # may have been read half a second ago, for a watcher of another test
-    with bounded.within("a view with requests and those that met their target"):
+    with bounded.within("a view with requests and those that met their target", 120.0):
         for view in views:
             batch = view["by_class"]["batch"]
             if view["rows"] and batch["attained"][1][1]:
