@@ -1,5 +1,6 @@
 """Decides which plan the engine follows in its next step: asks the policy if the budget allows, applies the guards."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -25,6 +26,7 @@ from sloserve.engine.guards import (
 from sloserve.engine.held_plan import MAX_UNEVENTFUL_S, HeldPlan
 from sloserve.engine.planned_step import Step
 from sloserve.engine.port import EnginePort, EngineRequest
+from sloserve.engine.prefix_reuse import STRETCH_TOKENS, PrefixReuse
 from sloserve.engine.request_table import RequestTable
 from sloserve.engine.shadow import Shadow
 from sloserve.estimator.planning_cost import PlanningCost
@@ -81,6 +83,7 @@ class Planner:
         needs = policy.reads | (Ageing.NEEDS if self.ageing.period is not None else frozenset())
         self.needs = needs if shadow is None else needs | shadow.needs
         self.table = RequestTable(self.needs, port)
+        self._reuse = PrefixReuse() if "hit_tokens" in self.needs else None
         self.held = HeldPlan()
         self.aged = NO_SLOTS
         self._order_planned = NO_SLOTS  # of the waiting requests, in the last plan
@@ -114,6 +117,7 @@ class Planner:
             self._step_budget = before._step_budget
         if before is not None:
             self._learn_drafts(before)
+            self._learn_reuse(before)
         rows = self.table.rows
         for slot in sorted(self.table.slot_of.values(), key=lambda slot: int(rows.seq[slot])):
             if before is None or before.policy is not self.policy:
@@ -133,6 +137,7 @@ class Planner:
         if self.shadow is not None and dropped.shadow is not None:
             self.shadow.policy.learn_from(dropped.shadow.policy)
         self._learn_drafts(dropped)
+        self._learn_reuse(dropped)
         if self._step_budget is not None and dropped._step_budget is not None:
             self._step_budget.learn_from(dropped._step_budget)
 
@@ -140,12 +145,18 @@ class Planner:
         if self._drafts is not None and before._drafts is not None:
             self._drafts.learn_from(before._drafts)
 
+    def _learn_reuse(self, before: "Planner") -> None:
+        if self._reuse is not None and before._reuse is not None:
+            self._reuse = before._reuse
+
     # Events: each one updates the table first, then the policies.
 
     def arrived(self, request: EngineRequest, stated: StatedSLO, now_s: float) -> None:
         slot = self.table.add(request, stated)
         self._has_news = True
         if slot is not None:
+            if self._reuse is not None:
+                self._reuse.arrived(self.port.prompt_contents(request, STRETCH_TOKENS), now_s)
             self._notify("arrived", slot, now_s)
             if self._step_budget is not None:
                 self._step_budget.arrived(self.table.rows, slot, now_s)
@@ -167,6 +178,7 @@ class Planner:
         slot = self.table.finished(request)
         self._has_news = True
         if slot is not None:
+            self._note_reusable(request, slot, now_s)
             self._notify("finished", slot, now_s)
             if self._step_budget is not None:
                 self._step_budget.finished(self.table.rows, slot)
@@ -175,6 +187,20 @@ class Planner:
             if self.aged.size:
                 self.aged = self.aged[self.aged != slot]
         self.table.drop(request)
+
+    def _note_reusable(self, request: EngineRequest, slot: int, now_s: float) -> None:
+        """Note the KV of a request that ends, which may be found again, before the engine takes its blocks."""
+        rows = self.table.rows
+        if self._reuse is None or rows.state[slot] != State.RUNNING:
+            return
+        keys = self.port.prompt_contents(request, STRETCH_TOKENS)
+        if not keys:
+            return
+        own, shared = self.port.holding(request)
+        prompt_tokens = int(rows.prompt_tokens[slot])
+        prompt_share = prompt_tokens / max(prompt_tokens + request.num_output_tokens, 1)
+        of_prompt = math.ceil((own + len(shared)) * prompt_share) - len(shared)  # what is shared is at the beginning
+        self._reuse.ended(keys, min(max(of_prompt, 0), own), now_s)
 
     def progressed(self, outputs: Any, now_s: float, step: Any = None, results: Any = None) -> None:
         """Take in the results of a step.
@@ -426,7 +452,8 @@ class Planner:
 
     def _snapshot(self, engine: EngineFacts, now_s: float) -> Snapshot:
         table = self.table
-        snapshot = table.snapshot(engine, self.port.holding)
+        awaited_blocks = 0.0 if self._reuse is None else self._reuse.awaited_blocks(now_s)
+        snapshot = table.snapshot(engine, self.port.holding, awaited_blocks)
         turns = self.ageing.turns(snapshot.rows, snapshot.waiting, now_s, snapshot.running, table.protected_running())
         return replace(snapshot, turns=turns) if turns.aged.size else snapshot
 

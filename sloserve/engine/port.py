@@ -4,7 +4,7 @@ An engine has requests, two queues and limits of its own; a port reads them and 
 vLLM, and each engine with an :class:`EnginePort` gets the very same planner, plan budget, ageing, guards and shadow.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from sloserve.core.arrays import IntArray
@@ -62,6 +62,17 @@ class RequestReader(Protocol):
         Args:
             request: The request.
             before: The result of the last call, 0 without one; where little has changed since, it makes this one cheap.
+        """
+
+    def prompt_contents(self, request: Any, stretch_tokens: int) -> Sequence[Hashable]:
+        """Return the content of each whole stretch of a request's prompt, in order.
+
+        Two requests have an equal entry at a place if all their tokens up to the end of that stretch are equal, so that
+        the prefix cache finds one in place of the other. The result is empty where there is no prefix cache.
+
+        Args:
+            request: The request.
+            stretch_tokens: Tokens of a stretch, which is rounded down to whole blocks, but is one block at least.
         """
 
     def items_to_encode(self, request: Any, computed: int) -> tuple[int, int]:

@@ -409,24 +409,29 @@ class RequestTable:
         self,
         engine: EngineFacts,
         holding: Callable[[EngineRequest], Holding] | None = None,
+        awaited_blocks: float = 0.0,
     ) -> Snapshot:
         """Return the engine's state for a policy, as of now.
 
         Args:
             engine: What the engine can do.
             holding: Function that returns what KV blocks a request holds, if it is called.
+            awaited_blocks: See :class:`~sloserve.lso.plan.Snapshot`.
         """
         self.unblock()
-        rows, running = self.rows, self.read_running()
+        rows, running, shared_blocks = self.rows, self.read_running(), 0
         if "kv_blocks" in rows.kept:
             held = engine.layout.held(rows.computed_tokens[running], rows.in_flight_tokens[running])
             rows.kv_blocks[running] = held
+            shared_blocks = max(int(held.sum()) - engine.held_blocks, 0)
         return Snapshot(
             rows,
             rows.slots_in(State.WAITING, State.PREEMPTED),
             running,
             engine,
             None if holding is None else lambda slot: holding(self.request_at[slot]),
+            shared_blocks=shared_blocks,
+            awaited_blocks=awaited_blocks,
         )
 
     def read_running(self) -> IntArray:

@@ -17,6 +17,7 @@ from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.core.kernels.survival import Chances
 from sloserve.core.rows import Rows
 from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
+from sloserve.lso.plan import Snapshot
 
 AHEAD: Final[IntArray] = np.unique(np.append(0, np.geomspace(4, 8192, 36).astype(np.int64)))
 """Steps ahead at which occupancy is foreseen, ``[t]``."""
@@ -35,7 +36,12 @@ OCCUPANCY_COLUMNS = LENGTH_COLUMNS | {"prompt_tokens"}
 
 
 def occupancy(
-    lengths: Lengths, rows: Rows, slots: IntArray, layout: KVLayout, ahead: IntArray = AHEAD
+    lengths: Lengths,
+    rows: Rows,
+    slots: IntArray,
+    layout: KVLayout,
+    ahead: IntArray = AHEAD,
+    context_tokens: IntArray | None = None,
 ) -> tuple[FloatArray, FloatArray]:
     """Return mean and variance of the blocks that each request will hold after ``ahead`` steps, ``[n, t]`` each.
 
@@ -45,11 +51,36 @@ def occupancy(
         slots: Slots of the requests, ``[n]``.
         layout: Layout of the KV cache.
         ahead: Numbers of steps from now, ascending, ``[t]``.
+        context_tokens: Tokens of prompt and output that count of each request, ``[n]``; ``None`` counts all.
     """
+    if context_tokens is None:
+        context_tokens = rows.prompt_tokens[slots] + rows.output_tokens[slots]
     runs = lengths.survival(rows, slots, ahead)
-    blocks = layout.mean((rows.prompt_tokens[slots] + rows.output_tokens[slots])[:, None] + _grown(ahead))
+    blocks = layout.mean(context_tokens[:, None] + _grown(ahead))
     mean = blocks * runs
     return mean, mean * (blocks - mean)
+
+
+def counted_once(snapshot: Snapshot, context_tokens: IntArray, slots: IntArray) -> IntArray:
+    """Return the context of each running request less its share of the KV that others count as well, ``[n]``.
+
+    Which requests share is not known without a look at every block, but how many blocks they share in all is. Each
+    request takes off a part of these that is proportional to the blocks that it holds. The sum is right now, and stays
+    so while holders of a prefix end and others come.
+
+    Args:
+        snapshot: The engine.
+        context_tokens: Tokens of prompt and output of each running request, ``[n]``.
+        slots: Slots of all running requests, in any order, ``[n]``.
+    """
+    if not snapshot.shared_blocks or not context_tokens.size:
+        return context_tokens
+    held = snapshot.rows.kv_blocks[slots]
+    layout, total = snapshot.engine.layout, max(snapshot.engine.total_blocks, 1)
+    block_tokens = layout.capacity_tokens(total, float(context_tokens.mean())) / total
+    shared = held * (snapshot.shared_blocks / held.sum() * block_tokens)
+    once: IntArray = np.maximum(context_tokens - shared.astype(np.int64), 0)
+    return once
 
 
 def how_many_fit_to_the_end(

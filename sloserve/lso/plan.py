@@ -30,6 +30,10 @@ STAGING_BYTES: Final = 128 * 2**20
 """Device memory beside the KV cache through which blocks go to the host."""
 
 
+MOST_AWAITED: Final = 0.5
+"""Largest share of the KV cache that is left to requests yet to come; the others need room to run."""
+
+
 @dataclass(frozen=True, slots=True)
 class SwapFacts:
     """The host memory into which the KV of preempted requests can be copied, and the link to it, as of now.
@@ -109,6 +113,11 @@ class EngineFacts:
         return max(self.total_blocks - 1, 1)
 
     @property
+    def held_blocks(self) -> int:
+        """KV blocks that the requests of the snapshot hold together, each counted once."""
+        return self.total_blocks - 1 - self.free_blocks - self.freeing_blocks
+
+    @property
     def admission_blocks(self) -> int:
         """KV blocks for requests that are admitted now or in the next steps; below 0 where running ones need more."""
         return self.free_blocks + self.freeing_blocks - self.watermark_blocks
@@ -161,6 +170,10 @@ class Snapshot:
                 nothing is shared.
         turns: Turns of the waiting requests that have aged. An order of admission should respect them (:meth:`woven`);
             where it does not, the engine port corrects it.
+        shared_blocks: Blocks by which the column ``kv_blocks``, summed over the running requests, exceeds the blocks
+            that they hold together: a block of a shared prefix counts for every holder there.
+        awaited_blocks: Expected number of blocks that no request holds and that later requests will find again in the
+            prefix cache.
     """
 
     rows: Rows
@@ -169,6 +182,21 @@ class Snapshot:
     engine: EngineFacts
     holding_of: Callable[[int], Holding] | None = None
     turns: AgedTurns = NO_TURNS
+    shared_blocks: int = 0
+    awaited_blocks: float = 0.0
+
+    def forecast_blocks(self, reserve: float) -> float:
+        """Return the KV blocks that running and admitted requests may come to hold together.
+
+        What later requests will find in the prefix cache stays there, as far as it takes no more than
+        ``MOST_AWAITED`` of the cache.
+
+        Args:
+            reserve: Further share of the blocks to keep free.
+        """
+        engine = self.engine
+        blocks = engine.total_blocks * (1.0 - reserve) - engine.watermark_blocks
+        return blocks - min(self.awaited_blocks, MOST_AWAITED * engine.total_blocks)
 
     def woven(self, order: IntArray) -> IntArray:
         """Return ``order``, waiting slots in order of admission, with aged requests in the places of their turns.

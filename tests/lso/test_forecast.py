@@ -1,5 +1,6 @@
 """Foreseen occupancy against drawn lengths, against the exact reservation, and whom it lets in against plain sums."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.core.kernels.kv_reservation import KvReservation
-from sloserve.lso.forecast import AHEAD, how_many_fit, how_many_fit_to_the_end, occupancy
+from sloserve.lso.forecast import AHEAD, counted_once, how_many_fit, how_many_fit_to_the_end, occupancy
 from sloserve.lso.lengths import Lengths
 from tests.snapshots import make_snapshot
 
@@ -142,3 +143,18 @@ def test_errors_even_out_over_many_requests(sigmas: float) -> None:
         return how_many_fit(none, asked, n * 8.0, sigmas) / n
 
     assert share(400) > share(25) if sigmas else share(400) == pytest.approx(share(25), abs=0.05)
+
+
+def test_blocks_of_a_shared_prefix_count_once() -> None:
+    """Four requests of 100 blocks each share 90 of them, and hold 130 together."""
+    running = [{"prompt_tokens": 100 * BLOCK, "kv_blocks": 100} for _ in range(4)]
+    at = replace(make_snapshot(running=running), shared_blocks=3 * 90)
+    context = at.rows.prompt_tokens[at.running]
+    assert counted_once(at, context, at.running).sum() / BLOCK == pytest.approx(130, abs=1)
+    assert counted_once(replace(at, shared_blocks=0), context, at.running) is context
+    assert counted_once(at, context[:0], at.running[:0]).size == 0
+
+
+def test_no_request_counts_less_than_nothing() -> None:
+    at = replace(make_snapshot(running=[{"prompt_tokens": BLOCK, "kv_blocks": 2}]), shared_blocks=99)
+    assert counted_once(at, at.rows.prompt_tokens[at.running], at.running).tolist() == [0]

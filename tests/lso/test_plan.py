@@ -1,6 +1,7 @@
 """What a plan may say: each illegal kind is refused with a message that names the field."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.core.rows import State
 from sloserve.scheduler.policy import EngineFacts, Plan, PlanError, Snapshot, check_plan
 from tests.chaos import Chaos
+from tests.snapshots import make_snapshot
 
 # Slots 0 and 1 run, 2 and 3 wait, 4 was preempted, 5 waits for its grammar; the table has 64 slots.
 RUNNING: list[dict[str, Any]] = [{}, {}]
@@ -111,3 +113,10 @@ def test_a_prompt_whose_item_comes_later_begins_without_room_for_it() -> None:
     engine = EngineFacts(10, 10, KVLayout.full(16), 8, 170, 8, encoder_tokens=50)
     assert engine.encoded(np.array([0, 0, 1]), np.array([40, 40, 1])) == 2
     assert engine.encoded(np.array([0, 10, 1]), np.array([40, 10, 1])) == 2
+
+
+def test_a_forecast_leaves_awaited_blocks_in_the_cache_as_far_as_half_of_it() -> None:
+    at = make_snapshot(total_blocks=1000)
+    assert at.forecast_blocks(0.01) == pytest.approx(990)
+    assert replace(at, awaited_blocks=200.0).forecast_blocks(0.01) == pytest.approx(790)
+    assert replace(at, awaited_blocks=9000.0).forecast_blocks(0.01) == pytest.approx(490)

@@ -23,7 +23,7 @@ from sloserve.estimator.length.choice import check_lengths
 from sloserve.lso.decode_first import progress_columns, service_order
 from sloserve.lso.draft_lengths import DRAFT_LENGTH_COLUMNS, LENGTH_OF_DRAFTS
 from sloserve.lso.drafted import tokens_per_step
-from sloserve.lso.forecast import AHEAD, how_many_fit_to_the_end
+from sloserve.lso.forecast import AHEAD, counted_once, how_many_fit_to_the_end
 from sloserve.lso.ordering import PREEMPTION_COLUMNS, by_class, ranked, without_targets, woven_places
 from sloserve.lso.preemption import Head, PreemptionCandidate, freed_blocks, select_victims
 from sloserve.lso.swapping import preemption_price
@@ -112,7 +112,7 @@ class Auto(PredictingPolicy):
         order = woven_places(snapshot, waiting)
         stay, victims, most = slots[running], NO_SLOTS, None
         if queued:
-            fit = self._fit(engine, context, runs, running, order)
+            fit = self._fit(snapshot, context, runs, running, order)
             if self.settings.preempt and fit < order.size:
                 of_all = float(gain[:queued].sum()) / max(float(cost[:queued].sum()), 1e-9)
                 heads = self._heads(order, waiting, prefill, engine, fit)
@@ -129,17 +129,20 @@ class Auto(PredictingPolicy):
 
     def _fit(
         self,
-        engine: EngineFacts,
+        snapshot: Snapshot,
         context: IntArray,
         runs: Chances,
         running: IntArray,
         waiting: IntArray,
     ) -> int:
         """Return how many of ``waiting``, in order, the KV cache will hold beside ``running``, to the end of all."""
+        engine, queued = snapshot.engine, snapshot.waiting.size
         most = min(engine.free_slots, MOST_ADMITTED)
         if not most:
             return 0
-        capacity = engine.total_blocks * (1.0 - self.settings.reserve) - engine.watermark_blocks
+        capacity = snapshot.forecast_blocks(self.settings.reserve)
+        if snapshot.shared_blocks:
+            context = np.concatenate((context[:queued], counted_once(snapshot, context[queued:], snapshot.running)))
         return how_many_fit_to_the_end(
             runs, context, engine.layout, running, waiting[:most], capacity, self.settings.sigmas
         )

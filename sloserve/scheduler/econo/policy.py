@@ -26,7 +26,7 @@ from sloserve.core.qoe import DEFAULT_TTFT_S
 from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
 from sloserve.lso.decode_first import PREFILL_COLUMNS, service_order
-from sloserve.lso.forecast import OCCUPANCY_COLUMNS, how_many_fit, occupancy
+from sloserve.lso.forecast import OCCUPANCY_COLUMNS, counted_once, how_many_fit, occupancy
 from sloserve.lso.ordering import ranked, without_targets, woven_places
 from sloserve.lso.pace import pace_s
 from sloserve.lso.swapping import preemption_price
@@ -99,7 +99,7 @@ class Econo(PredictingPolicy):
         waiting, running = self._ranked(snapshot, now_s)
         stay, preempt, most = running.slots, NO_SLOTS, None
         if waiting.slots.size:
-            victim, fit = self._room(rows, engine, waiting, running)
+            victim, fit = self._room(snapshot, waiting, running)
             if victim is not None:
                 stay, preempt = np.delete(stay, victim), stay[victim : victim + 1]
             most = max(stay.size + fit, 1)
@@ -132,20 +132,20 @@ class Econo(PredictingPolicy):
         """Return the key of each request, ``[len(slots)]``; the least is served first."""
         return work * target_s
 
-    def _room(
-        self, rows: Rows, engine: EngineFacts, waiting: ServiceOrder, running: ServiceOrder
-    ) -> tuple[int | None, int]:
+    def _room(self, snapshot: Snapshot, waiting: ServiceOrder, running: ServiceOrder) -> tuple[int | None, int]:
         """Return the index of the running request to preempt, if any, and how many of ``waiting`` then fit."""
+        rows, engine = snapshot.rows, snapshot.engine
         slots, free_slots = waiting.slots, min(engine.free_slots, MOST_ADMITTED)
-        held_mean, held_variance = (one.sum(axis=0) for one in self._occupancy(rows, engine, running.slots))
+        context_tokens = rows.prompt_tokens[running.slots] + rows.output_tokens[running.slots]
+        held = counted_once(snapshot, context_tokens, running.slots)
+        held_mean, held_variance = (one.sum(axis=0) for one in self._occupancy(rows, engine, running.slots, held))
         first = self._occupancy(rows, engine, slots[:1])
         # Most often the first does not fit, and the others need not be asked.
-        if free_slots and self._fit(engine, held_mean, held_variance, first):
+        if free_slots and self._fit(snapshot, held_mean, held_variance, first):
             asked = self._occupancy(rows, engine, slots[:free_slots])
-            return None, self._fit(engine, held_mean, held_variance, asked)
+            return None, self._fit(snapshot, held_mean, held_variance, asked)
         if not (self.settings.preempt and running.slots.size):
             return None, 0
-        context_tokens = rows.prompt_tokens[running.slots] + rows.output_tokens[running.slots]
         victim = victim_worth_preempting(
             waiting,
             running,
@@ -156,19 +156,21 @@ class Econo(PredictingPolicy):
         )
         if victim is None:
             return None, 0
-        given_up = self._occupancy(rows, engine, running.slots[victim : victim + 1])
+        given_up = self._occupancy(rows, engine, running.slots[victim : victim + 1], held[victim : victim + 1])
         # What is left of a difference of equals may be less than nothing.
         spread = np.maximum(held_variance - given_up[1][0], 0.0)
-        fit = self._fit(engine, held_mean - given_up[0][0], spread, first)
+        fit = self._fit(snapshot, held_mean - given_up[0][0], spread, first)
         return (victim, 1) if fit else (None, 0)
 
-    def _occupancy(self, rows: Rows, engine: EngineFacts, slots: IntArray) -> tuple[FloatArray, FloatArray]:
-        return occupancy(self._lengths, rows, slots, engine.layout)
+    def _occupancy(
+        self, rows: Rows, engine: EngineFacts, slots: IntArray, context_tokens: IntArray | None = None
+    ) -> tuple[FloatArray, FloatArray]:
+        return occupancy(self._lengths, rows, slots, engine.layout, context_tokens=context_tokens)
 
     def _fit(
-        self, engine: EngineFacts, mean: FloatArray, variance: FloatArray, asked: tuple[FloatArray, FloatArray]
+        self, snapshot: Snapshot, mean: FloatArray, variance: FloatArray, asked: tuple[FloatArray, FloatArray]
     ) -> int:
-        capacity_blocks = engine.total_blocks * (1.0 - self.settings.reserve) - engine.watermark_blocks
+        capacity_blocks = snapshot.forecast_blocks(self.settings.reserve)
         return how_many_fit((mean, variance), asked, capacity_blocks, self.settings.sigmas)
 
 

@@ -13,7 +13,7 @@ from sloserve.lso.decode_first import unfinished
 from sloserve.lso.pausing import short_of_blocks
 from sloserve.scheduler.econo.policy import Econo
 from sloserve.scheduler.econo.victim import ServiceOrder
-from sloserve.scheduler.policy import EngineFacts, Plan, Snapshot
+from sloserve.scheduler.policy import Plan, Snapshot
 
 ORDERS: Final = ("stretch", "fcfs")
 
@@ -49,10 +49,8 @@ class EconoParts(Econo):
         by_arrival: FloatArray = rows.arrival_s[slots]
         return by_arrival if self.settings.order == "fcfs" else super()._key(rows, slots, work, target_s)
 
-    def _room(
-        self, rows: Rows, engine: EngineFacts, waiting: ServiceOrder, running: ServiceOrder
-    ) -> tuple[int | None, int]:
-        return super()._room(rows, engine, waiting, running) if self.settings.foresee else (None, 0)
+    def _room(self, snapshot: Snapshot, waiting: ServiceOrder, running: ServiceOrder) -> tuple[int | None, int]:
+        return super()._room(snapshot, waiting, running) if self.settings.foresee else (None, 0)
 
     def _pause(self, snapshot: Snapshot, made: Plan) -> IntArray:
         rows, stay = snapshot.rows, made.running

@@ -1,6 +1,6 @@
 """KV blocks of a model engine where block counts are enough: full attention, and no requests share a block."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,6 +65,10 @@ class KVBlocks:
     def hit_tokens(self, index: int, before: int) -> int:
         """Return the number of tokens that :meth:`lookup` would find now, given that it found ``before`` last time."""
         return 0
+
+    def prompt_contents(self, index: int, stretch_tokens: int) -> Sequence[Hashable]:
+        """Return the content of each whole stretch of the request's prompt; empty without a prefix cache."""
+        return ()
 
     def fits(self, hit: Hit, tokens: int, first: int, reserved: int = 0, *, loaded: int = 0) -> bool:
         """Return whether a waiting request can be held to its end and its first chunk fits now.

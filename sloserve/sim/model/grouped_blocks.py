@@ -1,6 +1,6 @@
 """KV blocks of a model engine, block by block, of any layout and with a prefix cache: vLLM's KVCacheCoordinator."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
@@ -101,6 +101,12 @@ class GroupedBlocks(KVBlocks):
             if is_unchanged(lambda kind, block: cached[kind](block) is not None, len(cached), whole, most, held):
                 return before
         return self.lookup(index).tokens
+
+    def prompt_contents(self, index: int, stretch_tokens: int) -> Sequence[Hashable]:
+        if not self.caches:
+            return ()
+        stretch = max(stretch_tokens // self.block_size, 1)
+        return self._nodes.of_prompt(index)[stretch - 1 :: stretch]
 
     def fits(self, hit: Hit, tokens: int, first: int, reserved: int = 0, *, loaded: int = 0) -> bool:
         if self._keeps_states and self._waits_for_state(hit):

@@ -1,6 +1,6 @@
 """The model engine behind the engine port: planner, table and guards read and order its arrays."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,9 @@ class ModelPort:
 
     def hit_tokens(self, request: ModelRequest, before: int) -> int:
         return self._scheduler.kv.hit_tokens(request.index, before)
+
+    def prompt_contents(self, request: ModelRequest, stretch_tokens: int) -> Sequence[Hashable]:
+        return self._scheduler.kv.prompt_contents(request.index, stretch_tokens)
 
     def items_to_encode(self, request: ModelRequest, computed: int) -> tuple[int, int]:
         return 0, 0  # its requests are text

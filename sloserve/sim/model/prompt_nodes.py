@@ -1,6 +1,6 @@
 """The identity of the content of a request's blocks, so that equal prefixes are found equal: vLLM's block hashes."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 from sloserve.core.request import OUTPUT_ID, WorkloadRequest
 from sloserve.sim.model.model_requests import ModelRequests
@@ -32,6 +32,15 @@ class PromptNodes:
             key = (nodes[-1] if nodes else None, *self._content(item, len(nodes)))
             nodes.append(self._nodes.setdefault(key, len(self._nodes)))
         return nodes[i]
+
+    def of_prompt(self, index: int) -> Sequence[Hashable]:
+        """Return the nodes of the full blocks of the request's prompt; none for a prompt that shares nothing."""
+        item = self._requests.handles[index].workload
+        count = item.prompt_tokens // self._block_size
+        if not count or not item.prefix_ids:
+            return ()
+        self.node(index, count - 1)
+        return self._nodes_of[index][:count]
 
     def ended(self, index: int) -> None:
         """Forget the request, which will not come back."""

@@ -212,6 +212,23 @@ def holding(scheduler: Any, request: Request) -> Holding:
     return Holding(own, {block.block_id: block.ref_cnt for block in blocks if block.ref_cnt > 1})
 
 
+def prompt_contents(scheduler: Any, request: Request, stretch_tokens: int) -> Sequence[Any]:
+    """Return the hash of the last block of each whole stretch of a request's prompt; none without a prefix cache.
+
+    Args:
+        scheduler: vLLM's scheduler.
+        request: a request.
+        stretch_tokens: tokens of a stretch, see :meth:`sloserve.engine.port.EnginePort.prompt_contents`.
+    """
+    kv_cache_manager = scheduler.kv_cache_manager
+    if not kv_cache_manager.enable_caching or request.skip_reading_prefix_cache:
+        return ()
+    size = kv_cache_manager.block_pool.hash_block_size
+    full, stretch = request.num_prompt_tokens // size, max(stretch_tokens // size, 1)
+    found: Sequence[Any] = request.block_hashes[stretch - 1 : full : stretch]
+    return found
+
+
 def hit_tokens(scheduler: Any, layout: KVLayout, request: Request, before: int) -> int:
     """Return the tokens that a waiting request would find in the prefix cache.
 

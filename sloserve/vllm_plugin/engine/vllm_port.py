@@ -1,6 +1,7 @@
 """vLLM's scheduler behind the engine port: ``compat`` reads it, ``apply`` carries plans out."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, repeat
 from typing import Any, Final
@@ -75,6 +76,9 @@ class VllmReader:
 
     def hit_tokens(self, request: Request, before: int) -> int:
         return 0  # without a scheduler there is no cache
+
+    def prompt_contents(self, request: Request, stretch_tokens: int) -> Sequence[Hashable]:
+        return ()
 
     def items_to_encode(self, request: Request, computed: int) -> tuple[int, int]:
         return items_to_encode(request, computed, (), 0)
@@ -182,6 +186,9 @@ class VllmPort(VllmReader):
             self._scheduler, self._layout, num_running, others, self._steps, self._clock.monotonic_s(), promised
         )
         return facts if swapping is None else replace(facts, swap=swapping.facts())
+
+    def prompt_contents(self, request: Request, stretch_tokens: int) -> Sequence[Hashable]:
+        return compat.prompt_contents(self._scheduler, request, stretch_tokens)
 
     def hit_tokens(self, request: Request, before: int) -> int:
         return compat.hit_tokens(self._scheduler, self._layout, request, before)

@@ -169,3 +169,21 @@ def test_no_more_are_promised_a_place_than_there_are(snapshot: Make) -> None:
     holding = {0: Holding(0, {1: 2}), 1: Holding(60)}
     made = planned(replace(at, holding_of=holding.__getitem__), reserve=0.0, hysteresis=0.05)
     assert (made.preempt.tolist(), made.max_running) == ([1], 2)
+
+
+@pytest.mark.parametrize("policy", ["auto", "econo"])
+@pytest.mark.parametrize(
+    ("shared", "awaited", "most"), [(0, 0.0, 4), (270, 0.0, 5), (270, 300.0, 4)], ids=["alone", "shared", "awaited"]
+)
+def test_shared_kv_counts_once_and_awaited_kv_stays(
+    policy: str, shared: int, awaited: float, most: int, snapshot: Make
+) -> None:
+    """Four requests of 100 blocks hold 130 of 500 together. One of 150 fits beside them, unless 300 are left free."""
+    running = [
+        {"prompt_tokens": 1600, "computed_tokens": 1600, "kv_blocks": 100, "max_tokens": 20, "arrival_s": NOW_S}
+        for _ in range(4)
+    ]
+    asked = {"prompt_tokens": 2400, "max_tokens": 20, "arrival_s": NOW_S}
+    at = snapshot([asked], running=running, max_num_seqs=8, free_blocks=370, total_blocks=501)
+    at = replace(at, shared_blocks=shared, awaited_blocks=awaited)
+    assert make_policy(policy, {}, seed=0).plan(at, NOW_S).max_running == most

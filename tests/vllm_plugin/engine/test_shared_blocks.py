@@ -97,3 +97,60 @@ def test_a_row_says_what_vllm_will_find_in_its_prefix_cache(build: Build, reques
     engine.run([request_of(f"r{i}", 0.02 * i, 100 + 40 * (i % 2), 8, prefix_ids=(i // 2 % 3,)) for i in range(16)])
     assert policy.told == policy.found
     assert len(set(policy.found)) > 2 and any(np.diff(policy.found) < 0)
+
+
+class Counting(Policy):
+    """Serves as vLLM does; notes by how much the rows' blocks exceed those in use, and by how much they do."""
+
+    needs = frozenset({"kv_blocks", "hit_tokens", "prompt_tokens"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[int] = []
+        self.held: list[int] = []
+        self.awaited: list[float] = []
+        self.together: Callable[[], int] = int
+
+    def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
+        blocks = int(snapshot.rows.kv_blocks[snapshot.running].sum())
+        self.said.append(snapshot.shared_blocks)
+        self.held.append(blocks - self.together())
+        self.awaited.append(snapshot.awaited_blocks)
+        return Plan(waiting=snapshot.waiting)
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_a_snapshot_says_how_many_blocks_count_more_than_once(
+    build: Build, request_of: RequestOf, caching: bool
+) -> None:
+    policy = Counting()
+    engine = build(policy, enable_prefix_caching=caching, max_num_seqs=3, kv_blocks=60, max_num_batched_tokens=64)
+    scheduler = engine.scheduler
+
+    def together() -> int:
+        manager = scheduler.kv_cache_manager
+        groups = (manager.get_blocks(request.request_id).blocks for request in scheduler.running)
+        return len({block.block_id for blocks in groups for group in blocks for block in group})
+
+    policy.together = together
+    engine.run([request_of(f"r{i}", 0.02 * i, 100 + 40 * (i % 2), 8, prefix_ids=(i // 3 % 2,)) for i in range(16)])
+    assert policy.said == policy.held
+    assert (max(policy.said) > 5) == caching
+    assert not any(policy.awaited)  # no prompt is as long as a stretch
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_kv_of_a_conversation_is_awaited_between_two_turns(build: Build, request_of: RequestOf, caching: bool) -> None:
+    """Each conversation has two turns, one after the other has ended; the prompt of the last begins like the first."""
+    policy = Counting()
+    size = {"kv_blocks": 900, "max_model_len": 4096, "max_num_batched_tokens": 2048, "max_num_seqs": 4}
+    turns = []
+    for i in range(6):
+        first = (100 + i, 200 + i)
+        turns.append(request_of(f"r{i}.0", 3.0 * i, 1024, 4, prefix_ids=first))
+        turns.append(request_of(f"r{i}.1", 3.0 * i + 1.0, 1536, 4, prefix_ids=(*first, 300 + i)))
+    beside = [request_of(f"beside{i}", 0.5 * i, 40, 60) for i in range(36)]
+    turns = sorted([*turns, *beside], key=lambda request: request.arrival_s)
+    build(policy, enable_prefix_caching=caching, **size).run(turns)
+    assert (max(policy.awaited) > 10) == caching
+    assert max(policy.awaited) <= 2 * 96

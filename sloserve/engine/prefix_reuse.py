@@ -1,0 +1,131 @@
+"""Estimate of how much idle KV of the prefix cache later requests will find again, learned from the engine's requests.
+
+The next call of an agent or the next turn of a conversation begins with the prompt of the previous one. While a tool
+runs or a user types, no request holds that KV, and every admission that needs free blocks may displace it. Whether this
+matters depends on the traffic: KV of unrelated requests is never asked for again.
+
+Prompts of requests that ended are remembered by the content of their last whole stretch of tokens. A request that
+arrives with that content in its prompt continues the earlier one. The time between the two, and how long other prompts
+have waited in vain, give the chance that a prompt of some age will still be continued: the hazard of each range of
+ages, as in the estimator of Kaplan and Meier, where prompts that still wait count as censored. The sum of chance x
+blocks is what plans leave free.
+
+Stretches, because templates end a prompt in words that the next prompt lacks, and because a look at each block of a
+prompt would take long. Prompts, because templates leave out what a model thought.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import Final
+
+import numpy as np
+
+from sloserve.core.arrays import FloatArray, IntArray
+
+STRETCH_TOKENS: Final = 512
+"""Tokens of a stretch, as far as whole blocks allow. Shorter prompts are not remembered: they are computed fast."""
+MOST_PROMPTS: Final = 1024
+"""Prompts that are remembered; the oldest are forgotten first."""
+LOOK_BACK: Final = 512
+"""Last stretches of an arriving prompt in which the end of an earlier prompt is looked for."""
+EVIDENCE: Final = 1024
+"""Continued prompts after which each one counts half, so that estimates follow the traffic."""
+AGES_S: Final[FloatArray] = np.append(0.0, 0.25 * 2.0 ** np.arange(12))
+"""Ages at which a range of ages begins, in seconds; the last range has no end."""
+
+
+class PrefixReuse:
+    """Prompts of requests that ended, and the chance that other requests will continue them.
+
+    All times are of one clock, in seconds, and must not decrease.
+    """
+
+    def __init__(self) -> None:
+        # Prompts in order of their end, in an array twice as long as needed, so that few appends move the others.
+        self._ended_s: FloatArray = np.zeros(2 * MOST_PROMPTS)
+        self._blocks: IntArray = np.zeros(2 * MOST_PROMPTS, np.int64)  # 0 of a prompt that is not waited for
+        self._waits = np.zeros(2 * MOST_PROMPTS, np.bool_)
+        self._size = 0
+        self._place_of: dict[Hashable, int] = {}  # by the content of the last stretch
+        self._key_at: list[Hashable] = []
+        self._continued: FloatArray = np.zeros(AGES_S.size)
+        self._at_risk: FloatArray = np.zeros(AGES_S.size)
+        """Prompts that reached each range of ages and wait no more."""
+
+    def arrived(self, keys: Sequence[Hashable], now_s: float) -> None:
+        """Note a request that arrived.
+
+        Args:
+            keys: Contents of the whole stretches of its prompt, in order, see
+                :meth:`sloserve.engine.port.EnginePort.prompt_contents`.
+            now_s: Time of the arrival.
+        """
+        place_of = self._place_of
+        if not place_of:
+            return
+        for key in reversed(keys[-LOOK_BACK:]):
+            place = place_of.pop(key, None)
+            if place is not None:
+                age = int(AGES_S.searchsorted(now_s - self._ended_s[place], side="right")) - 1
+                self._at_risk[: age + 1] += 1.0
+                self._continued[max(age, 0)] += 1.0
+                self._waits[place], self._blocks[place] = False, 0
+                if self._continued.sum() > EVIDENCE:
+                    self._continued *= 0.5
+                    self._at_risk *= 0.5
+                return
+
+    def ended(self, keys: Sequence[Hashable], blocks: int, now_s: float) -> None:
+        """Note a request that ended.
+
+        Args:
+            keys: Contents of the whole stretches of its prompt, as in :meth:`arrived`.
+            blocks: KV blocks of its prompt that no other request holds.
+            now_s: Time of its end.
+        """
+        if not keys:
+            return
+        if self._size == self._ended_s.size:
+            self._forget_oldest(now_s)
+        key, place = keys[-1], self._size
+        before = self._place_of.get(key)
+        if before is not None:  # the same content again: it is in the cache once
+            self._waits[before], self._blocks[before] = False, 0
+        self._ended_s[place], self._blocks[place], self._waits[place] = now_s, blocks, True
+        self._place_of[key] = place
+        self._key_at.append(key)
+        self._size += 1
+
+    def awaited_blocks(self, now_s: float) -> float:
+        """Return the expected number of idle KV blocks that later requests will find again."""
+        if not self._continued.any():
+            return 0.0
+        waiting, blocks = self._by_age(now_s)
+        hazard = self._continued / np.maximum(self._at_risk + _from_each_on(waiting), 1.0)
+        later = 1.0 - np.cumprod(np.maximum(1.0 - hazard, 0.0)[::-1])[::-1]
+        return float(later @ blocks)
+
+    def _by_age(self, now_s: float) -> tuple[FloatArray, FloatArray]:
+        """Return how many prompts of each range of ages are waited for, and how many blocks they have."""
+        ended_s = self._ended_s[: self._size]
+        first = ended_s.searchsorted(now_s - AGES_S[1:], side="right")  # of those that are younger than each age
+        ends = np.append(self._size, first)
+        counts = np.append(0, self._waits[: self._size].cumsum())[ends]
+        blocks = np.append(0, self._blocks[: self._size].cumsum())[ends]
+        return -np.diff(np.append(counts, 0)).astype(float), -np.diff(np.append(blocks, 0)).astype(float)
+
+    def _forget_oldest(self, now_s: float) -> None:
+        """Forget the older half of the prompts; each waited in vain for as long as it was remembered."""
+        half = MOST_PROMPTS
+        ages = AGES_S.searchsorted(now_s - self._ended_s[:half][self._waits[:half]], side="right") - 1
+        self._at_risk += _from_each_on(np.bincount(np.maximum(ages, 0), minlength=AGES_S.size).astype(float))
+        for column in (self._ended_s, self._blocks, self._waits):
+            column[:half] = column[half:]
+        self._key_at = self._key_at[half:]
+        self._size = half
+        self._place_of = {key: place for place, key in enumerate(self._key_at) if self._waits[place]}
+
+
+def _from_each_on(counts: FloatArray) -> FloatArray:
+    """Return the sum of each entry and all after it."""
+    total: FloatArray = counts[::-1].cumsum()[::-1]
+    return total
