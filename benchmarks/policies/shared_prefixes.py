@@ -1,8 +1,8 @@
 """What does it matter that KV of a shared prefix counts once, and that KV which will be found again stays?
 
 Chats behind one system prompt of 8,192 tokens, which all running requests share, and conversations of several rounds
-with their real prefixes (Mooncake's trace, the earlier half), on ample and on scarce KV, on the engine model with a
-prefix cache. Each policy as it is ("once, awaited"); with each running request counted as if it shared nothing, and
+with their real prefixes (Mooncake's trace, the earlier half), with little KV and, of the latter, with ample KV, on the
+engine model with a prefix cache. Each policy as it is ("once, awaited"); with each running request counted as if it shared nothing, and
 nothing left free for what will be found again ("in full"); and with shared KV counted once alone ("once").
 
 The trace is looked for in the folder that SLOSERVE_DATA names. Writes results/shared_prefixes.json.gz, a row a run.
@@ -36,15 +36,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "once": {"awaited_blocks": 0.0},
     "once, awaited": {},
 }
+CHATS = "chats behind a system prompt"
 STRETCH = 512
 SYSTEM_TOKENS = 8192
-CELLS = (
-    ("h100-llama3-8b", None),
-    ("h100-llama3-8b", 6000),
-    ("a100-llama3-70b-tp4", None),
-    ("a100-llama3-70b-tp4", 9000),
-)
-"""Profiles, and KV blocks; ``None`` for all that the profile has."""
+CELLS = (("h100-llama3-8b", None), ("h100-llama3-8b", 9000), ("a100-llama3-70b-tp4", 9000))
+"""Profiles, and KV blocks; ``None`` for all that the profile has, which no queue of chats fills."""
 
 
 @contextmanager
@@ -87,17 +83,17 @@ def experiment(trace: Path, window: Any, profile: str, blocks: int | None, args:
 
 
 def main() -> None:
-    args = parser_for(__doc__, policies="auto", loads="0.7,1.5", seeds=3, max_requests=200).parse_args()
+    args = parser_for(__doc__, policies="auto", loads="1.5", seeds=3, max_requests=200).parse_args()
     rows: list[dict[str, Any]] = []
     with TemporaryDirectory() as folder:
         chats = Path(folder) / "chats.jsonl"
         write_chats(chats, 4 * args.max_requests)
         workloads: dict[str, tuple[Path, Any]] = {
-            "chats behind a system prompt": (chats, None),
+            CHATS: (chats, None),
             "mooncake": (Path(MOONCAKE), HALVES["earlier"]),
         }
         for name, (path, window) in workloads.items():
-            for profile, blocks in CELLS:
+            for profile, blocks in CELLS[name == CHATS :]:
                 ours = experiment(path, window, profile, blocks, args)
                 points = measured_points(ours)
                 for variant in VARIANTS:

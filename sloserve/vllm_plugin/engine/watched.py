@@ -16,7 +16,7 @@ from sloserve.core.stated import StatedSLO
 from sloserve.engine.metrics.live_page import FRAME_EVERY_S, MOST_ROWS, NEAR, ROW, Frame, LiveWriter
 from sloserve.engine.planner import Planner
 from sloserve.engine.why import Cause, Phase, StepDone, Why, preempted_for
-from sloserve.lso.forecast import OCCUPANCY_COLUMNS, occupancy
+from sloserve.lso.forecast import OCCUPANCY_COLUMNS, counted_once, occupancy
 from sloserve.scheduler.policy import EngineFacts, Plan
 from sloserve.vllm_plugin.engine import compat
 from sloserve.vllm_plugin.engine.held import due_later_s, head_held_up, not_planned, rival_of, step_done
@@ -309,6 +309,8 @@ def _foreseen(planner: Planner, facts: EngineFacts) -> FloatArray | None:
     lengths, table = planner.lengths, planner.table
     if lengths is None or not table.rows.kept >= OCCUPANCY_COLUMNS:
         return None
-    running = table.read_running()
-    mean, variance = occupancy(lengths, table.rows, running, facts.layout, NEAR)
+    snapshot = table.snapshot(facts)
+    rows, running = snapshot.rows, snapshot.running
+    context_tokens = counted_once(snapshot, rows.prompt_tokens[running] + rows.output_tokens[running], running)
+    mean, variance = occupancy(lengths, rows, running, facts.layout, NEAR, context_tokens)
     return np.stack((mean.sum(axis=0), np.sqrt(variance.sum(axis=0))))

@@ -230,6 +230,17 @@ def test_the_kv_cache_is_foreseen_by_the_lengths_that_the_policy_knows(
     assert all(frame.foreseen is None for frame in watch(build("fcfs"), work))
 
 
+def test_a_prefix_that_all_share_is_foreseen_once(build: Build, request_of: RequestOf, watch: Watch) -> None:
+    """Eight requests of 64 + 3 blocks, of which 64 are common, on 120 blocks."""
+    size = {"kv_blocks": 120, "max_num_seqs": 8, "max_model_len": 1920, "max_num_batched_tokens": 2048}
+    work = [request_of(f"r{i}", 0.5 * (i > 0), 1024 + 8, 40, prefix_ids=(1, 2, 3 + i)) for i in range(8)]
+    frames = watch(build("auto", enable_prefix_caching=True, **size), work)
+    full = [frame for frame in frames if frame.foreseen is not None and frame.live >= 6]
+    assert full
+    for frame in full:
+        assert frame.foreseen[0][0] < frame.total_blocks
+
+
 def test_numbers_are_of_this_engine_and_say_nothing_of_ids(build: Build, request_of: RequestOf, watch: Watch) -> None:
     work = [request_of(f"secret-{i}", 0.1 * i, 8, 6) for i in range(90)]
     frames = watch(build("edf"), work)
