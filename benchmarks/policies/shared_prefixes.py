@@ -1,13 +1,14 @@
-"""What does it matter that KV of a shared prefix counts once, and that KV which will be found again stays?
+"""Measures attainment and tokens/s where KV of a shared prefix counts once, and KV to be found again stays.
 
-Chats behind one system prompt of 8,192 tokens, which all running requests share, and conversations of several rounds
-with their real prefixes (Mooncake's trace, the earlier half), with little KV and, of the latter, with ample KV, on the
-engine model with a prefix cache. Each policy as it is ("once, awaited"); with each running request counted as if it shared nothing, and
-nothing left free for what will be found again ("in full"); and with shared KV counted once alone ("once").
+One workload is chats behind one system prompt of 8,192 tokens, which all running requests share. The other is
+conversations of several rounds with their real prefixes (Mooncake's trace, the earlier half). KV is short and, for the
+conversations, ample too. The engine model has a prefix cache. Each policy runs as it is ("once, awaited"), with each
+running request counted as if it shared nothing and nothing left free for what will be found again ("in full"), and with
+shared KV counted once alone ("once").
 
 The trace is looked for in the folder that SLOSERVE_DATA names. Writes results/shared_prefixes.json.gz, a row a run.
 
-    python -m benchmarks.policies.shared_prefixes [--policies auto] [--seeds 3]
+Usage: python -m benchmarks.policies.shared_prefixes [--policies auto] [--seeds 3]
 """
 
 import json
@@ -56,7 +57,7 @@ def counted(variant: str) -> Iterator[None]:
 
 
 def write_chats(path: Path, requests: int) -> None:
-    """Write a trace of chats behind one system prompt: questions of 300 and replies of 200 tokens at the median."""
+    """Write a trace of chats behind one system prompt: questions of 300 and outputs of 200 tokens at the median."""
     rng = np.random.default_rng(SYSTEM_TOKENS)
     with path.open("w", encoding="utf-8") as file:
         for i, at_s in enumerate(np.cumsum(rng.exponential(0.1, requests))):

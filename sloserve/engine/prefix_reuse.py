@@ -6,12 +6,13 @@ matters depends on the traffic: KV of unrelated requests is never asked for agai
 
 Prompts of requests that ended are remembered by the content of their last whole stretch of tokens. A request that
 arrives with that content in its prompt continues the earlier one. The time between the two, and how long other prompts
-have waited in vain, give the chance that a prompt of some age will still be continued: the hazard of each range of
-ages, as in the estimator of Kaplan and Meier, where prompts that still wait count as censored. The sum of chance x
-blocks is what plans leave free.
+have waited without being continued, give the chance that a prompt of some age will still be continued: the hazard of
+each range of ages, as in the estimator of Kaplan and Meier, where prompts that still wait count as censored. The sum of
+chance x blocks is what plans leave free.
 
-Stretches, because templates end a prompt in words that the next prompt lacks, and because a look at each block of a
-prompt would take long. Prompts, because templates leave out what a model thought.
+The end of a prompt is rounded down to whole stretches, because templates end a prompt in words that the next prompt
+lacks, and because a look at each block of a prompt would take long. Outputs do not count, because templates leave out
+what a model thought.
 """
 
 from collections.abc import Hashable, Sequence
@@ -107,14 +108,14 @@ class PrefixReuse:
     def _by_age(self, now_s: float) -> tuple[FloatArray, FloatArray]:
         """Return how many prompts of each range of ages are waited for, and how many blocks they have."""
         ended_s = self._ended_s[: self._size]
-        first = ended_s.searchsorted(now_s - AGES_S[1:], side="right")  # of those that are younger than each age
+        first = ended_s.searchsorted(now_s - AGES_S[1:], side="right")  # the first prompt that is younger than each age
         ends = np.append(self._size, first)
         counts = np.append(0, self._waits[: self._size].cumsum())[ends]
         blocks = np.append(0, self._blocks[: self._size].cumsum())[ends]
         return -np.diff(np.append(counts, 0)).astype(float), -np.diff(np.append(blocks, 0)).astype(float)
 
     def _forget_oldest(self, now_s: float) -> None:
-        """Forget the older half of the prompts; each waited in vain for as long as it was remembered."""
+        """Forget the older half of the prompts; each counts as not continued for as long as it was remembered."""
         half = MOST_PROMPTS
         ages = AGES_S.searchsorted(now_s - self._ended_s[:half][self._waits[:half]], side="right") - 1
         self._at_risk += _from_each_on(np.bincount(np.maximum(ages, 0), minlength=AGES_S.size).astype(float))
