@@ -212,7 +212,8 @@ Args:
     experience: the weight of a reader's experience.
     stretch: the weight of target over target and latency.
     unhurried_s: the target in seconds of a request that states none.
-    price_power: the power of a machine's need, relative to the greatest, that is its price.)",
+    price_power: the power of a machine's need, relative to the greatest, that is its price.
+    tail: how much the longest waits of requests without targets count; 0 to serve the least cost first.)",
                           Fact<&WorthEngine::step_s>{"step_s"}, Fact<&WorthEngine::full_s>{"full_s"},
                           Fact<&WorthEngine::prompt_token_s>{"prompt_token_s"}, Fact<&WorthEngine::token_s>{"token_s"},
                           Fact<&WorthEngine::kv_blocks>{"kv_blocks"}, Fact<&WorthEngine::seats>{"seats"},
@@ -220,7 +221,8 @@ Args:
                           Fact<&WorthEngine::late_wait_share>{"late_wait_share"}, Fact<&WorthEngine::late_at>{"late_at"},
                           Fact<&WorthEngine::reader_ttft_s>{"reader_ttft_s"}, Fact<&WorthEngine::reader_tds>{"reader_tds"},
                           Fact<&WorthEngine::experience>{"experience"}, Fact<&WorthEngine::stretch>{"stretch"},
-                          Fact<&WorthEngine::unhurried_s>{"unhurried_s"}, Fact<&WorthEngine::price_power>{"price_power"});
+                          Fact<&WorthEngine::unhurried_s>{"unhurried_s"}, Fact<&WorthEngine::price_power>{"price_power"},
+                          Fact<&WorthEngine::tail>{"tail"});
   m.def(
       "worth",
       [](const ChancesOf& runs, const KvLayout& layout, const WorthEngine& engine, const WorthArrays& columns,

@@ -20,5 +20,6 @@ ENGINE = {
     "stretch": 0.1,
     "unhurried_s": 600.0,
     "price_power": 2.0,
+    "tail": 1.5,
 }
 """The facts that gains and costs are judged by."""

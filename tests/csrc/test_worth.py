@@ -149,8 +149,15 @@ def test_gain_and_cost_are_those_of_the_rules(queue: tuple[np.ndarray, np.ndarra
     share = SHARE * (LATE_SHARE / SHARE) ** (
         min(late / LATE_AT, 1.0) * (taken[0].sum() / taken.sum(axis=1).max()) ** 0.5
     )
-    assert wait_s == pytest.approx(max(share * float((cost * np.where(free, 1.0, good))[:queued].sum()), FULL_S))
+    waits_s = float((cost * np.where(free, 1.0, good))[:queued].sum())
+    assert wait_s == pytest.approx(max(share * waits_s, FULL_S))
+    unhurried = float(WEIGHTS @ (wait_s * NODES / (ENGINE["unhurried_s"] + wait_s * NODES)))
     for i in range(n):
+        if i < queued and free[i]:
+            early = (ENGINE["tail"] * age[i] / waits_s) - math.log(-math.expm1(-ENGINE["tail"] * cost[i] / waits_s))
+            expected = 0.1 * unhurried * cost[i] / waits_s * early / (1.0 + early)
+            assert gain[i] == pytest.approx(weight[i] * expected, abs=1e-9)
+            continue
         now = known(requests[:, i], runs[i], 0.0)
         then = WEIGHTS @ [known(requests[:, i], runs[i], again_s[i] + wait_s * node) for node in NODES]
         in_time = min(then[0] / good[i], 1.0) if good[i] > 0.0 and not math.isnan(e2e[i]) else 1.0

@@ -43,10 +43,11 @@ struct WorthRequests {
 // step_s .. token_s: how fast the engine is, see the Python side. kv_blocks: that its cache holds. seats: requests that may
 // run. wait_share: of the cost of what waits, after which a request that is not served now is; late_wait_share: the same where
 // late_at of the promised requests, or more, have no chance any more and step time is short. reader_ttft_s, reader_tds: of a
-// reader that states only the other. experience .. price_power: chosen, sloserve/scheduler/auto/constants.py.
+// reader that states only the other. experience .. price_power: chosen, sloserve/scheduler/auto/constants.py. tail: an option
+// of the policy, how much the longest waits of requests without targets count.
 struct WorthEngine {
   double step_s, full_s, prompt_token_s, token_s, kv_blocks, seats, wait_share, late_wait_share, late_at;
-  double reader_ttft_s, reader_tds, experience, stretch, unhurried_s, price_power;
+  double reader_ttft_s, reader_tds, experience, stretch, unhurried_s, price_power, tail;
 };
 
 // Gauss and Laguerre's rule of three nodes: the mean of f(T), T exponential with mean w, is the sum of weight * f(node * w).
@@ -72,8 +73,20 @@ inline double ends_within(double tokens, double most_left, const Chances& runs, 
 }
 
 struct WorthOf {
-  double slack_s, dry_s, lived_s, target_s, due_s, token_s, gen_s, most_left, good;
+  double slack_s, dry_s, age_s, lived_s, target_s, due_s, token_s, gen_s, most_left, good;
+  bool promised;
 };
+
+// A rate that is 0 in all but name: costs alone decide.
+inline constexpr double kLeastRate = 1e-12;
+
+// How early a waiting request without targets is served, within 0..1. It grows with its age and falls with its cost: the order is
+// that of arrivals, each moved ahead by the boost -log(1 - e^(-rate * cost)) / rate. waits_s: the cost of all that wait.
+inline double earliness(double age_s, double cost_s, double waits_s, double tail) {
+  const double rate = tail / waits_s;
+  const double early = rate * age_s - std::log(-std::expm1(-std::max(rate, kLeastRate) * cost_s));
+  return early / (1.0 + early);
+}
 
 inline double ratio2(double span, double late) {
   const double part = span / (span + late);
@@ -140,20 +153,27 @@ inline double worth(const WorthColumns& columns, const WorthRequests& of, const 
     one.dry_s = reads ? (begun ? reading * done - since_first : expected - age) - prefill_s : kInf;
     const double streamed = reads ? expected + (std::isnan(pace) ? 0.0 : pace * (done + left)) : engine.unhurried_s;
     one.target_s = timed ? e2e : streamed;
+    one.age_s = age;
     one.lived_s = age + prefill_s;
     one.due_s = e2e - one.lived_s;
-    const bool promised = reads || timed;
+    one.promised = reads || timed;
     const double chance = timed ? detail::ends_within(one.due_s / one.token_s, one.most_left, runs, i) : 1.0;
-    one.good = promised && one.slack_s >= -engine.full_s ? chance : 0.0;
-    num_promised += promised;
-    num_late += promised && one.good <= 0.0;
-    if (i < of.queued) waits += cost[i] * (promised ? one.good : 1.0);
+    one.good = one.promised && one.slack_s >= -engine.full_s ? chance : 0.0;
+    num_promised += one.promised;
+    num_late += one.promised && one.good <= 0.0;
+    if (i < of.queued) waits += cost[i] * (one.promised ? one.good : 1.0);
   }
   const double late = static_cast<double>(num_late) / static_cast<double>(std::max(num_promised, kFewPromised));
   // Where KV is short and step time is not, those ahead of their pace can lend theirs: not all that is late is beyond help.
   const double depth = std::min(late / engine.late_at, 1.0) * std::sqrt(needed[0] / most);
   const double share = engine.wait_share * std::pow(engine.late_wait_share / engine.wait_share, depth);
   const double wait_s = std::max(waits * share, engine.full_s);
+  // What the mean delay costs those without targets.
+  double unhurried = 0.0;
+  for (std::size_t k = 0; k < 3; ++k) {
+    const double delay = wait_s * kWorthNodes[k];
+    unhurried += kWorthNodeWeights[k] * delay / (engine.unhurried_s + delay);
+  }
 
   for (std::size_t i = 0; i < n; ++i) {
     const auto& one = all[i];
@@ -176,7 +196,12 @@ inline double worth(const WorthColumns& columns, const WorthRequests& of, const 
     const double kept = -std::expm1(-std::max(one.slack_s - again_s, 0.0) / wait_s);
     gain[i] = one.good * (1.0 - in_time * kept);
     if (one.dry_s < kInf) gain[i] += engine.experience * (detail::ratio2(span, std::max(-one.dry_s, 0.0)) - experience);
-    gain[i] += engine.stretch * one.target_s * (1.0 / ends_s - stretch);
+    if (i < of.queued && !one.promised) {
+      const double early = detail::earliness(one.age_s, cost[i], waits, engine.tail);
+      gain[i] += engine.stretch * unhurried * cost[i] / waits * early;
+    } else {
+      gain[i] += engine.stretch * one.target_s * (1.0 / ends_s - stretch);
+    }
     const std::int64_t rank = std::max<std::int64_t>(columns.class_rank[of.slots[i]], 0);
     gain[i] *= of.weights[std::min(static_cast<std::size_t>(rank), of.ranks - 1)];
   }

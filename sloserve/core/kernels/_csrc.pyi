@@ -134,9 +134,10 @@ class WorthEngine:
         stretch: the weight of target over target and latency.
         unhurried_s: the target in seconds of a request that states none.
         price_power: the power of a machine's need, relative to the greatest, that is its price.
+        tail: how much the longest waits of requests without targets count; 0 to serve the least cost first.
     """
 
-    def __init__(self, *, step_s: float, full_s: float, prompt_token_s: float, token_s: float, kv_blocks: float, seats: float, wait_share: float, late_wait_share: float, late_at: float, reader_ttft_s: float, reader_tds: float, experience: float, stretch: float, unhurried_s: float, price_power: float) -> None: ...
+    def __init__(self, *, step_s: float, full_s: float, prompt_token_s: float, token_s: float, kv_blocks: float, seats: float, wait_share: float, late_wait_share: float, late_at: float, reader_ttft_s: float, reader_tds: float, experience: float, stretch: float, unhurried_s: float, price_power: float, tail: float) -> None: ...
 
 def worth(runs: Chances, layout: KvLayout, engine: WorthEngine, columns: WorthColumns, *, queued: int, left: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], per_step: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], prefill: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], again_s: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], weights: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], now_s: float) -> tuple[Annotated[NDArray[numpy.float64], dict(shape=(None,))], Annotated[NDArray[numpy.float64], dict(shape=(None,))], float]:
     """

@@ -14,7 +14,8 @@ class Constants:
     Args:
         experience: Worth of the perfect experience of a reader, in good requests.
         stretch: Worth of an immediate response, in good requests.
-        unhurried_s: Target in seconds by which the stretch of a request without targets is measured.
+        unhurried_s: Target in seconds by which the stretch of a request without targets is measured; among waiting
+            requests without targets it changes no order.
         wait_share: Mean delay of a request that is not served now, as a share of the cost of all waiting requests that
             have a chance.
         late_wait_share: ``wait_share`` in deep overload, where ``late_at`` of the requests with targets, or more, have

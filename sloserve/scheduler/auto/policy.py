@@ -57,6 +57,9 @@ class Auto(PredictingPolicy):
         """by how much the gain of a preemption must exceed its loss, in good requests"""
         max_preemptions: int = 2
         """most preemptions of one request"""
+        tail: float = 1.5
+        """how much the longest waits of requests without targets count: 0 serves the least work first, for the lowest
+        mean latency; the larger, the nearer to order of arrival"""
         length: str = "predicted"
         """``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md"""
         length_error: float = 0.0
@@ -69,7 +72,7 @@ class Auto(PredictingPolicy):
             if self.drafts not in LENGTH_OF_DRAFTS:
                 raise ValueError(f"drafts: {self.drafts!r} is not one of {', '.join(LENGTH_OF_DRAFTS)}")
             check_within(self, 0.0, 0.5, "reserve")
-            check_within(self, 0.0, math.inf, "sigmas", "hysteresis", "max_preemptions")
+            check_within(self, 0.0, math.inf, "sigmas", "hysteresis", "max_preemptions", "tail")
 
     @property
     def reads(self) -> frozenset[str]:
@@ -104,6 +107,7 @@ class Auto(PredictingPolicy):
             per_step=per_step,
             prefill_tokens=charged,
             again_s=again_s,
+            tail=self.settings.tail,
             now_s=now_s,
         )
         undecided = without_targets(rows, slots)

@@ -9,6 +9,16 @@
   seconds late and comes at the engine's pace, (gen / (gen + late))^2.
 - *stretch*, weight 0.1: target / (target + latency), for every request; one without any target has 600 s.
 
+Stretch alone would serve requests without targets by least work, which has the lowest mean latency and lets long
+requests wait for as long as short ones arrive. The gain of one that waits is therefore shared out anew, by its boosted
+arrival: the request is ordered as if it had arrived -ln(1 - exp(-r * cost)) / r seconds earlier than it did, where
+1 / r is the cost of all that wait over the policy's option ``tail``. That is the order of gamma-Boost (Yu and Scully
+2024), which minimises the tail of latency for light-tailed work if r is the rate at which this tail decays; in heavy
+traffic that is the inverse of the mean work that waits. The scale comes from the queue itself: requests that arrived
+together go by least cost, requests whose ages are many queues apart in order of arrival. With ``tail`` at 0 the least
+cost goes first, with a large one the order is that of arrival. Such a gain never exceeds the weight of the stretch,
+which is less than ``hysteresis`` by default: requests without targets preempt none.
+
 **Gain** is the worth of a request now less its expected worth later, times the weight of its class. A request that is
 not served now is served after a delay T, exponentially distributed. The mean of T follows from the queue: it is a share
 of the cost of all requests that wait and have a chance. The share grows with the share of the requests with targets
@@ -28,7 +38,7 @@ that no price jumps when another machine becomes the scarcest.
 
 Some limits hold exactly, for requests that arrived together. With first-token targets alone and equal costs the order
 by gain is the order of least slack, whatever T, since the chance that T exceeds a slack falls with it. Without targets
-gains are equal, and the order by gain / cost is the order of least cost, Smith's rule. With readers alone the form is
+the order is the order of least cost, Smith's rule. With readers alone the form is
 the one of Andes, QoE served less QoE not served, per unit of the scarcest machine.
 
 The arithmetic is compiled (csrc/include/sloserve/worth.h).
@@ -87,6 +97,7 @@ def worth_of(
     per_step: FloatArray,
     prefill_tokens: IntArray,
     again_s: FloatArray,
+    tail: float,
     now_s: float,
 ) -> Worth:
     """Return what n requests gain and cost, of which the first ``queued`` wait.
@@ -101,6 +112,7 @@ def worth_of(
         per_step: ``[n]``, the tokens that a step brings each request, at least 1.
         prefill_tokens: ``[n]``, the tokens to compute before the next one.
         again_s: ``[n - queued]``, the delay beside T of each running request until it has its KV back.
+        tail: how much the longest waits of requests without targets count, see the text of the module.
         now_s: the time in epoch seconds.
     """
     chosen = constants.CONSTANTS
@@ -120,6 +132,7 @@ def worth_of(
         stretch=chosen.stretch,
         unhurried_s=chosen.unhurried_s,
         price_power=chosen.price_power,
+        tail=tail,
     )
     columns = WorthColumns(
         arrival_s=rows.arrival_s,

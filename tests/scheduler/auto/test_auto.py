@@ -46,6 +46,57 @@ def test_without_targets_the_least_work_goes_first(prompts: list[int]) -> None:
     assert order(planned(at)) == np.argsort(prompts).tolist()
 
 
+def boosted(requests: list[tuple[float, int]], tail: float = 1.5, **facts: Any) -> list[int]:
+    """Return the order of waiting requests without targets, given by age in seconds and prompt tokens."""
+    at = make_snapshot(
+        [{"arrival_s": NOW_S - age_s, "prompt_tokens": tokens, **facts} for age_s, tokens in requests],
+        total_blocks=100_000,
+        free_blocks=100_000,
+        max_num_seqs=64,
+    )
+    return order(planned(at, tail=tail))
+
+
+def by_age(requests: list[tuple[float, int]]) -> list[int]:
+    return np.argsort([-age_s for age_s, _ in requests], kind="stable").tolist()
+
+
+AGED = st.lists(
+    st.tuples(st.integers(0, 1000).map(lambda tenths: tenths / 10.0), st.integers(1, 3000)),
+    min_size=2,
+    max_size=8,
+    unique_by=(lambda one: one[0], lambda one: one[1]),
+)
+
+
+@given(AGED)
+def test_without_targets_ages_far_apart_decide_alone(requests: list[tuple[float, int]]) -> None:
+    assert boosted([(1e6 * age_s, tokens) for age_s, tokens in requests]) == by_age(requests)
+
+
+@given(AGED)
+def test_tail_leads_from_least_work_to_order_of_arrival(requests: list[tuple[float, int]]) -> None:
+    assert boosted(requests, tail=0.0) == np.argsort([tokens for _, tokens in requests]).tolist()
+    assert boosted(requests, tail=1e6) == by_age(requests)
+
+
+@given(AGED, st.floats(0.0, 1e4))
+def test_without_targets_the_order_depends_neither_on_class_nor_on_the_clock(
+    requests: list[tuple[float, int]], later_s: float
+) -> None:
+    """Boosted arrivals decide: as long as the queue stays the same, time changes nothing."""
+    now = boosted(requests)
+    assert boosted(requests, class_rank=3) == now
+    assert boosted([(age_s + round(later_s, 1), tokens) for age_s, tokens in requests]) == now
+
+
+def test_only_the_requests_that_came_soon_after_a_long_one_overtake_it() -> None:
+    """The last of 40 short requests came so late that their boost no longer moves them ahead of it."""
+    requests = [(2.0, 30_000), *((at / 20.0, 200) for at in range(39, -1, -1))]
+    place = boosted(requests).index(0)
+    assert 0 < place < 40 and boosted(requests, tail=0.0).index(0) == 40
+
+
 @pytest.mark.slow
 @settings(max_examples=10)
 @given(st.lists(st.integers(1, 3000), min_size=2, max_size=8, unique=True))
