@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 
 import pandas as pd
+from scipy.stats import gmean
 
 from benchmarks.pages.results import (
     at_latency,
@@ -19,8 +20,10 @@ from benchmarks.pages.results import (
     of_stock,
     printed,
     rows,
+    saved,
     span,
 )
+from benchmarks.policies import auto_tail
 
 Table = Callable[[], pd.DataFrame]
 TABLES: dict[str, Table] = {}
@@ -280,6 +283,53 @@ def auto_judged() -> pd.DataFrame:
     budgets = [policy + BUDGET for policy in ("niyama", "andes", "econo", "edf", "sjf")]
     names = shown(["auto", *budgets]) | {"stock@max_num_batched_tokens=1024": "stock, 1,024 tokens", "stock": "stock"}
     return chosen(pd.DataFrame(found), names, "policy")
+
+
+def tail_ratios() -> pd.DataFrame:
+    """Return the runs without targets as ratios of stock's."""
+    return auto_tail.of_stock(saved("auto_tail")["rows"])
+
+
+@table("auto.tail")
+def auto_tail_policies() -> pd.DataFrame:
+    """Requests without targets, by policy: geometric means over the cells in which all ran."""
+    ratios = auto_tail.with_all_orders(tail_ratios())
+    heads = auto_tail.FIGURES
+    found = ratios.groupby("policy")[list(heads)].agg(gmean).rename(columns=heads).map("{:.2f}".format)
+    found["quick"] = ratios.groupby("policy").quick.mean().map("{:.0%}".format)
+    names = shown(["auto", "auto:tail=0", "auto:tail=0.75", "auto:tail=3", *auto_tail.RIVALS, "stock"])
+    return chosen(found, names, "load 1.3")
+
+
+@table("auto.tail_loads")
+def auto_tail_loads() -> pd.DataFrame:
+    """Requests without targets, by load: the mean and the tail under `auto`, and the worst cell of each."""
+    cell = ["load", "workload", "profile", "policy"]
+    each = (
+        tail_ratios()
+        .query("queues")
+        .groupby(cell, sort=False)[["ttft_mean_s", "ttft_p99_s", "normalized_ms"]]
+        .mean()
+        .unstack()
+    )
+
+    def kept(figure: str) -> pd.Series:
+        return (1 - each[figure]["auto"]) / (1 - each[figure]["auto:tail=0"])
+
+    columns = {
+        "cells": each.ttft_mean_s.auto.groupby("load").size().map(str),
+        "TTFT, mean": each.ttft_mean_s.auto.groupby("load").agg(gmean),
+        "with `tail=0`": each.ttft_mean_s["auto:tail=0"].groupby("load").agg(gmean),
+        "TTFT, p99": each.ttft_p99_s.auto.groupby("load").agg(gmean),
+        "p99 with `tail=0`": each.ttft_p99_s["auto:tail=0"].groupby("load").agg(gmean),
+        "worst p99": each.ttft_p99_s.auto.groupby("load").max(),
+        "worst p99 with `tail=0`": each.ttft_p99_s["auto:tail=0"].groupby("load").max(),
+        "least share of the gain kept, TTFT": kept("ttft_mean_s").groupby("load").min(),
+        "ms a token": kept("normalized_ms").groupby("load").min(),
+    }
+    found = pd.DataFrame(columns)
+    found = found.map(lambda value: value if isinstance(value, str) else f"{value:.2f}")
+    return found.rename_axis("load")
 
 
 @table("auto.highest")

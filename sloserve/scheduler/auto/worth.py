@@ -10,14 +10,14 @@
 - *stretch*, weight 0.1: target / (target + latency), for every request; one without any target has 600 s.
 
 Stretch alone would serve requests without targets by least work, which has the lowest mean latency and lets long
-requests wait for as long as short ones arrive. The gain of one that waits is therefore shared out anew, by its boosted
-arrival: the request is ordered as if it had arrived -ln(1 - exp(-r * cost)) / r seconds earlier than it did, where
-1 / r is the cost of all that wait over the policy's option ``tail``. That is the order of gamma-Boost (Yu and Scully
-2024), which minimises the tail of latency for light-tailed work if r is the rate at which this tail decays; in heavy
-traffic that is the inverse of the mean work that waits. The scale comes from the queue itself: requests that arrived
-together go by least cost, requests whose ages are many queues apart in order of arrival. With ``tail`` at 0 the least
-cost goes first, with a large one the order is that of arrival. Such a gain never exceeds the weight of the stretch,
-which is less than ``hysteresis`` by default: requests without targets preempt none.
+requests wait for as long as short ones arrive. A waiting request without targets has another gain, which orders these
+requests by boosted arrival: each counts as if it had arrived -ln(1 - exp(-r * cost)) / r seconds earlier than it did,
+where 1 / r is the cost of all waiting requests over the policy's option ``tail``. This is gamma-Boost (Yu and Scully
+2024), which minimises the tail of latency for light-tailed work if r is the rate at which the tail decays; in heavy
+traffic this rate is the inverse of the mean work that waits. The scale comes from the queue itself: requests that
+arrived together go by least cost, and requests with ages many queues apart go in order of arrival. With ``tail`` at 0
+the least cost goes first, and a large ``tail`` leads to order of arrival. The gain never exceeds the weight of the
+stretch, which is less than ``hysteresis`` by default: requests without targets preempt none.
 
 **Gain** is the worth of a request now less its expected worth later, times the weight of its class. A request that is
 not served now is served after a delay T, exponentially distributed. The mean of T follows from the queue: it is a share
