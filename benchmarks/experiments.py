@@ -9,14 +9,19 @@ from typing import Any
 from sloserve.sim.experiments import ExperimentRow
 
 _RIVALS = "stock,fcfs,priority,edf,sjf"
-_BUDGETED = "stock,edf,edf:step_budget=true,sjf:step_budget=true,andes:step_budget=true,econo:step_budget=true,auto"
-_ANNEALED = "stock,edf,edf:step_budget=true,sjf:step_budget=true,sa,sa:step_budget=true,sa-batches,auto"
+_BUDGETED = (
+    "stock,edf,edf:step_budget=true,niyama:step_budget=true,sjf:step_budget=true,andes:step_budget=true,"
+    "econo:step_budget=true,auto"
+)
+_ANNEALED = (
+    "stock,edf,edf:step_budget=true,niyama:step_budget=true,sjf:step_budget=true,sa,sa:step_budget=true,sa-batches,auto"
+)
 _OVERLOADED = {
     "profile": "h100-llama3-8b",
     "load": "2",
     "max_requests": 1000,
     "max_num_batched_tokens": 512,
-    "policy": "stock,edf:step_budget=true,sjf:step_budget=true,auto",
+    "policy": "stock,edf:step_budget=true,niyama:step_budget=true,sjf:step_budget=true,auto",
     "admission": (
         "none,cap:max_waiting=16,vllm:max_num_queued_tokens=4000,vllm:max_num_queued_tokens=16000,"
         "predict:min_chance=0.1,predict:min_chance=0.5"
@@ -25,7 +30,10 @@ _OVERLOADED = {
 _READERS: dict[str, Any] = {
     "load": "0.5,1,1.5,2,2.5",
     "max_requests": 1000,
-    "policy": "stock,rr,edf:step_budget=true,sjf:step_budget=true,sjf:length=oracle,andes,andes:step_budget=true,auto",
+    "policy": (
+        "stock,rr,edf:step_budget=true,niyama:step_budget=true,sjf:step_budget=true,sjf:length=oracle,andes,"
+        "andes:step_budget=true,auto"
+    ),
 }
 """Andes, Sec. 6.1: rivals of QoE-aware scheduling and loads beyond the capacity; profiles and sizes are ours."""
 _READERS_OPT = _READERS | {"profile": "a100-opt-13b"}
@@ -71,7 +79,9 @@ _ANDES_66B: dict[str, Any] = _ANDES_PAPER | {
     "load": "1,1.25,1.5,2,2.5",
     "max_requests": 500,
     "swap_space_gib": 240,
-    "policy": "stock,fcfs,rr,edf:step_budget=true,andes,andes:step_budget=true,andes-paper,auto",
+    "policy": (
+        "stock,fcfs,rr,edf:step_budget=true,niyama:step_budget=true,andes,andes:step_budget=true,andes-paper,auto"
+    ),
 }
 _ANDES_OPTIONS = ",".join(
     (
@@ -94,7 +104,7 @@ _TIGHT_OPT: dict[str, Any] = {
     "load": "0.5,0.75,1,1.25,1.5,2,2.5",
     "max_requests": 500,
     "policy": (
-        "stock,edf:step_budget=true,sjf:step_budget=true,sjf:length=oracle,andes:step_budget=true,"
+        "stock,edf:step_budget=true,niyama:step_budget=true,sjf:step_budget=true,sjf:length=oracle,andes:step_budget=true,"
         "econo,econo:step_budget=true,econo:late_last=true,econo:length=oracle,auto"
     ),
 }
@@ -102,7 +112,10 @@ _TIGHT_SCALED: dict[str, Any] = _TIGHT_OPT | {
     "workload": "sharegpt-poisson",
     "load": "1,1.5",
     "max_requests": 400,
-    "policy": ("stock,edf:step_budget=true,sjf:step_budget=true,sjf:length=oracle,econo,econo:length=oracle,auto"),
+    "policy": (
+        "stock,edf:step_budget=true,niyama:step_budget=true,sjf:step_budget=true,sjf:length=oracle,econo,"
+        "econo:length=oracle,auto"
+    ),
 }
 _TIGHT_TRACE = _TIGHT_OPT | {"profile": "h100-llama3-8b", "kv_blocks": 3000}
 """EconoServe, Sec. 4: SLO-scale 2. Latencies of a prompt and a token: stock's at 0.01 requests/s, 100 requests."""

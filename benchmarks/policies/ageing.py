@@ -31,7 +31,7 @@ CELLS = [
     AutoCell("sharegpt", "readers", "scarce", "a100-opt-13b", "2"),
     AutoCell("servegen-10h", "mixed", "ample", "a100-llama3-70b-tp4", "2"),
 ]
-POLICIES = ("auto", "edf:step_budget=true", "andes:step_budget=true", "sjf:step_budget=true")
+POLICIES = ("auto", "edf:step_budget=true", "andes:step_budget=true", "sjf:step_budget=true", "niyama:step_budget=true")
 SHIPPED = PluginSettings().aged_share
 SHARES = (0.0, SHIPPED, 2 * SHIPPED)
 FIGURES = ("slo_attainment", "qoe_mean", "output_throughput", "p99_e2el_ms", "max_wait_s")

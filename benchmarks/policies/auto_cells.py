@@ -2,8 +2,8 @@
 
 The cells cover every pair of workload, targets, KV, profile and load that is possible, by a greedy design with a seed
 (``--list`` prints it; auto_cells.csv holds it, so that a changed design shows). Rivals are stock and edf, sjf, andes,
-econo, each at the size of a step that is best on the earlier half of the workload, and with the step budget. The
-earlier half chooses the rival of a cell, too; all are judged on the later half. Runs go through the engine model.
+econo, niyama, each at the size of a step that is best on the earlier half of the workload, and with the step budget.
+The earlier half chooses the rival of a cell, too; all are judged on the later half. Runs go through the engine model.
 
 Rivals and auto run in passes of their own, on the same requests at the same rates, which are stock's capacity as the
 pass of the rivals measured it. The order of the jobs makes every beginning of a pass a fair part of it: first one seed
@@ -34,7 +34,8 @@ import numpy as np
 import yaml
 
 from benchmarks.arguments import parser_for
-from benchmarks.policies.step_sizes import BUDGET, FIGURES, HALVES, POLICIES
+from benchmarks.policies.step_sizes import BUDGET, FIGURES, HALVES
+from benchmarks.policies.step_sizes import POLICIES as WITH_STEP_SIZES
 from benchmarks.publish import read_rows, write_rows
 from benchmarks.traces import TRACES
 from sloserve.core.errors import ConfigError
@@ -106,6 +107,8 @@ def design(seed: int = 0) -> list[AutoCell]:
 
 
 AUTO, STOCK = "auto", "stock"
+POLICIES = (*WITH_STEP_SIZES, "niyama")
+"""The rivals of `auto`, and stock."""
 AUTOS = (AUTO, "auto:step_budget=false")
 """What is judged, and the same without the step budget."""
 

@@ -21,6 +21,7 @@ from benchmarks.policies.auto_cells import (
     AUTO,
     AUTOS,
     COLUMNS,
+    POLICIES,
     STOCK,
     AutoCell,
     Row,
@@ -28,7 +29,7 @@ from benchmarks.policies.auto_cells import (
     read_cells,
     rival_of,
 )
-from benchmarks.policies.step_sizes import FIGURES, POLICIES
+from benchmarks.policies.step_sizes import FIGURES
 from benchmarks.publish import RESULTS, RUNS, markdown, read_rows, write_rows, write_table
 from sloserve.sim.report.statistics import Mean, mean_interval
 

@@ -46,7 +46,7 @@ from sloserve.sim.run_name import STOCK
 
 LIST = Path(__file__).parent / "ceiling_cells.csv"
 AUTO = "auto"
-BESIDE = (STOCK, "sjf:step_budget=true", "edf:step_budget=true", "andes", AUTO)
+BESIDE = (STOCK, "sjf:step_budget=true", "edf:step_budget=true", "niyama:step_budget=true", "andes", AUTO)
 HORIZONS_S = (0.5, 2.0, 8.0)
 FIGURES = ("slo_attainment", "qoe_mean", "output_throughput", "preemptions_per_request")
 RESULT = RESULTS / "ceiling.json.gz"

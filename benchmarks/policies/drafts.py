@@ -71,7 +71,7 @@ DRAWN: dict[str, Any] = {"workload": "sharegpt-poisson", "max_num_seqs": 64}
 PROFILE = "h100-llama3-8b"
 ACCEPTANCES, DRAFTS, LOADS = (0.6, 0.75, 0.9), (1, 3, 5), (1.0, 1.3)
 SEEDS = (300, 301, 302)
-POLICIES = ("stock", "edf", "auto", "auto:drafts=load", "auto:drafts=slack")
+POLICIES = ("stock", "edf", "niyama:step_budget=true", "auto", "auto:drafts=load", "auto:drafts=slack")
 BEFORE, STEP_TIMES = "auto, before", "auto, step times"
 FIGURES = ("slo_attainment", "qoe_mean", "output_throughput", "mean_tpot_ms")
 COUNTERS = ("limited_steps", "internal_errors")

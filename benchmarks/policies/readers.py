@@ -33,7 +33,7 @@ CELLS = [
     AutoCell("azure-code", "default", "ample", "a100-llama3-70b-tp4", "1.5"),
     AutoCell("sharegpt", "deadline", "scarce", "a100-opt-13b", "1.5"),
 ]
-RIVALS = ["stock", *(f"{name}:step_budget=true" for name in ("sjf", "edf", "andes", "econo"))]
+RIVALS = ["stock", *(f"{name}:step_budget=true" for name in ("sjf", "edf", "andes", "econo", "niyama"))]
 FIGURES = ("slo_attainment", "qoe_mean", "output_throughput", "normalized_latency_ms")
 FIXED = "auto, wait_share always 0.2"
 

@@ -24,7 +24,7 @@ from sloserve.core.runlog import RunLog
 from sloserve.sim.experiment import run_experiment
 
 CELLS = (25, 27, 31, 39, 40)
-POLICIES = (STOCK, *AUTOS, "sjf", "econo")
+POLICIES = (STOCK, *AUTOS, "sjf", "econo", "niyama:step_budget=true")
 
 
 def tokens_per_s(log: RunLog) -> tuple[float, float]:

@@ -33,7 +33,7 @@ CELLS = [
     AutoCell("sharegpt", "deadline", "scarce", "a100-opt-13b", "2"),
     AutoCell("reasoning", "default", "scarce", "h100-llama3-8b", "2"),
 ]
-POLICIES = ["auto", *(f"{name}:step_budget=true" for name in ("edf", "andes", "sjf", "econo", "qlm"))]
+POLICIES = ["auto", *(f"{name}:step_budget=true" for name in ("edf", "andes", "sjf", "econo", "qlm", "niyama"))]
 SWAP = "swap_space_gib=16"
 FIGURES = ("slo_attainment", "qoe_mean", "output_throughput", "normalized_latency_ms", "preemptions_per_request")
 
