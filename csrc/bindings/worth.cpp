@@ -202,6 +202,7 @@ Args:
     full_s: seconds of a step that computes as many prompt tokens as it may.
     prompt_token_s: seconds of one prompt token in full steps.
     token_s: seconds that one more decode adds to a step.
+    step_wait_s: seconds until the next token of a prompt, beside the time of its own tokens.
     kv_blocks: blocks of the KV cache.
     seats: the most requests that may run.
     wait_share: the share of the cost of all waiting requests after which a request that is not served now is served.
@@ -216,6 +217,7 @@ Args:
     tail: how much the longest waits of requests without targets count; 0 to serve the least cost first.)",
                           Fact<&WorthEngine::step_s>{"step_s"}, Fact<&WorthEngine::full_s>{"full_s"},
                           Fact<&WorthEngine::prompt_token_s>{"prompt_token_s"}, Fact<&WorthEngine::token_s>{"token_s"},
+                          Fact<&WorthEngine::step_wait_s>{"step_wait_s"},
                           Fact<&WorthEngine::kv_blocks>{"kv_blocks"}, Fact<&WorthEngine::seats>{"seats"},
                           Fact<&WorthEngine::wait_share>{"wait_share"},
                           Fact<&WorthEngine::late_wait_share>{"late_wait_share"}, Fact<&WorthEngine::late_at>{"late_at"},

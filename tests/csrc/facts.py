@@ -9,6 +9,7 @@ ENGINE = {
     "full_s": 0.1,
     "prompt_token_s": 5e-5,
     "token_s": 1e-4,
+    "step_wait_s": 0.15,
     "kv_blocks": 50_000.0,
     "seats": 64.0,
     "wait_share": 0.2,

@@ -16,6 +16,7 @@ from tests.csrc.facts import COUNTED, ENGINE, STATED
 
 AHEAD = np.array([0, 4, 10, 30, 100, 400, 2000])
 STEP_S, FULL_S, PROMPT_TOKEN_S, TOKEN_S = (ENGINE[f"{of}_s"] for of in ("step", "full", "prompt_token", "token"))
+STEP_WAIT_S = ENGINE["step_wait_s"]
 KV_TOKENS, SEATS = ENGINE["kv_blocks"], ENGINE["seats"]
 SHARE, LATE_SHARE, LATE_AT = ENGINE["wait_share"], ENGINE["late_wait_share"], ENGINE["late_at"]
 TTFT_S, TDS = ENGINE["reader_ttft_s"], ENGINE["reader_tds"]
@@ -102,11 +103,16 @@ def ends_within(tokens: float, most: float, runs: np.ndarray) -> float:
     return 1.0 if tokens >= most else 1.0 - float(np.interp(tokens, AHEAD, runs))
 
 
+def until_its_kv_s(prefill: float) -> float:
+    """Return the seconds until a request with this many tokens to compute has its next token."""
+    return prefill * PROMPT_TOKEN_S + STEP_WAIT_S if prefill else 0.0
+
+
 def known(of: np.ndarray, runs: np.ndarray, delay_s: float) -> tuple[float, float, float]:
     """Good, experience and stretch of a request that is served after ``delay_s``; pace and first token left aside."""
     age, ttft, pace, e2e, done, since_first, left, most, prefill, *_ = of
     begun, reads = not math.isnan(since_first), not (math.isnan(ttft) and math.isnan(pace))
-    prefill_s, gen_s = prefill * PROMPT_TOKEN_S, left * STEP_S
+    prefill_s, gen_s = until_its_kv_s(prefill), left * STEP_S
     ttft_s, reading_s = TTFT_S if math.isnan(ttft) else ttft, 1.0 / TDS if math.isnan(pace) else pace
     in_time = 1.0 if math.isnan(e2e) else ends_within((e2e - age - prefill_s - delay_s) / STEP_S, most, runs)
     dry_s = (reading_s * done - since_first if begun else ttft_s - age) - prefill_s
@@ -136,13 +142,14 @@ def test_gain_and_cost_are_those_of_the_rules(queue: tuple[np.ndarray, np.ndarra
     for i in range(n):
         begun = not math.isnan(since_first[i])
         if begun:
-            found = pace[i] * (done[i] + left[i]) - since_first[i] - prefill[i] * PROMPT_TOKEN_S - seconds[i]
+            found = pace[i] * (done[i] + left[i]) - since_first[i] - until_its_kv_s(prefill[i]) - seconds[i]
         else:
-            found = ttft[i] - age[i] - prefill[i] * PROMPT_TOKEN_S
+            found = ttft[i] - age[i] - until_its_kv_s(prefill[i])
         slack[i] = np.inf if math.isnan(found) else found
         if begun and age[i] - since_first[i] > ttft[i]:
             slack[i] = -np.inf
-        if not np.isnan(requests[1:4, i]).all() and slack[i] >= -FULL_S:
+        least = -FULL_S if begun and not prefill[i] else 0.0
+        if not np.isnan(requests[1:4, i]).all() and slack[i] >= least:
             good[i] = known(requests[:, i], runs[i], 0.0)[0]
     free = np.isnan(requests[1:4]).all(axis=0)
     late = float(((good == 0.0) & ~free).sum()) / max(int((~free).sum()), 8)

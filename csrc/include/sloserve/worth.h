@@ -40,13 +40,13 @@ struct WorthRequests {
   double now_s;
 };
 
-// step_s .. token_s: how fast the engine is, see the Python side. kv_blocks: that its cache holds. seats: requests that may
+// step_s .. step_wait_s: how fast the engine is, see the Python side. kv_blocks: that its cache holds. seats: requests that may
 // run. wait_share: of the cost of what waits, after which a request that is not served now is; late_wait_share: the same where
 // late_at of the promised requests, or more, have no chance any more and step time is short. reader_ttft_s, reader_tds: of a
 // reader that states only the other. experience .. price_power: chosen, sloserve/scheduler/auto/constants.py. tail: an option
 // of the policy, how much the longest waits of requests without targets count.
 struct WorthEngine {
-  double step_s, full_s, prompt_token_s, token_s, kv_blocks, seats, wait_share, late_wait_share, late_at;
+  double step_s, full_s, prompt_token_s, token_s, step_wait_s, kv_blocks, seats, wait_share, late_wait_share, late_at;
   double reader_ttft_s, reader_tds, experience, stretch, unhurried_s, price_power, tail;
 };
 
@@ -139,7 +139,8 @@ inline double worth(const WorthColumns& columns, const WorthRequests& of, const 
     const double pace = token_pace_s(columns.tpot_s[slot], columns.tds[slot]), e2e = columns.e2e_s[slot];
     const double done = static_cast<double>(columns.output_tokens[slot]), left = of.left[i];
     const double since_first = of.now_s - columns.first_token_s[slot];
-    const double prefill_s = static_cast<double>(of.prefill[i]) * engine.prompt_token_s;
+    const bool has_kv = of.prefill[i] <= 0;
+    const double prefill_s = has_kv ? 0.0 : engine.step_wait_s + static_cast<double>(of.prefill[i]) * engine.prompt_token_s;
     const bool begun = !std::isnan(since_first), reads = !(std::isnan(ttft) && std::isnan(pace)), timed = !std::isnan(e2e);
     one.most_left = static_cast<double>(columns.max_tokens[slot] - columns.output_tokens[slot]);
     one.token_s = engine.step_s / std::fmax(of.per_step[i], 1.0);
@@ -158,7 +159,9 @@ inline double worth(const WorthColumns& columns, const WorthRequests& of, const 
     one.due_s = e2e - one.lived_s;
     one.promised = reads || timed;
     const double chance = timed ? detail::ends_within(one.due_s / one.token_s, one.most_left, runs, i) : 1.0;
-    one.good = one.promised && one.slack_s >= -engine.full_s ? chance : 0.0;
+    // The token that a decode has in flight is not counted yet, so its slack looks shorter by up to a step.
+    const double least_slack_s = begun && has_kv ? -engine.full_s : 0.0;
+    one.good = one.promised && one.slack_s >= least_slack_s ? chance : 0.0;
     num_promised += one.promised;
     num_late += one.promised && one.good <= 0.0;
     if (i < of.queued) waits += cost[i] * (one.promised ? one.good : 1.0);

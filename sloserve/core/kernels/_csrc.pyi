@@ -123,6 +123,7 @@ class WorthEngine:
         full_s: seconds of a step that computes as many prompt tokens as it may.
         prompt_token_s: seconds of one prompt token in full steps.
         token_s: seconds that one more decode adds to a step.
+        step_wait_s: seconds until the next token of a prompt, beside the time of its own tokens.
         kv_blocks: blocks of the KV cache.
         seats: the most requests that may run.
         wait_share: the share of the cost of all waiting requests after which a request that is not served now is served.
@@ -137,7 +138,7 @@ class WorthEngine:
         tail: how much the longest waits of requests without targets count; 0 to serve the least cost first.
     """
 
-    def __init__(self, *, step_s: float, full_s: float, prompt_token_s: float, token_s: float, kv_blocks: float, seats: float, wait_share: float, late_wait_share: float, late_at: float, reader_ttft_s: float, reader_tds: float, experience: float, stretch: float, unhurried_s: float, price_power: float, tail: float) -> None: ...
+    def __init__(self, *, step_s: float, full_s: float, prompt_token_s: float, token_s: float, step_wait_s: float, kv_blocks: float, seats: float, wait_share: float, late_wait_share: float, late_at: float, reader_ttft_s: float, reader_tds: float, experience: float, stretch: float, unhurried_s: float, price_power: float, tail: float) -> None: ...
 
 def worth(runs: Chances, layout: KvLayout, engine: WorthEngine, columns: WorthColumns, *, queued: int, left: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], per_step: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], prefill: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], again_s: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], weights: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], now_s: float) -> tuple[Annotated[NDArray[numpy.float64], dict(shape=(None,))], Annotated[NDArray[numpy.float64], dict(shape=(None,))], float]:
     """

@@ -21,12 +21,14 @@ class EnginePace:
         full_s: Seconds of a full step.
         prompt_token_s: Seconds of a prompt token, at the rate of full steps.
         token_s: Seconds that one more decode adds to a step.
+        step_wait_s: Seconds until the next token of a prompt, beside the time of its own tokens.
     """
 
     step_s: float
     full_s: float
     prompt_token_s: float
     token_s: float
+    step_wait_s: float
 
 
 def pace_of(engine: EngineFacts, decodes: int, context_tokens: int) -> EnginePace:
@@ -39,6 +41,11 @@ def pace_of(engine: EngineFacts, decodes: int, context_tokens: int) -> EnginePac
     Decodes and their drafts may fill the whole step. They end, and prompts take their tokens: so a full step counts as
     having room for ``LEAST_SHARE`` of its tokens. With the room of this very step, a prompt token would take a step,
     and no request that waits could be in time.
+
+    A prompt begins when the steps in flight end, and it has its token when the step ends that computes its last part.
+    Other requests take the rest of that step. In a queue, a prompt begins and ends at any place within a step, so it
+    waits for one step in the mean, beside the time of its own tokens. That step counts as long as the step in flight,
+    because the step budget chose the length of both.
 
     Args:
         engine: What the engine can do.
@@ -56,4 +63,5 @@ def pace_of(engine: EngineFacts, decodes: int, context_tokens: int) -> EnginePac
     full = StepLoad(room, 1, decodes, context_tokens, room * room)
     alone_s, more_s, full_s = latency.step_s(alone), latency.step_s(more), latency.step_s(full)
     full_s = max(full_s, alone_s)
-    return EnginePace(alone_s, full_s, full_s / room, max((more_s - alone_s) / _MORE_SEQS, 1e-9))
+    step_wait_s = engine.busy_s + min(max(engine.busy_s, alone_s), full_s)
+    return EnginePace(alone_s, full_s, full_s / room, max((more_s - alone_s) / _MORE_SEQS, 1e-9), step_wait_s)

@@ -29,6 +29,10 @@ machine is needed: where KV is short, a request that is ahead of its reader can 
 that a queue may drain in which many are late. A running request that gives way is later, in addition, by the time until
 its KV is back.
 
+A request whose prompt is not computed has its next token after the step in flight and, in the mean, one step more than
+its prompt takes by itself (``engine_pace.py``). A request that has less time than this is late, since computing its
+prompt would take the time of one that can still be in time.
+
 **Cost** is counted in engine seconds. A step's time, the KV cache and the seats (``max_num_seqs``) are machines that
 all requests share. Each request occupies each of them for some seconds, as if it had the machine for itself: of the
 steps, its prompt at the rate of full steps and what its tokens add to the steps; of the cache, its KV tokens x seconds
@@ -121,6 +125,7 @@ def worth_of(
         full_s=pace.full_s,
         prompt_token_s=pace.prompt_token_s,
         token_s=pace.token_s,
+        step_wait_s=pace.step_wait_s,
         kv_blocks=engine.total_blocks,
         seats=engine.max_num_seqs,
         wait_share=chosen.wait_share,

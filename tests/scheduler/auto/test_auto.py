@@ -117,6 +117,15 @@ def test_what_can_be_in_time_goes_before_what_is_late_and_that_is_not_dropped(sn
     assert sorted(order(planned(snapshot([late, CHAT, JOB])))) == [0, 1, 2]
 
 
+def test_a_prompt_that_the_next_steps_end_too_late_for_is_late(snapshot: Make) -> None:
+    """A step of 0.2 s is in flight: a prompt begins at its end, and has its token a step later at the earliest."""
+    hopeful = {**CHAT, "ttft_s": 0.95}
+    too_late = {**CHAT, "ttft_s": 0.85}
+    at = snapshot([too_late, hopeful])
+    assert order(planned(at)) == [0, 1]
+    assert order(planned(replace(at, engine=replace(at.engine, busy_s=0.2, step_latency=Linear())))) == [1, 0]
+
+
 class Linear(SteadySteps):
     def step_s(self, load: StepLoad) -> float:
         return super().step_s(load) + 1e-4 * load.prefill_tokens

@@ -28,3 +28,19 @@ def test_replies_go_at_the_pace_of_steps_without_prompts() -> None:
     pace = pace_of(replace(make_snapshot().engine, step_latency=LongerWithPrompts()), 8, 800)
     assert pace.step_s == STEP_S
     assert pace.full_s > STEP_S
+
+
+@pytest.mark.parametrize(
+    ("busy_s", "waits_s"),
+    [
+        (
+            0.0,
+            STEP_S,
+        ),  # nothing is in flight, and the step that serves the prompt takes as long as its decodes at least
+        (0.1, 0.2),  # the step budget makes steps of 0.1 s
+        (2.0, 2.0 + STEP_S + 0.2040),  # several steps are in flight, and no step is longer than a full one
+    ],
+)
+def test_a_prompt_waits_for_the_step_in_flight_and_for_one_more(busy_s: float, waits_s: float) -> None:
+    engine = replace(make_snapshot().engine, step_latency=LongerWithPrompts(), busy_s=busy_s)
+    assert pace_of(engine, 8, 800).step_wait_s == pytest.approx(waits_s)
