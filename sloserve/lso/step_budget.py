@@ -46,7 +46,12 @@ LEAST_SHARE: Final = 0.1
 ARRIVALS: Final = 64
 """Last requests of which the rate of arriving prompt tokens is taken; with less than a quarter it is not known."""
 SPREAD_STEPS: Final = 16
-"""Steps over which prompts are computed where room is short. Half of it gains as much, in virtual time."""
+"""Most steps over which prompts are computed where room is short. Half of it gains as much, in virtual time."""
+SPREAD_SHARE: Final = 0.125
+"""Share of the steps that the decodes still need over which prompts are spread at most where seats are short.
+
+A request that is spread holds a seat without a token. Half and twice the share gain as much, in virtual time.
+"""
 SPREAD_COST: Final = 1.5
 """Most cost of a prompt token for the decodes if it is spread, in multiples of its cost in a full step.
 
@@ -107,20 +112,21 @@ class _Prompts:
         part = self.latency.prefill_within(seconds, self.load(done), found.prefix(low))
         return min(done + min(part, found.end(low) - done), most)
 
-    def spread(self, full: StepLoad, full_s: float, alone_s: float) -> int:
-        """Return the prompt tokens of a step if all prompts are computed evenly over the next ones.
+    def spread(self, steps: int, full: StepLoad, full_s: float, alone_s: float) -> int:
+        """Return the prompt tokens of a step if all prompts are computed evenly over the next ``steps``.
 
         If a prompt becomes late by that, the result is the prompt tokens of ``full``. Where every step with prompts
         takes longer, however few their tokens (no CUDA graph holds it, say), they are computed over fewer steps, see
         ``SPREAD_COST``.
 
         Args:
+            steps: Number of steps, at least 1.
             full: The largest step.
             full_s: Seconds that it takes.
             alone_s: Seconds that the decodes take alone.
         """
         nearly_free = self.latency.prefill_within(NEARLY_FREE * alone_s, self.decodes, 0)
-        tokens, step_s = max(self.left // SPREAD_STEPS, nearly_free, LEAST_CHUNK), full_s
+        tokens, step_s = max(self.left // steps, nearly_free, LEAST_CHUNK), full_s
         while tokens < full.prefill_tokens:
             step_s = self.latency.step_s(self.load(tokens))
             if (step_s - alone_s) * full.prefill_tokens <= SPREAD_COST * (full_s - alone_s) * tokens:
@@ -147,7 +153,9 @@ class StepBudget:
 
     Where KV blocks or slots decide how many run, and not prefill, prompts need not be ready at once: they are spread
     over the next steps if none of them becomes late. Then every step computes what the reading of the weights leaves
-    for nothing, decodes end sooner, and what they hold is free sooner.
+    for nothing, decodes end sooner, and what they hold is free sooner. They are spread over no more steps than the
+    decodes still need, and over an eighth of these where slots are short: KV fills as a prompt is computed, but a slot
+    is taken from the first chunk on.
 
     Whatever is lost, prompts get at least ``LEAST_SHARE`` of the rate of full steps, in chunks of ``LEAST_CHUNK``
     tokens, over any time in which there are prompts to compute; and an aged prompt its full chunk.
@@ -235,7 +243,8 @@ class StepBudget:
         if not (engine.chunked_prefill and decodes.size and most > 0 and (in_progress.size or waiting.size)):
             return None
         waiting = waiting[:MOST_PROMPTS]
-        heads = waiting[: min(engine.free_slots, admits)]
+        most_heads = min(engine.free_slots, admits)
+        heads = waiting[:most_heads]
         heads = heads[: engine.encoded(rows.first_item_tokens[heads], rows.left_item_tokens[heads])]
         found = step_prompts(progress, in_progress, heads, layout=engine.layout, free_blocks=engine.admission_blocks)
         no_room = found.startable < waiting.size
@@ -278,7 +287,9 @@ class StepBudget:
             chosen_s = _worth_most(prompts, bears, full, full_s, self._arrival_rate(now_s))
         tokens = full.prefill_tokens if chosen_s >= full_s else prompts.within(chosen_s, most)
         if no_room:
-            tokens = min(tokens, prompts.spread(full, full_s, alone_s))
+            seats_are_short = engine.free_slots <= admits and found.startable == most_heads
+            steps = self._spread_steps(rows, decodes, engine, SPREAD_SHARE if seats_are_short else 1.0)
+            tokens = min(tokens, prompts.spread(steps, full, full_s, alone_s))
         if tokens >= full.prefill_tokens:
             return None
         tokens = max(tokens, self._owed(full.prefill_tokens, full_s, tokens, now_s))
@@ -308,6 +319,15 @@ class StepBudget:
             time_s = rows.arrival_s[slots] + rows.e2e_s[slots] - starts_s
             left[timed] = self.lengths.left_within(rows, slots, time_s / token_s[timed])
         return left
+
+    def _spread_steps(self, rows: Rows, decodes: IntArray, engine: EngineFacts, share: float) -> int:
+        """Return over how many steps prompts are spread: at most a share of the mean steps that decodes still need.
+
+        Over more steps, what decodes leave would wait for prompts longer than it was held: with outputs of four tokens
+        on 64 seats, most seats would hold a prompt.
+        """
+        left = self.lengths.left(rows, decodes) / tokens_per_step(rows, decodes, engine)
+        return int(min(max(share * float(left.mean()), 1.0), SPREAD_STEPS))
 
     def _arrival_rate(self, now_s: float) -> float:
         """Return the prompt tokens that arrive per second; 0 if the rate is not known."""

@@ -157,6 +157,24 @@ def test_prompts_are_spread_where_room_is_short_unless_one_becomes_late() -> Non
     assert tokens(make_snapshot([prompt(160)], due), free_blocks=99) is None
 
 
+@pytest.mark.parametrize(
+    ("left", "facts", "steps"),
+    [
+        (1000, {"free_slots": 0}, SPREAD_STEPS),
+        (64, {"free_slots": 0}, 8),
+        (4, {"free_slots": 0}, 1),
+        (1000, {"free_blocks": 99}, SPREAD_STEPS),
+        (4, {"free_blocks": 99}, 4),
+        (1, {"free_blocks": 99}, 1),
+    ],
+)
+def test_prompts_are_spread_over_no_more_steps_than_decodes_need(left: int, facts: dict[str, int], steps: int) -> None:
+    """And over an eighth of them where slots are short, which a spread prompt holds without a token."""
+    running = [decode(pace_s=math.nan, oracle_output_tokens=1 + left), prompt(1600, computed=160)]
+    found = tokens(make_snapshot([prompt(160)], running), **facts)
+    assert found == (1 + 1440 // steps if steps > 1 else None)
+
+
 def test_prompts_that_the_encoder_has_no_room_for_do_not_wait_for_prefill() -> None:
     """Nor does one behind them, which the engine does not admit before."""
     item = {"item_tokens": 100, "first_item_tokens": 100, "left_item_tokens": 100}
