@@ -299,12 +299,20 @@ class StepBudget:
         return decodes.size * engine.decode_tokens + tokens
 
     def _to_come(self, rows: Rows, decodes: IntArray, starts_s: float, token_s: FloatArray) -> FloatArray:
-        """Return the tokens that each of ``decodes`` is expected to emit still, ``[n]``.
+        """Return the tokens for which each of ``decodes`` needs time still, ``[n]``.
 
         Where none has a pace to keep, an output that has a time to end by counts as if it could be in time: if it is
         too long for that, nothing is lost by long steps. With all lengths, the long ones of which hardly any is that
         long hold prompts up, and outputs that would soon end wait behind them. Where a request has a pace to keep, this
         would cost more than it gains.
+
+        Such an output may spend half of its slack on the prompts that are there. Each step could be as long as its time
+        allows for a token, but prompts that arrive later need long steps as well, and an output without slack is held
+        for savable until it is lost. The mean of the longest step that it can bear and of a step of decodes alone is
+        what it bears if it counts as the harmonic mean of its expected tokens and of the most that can be in time. No
+        output becomes hopeless by that: it counts as at most what its time allows. Where the slack is spent does not
+        depend on the rate of arrivals: a share of 1 / (1 + their share of the time of steps) gains less, and a quarter
+        as much.
 
         Args:
             rows: The request table.
@@ -317,7 +325,11 @@ class StepBudget:
         if timed.size and np.isnan(pace_s(rows, decodes)).all():
             slots = decodes[timed]
             time_s = rows.arrival_s[slots] + rows.e2e_s[slots] - starts_s
-            left[timed] = self.lengths.left_within(rows, slots, time_s / token_s[timed])
+            in_time = np.maximum(time_s / token_s[timed], 1.0)
+            expected = self.lengths.left_within(rows, slots, in_time)
+            half_spent = 2.0 * expected * in_time / (expected + in_time)
+            most = HEADROOM * in_time * (1.0 - 1e-9)  # rounding makes none hopeless
+            left[timed] = np.maximum(expected, np.minimum(half_spent, most))
         return left
 
     def _spread_steps(self, rows: Rows, decodes: IntArray, engine: EngineFacts, share: float) -> int:
