@@ -62,14 +62,14 @@ def draft_lengths(
     """Return the most drafts of each of ``decodes`` in the next step, ``[n]``; ``None`` for as many as there are.
 
     Args:
-        rows: the request table, up to date for ``decodes``.
-        decodes: slots of the requests that decode in the step.
+        rows: The request table, up to date for ``decodes``.
+        decodes: Slots of the requests that decode in the step.
         own: ``[n]``, drafts that each has for the step: n-grams may find none, an engine may draft fewer under load.
         left: ``[n]``, tokens to come, expected.
-        engine: what the engine can do now.
-        beside: the step without drafts: the decodes, and the prompts that it computes.
-        now_s: epoch seconds.
-        by_slack: whether targets count.
+        engine: What the engine can do now.
+        beside: The step without drafts: the decodes, and the prompts that it computes.
+        now_s: Epoch seconds.
+        by_slack: Whether targets count.
     """
     drafts = engine.drafts
     if drafts is None or not decodes.size:
@@ -156,7 +156,7 @@ def _by_slack(
         own: ``[n]``, drafts of each request, at least 1 of some.
         token_s: ``[n]``, seconds that each request can bear for a token.
         step_s: Function that returns the seconds of the step by its number of drafts.
-        pays_from: chance from which on a draft is never left out.
+        pays_from: Chance from which on a draft is never left out.
     """
     decodes, most = chances.shape
     every = int(own.sum())

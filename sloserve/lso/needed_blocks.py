@@ -54,7 +54,7 @@ class NeededBlocks:
     """The places of blocks in the block tables of a request, one table for each KV cache group.
 
     Args:
-        groups: the KV cache groups, in the order of the block tables.
+        groups: The KV cache groups, in the order of the block tables.
     """
 
     def __init__(self, groups: Sequence[KVGroups]) -> None:
@@ -68,8 +68,8 @@ class NeededBlocks:
         A state serves the tokens that it was computed from and no fewer; full attention serves any.
 
         Args:
-            tokens: computed tokens of the request.
-            least: the fewest computed tokens with which the request may go on.
+            tokens: Computed tokens of the request.
+            least: The fewest computed tokens with which the request may go on.
         """
         if not self._gives_back:
             return 0
@@ -79,9 +79,9 @@ class NeededBlocks:
         """Return the places, in each group, of the blocks that a request reads which goes on after ``least`` tokens.
 
         Args:
-            least: the fewest computed tokens with which it may go on.
-            tokens: the most.
-            hit: tokens, at the front, of which the request has the blocks already. A multiple of each block size.
+            least: The fewest computed tokens with which it may go on.
+            tokens: The most.
+            hit: Tokens, at the front, of which the request has the blocks already. A multiple of each block size.
         """
         return [
             range(max(unneeded_blocks(one, least), hit // one.block_size), blocks_of(tokens, one.block_size))

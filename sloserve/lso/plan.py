@@ -71,22 +71,22 @@ class EngineFacts:
     Args:
         free_blocks: KV blocks that are free.
         total_blocks: KV blocks in all.
-        layout: how many blocks tokens take.
-        max_num_seqs: requests that may run at once, at least 1.
-        token_budget: tokens that one step may compute.
-        free_slots: how many more requests could be admitted now.
-        decode_tokens: tokens that a decode takes of the step at most, its draft tokens included.
-        chunked_prefill: whether a prompt may be computed over several steps.
-        chunk_tokens: most prompt tokens of one request in a step, above 0; ``None``: as many as the step has.
-        defers_prompts: whether the next step computes no prompt, whatever is planned.
-        step_latency: how long the engine's steps take, as observed so far.
-        busy_s: seconds until the steps in flight are predicted to end, and the next one can start; 0 where none is.
-        watermark_blocks: free blocks that no admission may take while others run.
-        freeing_blocks: blocks of requests that run no more, which are free once the steps in flight are over.
-        encoder_tokens: tokens of multimodal items that the encoder can compute in the next step, and its cache keep;
+        layout: How many blocks tokens take.
+        max_num_seqs: Requests that may run at once, at least 1.
+        token_budget: Tokens that one step may compute.
+        free_slots: How many more requests could be admitted now.
+        decode_tokens: Tokens that a decode takes of the step at most, its draft tokens included.
+        chunked_prefill: Whether a prompt may be computed over several steps.
+        chunk_tokens: Most prompt tokens of one request in a step, above 0; ``None``: as many as the step has.
+        defers_prompts: Whether the next step computes no prompt, whatever is planned.
+        step_latency: How long the engine's steps take, as observed so far.
+        busy_s: Seconds until the steps in flight are predicted to end, and the next one can start; 0 where none is.
+        watermark_blocks: Free blocks that no admission may take while others run.
+        freeing_blocks: Blocks of requests that run no more, which are free once the steps in flight are over.
+        encoder_tokens: Tokens of multimodal items that the encoder can compute in the next step, and its cache keep;
             ``None``: the model has no encoder.
-        swap: host pool and link for the KV of preempted requests; ``None``: what is preempted is computed again.
-        drafts: what draft tokens bring; ``None`` where the engine drafts none, and a step brings a decode one token.
+        swap: Host pool and link for the KV of preempted requests; ``None``: what is preempted is computed again.
+        drafts: What draft tokens bring; ``None`` where the engine drafts none, and a step brings a decode one token.
     """
 
     free_blocks: int
@@ -139,8 +139,8 @@ class EngineFacts:
         The engine begins no prompt behind the first prompt that has no room for its first item.
 
         Args:
-            first_items: tokens of the items that each prompt needs for its first token to compute, ``[n]``.
-            all_items: tokens of all items that the encoder has to compute for each, ``[n]``.
+            first_items: Tokens of the items that each prompt needs for its first token to compute, ``[n]``.
+            all_items: Tokens of all items that the encoder has to compute for each, ``[n]``.
         """
         if self.encoder_tokens is None:
             return int(first_items.size)
@@ -217,16 +217,16 @@ class Plan:
     A plan holds until the next one. ``preempt`` is applied once, ``pause`` in each step until then.
 
     Args:
-        running: order of service of the running requests, first served first; vLLM takes its victims from the end when
+        running: Order of service of the running requests, first served first; vLLM takes its victims from the end when
             KV is short. Requests that are not named follow in their present order.
-        waiting: order of admission; may name requests that ``preempt`` puts back into the queue. Requests that are not
+        waiting: Order of admission; may name requests that ``preempt`` puts back into the queue. Requests that are not
             named follow in their present order.
-        preempt: running requests to preempt now. Their KV is dropped and computed again when they are admitted again,
+        preempt: Running requests to preempt now. Their KV is dropped and computed again when they are admitted again,
             or copied to the host and back where that costs the engine less (:mod:`sloserve.lso.swapping`).
-        pause: running requests that get no tokens in the next step; they keep their KV and their slot.
-        max_running: admit no request while this many requests of the snapshot run; others are not counted.
-        token_budget: tokens that a step may compute.
-        prefill_chunk_tokens: most prompt tokens that one request may get in a step while others wait or run.
+        pause: Running requests that get no tokens in the next step; they keep their KV and their slot.
+        max_running: Admit no request while this many requests of the snapshot run; others are not counted.
+        token_budget: Tokens that a step may compute.
+        prefill_chunk_tokens: Most prompt tokens that one request may get in a step while others wait or run.
     """
 
     running: IntArray | None = None

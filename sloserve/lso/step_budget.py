@@ -48,9 +48,9 @@ ARRIVALS: Final = 64
 SPREAD_STEPS: Final = 16
 """Most steps over which prompts are computed where room is short. Half of it gains as much, in virtual time."""
 SPREAD_SHARE: Final = 0.125
-"""Share of the steps that the decodes still need over which prompts are spread at most where seats are short.
+"""Share of the steps that the decodes still need over which prompts are spread at most where slots are short.
 
-A request that is spread holds a seat without a token. Half and twice the share gain as much, in virtual time.
+A request that is spread holds a slot without a token. Half and twice the share have the same gain, in virtual time.
 """
 SPREAD_COST: Final = 1.5
 """Most cost of a prompt token for the decodes if it is spread, in multiples of its cost in a full step.

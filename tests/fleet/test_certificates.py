@@ -17,7 +17,6 @@ from sloserve.fleet.agent.agent import Agent, AgentSettings
 from sloserve.fleet.certificates import RENEWED_DAYS, VALID_DAYS, Certificates
 from sloserve.fleet.contract.endpoint import Refused
 from sloserve.fleet.gateway.agent_connections import AgentConnections
-from sloserve.fleet.gateway.doors import AgentConnections
 from tests import bounded
 from tests.fleet.agent.test_instance import MODELS
 from tests.fleet.stand_in.engine import reply

@@ -29,9 +29,9 @@ machine is needed: where KV is short, a request that is ahead of its reader can 
 that a queue may drain in which many are late. A running request that gives way is later, in addition, by the time until
 its KV is back.
 
-A request whose prompt is not computed has its next token after the step in flight and, in the mean, one step more than
-its prompt takes by itself (``engine_pace.py``). A request that has less time than this is late, since computing its
-prompt would take the time of one that can still be in time.
+A request with a prompt to compute has its next token after the step in flight and, in the mean, one step more than its
+prompt takes by itself (``engine_pace.py``). A request that has less time than this is late, since computing its prompt
+would take the time of one that can still be in time.
 
 **Cost** is counted in engine seconds. A step's time, the KV cache and the seats (``max_num_seqs``) are machines that
 all requests share. Each request occupies each of them for some seconds, as if it had the machine for itself: of the
@@ -107,17 +107,17 @@ def worth_of(
     """Return what n requests gain and cost, of which the first ``queued`` wait.
 
     Args:
-        rows: the request table.
-        engine: what the engine can hold.
-        pace: how fast the engine is.
-        runs: the chances of these n requests that more tokens than AHEAD are still to come.
-        queued: how many of the first of the n wait.
+        rows: The request table.
+        engine: What the engine can hold.
+        pace: How fast the engine is.
+        runs: The chances of these n requests that more tokens than AHEAD are still to come.
+        queued: How many of the first of the n wait.
         left: ``[n]``, the expected tokens still to come.
         per_step: ``[n]``, the tokens that a step brings each request, at least 1.
         prefill_tokens: ``[n]``, the tokens to compute before the next one.
         again_s: ``[n - queued]``, the delay beside T of each running request until it has its KV back.
-        tail: how much the longest waits of requests without targets count, see the text of the module.
-        now_s: the time in epoch seconds.
+        tail: How much the longest waits of requests without targets count, see the text of the module.
+        now_s: The time in epoch seconds.
     """
     chosen = constants.CONSTANTS
     facts = WorthEngine(

@@ -218,7 +218,7 @@ def prompt_contents(scheduler: Any, request: Request, stretch_tokens: int) -> Se
     Args:
         scheduler: vLLM's scheduler.
         request: a request.
-        stretch_tokens: tokens of a stretch, see :meth:`sloserve.engine.port.EnginePort.prompt_contents`.
+        stretch_tokens: Tokens of a stretch, see :meth:`sloserve.engine.port.EnginePort.prompt_contents`.
     """
     kv_cache_manager = scheduler.kv_cache_manager
     if not kv_cache_manager.enable_caching or request.skip_reading_prefix_cache:

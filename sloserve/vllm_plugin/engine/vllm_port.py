@@ -1,7 +1,6 @@
 """vLLM's scheduler behind the engine port: ``compat`` reads it, ``apply`` carries plans out."""
 
-from collections.abc import Container, Iterable, Mapping, Sequence
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, repeat
 from typing import Any, Final

@@ -56,13 +56,13 @@ class _LiveRequest:
     """A request inside the engine.
 
     Args:
-        workload: the request of the workload.
-        tokens_left: output tokens still to come, down to EOS.
-        accepted_runs: see :meth:`~sloserve.engine.virtual.drafts.Drafts.accepted_runs`; ``None`` without drafts.
-        token_times_s: when each token came.
-        prefilled: tokens that have had KV.
-        recomputed: tokens that were computed again.
-        cached: tokens of the prompt that the prefix cache had when the request was first admitted.
+        workload: The request of the workload.
+        tokens_left: Output tokens still to come, down to EOS.
+        accepted_runs: See :meth:`~sloserve.engine.virtual.drafts.Drafts.accepted_runs`; ``None`` without drafts.
+        token_times_s: When each token came.
+        prefilled: Tokens that have had KV.
+        recomputed: Tokens that were computed again.
+        cached: Tokens of the prompt that the prefix cache had when the request was first admitted.
     """
 
     workload: WorkloadRequest
@@ -92,9 +92,9 @@ class VirtualEngine(EventLoop):
 
     Args:
         additional_config: vLLM's, with our section in it; ``None`` runs stock's AsyncScheduler.
-        admission: admission of the front end before the engine; ``None`` admits every request, and predicts nothing.
-        planning_costs: time that planning takes from the engine.
-        noise: noise of step times; ``None`` for none.
+        admission: Admission of the front end before the engine; ``None`` admits every request, and predicts nothing.
+        planning_costs: Time that planning takes from the engine.
+        noise: Noise of step times; ``None`` for none.
     """
 
     def __init__(
@@ -135,8 +135,8 @@ class VirtualEngine(EventLoop):
         """Serve a workload to its end.
 
         Args:
-            workload: the requests, in the order of their arrivals.
-            on_progress: called now and then with the number of requests that have ended.
+            workload: The requests, in the order of their arrivals.
+            on_progress: Called now and then with the number of requests that have ended.
         """
         started = time.perf_counter()
         with collector_paused():
@@ -147,8 +147,8 @@ class VirtualEngine(EventLoop):
         """Return the log of requests that were given, at the end of a run; requests that have not ended are lost.
 
         Args:
-            requests: the requests.
-            wall_s: wall time that the run took.
+            requests: The requests.
+            wall_s: Wall time that the run took.
         """
         for live in list(self._live.values()):
             self._end(live, Outcome.LOST)
