@@ -47,11 +47,15 @@ def end_what_outlives(pid: int, looked: Callable[[], None] = lambda: None, grace
     """Wait for the end of process ``pid``, kill what it started and what these started, and return their commands.
 
     Args:
+        pid: the process; one that has ended left nothing that is known.
         looked: is called after each look for new processes.
         grace_s: seconds that they have to end by themselves.
     """
-    watched, itself = psutil.Process(pid), psutil.Process()
-    end, started = os.pidfd_open(pid), set[psutil.Process]()
+    try:
+        watched, end = psutil.Process(pid), os.pidfd_open(pid)
+    except (psutil.NoSuchProcess, ProcessLookupError):  # a run of a moment ended before this process had begun
+        return []
+    itself, started = psutil.Process(), set[psutil.Process]()
     try:
         while True:
             with suppress(psutil.Error):

@@ -11,7 +11,7 @@ They replace the order of `auto`, whose admission and step budget stay the same.
 A request is *quick* if its first token comes within 1 s and the others within 60 ms each: nobody promised that.
 
 Writes results/auto_tail.json.gz: figures of each run. What the file has is not run again. ``--plot`` runs nothing, and
-draws the mean against the tail of that file as docs/images/auto-tail.png.
+draws the mean against the tail of that file as auto_tail.png beside it.
 """
 
 import itertools
@@ -232,7 +232,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.plot:
         with styled():
-            write_figure(drawn(read_json(given.out)["rows"]), Path(__file__).parents[2] / "docs/images/auto-tail.png")
+            write_figure(drawn(read_json(given.out)["rows"]), RESULTS / "auto_tail.png")
         return
     workloads, policies = (set(names.split(",")) - {""} for names in (given.workloads, given.policies))
     rows: list[dict[str, Any]] = read_json(given.out).get("rows", [])

@@ -47,6 +47,12 @@ def test_a_killed_test_process_leaves_nothing_behind() -> None:
     assert sum(CHILD in command for command in killed) == 4  # the shell's own command names it too
 
 
+def test_a_process_that_has_ended_before_the_watch_leaves_nothing() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait(60)
+    assert orphans.end_what_outlives(ended.pid) == []
+
+
 @pytest.mark.slow
 def test_a_failed_test_leaves_nothing_behind_and_what_ran_before_it_goes_on() -> None:
     command = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
