@@ -117,7 +117,7 @@ Raises:
     ValueError: for a place outside the ``n``, or arrays that do not fit together.)";
 
 constexpr const char* kWorthDoc =
-    R"(Return gain and cost of ``n`` requests, ``[n]`` each, and the mean delay in seconds.
+    R"(Return gain, cost and urgency of ``n`` requests, ``[n]`` each, and the mean delay in seconds.
 
 :mod:`sloserve.scheduler.auto.worth` says what they mean.
 
@@ -246,9 +246,10 @@ Args:
                                      .weights = weights.data(),
                                      .ranks = weights.shape(0),
                                      .now_s = now_s};
-        std::vector<double> gain(n), cost(n);
-        const double wait_s = worth(columns.columns(), requests, runs.checked(), layout, engine, gain.data(), cost.data());
-        return std::tuple(to_numpy(std::move(gain)), to_numpy(std::move(cost)), wait_s);
+        std::vector<double> gain(n), cost(n), urgency(n);
+        const double wait_s =
+            worth(columns.columns(), requests, runs.checked(), layout, engine, gain.data(), cost.data(), urgency.data());
+        return std::tuple(to_numpy(std::move(gain)), to_numpy(std::move(cost)), to_numpy(std::move(urgency)), wait_s);
       },
       "runs"_a, "layout"_a, "engine"_a, "columns"_a, nb::kw_only(), "queued"_a, "left"_a.noconvert(), "per_step"_a.noconvert(),
       "prefill"_a.noconvert(), "again_s"_a.noconvert(), "weights"_a.noconvert(), "now_s"_a,

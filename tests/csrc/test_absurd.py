@@ -195,7 +195,7 @@ def gain_and_cost(draw: Draw) -> None:
     chances, _ = draw.chances()
     columns = WorthColumns(**draw.stated(), **{name: draw.ints(draw.capacity) for name in COUNTED})
     queued = draw.int(0, draw.n)
-    gain, cost, _ = worth(
+    gain, cost, urgency, _ = worth(
         chances,
         draw.layout(),
         WorthEngine(**dict(zip(ENGINE, draw.floats(len(ENGINE), 0.01).tolist(), strict=False))),
@@ -208,7 +208,7 @@ def gain_and_cost(draw: Draw) -> None:
         weights=draw.floats(3),
         now_s=draw.float(),
     )
-    assert gain.size == cost.size == draw.n
+    assert gain.size == cost.size == urgency.size == draw.n
 
 
 def decodes(draw: Draw) -> None:

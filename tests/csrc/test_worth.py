@@ -66,7 +66,7 @@ def as_known(runs: np.ndarray, output_tokens: np.ndarray, max_tokens: np.ndarray
 
 def found_worth(
     requests: np.ndarray, queued: int, runs: np.ndarray, facts: dict[str, float]
-) -> tuple[np.ndarray, np.ndarray, float]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """The kernel, of requests as the rows of :func:`row` have them; at 0 s, and of one class."""
     age, ttft, pace, e2e, done, since_first, left, most, prefill, context, again_s, _ = requests
     output = counts(done)
@@ -129,7 +129,7 @@ def test_gain_and_cost_are_those_of_the_rules(queue: tuple[np.ndarray, np.ndarra
     requests, runs, queued = queue
     n = requests.shape[1]
     requests[10, :queued] = 0.0  # what waits has no KV to have back
-    gain, cost, wait_s = found_worth(requests, queued, runs, ENGINE)
+    gain, cost, urgency, wait_s = found_worth(requests, queued, runs, ENGINE)
     age, ttft, pace, e2e, done, since_first, left, _, prefill, context, again_s, weight = requests
     seconds = left * STEP_S
     taken = np.array(
@@ -158,19 +158,19 @@ def test_gain_and_cost_are_those_of_the_rules(queue: tuple[np.ndarray, np.ndarra
     )
     waits_s = float((cost * np.where(free, 1.0, good))[:queued].sum())
     assert wait_s == pytest.approx(max(share * waits_s, FULL_S))
-    unhurried = float(WEIGHTS @ (wait_s * NODES / (ENGINE["unhurried_s"] + wait_s * NODES)))
     for i in range(n):
-        if i < queued and free[i]:
-            early = (ENGINE["tail"] * age[i] / waits_s) - math.log(-math.expm1(-ENGINE["tail"] * cost[i] / waits_s))
-            expected = 0.1 * unhurried * cost[i] / waits_s * early / (1.0 + early)
-            assert gain[i] == pytest.approx(weight[i] * expected, abs=1e-9)
-            continue
         now = known(requests[:, i], runs[i], 0.0)
         then = WEIGHTS @ [known(requests[:, i], runs[i], again_s[i] + wait_s * node) for node in NODES]
         in_time = min(then[0] / good[i], 1.0) if good[i] > 0.0 and not math.isnan(e2e[i]) else 1.0
         kept = 1.0 - math.exp(-max(slack[i] - again_s[i], 0.0) / wait_s)
         expected = good[i] * (1.0 - in_time * kept) + 0.5 * (now[1] - then[1]) + 0.1 * (now[2] - then[2])
         assert gain[i] == pytest.approx(weight[i] * expected, abs=1e-9)
+    unhurried = [i for i in range(queued) if free[i]]
+    assert np.delete(urgency, unhurried) == pytest.approx(np.delete(gain / cost, unhurried))
+    rate = ENGINE["tail"] / max(waits_s, 1e-300)
+    early = {i: rate * age[i] - math.log(-math.expm1(-rate * cost[i])) for i in unhurried}
+    firsts = sorted(unhurried, key=lambda i: -early[i])
+    assert urgency[firsts] == pytest.approx(sorted((gain / cost)[unhurried], reverse=True))
 
 
 def test_no_price_jumps_when_another_machine_is_short() -> None:

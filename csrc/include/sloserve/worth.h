@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "sloserve/kv_layout.h"
+#include "sloserve/rank.h"
 #include "sloserve/request_columns.h"
 #include "sloserve/survival.h"
 
@@ -77,16 +78,36 @@ struct WorthOf {
   bool promised;
 };
 
-// A rate that is 0 in all but name: costs alone decide.
-inline constexpr double kLeastRate = 1e-12;
+// Rates between which costs alone decide and ages alone.
+inline constexpr double kLeastRate = 1e-12, kMostRate = 1e9;
 
-// How early a waiting request without targets is served, within 0..1. It grows with its age and falls with its cost: the order is
-// that of arrivals, each moved ahead by the boost -log(1 - e^(-rate * cost)) / rate. waits_s: the cost of all that wait.
+// How early a waiting request without targets is served. The order is that of arrivals, each moved ahead by the boost
+// -log(1 - e^(-rate * cost)) / rate. waits_s: the cost of all that wait.
 inline double earliness(double age_s, double cost_s, double waits_s, double tail) {
-  const double rate = tail / waits_s;
-  const double early = rate * age_s - std::log(-std::expm1(-std::max(rate, kLeastRate) * cost_s));
-  return early / (1.0 + early);
+  const double rate = std::clamp(tail / waits_s, 0.0, kMostRate);
+  return rate * age_s - std::log(-std::expm1(-std::max(rate, kLeastRate) * cost_s));
 }
+
+// Waiting requests without targets: places, how early each is served, and the rate of its stretch per cost.
+struct Unhurried {
+  std::vector<std::int64_t> places;
+  std::vector<double> early, rates;
+
+  // Hands out the rates anew, the highest to the request that is served first.
+  void hand_out(double* urgency) const {
+    std::vector<Sorted> first(places.size()), highest(places.size());
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      first[i] = {sortable(-early[i]), static_cast<std::int64_t>(i)};
+      highest[i] = {sortable(-rates[i]), static_cast<std::int64_t>(i)};
+    }
+    sort_by_key(first);
+    sort_by_key(highest);
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      const auto place = static_cast<std::size_t>(places[static_cast<std::size_t>(first[i].index)]);
+      urgency[place] = rates[static_cast<std::size_t>(highest[i].index)];
+    }
+  }
+};
 
 inline double ratio2(double span, double late) {
   const double part = span / (span + late);
@@ -95,10 +116,12 @@ inline double ratio2(double span, double late) {
 
 }  // namespace detail
 
-// gain, cost: [n]. runs: of these requests. layout: of the KV cache. Returns the mean of the delay, in seconds.
+// gain, cost, urgency: [n]. runs: of these requests. layout: of the KV cache. The urgency is gain / cost, by which requests are
+// ordered; among waiting requests without targets these are handed out anew, so that they go by boosted arrival. Returns the mean
+// of the delay, in seconds.
 // Throws std::invalid_argument where queued > n, steps or ranks is 0, and for tokens below 0 or above kMostCount.
 inline double worth(const WorthColumns& columns, const WorthRequests& of, const Chances& runs, const KvLayout& layout,
-                    const WorthEngine& engine, double* gain, double* cost) {
+                    const WorthEngine& engine, double* gain, double* cost, double* urgency) {
   const std::size_t n = of.slots.size;
   if (of.queued > n) {
     throw std::invalid_argument("queued: " + std::to_string(of.queued) + " of " + std::to_string(n) + " requests");
@@ -171,13 +194,7 @@ inline double worth(const WorthColumns& columns, const WorthRequests& of, const 
   const double depth = std::min(late / engine.late_at, 1.0) * std::sqrt(needed[0] / most);
   const double share = engine.wait_share * std::pow(engine.late_wait_share / engine.wait_share, depth);
   const double wait_s = std::max(waits * share, engine.full_s);
-  // What the mean delay costs those without targets.
-  double unhurried = 0.0;
-  for (std::size_t k = 0; k < 3; ++k) {
-    const double delay = wait_s * kWorthNodes[k];
-    unhurried += kWorthNodeWeights[k] * delay / (engine.unhurried_s + delay);
-  }
-
+  detail::Unhurried unhurried;
   for (std::size_t i = 0; i < n; ++i) {
     const auto& one = all[i];
     const double again_s = i < of.queued ? 0.0 : of.again_s[i - of.queued];
@@ -199,14 +216,20 @@ inline double worth(const WorthColumns& columns, const WorthRequests& of, const 
     const double kept = -std::expm1(-std::max(one.slack_s - again_s, 0.0) / wait_s);
     gain[i] = one.good * (1.0 - in_time * kept);
     if (one.dry_s < kInf) gain[i] += engine.experience * (detail::ratio2(span, std::max(-one.dry_s, 0.0)) - experience);
+    gain[i] += engine.stretch * one.target_s * (1.0 / ends_s - stretch);
     if (i < of.queued && !one.promised) {
-      const double early = detail::earliness(one.age_s, cost[i], waits, engine.tail);
-      gain[i] += engine.stretch * unhurried * cost[i] / waits * early;
-    } else {
-      gain[i] += engine.stretch * one.target_s * (1.0 / ends_s - stretch);
+      unhurried.places.push_back(static_cast<std::int64_t>(i));
+      unhurried.early.push_back(detail::earliness(one.age_s, cost[i], waits, engine.tail));
+      unhurried.rates.push_back(gain[i] / cost[i]);
     }
+    urgency[i] = gain[i] / cost[i];
+  }
+  unhurried.hand_out(urgency);
+  for (std::size_t i = 0; i < n; ++i) {
     const std::int64_t rank = std::max<std::int64_t>(columns.class_rank[of.slots[i]], 0);
-    gain[i] *= of.weights[std::min(static_cast<std::size_t>(rank), of.ranks - 1)];
+    const double weight = of.weights[std::min(static_cast<std::size_t>(rank), of.ranks - 1)];
+    gain[i] *= weight;
+    urgency[i] *= weight;
   }
   return wait_s;
 }

@@ -97,7 +97,7 @@ class Auto(PredictingPolicy):
         again_s = context[queued:] * pace.prompt_token_s * preemption_price(rows, snapshot.running, engine)
         charged = prefill if engine.swap is None else _as_if_dropped(rows, slots, queued, context, prefill)
         per_step = tokens_per_step(rows, slots, engine)
-        gain, cost, _ = worth_of(
+        gain, cost, urgency, _ = worth_of(
             rows,
             engine,
             pace,
@@ -111,7 +111,7 @@ class Auto(PredictingPolicy):
             now_s=now_s,
         )
         undecided = without_targets(rows, slots)
-        found = ranked(snapshot, slots, -gain / cost, undecided)
+        found = ranked(snapshot, slots, -urgency, undecided)
         waiting, running = found.waiting, queued + found.running
         order = woven_places(snapshot, waiting)
         stay, victims, most = slots[running], NO_SLOTS, None

@@ -9,16 +9,6 @@
   seconds late and comes at the engine's pace, (gen / (gen + late))^2.
 - *stretch*, weight 0.1: target / (target + latency), for every request; one without any target has 600 s.
 
-Stretch alone would serve requests without targets by least work, which has the lowest mean latency and lets long
-requests wait for as long as short ones arrive. A waiting request without targets has another gain, which orders these
-requests by boosted arrival: each counts as if it had arrived -ln(1 - exp(-r * cost)) / r seconds earlier than it did,
-where 1 / r is the cost of all waiting requests over the policy's option ``tail``. This is gamma-Boost (Yu and Scully
-2024), which minimises the tail of latency for light-tailed work if r is the rate at which the tail decays; in heavy
-traffic this rate is the inverse of the mean work that waits. The scale comes from the queue itself: requests that
-arrived together go by least cost, and requests with ages many queues apart go in order of arrival. With ``tail`` at 0
-the least cost goes first, and a large ``tail`` leads to order of arrival. The gain never exceeds the weight of the
-stretch, which is less than ``hysteresis`` by default: requests without targets preempt none.
-
 **Gain** is the worth of a request now less its expected worth later, times the weight of its class. A request that is
 not served now is served after a delay T, exponentially distributed. The mean of T follows from the queue: it is a share
 of the cost of all requests that wait and have a chance. The share grows with the share of the requests with targets
@@ -32,6 +22,18 @@ its KV is back.
 A request with a prompt to compute has its next token after the step in flight and, in the mean, one step more than its
 prompt takes by itself (``engine_pace.py``). A request that has less time than this is late, since computing its prompt
 would take the time of one that can still be in time.
+
+**Urgency**, by which requests are ordered, is gain over cost. Alone it would serve requests without targets by least
+work, which has nearly the lowest mean latency and lets long requests wait for as long as short ones arrive. Waiting
+requests without targets therefore share out the urgency that they have among themselves, so that they go by boosted
+arrival: each counts as if it had arrived -ln(1 - exp(-r * cost)) / r seconds earlier than it did, where 1 / r is the
+cost of all waiting requests over the policy's option ``tail``. This is gamma-Boost (Yu and Scully 2024), which
+minimises the tail of latency for light-tailed work if r is the rate at which the tail decays; in heavy traffic this
+rate is the inverse of the mean work that waits. The scale comes from the queue itself: requests that arrived together
+go by least cost, and requests with ages many queues apart go in order of arrival. With ``tail`` at 0 the least cost
+goes first, and a large ``tail`` leads to order of arrival. Neither gains nor what other requests compete with change by
+that: requests without targets preempt none, since their gain is at most the weight of the stretch, which is less than
+``hysteresis`` by default.
 
 **Cost** is counted in engine seconds. A step's time, the KV cache and the seats (``max_num_seqs``) are machines that
 all requests share. Each request occupies each of them for some seconds, as if it had the machine for itself: of the
@@ -77,16 +79,18 @@ _MOST_RANKS: Final = 31
 
 
 class Worth(NamedTuple):
-    """Gain and cost of requests.
+    """Gain, cost and urgency of requests.
 
     Args:
         gain: Gain of each request in good requests, ``[n]``.
         cost: Cost of each request in engine seconds, ``[n]``.
+        urgency: Gain per cost by which requests are ordered, ``[n]``.
         wait_s: Mean delay of a request that is not served now, in seconds.
     """
 
     gain: FloatArray
     cost: FloatArray
+    urgency: FloatArray
     wait_s: float
 
 
@@ -151,7 +155,7 @@ def worth_of(
         output_tokens=rows.output_tokens,
         max_tokens=rows.max_tokens,
     )
-    gain, cost, wait_s = worth(
+    gain, cost, urgency, wait_s = worth(
         runs,
         engine.layout,
         facts,
@@ -164,7 +168,7 @@ def worth_of(
         weights=_weights(chosen.class_weight),
         now_s=now_s,
     )
-    return Worth(gain, cost, wait_s)
+    return Worth(gain, cost, urgency, wait_s)
 
 
 @functools.lru_cache(maxsize=8)

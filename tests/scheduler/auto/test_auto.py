@@ -90,6 +90,15 @@ def test_without_targets_the_order_depends_neither_on_class_nor_on_the_clock(
     assert boosted([(age_s + round(later_s, 1), tokens) for age_s, tokens in requests]) == now
 
 
+def test_the_order_among_requests_without_targets_leaves_all_others_their_places() -> None:
+    """A long request that has time keeps its place among them, whatever their order is."""
+    lax = {"arrival_s": NOW_S - 0.1, "prompt_tokens": 16_000, "e2e_s": 600.0}
+    without = [{"arrival_s": NOW_S - 0.1 - i, "prompt_tokens": 1000 + i} for i in range(30)]
+    at = make_snapshot([lax, *without], total_blocks=100_000, free_blocks=100_000, max_num_seqs=64)
+    places = {order(planned(at, tail=tail)).index(0) for tail in (0.0, 1.5, 100.0, 1e300)}
+    assert len(places) == 1 and 0 < places.pop() < 30
+
+
 def test_only_the_requests_that_came_soon_after_a_long_one_overtake_it() -> None:
     """The last of 40 short requests came so late that their boost no longer moves them ahead of it."""
     requests = [(2.0, 30_000), *((at / 20.0, 200) for at in range(39, -1, -1))]
