@@ -452,7 +452,7 @@ class Planner:
 
     def _snapshot(self, engine: EngineFacts, now_s: float) -> Snapshot:
         table = self.table
-        awaited_blocks = 0.0 if self._reuse is None else self._reuse.awaited_blocks(now_s)
+        awaited_blocks = 0.0 if self._reuse is None else self._reuse.awaited_blocks(now_s, engine.total_blocks)
         snapshot = table.snapshot(engine, self.port.holding, awaited_blocks)
         turns = self.ageing.turns(snapshot.rows, snapshot.waiting, now_s, snapshot.running, table.protected_running())
         return replace(snapshot, turns=turns) if turns.aged.size else snapshot

@@ -10,6 +10,9 @@ have waited without being continued, give the chance that a prompt of some age w
 each range of ages, as in the estimator of Kaplan and Meier, where prompts that still wait count as censored. The sum of
 chance x blocks is what plans leave free.
 
+A cache drops what was used longest ago. Prompts that are older than the cache could keep, and continuations that come
+only at such ages, therefore do not count: to leave room for them would lose the room and find nothing.
+
 The end of a prompt is rounded down to whole stretches, because templates end a prompt in words that the next prompt
 lacks, and because a look at each block of a prompt would take long. Outputs do not count, because templates leave out
 what a model thought.
@@ -24,6 +27,8 @@ from sloserve.core.arrays import FloatArray, IntArray
 
 STRETCH_TOKENS: Final = 512
 """Tokens of a stretch, as far as whole blocks allow. Shorter prompts are not remembered: they are computed fast."""
+MOST_AWAITED: Final = 0.5
+"""Largest share of the KV cache that is left to requests yet to come; the others need room to run."""
 MOST_PROMPTS: Final = 1024
 """Prompts that are remembered; the oldest are forgotten first."""
 LOOK_BACK: Final = 512
@@ -96,12 +101,19 @@ class PrefixReuse:
         self._key_at.append(key)
         self._size += 1
 
-    def awaited_blocks(self, now_s: float) -> float:
-        """Return the expected number of idle KV blocks that later requests will find again."""
+    def awaited_blocks(self, now_s: float, total_blocks: int) -> float:
+        """Return the expected number of idle KV blocks that later requests will find again.
+
+        Args:
+            now_s: The present time.
+            total_blocks: Blocks of the cache, of which ``MOST_AWAITED`` may be left for the youngest prompts.
+        """
         if not self._continued.any():
             return 0.0
         waiting, blocks = self._by_age(now_s)
         hazard = self._continued / np.maximum(self._at_risk + _from_each_on(waiting), 1.0)
+        is_kept = blocks.cumsum() <= MOST_AWAITED * total_blocks
+        hazard[~is_kept], blocks[~is_kept] = 0.0, 0.0
         later = 1.0 - np.cumprod(np.maximum(1.0 - hazard, 0.0)[::-1])[::-1]
         return float(later @ blocks)
 

@@ -423,7 +423,9 @@ class RequestTable:
         if "kv_blocks" in rows.kept:
             held = engine.layout.held(rows.computed_tokens[running], rows.in_flight_tokens[running])
             rows.kv_blocks[running] = held
-            shared_blocks = max(int(held.sum()) - engine.held_blocks, 0)
+            # However much is shared, the request that holds most holds its own.
+            most = int(held.sum() - held.max(initial=0))
+            shared_blocks = min(max(int(held.sum()) - engine.held_blocks, 0), most)
         return Snapshot(
             rows,
             rows.slots_in(State.WAITING, State.PREEMPTED),

@@ -30,10 +30,6 @@ STAGING_BYTES: Final = 128 * 2**20
 """Device memory beside the KV cache through which blocks go to the host."""
 
 
-MOST_AWAITED: Final = 0.5
-"""Largest share of the KV cache that is left to requests yet to come; the others need room to run."""
-
-
 @dataclass(frozen=True, slots=True)
 class SwapFacts:
     """The host memory into which the KV of preempted requests can be copied, and the link to it, as of now.
@@ -188,15 +184,14 @@ class Snapshot:
     def forecast_blocks(self, reserve: float) -> float:
         """Return the KV blocks that running and admitted requests may come to hold together.
 
-        What later requests will find in the prefix cache stays there, as far as it takes no more than
-        ``MOST_AWAITED`` of the cache.
+        What later requests will find in the prefix cache stays there.
 
         Args:
             reserve: Further share of the blocks to keep free.
         """
         engine = self.engine
         blocks = engine.total_blocks * (1.0 - reserve) - engine.watermark_blocks
-        return blocks - min(self.awaited_blocks, MOST_AWAITED * engine.total_blocks)
+        return blocks - self.awaited_blocks
 
     def woven(self, order: IntArray) -> IntArray:
         """Return ``order``, waiting slots in order of admission, with aged requests in the places of their turns.

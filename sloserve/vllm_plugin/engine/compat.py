@@ -212,6 +212,11 @@ def holding(scheduler: Any, request: Request) -> Holding:
     return Holding(own, {block.block_id: block.ref_cnt for block in blocks if block.ref_cnt > 1})
 
 
+def _freeing_blocks(scheduler: Any) -> int:
+    """Return the blocks that are free once the steps in flight are over; other requests hold the rest of them too."""
+    return sum(block.ref_cnt == 1 for _, blocks in scheduler.deferred_frees for block in blocks)
+
+
 def prompt_contents(scheduler: Any, request: Request, stretch_tokens: int) -> Sequence[Any]:
     """Return the hash of the last block of each whole stretch of a request's prompt; none without a prefix cache.
 
@@ -328,7 +333,7 @@ def engine_facts(
         step_latency=clock.latency,
         busy_s=clock.busy_s(monotonic_s),
         watermark_blocks=int(scheduler.kv_cache_manager.watermark_blocks),
-        freeing_blocks=sum(len(blocks) for _, blocks in scheduler.deferred_frees),
+        freeing_blocks=_freeing_blocks(scheduler),
         encoder_tokens=encoder_tokens(scheduler),
     )
 
