@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 import pandas as pd
 from scipy.stats import gmean
 
+from benchmarks.pages import held_out
 from benchmarks.pages.results import (
     at_latency,
     by_seed,
@@ -330,6 +331,24 @@ def auto_tail_loads() -> pd.DataFrame:
     found = pd.DataFrame(columns)
     found = found.map(lambda value: value if isinstance(value, str) else f"{value:.2f}")
     return found.rename_axis("load")
+
+
+@table("auto.held_out_deadlines")
+def auto_held_out_deadlines() -> pd.DataFrame:
+    """One deadline for all requests, on settings that were fixed before any run."""
+    return held_out.by_policy("deadlines")
+
+
+@table("auto.held_out")
+def auto_held_out() -> pd.DataFrame:
+    """Mixes of traffic, models with several KV layouts, and short outputs on few slots."""
+    return held_out.by_setting(["mixes", "models", "seats"])
+
+
+@table("auto.held_out_untargeted")
+def auto_held_out_untargeted() -> pd.DataFrame:
+    """Requests without targets: latencies as multiples of stock's."""
+    return held_out.untargeted()
 
 
 @table("auto.highest")

@@ -33,7 +33,7 @@ UNCAUGHT = {
     # vLLM's entry points, which consist of contained calls and of vLLM's own; preemption by vLLM's own method.
     "schedule", "add_request", "update_from_output", "_preempt_request", "_free_request", "preempt",
     # The virtual engine's, not the plugin's.
-    "on_preemption.<locals>.telling",
+    "on_preemption.<locals>.preempt_and_notify",
 }  # fmt: skip
 """Our code that runs outside of a Containment: it calls containments and vLLM."""
 

@@ -140,9 +140,9 @@ class WorthEngine:
 
     def __init__(self, *, step_s: float, full_s: float, prompt_token_s: float, token_s: float, step_wait_s: float, kv_blocks: float, seats: float, wait_share: float, late_wait_share: float, late_at: float, reader_ttft_s: float, reader_tds: float, experience: float, stretch: float, unhurried_s: float, price_power: float, tail: float) -> None: ...
 
-def worth(runs: Chances, layout: KvLayout, engine: WorthEngine, columns: WorthColumns, *, queued: int, left: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], per_step: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], prefill: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], again_s: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], weights: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], now_s: float) -> tuple[Annotated[NDArray[numpy.float64], dict(shape=(None,))], Annotated[NDArray[numpy.float64], dict(shape=(None,))], float]:
+def worth(runs: Chances, layout: KvLayout, engine: WorthEngine, columns: WorthColumns, *, queued: int, left: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], per_step: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], prefill: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], again_s: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], weights: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], now_s: float) -> tuple[Annotated[NDArray[numpy.float64], dict(shape=(None,))], Annotated[NDArray[numpy.float64], dict(shape=(None,))], Annotated[NDArray[numpy.float64], dict(shape=(None,))], float]:
     """
-    Return gain and cost of ``n`` requests, ``[n]`` each, and the mean delay in seconds.
+    Return gain, cost and urgency of ``n`` requests, ``[n]`` each, and the mean delay in seconds.
 
     :mod:`sloserve.scheduler.auto.worth` says what they mean.
 

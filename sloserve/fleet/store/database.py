@@ -48,6 +48,6 @@ class Database(Protocol):
         """Wake the callers of :meth:`wait`. This is a hint, and may get lost."""
 
     def wait(self, limit_s: float) -> None:
-        """Wait for a :meth:`tell`, for ``limit_s`` seconds at most. It may return for no reason."""
+        """Wait for a :meth:`notify`, for ``limit_s`` seconds at most. It may return for no reason."""
 
     def close(self) -> None: ...

@@ -20,7 +20,7 @@ def gateway(open_store: Any, records: Any, address: str) -> None:
 
 
 def line(records: Any, name: str, i: int) -> Any:
-    return records.DurableRequest(f"{name}-{i}", "t", "m", "batch", 1, b"{}", batch=name)
+    return records.NewRequest(f"{name}-{i}", "t", "m", "batch", 1, b"{}", batch=name)
 
 
 def serve(store: Any, records: Any, name: str) -> None:
