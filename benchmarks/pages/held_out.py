@@ -8,7 +8,7 @@ import pandas as pd
 from scipy.stats import gmean
 
 from benchmarks.pages.results import around
-from benchmarks.policies.auto_held_out import AUTO, FIGURES, POLICIES, STOCK
+from benchmarks.policies.auto_held_out import AUTO, FIGURES, POLICIES, STOCK, settings
 from benchmarks.policies.step_sizes import BUDGET
 from benchmarks.publish import RESULTS, load_text
 
@@ -40,8 +40,10 @@ def runs() -> pd.DataFrame:
 
 def of_seeds(group: str, figure: str) -> pd.DataFrame:
     """Return a figure of a group with a row for each setting and seed, and a column for each policy."""
-    found: pd.DataFrame = runs()[runs().group == group].pivot(index=KEYS, columns="policy", values=figure)
-    return found
+    found = runs()[runs().group == group].pivot(index=KEYS, columns="policy", values=figure)
+    order = {(one.group, one.name, float(one.load)): place for place, one in enumerate(settings())}
+    places = [(order[at[:3]], at[3]) for at in found.index]
+    return found.iloc[sorted(range(len(places)), key=places.__getitem__)]
 
 
 def of_settings(group: str, figure: str) -> pd.DataFrame:

@@ -73,8 +73,10 @@ def counted_once(snapshot: Snapshot, context_tokens: IntArray, slots: IntArray) 
         context_tokens: Tokens of prompt and output of each running request, ``[n]``.
         slots: Slots of all running requests, in any order, ``[n]``.
     """
+    if not snapshot.shared_blocks or not context_tokens.size:
+        return context_tokens
     held = snapshot.rows.kv_blocks[slots]
-    if not snapshot.shared_blocks or not held.sum():
+    if not held.any():
         return context_tokens
     layout, total = snapshot.engine.layout, max(snapshot.engine.total_blocks, 1)
     block_tokens = layout.capacity_tokens(total, float(context_tokens.mean())) / total
