@@ -32,6 +32,8 @@ from sloserve.scheduler.auto.worth import WORTH_COLUMNS, worth_of
 from sloserve.scheduler.options import check_within
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, PredictingPolicy, Snapshot
 
+LEAST_WORK_AT: Final = 0.1
+"""Share of the KV cache that later requests will find again from which on the least work goes first."""
 MOST_ADMITTED: Final = 64
 """Most requests that are admitted in one step; more prompts than a step's budget computes."""
 
@@ -107,7 +109,7 @@ class Auto(PredictingPolicy):
             per_step=per_step,
             prefill_tokens=charged,
             again_s=again_s,
-            tail=self.settings.tail,
+            tail=self._tail(snapshot),
             now_s=now_s,
         )
         undecided = without_targets(rows, slots)
@@ -130,6 +132,17 @@ class Auto(PredictingPolicy):
                 stay = stay[~np.isin(stay, victims)]
             most = max(stay.size + fit, 1)
         return Plan(running=service_order(rows, stay, engine), waiting=slots[order], preempt=victims, max_running=most)
+
+    def _tail(self, snapshot: Snapshot) -> float:
+        """Return the option ``tail``, less the more of the cache holds KV that later requests will find again.
+
+        Where tasks send one call after another, a request that waits loses its KV, and the task's next request comes
+        later for it. Served by least work, the calls of tasks in progress go before those of new tasks, so that the KV
+        of fewer tasks competes for the cache.
+        """
+        return self.settings.tail * max(
+            1.0 - snapshot.awaited_blocks / (LEAST_WORK_AT * snapshot.engine.total_blocks), 0.0
+        )
 
     def _fit(
         self,

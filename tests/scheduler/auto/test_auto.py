@@ -90,6 +90,18 @@ def test_without_targets_the_order_depends_neither_on_class_nor_on_the_clock(
     assert boosted([(age_s + round(later_s, 1), tokens) for age_s, tokens in requests]) == now
 
 
+def test_the_least_work_goes_first_where_much_of_the_cache_will_be_found_again() -> None:
+    """As between the calls of agents, of which those in progress find their KV: a long request came long before."""
+    at = make_snapshot(
+        [{"arrival_s": NOW_S - 900.0, "prompt_tokens": 3000}, {"arrival_s": NOW_S, "prompt_tokens": 100}],
+        total_blocks=1000,
+        free_blocks=1000,
+    )
+    assert order(planned(at)) == [0, 1]
+    assert order(planned(replace(at, awaited_blocks=10.0))) == [0, 1]
+    assert order(planned(replace(at, awaited_blocks=100.0))) == [1, 0]
+
+
 def test_the_order_among_requests_without_targets_leaves_all_others_their_places() -> None:
     """A long request that has time keeps its place among them, whatever their order is."""
     lax = {"arrival_s": NOW_S - 0.1, "prompt_tokens": 16_000, "e2e_s": 600.0}
