@@ -3,7 +3,6 @@
 from functools import cache
 from io import StringIO
 
-import numpy as np
 import pandas as pd
 from scipy.stats import gmean
 
@@ -82,7 +81,7 @@ def by_setting(groups: list[str]) -> pd.DataFrame:
     rows = {}
     for group in groups:
         met, tokens = of_settings(group, "slo_attainment"), ratios(group, "output_throughput")
-        preempted, seeds = of_settings(group, "preemptions_per_request"), of_seeds(group, "slo_attainment")
+        preempted, seeds = of_settings(group, "preemptions_per_request"), of_seeds(group, "slo_attainment").sort_index()
         for at, share in met.iterrows():
             best = max(RIVALS, key=lambda name: share[name])
             less = seeds.loc[at][AUTO] - seeds.loc[at][best]
@@ -121,11 +120,3 @@ def untargeted() -> pd.DataFrame:
         for load, ratio in tokens.items():
             rows[f"{name_of(policy)}, load {load:g}"]["tokens/s"] = f"{ratio:.3f}"
     return pd.DataFrame(rows).T.rename_axis("policy, latencies and tokens/s x stock")
-
-
-def gain_kept() -> pd.Series:
-    """Return the least share of the former gain in mean TTFT that is kept, of the settings with such a gain."""
-    each = ratios("untargeted", "mean_ttft_ms")
-    gain, before = 1.0 - each[AUTO], 1.0 - each[BEFORE]
-    found: pd.Series = (gain / before).where(before > 0.05, np.nan)
-    return found
