@@ -137,7 +137,7 @@ class Auto(PredictingPolicy):
         """Return the option ``tail``, less the more of the cache holds KV that later requests will find again.
 
         Where tasks send one call after another, a request that waits loses its KV, and the task's next request comes
-        later for it. Served by least work, the calls of tasks in progress go before those of new tasks, so that the KV
+        later for it. Served by least work, the calls of tasks in progress go before the calls of new tasks, so that the KV
         of fewer tasks competes for the cache.
         """
         return self.settings.tail * max(
