@@ -137,12 +137,12 @@ class Auto(PredictingPolicy):
         """Return the option ``tail``, less the more of the cache holds KV that later requests will find again.
 
         Where tasks send one call after another, a request that waits loses its KV, and the task's next request comes
-        later for it. Served by least work, the calls of tasks in progress go before the calls of new tasks, so that the KV
-        of fewer tasks competes for the cache.
+        later for it. Served by least work, the calls of tasks in progress go before the calls of new tasks, so that
+        fewer tasks compete for the cache.
         """
-        return self.settings.tail * max(
-            1.0 - snapshot.awaited_blocks / (LEAST_WORK_AT * snapshot.engine.total_blocks), 0.0
-        )
+        share = snapshot.awaited_blocks / snapshot.engine.total_blocks
+        tail: float = self.settings.tail
+        return tail * max(1.0 - share / LEAST_WORK_AT, 0.0)
 
     def _fit(
         self,
