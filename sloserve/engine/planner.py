@@ -45,7 +45,9 @@ class Planner:
     :meth:`admitted` records which requests the engine has admitted. If a method raises, the rows may be wrong: the
     caller must drop the planner, and may have the next one :meth:`learn_from` it.
 
-    held: the last plan, which holds until the next one. aged: the waiting requests that ageing moved forward in it.
+    Attributes:
+        held: The last plan, which holds until the next one.
+        aged: The waiting requests that ageing moved forward in it.
     """
 
     def __init__(

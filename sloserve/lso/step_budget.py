@@ -287,8 +287,8 @@ class StepBudget:
             chosen_s = _worth_most(prompts, bears, full, full_s, self._arrival_rate(now_s))
         tokens = full.prefill_tokens if chosen_s >= full_s else prompts.within(chosen_s, most)
         if no_room:
-            seats_are_short = engine.free_slots <= admits and found.startable == most_heads
-            steps = self._spread_steps(rows, decodes, engine, SPREAD_SHARE if seats_are_short else 1.0)
+            slots_are_short = engine.free_slots <= admits and found.startable == most_heads
+            steps = self._spread_steps(rows, decodes, engine, SPREAD_SHARE if slots_are_short else 1.0)
             tokens = min(tokens, prompts.spread(steps, full, full_s, alone_s))
         if tokens >= full.prefill_tokens:
             return None
@@ -306,13 +306,12 @@ class StepBudget:
         long hold prompts up, and outputs that would soon end wait behind them. Where a request has a pace to keep, this
         would cost more than it gains.
 
-        Such an output may spend half of its slack on the prompts that are there. Each step could be as long as its time
-        allows for a token, but prompts that arrive later need long steps as well, and an output without slack is held
-        for savable until it is lost. The mean of the longest step that it can bear and of a step of decodes alone is
-        what it bears if it counts as the harmonic mean of its expected tokens and of the most that can be in time. No
-        output becomes hopeless by that: it counts as at most what its time allows. Where the slack is spent does not
-        depend on the rate of arrivals: a share of 1 / (1 + their share of the time of steps) gains less, and a quarter
-        as much.
+        Such an output spends at most half of its slack on the prompts that wait now. The other half is for prompts
+        that arrive later, which need long steps as well. So the longest step that it bears is the mean of two: the step
+        that its time allows for each expected token, and a step of decodes alone. It is computed by counting the output
+        as the harmonic mean of its expected tokens and of the most tokens that can be in time. No output becomes
+        hopeless by that, since none counts as more than its time allows. In virtual time a quarter of the slack gains
+        as much, and a share that falls with the rate of arrivals gains less.
 
         Args:
             rows: The request table.
@@ -335,8 +334,8 @@ class StepBudget:
     def _spread_steps(self, rows: Rows, decodes: IntArray, engine: EngineFacts, share: float) -> int:
         """Return over how many steps prompts are spread: at most a share of the mean steps that decodes still need.
 
-        Over more steps, what decodes leave would wait for prompts longer than it was held: with outputs of four tokens
-        on 64 seats, most seats would hold a prompt.
+        Over more steps, a request would hold its slot for longer with its prompt than with its output: with outputs of
+        four tokens, most of 64 slots held a prompt that was spread over 16 steps.
         """
         left = self.lengths.left(rows, decodes) / tokens_per_step(rows, decodes, engine)
         return int(min(max(share * float(left.mean()), 1.0), SPREAD_STEPS))

@@ -222,7 +222,7 @@ def prompt_contents(scheduler: Any, request: Request, stretch_tokens: int) -> Se
 
     Args:
         scheduler: vLLM's scheduler.
-        request: a request.
+        request: The request.
         stretch_tokens: Tokens of a stretch, see :meth:`sloserve.engine.port.EnginePort.prompt_contents`.
     """
     kv_cache_manager = scheduler.kv_cache_manager

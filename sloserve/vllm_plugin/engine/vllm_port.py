@@ -26,7 +26,7 @@ def admitted_ids(output: Any) -> Sequence[str]:
     """Return the ids of the requests that a step admitted, in order of admission.
 
     Args:
-        output: a ``SchedulerOutput``.
+        output: A ``SchedulerOutput``.
     """
     ids = [new.req_id for new in output.scheduled_new_reqs]
     resumed = output.scheduled_cached_reqs.resumed_req_ids
@@ -236,7 +236,7 @@ def items_to_encode(request: Request, computed: int, cached: Container[str], loo
     begins within the lookahead behind it. It computes the text before an item without room for the item.
 
     Args:
-        request: a request that waits.
+        request: A request that waits.
         computed: Tokens of its prompt that have KV already.
         cached: Identifiers of the items that the encoder's cache holds.
         lookahead: Tokens by which draft layers look ahead.

@@ -1,6 +1,7 @@
 """Requests that share a prefix share its KV blocks: preemptions are counted by what vLLM really frees."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -137,6 +138,30 @@ def test_a_snapshot_says_how_many_blocks_count_more_than_once(
     assert policy.said == policy.held
     assert (max(policy.said) > 5) == caching
     assert not any(policy.awaited)  # no prompt is as long as a stretch
+
+
+class Freeing(Policy):
+    """Serves as vLLM does; notes how many blocks are said to come free once the steps in flight are over."""
+
+    needs = frozenset({"prompt_tokens"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: set[int] = set()
+
+    def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
+        self.said.add(snapshot.engine.freeing_blocks)
+        return Plan(waiting=snapshot.waiting)
+
+
+def test_of_deferred_frees_only_blocks_that_nobody_else_holds_come_free(build: Build, request_of: RequestOf) -> None:
+    """Of a request that ended, one block is its own, one is shared, and one is the null block."""
+    policy = Freeing()
+    engine = build(policy, max_num_seqs=2, kv_blocks=60)
+    blocks = [SimpleNamespace(ref_cnt=holders) for holders in (1, 2, 0)]
+    engine.scheduler.deferred_frees.append((10**9, blocks))  # of a step that is never over
+    engine.run([request_of(f"r{i}", 0.02 * i, 100, 8) for i in range(4)])
+    assert policy.said == {1}
 
 
 @pytest.mark.parametrize("caching", [True, False])
