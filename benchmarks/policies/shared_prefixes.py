@@ -1,14 +1,15 @@
 """Measures attainment and tokens/s where KV of a shared prefix counts once, and KV to be found again stays.
 
-One workload is chats behind one system prompt of 8,192 tokens, which all running requests share. The other is
-conversations of several rounds with their real prefixes (Mooncake's trace, the earlier half). KV is short and, for the
-conversations, ample too. The engine model has a prefix cache. Each policy runs as it is ("once, awaited"), with each
+One workload is chats behind one system prompt of 8,192 tokens, which all running requests share. Another is
+conversations of several rounds with their real prefixes (Mooncake's trace, the earlier half). In the third, four
+requests at a time ask about one document that is new to the cache. KV is short and, where no system prompt fills it,
+ample too. The engine model has a prefix cache. Each policy runs as it is ("once, awaited"), with each
 running request counted as if it shared nothing and nothing left free for what will be found again ("in full"), and with
 shared KV counted once alone ("once").
 
 The trace is looked for in the folder that SLOSERVE_DATA names. Writes results/shared_prefixes.json.gz, a row a run.
 
-Usage: python -m benchmarks.policies.shared_prefixes [--policies auto] [--seeds 3]
+Usage: python -m benchmarks.policies.shared_prefixes [--policies auto] [--seeds 3] [--workloads chats,bursts,mooncake]
 """
 
 import json
@@ -37,7 +38,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "once": {"awaited_blocks": 0.0},
     "once, awaited": {},
 }
-CHATS = "chats behind a system prompt"
 STRETCH = 512
 SYSTEM_TOKENS = 8192
 CELLS = (("h100-llama3-8b", None), ("h100-llama3-8b", 9000), ("a100-llama3-70b-tp4", 9000))
@@ -54,6 +54,21 @@ def counted(variant: str) -> Iterator[None]:
 
     with mock.patch.object(RequestTable, "snapshot", snapshot):
         yield
+
+
+def write_bursts(path: Path, requests: int, together: int = 4, document_tokens: int = 4096) -> None:
+    """Write a trace of requests that come together, within 50 ms, about one document that no other request has."""
+    rng = np.random.default_rng(document_tokens)
+    rows: list[dict[str, Any]] = []
+    for burst, at_s in enumerate(np.cumsum(rng.exponential(1.0, requests // together))):
+        document = [1000 * burst + i for i in range(document_tokens // STRETCH)]
+        for _ in range(together):
+            question, reply = (max(int(rng.lognormal(np.log(median), 0.75)), 2) for median in (150, 200))
+            ids = [*document, *(10**8 + 100 * len(rows) + j for j in range(-(-question // STRETCH)))]
+            sizes = {"input_length": document_tokens + question, "output_length": reply}
+            rows.append({"timestamp": int(1000 * (at_s + 0.05 * rng.random()))} | sizes | {"hash_ids": ids})
+    rows.sort(key=lambda row: row["timestamp"])
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def write_chats(path: Path, requests: int) -> None:
@@ -84,17 +99,23 @@ def experiment(trace: Path, window: Any, profile: str, blocks: int | None, args:
 
 
 def main() -> None:
-    args = parser_for(__doc__, policies="auto", loads="1.5", seeds=3, max_requests=200).parse_args()
+    parser = parser_for(
+        __doc__, policies="auto", loads="1.5", seeds=3, max_requests=200, workloads="chats,bursts,mooncake"
+    )
+    args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with TemporaryDirectory() as folder:
-        chats = Path(folder) / "chats.jsonl"
+        chats, bursts = Path(folder) / "chats.jsonl", Path(folder) / "bursts.jsonl"
         write_chats(chats, 4 * args.max_requests)
+        write_bursts(bursts, 4 * args.max_requests)
         workloads: dict[str, tuple[Path, Any]] = {
-            CHATS: (chats, None),
+            "chats": (chats, None),
+            "bursts": (bursts, None),
             "mooncake": (Path(MOONCAKE), HALVES["earlier"]),
         }
-        for name, (path, window) in workloads.items():
-            for profile, blocks in CELLS[name == CHATS :]:
+        for name in args.workloads.split(","):
+            path, window = workloads[name]
+            for profile, blocks in CELLS[name == "chats" :]:
                 ours = experiment(path, window, profile, blocks, args)
                 points = measured_points(ours)
                 for variant in VARIANTS:
