@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import pandas as pd
 from scipy.stats import gmean
 
-from benchmarks.pages import held_out
+from benchmarks.pages import held_out, hosting
 from benchmarks.pages.results import (
     at_latency,
     by_seed,
@@ -137,6 +137,18 @@ def econo_fixed() -> pd.DataFrame:
         ["stock", "edf" + BUDGET, "sjf" + BUDGET, "andes" + BUDGET, "econo", "auto"], bold=("econo", "auto")
     )
     return chosen(texts, policies | {"econo:length=oracle": "`econo`, lengths known"}, "policy")
+
+
+@table("econo.hosting")
+def econo_hosting() -> pd.DataFrame:
+    """Why EconoServe as published loses: guests, reserved KV, and prompts that wait."""
+    return hosting.hosting()
+
+
+@table("econo.guests")
+def econo_guests() -> pd.DataFrame:
+    """What guests in promised KV gain in `econo`."""
+    return hosting.guests()
 
 
 @table("deadlines.conversations")

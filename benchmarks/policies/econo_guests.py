@@ -7,8 +7,8 @@ the engine model; each form and ``econo`` with predicted and with known lengths.
 ``econo`` of the same lengths, ``latency`` and ``tokens``: latency per token and tokens per second relative to econo's,
 each with half of its 95 % interval, paired by seed. ``guests``: share of the requests that were admitted as guests.
 
-Writes results/econo_guests.json.gz; ``--quick`` writes nothing without ``--out``. Traces are looked for in the folder
-that SLOSERVE_DATA names.
+Writes results/econo_guests.json.gz; ``--quick`` writes nothing without ``--out``. Cells that the file has are not run
+again. Traces are looked for in the folder that SLOSERVE_DATA names.
 """
 
 import json
@@ -23,7 +23,7 @@ from benchmarks.arguments import quick_and_out
 from benchmarks.policies.auto_cells import AutoCell, experiment
 from benchmarks.policies.auto_judged import half_95
 from benchmarks.policies.hosted_econo import FORMS, HostedEcono
-from benchmarks.publish import RESULTS, write_result
+from benchmarks.publish import RESULTS, read_json, write_result
 from sloserve.estimator.planning_cost import planning_costs
 from sloserve.scheduler.econo.policy import Econo
 from sloserve.scheduler.policy import Policy
@@ -106,8 +106,11 @@ def _row(cell: AutoCell, form: str, lengths: str, of: list[dict[str, float]], ba
 
 def main() -> None:
     quick, out = quick_and_out(__doc__, RESULTS / "econo_guests.json.gz")
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = read_json(out).get("rows", []) if out is not None else []
+    done = {AutoCell(*(row[name] for name in AutoCell._fields)) for row in rows}
     for cell in CELLS[:1] if quick else CELLS:
+        if cell in done:
+            continue
         rows += measured(cell, SEEDS[:1], max_requests=60) if quick else measured(cell, SEEDS)
         if out is not None:
             write_result(out, {"seeds": SEEDS, "rows": rows})

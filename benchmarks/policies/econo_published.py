@@ -10,9 +10,11 @@ Lengths are predicted by class, known with an error of 30 % (``fig13`` alone), o
 - ``fig10``: requests in time at load 1.5 under the paper's targets, which are in proportion to the reply.
 - ``fig13``: the parts of the paper at load 1, under the same targets.
 
-Writes results/econo_published.json.gz; ``--quick`` writes nothing without ``--out``.
+Writes results/econo_published.json.gz; ``--quick`` writes nothing without ``--out``. Rows that the file has are not run
+again.
 """
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +22,7 @@ from typing import Any, Final
 
 from benchmarks.arguments import quick_and_out
 from benchmarks.policies.econo_rates import capacities, fixed_deadline
-from benchmarks.publish import RESULTS, write_result
+from benchmarks.publish import RESULTS, read_json, write_result
 from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment import MODEL, Experiment, run_experiment
 from sloserve.sim.experiment_options import SimulateOptions
@@ -100,17 +102,19 @@ def by_policy(row: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
 def main() -> None:
     quick, out = quick_and_out(__doc__, RESULTS / "econo_published.json.gz")
     rows, seeds = ({"econo-sharegpt": 40}, 1) if quick else (ROWS, 3)
-    found: dict[str, Any] = {"requests": rows, "fig13": [], "fig10": [], "fig9": []}
-    first, requests = next(iter(rows.items()))
-    found["fig13"] += by_policy(first, Figure(first, requests, seeds, "1", PARTS).runs())
-    for row, requests in rows.items():
-        found["fig10"] += by_policy(row, Figure(row, requests, seeds, "1.5").runs())
-        if out is not None:
-            write_result(out, found)
-    for row, requests in rows.items():
-        of_row = capacities(Figure(row, requests, seeds, FIG9_LOADS, has_one_target=True).runs())
-        found["fig9"].append({"row": row, "capacity": [one.as_dict() for one in of_row]})
-        print(json.dumps(found["fig9"][-1]), flush=True)
+    found: dict[str, Any] = {"fig13": [], "fig9": [], "fig10": []} | (read_json(out) if out is not None else {})
+    done = {(figure, line["row"]) for figure in ("fig13", "fig9", "fig10") for line in found[figure]}
+    first = next(iter(rows))
+    for figure, row in (("fig13", first), *itertools.product(("fig9", "fig10"), rows)):
+        if (figure, row) in done:
+            continue
+        if figure == "fig9":
+            of_row = capacities(Figure(row, rows[row], seeds, FIG9_LOADS, has_one_target=True).runs())
+            found[figure].append({"row": row, "capacity": [one.as_dict() for one in of_row]})
+            print(json.dumps(found[figure][-1]), flush=True)
+        else:
+            load, parts = ("1", PARTS) if figure == "fig13" else ("1.5", ("full",))
+            found[figure] += by_policy(row, Figure(row, rows[row], seeds, load, parts).runs())
         if out is not None:
             write_result(out, found)
 

@@ -4,7 +4,8 @@ EconoServe reserves blocks for each request's predicted length (exact allocation
 pipelining). Both trust one figure per request, and must pad it. With a distribution of lengths neither is needed:
 occupancy at a future step is a sum over many requests, and their errors even out. Its mean and variance follow from the
 chance of each that it still runs by then, and admission leaves room for some standard deviations. With lengths that are
-known this is the step function of :class:`sloserve.core.kernels.kv_reservation.KvReservation`, looked at on a grid.
+known this is the step function of :class:`sloserve.core.kernels.kv_reservation.KvReservation`, looked at on a grid. To
+lend KV on top of it gains nothing (docs/benchmarks/econo.md, "Hosting in econo").
 """
 
 from typing import Final

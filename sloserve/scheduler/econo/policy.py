@@ -11,8 +11,8 @@ request without targets counts with one of ``UNHURRIED_S``, and class rank decid
 request of a less urgent class.
 
 Source: EconoServe, Sec. 2 and 3. The paper's own form, two queues, exact allocation, groups and nested hosting, is the
-policy ``econo-paper``; ``econo-parts`` takes single parts of this one away. What differs, and what each part gains:
-docs/benchmarks/econo.md.
+policy ``econo-paper``, and none of these is in this policy; ``econo-parts`` takes single parts of this one away. What
+differs, and what each part gains: docs/benchmarks/econo.md.
 """
 
 import math
