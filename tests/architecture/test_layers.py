@@ -12,7 +12,7 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["import
 
 IMPORTERS = {
     "vllm": ["sloserve.vllm_plugin"],
-    "torch": ["sloserve.vllm_plugin", "sloserve.fleet.router.train"],
+    "torch": ["sloserve.vllm_plugin", "sloserve.fleet.router.learner"],
     "matplotlib": ["sloserve.sim.report"],
     "obstore": ["sloserve.fleet.batch_api.objects"],
     "ray": ["sloserve.fleet.pool.ray"],

@@ -57,7 +57,8 @@ def test_a_folder_that_is_not_there_is_said_before_the_training(tmp_path: Path) 
 def test_training_without_torch_names_the_extra_that_brings_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "router.yaml"
     file.write_text(ROUTER)
-    monkeypatch.delitem(sys.modules, "sloserve.fleet.router.train", raising=False)
+    for name in ("train", "learner"):
+        monkeypatch.delitem(sys.modules, f"sloserve.fleet.router.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(
         ConfigError, match=r"training needs torch .*; it comes with vLLM, or pip install -e '\.\[router\]'"
