@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple, Protocol
 
 from sloserve.fleet.gateway.gateway_request import GatewayRequest
+from sloserve.fleet.router.decision import Decision
 
 
 class PredictedTimes(NamedTuple):
@@ -32,12 +33,28 @@ class Chosen(NamedTuple):
         why: Reason for the choice, in a word.
         shadow: Model that another policy would have chosen, if that policy is asked.
         foreseen: Times that were predicted for the request.
+        decision: How the model was chosen; ``None`` for a second choice for the same request.
     """
 
     model: str
     why: str
     shadow: str | None = None
     foreseen: PredictedTimes | None = None
+    decision: Decision | None = None
+
+
+class ResponseTimes(NamedTuple):
+    """Measured times of a complete response, in seconds from the arrival of its request.
+
+    Args:
+        e2e_s: Time of the last token.
+        tokens: Number of output tokens.
+        first_s: Time of the first token; ``None`` if the response was not streamed.
+    """
+
+    e2e_s: float
+    tokens: int
+    first_s: float | None = None
 
 
 class Chooser(Protocol):
@@ -70,5 +87,16 @@ class Chooser(Protocol):
             model: Chosen model.
             foreseen: Times that were predicted for the request.
             ratio: Measured time divided by the predicted time.
+        """
+        ...
+
+    def settled(self, chosen: Chosen, times: ResponseTimes | None, took_s: float, *, has_left: bool) -> None:
+        """Note the outcome of a request that was served by its first choice.
+
+        Args:
+            chosen: Choice of its model.
+            times: Measured times; ``None`` unless its response is complete.
+            took_s: Seconds from its arrival to its end.
+            has_left: Whether its client left before the end.
         """
         ...

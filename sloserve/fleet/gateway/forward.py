@@ -25,6 +25,7 @@ from sloserve.core.finished import Latency
 from sloserve.core.outcome import Outcome
 from sloserve.fleet.contract.endpoint import Refusal, Refused
 from sloserve.fleet.gateway.agent_connections import BrokenResponse, EngineResponse
+from sloserve.fleet.gateway.choosing import ResponseTimes
 from sloserve.fleet.gateway.gateway_request import GatewayRequest
 from sloserve.fleet.gateway.held import HeldRequest, HeldTooLong, HoldFull
 from sloserve.fleet.gateway.instances import SentRequest
@@ -108,7 +109,7 @@ class RequestAccounting:
         if not tokens:
             latency = None
         elif latency is not None:
-            choice.completed(latency.e2e_s, tokens)
+            choice.completed(ResponseTimes(latency.e2e_s, tokens, latency.ttft_s if request.streamed else None))
         if self._ticket is not None:
             self._ticket.ended(latency, tokens, now_s)
 
@@ -245,7 +246,7 @@ class ForwardedRequest:
 
     async def run(self) -> None:
         """Serve the request. Raises: SloServeError if nothing of a response was sent; ClientLeft."""
-        outcome = Outcome.FAILED
+        outcome, choice = Outcome.FAILED, None
         try:
             with self._parts.places.place(self._tenant) as place:
                 request = await self._read(place)
@@ -263,6 +264,9 @@ class ForwardedRequest:
             raise
         finally:
             self._parts.metrics.ended(*self._counted_as, outcome)
+            is_refused_by_engine = outcome is Outcome.REJECTED and self.answer.begun
+            if choice is not None and not is_refused_by_engine:  # the client's fault says nothing about the choice
+                choice.ended(has_left=outcome is Outcome.ABORTED)
 
     async def _read(self, place: RequestPlace) -> GatewayRequest:
         scope, body = self._opened.scope, await self._opened.body.read(place.take)

@@ -5,6 +5,7 @@ import secrets
 import ssl
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from hashlib import sha256
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -103,10 +104,12 @@ class Gateway:
             DemandMeter(settings.classes, {m.name: m.start.tokens_an_event for m in fleet.models.values()}),
             self.metrics,
         )
-        if fleet.router is not None:
-            self.parts.chooser = ModelSets(fleet, fleet.router, self.parts)
-        self.metrics.watch(self._gauges)
         name = around.name or f"gateway-{secrets.token_hex(8)}"
+        self._sets = None
+        if fleet.router is not None:
+            seed = sha256(name.encode()).digest()
+            self._sets = self.parts.chooser = ModelSets(fleet, fleet.router, self.parts, seed)
+        self.metrics.watch(self._gauges)
         self.watch = Watch(name, around.store, around.endpoints, self.parts)
         self._checking: asyncio.Task[None] | None = None
         batches, self._work = self._batches(around, clock)
@@ -140,6 +143,8 @@ class Gateway:
             await self.watch.stop()
             if self._work is not None:
                 await asyncio.to_thread(self._work.stop)
+            if self._sets is not None:
+                await asyncio.to_thread(self._sets.close)
         finally:
             await self._agents.close()
 

@@ -74,6 +74,23 @@ class GatewayMetrics:
             buckets=_RATIOS,
             registry=self.registry,
         )
+        self._quality = prometheus_client.Summary(
+            "sloserve:gateway_auto_quality",
+            "Quality in time of requests that left the model open: of the model that served, 0 if it was late.",
+            ["policy"],
+            registry=self.registry,
+        )
+        self._rolled_back = prometheus_client.Gauge(
+            "sloserve:gateway_auto_rolled_back",
+            "1 if the trained policy was worse than greedy and greedy decides in its place, 0 otherwise.",
+            registry=self.registry,
+        )
+        self._logged = prometheus_client.Counter(
+            "sloserve:gateway_auto_logged_total",
+            "Choices for the log: written, or dropped since the disk is slow or the log has ended.",
+            ["result"],
+            registry=self.registry,
+        )
         self._child: Callable[..., Any] = functools.cache(lambda metric, *labels: metric.labels(*labels))
 
     def watch(self, gauges: Callable[[], Iterable[GaugeMetricFamily]]) -> None:
@@ -97,6 +114,18 @@ class GatewayMetrics:
             ratio: Measured time divided by the predicted time.
         """
         self._child(self._ratio, model).observe(ratio)
+
+    def settled(self, policy: str, quality: float) -> None:
+        """Count the quality in time of a request that left the model open, by the policy that decided."""
+        self._child(self._quality, policy).observe(quality)
+
+    def rolled_back(self) -> None:
+        """Record that greedy decides in place of the trained policy."""
+        self._rolled_back.set(1.0)
+
+    def logged(self, *, is_written: bool) -> None:
+        """Count a choice that goes to the log, or that is dropped."""
+        self._child(self._logged, "written" if is_written else "dropped").inc()
 
     def retried(self, reason: str) -> None:
         self._child(self._retries, reason).inc()

@@ -5,7 +5,7 @@ from typing import Final
 from urllib.parse import quote
 
 from sloserve.core.errors import InvalidRequest, UnknownModel
-from sloserve.fleet.gateway.choosing import Chosen, PredictedTimes
+from sloserve.fleet.gateway.choosing import Chosen, ResponseTimes
 from sloserve.fleet.gateway.gateway_request import GatewayRequest
 from sloserve.fleet.gateway.parts import GatewayState
 
@@ -24,7 +24,8 @@ class ModelChoice:
     def __init__(self, parts: GatewayState, request: GatewayRequest) -> None:
         self._parts, self._request = parts, request
         self._choose: partial[Chosen] | None = None
-        self._foreseen: PredictedTimes | None = None
+        self._chosen: Chosen | None = None
+        self._times: ResponseTimes | None = None
         self.headers: list[tuple[bytes, bytes]] = []
         models, sets = parts.models_of(request.tenant)
         if parts.chooser is not None and isinstance(request.model, str) and request.model in sets:
@@ -46,12 +47,20 @@ class ModelChoice:
         self._request.to_model(chosen.model)
         value = f"{quote(chosen.model, safe=_IN_HEADER)};why={chosen.why}"
         self.headers = [(CHOSEN_MODEL.encode(), value.encode())]
-        self._foreseen = chosen.foreseen
+        self._chosen = chosen
         self._parts.metrics.chose(chosen.model, chosen.why, chosen.shadow)
 
-    def completed(self, e2e_s: float, tokens: int) -> None:
+    def completed(self, times: ResponseTimes) -> None:
         """Record that the output came to its end."""
-        if self._foreseen is not None and self._parts.chooser is not None:
-            ratio = e2e_s / self._foreseen.completion_s(tokens)
-            self._parts.chooser.ended(self._request.model, self._foreseen, ratio)
+        self._times = times
+        foreseen = None if self._chosen is None else self._chosen.foreseen
+        if foreseen is not None and self._parts.chooser is not None:
+            ratio = times.e2e_s / foreseen.completion_s(times.tokens)
+            self._parts.chooser.ended(self._request.model, foreseen, ratio)
             self._parts.metrics.completed(self._request.model, ratio)
+
+    def ended(self, *, has_left: bool) -> None:
+        """Record that the request has ended, in whatever way; ``has_left`` says that its client left before the end."""
+        if self._chosen is not None and self._parts.chooser is not None:
+            took_s = self._parts.clock.monotonic_s() - self._request.arrival_s
+            self._parts.chooser.settled(self._chosen, self._times, took_s, has_left=has_left)

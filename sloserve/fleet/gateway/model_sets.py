@@ -1,5 +1,6 @@
 """Choice among a set of models, as ``auto``: puts what the gateway knows of request and models before the router."""
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
@@ -9,16 +10,22 @@ from typing import Final
 from sloserve.core.errors import ConfigError, InvalidRequest
 from sloserve.fleet.fleet import Fleet, FleetModel
 from sloserve.fleet.gateway.calibration import Calibration
-from sloserve.fleet.gateway.choosing import Chosen, PredictedTimes
+from sloserve.fleet.gateway.choice_log import ChoiceLog
+from sloserve.fleet.gateway.choosing import Chosen, PredictedTimes, ResponseTimes
 from sloserve.fleet.gateway.gateway_request import GatewayRequest, needs_of
 from sloserve.fleet.gateway.instances import UNAVAILABLE, UNKNOWN
 from sloserve.fleet.gateway.parts import GatewayState
 from sloserve.fleet.gateway.prediction import NOTHING, Work, total
 from sloserve.fleet.gateway.prefixes import beginnings
 from sloserve.fleet.router.candidates import Barred, Candidate, RequestFacts
+from sloserve.fleet.router.choice_records import VERSION, ChoiceLine, RunLine
 from sloserve.fleet.router.choose import ModelChooser
+from sloserve.fleet.router.decision import Decision
+from sloserve.fleet.router.features import Schema
 from sloserve.fleet.router_section import FleetRouter
 from sloserve.scheduler.virtual_queues.contract import RunningSums
+
+logger = logging.getLogger(__name__)
 
 _ROUTES: Final = ("/v1/chat/completions", "/v1/completions")
 """Routes on which sets are allowed; elsewhere, as for embeddings, outputs of two models cannot be used together."""
@@ -27,17 +34,25 @@ _ROUTES: Final = ("/v1/chat/completions", "/v1/completions")
 class ModelSets:
     """Chooses models by the router of a fleet.
 
+    Args:
+        fleet: The fleet.
+        router: Router of the fleet.
+        parts: State of the gateway.
+        seed: Seed that says which requests explore, another one for each gateway.
+
     Raises: ConfigError for a policy that cannot be used.
     """
 
-    def __init__(self, fleet: Fleet, router: FleetRouter, parts: GatewayState) -> None:
+    def __init__(self, fleet: Fleet, router: FleetRouter, parts: GatewayState, seed: bytes = b"") -> None:
         self._models, self._sets, self._parts = fleet.models, router.sets, parts
         self._slower: defaultdict[str, Calibration] = defaultdict(Calibration)
+        self._is_rolled_back = False
         self._wakes_s = min(fleet.switching.max_wait_s, parts.limits.hold_max_s)
         try:
-            self._chooser = ModelChooser.of(router.settings, router.folder)
+            self._chooser = ModelChooser.of(router.settings, router.folder, seed=seed)
         except ConfigError as error:
             raise ConfigError(f"{fleet.source}: router: {error}") from None
+        self._log = _log_of(router)
 
     def sets(self, models: Collection[str]) -> Mapping[str, Collection[str]]:
         """Return the models in ``models`` that are in each set, by its name; empty sets are left out."""
@@ -66,11 +81,49 @@ class ModelSets:
                 "model", request.model, f"able to serve this request: {self._why_not(facts, choice.barred)}"
             )
         return Chosen(
-            choice.model, choice.why.value, choice.shadow, self._foreseen(choice.model, candidates, facts, now_s)
+            choice.model,
+            choice.why.value,
+            choice.shadow,
+            self._foreseen(choice.model, candidates, facts, now_s),
+            choice.decision,
         )
 
     def ended(self, model: str, foreseen: PredictedTimes, ratio: float) -> None:
         self._slower[model].ended(ratio * foreseen.slower, self._parts.clock.monotonic_s())
+
+    def settled(self, chosen: Chosen, times: ResponseTimes | None, took_s: float, *, has_left: bool) -> None:
+        decision = chosen.decision
+        if decision is None:
+            return
+        in_time = _in_time(decision, times, took_s, has_left=has_left)
+        if in_time is not None:
+            quality = decision.quality if in_time else 0.0
+            self._parts.metrics.settled(decision.arm.value, quality)
+            self._compare(decision, quality)
+        if self._log is not None and decision.features is not None:
+            line = _line(decision, chosen.why, in_time, took_s, 0 if times is None else times.tokens)
+            self._parts.metrics.logged(is_written=self._log.add(line))
+
+    def close(self) -> None:
+        """Write what the log of choices still has to write."""
+        if self._log is not None:
+            self._log.close()
+
+    def _compare(self, decision: Decision, quality: float) -> None:
+        guard = self._chooser.guard
+        if guard is None or decision.trial is None:
+            return
+        guard.ended(decision.trial, quality)
+        if guard.has_lost and not self._is_rolled_back:
+            self._is_rolled_back = True
+            self._parts.metrics.rolled_back()
+            logger.warning(
+                "the router's policy earned %.3f less quality in time than greedy (interval +- %.3f, %d comparisons): "
+                "greedy chooses models until the gateway is started again",
+                -guard.mean,
+                guard.half,
+                guard.cycles,
+            )
 
     def _facts(self, request: GatewayRequest, among: Collection[str], elapsed_s: float) -> RequestFacts:
         needs = needs_of(request)
@@ -155,3 +208,40 @@ class ModelSets:
             else:
                 reasons.append(f"{name} is not awake in time")
         return "; ".join(reasons) or "the set has no model"
+
+
+def _log_of(router: FleetRouter) -> ChoiceLog | None:
+    settings = router.settings
+    if settings.log is None:
+        return None
+    models = list(settings.models)
+    about = RunLine(VERSION, "", Schema(len(models)).as_text(), models, settings.policy, settings.explore)
+    return ChoiceLog(router.folder / settings.log, settings.log_mib << 20, about)
+
+
+def _in_time(decision: Decision, times: ResponseTimes | None, took_s: float, *, has_left: bool) -> bool | None:
+    """Return whether a request was served in time; ``None`` if its client left before its time was over."""
+    if times is not None:
+        return decision.in_time(times.e2e_s, times.tokens, times.first_s)
+    return None if has_left and took_s + decision.facts.network_s <= decision.limit_s() else False
+
+
+def _line(decision: Decision, why: str, in_time: bool | None, took_s: float, tokens: int) -> ChoiceLine:
+    assert decision.features is not None
+    return ChoiceLine(
+        n=decision.number,
+        at_s=round(decision.at_s, 4),
+        task=decision.task,
+        weight=decision.weight,
+        x=[round(value, 5) for value in decision.features.tolist()],
+        allowed=[i for i, is_allowed in enumerate(decision.allowed.tolist()) if is_allowed],
+        best=decision.best,
+        chosen=decision.chosen,
+        why=why,
+        p=decision.propensity,
+        quality=decision.quality,
+        limit_s=round(max(decision.limit_s(tokens or None), 1e-3), 4),
+        took_s=round(took_s, 4),
+        in_time=in_time,
+        tokens=tokens,
+    )

@@ -35,6 +35,8 @@ from sloserve.fleet.router.quality import QualityTable
 AUTO = "auto"
 """Name under which a request asks for the set of all models."""
 MAX_MODELS, MAX_TASKS, MAX_SETS = 64, 256, 64
+MOST_EXPLORED = 0.1
+"""Greatest share of requests that may explore."""
 _MOST_MS, _LEAST_RATE, _MOST_RATE = 1e7, 1e-4, 1e6
 _USUAL_BATCH = 64
 """Number of decoding requests beside which the cost of a prompt token is taken."""
@@ -96,6 +98,10 @@ class RouterSettings(_Section):
         policy: ``greedy``, ``shipped`` or a file of ``sloserve train-router``.
         shadow: a policy, named likewise, that only says what it would have chosen.
         conversations: The most conversations that are remembered.
+        rollback: Whether a trained policy is compared with greedy while it serves, and given up if it is worse.
+        explore: Share of the requests that go to a model drawn evenly from the models that should be in time.
+        log: File to which each choice and its outcome are written, relative to the router's file; ``None`` for none.
+        log_mib: Most size of that file and of the older ones beside it, in MiB.
     """
 
     models: Annotated[list[Name], Field(min_length=1, max_length=MAX_MODELS), Allowed("a list of models")]
@@ -112,6 +118,12 @@ class RouterSettings(_Section):
     policy: Name = "greedy"
     shadow: Annotated[Name | None, Allowed("greedy, shipped or a file")] = None
     conversations: Annotated[int, Field(strict=True, ge=0, le=10**7), Allowed("a whole number >= 0")] = 100_000
+    rollback: Annotated[bool, Field(strict=True), Allowed("true or false")] = True
+    explore: Annotated[
+        float, Field(strict=True, ge=0.0, le=MOST_EXPLORED), Allowed(f"a number from 0 to {MOST_EXPLORED:g}")
+    ] = 0.0
+    log: Annotated[Name | None, Allowed("the path of a file")] = None
+    log_mib: Annotated[int, Field(strict=True, ge=1, le=10**6), Allowed("a whole number of MiB from 1")] = 256
     system: Annotated[SystemSection | None, Allowed("a mapping: what train-router simulates")] = None
 
     @property

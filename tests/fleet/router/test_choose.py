@@ -127,6 +127,52 @@ def test_a_policy_decides_among_those_in_time_and_a_shadow_only_speaks() -> None
     assert broken.choose(FACTS, IDLE, 0.0).model == LARGE  # greedy
 
 
+def test_a_share_of_requests_explores_only_models_in_time_and_says_how_likely_that_was() -> None:
+    settings = SETTINGS.model_copy(update={"explore": 0.1})
+    chooser, same = ModelChooser(settings, seed=b"a"), ModelChooser(settings, seed=b"a")
+    late = busy(SMALL, 9.0)  # two models are left
+    found = [chooser.choose(FACTS, late, i * 0.1) for i in range(1500)]
+    again = [same.choose(FACTS, late, i * 0.1) for i in range(1500)]
+    assert [one.model for one in found] == [one.model for one in again]
+    models = [one.model for one in found]
+    assert set(models) == {MIDDLE, LARGE} and models.count(MIDDLE) / 1500 == pytest.approx(0.05, abs=0.015)
+    chances = {one.model: one.decision.propensity for one in found if one.decision is not None}
+    assert chances == {LARGE: pytest.approx(0.95), MIDDLE: pytest.approx(0.05)}
+    assert {one.why for one in found if one.model == MIDDLE} == {Why.EXPLORED}
+    other = ModelChooser(settings, seed=b"b")
+    assert [other.choose(FACTS, late, i * 0.1).model for i in range(1500)] != models
+
+
+def test_neither_conversations_nor_second_choices_nor_late_requests_explore() -> None:
+    chooser = ModelChooser(SETTINGS.model_copy(update={"explore": 0.1}))
+    talk = replace(FACTS, conversation="a", begins=False)
+    first = chooser.choose(replace(talk, begins=True), IDLE, 0.0).model
+    stays = [chooser.choose(talk, IDLE, float(i)) for i in range(300)]
+    assert {(one.model, one.why) for one in stays} == {(first, Why.CONVERSATION)}
+    assert all(one.decision is not None and one.decision.propensity == 1.0 for one in stays)
+    seconds = [chooser.choose(FACTS, IDLE, 300.0 + i, again=True) for i in range(300)]
+    assert {(one.model, one.decision) for one in seconds} == {(LARGE, None)}
+    hurried = replace(FACTS, targets=Targets(e2e_s=0.1))
+    late = [chooser.choose(hurried, IDLE, 600.0 + i) for i in range(300)]
+    assert {(one.model, one.why) for one in late} == {(SMALL, Why.SOONEST)}
+
+
+def test_a_policy_that_is_worse_than_greedy_is_given_up_unless_the_settings_keep_it() -> None:
+    worse = valuing(1.0, 0.0, 0.0)  # the smallest model, always
+    chooser = ModelChooser(SETTINGS.model_copy(update={"log": "choices.jsonl"}), worse)
+    for i in range(2600):
+        decision = chooser.choose(FACTS, IDLE, float(i)).decision
+        assert decision is not None and decision.trial is not None and decision.features is not None
+        chooser.guard.ended(decision.trial, decision.quality)  # type: ignore[union-attr]
+    assert chooser.guard is not None and chooser.guard.has_lost
+    assert chooser.guard.mean == pytest.approx(0.70 - 1.0)  # openbookqa, the task of the class
+    choice = chooser.choose(FACTS, IDLE, 4000.0)
+    assert (choice.model, choice.why) == (LARGE, Why.BEST)
+    assert chooser.choose(FACTS, IDLE, 4001.0, again=True).model == LARGE
+    kept = ModelChooser(SETTINGS.model_copy(update={"rollback": False}), worse)
+    assert kept.guard is None and {kept.choose(FACTS, IDLE, float(i)).model for i in range(300)} == {SMALL}
+
+
 def test_a_policy_is_read_as_written_and_only_for_the_same_features_and_models(tmp_path: Path) -> None:
     path, schema = tmp_path / "p.safetensors", Schema(3).as_text()
     valuing(1.0, 3.0, 2.0).save(path)
