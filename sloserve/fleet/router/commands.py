@@ -10,6 +10,7 @@ import typer
 from sloserve.cli.option_groups import with_option_groups
 from sloserve.cli.output_flags import JsonFlag
 from sloserve.cli.root import app
+from sloserve.core.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +36,21 @@ def train_router(
         typer.Option(help="Judge this policy instead of training one.", metavar="POLICY", show_default=False),
     ] = None,
     plots: Annotated[Path | None, typer.Option(help="Folder for figures. Default: no figures.")] = None,
+    from_logs: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Learn from this log of choices, not from a simulation; repeatable."),
+    ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(help="With --from-logs: begin at the weights of this policy.", metavar="POLICY"),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Train a router, which chooses the model of each request, in a simulation of the system in ROUTER.yaml.
+    """Train a router, which chooses the model of each request, in a simulation of ROUTER.yaml or from logs.
 
     The policy is compared with each model alone and with greedy, which needs no training: the best model for the task
-    that should be in time. It is written after each tenth of the training. Serving it needs only numpy. See
-    docs/router.md.
+    that should be in time. It is written after each tenth of the training. Serving it needs only numpy. A policy from
+    logs is written only if the log shows that it is not worse than greedy. See docs/router.md.
     """
     # Threads of numpy and torch that wait for each other take many times longer than such small products do.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -50,6 +59,15 @@ def train_router(
     from sloserve.fleet.router.training_settings import TrainingSettings
 
     settings = TrainingSettings(**asdict(training))
+    if from_logs:
+        if evaluate is not None or plots is not None:
+            raise ConfigError("--from-logs: cannot be used with --evaluate or --plots, which simulate")
+        from sloserve.fleet.router.logs_command import train_from_logs
+
+        train_from_logs(file, out, settings, from_logs, start=start, as_json=as_json)
+        return
+    if start is not None:
+        raise ConfigError("--start: only with --from-logs")
     train_and_report(file, out, settings, evaluate=evaluate, plots=plots, as_json=as_json)
 
 

@@ -30,6 +30,7 @@ class Served:
         reward: Reward of each request, without the weight.
         latency_s: Seconds without the network, infinite for a refused request.
         network_s: Seconds of the network.
+        ticket: Number of the request in the order in which the rule chose models.
     """
 
     system: IntArray
@@ -41,6 +42,7 @@ class Served:
     device: IntArray
     latency_s: FloatArray
     network_s: FloatArray
+    ticket: IntArray
 
     def where(self, chosen: FloatArray | IntArray) -> "Served":
         return Served(*(getattr(self, name)[chosen] for name in self.__slots__))
@@ -69,7 +71,7 @@ def serve_all(system: System, rule: Rule, arrivals: Arrivals, systems: int, rng:
     reward[tickets] = rewards / system.weights[task[tickets]]
     latency_s[tickets] = ended_s - arrival_s[tickets]
     order = np.lexsort((arrival_s, of))
-    columns = (of, task, model, reward, rate, arrival_s, device, latency_s, network_s)
+    columns = (of, task, model, reward, rate, arrival_s, device, latency_s, network_s, np.arange(served))
     return Served(*(column[order] for column in columns))
 
 

@@ -1,0 +1,109 @@
+"""Trains a router from logs of choices, without a simulated system, by Double DQN on what was logged.
+
+A choice decides what the next requests find: a large model that is busy cannot serve a request that needs it more. A
+regression of each request's own reward (a contextual bandit) learns greedy again, which does not see that. So the
+values are of sequences, as in the simulation: the reward and the discounted value of the next request's state.
+Since values are learned for each state and choice, and the log has all that decided, no choice needs a weight to be
+right; choices that exploration made are drawn more often, so that the net sees enough of them.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from sloserve.core.arrays import BoolArray, FloatArray
+from sloserve.core.errors import ConfigError
+from sloserve.fleet.router.choice_records import LoggedChoices
+from sloserve.fleet.router.learner import Learner, discounts_after
+from sloserve.fleet.router.network import Network
+from sloserve.fleet.router.off_policy import Estimate, estimate
+from sloserve.fleet.router.training_settings import TrainingSettings
+
+LEARNED_SHARE: Final = 0.7
+"""Share of each run that is learned from: the first part. The rest is for the estimate."""
+MOST_WEIGHT: Final = 20.0
+"""How many times as often as a certain choice an unlikely one is drawn, at most."""
+FEWEST: Final = 200
+"""Fewest choices of each part."""
+AVERAGE_EVERY: Final = 50
+"""Gradient steps between weights that are averaged."""
+
+
+def split(choices: LoggedChoices) -> tuple[LoggedChoices, LoggedChoices]:
+    """Return the part to learn from, and the part for the estimate.
+
+    Raises: ConfigError if there are too few choices.
+    """
+    learned: BoolArray = np.zeros(choices.run.size, np.bool_)
+    for run in np.unique(choices.run):
+        of = np.flatnonzero(choices.run == run)
+        learned[of[: int(LEARNED_SHARE * of.size)]] = True
+    parts = choices.where(learned), choices.where(~learned)
+    known = min(int(np.isfinite(part.reward).sum()) for part in parts)
+    if known < FEWEST:
+        least = round(FEWEST / (1.0 - LEARNED_SHARE))
+        raise ConfigError(
+            f"--from-logs: {choices.run.size} choices are too few; give logs with about {least} or more, and with "
+            "`explore` above 0"
+        )
+    return parts
+
+
+def train(
+    choices: LoggedChoices,
+    models: tuple[str, ...],
+    settings: TrainingSettings,
+    start: Network | None = None,
+    progress: Callable[[int], None] = lambda steps: None,
+) -> Network:
+    """Return the policy that is learned from ``choices``.
+
+    Args:
+        choices: Choices to learn from.
+        models: Names of the models, smallest first.
+        settings: Settings of the training.
+        start: Policy with the weights at which the training begins; ``None`` for random ones.
+        progress: Called now and then with the steps done.
+    """
+    learner, rng = Learner(models, settings), np.random.default_rng(settings.seed)
+    if start is not None:
+        learner.begin_at(start)
+    states = choices.states.astype(np.float32)
+    rewards = (choices.reward - settings.centre).astype(np.float32)
+    discounts = discounts_of(choices, settings)
+    known = np.flatnonzero(np.isfinite(rewards) & (discounts > 0.0))
+    chances = np.cumsum(np.minimum(1.0 / choices.propensity[known], MOST_WEIGHT))
+    next_allowed = choices.allowed.copy()
+    next_allowed[choices.fixed] = False
+    next_allowed[choices.fixed, choices.chosen[choices.fixed]] = True
+    steps = max(settings.steps // settings.steps_a_gradient, 1)
+    for step in range(steps):
+        at = known[np.searchsorted(chances, rng.random(settings.batch) * chances[-1], side="right")]
+        learner.learn(
+            states[at],
+            choices.chosen[at],
+            rewards[at],
+            discounts[at].astype(np.float32),
+            states[at + 1],
+            next_allowed[at + 1],
+        )
+        if step >= (1.0 - settings.averaged) * steps and step % AVERAGE_EVERY == 0:
+            learner.average()
+        progress(step * settings.steps_a_gradient)
+    return learner.network
+
+
+def discounts_of(choices: LoggedChoices, settings: TrainingSettings) -> FloatArray:
+    """Return the discount of what comes after each choice: 0 for the last choice of a run."""
+    found = np.zeros(choices.run.size)
+    gap_s = np.maximum(np.diff(choices.at_s), 0.0)
+    found[:-1] = discounts_after(gap_s, choices.limit_s[:-1], settings)
+    found[:-1][np.diff(choices.run) != 0] = 0.0
+    return found
+
+
+def judge(choices: LoggedChoices, network: Network, settings: TrainingSettings) -> Estimate:
+    """Return what ``network`` is worth, from choices that it was not trained on."""
+    values = network.values(choices.states)
+    return estimate(choices, values, discounts_of(choices, settings), centre=settings.centre, seed=settings.seed)

@@ -1,0 +1,141 @@
+"""What a log of choices says about a policy, and what is learned from it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from sloserve.core.errors import ConfigError
+from sloserve.fleet.router.choice_records import VERSION, ChoiceLine, LoggedChoices, RunLine
+from sloserve.fleet.router.features import Schema
+from sloserve.fleet.router.logs_command import train_from_logs
+from sloserve.fleet.router.network import load_network
+from sloserve.fleet.router.off_policy import estimate
+from sloserve.fleet.router.train_logs import discounts_of, split
+from sloserve.fleet.router.training_settings import TrainingSettings
+
+ROUTER = """
+models: [small, large]
+quality: {hard: {small: 0.5, large: 1.0}}
+"""
+INPUTS = len(Schema(2).names)
+
+
+def logged(number: int, small: float, large: float, explore: float = 0.2, seed: int = 0) -> LoggedChoices:
+    """Independent requests for which greedy takes ``large``; each model earns a reward with this probability."""
+    rng = np.random.default_rng(seed)
+    chosen = np.where(rng.random(number) < explore / 2, 0, 1)
+    return LoggedChoices(
+        run=np.zeros(number, np.int64),
+        at_s=np.arange(number) * 100.0,  # so far apart that no choice matters to the next
+        states=rng.random((number, INPUTS)),
+        allowed=np.ones((number, 2), np.bool_),
+        best=np.ones(number, np.int64),
+        chosen=chosen,
+        propensity=np.where(chosen == 0, explore / 2, 1.0 - explore / 2),
+        fixed=np.zeros(number, np.bool_),
+        reward=(rng.random(number) < np.where(chosen == 0, small, large)).astype(np.float64),
+        limit_s=np.ones(number),
+    )
+
+
+def over_greedy(choices: LoggedChoices, values: Any, **more: Any) -> Any:
+    values = np.broadcast_to(np.asarray(values, np.float64), (choices.run.size, 2)).copy()
+    return estimate(choices, values, np.full(choices.run.size, 1e-9), centre=0.0, **more).over_greedy
+
+
+@pytest.mark.parametrize("values", [(0.9, 0.6), (0.9, 0.0)])
+def test_the_estimate_is_right_although_the_nets_values_are_wrong(values: tuple[float, float]) -> None:
+    """The policy takes the small model, which is worth 0.2 more than greedy's choice."""
+    found = [over_greedy(logged(4000, 0.9, 0.7, seed=seed), values) for seed in range(20)]
+    assert np.mean([one.mean for one in found]) == pytest.approx(0.2, abs=0.01)
+    assert sum(one.low <= 0.2 <= one.high for one in found) >= 17
+
+
+def test_a_policy_that_is_greedy_differs_by_nothing() -> None:
+    found = over_greedy(logged(400, 0.9, 0.7), (0.0, 1.0))
+    assert (found.mean, found.low, found.high) == (0.0, 0.0, 0.0)
+
+
+def test_a_conversation_and_an_unknown_outcome_count_for_no_policy() -> None:
+    choices = logged(400, 0.9, 0.7)
+    held = replace(choices, fixed=np.ones(400, np.bool_), propensity=np.ones(400))
+    assert over_greedy(held, (1.0, 0.0)).mean == 0.0
+    unknown = replace(choices, reward=np.full(400, np.nan))
+    unknown.reward[0] = 1.0
+    assert over_greedy(unknown, (0.8, 0.5)).mean == pytest.approx(0.3, abs=0.02)
+
+
+def test_what_comes_after_the_last_choice_of_a_run_is_not_known() -> None:
+    choices = replace(logged(6, 1.0, 1.0), run=np.array([0, 0, 0, 1, 1, 1]), at_s=np.arange(6) * 0.5)
+    found = discounts_of(choices, TrainingSettings())
+    np.testing.assert_allclose(found, np.array([1.0, 1.0, 0.0, 1.0, 1.0, 0.0]) * np.exp(-0.5 / 2.0), rtol=1e-6)
+
+
+def test_each_run_is_learned_from_first_and_estimated_on_last() -> None:
+    choices = replace(logged(1000, 0.9, 0.7), run=np.repeat([0, 1], [400, 600]), at_s=np.arange(1000.0))
+    learned, held_out = split(choices)
+    assert (learned.run.size, held_out.run.size) == (700, 300)
+    assert held_out.at_s[:1] == 280.0 and held_out.at_s[-1] == 999.0
+    with pytest.raises(ConfigError, match="50 choices are too few; give logs with about 667 or more"):
+        split(logged(50, 0.9, 0.7))
+
+
+def written(path: Path, choices: LoggedChoices) -> Path:
+    lines: list[msgspec.Struct] = [RunLine(VERSION, "a", Schema(2).as_text(), ["small", "large"], "greedy", 0.2)]
+    for i in range(choices.run.size):
+        lines.append(
+            ChoiceLine(
+                n=i,
+                at_s=float(choices.at_s[i]),
+                task=None,
+                weight=1.0,
+                x=choices.states[i].tolist(),
+                allowed=[0, 1],
+                best=1,
+                chosen=int(choices.chosen[i]),
+                why="best",
+                p=float(choices.propensity[i]),
+                quality=1.0,
+                limit_s=1.0,
+                took_s=1.0,
+                in_time=bool(choices.reward[i]),
+                tokens=1,
+            )
+        )
+    path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    return path
+
+
+SHORT = TrainingSettings(steps=16 * 400, hidden=32, learning_rate=1e-3)
+
+
+@pytest.mark.slow
+def test_a_better_policy_is_learned_and_written_with_its_estimate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The large model is late so often that the small one earns more; greedy cannot know."""
+    file, out = tmp_path / "router.yaml", tmp_path / "p.safetensors"
+    file.write_text(ROUTER)
+    log = written(tmp_path / "log.jsonl", logged(3000, 0.9, 0.4))
+    train_from_logs(file, out, SHORT, [log])
+    network = load_network(out, Schema(2).as_text(), ("small", "large"))
+    values = network.values(np.random.default_rng(1).random((100, INPUTS)))
+    assert (values[:, 0] > values[:, 1]).mean() > 0.95
+    assert network.about["over_greedy"].startswith("+0.") and network.about["choices"] == "2100"
+    assert "the policy minus greedy" in capsys.readouterr().out
+    train_from_logs(file, tmp_path / "q.safetensors", SHORT, [log])
+    assert (tmp_path / "q.safetensors").read_bytes() == out.read_bytes()
+
+
+def test_a_policy_that_may_be_worse_than_greedy_is_not_written(tmp_path: Path) -> None:
+    """400 requests of two models that are worth the same."""
+    file, out = tmp_path / "router.yaml", tmp_path / "p.safetensors"
+    file.write_text(ROUTER)
+    log = written(tmp_path / "log.jsonl", logged(1000, 0.7, 0.7, explore=0.02))
+    with pytest.raises(ConfigError, match="is not written: the policy may be worse than greedy"):
+        train_from_logs(file, out, TrainingSettings(steps=16 * 200), [log])
+    assert not out.exists()
