@@ -32,6 +32,8 @@ class WorkloadRequest:
         prefix_ids: Ids of the prompt's blocks of ``prefix_block_tokens`` tokens, at least 0, or ``OUTPUT_ID``. Two
             prompts share KV as far as their leading ids agree; a prompt without ids shares nothing.
         model: Name of the model that the request asks for; empty where there is only one.
+        prefix_block_tokens: Tokens of each block that ``prefix_ids`` names.
+        tenant: Name of the tenant that sends it; empty where it is not known.
     """
 
     request_id: str
@@ -45,3 +47,4 @@ class WorkloadRequest:
     prefix_ids: tuple[int, ...] = ()
     model: str = ""
     prefix_block_tokens: int = PREFIX_BLOCK_TOKENS
+    tenant: str = ""

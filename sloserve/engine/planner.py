@@ -29,8 +29,10 @@ from sloserve.engine.port import EnginePort, EngineRequest
 from sloserve.engine.prefix_reuse import STRETCH_TOKENS, PrefixReuse
 from sloserve.engine.request_table import RequestTable
 from sloserve.engine.shadow import Shadow
+from sloserve.engine.tenant_shares import TenantShares
 from sloserve.estimator.planning_cost import PlanningCost
 from sloserve.lso.decode_first import service_order
+from sloserve.lso.engine_pace import pace_of
 from sloserve.lso.lengths import Lengths
 from sloserve.lso.step_budget import MOST_PROMPTS, StepBudget
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot, check_plan
@@ -62,6 +64,7 @@ class Planner:
         may_pause: bool,
         may_preempt: bool = True,
         cost: PlanningCost | None,
+        shares: TenantShares | None = None,
     ) -> None:
         """Build an empty request table with the columns that the policies read.
 
@@ -75,6 +78,7 @@ class Planner:
             may_pause: Whether the engine can pause requests.
             may_preempt: Whether the engine lets a plan preempt requests.
             cost: Cost of planning in virtual time; ``None`` to measure it.
+            shares: Service of the tenants so far; ``None`` where tenants do not matter.
         """
         self.port = port
         self.policy, self.shadow = policy, shadow
@@ -83,6 +87,8 @@ class Planner:
         self.ageing = Ageing(settings.aged_share if policy.needs else 0.0, settings.classes)
         self._step_budget = StepBudget(Lengths(seed=settings.seed)) if policy.settings.step_budget else None
         needs = policy.reads | (Ageing.NEEDS if self.ageing.period is not None else frozenset())
+        self._shares = shares if policy.needs else None
+        needs |= TenantShares.NEEDS if self._shares is not None else frozenset()
         self.needs = needs if shadow is None else needs | shadow.needs
         self.table = RequestTable(self.needs, port)
         self._reuse = PrefixReuse() if "hit_tokens" in self.needs else None
@@ -181,6 +187,8 @@ class Planner:
         self._has_news = True
         if slot is not None:
             self._note_reusable(request, slot, now_s)
+            if self._shares is not None:
+                self._shares.finished(self.table.rows, slot)
             self._notify("finished", slot, now_s)
             if self._step_budget is not None:
                 self._step_budget.finished(self.table.rows, slot)
@@ -456,6 +464,11 @@ class Planner:
         table = self.table
         awaited_blocks = 0.0 if self._reuse is None else self._reuse.awaited_blocks(now_s, engine.total_blocks)
         snapshot = table.snapshot(engine, self.port.holding, awaited_blocks)
+        if self._shares is not None:
+            rows, running = snapshot.rows, snapshot.running
+            pace = pace_of(engine, running.size, int(rows.computed_tokens[running].sum()))
+            self._shares.charge(rows, running, engine, pace, now_s)
+            snapshot = replace(snapshot, over_share=self._shares.over_share(rows))
         turns = self.ageing.turns(snapshot.rows, snapshot.waiting, now_s, snapshot.running, table.protected_running())
         return replace(snapshot, turns=turns) if turns.aged.size else snapshot
 
@@ -472,12 +485,12 @@ class Planner:
         return self._guarded(plan, snapshot)
 
     def _guarded(self, plan: Plan, snapshot: Snapshot) -> Plan:
-        if snapshot.turns.aged.size:
+        if snapshot.turns.aged.size or snapshot.over_share is not None:
             order = plan.waiting
             if order is None:
                 order = snapshot.waiting[np.argsort(snapshot.rows.seq[snapshot.waiting])]
-            # Most policies weave these turns into their order themselves; the others get them here.
-            plan = replace(plan, waiting=snapshot.turns.weave(order))
+            # Most policies put these turns and shares into their order themselves; the others get them here.
+            plan = replace(plan, waiting=snapshot.turns.weave(snapshot.within_first(order)))
         if plan.preempt.size and plan.waiting is not None and snapshot.engine.encoder_tokens is not None:
             self.table.note_items(plan.waiting[:1])
         plan = keep_idle_victims(plan, snapshot)

@@ -7,7 +7,8 @@ from typing import Any, Final
 from sloserve.core.rows import LENGTH_QUANTILES
 from sloserve.core.slo import SLO, ClassTable
 from sloserve.core.stated import StatedSLO
-from sloserve.wire.xargs import KEYS, PREFIX, parse_slo, predicted_length, progress, stated_output_tokens
+from sloserve.core.tenants import TenantTable
+from sloserve.wire.xargs import KEYS, PREFIX, parse_slo, predicted_length, progress, stated_output_tokens, stated_tenant
 
 KEPT: Final = 1024
 """Most combinations of statements that are remembered after the first reading: a deployment has few."""
@@ -17,9 +18,15 @@ _ABSENT: Final = object()
 
 
 class StatedReader:
-    """Reads what requests state, by the classes of one deployment."""
+    """Reads what requests state, by the classes of one deployment.
 
-    def __init__(self, classes: ClassTable) -> None:
+    Args:
+        classes: The service classes.
+        tenants: Table in which tenants get their numbers; ``None`` where tenants do not matter.
+    """
+
+    def __init__(self, classes: ClassTable, tenants: TenantTable | None = None) -> None:
+        self._tenants = tenants
         self._classes, self._ids = classes, {name: k for k, name in enumerate(classes.names)}
         # By type too: True is no number on the wire, and equals 1.
         self._known = lru_cache(KEPT, typed=True)(self._parse)
@@ -44,7 +51,8 @@ class StatedReader:
             elapsed_s, begun = so_far
             slo = SLO(slo.slo_class, slo.targets.left(elapsed_s, begun=begun))
         length = predicted_length(args, len(LENGTH_QUANTILES))
-        return StatedSLO(slo, self._ids[slo.slo_class.name], stated_output_tokens(args), length)
+        tenant = 0 if self._tenants is None else self._tenants.number_of(stated_tenant(args))
+        return StatedSLO(slo, self._ids[slo.slo_class.name], stated_output_tokens(args), length, tenant)
 
     def _parse(self, *values: Any) -> SLO:
         stated = zip(_SLO_KEYS, values, strict=True)

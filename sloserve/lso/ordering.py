@@ -3,6 +3,9 @@
 Most policies reduce to a number per request (a deadline, a priority, remaining work); this module turns such numbers
 into a plan.
 
+Requests of tenants that have had more than their share of the engine come after the requests of all other tenants.
+Where they have had clearly more, no running request gives way to them, and they give way to the others' requests.
+
 Class rank has one rule, for all policies that read it (:func:`by_class`, :func:`first_places`): *a request for
 which targets do not decide is served before every request of a less urgent class.* Where they decide for both of two
 requests the policy's key orders them, whatever their classes; equal keys are ordered by class, then by arrival.
@@ -19,7 +22,7 @@ from sloserve.core.kernels import rank as compiled
 from sloserve.core.kernels import requests
 from sloserve.core.rows import Rows
 from sloserve.lso.decode_first import PREFILL_COLUMNS, service_order
-from sloserve.lso.plan import NO_SLOTS, Plan, Snapshot
+from sloserve.lso.plan import GIVES_WAY, NO_SLOTS, Plan, Snapshot
 from sloserve.lso.preemption import Head, PreemptionCandidate, select_victims
 from sloserve.lso.swapping import cheaper_later, preemption_price
 
@@ -135,7 +138,8 @@ def ranked(
     rows, queued = snapshot.rows, snapshot.waiting.size
     rank = None if class_rank is ClassRank.UNREAD else rows.class_rank
     most = min(queued, snapshot.engine.max_num_seqs)
-    return Ranked(
+    over = snapshot.is_over(slots)
+    found = Ranked(
         *compiled.ranked(
             np.ascontiguousarray(key, np.float64),
             slots,
@@ -143,9 +147,27 @@ def ranked(
             class_rank=rank,
             seq=rows.seq,
             undecided=undecided,
-            most=most,
+            most=most if over is None else queued,
         )
     )
+    if over is None:
+        return found
+    return Ranked(
+        _given_way(snapshot, slots, found.lowered),
+        _within_first(found.waiting, over[:queued])[:most],
+        _within_first(found.running, over[queued:]),
+    )
+
+
+def _given_way(snapshot: Snapshot, slots: IntArray, lowered: FloatArray) -> FloatArray:
+    """Return ``lowered``, inf for requests of tenants that are far enough beyond their shares to give way."""
+    far = snapshot.is_over(slots, by=GIVES_WAY)
+    return lowered if far is None else np.where(far, np.inf, lowered)
+
+
+def _within_first(places: IntArray, over: BoolArray) -> IntArray:
+    """Return ``places`` in this order, but with requests of tenants beyond their shares behind all others."""
+    return np.concatenate((places[~over[places]], places[over[places]]))
 
 
 def ranks(*keys: IntArray) -> FloatArray:
@@ -248,7 +270,7 @@ def _victims(
     key = cheaper_later(key, rule.margin, preemption_price(rows, expendable, engine), wait_s)
     order = np.argsort(-key, kind="stable")
     expendable, key = expendable[order], key[order]
-    if not key[0] - waiting_key[0] > rule.margin:
+    if not (key[0] > waiting_key[0] and key[0] - waiting_key[0] > rule.margin):
         return NO_SLOTS
     victims = select_victims(
         map(Head, waiting_key.tolist(), needed.tolist()),

@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from sloserve.core.arrays import IntArray
+from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.core.kernels.requests import slots_misused
 from sloserve.core.rows import Rows, State
@@ -149,6 +149,13 @@ class EngineFacts:
         return self.free_blocks >= decodes * self.layout.most_growth(self.decode_tokens, 1)
 
 
+GIVES_WAY: Final = 0.25
+"""Part of its share by which a tenant must be beyond it for its running requests to give way.
+
+Without it, two tenants near their shares would take turns in preempting each other.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """The engine as a policy sees it.
@@ -170,6 +177,9 @@ class Snapshot:
             that they hold together: a block of a shared prefix counts for every holder there.
         awaited_blocks: Expected number of blocks that no request holds and that later requests will find again in the
             prefix cache.
+        over_share: Part of its share of the engine that each tenant, by its number, has had beyond the share,
+            ``[tenants]``. Requests of tenants above 0 come after the requests of all other tenants
+            (:meth:`within_first`); above ``GIVES_WAY``, they give way to them as well. ``None``: shares decide nothing.
     """
 
     rows: Rows
@@ -180,6 +190,24 @@ class Snapshot:
     turns: AgedTurns = NO_TURNS
     shared_blocks: int = 0
     awaited_blocks: float = 0.0
+    over_share: FloatArray | None = None
+
+    def is_over(self, slots: IntArray, by: float = 0.0) -> BoolArray | None:
+        """Return which requests belong to tenants beyond their shares, ``[len(slots)]``; ``None`` if none does.
+
+        Args:
+            slots: Slots of requests.
+            by: Least part of its share by which a tenant is beyond it.
+        """
+        if self.over_share is None:
+            return None
+        found: BoolArray = self.over_share[self.rows.tenant[slots]] > by
+        return found if found.any() else None
+
+    def within_first(self, slots: IntArray) -> IntArray:
+        """Return ``slots`` with requests of tenants beyond their shares moved behind all others, else in this order."""
+        over = self.is_over(slots)
+        return slots if over is None else np.concatenate((slots[~over], slots[over]))
 
     def forecast_blocks(self, reserve: float) -> float:
         """Return the KV blocks that running and admitted requests may come to hold together.

@@ -11,6 +11,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.files.json_schema import Written, schema_of
 from sloserve.core.files.model import NOT_TINY, Allowed, Problem, check_model, dotted, unknown
 from sloserve.core.slo import DEFAULT_CLASSES, MAX_TARGET_S, MAX_TDS, ClassTable, SLOClass, Targets
+from sloserve.core.tenants import MOST_WEIGHT
 from sloserve.estimator.length.at_admission import LengthAtAdmission
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.admission.admission import Admission
@@ -130,6 +131,21 @@ class AdmissionSettings(_Settings):
         return self.max_waiting if isinstance(self.max_waiting, int) else self.max_waiting.get(class_name, MAX_WAITING)
 
 
+class ShareSettings(_Settings):
+    """How tenants share an engine, see :mod:`sloserve.engine.tenant_shares`.
+
+    Args:
+        half_life_s: Seconds in which a tenant's service so far halves.
+        weights: Weight of each tenant; 1 for a tenant that is not named.
+    """
+
+    half_life_s: Annotated[Seconds, SECONDS] = 30.0
+    weights: Annotated[
+        dict[str, Annotated[float, Field(strict=True, gt=0.0, le=MOST_WEIGHT), NOT_TINY]],
+        Allowed(f"a mapping of tenant to a number above 0, up to {MOST_WEIGHT:g}"),
+    ] = {}
+
+
 class PluginSettings(_Settings):
     """Settings of one engine and of the server before it; made by :func:`plugin_settings`.
 
@@ -156,6 +172,7 @@ class PluginSettings(_Settings):
         tenants: The most urgent class that each tenant may use.
         tenant_default: The most urgent class of other tenants; ``None`` for no limit.
         tenant_headers: Names of the headers that state the tenant.
+        tenant_shares: How tenants share the engine; ``None``: policies do not see tenants.
         max_body_bytes: Most bytes of a request body.
         max_tenant_labels: Most tenants with metrics of their own; the rest is ``other``.
         hung_after_s: Seconds without any response after which an engine core counts as hung; more than its longest step
@@ -192,6 +209,7 @@ class PluginSettings(_Settings):
         Written(Annotated[list[str], Field(max_length=MAX_TENANT_HEADERS)]),
         Allowed(f"a list of header names, at most {MAX_TENANT_HEADERS}, none of them ours"),
     ] = TENANTS
+    tenant_shares: Annotated[ShareSettings | None, Allowed("a mapping with half_life_s, weights")] = None
     admission: Annotated[AdmissionSettings, Allowed("a mapping with mode, max_waiting, min_chance")] = (
         AdmissionSettings()
     )

@@ -25,9 +25,14 @@ PREFIX = "slo_"
 KEYS = (*TARGET_KEYS, "slo_class", "slo_output_tokens")
 MAX_OUTPUT_TOKENS = 2**31
 LENGTH_KEY = "sloserve_length"
-"""Key that our front end sends to our scheduler, never a client: see :func:`with_length`."""
+"""Key that our front end sends to our scheduler, never a client: see :func:`with_internal`."""
 PROGRESS_KEY = "sloserve_progress"
 """Key that our front end sends to our scheduler, never a client: see :func:`of_further_call`."""
+
+
+TENANT_KEY = "sloserve_tenant"
+"""Key that our front end sends to our scheduler, never a client: see :func:`with_internal`."""
+_INTERNAL = frozenset({LENGTH_KEY, PROGRESS_KEY, TENANT_KEY})
 
 
 def parse_slo(extra_args: Mapping[str, Any] | None, classes: ClassTable) -> SLO:
@@ -75,17 +80,27 @@ def stated_output_tokens(extra_args: Mapping[str, Any] | None) -> int | None:
     return int(_number("slo_output_tokens", value, 1.0, MAX_OUTPUT_TOKENS, allowed))
 
 
-def with_length(extra_args: Mapping[str, Any] | None, quantiles: Sequence[float] | None) -> dict[str, Any] | None:
-    """Return ``extra_args`` with the front end's prediction of the output's length, without a client's internal keys.
+def with_internal(
+    extra_args: Mapping[str, Any] | None, quantiles: Sequence[float] | None = None, tenant: str | None = None
+) -> dict[str, Any] | None:
+    """Return ``extra_args`` with what the front end knows of a request, without a client's internal keys.
 
     Args:
         extra_args: The ``extra_args`` that the client sent.
-        quantiles: Quantiles of the length in output tokens, ascending; ``None`` if nothing was predicted.
+        quantiles: Quantiles of the output's length in tokens, ascending; ``None`` if nothing was predicted.
+        tenant: The tenant of the request; ``None`` if it is not known.
     """
-    args = {key: value for key, value in (extra_args or {}).items() if key not in (LENGTH_KEY, PROGRESS_KEY)}
+    args = {key: value for key, value in (extra_args or {}).items() if key not in _INTERNAL}
     if quantiles is not None:
         args[LENGTH_KEY] = list(quantiles)
+    if tenant is not None:
+        args[TENANT_KEY] = tenant
     return args or None
+
+
+def internal_keys(extra_args: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the entries of ``extra_args`` that the front end wrote."""
+    return {key: value for key, value in (extra_args or {}).items() if key in _INTERNAL}
 
 
 def stating_keys(extra_args: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -94,7 +109,12 @@ def stating_keys(extra_args: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def of_further_call(
-    extra_args: Mapping[str, Any] | None, stated: Mapping[str, Any], elapsed_s: float, *, begun: bool
+    extra_args: Mapping[str, Any] | None,
+    stated: Mapping[str, Any],
+    elapsed_s: float,
+    *,
+    begun: bool,
+    tenant: str | None = None,
 ) -> dict[str, Any]:
     """Return ``extra_args`` for a further call of the engine by a request that has made one before.
 
@@ -103,8 +123,10 @@ def of_further_call(
         stated: The keys that state the request's SLO.
         elapsed_s: Seconds from the request's arrival to the call.
         begun: Whether its first token has been emitted.
+        tenant: The tenant of the request; ``None`` if it is not known.
     """
-    others = {key: value for key, value in (with_length(extra_args, None) or {}).items() if key not in stated}
+    internal = with_internal(extra_args, tenant=tenant) or {}
+    others = {key: value for key, value in internal.items() if key not in stated}
     return others | dict(stated) | {PROGRESS_KEY: [float(elapsed_s), float(begun)]}
 
 
@@ -152,3 +174,9 @@ def to_xargs(slo: SLO, output_tokens: int | None = None) -> dict[str, str | floa
     if output_tokens is not None:
         args["slo_output_tokens"] = output_tokens
     return args
+
+
+def stated_tenant(extra_args: Mapping[str, Any] | None) -> str | None:
+    """Return the tenant that the front end wrote into ``extra_args``, or ``None``."""
+    value = (extra_args or {}).get(TENANT_KEY)
+    return value if isinstance(value, str) else None

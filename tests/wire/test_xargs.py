@@ -17,7 +17,7 @@ from sloserve.wire.xargs import (
     progress,
     stated_output_tokens,
     to_xargs,
-    with_length,
+    with_internal,
 )
 
 CLASSES = ClassTable(
@@ -171,10 +171,10 @@ def test_the_largest_values_are_allowed() -> None:
 
 
 def test_a_length_travels_from_the_front_end_and_from_nobody_else() -> None:
-    sent = with_length({"slo_tds": 3.0, LENGTH_KEY: [9.0, 9.0]}, [1.0, 20.5])
+    sent = with_internal({"slo_tds": 3.0, LENGTH_KEY: [9.0, 9.0]}, [1.0, 20.5])
     assert sent == {"slo_tds": 3.0, LENGTH_KEY: [1.0, 20.5]}
     assert predicted_length(sent, 2) == (1.0, 20.5) and predicted_length(sent, 3) is None
-    assert with_length({LENGTH_KEY: [9.0]}, None) is None
+    assert with_internal({LENGTH_KEY: [9.0]}, None) is None
     for wrong in ("12", [1, 2], [-1.0, 2.0], [float("nan"), 2.0], [1.0, 1e300], None):
         assert predicted_length({LENGTH_KEY: wrong}, 2) is None
 
@@ -185,6 +185,6 @@ def test_what_a_further_call_is_told_comes_from_the_front_end_and_from_nobody_el
     assert sent == {"slo_e2e_ms": 900, "other": 1, PROGRESS_KEY: [0.25, 1.0]}
     assert of_further_call(sent, {"slo_e2e_ms": 900}, 0.5, begun=True) == sent | {PROGRESS_KEY: [0.5, 1.0]}
     assert progress(sent) == (0.25, True) and progress(first | {PROGRESS_KEY: [-1.0, 0.0]}) == (0.0, False)
-    assert with_length({PROGRESS_KEY: [9.0, 1.0]}, None) is None
+    assert with_internal({PROGRESS_KEY: [9.0, 1.0]}, None) is None
     for wrong in ("12", [1, 2], [1.0], [float("nan"), 1.0], [float("inf"), 1.0], None):
         assert progress({PROGRESS_KEY: wrong}) is None

@@ -23,11 +23,12 @@ from sloserve.estimator.length.choice import check_lengths
 from sloserve.lso.decode_first import progress_columns, service_order
 from sloserve.lso.draft_lengths import DRAFT_LENGTH_COLUMNS, LENGTH_OF_DRAFTS
 from sloserve.lso.drafted import tokens_per_step
+from sloserve.lso.engine_pace import pace_of
 from sloserve.lso.forecast import AHEAD, counted_once, how_many_fit_to_the_end
 from sloserve.lso.ordering import PREEMPTION_COLUMNS, by_class, ranked, without_targets, woven_places
+from sloserve.lso.plan import GIVES_WAY
 from sloserve.lso.preemption import Head, PreemptionCandidate, freed_blocks, select_victims
 from sloserve.lso.swapping import preemption_price
-from sloserve.scheduler.auto.engine_pace import pace_of
 from sloserve.scheduler.auto.worth import WORTH_COLUMNS, worth_of
 from sloserve.scheduler.options import check_within
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, PredictingPolicy, Snapshot
@@ -112,6 +113,9 @@ class Auto(PredictingPolicy):
             tail=self._tail(snapshot),
             now_s=now_s,
         )
+        far_over = snapshot.is_over(slots, by=GIVES_WAY)
+        if far_over is not None:  # far beyond its share, a tenant only has what the others leave
+            gain = np.where(far_over, 0.0, gain)
         undecided = without_targets(rows, slots)
         found = ranked(snapshot, slots, -urgency, undecided)
         waiting, running = found.waiting, queued + found.running

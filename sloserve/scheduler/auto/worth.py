@@ -61,10 +61,10 @@ from sloserve.core.kernels.survival import Chances
 from sloserve.core.qoe import DEFAULT_TDS, DEFAULT_TTFT_S
 from sloserve.core.rows import Rows
 from sloserve.lso.drafted import DRAFT_COLUMNS
+from sloserve.lso.engine_pace import EnginePace
 from sloserve.lso.lengths import LENGTH_COLUMNS
 from sloserve.lso.pace import PACE_COLUMNS
 from sloserve.scheduler.auto import constants
-from sloserve.scheduler.auto.engine_pace import EnginePace
 from sloserve.scheduler.policy import EngineFacts
 
 WORTH_COLUMNS: Final = (

@@ -19,9 +19,9 @@ import numpy as np
 from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 from sloserve.estimator.length.choice import check_lengths
 from sloserve.lso.decode_first import PREFILL_COLUMNS, uncomputed_tokens
+from sloserve.lso.engine_pace import EnginePace, pace_of
 from sloserve.lso.lengths import LENGTH_COLUMNS
 from sloserve.lso.ordering import TARGET_COLUMNS, ClassRank, plan_by_key, ranked
-from sloserve.scheduler.auto.engine_pace import EnginePace, pace_of
 from sloserve.scheduler.options import check_within
 from sloserve.scheduler.policy import Plan, Policy, PredictingPolicy, Snapshot
 

@@ -33,7 +33,7 @@ from sloserve.sim.model.model_requests import FREE, RUNNING
 from sloserve.sim.model.planned import PlannedScheduler
 from sloserve.sim.model.scheduler import ModelScheduler
 from sloserve.sim.model.step import Batch
-from sloserve.wire.xargs import to_xargs, with_length
+from sloserve.wire.xargs import to_xargs, with_internal
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,10 @@ class ModelEngine(EventLoop):
             self._swap_worker = VirtualSwapWorker.of(settings, profile)
             if self._swap_worker is not None:
                 self._planned.swap_with(settings.swap_space_gib, settings.block_bytes(profile))
-        self._stated = None if plugin is None else StatedReader(plugin.classes)
+        shares = None if self._planned is None else self._planned.shares
+        self._stated = (
+            None if plugin is None else StatedReader(plugin.classes, None if shares is None else shares.tenants)
+        )
         self._aborted: set[str] = set()
         self._stages_of: dict[str, StageTimes] = {}
         self._index_of: dict[str, int] = {}
@@ -140,7 +143,7 @@ class ModelEngine(EventLoop):
             self._index_of[item.request_id] = request.index
             self._stages.arrived(item.request_id, item.arrival_s)
             if planned is not None and planned.planner is not None and self._stated is not None:
-                args = with_length(to_xargs(item.slo, item.output_tokens), length)
+                args = with_internal(to_xargs(item.slo, item.output_tokens), length, item.tenant or None)
                 planned.state(request, self._stated.read(args))
         scheduler.add(added)
 

@@ -17,6 +17,7 @@ from sloserve.engine.planner import Planner
 from sloserve.engine.step_clock import StepClock
 from sloserve.engine.swap.control import SwapControl, first_bytes_per_s
 from sloserve.engine.swap.store import SwapStore
+from sloserve.engine.tenant_shares import TenantShares
 from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.engine.virtual.virtual_swap_worker import GIB, NOTHING, Told
 from sloserve.estimator.planning_cost import PlanningCosts
@@ -62,6 +63,8 @@ class PlannedScheduler(ModelScheduler):
         self.plan_costs_s: list[float] = []
         policy = policy or make_policy(plugin.policy, plugin.policy_options, seed=plugin.seed)
         self.planner: Planner | None = None
+        self.shares = TenantShares.of(plugin)
+        """Service of the tenants; ``None`` where the settings have no shares."""
         if policy.reads:
             self.planner = Planner(
                 self._port,
@@ -72,6 +75,7 @@ class PlannedScheduler(ModelScheduler):
                 self.plan_costs_s.append,
                 may_pause=True,
                 cost=planning_costs.of(policy_text(plugin.policy, plugin.policy_options)),
+                shares=self.shares,
             )
 
     def swap_with(self, space_gib: float, block_bytes: int) -> None:

@@ -19,13 +19,14 @@ from sloserve.core.errors import InvalidRequest
 from sloserve.core.served import Interruptions
 from sloserve.core.slo import ClassTable
 from sloserve.core.stated import StatedSLO
+from sloserve.core.tenants import TenantTable
 from sloserve.engine.metrics.engine_page import SCALARS, Layout, PageWriter
 from sloserve.engine.metrics.swap_figures import SWAP_COUNTERS, SWAP_SCALARS
 from sloserve.engine.read_stated import StatedReader
 from sloserve.engine.stages import Stages
 from sloserve.lso.plan import SwapFacts
 from sloserve.vllm_plugin.engine.vllm_port import admitted_ids
-from sloserve.wire.xargs import LENGTH_KEY
+from sloserve.wire.xargs import internal_keys
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +60,9 @@ class EngineStats:
         stages: Stage of each of its requests, and when the stage began.
     """
 
-    def __init__(self, classes: ClassTable, counters: Counter[str]) -> None:
+    def __init__(self, classes: ClassTable, counters: Counter[str], tenants: TenantTable | None = None) -> None:
         self.slo_of: dict[str, StatedSLO] = {}
-        self._reader = StatedReader(classes)
+        self._reader = StatedReader(classes, tenants)
         self._class_id = {c.name: i for i, c in enumerate(classes)}
         self._counters = counters
         self._layout = Layout(len(self._class_id))
@@ -95,8 +96,7 @@ class EngineStats:
             self._counters["malformed_slo"] += 1
             if self._counters["malformed_slo"] == 1:
                 logger.warning("request %s is served without its SLO: %s", request.request_id, error)
-            length = {LENGTH_KEY: extra_args[LENGTH_KEY]} if extra_args and LENGTH_KEY in extra_args else None
-            return self._reader.read(length)
+            return self._reader.read(internal_keys(extra_args))
 
     def preempted(self, request: Request) -> None:
         self._preempted.add(request.request_id)

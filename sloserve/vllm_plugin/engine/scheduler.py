@@ -32,6 +32,7 @@ from sloserve.engine.planned_step import Step
 from sloserve.engine.planner import Planner
 from sloserve.engine.shadow import Shadow
 from sloserve.engine.step_clock import StepClock
+from sloserve.engine.tenant_shares import TenantShares
 from sloserve.estimator.planning_cost import PlanningCost, PlanningCosts
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
@@ -144,7 +145,9 @@ class SLOScheduler(ContainedScheduler):
         self.slo_planning_s = 0.0
         """What planning for the last step costs in virtual time."""
         self._planning_costs = planning_costs
-        self._ledger = EngineStats(settings.classes, self.slo_counters)
+        self._shares = TenantShares.of(settings)
+        tenants = None if self._shares is None else self._shares.tenants
+        self._ledger = EngineStats(settings.classes, self.slo_counters, tenants)
         self._booking = Containment(self.slo_counters, "sloserve failed to count; serving is not affected")
         self._planning = Containment(
             self.slo_counters, "sloserve failed; vLLM schedules by itself for a while", self._drop_planner
@@ -235,6 +238,7 @@ class SLOScheduler(ContainedScheduler):
             may_pause=self._may_pause,
             may_preempt=self._may_preempt,
             cost=self._cost_of(text),
+            shares=self._shares,
         )
 
     def _planned(self, cost_s: float) -> None:

@@ -38,7 +38,7 @@ from sloserve.vllm_plugin.server.stated import StatedSLOs, key_of, prompt_text, 
 from sloserve.vllm_plugin.server.tracing import Tracing
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
-from sloserve.wire.xargs import of_further_call, stated_output_tokens, stating_keys, with_length
+from sloserve.wire.xargs import of_further_call, stated_output_tokens, stating_keys, with_internal
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class FrontEnd:
             request.stated = stating_keys(sampling_params.extra_args)
         now_s = self._clock.monotonic_s()
         sampling_params.extra_args = of_further_call(
-            sampling_params.extra_args, request.stated, request.age_s(), begun=request.begun
+            sampling_params.extra_args, request.stated, request.age_s(), begun=request.begun, tenant=request.tenant
         )
         if request.ticket is not None:
             request.ticket.goes_on(request.ttft_s, now_s)
@@ -226,7 +226,7 @@ class FrontEnd:
                 max_tokens=sampling_params.max_tokens,
                 prompt=prompt_text(prompt),
             )
-        sampling_params.extra_args = with_length(sampling_params.extra_args, quantiles)
+        sampling_params.extra_args = with_internal(sampling_params.extra_args, quantiles, observed.tenant)
         return quantiles
 
     def _admit(

@@ -40,7 +40,7 @@ from sloserve.vllm_plugin.engine.scheduler import SLOScheduler
 from sloserve.vllm_plugin.engine.vllm_port import admitted_ids
 from sloserve.vllm_plugin.swap.messages import SwapReport, Traffic
 from sloserve.vllm_plugin.virtual.vllm_config import VOCABULARY, scheduler_arguments
-from sloserve.wire.xargs import to_xargs, with_length
+from sloserve.wire.xargs import to_xargs, with_internal
 
 # What these imports left lives to the end. Every run begins with a collection, which would walk it for 0.4 s.
 gc.freeze()
@@ -185,7 +185,7 @@ class VirtualEngine(EventLoop):
         for item in items:
             max_tokens = self._front_end.max_tokens(item)
             length = self._front_end.length(item, epoch_s + item.arrival_s)
-            stated = with_length(to_xargs(item.slo, item.output_tokens), length)
+            stated = with_internal(to_xargs(item.slo, item.output_tokens), length, item.tenant or None)
             params = SamplingParams(max_tokens=max_tokens, temperature=0.0, extra_args=stated)
             params.update_from_generation_config({}, eos_token_id=_EOS)
             self.scheduler.add_request(

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sloserve.estimator.step_time.latency import StepLoad
-from sloserve.scheduler.auto.engine_pace import pace_of
+from sloserve.lso.engine_pace import pace_of
 from tests.snapshots import STEP_S, SteadySteps, make_snapshot
 
 

@@ -1,0 +1,189 @@
+"""Service of tenants: what is charged, who is beyond its share, and that the others then come first."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sloserve.core.request import WorkloadRequest
+from sloserve.core.rows import State
+from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.core.tenants import MOST_TENANTS, TenantTable
+from sloserve.engine.tenant_shares import TenantShares
+from sloserve.engine.virtual.engine_settings import EngineSettings
+from sloserve.estimator.step_time.profile import load_profile
+from sloserve.lso.engine_pace import EnginePace
+from sloserve.lso.ordering import ranked
+from sloserve.scheduler.policy import NO_SLOTS, Snapshot
+from sloserve.scheduler.settings import PluginSettings
+from sloserve.sim.model.engine import ModelEngine
+from tests.snapshots import make_snapshot
+
+PACE = EnginePace(step_s=0.02, full_s=0.1, prompt_token_s=0.0001, token_s=0.001, step_wait_s=0.02)
+A, B, C = 1, 2, 3
+
+
+def shares_of(half_life_s: float = 1e9, **weights: float) -> TenantShares:
+    return TenantShares(TenantTable({"a": 1.0, "b": 1.0, "c": 1.0} | weights), half_life_s)
+
+
+def charged(shares: TenantShares, snapshot: Snapshot, now_s: float) -> list[float]:
+    shares.charge(snapshot.rows, snapshot.running, snapshot.engine, PACE, now_s)
+    return [round(float(one), 6) for one in shares.total_s[1:]]
+
+
+def test_time_goes_to_the_tokens_that_were_computed_in_it() -> None:
+    """500 prompt tokens take 50 ms; of a step of 20 ms, each of two decodes has 10 ms a token."""
+    shares = shares_of()
+    snapshot = make_snapshot(running=[{"tenant": A, "prompt_tokens": 500}, {"tenant": B, "prompt_tokens": 10}])
+    rows = snapshot.rows
+    rows.kv_blocks[:] = 0
+    charged(shares, snapshot, 0.0)
+    rows.computed_tokens[:2] = 500, 15
+    # a: 500 prompt tokens, 50 ms; b: 10 prompt tokens, 1 ms, and 5 output tokens, 50 ms
+    assert charged(shares, snapshot, 1.01)[:2] == pytest.approx([1.01 * 50 / 101, 1.01 * 51 / 101])
+
+
+def test_a_tenant_pays_for_the_kv_cache_and_the_slots_that_it_holds() -> None:
+    shares = shares_of()
+    snapshot = make_snapshot(
+        running=[{"tenant": A, "kv_blocks": 900}, *({"tenant": B, "kv_blocks": 0} for _ in range(2))], max_num_seqs=8
+    )
+    charged(shares, snapshot, 0.0)
+    assert charged(shares, snapshot, 10.0)[:2] == pytest.approx([10 * 900 / 999, 10 * 2 / 8])
+
+
+def test_what_is_computed_again_is_charged_again_and_what_was_found_is_not() -> None:
+    shares = shares_of()
+    snapshot = make_snapshot(running=[{"tenant": A, "prompt_tokens": 500, "cached_tokens": 400}, {"tenant": B}])
+    rows = snapshot.rows
+    rows.kv_blocks[:] = 0
+    rows.computed_tokens[:2] = 500, 16
+    charged(shares, snapshot, 0.0)
+    first = charged(shares, snapshot, 1.0)  # the tokens before the first charge have no time
+    rows.num_preemptions[0], rows.cached_tokens[0] = 1, 0
+    assert charged(shares, snapshot, 2.0)[0] == pytest.approx(first[0] + 1.0), "all of the time was for its 500 tokens"
+
+
+def test_the_last_tokens_of_a_request_are_charged() -> None:
+    """A tenant of many short requests, each of which comes and ends between two plans, pays for them."""
+    shares = shares_of()
+    snapshot = make_snapshot(running=[{"tenant": A, "prompt_tokens": 100, "output_tokens": 3}, {"tenant": B}])
+    snapshot.rows.kv_blocks[:] = 0
+    charged(shares, snapshot, 0.0)
+    shares.finished(snapshot.rows, 0)
+    snapshot.rows.free(0)
+    alone = replace(snapshot, running=snapshot.rows.slots_in(State.RUNNING))
+    assert charged(shares, alone, 1.0)[0] == pytest.approx(1.0)
+
+
+def test_service_halves_with_every_half_life() -> None:
+    shares = shares_of(half_life_s=10.0)
+    snapshot = make_snapshot(running=[{"tenant": A, "kv_blocks": 999}])
+    charged(shares, snapshot, 0.0)
+    charged(shares, snapshot, 4.0)
+    before = shares.service_s[A]
+    nobody = replace(snapshot, running=NO_SLOTS)
+    charged(shares, nobody, 14.0)
+    assert shares.service_s[A] == pytest.approx(before / 2)
+
+
+def test_beyond_its_share_is_a_tenant_with_more_service_per_weight_than_the_mean() -> None:
+    shares = shares_of(a=4.0)
+    running = [{"tenant": A, "kv_blocks": 500}, {"tenant": B, "kv_blocks": 300}]
+    snapshot = make_snapshot(waiting=[{"tenant": C}], running=running)
+    charged(shares, snapshot, 0.0)
+    charged(shares, snapshot, 10.0)
+    over = shares.over_share(snapshot.rows)
+    assert over is not None
+    assert np.flatnonzero(over > 0).tolist() == [B], "a has more, for four times the weight"
+
+
+def test_shares_decide_nothing_among_the_requests_of_one_tenant() -> None:
+    shares = shares_of()
+    snapshot = make_snapshot(waiting=[{"tenant": A}], running=[{"tenant": A}])
+    charged(shares, snapshot, 0.0)
+    charged(shares, snapshot, 10.0)
+    assert shares.over_share(snapshot.rows) is None
+
+
+def test_the_table_of_tenants_is_bounded() -> None:
+    table = TenantTable({"acme": 3.0})
+    numbers = [table.number_of(f"t{i}") for i in range(2 * MOST_TENANTS)]
+    assert (table.number_of("acme"), table.number_of(None), len(table)) == (1, 0, MOST_TENANTS)
+    assert numbers[: MOST_TENANTS - 2] == list(range(2, MOST_TENANTS))
+    assert set(numbers[MOST_TENANTS - 2 :]) == {0}
+    assert len(table.weights) == MOST_TENANTS
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.floats(-5.0, 5.0)), min_size=1, max_size=12), st.integers(1, 8))
+def test_requests_beyond_their_shares_come_last_and_all_keep_the_order_of_the_policy(
+    requests: list[tuple[int, float]], slots: int
+) -> None:
+    snapshot = make_snapshot(waiting=[{"tenant": tenant} for tenant, _ in requests], max_num_seqs=slots)
+    key = np.array([key for _, key in requests])
+    plain = ranked(snapshot, snapshot.waiting, key)
+    over = np.array([0.0, 0.1, -0.2, 0.1])
+    found = ranked(replace(snapshot, over_share=over), snapshot.waiting, key)
+    everyone = ranked(replace(snapshot, engine=replace(snapshot.engine, max_num_seqs=64)), snapshot.waiting, key)
+    expected = [p for p in everyone.waiting.tolist() if requests[p][0] == B]
+    expected += [p for p in everyone.waiting.tolist() if requests[p][0] != B]
+    assert found.waiting.tolist() == expected[:slots]
+    assert sorted(plain.waiting.tolist()) == sorted(everyone.waiting.tolist()[:slots])
+
+
+SLO = DEFAULT_CLASSES.slo("interactive", Targets(ttft_s=3.0, tpot_s=0.2))
+SETTINGS = EngineSettings(max_num_seqs=32, max_num_batched_tokens=2048, kv_blocks=1500, max_model_len=8192)
+
+
+def burst(times: int = 10) -> list[WorkloadRequest]:
+    """Return requests of three tenants, of which the first sends ``times`` as many from second 10 to 20."""
+    rng = np.random.default_rng(1)
+    found = []
+    for tenant in "abc":
+        for start_s, rate in ((0.0, 1.0), (10.0, times if tenant == "a" else 1.0), (20.0, 1.0)):
+            for at_s in start_s + 10.0 * rng.random(int(10 * rate)):
+                prompt, output = (int(x) for x in rng.lognormal(np.log([900, 120]), 0.5))
+                found.append((float(at_s), max(prompt, 1), max(output, 1), tenant))
+    return [
+        WorkloadRequest(f"r{i}", at_s, prompt, output, SLO, tenant=tenant)
+        for i, (at_s, prompt, output, tenant) in enumerate(sorted(found))
+    ]
+
+
+def attainment(policy: str, requests: list[WorkloadRequest], shares: object) -> dict[str, float]:
+    config = {"sloserve": {"policy": policy} | ({} if shares is None else {"tenant_shares": shares})}
+    log = ModelEngine(SETTINGS, load_profile("a100-llama3-70b-tp4"), config).run(requests)
+    assert not log.counters.get("plan_errors")
+    met: dict[str, list[bool]] = {}
+    for one in log.requests:
+        assert one.token_times_s.size == one.request.output_tokens, "no request is lost"
+        met.setdefault(one.request.tenant, []).append(bool(one.good))
+    return {tenant: float(np.mean(of_tenant)) for tenant, of_tenant in met.items()}
+
+
+@pytest.mark.parametrize("policy", ["auto", "edf", "sjf", "econo", "andes", "sa", "qlm", "niyama"])
+def test_nobody_pays_for_the_burst_of_another_tenant(policy: str) -> None:
+    requests = burst()
+    without, found = (attainment(policy, requests, shares) for shares in (None, {}))
+    for tenant in "bc":
+        assert found[tenant] > without[tenant] + 0.1
+
+
+@pytest.mark.parametrize("policy", ["auto", "edf", "andes", "sa"])
+def test_with_one_tenant_every_decision_stays(policy: str) -> None:
+    requests = [replace(one, tenant="a") for one in burst()]
+    logs = [
+        ModelEngine(SETTINGS, load_profile("a100-llama3-70b-tp4"), {"sloserve": {"policy": policy} | more}).run(
+            requests
+        )
+        for more in ({}, {"tenant_shares": {"weights": {"a": 2.0}}})
+    ]
+    times = [[one.token_times_s.tolist() for one in log.requests] for log in logs]
+    assert times[0] == times[1]
+
+
+def test_settings_have_no_shares_unless_they_say_so() -> None:
+    assert TenantShares.of(PluginSettings()) is None
