@@ -4,8 +4,9 @@ Replays windows of each trace in time order: a predictor is asked when a request
 256 tokens, and learns of a length when the request ends. Requests do not wait here and emit a token every 30 ms, which
 fixes only the order of events. Scored: ``start``, the first 200 requests, and ``steady``, the second half of a window.
 The learned model is trained on those that ended before the second half. Then instructions with their answers, from
-their text: random splits. Writes benchmarks/results/length_accuracy.json.gz; no line of the data goes in.
-Argument: the folder of data, by default SLOSERVE_DATA.
+their text: random splits; and what a prediction from text costs. Writes benchmarks/results/length_accuracy.json.gz; no
+line of the data goes in. Argument: the folder of data, by default SLOSERVE_DATA. With ``--predictors``, rows of other
+predictors on traces stay as they are in the result.
 """
 
 import gzip
@@ -16,20 +17,24 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
 from benchmarks.arguments import parser_for
-from benchmarks.publish import RESULTS, write_result
+from benchmarks.publish import RESULTS, read_json, write_result
 from benchmarks.traces import AZURE_CONV, TRACES
 from sloserve.estimator.length.accuracy import Accuracy, Predictions, accuracy
+from sloserve.estimator.length.at_admission import LengthAtAdmission
 from sloserve.estimator.length.empirical import EmpiricalLength
 from sloserve.estimator.length.examples import NO_CAP, Examples, count_tokens, make_examples
 from sloserve.estimator.length.gaussian import GaussianLength
 from sloserve.estimator.length.given import OracleLength
+from sloserve.estimator.length.held_out import fed, gains, held_out
 from sloserve.estimator.length.learned_length import LearnedLength
 from sloserve.estimator.length.remaining import Estimator, KnownRequests
-from sloserve.estimator.length.training import LEAST_EXAMPLES, LengthTrainingSettings, fed, held_out, train
+from sloserve.estimator.length.training import LEAST_EXAMPLES, LengthTrainingSettings, train
 from sloserve.sim.workloads.readers import read_trace
 from sloserve.sim.workloads.trace import Trace
 
@@ -40,6 +45,8 @@ START = 200
 EMITTED = (0, 64, 256)
 PREFILL_S, PREFILL_TOKEN_S, DECODE_TOKEN_S = 0.05, 3e-5, 0.03
 SPLITS = 5
+CHARS = (400, 16_000, 1_000_000)
+"""Prompts of about 100 and 4,000 tokens, and one that is far longer than any context."""
 
 
 @dataclass
@@ -148,11 +155,11 @@ def over_seeds(found: list[Accuracy]) -> dict[str, object]:
     return {**mean, "requests": found[0].requests, "range_over_seeds": ranges}
 
 
-def on_trace(path: Path) -> dict[str, object]:
+def on_trace(path: Path, names: list[str], before: dict[str, Any]) -> dict[str, object]:
     whole = read_trace(path)
     windows = [whole.window(seed, WINDOW) for seed in SEEDS]
-    by_rival: dict[str, object] = {}
-    for name, rival in RIVALS.items():
+    by_rival: dict[str, object] = dict(before.get("predictors", {}))
+    for name, rival in ((name, RIVALS[name]) for name in names):
         if rival.by_task and len(set(whole.task)) == 1:
             continue
         answers = [replay(window, rival, seed) for window, seed in zip(windows, SEEDS, strict=True)]
@@ -182,15 +189,39 @@ def text_examples(path: Path) -> Examples:
 
 def on_text(sample: Examples) -> dict[str, object]:
     named: dict[str, list[Accuracy]] = defaultdict(list)
+    gained: dict[str, object] = {}
     for text in (True, False):
-        for result in held_out(sample, LengthTrainingSettings(text=text), share=0.2, seeds=SPLITS):
-            named["learned from text" if text else "learned without text"].append(result["learned"])
-            if text:
-                named["empirical, by task"].append(result["empirical"])
-                named["gaussian, by task"].append(result["gaussian"])
+        name = "learned from text" if text else "learned without text"
+        splits = list(held_out(sample, LengthTrainingSettings(text=text), share=0.2, seeds=SPLITS))
+        gained[name] = [asdict(one) for one in gains(splits, sample)]
+        named[name] = [split.accuracy["learned"] for split in splits]
+        if text:
+            named["empirical, by task"] = [split.accuracy["empirical"] for split in splits]
+            named["gaussian, by task"] = [split.accuracy["gaussian"] for split in splits]
     for name, found in named.items():
         print(f"text {name:30} {json.dumps(over_seeds(found))[:170]}", flush=True)
-    return {"splits": SPLITS, "predictors": {name: over_seeds(found) for name, found in named.items()}}
+    predictors = {name: over_seeds(found) for name, found in named.items()}
+    return {"splits": SPLITS, "predictors": predictors, "relative_loss": gained, "at_admission": at_admission(sample)}
+
+
+def at_admission(sample: Examples) -> dict[str, object]:
+    """CPU microseconds of one prediction as a server makes it, by characters of the prompt, and the model's KiB."""
+    prompts = sample.requests.prompt
+    assert prompts is not None
+    text, took = "\n".join(prompts), {}
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "model.json"
+        train(sample, LengthTrainingSettings()).save(path)
+        lengths = LengthAtAdmission(path, sample.tasks)
+        for chars in CHARS:
+            each = []
+            for start in range(0, 50 * 997, 997):
+                prompt = text[start : start + chars]
+                began = time.process_time()
+                lengths.quantiles(sample.tasks[-1], arrival_s=0.0, prompt_tokens=chars // 4, prompt=prompt)
+                each.append((time.process_time() - began) * 1e6)
+            took[f"{chars} characters"] = round(float(np.median(each)), 1)
+        return {"cpu_us": took, "model_kib": round(path.stat().st_size / 1024)}
 
 
 def cost(trace: Trace, sample: Examples) -> dict[str, object]:
@@ -238,9 +269,14 @@ def timed_us(make: Callable[[], Estimator], requests: KnownRequests) -> float:
 def main() -> None:
     parser = parser_for(__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=os.environ.get("SLOSERVE_DATA"))
-    folder = parser.parse_args().folder
+    parser.add_argument("--predictors", nargs="+", choices=RIVALS, default=list(RIVALS))
+    given = parser.parse_args()
+    folder, path = given.folder, RESULTS / "length_accuracy.json.gz"
     sample = text_examples(folder / TEXT_SAMPLE)
-    traces = {name: on_trace(folder / f"{name}.csv.gz") for name in TRACES.values()}
+    before = read_json(path).get("traces", {})
+    traces = {
+        name: on_trace(folder / f"{name}.csv.gz", given.predictors, before.get(name, {})) for name in TRACES.values()
+    }
     result: dict[str, object] = {
         "window_requests": WINDOW,
         "seeds": SEEDS,
@@ -251,7 +287,6 @@ def main() -> None:
         "text": on_text(sample),
     }
     print(json.dumps(result["cost_us_per_request"], indent=1))
-    path = RESULTS / "length_accuracy.json.gz"
     write_result(path, result)
     print(path)
 

@@ -65,10 +65,16 @@ def accuracy(predicted: Predictions, actual: IntArray) -> Accuracy:
         mean_bias_tokens=float((predicted.mean - actual).mean()),
         cover_50=float((actual <= predicted.median).mean()),
         cover_90=float((actual <= predicted.p90).mean()),
-        pinball_tokens=(_pinball(predicted.median, actual, 0.5) + _pinball(predicted.p90, actual, 0.9)) / 2.0,
+        pinball_tokens=float(pinball_losses(predicted, actual).mean()),
     )
 
 
-def _pinball(quantile: FloatArray, actual: IntArray, q: float) -> float:
+def pinball_losses(predicted: Predictions, actual: IntArray) -> FloatArray:
+    """Return each request's mean pinball loss of median and 0.9-quantile, in tokens, ``[n]``."""
+    losses: FloatArray = (_pinball(predicted.median, actual, 0.5) + _pinball(predicted.p90, actual, 0.9)) / 2.0
+    return losses
+
+
+def _pinball(quantile: FloatArray, actual: IntArray, q: float) -> FloatArray:
     short = actual - quantile
-    return float(np.maximum(q * short, (q - 1.0) * short).mean())
+    return np.maximum(q * short, (q - 1.0) * short)

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from sloserve.core.arrays import FloatArray
-from sloserve.estimator.length.learned_length import LearnedLength, load_length_model
+from sloserve.estimator.length.learned_length import load_length_model
 from sloserve.estimator.length.quantiles import quantile_lengths
 from sloserve.estimator.length.remaining import KnownRequests, rest_of
 
@@ -34,7 +34,8 @@ class LengthAtAdmission:
 
     def __init__(self, path: Path, class_names: Sequence[str]) -> None:
         self._class_id = {name: i for i, name in enumerate(class_names)}
-        self._model = LearnedLength(load_length_model(path), class_names)
+        self._class_names = tuple(class_names)
+        self._model = load_length_model(path)
 
     def quantiles(
         self,
@@ -44,8 +45,10 @@ class LengthAtAdmission:
         prompt_tokens: int | None = None,
         max_tokens: int | None = None,
         prompt: str | None = None,
-    ) -> list[float]:
-        """Return output tokens at LEVELS, ascending.
+    ) -> list[float] | None:
+        """Return output tokens at LEVELS, ascending; ``None`` for a class for which the model gained nothing.
+
+        Of such a request policies know the distribution of its class, which learns on line.
 
         Args:
             class_name: Class of the request; a request of an unknown class is predicted without a class.
@@ -54,6 +57,8 @@ class LengthAtAdmission:
             max_tokens: The client's cap on output tokens; ``None`` for no cap.
             prompt: Text of the prompt, if the front end has it.
         """
+        if class_name in self._model.without_gain:
+            return None
         # Without a cap, take more than any output has, which the features treat as no cap.
         cap = 1 << 20 if max_tokens is None else max_tokens
         asked = KnownRequests(
@@ -64,6 +69,8 @@ class LengthAtAdmission:
             arrival_s=np.array([arrival_s]),
             prompt=None if prompt is None else [prompt],
         )
-        form = self._model.form(asked)
-        none_yet = np.zeros(1, np.int64)
-        return [float(form.quantile_after(none_yet, np.array([level]))[0]) for level in LEVELS]
+        # One row for each level: a call for each level would take most of the time of a prediction.
+        tokens = np.repeat(self._model.quantiles(asked, self._class_names), LEVELS.size, axis=0)
+        whole = quantile_lengths(self._model.levels, tokens).quantile_after(np.zeros(LEVELS.size, np.int64), LEVELS)
+        quantiles: list[float] = whole.tolist()
+        return quantiles

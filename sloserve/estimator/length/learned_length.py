@@ -1,7 +1,8 @@
 """Output lengths predicted from a request's features by a model that ``sloserve train-length`` made.
 
-The model is a file of numbers (``length_forest``), read without running anything from it. It predicts several
-quantiles of the length's logarithm once per request, at admission; what remains after k tokens follows from them.
+The model is a file of numbers (``forest``, ``prompt_words``), read without running anything from it. It predicts
+several quantiles of the length's logarithm once per request, at admission; what remains after k tokens follows from
+them.
 """
 
 import json
@@ -15,11 +16,12 @@ import numpy as np
 from sloserve.core.arrays import FloatArray
 from sloserve.core.errors import ConfigError
 from sloserve.estimator.length.forest import Forest, forest_from_json
+from sloserve.estimator.length.prompt_words import words_from_json
 from sloserve.estimator.length.quantiles import QuantileLengths, quantile_lengths
 from sloserve.estimator.length.remaining import Estimator, KnownRequests
 from sloserve.estimator.length.request_features import TASK_LEVELS, Features
 
-FORMAT = "sloserve-length-1"
+FORMAT = "sloserve-length-2"
 MAX_FILE_BYTES = 64 * 1024 * 1024
 _MAX_LOG_TOKENS = 20.0
 _REMEMBERED = 65_536
@@ -31,11 +33,13 @@ class LengthModel:
 
     Args:
         levels: Levels of the quantiles, ascending within (0, 1), ``[levels]``; each has one row of ``forest.roots``.
+        without_gain: Tasks for which the model predicts no better than the distribution of the task.
     """
 
     levels: FloatArray
     features: Features
     forest: Forest
+    without_gain: frozenset[str] = frozenset()
 
     def quantiles(self, requests: KnownRequests, class_names: Sequence[str] = ()) -> FloatArray:
         """Return output tokens at each level, ``[n, levels]``; quantiles may cross."""
@@ -50,7 +54,8 @@ class LengthModel:
             "levels": self.levels.tolist(),
             "medians": list(self.features.medians),
             "tasks": self.features.tasks,
-            "buckets": self.features.buckets,
+            "words": None if self.features.words is None else self.features.words.as_json(),
+            "without_gain": sorted(self.without_gain),
             "forest": self.forest.as_json(),
         }
         path.write_text(json.dumps(fields, separators=(",", ":")) + "\n", encoding="utf-8")
@@ -74,7 +79,7 @@ def load_length_model(path: Path) -> LengthModel:
 
 def _from_json(fields: dict[str, Any]) -> LengthModel:
     if fields.get("format") != FORMAT:
-        raise ValueError(f"format: {fields.get('format')!r} is not {FORMAT!r}")
+        raise ValueError(f"format: {fields.get('format')!r} is not {FORMAT!r}, the format of this version")
     levels = np.asarray(fields["levels"], np.float64)
     if (
         levels.ndim != 1
@@ -82,20 +87,21 @@ def _from_json(fields: dict[str, Any]) -> LengthModel:
         or not (0.0 < levels[0] and levels[-1] < 1.0 and (np.diff(levels) > 0).all())
     ):
         raise ValueError("levels: two or more ascending numbers within 0..1 are needed")
-    buckets = fields["buckets"]
-    if type(buckets) is not int or not 0 <= buckets <= 65_536:
-        raise ValueError(f"buckets: {buckets!r} is not within 0..65536")
+    words = None if fields["words"] is None else words_from_json(fields["words"])
+    without_gain = fields["without_gain"]
+    if not isinstance(without_gain, list) or not all(isinstance(label, str) for label in without_gain):
+        raise ValueError("without_gain: a list of tasks is needed")
     medians = tuple(float(value) for value in fields["medians"])
     tasks = {str(label): tuple(float(value) for value in tokens) for label, tokens in fields["tasks"].items()}
     if any(len(tokens) != len(TASK_LEVELS) or not np.isfinite(tokens).all() for tokens in tasks.values()):
         raise ValueError(f"tasks: {len(TASK_LEVELS)} finite numbers are needed for each")
-    features = Features(medians, tasks, buckets)
+    features = Features(medians, tasks, words)
     if len(medians) != len(features.names) or not np.isfinite(medians).all():
         raise ValueError(f"medians: {len(features.names)} finite numbers are needed")
     forest = forest_from_json(fields["forest"], len(features.names))
     if forest.roots.shape[0] != levels.size:
         raise ValueError(f"roots: {levels.size} rows are needed, one for each level")
-    return LengthModel(levels, features, forest)
+    return LengthModel(levels, features, forest, frozenset(without_gain))
 
 
 class LearnedLength(Estimator):

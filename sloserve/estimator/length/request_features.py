@@ -1,28 +1,26 @@
 """What a learned predictor knows of a request at admission, as one row of numbers.
 
 Without text: prompt tokens, ``max_tokens``, hour of the day, and what requests of its task were like in training. With
-text also counts over the prompt and its words, hashed into buckets; nothing of the text is stored. A figure that is not
-known takes the training median, so no prediction needs all of them.
+text also counts over the prompt, and what its words predict (:mod:`.prompt_words`); nothing of the text is stored. A
+figure that is not known takes the training median, so no prediction needs all of them.
 """
 
 import re
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from sloserve.core.arrays import FloatArray
+from sloserve.estimator.length.prompt_words import FIGURES, PromptWords, both_ends, words_of
 from sloserve.estimator.length.remaining import KnownRequests
 
 _PLAIN = ("prompt_tokens", "max_tokens", "hour", "task_p10", "task_p50", "task_p90")
 _TEXT = ("chars", "words", "lines", "digits", "questions", "code_marks", "number")
 TASK_LEVELS = (0.1, 0.5, 0.9)
-_WORD = re.compile(r"\w+")
 _NUMBER = re.compile(r"\b\d{1,4}\b")
-_CODE_MARKS = frozenset("{}()[];=<>`_")
-_TEXT_LIMIT = 8192
-"""Characters looked at, half from each end: a prompt of a million must not hold up admission."""
+_CODE_MARK = re.compile(r"[{}()\[\];=<>`_]")
+_DIGIT = re.compile(r"\d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,25 +30,28 @@ class Features:
     Args:
         medians: Median of each column.
         tasks: Output tokens at TASK_LEVELS in training, by label.
-        buckets: Number of buckets of hashed words; 0 if no text is used.
+        words: What the words of prompts predict; ``None`` if no text is used.
     """
 
     medians: tuple[float, ...] = ()
     tasks: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    buckets: int = 0
+    words: PromptWords | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
         """The columns, in order."""
-        words = tuple(f"word{i}" for i in range(self.buckets))
-        return (*_PLAIN, *_TEXT, *words) if self.buckets else _PLAIN
+        return _PLAIN if self.words is None else (*_PLAIN, *_TEXT, *FIGURES)
 
-    def matrix(self, requests: KnownRequests, class_names: Sequence[str] = ()) -> FloatArray:
+    def matrix(
+        self, requests: KnownRequests, class_names: Sequence[str] = (), figures: FloatArray | None = None
+    ) -> FloatArray:
         """Return one row per request, ``[n, len(names)]``.
 
         Args:
             requests: What is known of the requests.
             class_names: Label of each ``class_id``, used where the requests have no task.
+            figures: What stands in for what the words predict, ``[n, 2]``: in training, predictions that have not seen
+                the request.
         """
         n = requests.class_id.size
         out = np.full((n, len(self.names)), np.nan)
@@ -66,35 +67,25 @@ class Features:
         if labels is not None:
             unknown = (np.nan,) * len(TASK_LEVELS)
             out[:, 3 : len(_PLAIN)] = [self.tasks.get(label, unknown) for label in labels]
-        if self.buckets and requests.prompt is not None:
-            start, counts = len(_PLAIN), len(_TEXT)
-            for row, text in zip(out, requests.prompt, strict=True):
-                row[start : start + counts], row[start + counts :] = _text_row(text, self.buckets)
+        if self.words is not None and requests.prompt is not None:
+            ends = [both_ends(text) for text in requests.prompt]
+            words = [words_of(text) for text in ends]
+            out[:, len(_PLAIN) : -len(FIGURES)] = list(map(_counts, requests.prompt, ends, words))
+            out[:, -len(FIGURES) :] = self.words.figures(words) if figures is None else figures
         if self.medians:
             out = np.where(np.isnan(out), self.medians, out)
         return out
 
 
-def _text_row(text: str, buckets: int) -> tuple[list[float], FloatArray]:
-    """Return the counts, and the words by bucket; a word counts once, since long prompts repeat their words."""
-    chars = len(text)
-    if chars > _TEXT_LIMIT:
-        text = text[: _TEXT_LIMIT // 2] + "\n" + text[-_TEXT_LIMIT // 2 :]
-    words = _WORD.findall(text.lower())
-    numbers = _NUMBER.findall(text)
-    counts = [
-        chars,
+def _counts(text: str, ends: str, words: Sequence[str]) -> list[float]:
+    """Return counts over a prompt: its characters, and what is counted of its ends and their words."""
+    number = _NUMBER.search(ends)
+    return [
+        len(text),
         len(words),
-        text.count("\n") + 1,
-        sum(c.isdigit() for c in text),
-        text.count("?"),
-        sum(c in _CODE_MARKS for c in text),
-        float(numbers[0]) if numbers else -1.0,
+        ends.count("\n") + 1,
+        len(_DIGIT.findall(ends)),
+        ends.count("?"),
+        len(_CODE_MARK.findall(ends)),
+        float(number[0]) if number else -1.0,
     ]
-    hashed = np.zeros(buckets)
-    for word in sorted(set(words)):
-        hashed[zlib.crc32(word.encode()) % buckets] += 1.0
-    # The first word is mostly the verb, which says most about the output; it also counts in a bucket of its own weight.
-    if words:
-        hashed[zlib.crc32(words[0].encode()) % buckets] += 8.0
-    return counts, hashed

@@ -21,15 +21,21 @@ def train_length(
     ],
     out: Annotated[Path, typer.Option(help="File for the model.")] = Path("length-model.json"),
     text: Annotated[bool, typer.Option(help="Learn from the prompts' text, if the file has it.")] = True,
-    seeds: Annotated[int, typer.Option(help="Number of random splits to report on.")] = 3,
-    held_out: Annotated[float, typer.Option(help="Share of the requests held out in each split.")] = 0.2,
+    seeds: Annotated[int, typer.Option(help="Number of splits to report on.")] = 3,
+    held_out: Annotated[
+        float,
+        typer.Option(
+            help="Share of the requests held out in each split: the latest if arrival_s is given, else random ones."
+        ),
+    ] = 0.2,
     seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
     as_json: JsonFlag = False,
 ) -> None:
     """Train a model of output lengths on DATA.jsonl, and report its quality on held-out requests.
 
-    The final model is trained on all of DATA. Its file holds numbers only; predicting needs only numpy. See
-    docs/profile.md.
+    The final model is trained on all of DATA. No model is written if it predicts the held-out requests no better than
+    the distribution of their task, and a server leaves out tasks for which it does not. The file holds numbers only;
+    predicting needs only numpy. See docs/profile.md.
     """
     from sloserve.estimator.length.train_and_report import train_and_report
 

@@ -1,11 +1,16 @@
-"""Training of a length model, and its accuracy on requests that it has not seen.
+"""Training of a length model.
 
 The learner is LightGBM: gradient-boosted trees, one set for each quantile. It is imported here alone and only when a
-model is trained; its trees are then turned into plain numbers (``length_forest``). Training is single-threaded and
-seeded, so the same examples give the same model.
+model is trained; its trees are then turned into plain numbers (``forest``). Training is single-threaded and seeded, so
+the same examples give the same model.
+
+Quantiles of boosted trees cover less than they should on requests that training has not seen. Each quantile is
+therefore shifted so that it covers what it should in cross-validation (split conformal prediction for quantile
+regression: Romano, Patterson, Candes 2019, with the folds of cross-validation in place of one split).
 """
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,16 +19,14 @@ import numpy as np
 from sloserve.core.arrays import FloatArray
 from sloserve.core.errors import ConfigError
 from sloserve.core.extras import install_command
-from sloserve.estimator.length.accuracy import Accuracy, Predictions, accuracy
-from sloserve.estimator.length.empirical import EmpiricalLength
 from sloserve.estimator.length.examples import Examples
 from sloserve.estimator.length.forest import Forest
-from sloserve.estimator.length.gaussian import GaussianLength
-from sloserve.estimator.length.learned_length import LearnedLength, LengthModel
-from sloserve.estimator.length.remaining import Estimator
+from sloserve.estimator.length.learned_length import LengthModel
 from sloserve.estimator.length.request_features import TASK_LEVELS, Features
+from sloserve.estimator.length.word_training import learn_words
 
 LEAST_EXAMPLES = 100
+CALIBRATION_FOLDS = 3
 _TASK_PRIOR = 10.0
 """Requests that the quantiles of all are worth against a task's own; keeps rare tasks from being learned by heart."""
 
@@ -38,7 +41,6 @@ class LengthTrainingSettings:
     Args:
         levels: Quantiles that are learned; more of them cost more per prediction.
         text: Whether prompts are used, if the examples have them.
-        word_buckets: Columns of hashed words; 2,000 short prompts gained nothing from more.
         trees: Trees of each quantile.
         leaves: Leaves of each tree.
         learning_rate: Learning rate of each quantile.
@@ -47,16 +49,20 @@ class LengthTrainingSettings:
 
     levels: tuple[float, ...] = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
     text: bool = True
-    word_buckets: int = 256
     trees: int = 60
     leaves: int = 7
     learning_rate: float = 0.1
     least_in_leaf: int = 20
     seed: int = 0
 
+    @property
+    def boosts(self) -> int:
+        """How often trees are learned for one model."""
+        return len(self.levels) * (1 + CALIBRATION_FOLDS)
+
 
 Progress = Callable[[], None]
-"""Called after each quantile that was learned."""
+"""Called each time that trees were learned, ``LengthTrainingSettings.boosts`` times for a model."""
 
 
 def train(examples: Examples, settings: LengthTrainingSettings, progress: Progress = lambda: None) -> LengthModel:
@@ -66,17 +72,36 @@ def train(examples: Examples, settings: LengthTrainingSettings, progress: Progre
     """
     if len(examples) < LEAST_EXAMPLES:
         raise ConfigError(f"{len(examples)} requests to train on; at least {LEAST_EXAMPLES} are needed")
-    buckets = settings.word_buckets if settings.text and examples.requests.prompt is not None else 0
-    features = Features(tasks=_task_quantiles(examples), buckets=buckets)
-    raw = features.matrix(examples.requests)
+    logs = np.log(examples.lengths)
+    prompts, words, figures = examples.requests.prompt, None, None
+    if settings.text and prompts is not None:
+        words, figures = learn_words(prompts, logs, settings.seed)
+    features = Features(tasks=_task_quantiles(examples), words=words)
+    raw = features.matrix(examples.requests, figures=figures)
     medians = tuple(float(np.median(known)) if (known := c[~np.isnan(c)]).size else 0.0 for c in raw.T)
-    features = Features(medians, features.tasks, buckets)
+    features = Features(medians, features.tasks, words)
     rows = np.where(np.isnan(raw), medians, raw)
     trees = []
     for level in settings.levels:
-        trees.append(_boost(rows, np.log(examples.lengths), level, settings))
+        trees.append(_boost(rows, logs, level, settings).dump_model()["tree_info"])
         progress()
-    return LengthModel(np.array(settings.levels), features, _forest(trees, rows.shape[1]))
+    shifts = _shifts(rows, logs, settings, progress)
+    return LengthModel(np.array(settings.levels), features, _forest(trees, shifts, rows.shape[1]))
+
+
+def _shifts(rows: FloatArray, target: FloatArray, settings: LengthTrainingSettings, progress: Progress) -> FloatArray:
+    """Return by how much each quantile must be shifted to cover in cross-validation what it should, ``[levels]``."""
+    fold = np.random.default_rng(settings.seed).permutation(target.size) % CALIBRATION_FOLDS
+    shifts = np.empty(len(settings.levels))
+    for place, level in enumerate(settings.levels):
+        short = np.empty(target.size)
+        for one in range(CALIBRATION_FOLDS):
+            out = fold == one
+            short[out] = target[out] - _boost(rows[~out], target[~out], level, settings).predict(rows[out])
+            progress()
+        rank = min(math.ceil(level * (target.size + 1)), target.size)
+        shifts[place] = np.sort(short)[rank - 1]
+    return shifts
 
 
 def _task_quantiles(examples: Examples) -> dict[str, tuple[float, ...]]:
@@ -91,10 +116,8 @@ def _task_quantiles(examples: Examples) -> dict[str, tuple[float, ...]]:
     return found
 
 
-def _boost(
-    rows: FloatArray, target: FloatArray, level: float, settings: LengthTrainingSettings
-) -> list[dict[str, Any]]:
-    """Return the trees of one quantile, as nested dictionaries."""
+def _boost(rows: FloatArray, target: FloatArray, level: float, settings: LengthTrainingSettings) -> Any:
+    """Return LightGBM's trees for one quantile."""
     try:
         import lightgbm
     except ImportError as error:
@@ -111,13 +134,14 @@ def _boost(
         "num_threads": 1,
         "verbosity": -1,
     }
-    booster = lightgbm.train(parameters, lightgbm.Dataset(rows, target), settings.trees)
-    trees: list[dict[str, Any]] = [tree["tree_structure"] for tree in booster.dump_model()["tree_info"]]
-    return trees
+    return lightgbm.train(parameters, lightgbm.Dataset(rows, target), settings.trees)
 
 
-def _forest(levels: list[list[dict[str, Any]]], num_features: int) -> Forest:
-    """Return the trees of each level as arrays; a level with too few trees gets further trees with value 0."""
+def _forest(levels: list[list[dict[str, Any]]], shifts: FloatArray, num_features: int) -> Forest:
+    """Return the trees of each level as arrays, with a tree of one leaf for each level's shift.
+
+    A level with too few trees gets further trees with value 0.
+    """
     feature, threshold, left, right = [-1], [0.0], [0], [0]
 
     def add(tree: dict[str, Any]) -> int:
@@ -131,43 +155,9 @@ def _forest(levels: list[list[dict[str, Any]]], num_features: int) -> Forest:
             left[here], right[here] = add(tree["left_child"]), add(tree["right_child"])
         return here
 
-    roots = np.zeros((len(levels), max(map(len, levels))), np.int32)
+    roots = np.zeros((len(levels), max(map(len, levels)) + 1), np.int32)
     for level, trees in enumerate(levels):
-        roots[level, : len(trees)] = [add(tree) for tree in trees]
+        roots[level, : len(trees)] = [add(tree["tree_structure"]) for tree in trees]
+        roots[level, -1] = add({"leaf_value": float(shifts[level])})
     whole = [np.array(column, np.int32) for column in (feature, left, right)]
     return Forest(whole[0], np.array(threshold), whole[1], whole[2], roots, num_features)
-
-
-def held_out(
-    examples: Examples, settings: LengthTrainingSettings, *, share: float, seeds: int, progress: Progress = lambda: None
-) -> Iterator[dict[str, Accuracy]]:
-    """Yield for each seed the accuracy by predictor on a random ``share`` of the examples, trained on the others.
-
-    Beside the model, the predictors that learn on line are judged after the same training requests, by task.
-    """
-    if not 0.0 < share < 1.0 or seeds < 1:
-        raise ConfigError(
-            f"held-out share {share}, seeds {seeds}: the share is within 0..1, at least one seed is needed"
-        )
-    for seed in range(settings.seed, settings.seed + seeds):
-        order = np.random.default_rng(seed).permutation(len(examples))
-        tested = max(int(share * len(examples)), 1)
-        kept, test = examples.take(order[tested:]), examples.take(order[:tested])
-        model = train(kept, settings, progress)
-        yield {
-            "learned": judge(LearnedLength(model), test),
-            "empirical": judge(fed(EmpiricalLength(window=len(kept)), kept), test),
-            "gaussian": judge(fed(GaussianLength(memory=len(kept)), kept), test),
-        }
-
-
-def fed(estimator: Estimator, examples: Examples) -> Estimator:
-    """Return ``estimator``, after it has observed ``examples``."""
-    for class_id, length in zip(examples.requests.class_id.tolist(), examples.lengths.tolist(), strict=True):
-        estimator.observe(class_id, length)
-    return estimator
-
-
-def judge(estimator: Estimator, examples: Examples) -> Accuracy:
-    """Return how well ``estimator`` predicts ``examples`` at admission; it learns nothing from them."""
-    return accuracy(Predictions.of(estimator.rest(examples.requests)), examples.lengths)
