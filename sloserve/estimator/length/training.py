@@ -76,35 +76,43 @@ def train(examples: Examples, settings: LengthTrainingSettings, progress: Progre
     prompts, words, figures = examples.requests.prompt, None, None
     if settings.text and prompts is not None:
         words, figures = learn_words(prompts, logs, settings.seed)
-    features = Features(tasks=_task_quantiles(examples), words=words)
+    features = Features(tasks=task_quantiles(examples), words=words)
     raw = features.matrix(examples.requests, figures=figures)
     medians = tuple(float(np.median(known)) if (known := c[~np.isnan(c)]).size else 0.0 for c in raw.T)
     features = Features(medians, features.tasks, words)
     rows = np.where(np.isnan(raw), medians, raw)
     trees = []
     for level in settings.levels:
-        trees.append(_boost(rows, logs, level, settings).dump_model()["tree_info"])
+        trees.append(boost(rows, logs, level, settings).dump_model()["tree_info"])
         progress()
-    shifts = _shifts(rows, logs, settings, progress)
-    return LengthModel(np.array(settings.levels), features, _forest(trees, shifts, rows.shape[1]))
+    by = shifts(rows, logs, settings, progress)
+    return LengthModel(np.array(settings.levels), features, _forest(trees, by, rows.shape[1]))
 
 
-def _shifts(rows: FloatArray, target: FloatArray, settings: LengthTrainingSettings, progress: Progress) -> FloatArray:
-    """Return by how much each quantile must be shifted to cover in cross-validation what it should, ``[levels]``."""
+def shifts(rows: FloatArray, target: FloatArray, settings: LengthTrainingSettings, progress: Progress) -> FloatArray:
+    """Return by how much each quantile must be shifted to cover in cross-validation what it should, ``[levels]``.
+
+    Args:
+        rows: Features of the examples, ``[n, features]``.
+        target: Logarithms of their lengths, ``[n]``.
+        settings: Settings of the training.
+        progress: Called each time that trees were learned.
+    """
     fold = np.random.default_rng(settings.seed).permutation(target.size) % CALIBRATION_FOLDS
-    shifts = np.empty(len(settings.levels))
+    found = np.empty(len(settings.levels))
     for place, level in enumerate(settings.levels):
         short = np.empty(target.size)
         for one in range(CALIBRATION_FOLDS):
             out = fold == one
-            short[out] = target[out] - _boost(rows[~out], target[~out], level, settings).predict(rows[out])
+            short[out] = target[out] - boost(rows[~out], target[~out], level, settings).predict(rows[out])
             progress()
         rank = min(math.ceil(level * (target.size + 1)), target.size)
-        shifts[place] = np.sort(short)[rank - 1]
-    return shifts
+        found[place] = np.sort(short)[rank - 1]
+    return found
 
 
-def _task_quantiles(examples: Examples) -> dict[str, tuple[float, ...]]:
+def task_quantiles(examples: Examples) -> dict[str, tuple[float, ...]]:
+    """Return output tokens at TASK_LEVELS by task, a rare task's drawn to those of all."""
     logs = np.log(examples.lengths)
     overall = np.quantile(logs, TASK_LEVELS)
     found = {}
@@ -116,7 +124,7 @@ def _task_quantiles(examples: Examples) -> dict[str, tuple[float, ...]]:
     return found
 
 
-def _boost(rows: FloatArray, target: FloatArray, level: float, settings: LengthTrainingSettings) -> Any:
+def boost(rows: FloatArray, target: FloatArray, level: float, settings: LengthTrainingSettings) -> Any:
     """Return LightGBM's trees for one quantile."""
     try:
         import lightgbm

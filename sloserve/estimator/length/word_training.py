@@ -37,35 +37,37 @@ def learn_words(prompts: Sequence[str], log_lengths: FloatArray, seed: int) -> t
     flat = [np.concatenate([row[i] for row in rows]) for i in (0, 1)]
     matrix = sparse.csr_matrix((flat[1], flat[0], ends), shape=(len(prompts), columns.size))
     fold = np.random.default_rng(seed).permutation(len(prompts)) % FOLDS
-    length, length_weights, length_bias = _ridge(matrix, log_lengths, fold)
-    spread, spread_weights, spread_bias = _ridge(matrix, np.abs(log_lengths - length), fold)
-    words = PromptWords(
-        columns,
-        rarity,
-        np.round(np.stack((length_weights, spread_weights), axis=1), 5),
-        np.round(np.array([length_bias, spread_bias]), 5),
-    )
-    return words, np.stack((length, spread), axis=1)
+    length, length_weights, length_bias = ridge(matrix, log_lengths, fold)
+    spread, spread_weights, spread_bias = ridge(matrix, np.abs(log_lengths - length), fold)
+    weights: FloatArray = np.stack((length_weights, spread_weights), axis=1).round(5)
+    bias: FloatArray = np.array([length_bias, spread_bias]).round(5)
+    return PromptWords(columns, rarity, weights, bias), np.stack((length, spread), axis=1)
 
 
-def _ridge(matrix: Any, target: FloatArray, fold: IntArray) -> tuple[FloatArray, FloatArray, float]:
-    """Return the predictions of each fold from the others, and weights and bias by all examples."""
+def ridge(matrix: Any, target: FloatArray, fold: IntArray) -> tuple[FloatArray, FloatArray, float]:
+    """Return the predictions of each fold from the others, and weights and bias by all examples.
+
+    Args:
+        matrix: Sparse matrix, one row for each example.
+        target: What to predict, ``[n]``.
+        fold: Fold of each example, 0 to FOLDS - 1, ``[n]``.
+    """
     best: tuple[float, float, FloatArray] | None = None
-    for ridge in _RIDGES:
+    for strength in _RIDGES:
         predicted = np.empty(target.size)
         for one in range(FOLDS):
-            weights, bias = _solved(matrix, target, fold != one, ridge)
+            weights, bias = _solved(matrix, target, fold != one, strength)
             predicted[fold == one] = matrix[fold == one] @ weights + bias
         error = float(((predicted - target) ** 2).mean())
         if best is None or error < best[0]:
-            best = error, ridge, predicted
+            best = error, strength, predicted
     assert best is not None
     return best[2], *_solved(matrix, target, np.ones(target.size, bool), best[1])
 
 
-def _solved(matrix: Any, target: FloatArray, use: np.ndarray, ridge: float) -> tuple[FloatArray, float]:
+def _solved(matrix: Any, target: FloatArray, use: np.ndarray, strength: float) -> tuple[FloatArray, float]:
     from scipy.sparse.linalg import lsqr
 
     bias = float(target[use].mean())
-    weights: FloatArray = lsqr(matrix[use], target[use] - bias, damp=np.sqrt(ridge), iter_lim=_STEPS)[0]
+    weights: FloatArray = lsqr(matrix[use], target[use] - bias, damp=np.sqrt(strength), iter_lim=_STEPS)[0]
     return weights, bias
