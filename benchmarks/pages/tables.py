@@ -223,21 +223,67 @@ def admission_requests() -> pd.DataFrame:
     return chosen(texts, names, "policy and admission")
 
 
-@table("estimators.length_model")
-def estimators_length_model() -> pd.DataFrame:
-    """What a trained length model is worth to policies that order by length."""
+@table("estimators.encoders")
+def estimators_encoders() -> pd.DataFrame:
+    """How well encoders of a prompt tell the output's length."""
+    names = {
+        "class": "the class's distribution",
+        "counts": "trees on counts over the text",
+        "hashed": "also 256 columns of hashed words",
+        "words": "also ridge regression on words and pairs (`train-length`)",
+        "static": "also an LLM's token vectors, averaged",
+        "transformer": "also a small transformer",
+        "words, transformer": "the transformer, and words and pairs",
+    }
+    found = pd.DataFrame(saved("length_encoders")["encoders"]).T
+    formats = {
+        "within 25 %": ("within_25", "{:.1%}"),
+        "MAE, tokens": ("mae_tokens", "{:.1f}"),
+        "within the p50, p90": (None, ""),
+        "pinball loss": ("relative_loss", "{:.2f}"),
+    }
+    texts = {head: found[name].map(form.format) for head, (name, form) in formats.items() if name is not None}
+    texts["within the p50, p90"] = found.cover_50.map("{:.0%}, ".format) + found.cover_90.map("{:.0%}".format)
+    return chosen(pd.DataFrame(texts)[list(formats)], names, "predicted from")
 
-    def texts(name: str) -> pd.Series:
-        mean = means(name)
-        return mean.slo_attainment.map("{:.1%}, ".format) + mean.output_throughput.map("{:,.0f}".format)
 
-    learned = texts("length-model-azure-conv")
-    known = learned[learned.index.str.endswith(":length=oracle")].rename(
-        lambda name: name.removesuffix(":length=oracle")
-    )
-    without = texts("length-model-azure-conv-without")
-    found = pd.DataFrame({"distribution of the class (no model)": without, "learned": learned, "known": known})
-    return chosen(found, shown(["sjf", "econo", "auto"]), "in time, tokens/s")
+def _length_worth(traffic: str, targets: str, policies: list[str], column: str, form: str) -> pd.DataFrame:
+    """Return a figure of runs by policy and by what the policy knows of lengths."""
+    found = rows("length_worth", traffic=traffic, targets=targets)
+    texts = found.assign(text=found[column].map(form.format)).pivot(index="policy", columns="lengths", values="text")
+    heads = {"class": "distribution of the class", "predicted": "predicted", "known": "known"}
+    return chosen(texts[list(heads)].rename(columns=heads), shown(policies), "policy")
+
+
+@table("estimators.text_deadline")
+def estimators_text_deadline() -> pd.DataFrame:
+    """What lengths predicted from text are worth with one deadline."""
+    return _length_worth("text", "deadline", ["sjf", "econo", "auto", "sa"], "in_time", "{:.1%}")
+
+
+@table("estimators.text_latency")
+def estimators_text_latency() -> pd.DataFrame:
+    """What lengths predicted from text are worth without targets."""
+    return _length_worth("text", "none", ["sjf", "econo", "auto", "sa"], "latency_s", "{:.2f} s")
+
+
+@table("estimators.known_chats")
+def estimators_known_chats() -> pd.DataFrame:
+    """Where auto and econo lose with better known lengths."""
+    figures = {
+        "in_time": ("in time", "{:.1%}"),
+        "latency_s": ("mean latency", "{:.2f} s"),
+        "tokens_per_s": ("tokens/s", "{:,.0f}"),
+        "requests_per_s_until_last_arrival": ("requests/s while they arrive", "{:.1f}"),
+        "first_token_late_long": ("first token late: longest quarter", "{:.0%}"),
+        "first_token_late_short": ("shortest quarter", "{:.0%}"),
+    }
+    found = rows("length_worth", traffic="chat", targets="default")
+    found = found[found.policy.isin(["econo", "auto"])].set_index(["policy", "lengths"])
+    order = [(policy, known) for policy in ("econo", "auto") for known in ("class", "predicted", "known")]
+    found = found.loc[order]
+    found.index = pd.Index([f"`{policy}`, {known}" for policy, known in found.index], name="policy, lengths")
+    return pd.DataFrame({head: found[name].map(form.format) for name, (head, form) in figures.items()})
 
 
 @table("gpu.live")
