@@ -228,12 +228,12 @@ def estimators_encoders() -> pd.DataFrame:
     """How well encoders of a prompt tell the output's length."""
     names = {
         "class": "the class's distribution",
-        "counts": "trees on counts over the text",
-        "hashed": "also 256 columns of hashed words",
-        "words": "also ridge regression on words and pairs (`train-length`)",
-        "static": "also an LLM's token vectors, averaged",
-        "transformer": "also a small transformer",
-        "words, transformer": "the transformer, and words and pairs",
+        "counts": "counts over the text",
+        "hashed": "counts, 256 columns of hashed words",
+        "words": "counts, ridge regression on words and pairs (`train-length`)",
+        "static": "counts, averaged token vectors of an LLM",
+        "transformer": "counts, a small transformer",
+        "words, transformer": "counts, words and pairs, the transformer",
     }
     found = pd.DataFrame(saved("length_encoders")["encoders"]).T
     formats = {

@@ -49,7 +49,7 @@ SEEDS = (0, 1, 2)
 LOAD = "1.5"
 HELD_OUT = 400
 CHAT_REQUESTS, CHAT_BLOCKS, TEXT_BLOCKS = 500, 3000, 250
-KNOWN = {"class": ":length=empirical", "predicted": "", "known": ":length=oracle"}
+KNOWN = {"class": ":length=empirical", "predicted": ":length=predicted", "known": ":length=oracle"}
 POLICIES = {"chat": ("sjf", "econo", "auto"), "text": ("sjf", "econo", "auto", "sa")}
 RIVALS = ("stock", "edf", "niyama:step_budget=true")
 TARGETS = {"chat": ("default",), "text": ("deadline", "none")}

@@ -112,7 +112,7 @@ def shifts(rows: FloatArray, target: FloatArray, settings: LengthTrainingSetting
 
 
 def task_quantiles(examples: Examples) -> dict[str, tuple[float, ...]]:
-    """Return output tokens at TASK_LEVELS by task, a rare task's drawn to those of all."""
+    """Return output tokens at TASK_LEVELS by task, a rare task's are drawn to the figures of all."""
     logs = np.log(examples.lengths)
     overall = np.quantile(logs, TASK_LEVELS)
     found = {}

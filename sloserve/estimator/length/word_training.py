@@ -15,7 +15,7 @@ from sloserve.estimator.length.prompt_words import COLUMNS, PromptWords, both_en
 
 FOLDS: Final = 5
 _LEAST_PROMPTS: Final = 2
-"""Prompts that a column must occur in: what occurs once cannot be told from chance."""
+"""Prompts that a column must occur in: what occurs once may be chance."""
 _RIDGES: Final = (0.3, 1.0, 3.0, 10.0)
 _STEPS: Final = 60
 """Most steps of the solver, which also bounds the training."""
