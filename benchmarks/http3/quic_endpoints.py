@@ -31,6 +31,8 @@ CLASSES = {
     "long": (102_400, 7.0, "batch", 5),
 }
 """Bytes each way, deadline in seconds, service class, urgency."""
+ONE_LOWER_LEVEL = CLASSES | {"free": (8_000, 2.0, "batch", 5)}
+"""The same with the paper's two levels of ABS: free and long requests share the lower one."""
 
 CONGESTIONS = ("constant", "cubic")
 TCP_CONGESTIONS = [
@@ -175,7 +177,8 @@ async def run_quic(
     loop = asyncio.get_running_loop()
 
     async def one(number: int, kind: str) -> None:
-        size, deadline_s, slo_class, urgency = CLASSES[kind]
+        classes = ONE_LOWER_LEVEL if run.get("one_lower_level") else CLASSES
+        size, deadline_s, slo_class, urgency = classes[kind]
         headers = [(b"x-slo-class", slo_class.encode()), (b"x-slo-e2e-ms", str(deadline_s * 1e3).encode())]
         reply = clients[number % len(clients)].request(
             head(b"POST", b"localhost", b"/", headers),

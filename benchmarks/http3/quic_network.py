@@ -50,7 +50,8 @@ LATE_MS = 25.0
 class Condition:
     """rate: Poisson arrivals per second, 0 for all at once. ends: schedulers of server and client. closing: scheduler,
     congestion control and number of connections of runs beside these, in virtual time. window: where it is constant and
-    not as usual, in parts of what fills the link; then QUIC runs in virtual time alone.
+    not as usual, in parts of what fills the link; then QUIC runs in virtual time alone. one_lower_level: whether free
+    and long requests have the same urgency, as in the paper's ABS; then QUIC runs in virtual time alone.
     """
 
     name: str
@@ -63,12 +64,14 @@ class Condition:
     tcp: bool = True
     closing: tuple[tuple[str, str, int], ...] = ()
     window: float | None = None
+    one_lower_level: bool = False
 
 
 ASYMMETRIC = tuple((a, b) for a in ("edf", "rr", "fcfs") for b in ("edf", "rr", "fcfs") if "edf" in (a, b) and a != b)
 CONDITIONS = (
     Condition("burst-constant", "constant", "bbr", 100, 0.0, 5),
     Condition("burst-window-1.5", "constant", "", 100, 0.0, 5, (("edf", "edf"), ("ml", "ml")), tcp=False, window=1.5),
+    Condition("burst-one-lower-level", "constant", "", 100, 0.0, 5, (("abs", "abs"),), tcp=False, one_lower_level=True),
     Condition("burst-cubic", "cubic", "cubic", 100, 0.0, 3, closing=(("edf", "cubic", 2), ("edf", "cubic", 4))),
     Condition("burst-cubic-rtt50", "cubic", "cubic", 50, 0.0, 3),
     Condition("poisson20-constant", "constant", "bbr", 100, 20.0, 3),
@@ -90,6 +93,7 @@ def runs_of(condition: Condition) -> Iterator[dict[str, Any]]:
     for seed in range(1, condition.seeds + 1):
         common = {"condition": condition.name, "rtt_ms": condition.rtt_ms, "rate": condition.rate, "seed": seed}
         common |= {"requests": REQUESTS} | ({} if condition.window is None else {"window": condition.window})
+        common |= {"one_lower_level": True} if condition.one_lower_level else {}
         for server, client in condition.ends:
             yield {
                 **common,
@@ -163,7 +167,7 @@ def simulate(run: dict[str, Any], files: tuple[Path, Path]) -> dict[str, Any]:
 def row_of(
     run: dict[str, Any], backend: str, kinds: Any, latency_s: Any, wire: dict[str, Any], late_ms: float, cpu_s: float
 ) -> dict[str, Any]:
-    row = {k: v for k, v in run.items() if k not in ("requests", "window")} | {"backend": backend}
+    row = {k: v for k, v in run.items() if k not in ("requests", "window", "one_lower_level")} | {"backend": backend}
     row["connections"] = run.get("connections", "")
     latencies = np.array([np.inf if x is None else x for x in latency_s])
     for kind, (_, deadline_s, _, _) in CLASSES.items():
@@ -323,7 +327,7 @@ def main() -> None:
             if run["transport"] == "quic" and not args.no_virtual:
                 rows.append(told(simulate(run, files)))
         write(args.out, rows)
-        virtual = {"connections", "window"}
+        virtual = {"connections", "window", "one_lower_level"}
         on_wire = [run for run in runs if run["transport"] != "quic" or (args.wire and not virtual & run.keys())]
         if on_wire and not args.no_tcp:
             rows += wired(on_wire, folder)
