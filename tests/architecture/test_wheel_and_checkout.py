@@ -18,7 +18,7 @@ WHEEL = {
     FOR_EXPERIMENTS: {"andes-paper", "andes-parts", "econo-paper", "econo-parts", "niyama", "sa-batches"},
 }
 CHECKOUT = {
-    FOR_EXPERIMENTS: {"fastserve", "multires", "orca", "rr", "sarathi", "srtf", "sync-coupled"},
+    FOR_EXPERIMENTS: {"fastserve", "multires", "orca", "rr", "sarathi", "srtf", "sync-coupled", "vllm-2023"},
     FOR_TESTS: {"chaos"},
 }
 PROFILES = {

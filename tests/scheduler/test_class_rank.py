@@ -18,6 +18,7 @@ NOW_S = 1000.0
 FIRST_BY_CLASS = [name for name in main_policies() if name != "fcfs"]
 AS_PUBLISHED = {
     "andes-paper", "econo-paper", "fastserve", "fcfs", "multires", "orca", "rr", "sarathi", "srtf", "sync-coupled",
+    "vllm-2023",
 }  # fmt: skip
 """vLLM's own order, and baselines in the form of their papers."""
 VARIANTS = {"andes-parts", "econo-parts", "niyama", "sa-batches"}
