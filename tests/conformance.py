@@ -36,7 +36,7 @@ FORMS: dict[str, Forms] = {
         golden=":lead_s=2:watermark=0.5",
         conserves=(
             ":watermark=0:lead_s=0.01:urgent_s=1000:max_preemptions=9:headroom=0",
-            ":victims=gain:search=true:objective=min:alpha=0.9:length=oracle:length_error=0.3:urgent_s=1000",
+            ":victims=gain:objective=min:alpha=0.9:length=oracle:length_error=0.3:urgent_s=1000",
             ":objective=perfect:pause=false:watermark=0",
         ),
     ),

@@ -160,7 +160,7 @@ def planning_table(quick: bool) -> dict[str, Any]:
     lines = {policy: fitted_line(of_policy) for policy, of_policy in found.items()}
     lines |= {variant: dict(lines[policy]) for variant, policy in PLANS_AS.items() if policy in lines}
     for policy, known in planning_costs().policies.items():
-        if known.cell_us and policy in lines:  # measured by knapsack_gap.py
+        if known.cell_us and policy in lines:
             lines[policy]["cell_us"] = known.cell_us
     measured: Any = provenance()
     machine = measured["hardware"]

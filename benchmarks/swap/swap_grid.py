@@ -58,7 +58,7 @@ POLICIES = {
     "sjf": "sjf",
     "andes": "andes",
     "econo": "econo",
-    "andes-paper": "andes-parts:victims=gain:urgent_s=1000:headroom=0:search=true",
+    "andes-paper": "andes-parts:victims=gain:urgent_s=1000:headroom=0",
     "econo-paper": "econo-paper",
 }
 """The last two are nearest to what their papers describe."""

@@ -24,7 +24,7 @@ from sloserve.core.kernels import (
 from sloserve.core.kernels.anneal import BatchRequests, Cooling, anneal, exhaustive
 from sloserve.core.kernels.digest import DigestCurves, Replies
 from sloserve.core.kernels.fleet import FleetProblem, fleet_search
-from sloserve.core.kernels.knapsack import PackRule, best_batch, pack_exact, pack_greedy, pack_priced
+from sloserve.core.kernels.knapsack import pack_exact
 from sloserve.core.kernels.kv_copy import Region, copy_blocks
 from sloserve.core.kernels.kv_layout import KVGroups, KVLayout
 from sloserve.core.kernels.kv_reservation import FOREVER, KvHosting, KvReservation
@@ -258,22 +258,6 @@ def digests(draw: Draw) -> None:
     assert wait.size == curves.current(replies, alpha=draw.float(0.5, 1.0)).size == slots.size
 
 
-def packs(draw: Draw) -> None:
-    gain, weight, seq = draw.floats(draw.n, -1.0), draw.ints(draw.n, 1, 40), draw.ints(draw.n)
-    capacity, most = draw.int(0, 200), draw.int(0, 9)
-    for found in (
-        pack_priced(gain, weight, seq, capacity, most),
-        pack_greedy(gain, weight, seq, capacity, most),
-        pack_greedy(gain, weight, seq, capacity, most, stop_at_misfit=True),
-    ):
-        are_places(found, gain.size, most)
-        assert sum(weight[found].tolist()) <= capacity
-    sizes = draw.ints(3, 1, 9)
-    for rule in (PackRule.PRICED, PackRule.GREEDY, PackRule.PAPER):
-        chosen = best_batch(np.tile(gain, (3, 1)), weight, seq, capacity, sizes, rule=rule)
-        are_places(chosen.chosen, gain.size, chosen.batch_size)
-
-
 def exact_packs(draw: Draw) -> None:
     n, heavy = min(draw.n, 9), (-1, 0, 2**40, 2**62, _INT64.max)  # weights between are tables of a GiB
     gain, weight = draw.floats(n, -1.0), draw.ints(n, 1, 40, heavy)
@@ -393,7 +377,7 @@ def copies(draw: Draw) -> None:
 
 KERNELS: tuple[Callable[[Draw], None], ...] = (
     *(ranking, columns_of_requests, columns_of_targets, lengths, gain_and_cost, decodes, prompts, digests),
-    *(packs, exact_packs, batches, fleets, reservations, hosting, copies),
+    *(exact_packs, batches, fleets, reservations, hosting, copies),
 )
 
 

@@ -77,7 +77,7 @@ _CHOSEN = (
     Subject("andes-restless", {"policy": f"andes-parts:{_RESTLESS}"}, preempts=True, pauses=None),
     Subject(
         "andes-as-published",
-        {"policy": f"andes-parts:{_RESTLESS}:victims=gain:search=true"},
+        {"policy": f"andes-parts:{_RESTLESS}:victims=gain"},
         preempts=True,
         pauses=None,
     ),

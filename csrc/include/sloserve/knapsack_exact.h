@@ -1,5 +1,4 @@
-// For tests and benchmarks: the knapsack solved exactly, by a dynamic programme. In the one extension module for the reason that
-// exhaustive.h gives.
+// Which requests to serve together, solved exactly by a dynamic programme: for the policy andes-paper, tests and benchmarks.
 //
 // Source: Andes, Algorithm 2. Differs: the third dimension is "weight at most m", so that the last cell is the answer (the paper's
 // is "exactly m", which makes it search dp[N][B] for the best m).
@@ -15,18 +14,56 @@
 #include <string>
 #include <vector>
 
-#include "sloserve/knapsack.h"
-
 namespace sloserve {
+
+// Items to choose from: n gains and n weights, and what their weights may sum to.
+struct Knapsack {
+  const double* gain;
+  const std::int64_t* weight;
+  std::size_t size;
+  std::int64_t capacity;
+};
+
+namespace detail {
+
+inline void check_count(const char* name, std::size_t found, const char* of, std::size_t wanted) {
+  if (found == wanted) return;
+  throw std::invalid_argument(std::string(name) + ": " + std::to_string(found) + " for " + std::to_string(wanted) + " " + of +
+                              "; there must be one for each");
+}
+
+inline void check_not_negative(const char* name, std::int64_t value) {
+  if (value >= 0) return;
+  throw std::invalid_argument(std::string(name) + ": " + std::to_string(value) + " is negative; the least is 0");
+}
+
+inline void check_gains(const double* gain, std::size_t size) {
+  for (std::size_t i = 0; i < size; ++i) {
+    if (!std::isfinite(gain[i])) {
+      throw std::invalid_argument("gain: " + std::to_string(gain[i]) + " of item " + std::to_string(i) + " is not finite");
+    }
+  }
+}
+
+inline void check_weights(const std::int64_t* weight, std::size_t size) {
+  for (std::size_t i = 0; i < size; ++i) {
+    if (weight[i] < 1) {
+      throw std::invalid_argument("weight: " + std::to_string(weight[i]) + " of item " + std::to_string(i) + "; the least is 1");
+    }
+  }
+}
+
+}  // namespace detail
 
 // Bytes of tables that pack_exact may fill.
 constexpr std::size_t kMostExactBytes = std::size_t{2} << 30;
 
 // The indices, ascending, of exactly num_items items of most gain whose weights fit, or of at most so many with at_most; nothing
-// where no num_items items fit. Unlike the greedy pack it takes items that gain nothing if the number asks for them.
+// where no num_items items fit. It takes items that gain nothing if the number asks for them.
 //
 // O(n * num_items * capacity) time and as many bits.
-// Throws std::invalid_argument as pack_greedy, and when the tables would be larger than kMostExactBytes.
+// Throws std::invalid_argument when counts disagree, a weight is below 1, a gain not finite or a limit negative, and when the
+// tables would be larger than kMostExactBytes.
 inline std::optional<std::vector<std::int64_t>> pack_exact(const Knapsack& sack, std::size_t num_weights, std::int64_t num_items,
                                                            bool at_most) {
   detail::check_count("weight", num_weights, "gains", sack.size);
@@ -54,7 +91,7 @@ inline std::optional<std::vector<std::int64_t>> pack_exact(const Knapsack& sack,
     throw std::invalid_argument("capacity: exact tables for " + std::to_string(n) + " items, " + std::to_string(num_items) +
                                 " to choose and a capacity of " + std::to_string(room) + " take " +
                                 std::to_string(static_cast<std::int64_t>(bytes / (1 << 20))) + " MiB; the most is " +
-                                std::to_string(kMostExactBytes >> 20) + " MiB: count weights in larger blocks or use pack_greedy");
+                                std::to_string(kMostExactBytes >> 20) + " MiB: count weights in larger blocks");
   }
   // most[b][m]: the most gain of b of the items so far that weigh at most m; -inf where no b items do, which no sum leaves.
   std::vector<double> most(rows * columns, -std::numeric_limits<double>::infinity());

@@ -36,19 +36,6 @@ def anneal(requests: Annotated[NDArray[numpy.float64], dict(shape=(None, None), 
 
 def exhaustive(requests: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], max_batch: int, *, fixed: int) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], int, float]: ...
 
-def pack_greedy(gain: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], weight: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], seq: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], *, capacity: int, max_items: int, stop_at_misfit: bool) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
-
-def pack_priced(gain: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], weight: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], seq: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], *, capacity: int, max_items: int) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
-
-class PackRule(enum.Enum):
-    PRICED = 0
-
-    GREEDY = 1
-
-    PAPER = 2
-
-def best_batch(gain_by_batch: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], weight: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], seq: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], *, capacity: int, batch_sizes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rule: PackRule) -> tuple[int, Annotated[NDArray[numpy.int64], dict(shape=(None,))], float]: ...
-
 def pack_exact(gain: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], weight: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], *, capacity: int, num_items: int, at_most: bool) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))] | None: ...
 
 class ReplyColumns:

@@ -18,11 +18,11 @@ Source: Andes, Sec. 4. Differs (the policy ``andes-paper`` has the paper's form,
   can stay away for long. With it the lead asked for is less by the share of the cost that swapping saves.
 * vLLM's slots and lazy allocation decide which requests run; a share of the blocks is left for growth.
 * pausing, which the paper does not have.
-* the batch size is not searched.
+* the batch size is not searched. Where steps are slower than the fastest reader, a search that paused the requests
+  outside of the best batch lost QoE, and no shipped profile has steps that are slower than a reader at full KV.
 """
 
 import math
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,20 +173,13 @@ class Andes(PredictingPolicy):
         swap = snapshot.engine.swap
         return longest_lead_first(all_, running, self.settings.lead_s, price, 0.0 if swap is None else swap.wait_s)
 
-    def _plan(
-        self,
-        snapshot: Snapshot,
-        all_: Outlook,
-        foresight: Foresight,
-        most_urgent: int = sys.maxsize,
-    ) -> Plan:
+    def _plan(self, snapshot: Snapshot, all_: Outlook, foresight: Foresight) -> Plan:
         """Return a plan that orders all requests and makes room for the urgent ones.
 
         Args:
             snapshot: The engine's state.
             all_: The outlook of all requests.
             foresight: QoE within the horizon.
-            most_urgent: Most waiting requests for which others are preempted.
         """
         rows, engine, queued = snapshot.rows, snapshot.engine, snapshot.waiting.size
         worth = foresight.gain[0] / all_.context_tokens
@@ -200,7 +193,7 @@ class Andes(PredictingPolicy):
         free_blocks = engine.admission_blocks - math.ceil(self.settings.headroom * engine.total_blocks)
         # No more urgent ones than a step can begin with: the others' victims would stand idle until then.
         begun = engine.begun(all_.prefill_tokens[order])
-        head = slice(min(int(urgent.sum()), begun, most_urgent))
+        head = slice(min(int(urgent.sum()), begun))
         heads, victims = HeadOfLine(ranked[head], needed[head]), NO_SLOTS
         self._may_preempt = min(self._may_preempt, float(engine.max_num_seqs))
         if self._may_preempt >= 1.0 and not heads.fit(engine.free_slots, free_blocks):

@@ -11,8 +11,8 @@ how often one request is hit does not matter.
 which is exact and slow: virtual time charges it by the cells of the paper's tables, a column for each token of KV.
 
 Source: Andes, Sec. 4 and Appendix C. Differs: weights are KV blocks and not tokens, so ``dp`` fills a table that is
-smaller than what it is charged for; the batch sizes come from ``andes_batches``; requests of equal gain per token go by
-whether they run, then by arrival, where the paper leaves it open.
+smaller than what it is charged for; of the batch sizes between the least and the largest, BATCH_SIZES are considered,
+not all; requests of equal gain per token go by whether they run, then by arrival, where the paper leaves it open.
 """
 
 import math
@@ -26,15 +26,17 @@ from sloserve.core.kernels.knapsack import pack_exact
 from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
 from sloserve.lso.decode_first import service_order
-from sloserve.scheduler.andes.outlook import COLUMNS, Outlook
+from sloserve.scheduler.andes.outlook import COLUMNS, Outlook, reading_tds
+from sloserve.scheduler.andes.policy import Andes
 from sloserve.scheduler.options import check_within
-from sloserve.scheduler.papers.andes_batches import AndesOfBatches
-from sloserve.scheduler.policy import Plan, Policy, Snapshot
+from sloserve.scheduler.policy import EngineFacts, Plan, Policy, Snapshot
 
 SOLVERS = ("greedy", "dp")
+BATCH_SIZES = 8
+"""Candidates between the least and the largest batch size."""
 
 
-class AndesPaper(AndesOfBatches):
+class AndesPaper(Andes):
     """Serves the requests of most QoE gained per token, and preempts all others."""
 
     needs = COLUMNS | {"num_preemptions", "preemptable"}
@@ -93,6 +95,32 @@ class AndesPaper(AndesOfBatches):
     def _is_triggered(self, snapshot: Snapshot) -> bool:
         engine = snapshot.engine
         return 1.0 - engine.free_blocks / engine.total_blocks >= self.settings.watermark or self._is_slow(snapshot)
+
+    def _is_slow(self, snapshot: Snapshot) -> bool:
+        """Return whether a step of the running requests takes longer than the fastest reader's token."""
+        rows, running = snapshot.rows, snapshot.running
+        if not running.size:
+            return False
+        fastest = float(reading_tds(rows, np.concatenate((snapshot.waiting, running))).max())
+        context = float(rows.computed_tokens[running].mean())
+        return float(self._token_s(snapshot.engine, np.array([float(running.size)]), context)[0]) * fastest > 1.0
+
+    def _batch_sizes(self, engine: EngineFacts, all_: Outlook, blocks: IntArray) -> FloatArray:
+        """Return the candidate batch sizes, ascending whole numbers.
+
+        The least is the largest that is still fast enough for the fastest reader, the largest what fits the KV cache.
+
+        Args:
+            engine: What the engine can do.
+            all_: The outlook of all requests.
+            blocks: KV blocks that each request of ``all_`` needs, ``[len(all_)]``.
+        """
+        most = int(np.searchsorted(np.cumsum(np.sort(blocks)), engine.total_blocks, side="right"))
+        most = max(min(most, engine.max_num_seqs), 1)
+        sizes = np.arange(1, most + 1).astype(np.float64)
+        fast = self._token_s(engine, sizes, float(all_.context_tokens.mean())) * all_.tds.max() <= 1.0
+        least = max(int(fast.sum()), 1)
+        return np.unique(np.geomspace(least, most, BATCH_SIZES).round()).astype(np.float64)
 
     def _choose(self, snapshot: Snapshot, all_: Outlook) -> tuple[IntArray, FloatArray]:
         """Return indices of the requests to serve, the highest priority first, and each request's priority (Eq. 5)."""

@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
-from sloserve.core.kernels.knapsack import best_batch
 from sloserve.core.rows import Rows
 from sloserve.scheduler.andes.outlook import Foresight, Outlook
 from sloserve.scheduler.andes.policy import Andes
 from sloserve.scheduler.andes.room import VictimOrder
 from sloserve.scheduler.options import check_within
-from sloserve.scheduler.papers.andes_batches import AndesOfBatches
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Snapshot
 
 OBJECTIVES = ("mean", "min", "perfect")
@@ -25,7 +23,7 @@ VICTIMS = ("lead", "gain")
 _PERFECT = 1.0 - 1e-9
 
 
-class AndesParts(AndesOfBatches):
+class AndesParts(Andes):
     """Andes with options for each of its parts."""
 
     @dataclass(frozen=True)
@@ -43,9 +41,6 @@ class AndesParts(AndesOfBatches):
         """a waiting request with less lead than this goes first, and others are preempted for such requests alone"""
         watermark: float = Andes.watermark
         """share of KV in use from which on plans are made; 0 makes them always"""
-        search: bool = False
-        """whether to search the batch size where steps are too slow for the fastest reader, and to pause the running
-        requests that are not of the best batch"""
         pause: bool = True
         """whether to pause"""
 
@@ -63,8 +58,7 @@ class AndesParts(AndesOfBatches):
         self.urgent_s, self.watermark = self.settings.urgent_s, self.settings.watermark
 
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
-        slow = self.settings.search and self._is_slow(snapshot)
-        made = self._searched(snapshot, now_s) if slow else super().plan(snapshot, now_s)
+        made = super().plan(snapshot, now_s)
         if self.settings.pause or not made.pause.size:
             return made
         return replace(made, pause=NO_SLOTS)
@@ -82,48 +76,14 @@ class AndesParts(AndesOfBatches):
             return super()._victim_order(all_, worth, running, snapshot)
         return least_worth_first(all_, worth, running, snapshot.rows)
 
-    # How many run at once.
-
-    def _searched(self, snapshot: Snapshot, now_s: float) -> Plan:
-        """Return the plan at the best batch size; the running requests that are not of the best batch are paused."""
-        all_, running = self._outlook(snapshot, now_s), snapshot.running.size
-        foresight, pause, batch_size = self._best_batch(snapshot, all_)
-        made = self._plan(snapshot, all_, foresight, max(batch_size - running + pause.size, 0))
-        stay = running - made.preempt.size
-        pause = pause[~np.isin(pause, made.preempt)]
-        # A paused request keeps its slot, and is not of the batch.
-        most = max(min(_limit(made, stay + snapshot.waiting.size), batch_size + pause.size), stay)
-        return replace(
-            made,
-            pause=pause if pause.size else made.pause,
-            max_running=None if most >= stay + snapshot.waiting.size else max(most, 1),
-        )
-
-    def _best_batch(self, snapshot: Snapshot, all_: Outlook) -> tuple[Foresight, IntArray, int]:
-        """Search the batch size (Eq. 4); return what serving gains at it, the requests to pause, and the size."""
-        engine = snapshot.engine
-        blocks = engine.layout.to_admit(all_.context_tokens + 1)  # + 1: the slot of the next token
-        batches = self._batch_sizes(engine, all_, blocks)
-        foresight = self._foresee(engine, all_, batches)
-        seq = snapshot.rows.seq[all_.slots]
-        choice = best_batch(foresight.gain, blocks, seq, engine.total_blocks, batches.astype(np.int64))
-        of = int(np.searchsorted(batches, choice.batch_size))
-        chosen = np.zeros(all_.slots.size, np.bool_)
-        chosen[choice.chosen] = True
-        paused = ~chosen & (all_.lead_s > 0.0) & snapshot.rows.pausable[all_.slots]
-        paused[: snapshot.waiting.size] = False
-        if not self.settings.pause or not choice.chosen.size:
-            paused[:] = False
-        best = Foresight(foresight.serve[of : of + 1], foresight.wait, foresight.gain[of : of + 1])
-        return best, all_.slots[paused], choice.batch_size
-
 
 def foresee(
     objective: str, alpha: float, all_: Outlook, steps_s: FloatArray, prefill_token_s: float, horizon_s: float
 ) -> Foresight:
     """Return what serving gains by one of OBJECTIVES.
 
-    Source: Andes, Eq. 2, 6 and 7.
+    Source: Andes, Eq. 2, 6 and 7. Differs: Eq. 6 as printed, max(Q_min - Q_wait, 0), counts a gain that serving cannot
+    give, so Q_min is capped at Q_serve here.
     """
     found = all_.foresee(steps_s, prefill_token_s, horizon_s, alpha=alpha)
     if objective == "mean":
@@ -147,7 +107,3 @@ def least_worth_first(all_: Outlook, worth: FloatArray, running: IntArray, rows:
     """
     order = np.lexsort((rows.seq[all_.slots[running]], worth[running]))
     return VictimOrder(running[order], -worth, -worth, 0.0)
-
-
-def _limit(plan: Plan, unlimited: int) -> int:
-    return unlimited if plan.max_running is None else plan.max_running

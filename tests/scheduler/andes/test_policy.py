@@ -286,7 +286,6 @@ SETTINGS = st.fixed_dictionaries(
         "headroom": st.sampled_from([0.0, 0.02, 0.2]),
         "watermark": st.sampled_from([0.0, 0.9]),
         "preemption_cap": st.sampled_from([0.2, 1.0]),
-        "search": st.booleans(),
         "length": st.sampled_from(["predicted", "oracle"]),
         "length_error": st.sampled_from([0.0, 0.3]),
     }
@@ -319,7 +318,6 @@ def test_every_plan_can_be_carried_out_and_preempts_only_whom_it_may_for_whom_it
         assert needed[0] <= free_blocks + int(rows.kv_blocks[preempt].sum())
     else:
         assert made.max_running is None or made.max_running <= max(len(running) + facts.free_slots, 1)
-    if not settings["search"]:
-        assert not (pause and preempt)
-        assert rows.pausable[pause].all()
-        assert not pause or facts.free_blocks < len(running)
+    assert not (pause and preempt)
+    assert rows.pausable[pause].all()
+    assert not pause or facts.free_blocks < len(running)

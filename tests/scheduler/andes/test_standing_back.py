@@ -1,21 +1,15 @@
-"""Andes: who is preempted, who must wait, who is paused when blocks are short, and who when steps are slow."""
+"""Andes: who is preempted, who must wait, and who is paused when blocks are short."""
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
-from sloserve.scheduler.andes.policy import FIRST_HORIZON_S
-from sloserve.scheduler.policy import Plan, Snapshot
+from sloserve.scheduler.policy import Plan
 from tests.scheduler.andes.readers import (
-    BUDGET_TOKENS,
     NOW_S,
-    TDS,
     URGENT,
     Make,
     Request,
-    Steps,
     ahead,
     engine,
     new,
@@ -24,7 +18,6 @@ from tests.scheduler.andes.readers import (
     preempts_for,
     told,
 )
-from tests.snapshots import make_snapshot
 
 # Whom it preempts.
 
@@ -197,83 +190,3 @@ def test_pauses_nobody_when_somebody_is_preempted(snapshot: Make) -> None:
     assert order(made.preempt) == [1] and not made.pause.size
     made = plan(snapshot([URGENT], running, free_blocks=0), lead_s=100.0)
     assert order(made.pause) == [1, 0] and not made.preempt.size
-
-
-# Slow steps. A reader of 2 tokens a second is kept up with by 5 at a time, at 0.1 s a step for each.
-
-
-def slow(waiting: Sequence[Request], running: Sequence[Request], each_s: float = 0.1, **facts: int) -> Snapshot:
-    return engine(make_snapshot(waiting, running, **facts), step_latency=Steps(each_s))
-
-
-def test_search_pauses_those_ahead_when_steps_are_too_slow_for_the_fastest_reader() -> None:
-    running = [ahead(30.0)] * 3 + [ahead(0.0)] * 5
-    made = plan(slow([], running), search=True, horizon_s=8.0)
-    assert sorted(order(made.pause)) == [0, 1, 2]
-    assert not made.preempt.size and made.max_running is None
-    assert plan(slow([], running), horizon_s=8.0) is Plan.IDENTITY
-    # Five are served in time, and a step of eight is in time for all if it takes half a second.
-    assert plan(slow([], running[-5:]), search=True) is Plan.IDENTITY
-    assert plan(slow([], running, each_s=0.0625), search=True) is Plan.IDENTITY
-    assert plan(slow([], [*running[1:], ahead(30.0, tds=2.1)], each_s=0.0625), search=True) is not Plan.IDENTITY
-
-
-def test_search_counts_who_is_preempted_and_who_sits_out_once() -> None:
-    made = plan(slow([URGENT] * 4, [ahead(60.0)] * 4 + [ahead(0.0)] * 3, max_num_seqs=8), search=True, horizon_s=8.0)
-    # Of seven three stay at work, and two join them: a batch of five, for which one slot is free and one is needed.
-    assert (made.preempt.size, made.pause.size) == (1, 3)
-    assert not np.isin(made.preempt, made.pause).any()
-    assert made.max_running == 6 + 2
-
-
-def test_search_lets_only_those_sit_out_who_may() -> None:
-    running = [ahead(30.0, pausable=False)] * 4 + [ahead(0.0)] * 3
-    made = plan(slow([URGENT] * 2, running, max_num_seqs=16), search=True, horizon_s=8.0)
-    assert not made.pause.size
-    assert made.max_running == 7  # a full batch, and nobody leaves it
-    assert not plan(slow([], [ahead(30.0)] * 3 + [ahead(0.0)] * 5), search=True, pause=False, horizon_s=8.0).pause.size
-
-
-def test_search_leaves_everybody_at_work_where_nobody_gains() -> None:
-    assert not plan(slow([], [ahead(300.0)] * 8), search=True, horizon_s=8.0).pause.size
-
-
-def test_search_admits_as_many_as_the_better_batch_has_left() -> None:
-    # Three of eight gain at once, and two that wait; the others sit out with their slots and KV.
-    running = [ahead(30.0)] * 5 + [ahead(0.0)] * 3
-    made = plan(slow([new(0.8)] * 2, running, max_num_seqs=16), search=True, horizon_s=8.0)
-    assert sorted(order(made.pause)) == [0, 1, 2, 3, 4]
-    assert (order(made.waiting), made.max_running) == ([8, 9], None)
-    # Nobody that gains nothing is admitted beyond the batch.
-    made = plan(slow([new(0.8)] * 2 + [new(ttft_s=99.0)] * 3, running, max_num_seqs=16), search=True, horizon_s=8.0)
-    assert made.max_running == 8 + 2
-
-
-def test_search_pauses_nobody_who_is_dry() -> None:
-    made = plan(slow([], [ahead(-1.0)] * 20, max_num_seqs=20), search=True, horizon_s=8.0)
-    assert made is not Plan.IDENTITY and not made.pause.size
-
-
-def test_search_weighs_how_many_are_served_against_how_well() -> None:
-    """Of twelve new readers: five would get all they can read, ten are what the KV cache holds."""
-    steps = Steps(0.0, base_s=0.38, square_s=0.0048)
-
-    def gain(batch: int) -> float:
-        step_s = 0.38 + 0.0048 * batch**2
-        read_s = FIRST_HORIZON_S - step_s - 16 * (0.38 + 0.0048 * 10**2) / BUDGET_TOKENS
-        return batch * min(1.0 / step_s / TDS, 1.0) * read_s**2
-
-    best = max(range(5, 11), key=gain)
-    assert 5 < best < 10
-    at = make_snapshot([new(0.8)] * 12, [ahead(30.0)] * 6, max_num_seqs=16, total_blocks=20, free_blocks=20)
-    made = plan(engine(at, step_latency=steps), search=True, horizon_s=FIRST_HORIZON_S, headroom=0.0)
-    assert sorted(order(made.pause)) == list(range(6))
-    assert made.max_running == 6 + best
-
-
-def test_search_does_not_pause_whom_it_preempts() -> None:
-    running = [ahead(60.0)] * 3 + [ahead(0.0)] * 3
-    made = plan(slow([URGENT] * 2, running, max_num_seqs=7), search=True, horizon_s=8.0)
-    assert order(made.preempt) == [2]
-    assert sorted(order(made.pause)) == [0, 1]
-    assert made.max_running is None
