@@ -13,6 +13,7 @@ from scipy.stats import gmean
 
 from benchmarks.pages import held_out, hosting
 from benchmarks.pages.results import (
+    around,
     at_latency,
     by_seed,
     compared,
@@ -73,6 +74,28 @@ def attainment(name: str, loads: list[float], policies: dict[str, str], head: st
         .map("{:.1%}".format)
         .rename_axis(head)
     )
+
+
+@table("andes.urgency")
+def andes_urgency() -> pd.DataFrame:
+    """Mean QoE and attainment of `andes` and its rivals, with the differences of `andes` from its former urgency."""
+    before, profiles = "andes-parts:urgent_s=0.5", {"a40x4-opt-66b": "OPT-66B, A40", "a100-llama3-70b-tp4": "70B, A100"}
+    profiles |= {"h100-llama3-8b": "8B, H100"}
+    policies = shown(
+        ["stock", "edf" + BUDGET, "sjf" + BUDGET, "econo" + BUDGET, "niyama" + BUDGET, "andes-paper", "auto"]
+    )
+    lines = {}
+    for profile, text in profiles.items():
+        qoe, met = (by_seed("andes_urgency", figure, profile=profile) for figure in ("qoe_mean", "slo_attainment"))
+        line = {
+            "`andes`": f"{qoe['andes'].mean():.3f}, {met['andes'].mean():.0%}",
+            "to 0.5 s": f"{around(qoe['andes'] - qoe[before], '+.3f', '.3f')}, "
+            f"{around(met['andes'] - met[before], '+.0f', '.0f', scale=100)} points",
+        }
+        for policy, name in policies.items():
+            line[name] = f"{qoe[policy].mean():.3f}, {met[policy].mean():.0%}"
+        lines[text] = line
+    return pd.DataFrame.from_dict(lines, orient="index").rename_axis("mean QoE, in time")
 
 
 @table("andes.qoe")

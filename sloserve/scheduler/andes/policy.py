@@ -63,8 +63,10 @@ class Andes(PredictingPolicy):
 
     horizon_s: float | None = None
     """Prediction timeframe; ``None`` for the mean time from first to last token."""
-    urgent_s: float = 0.5
-    """A waiting request with less lead than this goes first, and others are preempted for such requests alone."""
+    urgent_s: float = 2.0
+    """A waiting request with less lead than this goes first, and others are preempted for such requests alone. Until it
+    has its next token, the step in flight ends, a victim gives way, and its prompt is computed: half a second was too
+    short for that where steps are slow. 1 and 4 s have the same QoE."""
     watermark: float = 0.9
     """Share of KV in use from which on plans are made."""
 

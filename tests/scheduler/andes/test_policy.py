@@ -83,7 +83,7 @@ def test_the_urgent_first_then_by_gain_per_token_of_context(snapshot: Make) -> N
         new(0.8, prompt_tokens=900),  # urgent, 1 / 900
     ]
     assert gain_of_new(5.0, 205) / 205 < 1 / 450 < gain_of_new(5.0, 150) / 150
-    assert order(plan(snapshot(waiting)).waiting) == [6, 4, 3, 1, 2, 0, 5]
+    assert order(plan(snapshot(waiting), urgent_s=0.5).waiting) == [6, 4, 3, 1, 2, 0, 5]
 
 
 def test_a_preempted_request_weighs_prompt_and_output(snapshot: Make) -> None:
@@ -92,7 +92,7 @@ def test_a_preempted_request_weighs_prompt_and_output(snapshot: Make) -> None:
     assert 1 / 10_000 < gain / (50 + 100) < 1 / 4000 < gain / 50
     preempted = new(53.0, prompt_tokens=50, output_tokens=100, first_token_s=NOW_S - 52.0, state=State.PREEMPTED)
     at = snapshot([preempted, new(prompt_tokens=10_000), new(prompt_tokens=4000)])
-    assert order(plan(at).waiting) == [2, 0, 1]
+    assert order(plan(at, urgent_s=0.5).waiting) == [2, 0, 1]
 
 
 @given(
@@ -135,8 +135,12 @@ def test_a_shortage_of_kv_takes_whoever_is_furthest_ahead(snapshot: Make) -> Non
 @pytest.mark.parametrize(
     ("waiting", "settings", "urgent"),
     [
-        (new(0.51), {}, True),
-        (new(0.5), {}, False),
+        # Two seconds before its reader has nothing to read; a first token is due in one second at most.
+        (new(), {}, True),
+        (new(1.01, ttft_s=3.0), {}, True),
+        (new(1.0, ttft_s=3.0), {}, False),
+        (new(0.51), {"urgent_s": 0.5}, True),
+        (new(0.5), {"urgent_s": 0.5}, False),
         (new(0.5), {"urgent_s": 0.6}, True),
         (new(0.9), {"urgent_s": 0.0}, False),
         (new(1.1), {"urgent_s": 0.0}, True),
@@ -153,7 +157,8 @@ def test_a_shortage_of_kv_takes_whoever_is_furthest_ahead(snapshot: Make) -> Non
         # By a TPOT alone, and by a TTFT alone.
         ({"arrival_s": NOW_S - 0.8, "tpot_s": 0.5, "oracle_output_tokens": 1000}, {}, True),
         ({"arrival_s": NOW_S - 0.8, "ttft_s": 1.0, "oracle_output_tokens": 1000}, {}, True),
-        ({"arrival_s": NOW_S - 0.8, "ttft_s": 2.0, "oracle_output_tokens": 1000}, {}, False),
+        ({"arrival_s": NOW_S - 0.8, "ttft_s": 2.0, "oracle_output_tokens": 1000}, {"urgent_s": 0.5}, False),
+        ({"arrival_s": NOW_S - 0.8, "ttft_s": 2.9, "oracle_output_tokens": 1000}, {}, False),
         # A first token late by 3.1 s counts for 0.9 ** 3.1 = 0.72, or 0.5 ** 3.1 = 0.11.
         (new(4.0), {"alpha": 0.99}, True),
         (new(4.0), {"alpha": 0.5}, False),

@@ -24,7 +24,7 @@ from tests.scheduler.andes.readers import (
 
 def test_preempts_the_longest_leads_for_the_urgent_and_admits_those(snapshot: Make) -> None:
     at = snapshot([new(), URGENT, URGENT], [ahead(50.0), ahead(3.0), ahead(90.0), ahead(70.0)], max_num_seqs=4)
-    made = plan(at)
+    made = plan(at, urgent_s=0.5)
     assert order(made.waiting) == [5, 6, 4]
     assert order(made.preempt) == [2, 3]
     assert order(made.running) == [1, 0]
@@ -34,7 +34,7 @@ def test_preempts_the_longest_leads_for_the_urgent_and_admits_those(snapshot: Ma
 
 NOBODY = {
     "there is a slot": ([URGENT], [ahead(90.0)], {"max_num_seqs": 2}, {"watermark": 0.0}),
-    "nobody is urgent": ([new()], [ahead(90.0)], {}, {}),
+    "nobody is urgent": ([new(ttft_s=3.0)], [ahead(90.0)], {}, {}),
     "nobody waits": ([], [ahead(90.0)], {}, {"watermark": 0.0}),
     "all are read soon": ([URGENT], [ahead(39.0)], {}, {}),
     "the guards forbid it": ([URGENT], [ahead(90.0, preemptable=False)], {}, {}),
@@ -151,7 +151,7 @@ def test_headroom_is_left_by_admissions(
 def test_the_first_that_does_not_fit_ends_admission(snapshot: Make) -> None:
     waiting = [new(0.8), new(0.8, prompt_tokens=700), new()]
     at = snapshot(waiting, [ahead(9.0)], free_blocks=40)
-    made = plan(at)
+    made = plan(at, urgent_s=0.5)
     assert (order(made.waiting), made.max_running) == ([1, 2, 3], 2)
 
 

@@ -35,7 +35,7 @@ class Reader:
 
 READERS = (Reader(30, 60, 1.0, 3.0), Reader(40, 60, 1.0, 3.0), Reader(100, 40, 5.0, 4.0), Reader(50, 60, 0.5, 3.0))
 
-ANDES = "andes-parts:lead_s=2:watermark=0"
+ANDES = "andes-parts:lead_s=2:urgent_s=0.5:watermark=0"
 """Made for caches of hundreds of requests, the defaults plan from nine tenths of the KV in use on, which four requests
 of up to half the cache pass over, and preempt who is 40 s ahead, where this whole story takes a third of that. Here
 every step is planned, and 2 s will do: a preempted request comes back within one step."""
