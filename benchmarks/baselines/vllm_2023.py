@@ -1,10 +1,10 @@
 """vLLM's scheduler of 2023 and 2024, which the papers measured against: whole prompts first, never beside decodes.
 
 While a prompt can be admitted, a step computes prompts alone, and all decodes wait for it. Prompts are admitted in
-order of arrival until one does not fit the step, the KV cache less a watermark, or the seats; with padding, as vLLM
-had up to 0.3, a step holds only prompts of similar length. Otherwise a step is one token for each running request.
-Where a decode lacks a block, the request that arrived last is preempted; it is computed again before younger requests
-are admitted, or, with swap space, copied back. While a copied request waits, no prompt is admitted.
+order of arrival until one does not fit the step, the KV cache less a watermark, or the seats; with padding, as in
+vLLM 0.2, a step holds only prompts of similar length. Otherwise a step is one token for each running request. Where a
+decode lacks a block, the request that arrived last is preempted; it is computed again before younger requests are
+admitted, or, with swap space, copied back. While a copied request waits, no prompt is admitted.
 
 Source: vLLM 0.2.7, which Andes measured against (core/scheduler.py, core/block_manager.py); with ``max_paddings=0``
 the default scheduler of 0.6.0, which the simulated-annealing paper measured against. Differs, since it runs on the
@@ -38,8 +38,8 @@ class VLLM2023(Policy):
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
         max_paddings: int = 256
-        """most padding tokens that the prompts of one step may need, as in vLLM up to 0.3; 0 for no padding at all, as
-        in later versions"""
+        """most padding tokens that the prompts of one step may need, as in vLLM 0.2; 0 for no padding at all, as in
+        0.6"""
         watermark: float = 0.01
         """share of the KV blocks that admissions leave free"""
 
