@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.arguments import quick_and_out
 from benchmarks.policies.sa_paper import V100, achieved, in_turn, view
 from benchmarks.publish import RESULTS, write_result
-from sloserve.core.kernels.anneal import BatchPlan, BatchRequests, BatchRow, Cooling, anneal
+from sloserve.core.kernels.anneal import BatchPlan, BatchRequests, Cooling, anneal
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.sa.times import bilinear_of
 from sloserve.sim.report.statistics import mean_interval
@@ -46,7 +46,7 @@ class Burst:
 
     def score(self, batches: Batches) -> tuple[int, float]:
         """Return how many requests meet their targets, and the sum of all latencies in seconds."""
-        ttft, limit, e2e = (self.columns[row] for row in (BatchRow.TTFT_S, BatchRow.DECODE_LIMIT_S, BatchRow.E2E_S))
+        ttft, limit, e2e = self.columns[-3:]
         met, latency_s, wait_s = 0, 0.0, 0.0
         for batch in batches:
             longest_s = 0.0
