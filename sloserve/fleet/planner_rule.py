@@ -76,6 +76,14 @@ class Rule:
         return now_s + served_s + _SPARE_S >= head.first_due_s
 
 
+def evicts_lines(text: str) -> bool:
+    """Return whether running lines give way to the first group of a queue under the planner of this name.
+
+    Under the simpler rules no line does: their order does not follow deadlines alone.
+    """
+    return text.partition(":")[0] == QLM
+
+
 def expects_streams(text: str) -> bool:
     """Return whether the planner of this name plans for streams that have not come yet."""
     return text.partition(":")[0] == QLM

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 from sloserve.core.clock import Clock
 from sloserve.core.errors import StoreError
+from sloserve.fleet.agent.giving_way import GivingWay
 from sloserve.fleet.agent.line_output import LineOutput
 from sloserve.fleet.contract.reports import InstanceReport
 from sloserve.fleet.store.lease import Lease
@@ -60,7 +61,10 @@ class ClaimedLine:
     @property
     def leaves_well(self) -> bool:
         """Whether nothing of it is lost if it is aborted now."""
-        return not self.is_sent or self.has_ended or self.progress is not None
+        if not self.is_sent or self.has_ended:
+            return True
+        # A complete output has its result in a moment, and could only be continued beyond its end.
+        return self.progress is not None and self.output is not None and not self.output.is_complete
 
 
 @dataclass(eq=False, slots=True)
@@ -71,16 +75,18 @@ class HeldClaim:
         id: Number of the claim in the store.
         lease: Lease of the claim.
         alone: Whether its lines must run without others beside them.
+        group: Group from which they were pulled; ``None`` for suspects.
         lines: Lines without a committed result, by id.
     """
 
     id: int
     lease: Lease
     alone: bool
+    group: int | None = None
     lines: dict[str, ClaimedLine] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, claim: Claim, lease: Lease, model: str, asked_s: float) -> "HeldClaim":
+    def of(cls, claim: Claim, lease: Lease, model: str, asked_s: float, group: int | None) -> "HeldClaim":
         """Make the lines of a claim.
 
         Args:
@@ -88,12 +94,13 @@ class HeldClaim:
             lease: Lease of the claim.
             model: Model of its requests.
             asked_s: Monotonic time at which it was asked for, in seconds.
+            group: Group from which they were pulled; ``None`` for suspects.
         """
         lines = {}
         for one in claim.requests:
             due_s = math.inf if one.left_s is None else asked_s + one.left_s
             lines[one.id] = ClaimedLine(one, model, due_s)
-        return cls(claim.id, lease, claim.alone, lines)
+        return cls(claim.id, lease, claim.alone, group, lines)
 
     @property
     def was_sent(self) -> bool:
@@ -108,10 +115,11 @@ class HeldClaim:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """A group to pull from, and the model of its requests."""
+    """A group to pull from, the model of its requests, and its deadline by this process' monotonic clock."""
 
     group: int
     model: str
+    due_s: float = math.inf
 
 
 def places_for_lines(report: InstanceReport, on_their_way: int) -> int:
@@ -155,6 +163,7 @@ class InstanceWork:
     Args:
         is_open: Whether it may pull.
         order: Groups to pull from, the first one first.
+        giving_way: Groups of which running lines give way to the first group of the queue.
         empty: Groups of these in which nothing was found.
         has_suspects: Whether suspects may be in the store, which run before anything else.
         pending_crashes: Number of crashes of its engine that the store does not know yet.
@@ -164,6 +173,7 @@ class InstanceWork:
 
     is_open: bool = False
     order: Sequence[Pull] = ()
+    giving_way: GivingWay = GivingWay()
     empty: set[int] = field(default_factory=set)
     has_suspects: bool = True
     pending_crashes: int = 0
@@ -210,12 +220,20 @@ class LineClaims:
         self.begun = self.ended = 0
         """Numbers of claims that were requested from the store, and that it has responded to."""
 
-    async def claim(self, work: InstanceWork, model: str, most: int) -> bool:
-        """Claim up to ``most`` lines of the first group that has some, and return whether the instance has them."""
+    async def claim(self, work: InstanceWork, model: str, most: int, only: int | None = None) -> bool:
+        """Claim up to ``most`` lines of the first group that has some, and return whether the instance has them.
+
+        Args:
+            work: Work of the instance.
+            model: Active model of the instance.
+            most: Most lines.
+            only: The one group to claim from; ``None`` for any in the order.
+        """
         empty = work.empty  # of this plan: another may come while the store is asked
         for pull in work.order:
-            if pull.model == model and pull.group not in empty:
-                if await self._claimed(work, model, self.requests.claim, self.holder, pull.group, most):
+            if pull.model == model and pull.group not in empty and only in (None, pull.group):
+                call = self.requests.claim, self.holder, pull.group, most
+                if await self._claimed(work, model, *call, group=pull.group):
                     return True
                 empty.add(pull.group)
         return False
@@ -224,7 +242,9 @@ class LineClaims:
         """Claim lines that may have killed an engine, if there are some."""
         work.has_suspects = await self._claimed(work, model, self.requests.claim_suspects, self.holder, model)
 
-    async def _claimed(self, work: InstanceWork, model: str, claim: Callable[..., Any], *args: Any) -> bool:
+    async def _claimed(
+        self, work: InstanceWork, model: str, claim: Callable[..., Any], *args: Any, group: int | None = None
+    ) -> bool:
         lease, asked_s = Lease(self._clock, self.lease_s), self._clock.monotonic_s()
         lease.ask()
         self.begun += 1
@@ -233,7 +253,7 @@ class LineClaims:
             if found is None:
                 return False
             lease.granted()
-            work.claims[found.id] = HeldClaim.of(found, lease, model, asked_s)
+            work.claims[found.id] = HeldClaim.of(found, lease, model, asked_s, group)
             if not work.is_open:
                 await self.give_back(work)  # the model has left, or the engine died, meanwhile
             return work.is_open
@@ -251,6 +271,24 @@ class LineClaims:
                     await self.report(self.requests.give_back, claim.id, claim.progress())
         finally:
             self.ending -= {claim.id for claim in claims}  # renewing gives back what could not be reported
+
+    async def give_back_lines(self, work: InstanceWork, lines: Sequence[tuple[HeldClaim, ClaimedLine]]) -> None:
+        """Give back these lines alone, each with what it has, and continue with the others of their claims.
+
+        If the store is away for as long as a lease, the claims lapse with all their lines.
+        """
+        for claim, line in lines:
+            work.ended(claim, line)
+        await cancelled(line.task for _, line in lines)
+        by_claim: dict[int, dict[str, bytes | None]] = {}
+        for claim, line in lines:
+            by_claim.setdefault(claim.id, {})[line.claimed.id] = line.progress
+        self.ending |= by_claim.keys()
+        try:
+            for id, progress in by_claim.items():
+                await self.report(self.requests.give_back_some, id, progress)
+        finally:
+            self.ending -= by_claim.keys()
 
     async def abort(self, claims: Iterable[HeldClaim]) -> None:
         """End the claims' lines in the engine; results that are already there have a moment to be committed."""

@@ -14,6 +14,7 @@ from typing import Final
 
 from sloserve.core.clock import Clock
 from sloserve.fleet.agent.claims import Pull
+from sloserve.fleet.agent.giving_way import GivingWay, running_groups
 from sloserve.fleet.agent.orders import agendas, planned, unplanned
 from sloserve.fleet.agent.pulling import Pulling
 from sloserve.fleet.contract.endpoint import InstanceEndpoint
@@ -59,7 +60,9 @@ class Following:
         self._clock, self._executor = clock, executor
         self._queued = CachedSums(store.requests, clock)
         self._queues: Mapping[str, Sequence[Queued]] = {}
-
+        self._monotonic_at_0_s = 0.0
+        """Monotonic time of this process when the store's clock showed 0."""
+        self._giving_way = dict.fromkeys(self._endpoints, GivingWay())
         self._faults = {name: Faults(f"{name} does not follow the plan") for name in self._endpoints}
         self._switches: dict[str, asyncio.Task[None]] = {}
         self._warming: dict[str, tuple[tuple[str, ...], asyncio.Task[None]]] = {}
@@ -94,6 +97,7 @@ class Following:
         plan = None if stored is None else plan_of(stored.plan)
         self.plan = None if stored is None else (stored.term, stored.version)
         now_s = self._store.now_s()
+        self._monotonic_at_0_s = self._clock.monotonic_s() - now_s
         if plan is not None and abs(now_s - plan.made_s) < STALE_S:  # the store's clock may have been set back
             return {name: planned(plan, name) for name in {*plan.queues, *self._endpoints}}
         members = LiveMembers.of(self._store.members.agents())
@@ -105,10 +109,18 @@ class Following:
     def _order(self, endpoint: InstanceEndpoint, queue: Sequence[Queued]) -> None:
         if endpoint.name in self._switches:
             return
-        orders = self._agendas[endpoint.name].orders(
-            endpoint.report(), queue, (one for name in self._queues for one in self._queues[name])
+        name, report, from_s = endpoint.name, endpoint.report(), self._monotonic_at_0_s
+        lines = [line._replace(due_s=line.due_s - from_s) for line in self._pulling.running(name)]
+        orders = self._agendas[name].orders(
+            report,
+            queue,
+            (one for queue in self._queues.values() for one in queue),
+            last_head=self._giving_way[name].head,
+            running=running_groups(lines, str(report.active)),
         )
-        self._pulling.follow(endpoint.name, [Pull(one.ref, one.model) for one in orders.pull])
+        self._giving_way[name] = self._giving_way[name].after(orders)
+        pulled = [Pull(one.ref, one.model, one.due_s + from_s) for one in orders.pull]
+        self._pulling.follow(name, pulled, self._giving_way[name])
         if orders.switch_to is not None:
             self._switch(endpoint, orders.switch_to, orders.warm or ())
         elif orders.warm is not None:

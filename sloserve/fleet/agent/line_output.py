@@ -138,6 +138,11 @@ class LineOutput:
         return json.dumps(asked, separators=(",", ":")).encode()
 
     @property
+    def is_complete(self) -> bool:
+        """Whether the engine has said why the output ended."""
+        return self._finish is not None
+
+    @property
     def max_tokens(self) -> int | None:
         """Output tokens that the engine is asked for; ``None`` for no limit, or for several outputs."""
         if whole(self._body.get("n")) not in (None, 1):

@@ -28,6 +28,8 @@ from sloserve.fleet.agent.claims import (
     may_leave,
     places_for_lines,
 )
+from sloserve.fleet.agent.evicting import evict_for_head, running_lines
+from sloserve.fleet.agent.giving_way import GivingWay, RunningLine
 from sloserve.fleet.agent.line_service import LineService, result_of
 from sloserve.fleet.contract.endpoint import InstanceEndpoint
 from sloserve.fleet.store.records import RequestState
@@ -144,10 +146,14 @@ class Pulling:
             await asyncio.wait(self._pulls, timeout=max(limit_s, COMMIT_S))
         await cancelled([*self._pulls, self._renewing])
 
-    def follow(self, instance: str, order: Sequence[Pull]) -> None:
-        """Let the instance pull from these groups, in this order."""
+    def running(self, instance: str) -> Sequence[RunningLine]:
+        """Return the lines that the engine of the instance has; deadlines are by this process' monotonic clock."""
+        return running_lines(self._work[instance])
+
+    def follow(self, instance: str, order: Sequence[Pull], giving_way: GivingWay | None = None) -> None:
+        """Let the instance pull from these groups, in this order, and evict lines for the first one."""
         work = self._work[instance]
-        work.order = order
+        work.order, work.giving_way = order, giving_way or GivingWay()
         work.empty = set()
         work.wake.set()
 
@@ -206,7 +212,11 @@ class Pulling:
         at_hand = sum(line.task is None for line in lines)
         on_their_way = sum(line.task is not None and not line.is_sent for line in lines)
         room = self._service.begin(endpoint, work, report.active, places_for_lines(report, on_their_way))
-        most = 0 if alone else lines_to_claim(room, at_hand)
+        if alone:
+            return False
+        if await evict_for_head(self._claims, work, report.active, room):
+            return True
+        most = lines_to_claim(room, at_hand)
         return most > 0 and await self._claims.claim(work, report.active, most)
 
 

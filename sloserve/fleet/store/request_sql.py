@@ -59,6 +59,8 @@ IN_FLIGHT: Final = """
     SELECT r.id, c.alone FROM request r JOIN claim c ON c.id = r.claim
     WHERE r.claim = :claim AND r.state = 'claimed' LOCKING_REQUESTS"""
 REQUEUE: Final = "UPDATE request SET state = 'queued', claim = NULL WHERE claim = :claim AND state = 'claimed'"
+REQUEUE_ONE: Final = """
+    UPDATE request SET state = 'queued', claim = NULL WHERE id = :id AND claim = :claim AND state = 'claimed'"""
 SUSPECT: Final = "UPDATE request SET suspects = :suspects WHERE claim = :claim AND state = 'claimed'"
 LOST: Final = "UPDATE request SET lost = lost + 1 WHERE claim = :claim AND state = 'claimed'"
 LAPSED: Final = """

@@ -140,6 +140,24 @@ class Requests:
             session.change("DELETE FROM claim WHERE id = :claim", claim=claim)
         return len(back)
 
+    def give_back_some(self, claim: int, progress: Mapping[str, bytes | None]) -> int:
+        """Return some requests of a claim to their old places in the queue, and return their number.
+
+        Args:
+            claim: Claim that keeps its other requests.
+            progress: The requests by id, each with partial work from which the next attempt may continue, or ``None``
+                to leave what is kept of earlier attempts.
+        """
+        with self._database.transaction() as session:
+            back = session.each(sql.REQUEUE_ONE, [{"id": one, "claim": claim} for one in progress])
+            kept = [
+                {"id": one, "progress": work}
+                for (one, work), is_back in zip(progress.items(), back, strict=True)
+                if is_back and work is not None
+            ]
+            session.each(sql.PROGRESS, kept)
+        return sum(back)
+
     def engine_died(self, claims: Sequence[int]) -> list[str]:
         """Mark the requests of these claims, all that a dead engine served, as suspects; return failed ids."""
         with self._database.transaction() as session:

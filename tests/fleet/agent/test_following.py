@@ -19,7 +19,7 @@ from sloserve.scheduler.virtual_queues.contract import FleetState, GroupSums, In
 from sloserve.scheduler.virtual_queues.fleet_operations import Queued
 from tests import bounded
 from tests.fleet.agent.fake_endpoint import FakeEndpoint
-from tests.fleet.agent.test_pulling import Host, host, run
+from tests.fleet.agent.test_pulling import Host, host, run, stop_after
 
 FLEET = parse_fleet("""
 models:
@@ -114,6 +114,29 @@ def test_a_model_stays_for_its_least_time_and_streams_alone_make_it_come(tmp_pat
             await a.following.step()
             await a.switched()
             assert a.door.switched == ["n"]
+
+    run(scenario())
+
+
+@pytest.mark.slow
+def test_running_lines_give_way_to_a_group_that_becomes_the_first(tmp_path: Path) -> None:
+    """The plan has the store's clock, and lines have the clock of their agent."""
+
+    async def scenario() -> None:
+        async with agent(tmp_path) as a:
+            a.door.room, engine = 2, a.door.engine
+            stop_after(engine, tokens=6)
+            a.host.accept(2, group=1, deadline_s=3_600.0)
+            later, sooner = PlannedGroup(1, "m", "batch", 3_600.0), PlannedGroup(2, "m", "batch", 60.0)
+            a.plan(later)
+            await a.following.step()
+            await bounded.until(lambda: engine.computed >= 6)
+            a.host.accept(1, group=2, deadline_s=60.0)
+            a.plan(sooner, later)
+            await a.following.step()
+            await bounded.until(lambda: engine.seen[2:] == ["2.000"])
+            assert engine.aborted == 1
+            assert sum(sums.requests for sums in a.host.store.requests.sums()) == 1, "one of them waits again"
 
     run(scenario())
 

@@ -59,11 +59,11 @@ class Host:
 
 
 def stop_after(engine: StandIn, tokens: int) -> None:
-    """Let an engine compute this many tokens, whatever time it takes, and none after them."""
+    """Let an engine compute this many tokens, or one more for each further line, and none after them."""
     step = engine._step
 
     async def step_or_wait() -> None:
-        if engine.computed == tokens:
+        if engine.computed >= tokens:
             await asyncio.Event().wait()
         await step()
 

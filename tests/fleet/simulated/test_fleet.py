@@ -30,7 +30,7 @@ PROFILE = load_profile("h100-llama3-8b")
 
 
 ABLATIONS = [
-    "qlm:pull=false:preempt=true/stock",
+    "qlm:pull=false:preempt=false/stock",
     "qlm:swap=true:balance=false:warm=false",
     "qlm-paper:pull=false:preempt=false/stock",
     "qlm-paper:delta=0.5:swap=false:balance=false",

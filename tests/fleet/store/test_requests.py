@@ -166,6 +166,17 @@ def test_what_is_given_back_keeps_its_place_and_its_progress(requests: Requests)
     assert [(r.id, r.progress) for r in again.requests] == [(ids[0], None), (ids[1], b"tokens"), (ids[2], None)]
 
 
+def test_some_of_a_claim_are_given_back_and_the_others_stay(requests: Requests) -> None:
+    ids = add(requests, 3)
+    claim, other = claimed(requests, 2), claimed(requests, 1, agent="b")
+    assert requests.give_back_some(claim.id, {ids[1]: b"tokens", ids[2]: b"of another claim"}) == 1
+    again = claimed(requests, 3)
+    assert [(r.id, r.attempt, r.progress) for r in again.requests] == [(ids[1], 2, b"tokens")]
+    assert requests.give_back_some(again.id, {ids[1]: None}) == 1
+    assert [r.progress for r in claimed(requests, 3).requests] == [b"tokens"], "what was there is kept"
+    assert requests.finish([*done(claim), *done(other)]) == [True, False, True]
+
+
 @pytest.mark.slow
 def test_one_that_no_attempt_finishes_fails_with_a_reason(requests: Requests, store: Store) -> None:
     add(requests, 1)

@@ -75,12 +75,12 @@ def _live(planner: str) -> Callable[[Mapping[str, Any], int], Dispatcher]:
     return make
 
 
-def _one_queue(planner: str, **given: bool) -> Callable[[Mapping[str, Any], int], Dispatcher]:
+def _one_queue(planner: str) -> Callable[[Mapping[str, Any], int], Dispatcher]:
     """Return a factory of a rival: the live fleet with one queue for all requests and loops that never wait."""
 
     def make(options: Mapping[str, Any], seed: int) -> Dispatcher:
         rest = {name: value for name, value in options.items() if name != "delta"}
-        own = Options(**{**given, **rest}, one_queue=True, periods=AT_ONCE)
+        own = Options(**rest, one_queue=True, periods=AT_ONCE)
         return LiveFleet(planner, own, seed, delta=options.get("delta", 4.0))
 
     return make
@@ -117,7 +117,7 @@ DISPATCHERS: dict[str, Entry] = {
         _live(QLM), "request groups in virtual queues, re-planned where one would be late", _PREFIXES | _FLAGS
     ),
     "qlm-paper": Entry(
-        _one_queue(QLM, preempt=True),
+        _one_queue(QLM),
         "QLM as published: one queue for all, and requests give way to a new first group",
         _FLAGS | {"delta": _positive, "park": _flag},
     ),

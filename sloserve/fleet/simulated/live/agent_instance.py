@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from sloserve.core.spans import Phase
 from sloserve.fleet.agent.engine_places import EnginePlaces
 from sloserve.fleet.agent.engine_requests import EngineRequests, InFlightRequest
+from sloserve.fleet.agent.giving_way import GivingWay
 from sloserve.fleet.contract.endpoint import Refusal
 from sloserve.fleet.contract.reports import InstanceReport
 from sloserve.fleet.simulated.dispatcher import InstanceView, WaitingRequest
@@ -67,8 +68,7 @@ class AgentInstance:
         empty: Groups in ``order`` in which nothing was found.
         at_hand: Requests that are claimed and not sent yet, each with its group.
         parked: Streams by model that began before their model left; they continue once it is back.
-        head: First group, see :class:`~sloserve.fleet.agent.orders.Orders`.
-        gives_way: Groups that give way, see :class:`~sloserve.fleet.agent.orders.Orders`.
+        giving_way: Groups of which running lines give way to the first group of the queue.
         is_woken: Whether there may be lines to pull: a look at the plan is over, or a request has ended.
         is_switching: Whether the instance is between the order to switch and the end of the switch.
     """
@@ -84,8 +84,7 @@ class AgentInstance:
     at_hand: list[tuple[int, WaitingRequest]] = field(default_factory=list)
     sent: dict[str, Sent] = field(default_factory=dict)
     parked: dict[str, list[Sent]] = field(default_factory=dict)
-    head: int | None = None
-    gives_way: frozenset[int] = frozenset()
+    giving_way: GivingWay = GivingWay()
     _in_flight: dict[str, EngineRequests] = field(default_factory=dict)
 
     def look(self) -> None:
@@ -105,6 +104,11 @@ class AgentInstance:
     def room(self, *, durable: bool) -> int:
         """Return how many more requests, or lines if ``durable``, the engine takes."""
         return self._places.left(len(self.in_flight), durable=durable)
+
+    @property
+    def over(self) -> int:
+        """Number of requests in the engine beyond the places of lines, which streams alone can have."""
+        return max(self._places.for_streams - self.room(durable=False), 0)
 
     def refusal(self, request: WaitingRequest) -> Refusal | None:
         """Return why a stream is refused, or ``None`` if it is taken."""

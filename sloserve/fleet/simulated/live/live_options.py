@@ -53,7 +53,8 @@ class Options:
     Args:
         pull: Whether instances take no more requests than they have places; else they take their whole queue of the
             active model.
-        preempt: Whether running lines give way to a new first group that is due earlier.
+        preempt: Whether running lines give way to a new first group that is due earlier, under planners for which
+            they do.
         swap: Whether engines have swap space. It keeps KV of requests that leave with their model, or give way; KV of
             lines is never kept.
         warm: Whether weights are kept in host memory.
@@ -66,7 +67,7 @@ class Options:
     """
 
     pull: bool = True
-    preempt: bool = False
+    preempt: bool = True
     swap: bool = True
     warm: bool = True
     balance: Balance = Balance.PLANNED

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final
 
 from sloserve.fleet.agent.claims import lines_to_claim, may_leave
+from sloserve.fleet.agent.giving_way import RunningLine, lines_to_evict, running_groups
 from sloserve.fleet.agent.orders import agendas, planned
 from sloserve.fleet.contract.endpoint import Refusal
 from sloserve.fleet.contract.reports import AgentReport
@@ -24,10 +24,6 @@ from sloserve.fleet.simulated.live.live_options import Options
 from sloserve.fleet.simulated.live.simulated_store import SimulatedStore
 from sloserve.scheduler.virtual_queues.contract import ModelState
 from sloserve.scheduler.virtual_queues.fleet_operations import Queued
-
-_PREEMPT_MARGIN_S: Final = 30.0
-_MAX_PREEMPTIONS: Final = 3
-"""Limits of policy ``edf``: seconds by which a preempted request is due later, and its most preemptions."""
 
 
 class SimulatedAgent:
@@ -49,6 +45,8 @@ class SimulatedAgent:
         self._agendas = agendas(fleet, self.instances)
         if not options.warm:
             self._agendas = {name: replace(one, host_bytes=0) for name, one in self._agendas.items()}
+        if not options.preempt:
+            self._agendas = {name: replace(one, evicts=False) for name, one in self._agendas.items()}
         self._preempted: dict[str, int] = {}
 
     def report(self, now_s: float) -> AgentReport:
@@ -106,12 +104,11 @@ class SimulatedAgent:
             one.report(now_s, self._switching.drain_max_s, brief=True),
             queue,
             others,
-            last_head=one.head,
-            running=self._running(one) if options.preempt else (),
+            last_head=one.giving_way.head,
+            running=running_groups(self._running(one, now_s), str(one.serves)) if options.preempt else (),
         )
         warm = orders.warm or ()
-        if options.preempt and orders.head != one.head:
-            one.head, one.gives_way = orders.head, frozenset(orders.preempt)
+        one.giving_way = one.giving_way.after(orders)
         one.order = orders.pull
         one.empty.clear()
         one.is_woken = True
@@ -126,13 +123,19 @@ class SimulatedAgent:
             self._operations.append(Switch(view.name, orders.switch_to, keep_kv=options.swap))
             self._leave(one, now_s)
 
-    def _running(self, one: AgentInstance) -> list[Queued]:
-        """Return the groups that have running requests on the instance."""
-        dues: dict[int, float] = {}
-        for sent in one.sent.values():
-            if sent.ref is not None:
-                dues[sent.ref] = max(dues.get(sent.ref, sent.request.due_s), sent.request.due_s)
-        return [Queued(ref, str(one.serves), due_s) for ref, due_s in dues.items()]
+    def _running(self, one: AgentInstance, now_s: float) -> list[RunningLine]:
+        """Return the lines that the engine of the instance has."""
+        return [
+            RunningLine(
+                id,
+                sent.ref,
+                sent.request.due_s,
+                sent.request.arrival_s,
+                self._preempted.get(id, 0),
+                sent.in_flight.begun_s < now_s,
+            )
+            for id, sent in one.sent.items()
+        ]
 
     def _pull(self, one: AgentInstance, now_s: float) -> None:
         while True:
@@ -158,24 +161,20 @@ class SimulatedAgent:
         return False
 
     def _make_room(self, one: AgentInstance, now_s: float) -> int:
-        """Preempt a running request for one of the first group; return the places that this frees."""
+        """Evict running lines for one of the first group; return the places that this frees."""
         first = one.order[0] if one.order else None
-        if not one.gives_way or first is None or first.ref != one.head or not self._store.waiting(first.ref):
+        if first is None or first.ref != one.giving_way.head or not one.giving_way.groups:
             return 0
-        able = [
-            (sent.request.due_s, sent.request.arrival_s, id)
-            for id, sent in one.sent.items()
-            if sent.ref in one.gives_way
-            and sent.in_flight.begun_s < now_s
-            and sent.request.due_s >= first.due_s + _PREEMPT_MARGIN_S
-            and self._preempted.get(id, 0) < _MAX_PREEMPTIONS
-        ]
-        if not able:
+        if not self._store.waiting(first.ref):
+            return 0
+        over = 0 if self._options.one_queue else one.over
+        leaving = lines_to_evict(one.giving_way, first.due_s, self._running(one, now_s), 1, over=over)
+        if not leaving:
             return 0
         self._give_back(one)
-        request_id = max(able)[-1]
-        self._preempted[request_id] = self._preempted.get(request_id, 0) + 1
-        self._preempt(one, request_id, now_s)
+        for request_id in leaving:
+            self._preempted[request_id] = self._preempted.get(request_id, 0) + 1
+            self._preempt(one, request_id, now_s)
         return 1
 
     def _leave(self, one: AgentInstance, now_s: float) -> None:

@@ -24,10 +24,11 @@ class SimulatedStore:
 
     Args:
         delta: Largest size of a group in mean batches, if groups are QLM's; ``None`` if they are files'.
+        file_s: Seconds within which lines of one model and class count as one file.
     """
 
-    def __init__(self, delta: float | None) -> None:
-        self._clustered = delta is not None
+    def __init__(self, delta: float | None, file_s: float = FILE_S) -> None:
+        self._clustered, self._file_s = delta is not None, file_s
         self._groups = Groups() if delta is None else Groups(delta)
         self._requests: dict[Hashable, WaitingRequest] = {}
         self._members: dict[str, Member] = {}
@@ -112,7 +113,7 @@ class SimulatedStore:
 
     def _file(self, request: WaitingRequest) -> int:
         """Return the group of a line: up to LINES_OF_GROUP lines of a file and model form one."""
-        key = request.model, request.slo_class, int(request.arrival_s / FILE_S)
+        key = request.model, request.slo_class, int(request.arrival_s / self._file_s)
         known = self._files.get(key)
         if known is None or known[1] >= LINES_OF_GROUP:
             known = self._files[key] = [len(self._class_of), 0]

@@ -1,0 +1,61 @@
+"""Evicts running lines of an instance for lines of the first group of its queue.
+
+Lines of the first group are claimed before any line leaves, so that none leaves for a group that is empty. A line that
+leaves goes back into the store with its tokens, and continues on this or another instance; a line of which another
+engine could not continue the output stays.
+"""
+
+from sloserve.fleet.agent.claims import MOST_CLAIMED, ClaimedLine, HeldClaim, InstanceWork, LineClaims
+from sloserve.fleet.agent.giving_way import RunningLine, lines_to_evict
+
+
+def running_lines(work: InstanceWork) -> list[RunningLine]:
+    """Return the lines of an instance that its engine has, or that are on their way to it."""
+    return [
+        RunningLine(id, claim.group, line.due_s, claim.id, line.claimed.attempt - 1, line.leaves_well)
+        for claim in work.claims.values()
+        for id, line in claim.lines.items()
+        if line.task is not None and not line.has_ended
+    ]
+
+
+async def evict_for_head(claims: LineClaims, work: InstanceWork, model: str, room: int) -> bool:
+    """Evict lines if lines of the first group wait and no place is free for them; return whether any line left.
+
+    Args:
+        claims: Claims of lines.
+        work: Work of the instance.
+        model: Active model of the instance.
+        room: Number of lines that the instance takes now; negative if streams have places of lines.
+    """
+    first = work.order[0] if work.order else None
+    if first is None or first.group != work.giving_way.head or first.model != model or room > 0:
+        return False
+    able = lines_to_evict(work.giving_way, first.due_s, running_lines(work), MOST_CLAIMED, over=-room)
+    if not able:
+        return False
+    if not _unsent(work, of_head=True) and not await claims.claim(
+        work, model, min(len(able) + room, MOST_CLAIMED), only=first.group
+    ):
+        return False
+    if work.giving_way.head != first.group:  # the plan has changed meanwhile
+        return True
+    waiting = len(_unsent(work, of_head=True))
+    leaving = set(lines_to_evict(work.giving_way, first.due_s, running_lines(work), waiting, over=-room))
+    if not waiting or not leaving:
+        return False
+    lines = [(claim, line) for claim in work.claims.values() for id, line in claim.lines.items() if id in leaving]
+    # Lines of other groups that are at hand would take the places.
+    await claims.give_back_lines(work, [*_unsent(work, of_head=False), *lines])
+    return True
+
+
+def _unsent(work: InstanceWork, *, of_head: bool) -> list[tuple[HeldClaim, ClaimedLine]]:
+    """Return the lines at hand of the first group, or of the others."""
+    return [
+        (claim, line)
+        for claim in work.claims.values()
+        if (claim.group == work.giving_way.head) is of_head
+        for line in claim.lines.values()
+        if line.task is None
+    ]

@@ -1,0 +1,120 @@
+"""Lines that give way to the first group of the queue: which ones, and what becomes of them."""
+
+import asyncio
+import math
+from pathlib import Path
+
+import pytest
+
+from sloserve.fleet.agent.claims import ClaimedLine, Pull
+from sloserve.fleet.agent.giving_way import MARGIN_S, MOST_TIMES, GivingWay, RunningLine, lines_to_evict, running_groups
+from sloserve.fleet.agent.line_output import LineOutput
+from sloserve.fleet.agent.orders import Orders
+from sloserve.fleet.planner_rule import QLM, RULES, evicts_lines
+from sloserve.fleet.store.records import Claimed
+from sloserve.scheduler.virtual_queues.fleet_operations import Queued
+from tests import bounded
+from tests.fleet.agent.fake_endpoint import FakeEndpoint
+from tests.fleet.agent.test_pulling import COMPLETIONS, host, run
+from tests.fleet.stand_in.engine import reply
+
+LATER = RunningLine("a", 1, 1_000.0, 0.0, 0, True)
+FOR_2 = GivingWay(2, frozenset({1}))
+
+
+def test_groups_give_way_from_when_another_group_is_first() -> None:
+    before = GivingWay().after(Orders(head=2, preempt=(1, 3)))
+    assert before == GivingWay(2, frozenset({1, 3}))
+    assert before.after(Orders(head=2, preempt=(7,))) is before
+    assert before.after(Orders()) == GivingWay()
+    assert [name for name in (QLM, *RULES) if evicts_lines(name)] == [QLM]
+
+
+def test_groups_that_run_are_due_with_their_last_line() -> None:
+    lines = [LATER, LATER._replace(id="b", due_s=2_000.0), LATER._replace(id="c", group=None)]
+    assert running_groups(lines, "m") == [Queued(1, "m", 2_000.0)]
+
+
+@pytest.mark.parametrize(
+    "stays",
+    [
+        LATER._replace(group=3),
+        LATER._replace(group=None),
+        LATER._replace(due_s=100.0 + MARGIN_S - 0.1),
+        LATER._replace(times=MOST_TIMES),
+        LATER._replace(can_leave=False),
+    ],
+)
+def test_a_line_stays_if_its_group_is_not_later_or_it_would_lose_something(stays: RunningLine) -> None:
+    assert lines_to_evict(FOR_2, 100.0, [stays], 1) == []
+
+
+def test_the_latest_lines_leave_first_and_only_if_a_place_becomes_free() -> None:
+    lines = [LATER, LATER._replace(id="b", arrival=1.0), LATER._replace(id="c", due_s=math.inf)]
+    assert lines_to_evict(FOR_2, 100.0, lines, 2) == ["c", "b"]
+    assert lines_to_evict(FOR_2, 100.0, lines, 1, over=1) == ["c", "b"], "streams have one place of lines"
+    assert lines_to_evict(FOR_2, 100.0, lines, 1, over=3) == []
+
+
+def test_a_complete_output_stays_until_its_result_is_there() -> None:
+    """It left with all its tokens, and the next engine was asked for one more."""
+    claimed = Claimed("x", 1, b'{"model": "m", "prompt": "p", "max_tokens": 1}', COMPLETIONS, "batch", None)
+    line = ClaimedLine(claimed, "m", math.inf, LineOutput.of(claimed), is_sent=True)
+    assert line.output is not None
+    line.output.add(b'data: {"choices": [{"text": "a", "token_ids": [97], "prompt_token_ids": [112]}]}\n')
+    assert line.leaves_well
+    line.output.add(b'data: {"choices": [{"text": "", "token_ids": [], "finish_reason": "length"}]}\n')
+    assert not line.leaves_well
+
+
+@pytest.mark.slow
+def test_lines_of_a_later_group_leave_for_the_first_and_continue_with_their_tokens(tmp_path: Path) -> None:
+    """All places are taken by lines that do not end before lines of the first group have."""
+
+    async def scenario() -> None:
+        door = FakeEndpoint("a/0", "m", room=4)
+        engine, short = door.engine, asyncio.Event()
+        step = engine._step
+
+        async def step_or_wait() -> None:
+            if engine.computed >= 4 * 6:  # about six of each line
+                await short.wait()
+            await step()
+
+        engine._step = step_or_wait  # type: ignore[method-assign]
+        async with host(tmp_path, door) as a:
+            a.accept(6, group=1)
+            a.pulling.follow("a/0", [Pull(1, "m")])
+            await bounded.until(lambda: engine.computed >= 4 * 6)
+            a.accept(2, group=2, body={"max_tokens": 3})
+            assert [line.group for line in a.pulling.running("a/0")] == [1] * 4
+            a.pulling.follow("a/0", [Pull(2, "m", 0.0), Pull(1, "m")], FOR_2)
+            await bounded.until(lambda: sum(h["x-request-id"].startswith("2.") for _, _, h in door.asked) == 2)
+            assert engine.aborted == 2 and len(engine.running) == 4
+            short.set()
+            results = await a.until_ended(8)
+            assert results == {
+                **{f"1.{i:03}": reply("m", f"p{i} ", 20) for i in range(6)},
+                **{f"2.{i:03}": reply("m", f"p{i} ", 3) for i in range(2)},
+            }
+            continued = [body["max_tokens"] for _, body, h in door.asked if h["x-request-id"] in ("1.002", "1.003")]
+            first, second, *whole = sorted(continued)
+            assert whole == [20, 20] and 0 < first <= second < 20, "from the tokens that they had"
+
+    run(scenario())
+
+
+@pytest.mark.slow
+def test_no_line_leaves_for_a_group_in_which_nothing_waits(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        door = FakeEndpoint("a/0", "m", room=2, step_s=10.0)
+        async with host(tmp_path, door) as a:
+            a.accept(2, group=1)
+            a.pulling.follow("a/0", [Pull(1, "m")])
+            await bounded.until(lambda: len(door.asked) == 2)
+            work = a.pulling._work["a/0"]
+            a.pulling.follow("a/0", [Pull(2, "m", 0.0), Pull(1, "m")], FOR_2)
+            await bounded.until(lambda: not work.wake.is_set())
+            assert len(door.engine.running) == 2 and door.engine.aborted == 0
+
+    run(scenario())
