@@ -76,12 +76,12 @@ class Rule:
         return now_s + served_s + _SPARE_S >= head.first_due_s
 
 
-def evicts_lines(text: str) -> bool:
-    """Return whether running lines give way to the first group of a queue under the planner of this name.
+def evicts_lines(solver: str) -> bool:
+    """Return whether running lines give way to the first group of a queue, by the origin of the plan.
 
-    Under the simpler rules no line does: their order does not follow deadlines alone.
+    Under the simpler rules no line does: their order is not that of a search for the least lateness.
     """
-    return text.partition(":")[0] == QLM
+    return solver not in RULES
 
 
 def expects_streams(text: str) -> bool:

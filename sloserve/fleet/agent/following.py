@@ -20,6 +20,7 @@ from sloserve.fleet.agent.pulling import Pulling
 from sloserve.fleet.contract.endpoint import InstanceEndpoint
 from sloserve.fleet.contract.plan_in_force import plan_of
 from sloserve.fleet.fleet import Fleet
+from sloserve.fleet.planner_rule import evicts_lines
 from sloserve.fleet.planning.cached_sums import CachedSums
 from sloserve.fleet.planning.snapshot import LiveMembers, fleet_state
 from sloserve.fleet.planning.waiting_groups import durable_groups
@@ -62,6 +63,8 @@ class Following:
         self._queues: Mapping[str, Sequence[Queued]] = {}
         self._monotonic_at_0_s = 0.0
         """Monotonic time of this process when the store's clock showed 0."""
+        self._evicts = False
+        """Whether running lines give way under the plan that is followed."""
         self._giving_way = dict.fromkeys(self._endpoints, GivingWay())
         self._faults = {name: Faults(f"{name} does not follow the plan") for name in self._endpoints}
         self._switches: dict[str, asyncio.Task[None]] = {}
@@ -98,7 +101,9 @@ class Following:
         self.plan = None if stored is None else (stored.term, stored.version)
         now_s = self._store.now_s()
         self._monotonic_at_0_s = self._clock.monotonic_s() - now_s
-        if plan is not None and abs(now_s - plan.made_s) < STALE_S:  # the store's clock may have been set back
+        is_recent = plan is not None and abs(now_s - plan.made_s) < STALE_S  # the store's clock may have been set back
+        self._evicts = plan is not None and is_recent and evicts_lines(plan.solver)
+        if plan is not None and is_recent:
             return {name: planned(plan, name) for name in {*plan.queues, *self._endpoints}}
         members = LiveMembers.of(self._store.members.agents())
         state, _ = fleet_state(now_s, durable_groups(self._queued.sums()), members, {}, None)
@@ -116,7 +121,7 @@ class Following:
             queue,
             (one for queue in self._queues.values() for one in queue),
             last_head=self._giving_way[name].head,
-            running=running_groups(lines, str(report.active)),
+            running=running_groups(lines, str(report.active)) if self._evicts else (),
         )
         self._giving_way[name] = self._giving_way[name].after(orders)
         pulled = [Pull(one.ref, one.model, one.due_s + from_s) for one in orders.pull]

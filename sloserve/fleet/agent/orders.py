@@ -15,7 +15,6 @@ from sloserve.core.spans import Phase
 from sloserve.fleet.contract.plan_in_force import Plan
 from sloserve.fleet.contract.reports import InstanceReport
 from sloserve.fleet.fleet import Fleet
-from sloserve.fleet.planner_rule import evicts_lines
 from sloserve.scheduler.virtual_queues.contract import FleetState, GroupSums, ModelState
 from sloserve.scheduler.virtual_queues.fleet_operations import Queued, fleet_operations
 
@@ -51,14 +50,12 @@ class Agenda:
         min_active_s: Least seconds for which a model that came stays.
         weights_bytes: Bytes of each model that may be warm, by name.
         host_bytes: Bytes of host memory for such models.
-        evicts: Whether running lines give way to another first group.
     """
 
     first: str | None
     min_active_s: float
     weights_bytes: Mapping[str, int]
     host_bytes: int
-    evicts: bool = False
 
     def orders(
         self,
@@ -76,7 +73,7 @@ class Agenda:
             queue: Groups that wait for it, the head first.
             others: Groups that wait for other instances, with which it helps if it has room left.
             last_head: Head of the queue at the previous call, see :func:`fleet_operations`.
-            running: Groups with running lines, see the same function.
+            running: Groups with running lines, see the same function; none if lines do not give way.
         """
         # A planner that was started with another file may know models that this host does not.
         queue = [one for one in queue if one.model in report.models]
@@ -88,7 +85,7 @@ class Agenda:
             queue,
             active=report.active,
             last_head=last_head,
-            running=running if self.evicts else (),
+            running=running,
             warm=[model for model, state in report.models.items() if state is ModelState.WARM],
             weights_bytes=self.weights_bytes,
             host_bytes=self.host_bytes,
@@ -122,7 +119,6 @@ def agendas(fleet: Fleet, instances: Iterable[str]) -> dict[str, Agenda]:
             fleet.switching.min_active_s,
             {m: swaps[m, hosts[name].device].weights_bytes for m in fleet.models_on(hosts[name])},
             hosts[name].host_memory_bytes // len(hosts[name].instances),
-            evicts_lines(fleet.planner),
         )
         for name in instances
     }

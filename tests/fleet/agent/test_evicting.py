@@ -10,7 +10,7 @@ from sloserve.fleet.agent.claims import ClaimedLine, Pull
 from sloserve.fleet.agent.giving_way import MARGIN_S, MOST_TIMES, GivingWay, RunningLine, lines_to_evict, running_groups
 from sloserve.fleet.agent.line_output import LineOutput
 from sloserve.fleet.agent.orders import Orders
-from sloserve.fleet.planner_rule import QLM, RULES, evicts_lines
+from sloserve.fleet.planner_rule import RULES, evicts_lines
 from sloserve.fleet.store.records import Claimed
 from sloserve.scheduler.virtual_queues.fleet_operations import Queued
 from tests import bounded
@@ -27,7 +27,7 @@ def test_groups_give_way_from_when_another_group_is_first() -> None:
     assert before == GivingWay(2, frozenset({1, 3}))
     assert before.after(Orders(head=2, preempt=(7,))) is before
     assert before.after(Orders()) == GivingWay()
-    assert [name for name in (QLM, *RULES) if evicts_lines(name)] == [QLM]
+    assert [one for one in ("search", "kept", *RULES) if evicts_lines(one)] == ["search", "kept"]
 
 
 def test_groups_that_run_are_due_with_their_last_line() -> None:

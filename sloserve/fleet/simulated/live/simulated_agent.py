@@ -9,6 +9,7 @@ from sloserve.fleet.agent.orders import agendas, planned
 from sloserve.fleet.contract.endpoint import Refusal
 from sloserve.fleet.contract.reports import AgentReport
 from sloserve.fleet.fleet import Fleet
+from sloserve.fleet.planner_rule import evicts_lines
 from sloserve.fleet.simulated.dispatcher import (
     Drop,
     Give,
@@ -45,8 +46,6 @@ class SimulatedAgent:
         self._agendas = agendas(fleet, self.instances)
         if not options.warm:
             self._agendas = {name: replace(one, host_bytes=0) for name, one in self._agendas.items()}
-        if not options.preempt:
-            self._agendas = {name: replace(one, evicts=False) for name, one in self._agendas.items()}
         self._preempted: dict[str, int] = {}
 
     def report(self, now_s: float) -> AgentReport:
@@ -73,9 +72,10 @@ class SimulatedAgent:
         queues = {} if plan is None else {name: planned(plan, name) for name in plan.queues}
         # As published an instance serves its own queue alone.
         others = [] if self._options.one_queue else [group for queue in queues.values() for group in queue]
+        evicts = self._options.preempt and plan is not None and evicts_lines(plan.solver)
         for name, one in self.instances.items():
             if not one.is_switching:
-                self._order(one, queues.get(name, []), others, now_s)
+                self._order(one, queues.get(name, []), others, now_s, evicts=evicts)
 
     def pull(self, now_s: float) -> None:
         """Continue parked streams, send lines where there is room, and abort lines of models that leave."""
@@ -98,14 +98,22 @@ class SimulatedAgent:
             yield from (held.request_id for _, held in one.at_hand if held.due_s <= now_s)
             one.at_hand = [(ref, held) for ref, held in one.at_hand if held.due_s > now_s]
 
-    def _order(self, one: AgentInstance, queue: Sequence[Queued], others: Sequence[Queued], now_s: float) -> None:
+    def _order(
+        self,
+        one: AgentInstance,
+        queue: Sequence[Queued],
+        others: Sequence[Queued],
+        now_s: float,
+        *,
+        evicts: bool,
+    ) -> None:
         options, view = self._options, one.view
         orders = self._agendas[view.name].orders(
             one.report(now_s, self._switching.drain_max_s, brief=True),
             queue,
             others,
             last_head=one.giving_way.head,
-            running=running_groups(self._running(one, now_s), str(one.serves)) if options.preempt else (),
+            running=running_groups(self._running(one, now_s), str(one.serves)) if evicts else (),
         )
         warm = orders.warm or ()
         one.giving_way = one.giving_way.after(orders)
