@@ -337,7 +337,7 @@ SECTIONS = {
             *(f"qlm-paper:{name}=false/stock" for name in OPERATIONS),
             "qlm-paper:park=true/stock",
             QLM,
-            "qlm:preempt=true/stock",
+            "qlm:preempt=false/stock",
             "qlm:warm=false/stock",
             "qlm:balance=false/stock",
         ),
@@ -346,7 +346,7 @@ SECTIONS = {
     "operations-w-b": FigureSection(
         "Fig. 13: the same with one model on 2 instances, 26 req/s",
         at_rates(ONE_MODEL, (26.0,)),
-        (PAPER, *(f"qlm-paper:{name}=false/stock" for name in OPERATIONS), QLM, "qlm:preempt=true/stock"),
+        (PAPER, *(f"qlm-paper:{name}=false/stock" for name in OPERATIONS), QLM, "qlm:preempt=false/stock"),
         shows=ACTED,
     ),
     "operations-scarce": FigureSection(

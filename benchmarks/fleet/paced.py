@@ -16,6 +16,8 @@ the computation is not there: engines wait for a step's time of the profile, and
   simple rules have 50 to 95 % of the interactive requests in time, where predictions can be wrong in both directions.
 - ``nodes``: one model on three hosts that join by themselves, each with an agent, a state folder and a door on TCP of
   its own; more requests than they can serve, so that many are late.
+- ``lines``: long lines fill the places of an engine for two minutes, and files come that are due in one. Running lines
+  give way under ``qlm`` alone.
 - ``rounds``: conversations on four H100s with prefix caches; the gateway sends a prompt where its prefix is, or not.
 
 Writes runs.csv.gz (a real and a predicted row for each run) and table.txt to results/fleet-paced-SECTION/; rows that
@@ -33,12 +35,22 @@ from typing import Any
 
 from benchmarks.arguments import parser_for
 from benchmarks.fleet import paced_colocation as colocation
+from benchmarks.fleet import paced_lines as lines
 from benchmarks.fleet import paced_models as models
 from benchmarks.fleet.paced_fleet import PREDICTED, REAL, PacedFleet, load
 from benchmarks.publish import RESULTS, RUNS, read_runs, write_runs, write_table
 
 Row = dict[str, Any]
-SECTIONS = {
+SECTIONS: dict[
+    str,
+    tuple[
+        Callable[[], str],
+        tuple[str, ...],
+        Callable[..., Any],
+        Callable[[str, int], Row],
+        Callable[[Sequence[Row], Callable[[str, str], float]], str],
+    ],
+] = {
     "colocation": (
         colocation.colocation_file,
         tuple(colocation.ROWS),
@@ -56,6 +68,7 @@ SECTIONS = {
         )
         for section in models.CELLS
     },
+    "lines": (lines.lines_file, lines.PLANNERS, lines.lines_real, lines.lines_predicted, lines.lines_table),
     "rounds": (
         models.rounds_file,
         tuple(models.ROUTING),

@@ -152,7 +152,7 @@ async def models_real(section: str, fleet: PacedFleet, name: str, seed: int) -> 
             batches[await fleet.batch(of_file, seed, f"{round(BATCH_S / 60)}m")] = at_s
         limit_s = begun_s + SECONDS + END_LIMIT_S
         await asyncio.wait(asked, timeout=max(limit_s - loop.time(), 0.1))
-        while loop.time() < limit_s and _lines(fleet, batches)[1]:
+        while loop.time() < limit_s and line_ends(fleet, batches)[1]:
             await asyncio.sleep(0.5)
         cpus = (fleet.cpu_s() - cpu_s) / (loop.time() - begun_s)
     for task in asked:
@@ -160,7 +160,7 @@ async def models_real(section: str, fleet: PacedFleet, name: str, seed: int) -> 
     await asyncio.gather(*asked, return_exceptions=True)
     found = [task.result() for task in asked if not task.cancelled()]
     found += [StreamResult(one, 0.0) for one in streams[len(found) :]]
-    ends_s, left = _lines(fleet, batches)
+    ends_s, left = line_ends(fleet, batches)
     took_s = [end_s for end_s in ends_s if end_s is not None]
     row = models_row(found, [s if s is not None else math.inf for s in ends_s] + [math.inf] * left)
     return row | {
@@ -173,7 +173,7 @@ async def models_real(section: str, fleet: PacedFleet, name: str, seed: int) -> 
     }
 
 
-def _lines(fleet: PacedFleet, batches: Iterable[str]) -> tuple[list[float | None], int]:
+def line_ends(fleet: PacedFleet, batches: Iterable[str]) -> tuple[list[float | None], int]:
     """Seconds that each line took that has ended, ``None`` for one without a reply; and how many have not ended."""
     with sqlite3.connect(f"file:{fleet.state / 'store.sqlite'}?mode=ro", uri=True, timeout=10.0) as opened:
         rows = [
@@ -278,7 +278,7 @@ def models_table(section: str, rows: Sequence[Row], mean: Callable[[str, str], f
 # Conversations.
 
 
-def _serves(report: Row) -> str | None:
+def serves(report: Row) -> str | None:
     if report["phase"] != "serving":
         return None
     return next((model for model, state in report["models"].items() if state == "active"), None)
@@ -308,7 +308,7 @@ async def rounds_real(fleet: PacedFleet, name: str, seed: int) -> Row:
     fleet.start_gateway()
     await fleet.until_served("chat")
     async with asyncio.timeout(60.0):
-        while [_serves(one) for one in await fleet.reports()] != ["chat"] * ROUNDS_ENGINES:
+        while [serves(one) for one in await fleet.reports()] != ["chat"] * ROUNDS_ENGINES:
             await asyncio.sleep(0.5)
     await asyncio.sleep(1.0)
     loop, requests = asyncio.get_running_loop(), conversations(parse_fleet(rounds_file()), seed)

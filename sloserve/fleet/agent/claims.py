@@ -115,11 +115,10 @@ class HeldClaim:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """A group to pull from, the model of its requests, and its deadline by this process' monotonic clock."""
+    """A group to pull from, and the model of its requests."""
 
     group: int
     model: str
-    due_s: float = math.inf
 
 
 def places_for_lines(report: InstanceReport, on_their_way: int) -> int:

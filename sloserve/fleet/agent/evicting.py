@@ -28,20 +28,21 @@ async def evict_for_head(claims: LineClaims, work: InstanceWork, model: str, roo
         model: Active model of the instance.
         room: Number of lines that the instance takes now; negative if streams have places of lines.
     """
-    first = work.order[0] if work.order else None
-    if first is None or first.group != work.giving_way.head or first.model != model or room > 0:
+    giving_way = work.giving_way
+    if room > 0 or not giving_way.groups:
         return False
-    able = lines_to_evict(work.giving_way, first.due_s, running_lines(work), MOST_CLAIMED, over=-room)
+    able = lines_to_evict(giving_way, running_lines(work), MOST_CLAIMED, over=-room)
     if not able:
         return False
-    if not _unsent(work, of_head=True) and not await claims.claim(
-        work, model, min(len(able) + room, MOST_CLAIMED), only=first.group
-    ):
-        return False
-    if work.giving_way.head != first.group:  # the plan has changed meanwhile
-        return True
+    if not _unsent(work, of_head=True):
+        if not work.order or work.order[0].group != giving_way.head:
+            return False
+        if not await claims.claim(work, model, min(len(able) + room, MOST_CLAIMED), only=giving_way.head):
+            return False
+        if work.giving_way.head != giving_way.head:  # the plan has changed meanwhile
+            return True
     waiting = len(_unsent(work, of_head=True))
-    leaving = set(lines_to_evict(work.giving_way, first.due_s, running_lines(work), waiting, over=-room))
+    leaving = set(lines_to_evict(giving_way, running_lines(work), waiting, over=-room))
     if not waiting or not leaving:
         return False
     lines = [(claim, line) for claim in work.claims.values() for id, line in claim.lines.items() if id in leaving]

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Final
 
 from sloserve.core.clock import Clock
@@ -123,9 +124,9 @@ class Following:
             last_head=self._giving_way[name].head,
             running=running_groups(lines, str(report.active)) if self._evicts else (),
         )
-        self._giving_way[name] = self._giving_way[name].after(orders)
-        pulled = [Pull(one.ref, one.model, one.due_s + from_s) for one in orders.pull]
-        self._pulling.follow(name, pulled, self._giving_way[name])
+        giving_way = self._giving_way[name] = self._giving_way[name].after(orders, self._pulling.at_hand(name))
+        pulled = [Pull(one.ref, one.model) for one in orders.pull]
+        self._pulling.follow(name, pulled, replace(giving_way, due_s=giving_way.due_s + from_s))
         if orders.switch_to is not None:
             self._switch(endpoint, orders.switch_to, orders.warm or ())
         elif orders.warm is not None:

@@ -7,7 +7,8 @@ fleet in virtual time does the same.
 Source: QLM, Sec. 5. Differs: a line gives way only to a group that is due earlier by a margin, and only a few times.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -26,15 +27,26 @@ class GivingWay:
 
     Args:
         head: First group of the queue, to which they give way; ``None`` if the queue is empty.
+        due_s: Deadline of that group, in seconds.
         groups: References of the groups that had running lines, and were due later, when ``head`` became the first.
     """
 
     head: int | None = None
+    due_s: float = math.inf
     groups: frozenset[int] = frozenset()
 
-    def after(self, orders: Orders) -> "GivingWay":
-        """Return what holds after these orders: it changes only if another group has become the first."""
-        return self if orders.head == self.head else GivingWay(orders.head, frozenset(orders.preempt))
+    def after(self, orders: Orders, at_hand: Collection[int | None] = ()) -> "GivingWay":
+        """Return what holds after these orders: it changes only if another group has become the first.
+
+        Args:
+            orders: Orders of the instance.
+            at_hand: Groups of lines that the instance has claimed and not sent. The last first group stays the first
+                while it is one of them and due no later: plans do not name a group of which every line is claimed.
+        """
+        stays = self.head is not None and self.head in at_hand and self.due_s <= orders.head_due_s
+        if orders.head == self.head or stays:
+            return self
+        return GivingWay(orders.head, orders.head_due_s, frozenset(orders.preempt))
 
 
 class RunningLine(NamedTuple):
@@ -66,14 +78,11 @@ def running_groups(lines: Iterable[RunningLine], model: str) -> list[Queued]:
     return [Queued(group, model, due_s) for group, due_s in dues.items()]
 
 
-def lines_to_evict(
-    giving_way: GivingWay, due_s: float, lines: Iterable[RunningLine], most: int, *, over: int = 0
-) -> list[str]:
+def lines_to_evict(giving_way: GivingWay, lines: Iterable[RunningLine], most: int, *, over: int = 0) -> list[str]:
     """Return the ids of the lines that leave for the first group, the one that is due latest first.
 
     Args:
         giving_way: Groups whose lines may leave.
-        due_s: Deadline of the first group, in seconds.
         lines: Lines in the engine.
         most: Number of lines of the first group that wait for a place.
         over: Number of requests that the engine has beyond the places of lines. As many more lines have to leave
@@ -85,7 +94,7 @@ def lines_to_evict(
             for line in lines
             if line.group in giving_way.groups
             and line.can_leave
-            and line.due_s >= due_s + MARGIN_S
+            and line.due_s >= giving_way.due_s + MARGIN_S
             and line.times < MOST_TIMES
         ),
         reverse=True,

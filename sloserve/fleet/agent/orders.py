@@ -30,7 +30,8 @@ class Orders:
         pull: Durable groups to pull from, the first one first.
         warm: Models to have in host memory besides the active one; ``None`` leaves them as they are.
         switch_to: Model to switch to now. Nothing is pulled before that is over, and ``warm`` begins with it.
-        head: First group of the queue.
+        head: First group of the queue; ``None`` if the queue is empty, or the model switches.
+        head_due_s: Deadline of the first group, in seconds.
         preempt: Groups with running lines that give way to the head, see :mod:`sloserve.fleet.agent.giving_way`.
     """
 
@@ -38,6 +39,7 @@ class Orders:
     warm: tuple[str, ...] | None = None
     switch_to: str | None = None
     head: int | None = None
+    head_due_s: float = math.inf
     preempt: tuple[int, ...] = ()
 
 
@@ -102,7 +104,9 @@ class Agenda:
         # only expected.
         rest = {one.ref: one for one in others if one.ref >= 0}
         order += sorted((q for q in rest.values() if q.model == report.active and q not in order), key=_by_due)
-        return Orders(tuple(order), warm, head=queue[0].ref if queue else None, preempt=asked.preempt)
+        if not queue:
+            return Orders(tuple(order), warm)
+        return Orders(tuple(order), warm, None, queue[0].ref, queue[0].due_s, asked.preempt)
 
     def _may_switch(self, report: InstanceReport) -> bool:
         if report.phase is Phase.SERVING:

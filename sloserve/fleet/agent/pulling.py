@@ -150,6 +150,11 @@ class Pulling:
         """Return the lines that the engine of the instance has; deadlines are by this process' monotonic clock."""
         return running_lines(self._work[instance])
 
+    def at_hand(self, instance: str) -> set[int | None]:
+        """Return the groups of lines that the instance has claimed and not sent."""
+        claims = self._work[instance].claims.values()
+        return {claim.group for claim in claims if any(line.task is None for line in claim.lines.values())}
+
     def follow(self, instance: str, order: Sequence[Pull], giving_way: GivingWay | None = None) -> None:
         """Let the instance pull from these groups, in this order, and evict lines for the first one."""
         work = self._work[instance]

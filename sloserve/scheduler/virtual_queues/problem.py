@@ -1,8 +1,11 @@
 """The facts by which a plan for a fleet's state is judged: times of groups on instances, deadlines, swaps.
 
-Times hold with a given chance (Eq. 12): they are the mean plus a quantile of the spread of lengths and of the error of
-the estimate. Both are counted as common to all groups, so that times add up along a queue; were they independent,
-queues of many groups would end earlier than foreseen.
+Times are quantiles: the mean plus a multiple of the spread of lengths and of the error of the estimate. Both are
+counted as common to all groups, so that times add up along a queue; were they independent, queues of many groups would
+end earlier than foreseen.
+
+Differs from QLM: Eq. 13 is the lateness at this quantile, not an expected value, and Eq. 12 is no constraint, so that
+there is a plan where no order keeps all deadlines.
 """
 
 from collections.abc import Mapping
@@ -22,7 +25,7 @@ class PlanSettings:
     """Weights of a plan, and limits of the search for it.
 
     Args:
-        chance: Chance with which a plan's times hold (Delta of Eq. 12).
+        chance: Chance with which each time of a plan holds (Delta of Eq. 12, which is no constraint here).
         relative_error: Standard deviation of the estimate's own error, as a share.
         min_active_s: Least seconds for which a model stays once it has come.
         tail_max_wait_s: Seconds after their arrival at which requests without a deadline are due, so that no model

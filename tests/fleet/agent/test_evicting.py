@@ -19,13 +19,15 @@ from tests.fleet.agent.test_pulling import COMPLETIONS, host, run
 from tests.fleet.stand_in.engine import reply
 
 LATER = RunningLine("a", 1, 1_000.0, 0.0, 0, True)
-FOR_2 = GivingWay(2, frozenset({1}))
+FOR_2 = GivingWay(2, 100.0, frozenset({1}))
 
 
 def test_groups_give_way_from_when_another_group_is_first() -> None:
-    before = GivingWay().after(Orders(head=2, preempt=(1, 3)))
-    assert before == GivingWay(2, frozenset({1, 3}))
+    before = GivingWay().after(Orders(head=2, head_due_s=9.0, preempt=(1, 3)), {None})
+    assert before == GivingWay(2, 9.0, frozenset({1, 3}))
     assert before.after(Orders(head=2, preempt=(7,))) is before
+    assert before.after(Orders(head=1), {2}) is before, "its last lines are claimed, and no plan names it any more"
+    assert before.after(Orders(head=1, head_due_s=8.0), {2}).head == 1
     assert before.after(Orders()) == GivingWay()
     assert [one for one in ("search", "kept", *RULES) if evicts_lines(one)] == ["search", "kept"]
 
@@ -46,14 +48,14 @@ def test_groups_that_run_are_due_with_their_last_line() -> None:
     ],
 )
 def test_a_line_stays_if_its_group_is_not_later_or_it_would_lose_something(stays: RunningLine) -> None:
-    assert lines_to_evict(FOR_2, 100.0, [stays], 1) == []
+    assert lines_to_evict(FOR_2, [stays], 1) == []
 
 
 def test_the_latest_lines_leave_first_and_only_if_a_place_becomes_free() -> None:
     lines = [LATER, LATER._replace(id="b", arrival=1.0), LATER._replace(id="c", due_s=math.inf)]
-    assert lines_to_evict(FOR_2, 100.0, lines, 2) == ["c", "b"]
-    assert lines_to_evict(FOR_2, 100.0, lines, 1, over=1) == ["c", "b"], "streams have one place of lines"
-    assert lines_to_evict(FOR_2, 100.0, lines, 1, over=3) == []
+    assert lines_to_evict(FOR_2, lines, 2) == ["c", "b"]
+    assert lines_to_evict(FOR_2, lines, 1, over=1) == ["c", "b"], "streams have one place of lines"
+    assert lines_to_evict(FOR_2, lines, 1, over=3) == []
 
 
 def test_a_complete_output_stays_until_its_result_is_there() -> None:
@@ -88,7 +90,7 @@ def test_lines_of_a_later_group_leave_for_the_first_and_continue_with_their_toke
             await bounded.until(lambda: engine.computed >= 4 * 6)
             a.accept(2, group=2, body={"max_tokens": 3})
             assert [line.group for line in a.pulling.running("a/0")] == [1] * 4
-            a.pulling.follow("a/0", [Pull(2, "m", 0.0), Pull(1, "m")], FOR_2)
+            a.pulling.follow("a/0", [Pull(2, "m"), Pull(1, "m")], FOR_2)
             await bounded.until(lambda: sum(h["x-request-id"].startswith("2.") for _, _, h in door.asked) == 2)
             assert engine.aborted == 2 and len(engine.running) == 4
             short.set()
@@ -113,7 +115,7 @@ def test_no_line_leaves_for_a_group_in_which_nothing_waits(tmp_path: Path) -> No
             a.pulling.follow("a/0", [Pull(1, "m")])
             await bounded.until(lambda: len(door.asked) == 2)
             work = a.pulling._work["a/0"]
-            a.pulling.follow("a/0", [Pull(2, "m", 0.0), Pull(1, "m")], FOR_2)
+            a.pulling.follow("a/0", [Pull(2, "m"), Pull(1, "m")], FOR_2)
             await bounded.until(lambda: not work.wake.is_set())
             assert len(door.engine.running) == 2 and door.engine.aborted == 0
 

@@ -116,7 +116,7 @@ class SimulatedAgent:
             running=running_groups(self._running(one, now_s), str(one.serves)) if evicts else (),
         )
         warm = orders.warm or ()
-        one.giving_way = one.giving_way.after(orders)
+        one.giving_way = one.giving_way.after(orders, {ref for ref, _ in one.at_hand})
         one.order = orders.pull
         one.empty.clear()
         one.is_woken = True
@@ -152,8 +152,10 @@ class SimulatedAgent:
                 ref, held = one.at_hand.pop(0)
                 self._give(one, held, ref, now_s)
                 room -= 1
-            if not room:
-                room = self._make_room(one, now_s)
+            if not room and self._make_room(one, now_s):
+                if one.at_hand:
+                    continue
+                room = 1
             most = room if self._options.one_queue else lines_to_claim(room, len(one.at_hand))
             if not most or not self._claim(one, most):
                 return
@@ -168,22 +170,26 @@ class SimulatedAgent:
                 one.empty.add(group.ref)
         return False
 
-    def _make_room(self, one: AgentInstance, now_s: float) -> int:
-        """Evict running lines for one of the first group; return the places that this frees."""
-        first = one.order[0] if one.order else None
-        if first is None or first.ref != one.giving_way.head or not one.giving_way.groups:
-            return 0
-        if not self._store.waiting(first.ref):
-            return 0
-        over = 0 if self._options.one_queue else one.over
-        leaving = lines_to_evict(one.giving_way, first.due_s, self._running(one, now_s), 1, over=over)
+    def _make_room(self, one: AgentInstance, now_s: float) -> bool:
+        """Evict running lines for one line of the first group; return whether a place is free for it."""
+        giving_way, over = one.giving_way, 0 if self._options.one_queue else one.over
+        if not giving_way.groups:
+            return False
+        at_hand = [(ref, held) for ref, held in one.at_hand if ref == giving_way.head]
+        is_first = bool(one.order) and one.order[0].ref == giving_way.head
+        if not at_hand and not (is_first and self._store.waiting(one.order[0].ref)):
+            return False
+        leaving = lines_to_evict(giving_way, self._running(one, now_s), 1, over=over)
         if not leaving:
-            return 0
+            return False
+        # Lines of other groups at hand would take the place.
+        one.at_hand = [(ref, held) for ref, held in one.at_hand if ref != giving_way.head]
         self._give_back(one)
+        one.at_hand = at_hand
         for request_id in leaving:
             self._preempted[request_id] = self._preempted.get(request_id, 0) + 1
             self._preempt(one, request_id, now_s)
-        return 1
+        return True
 
     def _leave(self, one: AgentInstance, now_s: float) -> None:
         """Let lines of a model that leaves continue while streams do, and then put them back."""
