@@ -14,7 +14,7 @@ for short or long replies. Streams come beside them.
   lines give way when a group that is due earlier becomes the first of the queue; ``stays``: they do not. The engines'
   policy follows the slash.
 
-Writes runs.csv.gz and table.txt to results/fleet-lines-SECTION/: requests in time of all, of streams, of the lines of
+Writes rows.csv.gz and table.txt to results/fleet-lines-SECTION/: requests in time of all, of streams, of the lines of
 each window, and means of the paired differences from the first row with 95 % intervals.
 """
 
@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.arguments import parser_for
 from benchmarks.policies.auto_judged import half_95
-from benchmarks.publish import RESULTS, RUNS, aligned, write_runs, write_table
+from benchmarks.publish import RESULTS, aligned, write_rows, write_table
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import SLO
 from sloserve.estimator.step_time.profile import load_profile
@@ -45,6 +45,7 @@ from sloserve.sim.experiment import MODEL, engine_class
 
 Row = dict[str, Any]
 H100 = "h100-llama3-8b"
+ROWS = "rows.csv.gz"
 STREAMS, STREAM_S = "streams", 20.0
 DELTA = 4.0
 """Largest size of a cluster's group in mean batches, as published."""
@@ -216,7 +217,7 @@ class Variant:
 WINDOWS_S = (60, 180, 600)
 """The first is the shortest that the Batch API takes."""
 ONE_MODEL, FOUR_MODELS = {"chat": 1.0}, {"chat": 0.4, "code": 0.3, "legal": 0.2, "poems": 0.1}
-GROUPS_S = 100.0
+GROUPS_S = 80.0
 LONGEST = Lengths(150.0, 4000.0, 8192, 0.3)
 LARGE = "a100-llama3-70b-tp4"
 
@@ -238,9 +239,9 @@ class Section:
 SECTIONS = {
     "groups": Section(
         (
-            Cell("one model", ONE_MODEL, 2, (Files(20.0, 400, WINDOWS_S, (SHORT, LONG)),), 2.0, GROUPS_S, 16),
-            Cell("four models", FOUR_MODELS, 2, (Files(20.0, 400, WINDOWS_S, (SHORT, LONG)),), 1.0, GROUPS_S, 24),
-            Cell("small files", FOUR_MODELS, 2, (Files(0.15, 3, WINDOWS_S, (SHORT, LONG)),), 1.0, GROUPS_S, 24),
+            Cell("one model", ONE_MODEL, 1, (Files(10.0, 120, WINDOWS_S, (SHORT, LONG)),), 1.0, GROUPS_S, 16),
+            Cell("four models", FOUR_MODELS, 2, (Files(10.0, 160, WINDOWS_S, (SHORT, LONG)),), 1.0, GROUPS_S, 16),
+            Cell("small files", FOUR_MODELS, 2, (Files(0.2, 3, WINDOWS_S, (SHORT, LONG)),), 1.0, GROUPS_S, 16),
         ),
         {
             "files": Variant(evict=False),
@@ -252,10 +253,9 @@ SECTIONS = {
     ),
     "eviction": Section(
         (
-            _long_then_urgent("8B", H100, 60),
             _long_then_urgent("70B", LARGE, 60),
-            _long_then_urgent("70B, due in 5 minutes", LARGE, 300),
             _long_then_urgent("70B, streams", LARGE, 60, 0.2),
+            _long_then_urgent("8B", H100, 60),
         ),
         {
             "qlm/stock, stays": Variant(evict=False),
@@ -313,7 +313,7 @@ def main() -> None:
             for name, variant in section.variants.items():
                 rows.append({"cell": cell.name, "policy": name, "seed": seed, **variant.run(cell, seed)})
                 print(rows[-1], flush=True)
-            write_runs(out / RUNS, rows)
+            write_rows(out / ROWS, rows)
             write_table(out, table(section, rows))
     print(table(section, rows), end="")
 
