@@ -79,7 +79,7 @@ class Rule:
 def evicts_lines(solver: str) -> bool:
     """Return whether running lines give way to the first group of a queue, by the origin of the plan.
 
-    Under the simpler rules no line does: their order is not that of a search for the least lateness.
+    Under the simpler rules no line does: no search for the least lateness makes their order.
     """
     return solver not in RULES
 

@@ -1,4 +1,4 @@
-"""Which running lines of an instance give way to the first group of its queue (request eviction).
+"""Choice of the running lines of an instance that give way to the first group of its queue (request eviction).
 
 When another group becomes the first of the queue, lines of groups that are due later may leave the engine for it. They
 go back into the store with their tokens. This module is synchronous, without store and clock: agents use it, and a
@@ -23,7 +23,7 @@ MOST_TIMES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class GivingWay:
-    """Groups whose running lines give way.
+    """Groups with running lines that give way.
 
     Args:
         head: First group of the queue, to which they give way; ``None`` if the queue is empty.
@@ -82,7 +82,7 @@ def lines_to_evict(giving_way: GivingWay, lines: Iterable[RunningLine], most: in
     """Return the ids of the lines that leave for the first group, the one that is due latest first.
 
     Args:
-        giving_way: Groups whose lines may leave.
+        giving_way: Groups of which lines may leave.
         lines: Lines in the engine.
         most: Number of lines of the first group that wait for a place.
         over: Number of requests that the engine has beyond the places of lines. As many more lines have to leave
