@@ -414,6 +414,26 @@ def auto_tail_loads() -> pd.DataFrame:
     return found.rename_axis("load")
 
 
+@table("auto.tenants")
+def auto_tenants() -> pd.DataFrame:
+    """Three tenants of equal weight, of which one sends ten times as much for a minute."""
+    runs = rows("tenants", "runs")
+    runs = runs[runs.setting == "burst"]
+    runs = runs.assign(
+        others=50.0 * (runs["attainment/t1"] + runs["attainment/t2"]), bursts=100.0 * runs["attainment/t0"]
+    )
+    name = {("auto", True): "`auto` with shares", ("auto", False): "`auto`", ("stock", False): "stock"}
+    name["alone", False] = "each alone on a third of the engine"
+    runs["policy"] = [name[key] for key in zip(runs.policy, runs.shares, strict=True)]
+    figures = ["others", "bursts", "output_throughput", "preemptions_per_request"]
+    found = runs.groupby(["load", "policy"], sort=False)[figures].mean()
+    for column, digits in zip(figures, (1, 1, 0, 2), strict=True):
+        found[column] = [f"{value:,.{digits}f}" if value == value else "" for value in found[column]]
+    found.index = pd.Index([f"{policy}, load {load:g}" for load, policy in found.index], name="policy")
+    found.columns = ["the two others, % in time", "the one that bursts", "tokens/s", "preemptions a request"]
+    return found
+
+
 @table("auto.held_out_deadlines")
 def auto_held_out_deadlines() -> pd.DataFrame:
     """One deadline for all requests, on settings that were fixed before any run."""

@@ -9,6 +9,7 @@ from sloserve.core.arrays import FloatArray
 
 MOST_TENANTS: Final = 1024
 """Tenants with a number of their own; the others share the number 0 with requests that name none."""
+LEAST_WEIGHT: Final = 1e-6
 MOST_WEIGHT: Final = 1e6
 
 

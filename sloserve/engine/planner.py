@@ -88,6 +88,8 @@ class Planner:
         self._step_budget = StepBudget(Lengths(seed=settings.seed)) if policy.settings.step_budget else None
         needs = policy.reads | (Ageing.NEEDS if self.ageing.period is not None else frozenset())
         self._shares = shares if policy.needs else None
+        if self._shares is not None:
+            self._shares.forget_rows()
         needs |= TenantShares.NEEDS if self._shares is not None else frozenset()
         self.needs = needs if shadow is None else needs | shadow.needs
         self.table = RequestTable(self.needs, port)
@@ -188,7 +190,7 @@ class Planner:
         if slot is not None:
             self._note_reusable(request, slot, now_s)
             if self._shares is not None:
-                self._shares.finished(self.table.rows, slot)
+                self._shares.finished(self.table.rows, slot, request.num_computed_tokens)
             self._notify("finished", slot, now_s)
             if self._step_budget is not None:
                 self._step_budget.finished(self.table.rows, slot)
@@ -335,6 +337,8 @@ class Planner:
         """Return the step of an engine that leaves the policy nothing to plan: what the rows say of it is not read."""
         self._order_planned = self.aged = NO_SLOTS
         self.held = HeldPlan()
+        if self._shares is not None:
+            self._shares.rest()
         self._counters["plans"] += 1
         plan_s = None
         if self._cost is not None:
@@ -467,7 +471,7 @@ class Planner:
         if self._shares is not None:
             rows, running = snapshot.rows, snapshot.running
             pace = pace_of(engine, running.size, int(rows.computed_tokens[running].sum()))
-            self._shares.charge(rows, running, engine, pace, now_s)
+            self._shares.charge(snapshot, pace, now_s)
             snapshot = replace(snapshot, over_share=self._shares.over_share(rows))
         turns = self.ageing.turns(snapshot.rows, snapshot.waiting, now_s, snapshot.running, table.protected_running())
         return replace(snapshot, turns=turns) if turns.aged.size else snapshot

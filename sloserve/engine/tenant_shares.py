@@ -1,8 +1,9 @@
 """Service that each tenant gets from an engine, and which tenants have had more than their share of it.
 
-Service is counted in seconds of the engine. Over any interval, a tenant is charged the largest of three shares, times
-the seconds of the interval: of the time that the tokens computed in it take, of the KV cache, and of the slots. What is
-computed again or loaded after a preemption is charged again; prompt tokens found in the prefix cache are not charged.
+Service is counted in seconds of the engine. Over any interval that begins with requests that wait, a tenant is charged
+the largest of three shares, times the seconds of the interval: of the time that the tokens computed in it take, of the
+KV cache, and of the slots. Where nothing waits, nobody is kept from anything, and nothing is charged. What is computed
+again or loaded after a preemption is charged again; prompt tokens found in the prefix cache are not charged.
 Service halves with every half-life, so that a tenant that was idle for long is owed no more than one that was idle for
 a few half-lives, and nobody pays for ever for a burst of long ago.
 
@@ -15,14 +16,24 @@ counter (Sheng et al., OSDI 2024) counts service as it is given, per weight; it 
 by them. Here the policy orders the requests within their shares, and the requests beyond them.
 """
 
+import math
+from typing import Final
+
 import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows, State
 from sloserve.core.tenants import TenantTable
 from sloserve.lso.engine_pace import EnginePace
-from sloserve.lso.plan import EngineFacts
+from sloserve.lso.plan import Snapshot
 from sloserve.scheduler.settings import PluginSettings
+
+LEAST_S: Final = 5.0
+"""Seconds of service per weight that every tenant counts as having had.
+
+Among many tenants that each have little, one running request would else be far beyond its tenant's share. With 0.5 s
+equal tenants still preempt each other under ``edf``; with 5 s they hardly do.
+"""
 
 
 class TenantShares:
@@ -45,6 +56,7 @@ class TenantShares:
         self._total_s: FloatArray = np.zeros(len(tenants))
         self._owed_s: FloatArray = np.zeros(len(tenants))  # time of the tokens computed since the last charge
         self._charged_at_s: float | None = None
+        self._is_contended = False  # since the last charge
         self._prompt_token_s = self._token_s = 0.0  # of a prompt token and of an output token, at the last charge
         # By slot: which request was last seen there, how often it had been preempted, and its tokens then.
         self._seen_seq: IntArray = np.full(0, -1)
@@ -67,31 +79,45 @@ class TenantShares:
         """Service of each tenant in seconds of the engine since the start, ``[tenants]``."""
         return self._total_s.copy()
 
-    def charge(self, rows: Rows, running: IntArray, engine: EngineFacts, pace: EnginePace, now_s: float) -> None:
-        """Charge the tenants for the time since the last call.
+    def charge(self, snapshot: Snapshot, pace: EnginePace, now_s: float) -> None:
+        """Charge the tenants for the time since the last call, if requests waited when it began.
 
         Args:
-            rows: The request table, up to date for ``running``.
-            running: Slots of the running requests.
-            engine: What the engine can do.
+            snapshot: The engine's state.
             pace: Speed of the engine.
             now_s: The present time.
         """
+        rows, running, engine = snapshot.rows, snapshot.running, snapshot.engine
         self._grow(rows.capacity)
         self._prompt_token_s, self._token_s = pace.prompt_token_s, pace.step_s / max(running.size, 1)
         self._count_tokens(rows, running, rows.computed_tokens[running])
         since_s = 0.0 if self._charged_at_s is None else max(now_s - self._charged_at_s, 0.0)
-        self._charged_at_s = now_s
-        self._service_s *= 0.5 ** (since_s / self._half_life_s)
-        size, tenant = len(self._service_s), rows.tenant[running]
-        computed_s = float(self._owed_s.sum())
-        share = self._owed_s / computed_s if computed_s > 0.0 else np.zeros(size)
-        blocks = np.bincount(tenant, weights=rows.kv_blocks[running], minlength=size) / engine.capacity_blocks
-        slots = np.bincount(tenant, minlength=size) / engine.max_num_seqs
-        charged_s = since_s * np.minimum(np.maximum(np.maximum(share, blocks), slots), 1.0)
-        self._service_s += charged_s
-        self._total_s += charged_s
+        kept = 0.5 ** (since_s / self._half_life_s)
+        self._service_s *= kept
+        if self._is_contended:
+            size, tenant = len(self._service_s), rows.tenant[running]
+            computed_s = float(self._owed_s.sum())
+            share = self._owed_s / computed_s if computed_s > 0.0 else np.zeros(size)
+            blocks = np.bincount(tenant, weights=rows.kv_blocks[running], minlength=size)
+            all_blocks = float(blocks.sum())
+            if all_blocks > 0.0:  # a shared block counts once, for all who hold it
+                blocks *= (all_blocks - snapshot.shared_blocks) / all_blocks / engine.capacity_blocks
+            slots = np.bincount(tenant, minlength=size) / engine.max_num_seqs
+            largest = np.minimum(np.maximum(np.maximum(share, blocks), slots), 1.0)
+            self._total_s += since_s * largest
+            # What was given early in a long interval has decayed by its end.
+            self._service_s += largest * (1.0 - kept) * self._half_life_s / math.log(2.0)
         self._owed_s[:] = 0.0
+        self._charged_at_s, self._is_contended = now_s, snapshot.waiting.size > 0
+
+    def rest(self) -> None:
+        """Note that nothing waits: the time until the next charge is nobody's."""
+        self._is_contended = False
+
+    def forget_rows(self) -> None:
+        """Note that the next table of requests is another one."""
+        self._seen_seq[:] = -1
+        self._is_contended = False
 
     def over_share(self, rows: Rows) -> FloatArray | None:
         """Return by how much each tenant is beyond its share, see :class:`~sloserve.lso.plan.Snapshot`.
@@ -105,18 +131,22 @@ class TenantShares:
         if np.count_nonzero(is_present) < 2:
             return None
         weights = self.tenants.weights
-        mean_s = float(self._service_s[is_present].sum() / weights[is_present].sum())
-        if mean_s <= 0.0:
-            return None
-        found: FloatArray = np.where(is_present, self._service_s / (mean_s * weights) - 1.0, 0.0)
+        service_s = self._service_s + LEAST_S * weights
+        mean_s = float(service_s[is_present].sum() / weights[is_present].sum())
+        found: FloatArray = np.where(is_present, service_s / (mean_s * weights) - 1.0, 0.0)
         return found
 
-    def finished(self, rows: Rows, slot: int) -> None:
-        """Count the last tokens of a request that ends; its row still exists."""
+    def finished(self, rows: Rows, slot: int, computed: int) -> None:
+        """Count the last tokens of a request that ends; its row still exists.
+
+        Args:
+            rows: The request table.
+            slot: Slot of the request.
+            computed: Tokens of it that have been computed.
+        """
         self._grow(rows.capacity)
-        if rows.state[slot] == State.RUNNING and rows.output_tokens[slot] > 0:
-            one = np.array([slot])
-            self._count_tokens(rows, one, rows.prompt_tokens[one] + rows.output_tokens[one] - 1)
+        if rows.state[slot] == State.RUNNING:
+            self._count_tokens(rows, np.array([slot]), np.array([computed]))
 
     def _count_tokens(self, rows: Rows, running: IntArray, computed: IntArray) -> None:
         """Add the time of the tokens that were computed since the last look at these requests.
@@ -131,7 +161,9 @@ class TenantShares:
         )
         before = np.where(known, self._seen_tokens[running], np.minimum(rows.cached_tokens[running], computed))
         new = np.maximum(computed - before, 0)
-        of_prompt = np.minimum(new, np.maximum(rows.prompt_tokens[running] - before, 0))
+        # After a preemption, output tokens are computed again as the tokens of a prompt are.
+        at_once = rows.prompt_tokens[running] + np.where(known, 0, np.maximum(rows.output_tokens[running] - 1, 0))
+        of_prompt = np.minimum(new, np.maximum(at_once - before, 0))
         seconds = of_prompt * self._prompt_token_s + (new - of_prompt) * self._token_s
         self._owed_s += np.bincount(rows.tenant[running], weights=seconds, minlength=len(self._owed_s))
         self._seen_seq[running] = rows.seq[running]

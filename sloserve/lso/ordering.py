@@ -154,8 +154,8 @@ def ranked(
         return found
     return Ranked(
         _given_way(snapshot, slots, found.lowered),
-        _within_first(found.waiting, over[:queued])[:most],
-        _within_first(found.running, over[queued:]),
+        places_within_first(found.waiting, over[:queued])[:most],
+        places_within_first(found.running, over[queued:]),
     )
 
 
@@ -165,7 +165,7 @@ def _given_way(snapshot: Snapshot, slots: IntArray, lowered: FloatArray) -> Floa
     return lowered if far is None else np.where(far, np.inf, lowered)
 
 
-def _within_first(places: IntArray, over: BoolArray) -> IntArray:
+def places_within_first(places: IntArray, over: BoolArray) -> IntArray:
     """Return ``places`` in this order, but with requests of tenants beyond their shares behind all others."""
     return np.concatenate((places[~over[places]], places[over[places]]))
 

@@ -11,7 +11,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.files.json_schema import Written, schema_of
 from sloserve.core.files.model import NOT_TINY, Allowed, Problem, check_model, dotted, unknown
 from sloserve.core.slo import DEFAULT_CLASSES, MAX_TARGET_S, MAX_TDS, ClassTable, SLOClass, Targets
-from sloserve.core.tenants import MOST_WEIGHT
+from sloserve.core.tenants import LEAST_WEIGHT, MOST_TENANTS, MOST_WEIGHT
 from sloserve.estimator.length.at_admission import LengthAtAdmission
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.admission.admission import Admission
@@ -57,6 +57,16 @@ def _max_waiting(value: Any) -> int | dict[str, int]:
     if any(isinstance(cap, bool) or not isinstance(cap, int) or cap < 1 for cap in caps):
         raise ValueError
     return dict(value) if isinstance(value, Mapping) else int(value)
+
+
+def _weights(value: Any) -> dict[str, float]:
+    if not isinstance(value, Mapping) or len(value) >= MOST_TENANTS:
+        raise ValueError
+    for name, weight in value.items():
+        is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+        if not (isinstance(name, str) and name and is_number and LEAST_WEIGHT <= weight <= MOST_WEIGHT):
+            raise ValueError
+    return {name: float(weight) for name, weight in value.items()}
 
 
 def _tenant_headers(value: Any) -> tuple[str, ...]:
@@ -141,8 +151,14 @@ class ShareSettings(_Settings):
 
     half_life_s: Annotated[Seconds, SECONDS] = 30.0
     weights: Annotated[
-        dict[str, Annotated[float, Field(strict=True, gt=0.0, le=MOST_WEIGHT), NOT_TINY]],
-        Allowed(f"a mapping of tenant to a number above 0, up to {MOST_WEIGHT:g}"),
+        Mapping[str, float],
+        PlainValidator(_weights),
+        Written(
+            Annotated[
+                dict[str, Annotated[float, Field(ge=LEAST_WEIGHT, le=MOST_WEIGHT)]], Field(max_length=MOST_TENANTS - 1)
+            ]
+        ),
+        Allowed(f"a mapping of at most {MOST_TENANTS - 1} tenants to numbers from {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}"),
     ] = {}
 
 

@@ -132,7 +132,7 @@ def _resolve(model: type[BaseModel], loc: Path) -> tuple[Path, Mapping[str, Fiel
         if field is None or not parts:
             break
         members: dict[str, type] = _tags(field) if field.discriminator else {}
-        owner = members[str(parts.pop(0))] if members else field.annotation
+        owner = members[str(parts.pop(0))] if members else _without_none(field.annotation)
         below = getattr(owner, "__pydantic_fields__", None)
         if below is None or not parts:
             path += parts
@@ -140,6 +140,12 @@ def _resolve(model: type[BaseModel], loc: Path) -> tuple[Path, Mapping[str, Fiel
             break
         fields = below
     return tuple(path), fields, field
+
+
+def _without_none(annotation: Any) -> Any:
+    """Return the one type that a field may have beside ``None``, or ``annotation`` itself."""
+    types = [one for one in get_args(annotation) if one is not type(None)]
+    return types[0] if len(types) == 1 and type(None) in get_args(annotation) else annotation
 
 
 def _tags(field: FieldInfo | None) -> dict[str, type]:

@@ -16,6 +16,10 @@ MAX_NODES = 200_000
 """Nodes of all trees together, which also bounds the longest walk; 480 trees of 7 leaves have 6,240."""
 
 MAX_TREES = 20_000
+MAX_DEPTH = 64
+"""Longest walk from a root to a leaf: trees of 7 leaves have 6 at most."""
+MAX_VALUE = 1e6
+"""Greatest size of a leaf's value; a leaf is a difference of logarithms of lengths."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,6 +57,10 @@ class Forest:
                 raise ValueError(f"{name}: a child must lie behind its parent, below {nodes}")
         if self.roots.ndim != 2 or not self.roots.size or self.roots.min() < 0 or self.roots.max() >= nodes:
             raise ValueError(f"roots: one row of nodes below {nodes} for each level is needed")
+        if (np.abs(self.threshold[~inner]) > MAX_VALUE).any():
+            raise ValueError(f"threshold: a leaf's value is at most {MAX_VALUE:g}")
+        if _depth(self.left, self.right, inner, self.roots) > MAX_DEPTH:
+            raise ValueError(f"left, right: a walk has at most {MAX_DEPTH} nodes")
         if self.roots.size > MAX_TREES:
             raise ValueError(f"roots: {self.roots.size} trees; at most {MAX_TREES} are evaluated")
 
@@ -86,6 +94,19 @@ class Forest:
         """Return lists of numbers; :func:`forest_from_json` reads them back exactly."""
         names = ("feature", "threshold", "left", "right", "roots")
         return {name: getattr(self, name).tolist() for name in names}
+
+
+def _depth(
+    left: NDArray[np.int32], right: NDArray[np.int32], inner: NDArray[np.bool_], roots: NDArray[np.int32]
+) -> int:
+    """Return the nodes of the longest walk from a root, or ``MAX_DEPTH + 1`` where it is longer."""
+    level = np.unique(roots)
+    for depth in range(1, MAX_DEPTH + 1):
+        level = level[inner[level]]
+        if not level.size:
+            return depth
+        level = np.unique(np.concatenate((left[level], right[level])))
+    return MAX_DEPTH + 1
 
 
 def forest_from_json(fields: dict[str, Any], num_features: int) -> Forest:

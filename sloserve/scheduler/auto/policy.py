@@ -130,6 +130,8 @@ class Auto(PredictingPolicy):
                 at_stake = -gain
                 at_stake[queued:] -= of_all * again_s
                 loss = -by_class(at_stake, rows.class_rank[slots], undecided)
+                if far_over is not None:  # whatever its class
+                    loss[far_over] = -at_stake[far_over]
                 victims, more = self._make_room(snapshot, slots, order[:fit], heads, gain, running, loss)
                 fit += more
             if victims.size:

@@ -16,6 +16,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.estimator.length.accuracy import Predictions, accuracy
 from sloserve.estimator.length.at_admission import LengthAtAdmission
 from sloserve.estimator.length.examples import Examples, make_examples, read_examples
+from sloserve.estimator.length.forest import MAX_DEPTH, forest_from_json
 from sloserve.estimator.length.held_out import Gain, held_out, judge, without_gain
 from sloserve.estimator.length.learned_length import LearnedLength, LengthModel, load_length_model
 from sloserve.estimator.length.prompt_words import COLUMNS, PromptWords, both_ends, word_columns, words_of
@@ -371,3 +372,16 @@ def test_no_model_is_written_that_gains_nothing(tmp_path: Path) -> None:
     assert isinstance(done.exception, ConfigError) and "no model is written" in str(done.exception)
     said = json.loads(done.stdout)
     assert said["file"] is None and not said["gains"][0]["used"] and not out.exists()
+
+
+def test_a_walk_through_a_tree_and_a_leaf_are_bounded() -> None:
+    """A chain of 199,999 nodes took two seconds for one prediction, and huge leaves summed to no number."""
+    chain = np.arange(MAX_DEPTH + 2)
+    feature = np.where(chain < MAX_DEPTH + 1, 0, -1).tolist()
+    child = np.minimum(chain + 1, MAX_DEPTH + 1).tolist()
+    fields = {"feature": feature, "threshold": [0.0] * len(feature), "left": child, "right": child, "roots": [[0]]}
+    with pytest.raises(ValueError, match=f"a walk has at most {MAX_DEPTH} nodes"):
+        forest_from_json(fields, 1)
+    leaf = {"feature": [-1], "threshold": [1.7e308], "left": [0], "right": [0], "roots": [[0]]}
+    with pytest.raises(ValueError, match="a leaf's value is at most"):
+        forest_from_json(leaf, 1)
