@@ -98,10 +98,10 @@ class TenantShares:
             size, tenant = len(self._service_s), rows.tenant[running]
             computed_s = float(self._owed_s.sum())
             share = self._owed_s / computed_s if computed_s > 0.0 else np.zeros(size)
-            blocks = np.bincount(tenant, weights=rows.kv_blocks[running], minlength=size)
-            all_blocks = float(blocks.sum())
-            if all_blocks > 0.0:  # a shared block counts once, for all who hold it
-                blocks *= (all_blocks - snapshot.shared_blocks) / all_blocks / engine.capacity_blocks
+            held = np.bincount(tenant, weights=rows.kv_blocks[running], minlength=size)
+            all_blocks = max(float(held.sum()), 1.0)
+            # A shared block counts once, for all who hold it.
+            blocks = held * ((all_blocks - snapshot.shared_blocks) / all_blocks / engine.capacity_blocks)
             slots = np.bincount(tenant, minlength=size) / engine.max_num_seqs
             largest = np.minimum(np.maximum(np.maximum(share, blocks), slots), 1.0)
             self._total_s += since_s * largest

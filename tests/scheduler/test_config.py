@@ -110,7 +110,10 @@ def test_saying_the_same_twice_is_no_contradiction(made: Made) -> None:
         ("classes: {a: {rank: 1, ttft_ms: 1e9}}", None, {}, "f.yaml:1:24: classes.a.ttft_ms: 1000000000.0 is not"),
         ("classes: {}", None, {}, "f.yaml:1:1: classes: {} is not a mapping of at least one class name to settings"),
         ("classes: [a]", None, {}, "f.yaml:1:1: classes: ['a'] is not a mapping of at least one class name"),
-        ("tenant_shares: {weights: {a: 0}}", None, {}, "f.yaml:1:17: tenant_shares.weights: {'a': 0} is not a mapping of"),
+        (
+            "tenant_shares: {weights: {a: 0}}", None, {},
+            "f.yaml:1:17: tenant_shares.weights: {'a': 0} is not a mapping of",
+        ),
         ("seed: 2024-01-01", None, {}, "f.yaml:1:1: seed: datetime.date(2024, 1, 1) is not a whole number >= 0"),
     ],
 )  # fmt: skip
