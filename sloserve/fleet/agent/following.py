@@ -124,7 +124,9 @@ class Following:
             last_head=self._giving_way[name].head,
             running=running_groups(lines, str(report.active)) if self._evicts else (),
         )
-        giving_way = self._giving_way[name] = self._giving_way[name].after(orders, self._pulling.at_hand(name))
+        giving_way = self._giving_way[name] = self._giving_way[name].after(
+            orders, self._pulling.at_hand(name), evicts=self._evicts
+        )
         pulled = [Pull(one.ref, one.model) for one in orders.pull]
         self._pulling.follow(name, pulled, replace(giving_way, due_s=giving_way.due_s + from_s))
         if orders.switch_to is not None:

@@ -9,7 +9,7 @@ Source: QLM, Sec. 5. Differs: a line gives way only to a group that is due earli
 
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from sloserve.fleet.agent.orders import Orders
@@ -35,17 +35,18 @@ class GivingWay:
     due_s: float = math.inf
     groups: frozenset[int] = frozenset()
 
-    def after(self, orders: Orders, at_hand: Collection[int | None] = ()) -> "GivingWay":
-        """Return what holds after these orders: it changes only if another group has become the first.
+    def after(self, orders: Orders, at_hand: Collection[int | None] = (), *, evicts: bool) -> "GivingWay":
+        """Return what holds after these orders: groups are added only if another group has become the first.
 
         Args:
             orders: Orders of the instance.
             at_hand: Groups of lines that the instance has claimed and not sent. The last first group stays the first
                 while it is one of them and due no later: plans do not name a group of which every line is claimed.
+            evicts: Whether running lines give way under the plan in force. If not, no group gives way.
         """
         stays = self.head is not None and self.head in at_hand and self.due_s <= orders.head_due_s
         if orders.head == self.head or stays:
-            return self
+            return self if evicts else replace(self, groups=frozenset())
         return GivingWay(orders.head, orders.head_due_s, frozenset(orders.preempt))
 
 

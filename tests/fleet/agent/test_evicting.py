@@ -23,13 +23,22 @@ FOR_2 = GivingWay(2, 100.0, frozenset({1}))
 
 
 def test_groups_give_way_from_when_another_group_is_first() -> None:
-    before = GivingWay().after(Orders(head=2, head_due_s=9.0, preempt=(1, 3)), {None})
+    before = GivingWay().after(Orders(head=2, head_due_s=9.0, preempt=(1, 3)), {None}, evicts=True)
     assert before == GivingWay(2, 9.0, frozenset({1, 3}))
-    assert before.after(Orders(head=2, preempt=(7,))) is before
-    assert before.after(Orders(head=1), {2}) is before, "its last lines are claimed, and no plan names it any more"
-    assert before.after(Orders(head=1, head_due_s=8.0), {2}).head == 1
-    assert before.after(Orders()) == GivingWay()
+    assert before.after(Orders(head=2, preempt=(7,)), evicts=True) == before
+    held = before.after(Orders(head=1), {2}, evicts=True)
+    assert held == before, "its last lines are claimed, and no plan names it any more"
+    assert before.after(Orders(head=1, head_due_s=8.0), {2}, evicts=True).head == 1
+    assert before.after(Orders(), evicts=True) == GivingWay()
     assert [one for one in ("search", "kept", *RULES) if evicts_lines(one)] == ["search", "kept"]
+
+
+def test_no_group_gives_way_any_more_once_the_plan_evicts_no_lines() -> None:
+    """The planner dies, or another one takes over, while the first group stays the same."""
+    stopped = FOR_2.after(Orders(head=2), evicts=False)
+    assert stopped == GivingWay(2, 100.0)
+    assert FOR_2.after(Orders(head=1), {2}, evicts=False) == GivingWay(2, 100.0)
+    assert stopped.after(Orders(head=2, preempt=(1,)), evicts=True) == stopped, "it was the first before"
 
 
 def test_groups_that_run_are_due_with_their_last_line() -> None:

@@ -136,7 +136,13 @@ def test_running_lines_give_way_to_a_group_that_becomes_the_first(tmp_path: Path
             await a.following.step()
             await bounded.until(lambda: engine.seen[2:] == ["2.000"])
             assert engine.aborted == 1
-            assert sum(sums.requests for sums in a.host.store.requests.sums()) == 1, "one of them waits again"
+            waits = a.host.store.requests.sums
+            await bounded.until(lambda: sum(sums.requests for sums in waits()) == 1)  # one of them waits again
+            work = a.host.pulling._work["a/0"]
+            assert work.giving_way.groups
+            a.plan(sooner, later, age_s=STALE_S + 1.0)
+            await a.following.step()
+            assert not work.giving_way.groups, "no planner says that lines give way"
 
     run(scenario())
 

@@ -116,7 +116,7 @@ class SimulatedAgent:
             running=running_groups(self._running(one, now_s), str(one.serves)) if evicts else (),
         )
         warm = orders.warm or ()
-        one.giving_way = one.giving_way.after(orders, {ref for ref, _ in one.at_hand})
+        one.giving_way = one.giving_way.after(orders, {ref for ref, _ in one.at_hand}, evicts=evicts)
         one.order = orders.pull
         one.empty.clear()
         one.is_woken = True
