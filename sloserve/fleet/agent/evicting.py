@@ -20,7 +20,12 @@ def running_lines(work: InstanceWork) -> list[RunningLine]:
 
 
 async def evict_for_head(claims: LineClaims, work: InstanceWork, model: str, room: int) -> bool:
-    """Evict lines if lines of the first group wait and no place is free for them; return whether any line left.
+    """Evict lines if lines of the first group wait and no place is free for them.
+
+    Lines of the first group are only claimed if none is at hand: places may become free while the store is asked, so
+    the report of the instance has to be read again before a line leaves.
+
+    Return whether there may be more to do at once: lines were claimed, or left.
 
     Args:
         claims: Claims of lines.
@@ -31,20 +36,14 @@ async def evict_for_head(claims: LineClaims, work: InstanceWork, model: str, roo
     giving_way = work.giving_way
     if room > 0 or not giving_way.groups:
         return False
-    able = lines_to_evict(giving_way, running_lines(work), MOST_CLAIMED, over=-room)
-    if not able:
-        return False
-    if not _unsent(work, of_head=True):
-        if not work.order or work.order[0].group != giving_way.head:
-            return False
-        if not await claims.claim(work, model, min(len(able) + room, MOST_CLAIMED), only=giving_way.head):
-            return False
-        if work.giving_way.head != giving_way.head:  # the plan has changed meanwhile
-            return True
     waiting = len(_unsent(work, of_head=True))
-    leaving = set(lines_to_evict(giving_way, running_lines(work), waiting, over=-room))
-    if not waiting or not leaving:
+    leaving = set(lines_to_evict(giving_way, running_lines(work), waiting or MOST_CLAIMED, over=-room))
+    if not leaving:
         return False
+    if not waiting:
+        is_first = bool(work.order) and work.order[0].group == giving_way.head
+        most = min(len(leaving) + room, MOST_CLAIMED)
+        return is_first and await claims.claim(work, model, most, only=giving_way.head)
     lines = [(claim, line) for claim in work.claims.values() for id, line in claim.lines.items() if id in leaving]
     # Lines of other groups that are at hand would take the places.
     await claims.give_back_lines(work, [*_unsent(work, of_head=False), *lines])
