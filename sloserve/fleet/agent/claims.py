@@ -276,18 +276,19 @@ class LineClaims:
 
         If the store is away for as long as a lease, the claims lapse with all their lines.
         """
-        for claim, line in lines:
-            work.ended(claim, line)
-        await cancelled(line.task for _, line in lines)
-        by_claim: dict[int, dict[str, bytes | None]] = {}
-        for claim, line in lines:
-            by_claim.setdefault(claim.id, {})[line.claimed.id] = line.progress
-        self.ending |= by_claim.keys()
+        ending = {claim.id for claim, _ in lines}
+        self.ending |= ending  # before the claim may be gone from the work: a renewal would give it back
         try:
+            for claim, line in lines:
+                work.ended(claim, line)
+            await cancelled(line.task for _, line in lines)
+            by_claim: dict[int, dict[str, bytes | None]] = {}
+            for claim, line in lines:
+                by_claim.setdefault(claim.id, {})[line.claimed.id] = line.progress
             for id, progress in by_claim.items():
                 await self.report(self.requests.give_back_some, id, progress)
         finally:
-            self.ending -= by_claim.keys()
+            self.ending -= ending
 
     async def abort(self, claims: Iterable[HeldClaim]) -> None:
         """End the claims' lines in the engine; results that are already there have a moment to be committed."""

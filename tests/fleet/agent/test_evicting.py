@@ -2,16 +2,22 @@
 
 import asyncio
 import math
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from sloserve.fleet.agent.claims import ClaimedLine, Pull
+from sloserve.core.clock import SystemClock
+from sloserve.fleet.agent.claims import ClaimedLine, HeldClaim, InstanceWork, LineClaims, Pull
+from sloserve.fleet.agent.evicting import evict_for_head
 from sloserve.fleet.agent.giving_way import MARGIN_S, MOST_TIMES, GivingWay, RunningLine, lines_to_evict, running_groups
 from sloserve.fleet.agent.line_output import LineOutput
 from sloserve.fleet.agent.orders import Orders
 from sloserve.fleet.planner_rule import RULES, evicts_lines
-from sloserve.fleet.store.records import Claimed
+from sloserve.fleet.store.lease import Lease
+from sloserve.fleet.store.records import Claim, Claimed
 from sloserve.scheduler.virtual_queues.fleet_operations import Queued
 from tests import bounded
 from tests.fleet.agent.fake_endpoint import FakeEndpoint
@@ -76,6 +82,69 @@ def test_a_complete_output_stays_until_its_result_is_there() -> None:
     assert line.leaves_well
     line.output.add(b'data: {"choices": [{"text": "", "token_ids": [], "finish_reason": "length"}]}\n')
     assert not line.leaves_well
+
+
+def _claim(id: int, *lines: str) -> Claim:
+    return Claim(id, tuple(Claimed(line, 1, b"{}", COMPLETIONS, "batch", None) for line in lines))
+
+
+def _claims(requests: Any, executor: ThreadPoolExecutor) -> LineClaims:
+    return LineClaims(requests, "a", SystemClock(), executor, 30.0)
+
+
+def _work(claims: LineClaims, *lines: str) -> InstanceWork:
+    """Return work of an instance with these lines of group 1 in its engine, in claim 1."""
+    work = InstanceWork(is_open=True, order=[Pull(2, "m"), Pull(1, "m")], giving_way=FOR_2)
+    held = work.claims[1] = HeldClaim.of(_claim(1, *lines), Lease(SystemClock(), 30.0), "m", 0.0, 1)
+    for line in held.lines.values():
+        line.task = asyncio.create_task(asyncio.Event().wait())  # type: ignore[arg-type]
+    return work
+
+
+def test_no_line_leaves_if_places_become_free_while_lines_of_the_first_group_are_claimed() -> None:
+    """Both lines of the first group had a place, and both running lines left."""
+
+    async def scenario() -> None:
+        with ThreadPoolExecutor(1) as executor:
+            requests = Mock()
+            requests.claim.return_value = _claim(2, "first", "second")
+            claims = _claims(requests, executor)
+            work = _work(claims, "x", "y")
+            assert await evict_for_head(claims, work, "m", 0), "the report is read again"
+            assert sorted(line.claimed.id for line in work.lines) == ["first", "second", "x", "y"]
+            assert not requests.give_back_some.called
+            assert not await evict_for_head(claims, work, "m", 2)
+            assert await evict_for_head(claims, work, "m", 0), "no place has become free"
+            assert sorted(line.claimed.id for line in work.lines) == ["first", "second"]
+
+    run(scenario())
+
+
+def test_a_claim_of_which_lines_leave_is_not_given_back_by_a_renewal_meanwhile() -> None:
+    """The renewal found a claim that no instance had any more, and gave its lines back without their tokens."""
+
+    async def scenario() -> None:
+        with ThreadPoolExecutor(1) as executor:
+            claims = _claims(Mock(), executor)
+            work = _work(claims, "x")
+            (line,), may_end = work.lines, asyncio.Event()
+
+            async def ends_slowly() -> None:
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    await may_end.wait()
+
+            line.task = asyncio.create_task(ends_slowly())
+            await asyncio.sleep(0)
+            leaving = asyncio.create_task(claims.give_back_lines(work, [(work.claims[1], line)]))
+            await asyncio.sleep(0)
+            assert not work.claims and 1 in claims.ending
+            may_end.set()
+            await leaving
+            await bounded.until(lambda: not claims.ending)
+
+    run(scenario())
 
 
 @pytest.mark.slow
