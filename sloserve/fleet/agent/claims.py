@@ -59,6 +59,11 @@ class ClaimedLine:
         return None if self.output is None else self.output.progress()
 
     @property
+    def was_never_sent(self) -> bool:
+        """Whether no engine has seen it, nor can any result of it be on its way to the store."""
+        return self.task is None and not self.is_sent and not self.has_ended
+
+    @property
     def leaves_well(self) -> bool:
         """Whether nothing of it is lost if it is aborted now."""
         if not self.is_sent or self.has_ended:
@@ -111,6 +116,10 @@ class HeldClaim:
         """Return the progress of its lines from which others can go on, by id."""
         found = {id: line.progress for id, line in self.lines.items()}
         return {id: progress for id, progress in found.items() if progress is not None}
+
+    def unsent(self) -> list[str]:
+        """Return the ids of its lines that no engine has seen."""
+        return [id for id, line in self.lines.items() if line.was_never_sent]
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +276,7 @@ class LineClaims:
             await self.abort(claims)
             for claim in claims:
                 if claim.lines:
-                    await self.report(self.requests.give_back, claim.id, claim.progress())
+                    await self.report(self.requests.give_back, claim.id, claim.progress(), claim.unsent())
         finally:
             self.ending -= {claim.id for claim in claims}  # renewing gives back what could not be reported
 
@@ -285,8 +294,10 @@ class LineClaims:
             by_claim: dict[int, dict[str, bytes | None]] = {}
             for claim, line in lines:
                 by_claim.setdefault(claim.id, {})[line.claimed.id] = line.progress
+            unsent = {line.claimed.id for _, line in lines if line.was_never_sent}
             for id, progress in by_claim.items():
-                await self.report(self.requests.give_back_some, id, progress)
+                never_sent = [line for line in progress if line in unsent]
+                await self.report(self.requests.give_back_some, id, progress, never_sent)
         finally:
             self.ending -= ending
 
@@ -364,7 +375,7 @@ class Crashes:
         suspects = [claim for claim in held if claim.was_sent and not _is_doubtful(claim, streams)]
         for claim in held:
             if claim not in suspects:
-                await report(requests.give_back, claim.id, claim.progress())
+                await report(requests.give_back, claim.id, claim.progress(), claim.unsent())
         if suspects:
             for id in await report(requests.engine_died, [claim.id for claim in suspects]) or ():
                 logger.warning("request %s has failed: the engine died while it served this request alone", id)

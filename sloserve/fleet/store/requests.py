@@ -1,7 +1,8 @@
 """Durable requests: accepted once, served at least once, one visible result.
 
 An agent serves what it has claimed. A claim lapses unless the agent renews it; its requests go back into the queue, and
-since each claim counts ``attempt`` up, an agent that held it before can change nothing any more.
+since each claim counts ``attempt`` up, an agent that held it before can change nothing any more. A claim that is given
+back does not count for requests that were never sent to an engine, since no result of that claim can come any more.
 
 A request in flight when an engine dies becomes a suspect. Suspects are claimed by halves of the number that were in
 flight together, with nothing beside them, until one dies alone: that one has failed, and no other request with it.
@@ -125,30 +126,34 @@ class Requests:
             _forget_bodies(session, (r.id for r in ended))
         return counts
 
-    def give_back(self, claim: int, progress: Mapping[str, bytes]) -> int:
+    def give_back(self, claim: int, progress: Mapping[str, bytes], unsent: Iterable[str] = ()) -> int:
         """Return the unfinished requests of a claim to their old places in the queue, and return their number.
 
         Args:
             claim: The claim that is given back.
             progress: Partial work by request id, from which the next attempt may continue.
+            unsent: Ids of requests that were never sent to an engine: the claim does not count as an attempt.
         """
         with self._database.transaction() as session:
             back = [one for (one,) in session.rows("SELECT id FROM request WHERE claim = :claim", claim=claim)]
             kept = [{"id": one, "progress": progress[one]} for one in back if one in progress]
             session.each(sql.PROGRESS, kept)
+            session.each(sql.UNCOUNT, [{"id": one, "claim": claim} for one in unsent])
             session.change(sql.REQUEUE, claim=claim)
             session.change("DELETE FROM claim WHERE id = :claim", claim=claim)
         return len(back)
 
-    def give_back_some(self, claim: int, progress: Mapping[str, bytes | None]) -> int:
+    def give_back_some(self, claim: int, progress: Mapping[str, bytes | None], unsent: Iterable[str] = ()) -> int:
         """Return some requests of a claim to their old places in the queue, and return their number.
 
         Args:
             claim: Claim that keeps its other requests.
             progress: The requests by id, each with partial work from which the next attempt may continue, or ``None``
                 to leave what is kept of earlier attempts.
+            unsent: Ids of requests that were never sent to an engine: the claim does not count as an attempt.
         """
         with self._database.transaction() as session:
+            session.each(sql.UNCOUNT, [{"id": one, "claim": claim} for one in unsent])
             back = session.each(sql.REQUEUE_ONE, [{"id": one, "claim": claim} for one in progress])
             kept = [
                 {"id": one, "progress": work}

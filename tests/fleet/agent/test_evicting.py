@@ -120,6 +120,31 @@ def test_no_line_leaves_if_places_become_free_while_lines_of_the_first_group_are
     run(scenario())
 
 
+def test_lines_that_were_never_sent_go_back_as_if_they_had_not_been_claimed() -> None:
+    """After three rounds a line that no engine ever had could not be evicted any more."""
+
+    async def scenario() -> None:
+        with ThreadPoolExecutor(1) as executor:
+            requests = Mock()
+            claims = _claims(requests, executor)
+            work = _work(claims, "runs", "waits", "was refused by a busy engine")
+            first, *others = work.lines
+            first.is_sent, others[1].is_sent = True, True
+            for line in others:
+                line.task = None
+            await claims.give_back_lines(work, [(work.claims[1], line) for line in work.lines])
+            await bounded.until(lambda: not claims.ending)
+            requests.give_back_some.assert_called_once_with(
+                1, dict.fromkeys([first.claimed.id, *(line.claimed.id for line in others)]), ["waits"]
+            )
+            work = _work(claims, "runs", "waits")
+            work.lines[1].task = None
+            await claims.give_back(work)
+            requests.give_back.assert_called_once_with(1, {}, ["waits"])
+
+    run(scenario())
+
+
 def test_a_claim_of_which_lines_leave_is_not_given_back_by_a_renewal_meanwhile() -> None:
     """The renewal found a claim that no instance had any more, and gave its lines back without their tokens."""
 

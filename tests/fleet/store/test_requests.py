@@ -177,6 +177,33 @@ def test_some_of_a_claim_are_given_back_and_the_others_stay(requests: Requests) 
     assert requests.finish([*done(claim), *done(other)]) == [True, False, True]
 
 
+def test_a_claim_counts_as_no_attempt_at_what_was_never_sent(requests: Requests) -> None:
+    """Lines that were claimed ahead, and given back for a more urgent group, counted as evicted themselves."""
+    ids = add(requests, 2)
+    first = claimed(requests, 2)
+    assert requests.give_back(first.id, {ids[0]: b"tokens"}, [ids[1], "elsewhere"]) == 2
+    second = claimed(requests, 2)
+    assert [(r.id, r.attempt) for r in second.requests] == [(ids[0], 2), (ids[1], 1)]
+    assert requests.give_back_some(second.id, {ids[0]: None, ids[1]: None}, [ids[1]]) == 2
+    assert requests.give_back_some(second.id, {ids[1]: None}, [ids[1]]) == 0, "it is told again, and counts once"
+    third = claimed(requests, 2)
+    assert [(r.id, r.attempt) for r in third.requests] == [(ids[0], 3), (ids[1], 1)]
+    assert requests.give_back_some(second.id, {ids[1]: None}, [ids[1]]) == 0, "another has it"
+    assert requests.finish(done(third)) == [True, True]
+
+
+def test_a_late_result_does_not_count_after_a_claim_that_sent_nothing(requests: Requests, store: Store) -> None:
+    (only,) = add(requests, 1)
+    late = claimed(requests, 1)
+    store.pass_s(LEASE_S + 1)
+    requests.take_back()
+    requests.give_back(claimed(requests, 1, agent="b").id, {}, [only])
+    assert requests.finish(done(late)) == [False], "it waits"
+    served = claimed(requests, 1, agent="c")
+    assert [r.attempt for r in served.requests] == [2]
+    assert requests.finish(done(late)) == [False] and requests.finish(done(served)) == [True]
+
+
 @pytest.mark.slow
 def test_one_that_no_attempt_finishes_fails_with_a_reason(requests: Requests, store: Store) -> None:
     add(requests, 1)
