@@ -19,7 +19,6 @@ from sloserve.core.clock import Clock
 from sloserve.core.spans import Phase
 from sloserve.fleet.agent.claims import (
     COMMIT_S,
-    Crashes,
     InstanceWork,
     LineClaims,
     Pull,
@@ -28,6 +27,7 @@ from sloserve.fleet.agent.claims import (
     may_leave,
     places_for_lines,
 )
+from sloserve.fleet.agent.crashes import Crashes
 from sloserve.fleet.agent.evicting import evict_for_head, running_lines
 from sloserve.fleet.agent.giving_way import GivingWay, RunningLine
 from sloserve.fleet.agent.line_service import LineService, result_of
