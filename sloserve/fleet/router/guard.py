@@ -6,6 +6,10 @@ their mean quality in time, and a changing load is the same for both in the mean
 the other policy still run are not counted. The trained policy has lost once its mean difference is below 0 by more than
 a confidence sequence (a normal mixture), which may be looked at after every cycle.
 
+The confidence sequence is asymptotic, and failures may be rare: greedy has fewer requests, so that it often has no
+failure in the first cycles, in which the differences then look sure and negative. The deviation of the differences is
+therefore never taken to be less than the variance of the single requests of both policies explains.
+
 There is no clock here: callers pass times. The state is a few sums.
 
 Source: Waudby-Smith et al., "Time-uniform central limit theory and asymptotic confidence sequences", 2021, for the
@@ -28,7 +32,7 @@ FEWEST_CYCLES: Final = 8
 MOST_CYCLES: Final = 256
 """Number of cycles after which the comparison begins again, so that a world that changes late is noticed."""
 ERROR: Final = 0.01
-"""Greatest probability that a policy as good as greedy is given up within ``MOST_CYCLES`` cycles."""
+"""Approximate greatest probability that a policy as good as greedy is given up within ``MOST_CYCLES`` cycles."""
 _TIGHTEST_AT: Final = 24
 """Number of cycles for which the interval is made tightest."""
 _MEMORY: Final = 16.0
@@ -50,16 +54,42 @@ def half_width(cycles: int, deviation: float) -> float:
 
 @dataclass(slots=True)
 class _Sums:
-    """Number of counted requests of one cycle, and the sum of their quality in time, by policy."""
+    """Number of counted requests, and the sums of their quality in time and of its square, by policy."""
 
     count: dict[Arm, int] = field(default_factory=lambda: dict.fromkeys(Arm, 0))
     quality: dict[Arm, float] = field(default_factory=lambda: dict.fromkeys(Arm, 0.0))
+    square: dict[Arm, float] = field(default_factory=lambda: dict.fromkeys(Arm, 0.0))
+
+    def add(self, arm: Arm, quality: float) -> None:
+        """Add one request."""
+        self.count[arm] += 1
+        self.quality[arm] += quality
+        self.square[arm] += quality * quality
+
+    def add_all(self, other: "_Sums") -> None:
+        """Add the requests of ``other``."""
+        for arm in Arm:
+            self.count[arm] += other.count[arm]
+            self.quality[arm] += other.quality[arm]
+            self.square[arm] += other.square[arm]
 
     def difference(self) -> float | None:
         """Return the trained policy's mean quality minus greedy's, or ``None`` if one of them has no request."""
         if not all(self.count.values()):
             return None
         return self._mean(Arm.TRAINED) - self._mean(Arm.GREEDY)
+
+    def request_variance(self, cycles: int) -> float:
+        """Return the variance of a cycle's difference that single requests explain.
+
+        One failure more or less is always possible, so that a request's variance is at least one in their number.
+
+        Args:
+            cycles: Number of cycles that were added; each has requests of both policies.
+        """
+        number = sum(self.count.values())
+        within = sum(self.square[arm] - self.quality[arm] * self._mean(arm) for arm in Arm)
+        return max(within, 1.0) / number * sum(cycles / self.count[arm] for arm in Arm)
 
     def _mean(self, arm: Arm) -> float:
         return self.quality[arm] / self.count[arm]
@@ -73,6 +103,7 @@ class PolicyGuard:
         self.cycles, self.mean = 0, 0.0
         """Number of differences, and their mean."""
         self._squares = 0.0
+        self._compared = _Sums()
         self._cycle, self._arm, self._began_s, self._arrived = 0, Arm.TRAINED, 0.0, 0
         self._limit_s: float | None = None
         self._now, self._before = _Sums(), _Sums()
@@ -82,7 +113,8 @@ class PolicyGuard:
         """Half the width of the interval of ``mean``; infinite while there are too few cycles."""
         if self.cycles < FEWEST_CYCLES:
             return math.inf
-        return half_width(self.cycles, math.sqrt(self._squares / (self.cycles - 1)))
+        variance = max(self._squares / (self.cycles - 1), self._compared.request_variance(self.cycles))
+        return half_width(self.cycles, math.sqrt(variance))
 
     def arrived(self, now_s: float, limit_s: float) -> Trial:
         """Record a request that arrives, and return which policy decides about it.
@@ -107,24 +139,26 @@ class PolicyGuard:
         """Record the quality of the model that served a request, or 0 if the response was late."""
         sums = {self._cycle: self._now, self._cycle - 1: self._before}.get(trial.cycle)
         if trial.counts and sums is not None:
-            sums.count[trial.arm] += 1
-            sums.quality[trial.arm] += quality
+            sums.add(trial.arm, quality)
 
     def _next_phase(self, now_s: float) -> None:
         self._began_s, self._arrived = now_s, 0
         if self._arm is Arm.TRAINED:
             self._arm = Arm.GREEDY
-            self._compare(self._before.difference())  # its last requests ended during the trained policy's phase
+            self._compare(self._before)  # its last requests ended during the trained policy's phase
             return
         self._arm, self._cycle = Arm.TRAINED, self._cycle + 1
         self._before, self._now = self._now, _Sums()
 
-    def _compare(self, difference: float | None) -> None:
+    def _compare(self, sums: _Sums) -> None:
+        difference = sums.difference()
         if difference is None or self.has_lost:
             return
         if self.cycles >= MOST_CYCLES:
             self.cycles, self.mean, self._squares = 0, 0.0, 0.0
+            self._compared = _Sums()
         self.cycles += 1
+        self._compared.add_all(sums)
         off = difference - self.mean
         self.mean += off / self.cycles
         self._squares += off * (difference - self.mean)

@@ -1,6 +1,7 @@
 """The comparison of a trained policy with greedy: when it gives up a policy, and when not."""
 
 import numpy as np
+import pytest
 
 from sloserve.fleet.router.decision import Arm
 from sloserve.fleet.router.guard import FEWEST_CYCLES, PART_REQUESTS, TRAINED_PARTS, PolicyGuard, half_width
@@ -45,6 +46,28 @@ def test_the_interval_holds_at_all_times() -> None:
     halves = np.array([half_width(n, 1.0) for n in range(1, 257)])
     assert (np.abs(means) > halves).any(axis=1).mean() <= 0.01
     assert halves[23] < 0.85 and halves[255] < halves[23]
+
+
+def after_rare_failures(greedy: float, trained: float, cycles: int, seed: int) -> PolicyGuard:
+    """A guard after requests that earn 1, but fail with these probabilities under each policy."""
+    guard, rng = PolicyGuard(), np.random.default_rng(seed)
+    for i in range(cycles * CYCLE):
+        trial = guard.arrived(i * 0.25, LIMIT_S)
+        guard.ended(trial, float(rng.random() >= {Arm.TRAINED: trained, Arm.GREEDY: greedy}[trial.arm]))
+        if guard.has_lost:
+            break
+    return guard
+
+
+@pytest.mark.parametrize("failing", [0.002, 0.01])
+def test_rare_failures_do_not_roll_an_equal_policy_back(failing: float) -> None:
+    """Greedy's few requests have no failure in most cycles, so that the first differences look sure and negative."""
+    assert not any(after_rare_failures(failing, failing, 64, seed).has_lost for seed in range(20))
+
+
+def test_a_policy_that_fails_a_fifth_of_the_requests_more_is_given_up_soon() -> None:
+    lost = [after_rare_failures(0.002, 0.202, 20, seed) for seed in range(10)]
+    assert all(guard.has_lost for guard in lost) and max(guard.cycles for guard in lost) <= FEWEST_CYCLES + 4
 
 
 def test_an_outcome_that_comes_too_late_or_without_a_phase_of_its_own_is_left_out() -> None:
