@@ -49,12 +49,19 @@ class ChoiceLog:
         """Whether nothing is written any more, since writing failed or the log was closed."""
 
     def add(self, line: ChoiceLine) -> bool:
-        """Let a line be written; return whether it will be. Never blocks and never raises."""
+        """Accept a line for writing; return whether it was accepted. Never blocks and never raises."""
         if self.has_ended:
             return False
         if not self._begun:
             self._begun = True
-            self._thread.start()
+            try:
+                self._thread.start()
+            except (
+                Exception
+            ) as error:  # the system's or the interpreter's limit of threads, which must not fail requests
+                self.has_ended = True
+                logger.warning("choices are not logged: cannot start the thread that writes %s: %s", self._path, error)
+                return False
         try:
             self._waiting.put_nowait(line)
         except queue.Full:
@@ -81,7 +88,7 @@ class ChoiceLog:
                     logger.warning("choices are not logged: another gateway writes %s; give each its own", self._path)
             finally:
                 close_lock(lock)
-        except OSError as error:
+        except Exception as error:
             logger.warning("choices are no longer logged: cannot write %s: %s", self._path, error)
         finally:
             self.has_ended = True

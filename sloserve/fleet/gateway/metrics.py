@@ -87,7 +87,7 @@ class GatewayMetrics:
         )
         self._logged = prometheus_client.Counter(
             "sloserve:gateway_auto_logged_total",
-            "Choices for the log: written, or dropped since the disk is slow or the log has ended.",
+            "Choices for the log: accepted for writing, or dropped since the disk is slow or the log has ended.",
             ["result"],
             registry=self.registry,
         )
@@ -124,7 +124,7 @@ class GatewayMetrics:
         self._rolled_back.set(1.0)
 
     def logged(self, *, is_written: bool) -> None:
-        """Count a choice that goes to the log, or that is dropped."""
+        """Count a choice that the log accepted for writing, or that is dropped."""
         self._child(self._logged, "written" if is_written else "dropped").inc()
 
     def retried(self, reason: str) -> None:

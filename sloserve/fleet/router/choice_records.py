@@ -97,7 +97,7 @@ class LoggedChoices:
         fixed: Whether no policy decided, since a conversation stayed on its model.
         reward: Weighted quality in time; not a number if it is unknown.
         limit_s: Seconds that the request had.
-        lines_left_out: Number of lines that are not whole records.
+        lines_left_out: Number of lines that are not whole records of this router.
     """
 
     run: IntArray
@@ -112,6 +112,17 @@ class LoggedChoices:
     limit_s: FloatArray
     lines_left_out: int = 0
 
+    @property
+    def followed(self) -> BoolArray:
+        """Whether the run has a next choice, the features of which are the state that a choice leaves, ``[n]``."""
+        return np.append(np.diff(self.run) == 0, np.zeros(min(self.run.size, 1), np.bool_))
+
+    @property
+    def explored(self) -> BoolArray:
+        """Whether the choice belongs to a run in which each choice among several models could explore, ``[n]``."""
+        certain = ~self.fixed & (self.allowed.sum(axis=1) > 1) & (self.propensity >= 1.0)
+        return ~np.isin(self.run, self.run[certain])
+
     def where(self, kept: BoolArray) -> "LoggedChoices":
         """Return the choices that ``kept`` marks."""
         columns = (getattr(self, name)[kept] for name in self.__slots__ if name != "lines_left_out")
@@ -121,24 +132,34 @@ class LoggedChoices:
 def read_choices(files: Sequence[Path], schema: str, models: Sequence[str]) -> LoggedChoices:
     """Return the choices in log files.
 
+    Runs of a router with other models, other features or another version are left out.
+
     Args:
         files: Paths of the files; files of several gateways may be read together.
         schema: Schema, as text, of the features that a policy sees.
         models: Names of the router's models.
 
     Raises:
-        ConfigError: A file cannot be read, has no choices, or has choices among other models or with other features.
+        ConfigError: A file cannot be read, or no file has a choice of this router.
     """
     lines: dict[str, dict[int, ChoiceLine]] = {}
+    others: list[tuple[Path, RunLine]] = []
     left_out = 0
     for path in files:
         try:
             with path.open("rb") as file:
-                left_out += _read(path, file, lines, schema, list(models))
+                left_out += _read(path, file, lines, others, schema, list(models))
         except OSError as error:
             raise ConfigError(f"{path}: cannot read the log of choices: {error.strerror}") from None
     by_run = [[of[n] for n in sorted(of)] for of in lines.values()]
     found = [one for of in by_run for one in of]
+    if not found and others:
+        of_file, other = others[0]
+        raise ConfigError(
+            f"{of_file}: its choices are among {', '.join(other.models)}, with the features {other.schema} (version "
+            f"{other.version}); the router has {', '.join(models)}, with {schema} (version {VERSION}); give logs of "
+            "this router"
+        )
     if not found:
         names = ", ".join(map(str, files))
         raise ConfigError(f"{names}: no choices; set `log` in the router's file and serve requests for `auto`")
@@ -161,8 +182,24 @@ def read_choices(files: Sequence[Path], schema: str, models: Sequence[str]) -> L
     )
 
 
-def _read(path: Path, file: BinaryIO, lines: dict[str, dict[int, ChoiceLine]], schema: str, models: list[str]) -> int:
-    """Add the choices of one file to ``lines``, by run and number, and return how many lines were left out."""
+def _read(
+    path: Path,
+    file: BinaryIO,
+    lines: dict[str, dict[int, ChoiceLine]],
+    others: list[tuple[Path, RunLine]],
+    schema: str,
+    models: list[str],
+) -> int:
+    """Add the choices of one file to ``lines``, and return how many lines were left out.
+
+    Args:
+        path: Path of the file.
+        file: The open file.
+        lines: Choices by run and number.
+        others: Runs of other routers, with their files; runs of this file are added.
+        schema: Schema of the features, as text.
+        models: Names of the router's models.
+    """
     into: dict[int, ChoiceLine] | None = None
     left_out, inputs = 0, schema.count(",") + 1
     while line := file.readline(MOST_LINE_BYTES):
@@ -171,13 +208,11 @@ def _read(path: Path, file: BinaryIO, lines: dict[str, dict[int, ChoiceLine]], s
         except msgspec.MsgspecError:
             one = None
         if isinstance(one, RunLine):
-            if (one.version, one.schema, one.models) != (VERSION, schema, models):
-                raise ConfigError(
-                    f"{path}: its choices are among {', '.join(one.models)}, with the features {one.schema} (version "
-                    f"{one.version}); the router has {', '.join(models)}, with {schema} (version {VERSION}); give logs "
-                    "of this router"
-                )
-            into = lines.setdefault(one.run, {})
+            if (one.version, one.schema, one.models) == (VERSION, schema, models):
+                into = lines.setdefault(one.run, {})
+            else:
+                into = None
+                others.append((path, one))
         elif one is not None and into is not None and _fits(one, inputs, len(models)):
             into[one.n] = one
         else:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import stat
+import threading
 from pathlib import Path
 
 import msgspec
@@ -102,6 +103,39 @@ def test_a_line_that_is_no_choice_of_this_router_is_left_out_or_refused(tmp_path
         read_choices([path], SCHEMA.as_text(), MODELS)
     with pytest.raises(ConfigError, match="cannot read the log"):
         read_choices([tmp_path / "none"], SCHEMA.as_text(), MODELS)
+
+
+def test_a_run_of_another_router_costs_its_own_lines_alone(tmp_path: Path) -> None:
+    path, other = tmp_path / "choices.jsonl", msgspec.structs.replace(ABOUT, models=["small", "huge"])
+    old = ChoiceLog(path, 1 << 20, other)
+    assert old.add(line(0)) and old.add(line(1))
+    old.close()
+    log_to(path, line(0))
+    found = read_choices([path], SCHEMA.as_text(), MODELS)
+    assert (found.run.size, found.lines_left_out) == (1, 2)
+
+
+def test_a_line_that_cannot_be_encoded_ends_the_log_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = log_to(tmp_path / "choices.jsonl", line(0, task=object()))
+    assert log.has_ended and "choices are no longer logged: cannot write" in caplog.text
+
+
+def test_a_thread_that_cannot_start_ends_the_log_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    log = ChoiceLog(tmp_path / "choices.jsonl", 1 << 20, ABOUT)
+    assert not log.add(line(0)) and not log.add(line(1))
+    log.close()
+    assert [record.message for record in caplog.records] == [
+        f"choices are not logged: cannot start the thread that writes {tmp_path / 'choices.jsonl'}: "
+        "can't start new thread"
+    ]
 
 
 def test_a_disk_that_is_full_ends_the_log_with_one_warning(
