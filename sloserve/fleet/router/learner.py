@@ -94,10 +94,14 @@ class Learner:
             self._target.load_state_dict(self._online.state_dict())
 
 
+_LEAST_DISCOUNT = 1e-30
+"""Least discount: it is never 0, which a log's discounts have where nothing is known of what comes after."""
+
+
 def discounts_after(gap_s: FloatArray, limit_s: FloatArray | float, settings: TrainingSettings) -> NDArray[np.float32]:
     """Return the discount of what comes after the next arrival, which is ``gap_s`` seconds away."""
     fading: FloatArray = np.exp(-gap_s / (settings.horizon * limit_s))
-    found: NDArray[np.float32] = np.minimum(fading, settings.gamma).astype(np.float32)
+    found: NDArray[np.float32] = np.clip(fading, _LEAST_DISCOUNT, settings.gamma).astype(np.float32)
     return found
 
 

@@ -4,7 +4,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Final
 
+import numpy as np
 from rich.console import Console
 
 from sloserve.core import json_text
@@ -17,6 +19,9 @@ from sloserve.fleet.router.network import Network, load_network
 from sloserve.fleet.router.off_policy import Estimate
 from sloserve.fleet.router.settings import read_router
 from sloserve.fleet.router.training_settings import TrainingSettings
+
+FEWEST_SUPPORTED: Final = 20
+"""Fewest choices that must show what the policy, or greedy, brings where both differ."""
 
 
 def train_from_logs(
@@ -39,8 +44,8 @@ def train_from_logs(
         as_json: Whether to print the estimate as an object; text then goes to standard error.
 
     Raises:
-        ConfigError: A file cannot be read, there are too few choices, torch is missing, ``out`` cannot be written, or
-            the estimate does not show that the policy is at least as good as greedy.
+        ConfigError: A file cannot be read, there are too few choices or none of a run that explored, torch is missing,
+            ``out`` cannot be written, or the estimate does not show that the policy is at least as good as greedy.
     """
     settings = read_router(file)
     models = tuple(settings.models)
@@ -50,12 +55,13 @@ def train_from_logs(
     choices = read_choices(logs, schema, models)
     before = None if start is None else load_network(start, schema, models)
     try:
-        from sloserve.fleet.router.train_logs import judge, split, train
+        from sloserve.fleet.router.train_logs import judge, require_enough, split, train
     except ImportError as error:
         raise ConfigError(
             f"training needs torch ({error}); it comes with vLLM, or {install_command('router')}"
         ) from None
     learned, held_out = split(choices)
+    require_enough(learned, held_out)
     console, began = Console(stderr=as_json), time.process_time()
     with progress("training", Console(stderr=True), training.steps) as bar:
         network = train(learned, models, training, before, lambda done: bar.update(done, training.steps))
@@ -64,11 +70,7 @@ def train_from_logs(
     _report(console, found, choices.lines_left_out)
     if as_json:
         print(json_text.dumps(asdict(found), indent=2))
-    if found.over_greedy.low < 0.0:
-        raise ConfigError(
-            f"{out} is not written: the policy may be worse than greedy, its mean quality in time by "
-            f"{-found.over_greedy.low:.4f}; give more logs, or logs with a higher `explore`, or stay with greedy"
-        )
+    _require_good(out, network, found)
     about = {"seed": str(training.seed), "steps": str(training.steps), "choices": str(learned.run.size)}
     try:
         Network(network.layers, {**network.about, **about, "over_greedy": str(found.over_greedy)}).save(out)
@@ -77,11 +79,31 @@ def train_from_logs(
     console.print(f"{out}: {out.stat().st_size / 1024:.0f} KiB", soft_wrap=True)
 
 
+def _require_good(out: Path, network: Network, found: Estimate) -> None:
+    """Raise ConfigError unless the policy can be loaded and the estimate shows that it is as good as greedy."""
+    more = "give more logs, or logs with a higher `explore`, or stay with greedy"
+    if not network.is_loadable or not np.isfinite([found.over_greedy.mean, found.over_greedy.low]).all():
+        raise ConfigError(
+            f"{out} is not written: the policy has numbers that are not finite in half precision; train with another "
+            "--seed, or from another --start"
+        )
+    if found.differing > 0.0 and found.supported < FEWEST_SUPPORTED:
+        raise ConfigError(
+            f"{out} is not written: of the choices in which the policy and greedy differ, {found.supported} show what "
+            f"one of them brings, and {FEWEST_SUPPORTED} are needed; {more}"
+        )
+    if found.over_greedy.low < 0.0:
+        raise ConfigError(
+            f"{out} is not written: the policy may be worse than greedy, its mean quality in time by "
+            f"{-found.over_greedy.low:.4f}; {more}"
+        )
+
+
 def _report(console: Console, found: Estimate, lines_left_out: int) -> None:
     if lines_left_out:
-        console.print(f"{lines_left_out} lines are not whole records and were left out")
+        console.print(f"{lines_left_out} lines are not whole records of this router and were left out")
     console.print(f"estimated on {found.requests} choices that were not learned from, with 95 % intervals:")
-    console.print(f"  mean quality in time as logged      {found.logged:.4f}")
+    console.print(f"  mean weighted quality in time       {found.logged:.4f}")
     console.print(f"  the policy minus the logged policy  {found.over_logged}")
     console.print(f"  the policy minus greedy             {found.over_greedy}")
     console.print(f"  choices in which both differ        {found.differing:.1%}")

@@ -46,6 +46,12 @@ class Network:
         weights, biases = self.layers[-1]
         return np.asarray(x @ weights + biases, np.float64)
 
+    @property
+    def is_loadable(self) -> bool:
+        """Whether all numbers are finite in half precision; a file with others is refused when it is loaded."""
+        with np.errstate(over="ignore"):
+            return all(bool(np.isfinite(one.astype("<f2")).all()) for layer in self.layers for one in layer)
+
     def save(self, path: Path) -> None:
         """Write the policy to ``path`` in half precision, replacing what is there."""
         header: dict[str, object] = {"__metadata__": dict(self.about)}

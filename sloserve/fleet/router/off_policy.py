@@ -44,10 +44,12 @@ class Estimate:
 
     Args:
         requests: Number of choices.
-        logged: Mean quality in time that was measured.
+        logged: Mean weighted quality in time that was measured.
         over_logged: Mean quality in time of the policy minus the logged policy's.
         over_greedy: Mean quality in time of the policy minus greedy's.
         differing: Share of the choices in which the policy differs from greedy.
+        supported: Number of choices with a known outcome in which both differ and the policy's model was chosen, or
+            greedy's, whichever are fewer.
     """
 
     requests: int
@@ -55,6 +57,7 @@ class Estimate:
     over_logged: Interval
     over_greedy: Interval
     differing: float
+    supported: int
 
 
 def preferred(choices: LoggedChoices, values: FloatArray) -> IntArray:
@@ -79,19 +82,22 @@ def estimate(
     policy, greedy = preferred(choices, values), np.where(choices.fixed, choices.chosen, choices.best)
     following = np.append(values[rows, policy][1:], 0.0) * discounts
     errors = choices.reward - centre + following - values[rows, choices.chosen]
-    errors[np.isnan(errors) | (discounts == 0.0)] = 0.0  # where reward or next state is not known, nothing is corrected
+    known = np.isfinite(choices.reward) & (discounts > 0.0)
+    errors[~known] = 0.0  # where reward or next state is not known, nothing is corrected
     of_policy = _weights(policy == choices.chosen, choices)
     of_greedy = _weights(greedy == choices.chosen, choices)
     value = values[rows, policy]
     over_greedy = value - values[rows, greedy] + (of_policy - of_greedy) * errors
     over_logged = value - values[rows, choices.chosen] + (of_policy - 1.0) * errors
+    differing = policy != greedy
     rng = np.random.default_rng(seed)
     return Estimate(
         requests=rows.size,
         logged=float(np.nanmean(choices.reward)),
         over_logged=_interval(over_logged, rng),
         over_greedy=_interval(over_greedy, rng),
-        differing=float((policy != greedy).mean()),
+        differing=float(differing.mean()),
+        supported=min(int((differing & known & (one == choices.chosen)).sum()) for one in (policy, greedy)),
     )
 
 

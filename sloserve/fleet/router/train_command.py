@@ -106,6 +106,11 @@ def _train(system: System, phases: Phases, out: Path, settings: TrainingSettings
 
     def save(done: int) -> None:
         network = trainer.network
+        if not network.is_loadable:
+            raise ConfigError(
+                f"--out: {out} is not written: the policy has numbers that are not finite in half precision; train "
+                "with another --seed"
+            )
         try:
             Network(network.layers, {**network.about, **about, "trained": str(done)}).save(out)
         except OSError as error:

@@ -24,8 +24,8 @@ LEARNED_SHARE: Final = 0.7
 """Share of each run that is learned from: the first part. The rest is for the estimate."""
 MOST_WEIGHT: Final = 20.0
 """How many times as often as a certain choice an unlikely one is drawn, at most."""
-FEWEST: Final = 200
-"""Fewest choices of each part."""
+FEWEST: Final = 1000
+"""Fewest choices of each part with a known outcome and next state: 20 blocks of the bootstrap."""
 AVERAGE_EVERY: Final = 50
 """Gradient steps between weights that are averaged."""
 
@@ -33,21 +33,32 @@ AVERAGE_EVERY: Final = 50
 def split(choices: LoggedChoices) -> tuple[LoggedChoices, LoggedChoices]:
     """Return the part to learn from, and the part for the estimate.
 
-    Raises: ConfigError if there are too few choices.
+    Runs without exploration are learned from, but not estimated from: they do not show what another choice brings.
+
+    Raises: ConfigError if no run has exploration.
     """
+    explored = choices.explored
+    if not explored.any():
+        raise ConfigError(
+            "--from-logs: no run of the logs has exploration, so that nothing is known about models that were not "
+            "chosen; set `explore` above 0 in the router's file and log again"
+        )
     learned: BoolArray = np.zeros(choices.run.size, np.bool_)
     for run in np.unique(choices.run):
         of = np.flatnonzero(choices.run == run)
         learned[of[: int(LEARNED_SHARE * of.size)]] = True
-    parts = choices.where(learned), choices.where(~learned)
-    known = min(int(np.isfinite(part.reward).sum()) for part in parts)
+    return choices.where(learned), choices.where(~learned & explored)
+
+
+def require_enough(learned: LoggedChoices, held_out: LoggedChoices) -> None:
+    """Raise ConfigError if one of the parts that ``split`` returns has too few choices with a known outcome."""
+    known = min(int((np.isfinite(part.reward) & part.followed).sum()) for part in (learned, held_out))
     if known < FEWEST:
         least = round(FEWEST / (1.0 - LEARNED_SHARE))
         raise ConfigError(
-            f"--from-logs: {choices.run.size} choices are too few; give logs with about {least} or more, and with "
-            "`explore` above 0"
+            f"--from-logs: {learned.run.size} choices to learn from and {held_out.run.size} for the estimate are too "
+            f"few; give logs with about {least} or more choices with a known outcome, and with `explore` above 0"
         )
-    return parts
 
 
 def train(
@@ -65,6 +76,8 @@ def train(
         settings: Settings of the training.
         start: Policy with the weights at which the training begins; ``None`` for random ones.
         progress: Called now and then with the steps done.
+
+    Raises: ConfigError if the outcome or the next state of no choice is known.
     """
     learner, rng = Learner(models, settings), np.random.default_rng(settings.seed)
     if start is not None:
@@ -72,7 +85,9 @@ def train(
     states = choices.states.astype(np.float32)
     rewards = (choices.reward - settings.centre).astype(np.float32)
     discounts = discounts_of(choices, settings)
-    known = np.flatnonzero(np.isfinite(rewards) & (discounts > 0.0))
+    known = np.flatnonzero(np.isfinite(rewards) & choices.followed)
+    if not known.size:
+        raise ConfigError("--from-logs: no choice has a known outcome and a next choice in its run; give more logs")
     chances = np.cumsum(np.minimum(1.0 / choices.propensity[known], MOST_WEIGHT))
     next_allowed = choices.allowed.copy()
     next_allowed[choices.fixed] = False
@@ -99,7 +114,7 @@ def discounts_of(choices: LoggedChoices, settings: TrainingSettings) -> FloatArr
     found = np.zeros(choices.run.size)
     gap_s = np.maximum(np.diff(choices.at_s), 0.0)
     found[:-1] = discounts_after(gap_s, choices.limit_s[:-1], settings)
-    found[:-1][np.diff(choices.run) != 0] = 0.0
+    found[~choices.followed] = 0.0
     return found
 
 
