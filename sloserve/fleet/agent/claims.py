@@ -7,7 +7,8 @@ then.
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -20,6 +21,7 @@ from sloserve.fleet.contract.reports import InstanceReport
 from sloserve.fleet.store.lease import Lease
 from sloserve.fleet.store.records import Claim, Claimed
 from sloserve.fleet.store.requests import Requests
+from sloserve.fleet.supervised import Faults
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -222,8 +224,11 @@ class LineClaims:
     def __init__(self, requests: Requests, holder: str, clock: Clock, executor: Executor, lease_s: float) -> None:
         self.requests, self.holder, self.lease_s = requests, holder, lease_s
         self._clock, self._executor = clock, executor
-        self.ending: set[int] = set()
-        """Claims of which the end is being reported to the store: no instance has them any more."""
+        self.ending: Counter[int] = Counter()
+        """Number of reports to the store by claim: no renewal gives such a claim back."""
+        self.reporting: set[asyncio.Task[None]] = set()
+        """Tasks that report lines that have left."""
+        self._faults = Faults("lines that have left go back when the leases of their claims end")
         self.begun = self.ended = 0
         """Numbers of claims that were requested from the store, and that it has responded to."""
 
@@ -270,22 +275,24 @@ class LineClaims:
     async def give_back(self, work: InstanceWork) -> None:
         """Give back all lines that have no result, with what they have."""
         claims, work.claims = list(work.claims.values()), {}
-        self.ending |= {claim.id for claim in claims}
+        ending = Counter(claim.id for claim in claims)
+        self.ending += ending
         try:
             await self.abort(claims)
             for claim in claims:
                 if claim.lines:
                     await self.report(self.requests.give_back, claim.id, claim.progress(), claim.unsent())
         finally:
-            self.ending -= {claim.id for claim in claims}  # renewing gives back what could not be reported
+            self.ending -= ending  # renewing gives back what could not be reported
 
     async def give_back_lines(self, work: InstanceWork, lines: Sequence[tuple[HeldClaim, ClaimedLine]]) -> None:
         """Give back these lines alone, each with what it has, and continue with the others of their claims.
 
-        If the store is away for as long as a lease, the claims lapse with all their lines.
+        Return once they have left the engine; a task of its own reports them. If the store is away for as long as a
+        lease, the claims lapse with all their lines.
         """
-        ending = {claim.id for claim, _ in lines}
-        self.ending |= ending  # before the claim may be gone from the work: a renewal would give it back
+        ending = Counter({claim.id for claim, _ in lines})
+        self.ending += ending  # before the claim may be gone from the work: a renewal would give it back
         try:
             for claim, line in lines:
                 work.ended(claim, line)
@@ -294,11 +301,20 @@ class LineClaims:
             for claim, line in lines:
                 by_claim.setdefault(claim.id, {})[line.claimed.id] = line.progress
             unsent = {line.claimed.id for _, line in lines if line.was_never_sent}
-            for id, progress in by_claim.items():
-                never_sent = [line for line in progress if line in unsent]
-                await self.report(self.requests.give_back_some, id, progress, never_sent)
+            self.ending += ending
+            reporting = asyncio.create_task(self._report_left(by_claim, unsent))
+            self.reporting.add(reporting)
+            reporting.add_done_callback(self.reporting.discard)
         finally:
             self.ending -= ending
+
+    async def _report_left(self, by_claim: Mapping[int, Mapping[str, bytes | None]], unsent: set[str]) -> None:
+        try:
+            with self._faults:
+                for id, progress in by_claim.items():
+                    await self.report(self.requests.give_back_some, id, progress, sorted(unsent & progress.keys()))
+        finally:
+            self.ending -= Counter(by_claim.keys())
 
     async def abort(self, claims: Iterable[HeldClaim]) -> None:
         """End the claims' lines in the engine; results that are already there have a moment to be committed."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -29,7 +30,7 @@ class Crashes:
         Nothing is pulled for the instance until the store knows.
         """
         claims, work.claims = list(work.claims.values()), {}
-        self._claims.ending |= {claim.id for claim in claims}
+        self._claims.ending += Counter(claim.id for claim in claims)
         work.pending_crashes += 1
         requeuing = asyncio.create_task(self._requeue(work, claims, streams))
         self.requeuing.add(requeuing)
@@ -40,7 +41,7 @@ class Crashes:
             with self._faults:
                 await self._mark_suspects(claims, streams)
         finally:
-            self._claims.ending -= {claim.id for claim in claims}
+            self._claims.ending -= Counter(claim.id for claim in claims)
             work.pending_crashes -= 1
             work.look_again()
 

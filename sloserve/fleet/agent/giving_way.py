@@ -58,8 +58,8 @@ class RunningLine(NamedTuple):
         group: Group from which it was pulled; ``None`` if it was pulled from none.
         due_s: Deadline in seconds, by the clock of the queue's deadlines.
         arrival: Sort key, larger for a line that came later.
-        times: Number of earlier claims in which it was sent to an engine, or whose lease ended: at least the number of
-            times that it has left an engine before its end.
+        times: Number of earlier claims in which it was sent to an engine, or that lapsed: at least the number of times
+            that it has left an engine before its end.
         can_leave: Whether nothing of it is lost if it leaves now.
     """
 

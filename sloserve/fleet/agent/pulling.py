@@ -67,7 +67,7 @@ class Leases:
                 work.wake.set()
         await self._cancel(renewed.cancelled)
         if begun == ended == claims.begun:
-            for id in renewed.claims - held.keys() - claims.ending:
+            for id in renewed.claims - held.keys() - claims.ending.keys():
                 await claims.in_thread(requests.give_back, id, {})  # the claim's response was lost
         await claims.in_thread(requests.take_back)
         if slow:
@@ -144,6 +144,7 @@ class Pulling:
             work.wake.set()
         if self._pulls:  # a claim that is on its way is given back as it comes
             await asyncio.wait(self._pulls, timeout=max(limit_s, COMMIT_S))
+        await asyncio.gather(*self._claims.reporting)
         await cancelled([*self._pulls, self._renewing])
 
     def running(self, instance: str) -> Sequence[RunningLine]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,33 @@ def test_lines_that_were_never_sent_go_back_as_if_they_had_not_been_claimed() ->
             work.lines[1].task = None
             await claims.give_back(work)
             requests.give_back.assert_called_once_with(1, {}, ["waits"])
+
+    run(scenario())
+
+
+def test_free_places_do_not_wait_until_the_store_knows_which_lines_have_left() -> None:
+    """While the store was away, the places of lines that had left stayed empty for up to 30 s."""
+
+    async def scenario() -> None:
+        is_back = {"x": threading.Event(), "y": threading.Event()}
+        with ThreadPoolExecutor(2) as executor:
+            requests = Mock()
+            requests.give_back_some.side_effect = lambda _, progress, *__: is_back[min(progress)].wait(30.0)
+            claims = _claims(requests, executor)
+            work = _work(claims, "x", "y")
+            try:
+                for line in work.lines:
+                    await claims.give_back_lines(work, [(work.claims[1], line)])
+                assert len(claims.reporting) == 2
+                is_back["x"].set()
+                await bounded.until(lambda: len(claims.reporting) == 1)
+                assert 1 in claims.ending, "until the last report is over"
+                is_back["y"].set()
+                await bounded.until(lambda: not claims.reporting and not claims.ending)
+                assert requests.give_back_some.call_count == 2
+            finally:
+                for event in is_back.values():
+                    event.set()
 
     run(scenario())
 
