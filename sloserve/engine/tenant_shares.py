@@ -2,10 +2,10 @@
 
 Service is counted in seconds of the engine. Over any interval that begins with requests that wait, a tenant is charged
 the largest of three shares, times the seconds of the interval: of the time that the tokens computed in it take, of the
-KV cache, and of the slots. Where nothing waits, nobody is kept from anything, and nothing is charged. What is computed
-again or loaded after a preemption is charged again; prompt tokens found in the prefix cache are not charged.
+KV cache, and of the slots. Where nothing waits, no tenant is kept from anything, and nothing is charged. What is
+computed again or loaded after a preemption is charged again; prompt tokens found in the prefix cache are not charged.
 Service halves with every half-life, so that a tenant that was idle for long is owed no more than one that was idle for
-a few half-lives, and nobody pays for ever for a burst of long ago.
+a few half-lives, and no tenant pays for ever for a burst of long ago.
 
 A tenant is beyond its share if it has had more service per weight than the mean of the tenants with requests in the
 engine. Plans serve its requests after the other requests (:meth:`sloserve.lso.plan.Snapshot.within_first`). With
@@ -111,7 +111,7 @@ class TenantShares:
         self._charged_at_s, self._is_contended = now_s, snapshot.waiting.size > 0
 
     def rest(self) -> None:
-        """Note that nothing waits: the time until the next charge is nobody's."""
+        """Note that nothing waits: the time until the next charge is free."""
         self._is_contended = False
 
     def forget_rows(self) -> None:

@@ -76,7 +76,7 @@ class Rule:
         return now_s + served_s + _SPARE_S >= head.first_due_s
 
 
-def evicts_lines(solver: str) -> bool:
+def preempts_lines(solver: str) -> bool:
     """Return whether running lines give way to the first group of a queue, by the origin of the plan.
 
     Under the simpler rules no line does: no search for the least lateness makes their order.

@@ -21,7 +21,7 @@ from sloserve.fleet.agent.pulling import Pulling
 from sloserve.fleet.contract.endpoint import InstanceEndpoint
 from sloserve.fleet.contract.plan_in_force import plan_of
 from sloserve.fleet.fleet import Fleet
-from sloserve.fleet.planner_rule import evicts_lines
+from sloserve.fleet.planner_rule import preempts_lines
 from sloserve.fleet.planning.cached_sums import CachedSums
 from sloserve.fleet.planning.snapshot import LiveMembers, fleet_state
 from sloserve.fleet.planning.waiting_groups import durable_groups
@@ -64,7 +64,7 @@ class Following:
         self._queues: Mapping[str, Sequence[Queued]] = {}
         self._monotonic_at_0_s = 0.0
         """Monotonic time of this process when the store's clock showed 0."""
-        self._evicts = False
+        self._preempts_lines = False
         """Whether running lines give way under the plan that is followed."""
         self._giving_way = dict.fromkeys(self._endpoints, GivingWay())
         self._faults = {name: Faults(f"{name} does not follow the plan") for name in self._endpoints}
@@ -103,7 +103,7 @@ class Following:
         now_s = self._store.now_s()
         self._monotonic_at_0_s = self._clock.monotonic_s() - now_s
         is_recent = plan is not None and abs(now_s - plan.made_s) < STALE_S  # the store's clock may have been set back
-        self._evicts = plan is not None and is_recent and evicts_lines(plan.solver)
+        self._preempts_lines = plan is not None and is_recent and preempts_lines(plan.solver)
         if plan is not None and is_recent:
             return {name: planned(plan, name) for name in {*plan.queues, *self._endpoints}}
         members = LiveMembers.of(self._store.members.agents())
@@ -122,10 +122,10 @@ class Following:
             queue,
             (one for queue in self._queues.values() for one in queue),
             last_head=self._giving_way[name].head,
-            running=running_groups(lines, str(report.active)) if self._evicts else (),
+            running=running_groups(lines, str(report.active)) if self._preempts_lines else (),
         )
         giving_way = self._giving_way[name] = self._giving_way[name].after(
-            orders, self._pulling.at_hand(name), evicts=self._evicts
+            orders, self._pulling.at_hand(name), preempts=self._preempts_lines
         )
         pulled = [Pull(one.ref, one.model) for one in orders.pull]
         self._pulling.follow(name, pulled, replace(giving_way, due_s=giving_way.due_s + from_s))

@@ -35,18 +35,18 @@ class GivingWay:
     due_s: float = math.inf
     groups: frozenset[int] = frozenset()
 
-    def after(self, orders: Orders, at_hand: Collection[int | None] = (), *, evicts: bool) -> "GivingWay":
+    def after(self, orders: Orders, at_hand: Collection[int | None] = (), *, preempts: bool) -> "GivingWay":
         """Return what holds after these orders: groups are added only if another group has become the first.
 
         Args:
             orders: Orders of the instance.
             at_hand: Groups of lines that the instance has claimed and not sent. The last first group stays the first
                 while it is one of them and due no later: plans do not name a group of which every line is claimed.
-            evicts: Whether running lines give way under the plan in force. If not, no group gives way.
+            preempts: Whether running lines give way under the plan in force. If not, no group gives way.
         """
         stays = self.head is not None and self.head in at_hand and self.due_s <= orders.head_due_s
         if orders.head == self.head or stays:
-            return self if evicts else replace(self, groups=frozenset())
+            return self if preempts else replace(self, groups=frozenset())
         return GivingWay(orders.head, orders.head_due_s, frozenset(orders.preempt))
 
 
@@ -80,7 +80,7 @@ def running_groups(lines: Iterable[RunningLine], model: str) -> list[Queued]:
     return [Queued(group, model, due_s) for group, due_s in dues.items()]
 
 
-def lines_to_evict(giving_way: GivingWay, lines: Iterable[RunningLine], most: int, *, over: int = 0) -> list[str]:
+def lines_to_preempt(giving_way: GivingWay, lines: Iterable[RunningLine], most: int, *, over: int = 0) -> list[str]:
     """Return the ids of the lines that leave for the first group, the one that is due latest first.
 
     Args:

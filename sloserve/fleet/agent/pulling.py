@@ -28,9 +28,9 @@ from sloserve.fleet.agent.claims import (
     places_for_lines,
 )
 from sloserve.fleet.agent.crashes import Crashes
-from sloserve.fleet.agent.evicting import evict_for_head, running_lines
 from sloserve.fleet.agent.giving_way import GivingWay, RunningLine
 from sloserve.fleet.agent.line_service import LineService, result_of
+from sloserve.fleet.agent.making_room import make_room_for_head, running_lines
 from sloserve.fleet.contract.endpoint import InstanceEndpoint
 from sloserve.fleet.store.records import RequestState
 from sloserve.fleet.store.requests import Requests
@@ -157,7 +157,7 @@ class Pulling:
         return {claim.group for claim in claims if any(line.task is None for line in claim.lines.values())}
 
     def follow(self, instance: str, order: Sequence[Pull], giving_way: GivingWay | None = None) -> None:
-        """Let the instance pull from these groups, in this order, and evict lines for the first one."""
+        """Let the instance pull from these groups, in this order, and preempt lines for the first one."""
         work = self._work[instance]
         work.order, work.giving_way = order, giving_way or GivingWay()
         work.empty = set()
@@ -220,7 +220,7 @@ class Pulling:
         room = self._service.begin(endpoint, work, report.active, places_for_lines(report, on_their_way))
         if alone:
             return False
-        if await evict_for_head(self._claims, work, report.active, room):
+        if await make_room_for_head(self._claims, work, report.active, room):
             return True
         most = lines_to_claim(room, at_hand)
         return most > 0 and await self._claims.claim(work, report.active, most)

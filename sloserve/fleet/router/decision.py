@@ -46,7 +46,7 @@ class Decision:
         chosen: Index of the chosen model.
         quality: Quality of the chosen model at the task.
         propensity: Probability with which the model was chosen.
-        features: Inputs of a trained policy, ``[features]``; ``None`` if nobody asked for them.
+        features: Inputs of a trained policy, ``[features]``; ``None`` if no trained policy needs them.
         trial: Part in the comparison with greedy; ``None`` if the request has none.
     """
 

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from sloserve.fleet.agent.claims import lines_to_claim, may_leave
-from sloserve.fleet.agent.giving_way import RunningLine, lines_to_evict, running_groups
+from sloserve.fleet.agent.giving_way import RunningLine, lines_to_preempt, running_groups
 from sloserve.fleet.agent.orders import agendas, planned
 from sloserve.fleet.contract.endpoint import Refusal
 from sloserve.fleet.contract.reports import AgentReport
 from sloserve.fleet.fleet import Fleet
-from sloserve.fleet.planner_rule import evicts_lines
+from sloserve.fleet.planner_rule import preempts_lines
 from sloserve.fleet.simulated.dispatcher import (
     Drop,
     Give,
@@ -72,10 +72,10 @@ class SimulatedAgent:
         queues = {} if plan is None else {name: planned(plan, name) for name in plan.queues}
         # As published an instance serves its own queue alone.
         others = [] if self._options.one_queue else [group for queue in queues.values() for group in queue]
-        evicts = self._options.preempt and plan is not None and evicts_lines(plan.solver)
+        preempts = self._options.preempt and plan is not None and preempts_lines(plan.solver)
         for name, one in self.instances.items():
             if not one.is_switching:
-                self._order(one, queues.get(name, []), others, now_s, evicts=evicts)
+                self._order(one, queues.get(name, []), others, now_s, preempts=preempts)
 
     def pull(self, now_s: float) -> None:
         """Continue parked streams, send lines where there is room, and abort lines of models that leave."""
@@ -105,7 +105,7 @@ class SimulatedAgent:
         others: Sequence[Queued],
         now_s: float,
         *,
-        evicts: bool,
+        preempts: bool,
     ) -> None:
         options, view = self._options, one.view
         orders = self._agendas[view.name].orders(
@@ -113,10 +113,10 @@ class SimulatedAgent:
             queue,
             others,
             last_head=one.giving_way.head,
-            running=running_groups(self._running(one, now_s), str(one.serves)) if evicts else (),
+            running=running_groups(self._running(one, now_s), str(one.serves)) if preempts else (),
         )
         warm = orders.warm or ()
-        one.giving_way = one.giving_way.after(orders, {ref for ref, _ in one.at_hand}, evicts=evicts)
+        one.giving_way = one.giving_way.after(orders, {ref for ref, _ in one.at_hand}, preempts=preempts)
         one.order = orders.pull
         one.empty.clear()
         one.is_woken = True
@@ -171,7 +171,7 @@ class SimulatedAgent:
         return False
 
     def _make_room(self, one: AgentInstance, now_s: float) -> bool:
-        """Evict running lines for one line of the first group; return whether a place is free for it."""
+        """Preempt running lines for one line of the first group; return whether a place is free for it."""
         giving_way, over = one.giving_way, 0 if self._options.one_queue else one.over
         if not giving_way.groups:
             return False
@@ -179,7 +179,7 @@ class SimulatedAgent:
         is_first = bool(one.order) and one.order[0].ref == giving_way.head
         if not at_hand and not (is_first and self._store.waiting(one.order[0].ref)):
             return False
-        leaving = lines_to_evict(giving_way, self._running(one, now_s), 1, over=over)
+        leaving = lines_to_preempt(giving_way, self._running(one, now_s), 1, over=over)
         if not leaving:
             return False
         # Lines of other groups at hand would take the place.

@@ -1,4 +1,4 @@
-"""Evicts running lines of an instance for lines of the first group of its queue.
+"""Preempts running lines of an instance for lines of the first group of its queue.
 
 Lines of the first group are claimed before any line leaves, so that none leaves for a group that is empty. A line that
 leaves goes back into the store with its tokens, and continues on this or another instance; a line of which another
@@ -6,7 +6,7 @@ engine could not continue the output stays.
 """
 
 from sloserve.fleet.agent.claims import MOST_CLAIMED, ClaimedLine, HeldClaim, InstanceWork, LineClaims
-from sloserve.fleet.agent.giving_way import RunningLine, lines_to_evict
+from sloserve.fleet.agent.giving_way import RunningLine, lines_to_preempt
 
 
 def running_lines(work: InstanceWork) -> list[RunningLine]:
@@ -19,8 +19,8 @@ def running_lines(work: InstanceWork) -> list[RunningLine]:
     ]
 
 
-async def evict_for_head(claims: LineClaims, work: InstanceWork, model: str, room: int) -> bool:
-    """Evict lines if lines of the first group wait and no place is free for them.
+async def make_room_for_head(claims: LineClaims, work: InstanceWork, model: str, room: int) -> bool:
+    """Preempt lines if lines of the first group wait and no place is free for them.
 
     Lines of the first group are only claimed if none is at hand: places may become free while the store is asked, so
     the report of the instance has to be read again before a line leaves.
@@ -37,7 +37,7 @@ async def evict_for_head(claims: LineClaims, work: InstanceWork, model: str, roo
     if room > 0 or not giving_way.groups:
         return False
     waiting = len(_unsent(work, of_head=True))
-    leaving = set(lines_to_evict(giving_way, running_lines(work), waiting or MOST_CLAIMED, over=-room))
+    leaving = set(lines_to_preempt(giving_way, running_lines(work), waiting or MOST_CLAIMED, over=-room))
     if not leaving:
         return False
     if not waiting:

@@ -12,11 +12,18 @@ import pytest
 
 from sloserve.core.clock import SystemClock
 from sloserve.fleet.agent.claims import ClaimedLine, HeldClaim, InstanceWork, LineClaims, Pull
-from sloserve.fleet.agent.evicting import evict_for_head
-from sloserve.fleet.agent.giving_way import MARGIN_S, MOST_TIMES, GivingWay, RunningLine, lines_to_evict, running_groups
+from sloserve.fleet.agent.giving_way import (
+    MARGIN_S,
+    MOST_TIMES,
+    GivingWay,
+    RunningLine,
+    lines_to_preempt,
+    running_groups,
+)
 from sloserve.fleet.agent.line_output import LineOutput
+from sloserve.fleet.agent.making_room import make_room_for_head
 from sloserve.fleet.agent.orders import Orders
-from sloserve.fleet.planner_rule import RULES, evicts_lines
+from sloserve.fleet.planner_rule import RULES, preempts_lines
 from sloserve.fleet.store.lease import Lease
 from sloserve.fleet.store.records import Claim, Claimed
 from sloserve.scheduler.virtual_queues.fleet_operations import Queued
@@ -30,22 +37,22 @@ FOR_2 = GivingWay(2, 100.0, frozenset({1}))
 
 
 def test_groups_give_way_from_when_another_group_is_first() -> None:
-    before = GivingWay().after(Orders(head=2, head_due_s=9.0, preempt=(1, 3)), {None}, evicts=True)
+    before = GivingWay().after(Orders(head=2, head_due_s=9.0, preempt=(1, 3)), {None}, preempts=True)
     assert before == GivingWay(2, 9.0, frozenset({1, 3}))
-    assert before.after(Orders(head=2, preempt=(7,)), evicts=True) == before
-    held = before.after(Orders(head=1), {2}, evicts=True)
+    assert before.after(Orders(head=2, preempt=(7,)), preempts=True) == before
+    held = before.after(Orders(head=1), {2}, preempts=True)
     assert held == before, "its last lines are claimed, and no plan names it any more"
-    assert before.after(Orders(head=1, head_due_s=8.0), {2}, evicts=True).head == 1
-    assert before.after(Orders(), evicts=True) == GivingWay()
-    assert [one for one in ("search", "kept", *RULES) if evicts_lines(one)] == ["search", "kept"]
+    assert before.after(Orders(head=1, head_due_s=8.0), {2}, preempts=True).head == 1
+    assert before.after(Orders(), preempts=True) == GivingWay()
+    assert [one for one in ("search", "kept", *RULES) if preempts_lines(one)] == ["search", "kept"]
 
 
 def test_no_group_gives_way_any_more_once_the_plan_evicts_no_lines() -> None:
     """The planner dies, or another one takes over, while the first group stays the same."""
-    stopped = FOR_2.after(Orders(head=2), evicts=False)
+    stopped = FOR_2.after(Orders(head=2), preempts=False)
     assert stopped == GivingWay(2, 100.0)
-    assert FOR_2.after(Orders(head=1), {2}, evicts=False) == GivingWay(2, 100.0)
-    assert stopped.after(Orders(head=2, preempt=(1,)), evicts=True) == stopped, "it was the first before"
+    assert FOR_2.after(Orders(head=1), {2}, preempts=False) == GivingWay(2, 100.0)
+    assert stopped.after(Orders(head=2, preempt=(1,)), preempts=True) == stopped, "it was the first before"
 
 
 def test_groups_that_run_are_due_with_their_last_line() -> None:
@@ -64,14 +71,14 @@ def test_groups_that_run_are_due_with_their_last_line() -> None:
     ],
 )
 def test_a_line_stays_if_its_group_is_not_later_or_it_would_lose_something(stays: RunningLine) -> None:
-    assert lines_to_evict(FOR_2, [stays], 1) == []
+    assert lines_to_preempt(FOR_2, [stays], 1) == []
 
 
 def test_the_latest_lines_leave_first_and_only_if_a_place_becomes_free() -> None:
     lines = [LATER, LATER._replace(id="b", arrival=1.0), LATER._replace(id="c", due_s=math.inf)]
-    assert lines_to_evict(FOR_2, lines, 2) == ["c", "b"]
-    assert lines_to_evict(FOR_2, lines, 1, over=1) == ["c", "b"], "streams have one place of lines"
-    assert lines_to_evict(FOR_2, lines, 1, over=3) == []
+    assert lines_to_preempt(FOR_2, lines, 2) == ["c", "b"]
+    assert lines_to_preempt(FOR_2, lines, 1, over=1) == ["c", "b"], "streams have one place of lines"
+    assert lines_to_preempt(FOR_2, lines, 1, over=3) == []
 
 
 def test_a_complete_output_stays_until_its_result_is_there() -> None:
@@ -98,7 +105,7 @@ def _work(claims: LineClaims, *lines: str) -> InstanceWork:
     work = InstanceWork(is_open=True, order=[Pull(2, "m"), Pull(1, "m")], giving_way=FOR_2)
     held = work.claims[1] = HeldClaim.of(_claim(1, *lines), Lease(SystemClock(), 30.0), "m", 0.0, 1)
     for line in held.lines.values():
-        line.task = asyncio.create_task(asyncio.Event().wait())  # type: ignore[arg-type]
+        line.task = asyncio.create_task(asyncio.sleep(60.0))
     return work
 
 
@@ -111,11 +118,11 @@ def test_no_line_leaves_if_places_become_free_while_lines_of_the_first_group_are
             requests.claim.return_value = _claim(2, "first", "second")
             claims = _claims(requests, executor)
             work = _work(claims, "x", "y")
-            assert await evict_for_head(claims, work, "m", 0), "the report is read again"
+            assert await make_room_for_head(claims, work, "m", 0), "the report is read again"
             assert sorted(line.claimed.id for line in work.lines) == ["first", "second", "x", "y"]
             assert not requests.give_back_some.called
-            assert not await evict_for_head(claims, work, "m", 2)
-            assert await evict_for_head(claims, work, "m", 0), "no place has become free"
+            assert not await make_room_for_head(claims, work, "m", 2)
+            assert await make_room_for_head(claims, work, "m", 0), "no place has become free"
             assert sorted(line.claimed.id for line in work.lines) == ["first", "second"]
 
     run(scenario())
