@@ -22,7 +22,7 @@ from sloserve.core.kernels import rank as compiled
 from sloserve.core.kernels import requests
 from sloserve.core.rows import Rows
 from sloserve.lso.decode_first import PREFILL_COLUMNS, service_order
-from sloserve.lso.plan import GIVES_WAY, NO_SLOTS, Plan, Snapshot
+from sloserve.lso.plan import GIVES_WAY, NO_SLOTS, Plan, Snapshot, moved_behind
 from sloserve.lso.preemption import Head, PreemptionCandidate, select_victims
 from sloserve.lso.swapping import cheaper_later, preemption_price
 
@@ -154,8 +154,8 @@ def ranked(
         return found
     return Ranked(
         _given_way(snapshot, slots, found.lowered),
-        places_within_first(found.waiting, over[:queued])[:most],
-        places_within_first(found.running, over[queued:]),
+        moved_behind(found.waiting, over[:queued][found.waiting])[:most],
+        moved_behind(found.running, over[queued:][found.running]),
     )
 
 
@@ -163,11 +163,6 @@ def _given_way(snapshot: Snapshot, slots: IntArray, lowered: FloatArray) -> Floa
     """Return ``lowered``, inf for requests of tenants that are far enough beyond their shares to give way."""
     far = snapshot.is_over(slots, by=GIVES_WAY)
     return lowered if far is None else np.where(far, np.inf, lowered)
-
-
-def places_within_first(places: IntArray, over: BoolArray) -> IntArray:
-    """Return ``places`` in this order, but with requests of tenants beyond their shares behind all others."""
-    return np.concatenate((places[~over[places]], places[over[places]]))
 
 
 def ranks(*keys: IntArray) -> FloatArray:

@@ -156,6 +156,11 @@ Without it, two tenants near their shares would take turns in preempting each ot
 """
 
 
+def moved_behind(order: IntArray, marked: BoolArray) -> IntArray:
+    """Return ``order`` with its ``marked`` entries behind the others, each of the two in the order that they have."""
+    return np.concatenate((order[~marked], order[marked]))
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """The engine as a policy sees it.
@@ -207,7 +212,7 @@ class Snapshot:
     def within_first(self, slots: IntArray) -> IntArray:
         """Return ``slots`` with requests of tenants beyond their shares moved behind all others, else in this order."""
         over = self.is_over(slots)
-        return slots if over is None else np.concatenate((slots[~over], slots[over]))
+        return slots if over is None else moved_behind(slots, over)
 
     def forecast_blocks(self, reserve: float) -> float:
         """Return the KV blocks that running and admitted requests may come to hold together.

@@ -11,13 +11,13 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.files.json_schema import Written, schema_of
 from sloserve.core.files.model import NOT_TINY, Allowed, Problem, check_model, dotted, unknown
 from sloserve.core.slo import DEFAULT_CLASSES, MAX_TARGET_S, MAX_TDS, ClassTable, SLOClass, Targets
-from sloserve.core.tenants import LEAST_WEIGHT, MOST_TENANTS, MOST_WEIGHT
 from sloserve.estimator.length.at_admission import LengthAtAdmission
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.admission.queue_view import Elsewhere, WaitingPlace
 from sloserve.scheduler.engine_flags import OWN_ORDER, check_chunks, check_order
 from sloserve.scheduler.registry import GENERAL, make_policy, parse_policy
+from sloserve.scheduler.share_settings import ShareSettings
 from sloserve.wire.headers import TENANTS, HeaderRules, is_ours
 from sloserve.wire.optional_http3 import Http3Settings
 from sloserve.wire.resolve import Rules
@@ -57,16 +57,6 @@ def _max_waiting(value: Any) -> int | dict[str, int]:
     if any(isinstance(cap, bool) or not isinstance(cap, int) or cap < 1 for cap in caps):
         raise ValueError
     return dict(value) if isinstance(value, Mapping) else int(value)
-
-
-def _weights(value: Any) -> dict[str, float]:
-    if not isinstance(value, Mapping) or len(value) >= MOST_TENANTS:
-        raise ValueError
-    for name, weight in value.items():
-        is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
-        if not (isinstance(name, str) and name and is_number and LEAST_WEIGHT <= weight <= MOST_WEIGHT):
-            raise ValueError
-    return {name: float(weight) for name, weight in value.items()}
 
 
 def _tenant_headers(value: Any) -> tuple[str, ...]:
@@ -139,27 +129,6 @@ class AdmissionSettings(_Settings):
     def cap(self, class_name: str) -> int:
         """Return how many requests of a class may wait."""
         return self.max_waiting if isinstance(self.max_waiting, int) else self.max_waiting.get(class_name, MAX_WAITING)
-
-
-class ShareSettings(_Settings):
-    """How tenants share an engine, see :mod:`sloserve.engine.tenant_shares`.
-
-    Args:
-        half_life_s: Seconds in which a tenant's service so far halves.
-        weights: Weight of each tenant; 1 for a tenant that is not named.
-    """
-
-    half_life_s: Annotated[Seconds, SECONDS] = 30.0
-    weights: Annotated[
-        Mapping[str, float],
-        PlainValidator(_weights),
-        Written(
-            Annotated[
-                dict[str, Annotated[float, Field(ge=LEAST_WEIGHT, le=MOST_WEIGHT)]], Field(max_length=MOST_TENANTS - 1)
-            ]
-        ),
-        Allowed(f"a mapping of at most {MOST_TENANTS - 1} tenants to numbers from {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}"),
-    ] = {}
 
 
 class PluginSettings(_Settings):

@@ -6,8 +6,9 @@ import pytest
 
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.core.tenants import TenantTable
 from sloserve.engine.read_stated import StatedReader
-from sloserve.wire.xargs import LENGTH_KEY, of_further_call, parse_slo
+from sloserve.wire.xargs import LENGTH_KEY, of_further_call, parse_slo, with_internal
 
 GOOD: list[dict[str, Any] | None] = [
     None,
@@ -55,3 +56,10 @@ def test_a_further_call_has_what_is_left_of_the_targets() -> None:
         found = reader.read(of_further_call(None, stated, elapsed_s, begun=True))
         assert found.slo == DEFAULT_CLASSES.slo("batch", Targets(e2e_s=2.0 - elapsed_s))
     assert reader.read(stated).slo.targets == Targets(ttft_s=0.5, e2e_s=2.0)
+
+
+def test_a_tenant_has_one_number_where_tenants_matter() -> None:
+    args = [with_internal({"slo_class": "batch"}, tenant=name) for name in ("a", "b", "a", None)]
+    reader = StatedReader(DEFAULT_CLASSES, TenantTable({"b": 2.0}))
+    assert [reader.read(one).tenant for one in args] == [2, 1, 2, 0]
+    assert [StatedReader(DEFAULT_CLASSES).read(one).tenant for one in args] == [0, 0, 0, 0]

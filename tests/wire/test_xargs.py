@@ -11,11 +11,13 @@ from sloserve.core.slo import DEFAULT_CLASSES, MAX_TARGET_S, MAX_TDS, SLO, Class
 from sloserve.wire.xargs import (
     LENGTH_KEY,
     PROGRESS_KEY,
+    TENANT_KEY,
     of_further_call,
     parse_slo,
     predicted_length,
     progress,
     stated_output_tokens,
+    stated_tenant,
     to_xargs,
     with_internal,
 )
@@ -188,3 +190,13 @@ def test_what_a_further_call_is_told_comes_from_the_front_end_and_from_nobody_el
     assert with_internal({PROGRESS_KEY: [9.0, 1.0]}, None) is None
     for wrong in ("12", [1, 2], [1.0], [float("nan"), 1.0], [float("inf"), 1.0], None):
         assert progress({PROGRESS_KEY: wrong}) is None
+
+
+def test_only_the_front_end_says_which_tenant_a_request_has() -> None:
+    """A client that writes the key itself is not believed, in its first call or in a further one."""
+    forged = {TENANT_KEY: "another", "other": 1}
+    assert with_internal(forged, tenant="acme") == {TENANT_KEY: "acme", "other": 1}
+    assert with_internal(forged) == {"other": 1}
+    further = of_further_call(forged, {}, 1.0, begun=False, tenant="acme")
+    assert stated_tenant(further) == "acme"
+    assert stated_tenant(of_further_call(forged, {}, 1.0, begun=False)) is None

@@ -50,7 +50,7 @@ class GivingWay:
         return GivingWay(orders.head, orders.head_due_s, frozenset(orders.preempt))
 
 
-class RunningLine(NamedTuple):
+class LineInEngine(NamedTuple):
     """A line in an engine.
 
     Args:
@@ -71,7 +71,7 @@ class RunningLine(NamedTuple):
     can_leave: bool
 
 
-def running_groups(lines: Iterable[RunningLine], model: str) -> list[Queued]:
+def running_groups(lines: Iterable[LineInEngine], model: str) -> list[Queued]:
     """Return the groups that have running lines, each with the latest deadline of its lines."""
     dues: dict[int, float] = {}
     for line in lines:
@@ -80,7 +80,7 @@ def running_groups(lines: Iterable[RunningLine], model: str) -> list[Queued]:
     return [Queued(group, model, due_s) for group, due_s in dues.items()]
 
 
-def lines_to_preempt(giving_way: GivingWay, lines: Iterable[RunningLine], most: int, *, over: int = 0) -> list[str]:
+def lines_to_preempt(giving_way: GivingWay, lines: Iterable[LineInEngine], most: int, *, over: int = 0) -> list[str]:
     """Return the ids of the lines that leave for the first group, the one that is due latest first.
 
     Args:

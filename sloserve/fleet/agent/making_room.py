@@ -6,13 +6,13 @@ engine could not continue the output stays.
 """
 
 from sloserve.fleet.agent.claims import MOST_CLAIMED, ClaimedLine, HeldClaim, InstanceWork, LineClaims
-from sloserve.fleet.agent.giving_way import RunningLine, lines_to_preempt
+from sloserve.fleet.agent.giving_way import LineInEngine, lines_to_preempt
 
 
-def running_lines(work: InstanceWork) -> list[RunningLine]:
+def running_lines(work: InstanceWork) -> list[LineInEngine]:
     """Return the lines of an instance that its engine has, or that are on their way to it."""
     return [
-        RunningLine(id, claim.group, line.due_s, claim.id, line.claimed.attempt - 1, line.leaves_well)
+        LineInEngine(id, claim.group, line.due_s, claim.id, line.claimed.attempt - 1, line.leaves_well)
         for claim in work.claims.values()
         for id, line in claim.lines.items()
         if line.task is not None and not line.has_ended

@@ -28,7 +28,7 @@ from sloserve.fleet.agent.claims import (
     places_for_lines,
 )
 from sloserve.fleet.agent.crashes import Crashes
-from sloserve.fleet.agent.giving_way import GivingWay, RunningLine
+from sloserve.fleet.agent.giving_way import GivingWay, LineInEngine
 from sloserve.fleet.agent.line_service import LineService, result_of
 from sloserve.fleet.agent.making_room import make_room_for_head, running_lines
 from sloserve.fleet.contract.endpoint import InstanceEndpoint
@@ -147,7 +147,7 @@ class Pulling:
         await asyncio.gather(*self._claims.reporting)
         await cancelled([*self._pulls, self._renewing])
 
-    def running(self, instance: str) -> Sequence[RunningLine]:
+    def running(self, instance: str) -> Sequence[LineInEngine]:
         """Return the lines that the engine of the instance has; deadlines are by this process' monotonic clock."""
         return running_lines(self._work[instance])
 

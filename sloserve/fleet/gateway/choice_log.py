@@ -56,9 +56,7 @@ class ChoiceLog:
             self._begun = True
             try:
                 self._thread.start()
-            except (
-                Exception
-            ) as error:  # the system's or the interpreter's limit of threads, which must not fail requests
+            except Exception as error:  # too many threads, for example, which must fail no request
                 self.has_ended = True
                 logger.warning("choices are not logged: cannot start the thread that writes %s: %s", self._path, error)
                 return False

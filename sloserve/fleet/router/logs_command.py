@@ -16,7 +16,7 @@ from sloserve.core.progress_bar import progress
 from sloserve.fleet.router.choice_records import read_choices
 from sloserve.fleet.router.features import Schema
 from sloserve.fleet.router.network import Network, load_network
-from sloserve.fleet.router.off_policy import Estimate
+from sloserve.fleet.router.off_policy import PolicyEstimate
 from sloserve.fleet.router.settings import read_router
 from sloserve.fleet.router.training_settings import TrainingSettings
 
@@ -79,7 +79,7 @@ def train_from_logs(
     console.print(f"{out}: {out.stat().st_size / 1024:.0f} KiB", soft_wrap=True)
 
 
-def _require_good(out: Path, network: Network, found: Estimate) -> None:
+def _require_good(out: Path, network: Network, found: PolicyEstimate) -> None:
     """Raise ConfigError unless the policy can be loaded and the estimate shows that it is as good as greedy."""
     more = "give more logs, or logs with a higher `explore`, or stay with greedy"
     if not network.is_loadable or not np.isfinite([found.over_greedy.mean, found.over_greedy.low]).all():
@@ -99,7 +99,7 @@ def _require_good(out: Path, network: Network, found: Estimate) -> None:
         )
 
 
-def _report(console: Console, found: Estimate, lines_left_out: int) -> None:
+def _report(console: Console, found: PolicyEstimate, lines_left_out: int) -> None:
     if lines_left_out:
         console.print(f"{lines_left_out} lines are not whole records of this router and were left out")
     console.print(f"estimated on {found.requests} choices that were not learned from, with 95 % intervals:")

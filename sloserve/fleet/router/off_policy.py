@@ -39,7 +39,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class PolicyEstimate:
     """What a policy is worth, from choices that it was not trained on.
 
     Args:
@@ -68,7 +68,7 @@ def preferred(choices: LoggedChoices, values: FloatArray) -> IntArray:
 
 def estimate(
     choices: LoggedChoices, values: FloatArray, discounts: FloatArray, *, centre: float, seed: int = 0
-) -> Estimate:
+) -> PolicyEstimate:
     """Return what the policy that takes the model of highest value is worth.
 
     Args:
@@ -91,7 +91,7 @@ def estimate(
     over_logged = value - values[rows, choices.chosen] + (of_policy - 1.0) * errors
     differing = policy != greedy
     rng = np.random.default_rng(seed)
-    return Estimate(
+    return PolicyEstimate(
         requests=rows.size,
         logged=float(np.nanmean(choices.reward)),
         over_logged=_interval(over_logged, rng),

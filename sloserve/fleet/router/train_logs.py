@@ -17,7 +17,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.fleet.router.choice_records import LoggedChoices
 from sloserve.fleet.router.learner import Learner, discounts_after
 from sloserve.fleet.router.network import Network
-from sloserve.fleet.router.off_policy import Estimate, estimate
+from sloserve.fleet.router.off_policy import PolicyEstimate, estimate
 from sloserve.fleet.router.training_settings import TrainingSettings
 
 LEARNED_SHARE: Final = 0.7
@@ -118,7 +118,7 @@ def discounts_of(choices: LoggedChoices, settings: TrainingSettings) -> FloatArr
     return found
 
 
-def judge(choices: LoggedChoices, network: Network, settings: TrainingSettings) -> Estimate:
+def judge(choices: LoggedChoices, network: Network, settings: TrainingSettings) -> PolicyEstimate:
     """Return what ``network`` is worth, from choices that it was not trained on."""
     values = network.values(choices.states)
     return estimate(choices, values, discounts_of(choices, settings), centre=settings.centre, seed=settings.seed)

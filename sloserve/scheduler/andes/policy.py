@@ -36,7 +36,8 @@ from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.running_fit import RunningMean
 from sloserve.lso.decode_first import service_order, uncomputed_tokens
 from sloserve.lso.drafted import mean_tokens_per_step
-from sloserve.lso.ordering import by_class, first_places, places_within_first, without_targets, woven_places
+from sloserve.lso.ordering import by_class, first_places, without_targets, woven_places
+from sloserve.lso.plan import moved_behind
 from sloserve.lso.preemption import freed_blocks
 from sloserve.lso.swapping import preemption_price
 from sloserve.scheduler.andes.outlook import COLUMNS, Foresight, Outlook, reading_tds
@@ -194,7 +195,7 @@ class Andes(PredictingPolicy):
         seq = rows.seq[snapshot.waiting]
         ranked = first_places(key, lowered, rank, seq, most if over is None else queued)
         if over is not None:
-            ranked = places_within_first(ranked, over)[:most]
+            ranked = moved_behind(ranked, over[ranked])[:most]
         order = woven_places(snapshot, ranked)
         running = queued + np.lexsort((rows.seq[snapshot.running], all_.lead_s[queued:]))
         needed = engine.layout.to_admit(all_.context_tokens[order] + 1)  # + 1: the slot of the next token

@@ -16,7 +16,7 @@ from sloserve.fleet.agent.giving_way import (
     MARGIN_S,
     MOST_TIMES,
     GivingWay,
-    RunningLine,
+    LineInEngine,
     lines_to_preempt,
     running_groups,
 )
@@ -32,7 +32,7 @@ from tests.fleet.agent.fake_endpoint import FakeEndpoint
 from tests.fleet.agent.test_pulling import COMPLETIONS, host, run
 from tests.fleet.stand_in.engine import reply
 
-LATER = RunningLine("a", 1, 1_000.0, 0.0, 0, True)
+LATER = LineInEngine("a", 1, 1_000.0, 0.0, 0, True)
 FOR_2 = GivingWay(2, 100.0, frozenset({1}))
 
 
@@ -70,7 +70,7 @@ def test_groups_that_run_are_due_with_their_last_line() -> None:
         LATER._replace(can_leave=False),
     ],
 )
-def test_a_line_stays_if_its_group_is_not_later_or_it_would_lose_something(stays: RunningLine) -> None:
+def test_a_line_stays_if_its_group_is_not_later_or_it_would_lose_something(stays: LineInEngine) -> None:
     assert lines_to_preempt(FOR_2, [stays], 1) == []
 
 
@@ -105,7 +105,7 @@ def _work(claims: LineClaims, *lines: str) -> InstanceWork:
     work = InstanceWork(is_open=True, order=[Pull(2, "m"), Pull(1, "m")], giving_way=FOR_2)
     held = work.claims[1] = HeldClaim.of(_claim(1, *lines), Lease(SystemClock(), 30.0), "m", 0.0, 1)
     for line in held.lines.values():
-        line.task = asyncio.create_task(asyncio.sleep(60.0))
+        line.task = asyncio.get_running_loop().create_future()  # type: ignore[assignment]
     return work
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from sloserve.fleet.agent.claims import lines_to_claim, may_leave
-from sloserve.fleet.agent.giving_way import RunningLine, lines_to_preempt, running_groups
+from sloserve.fleet.agent.giving_way import LineInEngine, lines_to_preempt, running_groups
 from sloserve.fleet.agent.orders import agendas, planned
 from sloserve.fleet.contract.endpoint import Refusal
 from sloserve.fleet.contract.reports import AgentReport
@@ -131,10 +131,10 @@ class SimulatedAgent:
             self._operations.append(Switch(view.name, orders.switch_to, keep_kv=options.swap))
             self._leave(one, now_s)
 
-    def _running(self, one: AgentInstance, now_s: float) -> list[RunningLine]:
+    def _running(self, one: AgentInstance, now_s: float) -> list[LineInEngine]:
         """Return the lines that the engine of the instance has."""
         return [
-            RunningLine(
+            LineInEngine(
                 id,
                 sent.ref,
                 sent.request.due_s,
