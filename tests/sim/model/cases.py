@@ -58,7 +58,7 @@ def chats_in_rounds(n: int, rps: float, seed: int) -> list[WorkloadRequest]:
 @dataclass(frozen=True)
 class Case:
     """One run. policy: ``None`` for stock. plan_cost_us: of every plan, ``None`` for the shipped table; plans that cost
-    much are used again, and get stale. aborts: when clients of requests go away.
+    much are used again, and get stale. aborts: when clients of requests go away. tenant_shares: the setting.
     """
 
     name: str
@@ -69,6 +69,7 @@ class Case:
     aged_after_s: float = 1.0
     noise: float = 0.1
     aborts: Mapping[str, float] | None = None
+    tenant_shares: Mapping[str, Any] | None = None
 
     @property
     def profile(self) -> Profile:
@@ -89,7 +90,8 @@ class Case:
             name: {"rank": rank, "aged_after_s": self.aged_after_s, "tpot_ms": 30.0, "ttft_ms": 400.0}
             for rank, name in enumerate(names)
         }
-        return {"sloserve": {"policy": self.policy, "classes": classes, "swapping": self.settings.swapping}}
+        section = {"policy": self.policy, "classes": classes, "swapping": self.settings.swapping}
+        return {"sloserve": section | ({} if self.tenant_shares is None else {"tenant_shares": self.tenant_shares})}
 
 
 def cases() -> Iterator[Case]:

@@ -188,6 +188,18 @@ def test_nothing_small_is_scheduled_differently_whatever_layers_keep(case: Case)
     assert difference(run_real(case), run_model(case)) is None
 
 
+@pytest.mark.parametrize("policy", ["auto", "edf"])
+def test_every_step_is_vllms_where_tenants_have_shares(policy: str) -> None:
+    """Three tenants, of which one sends most; shares change what is scheduled, and in both alike."""
+    (case,) = [case for case in cases() if (case.name, case.policy) == ("kv-scarce", "edf")]
+    requests = [replace(one, tenant="abbbbc"[i % 6]) for i, one in enumerate(case.requests)]
+    plain = replace(case, policy=policy, requests=requests)
+    shared = replace(plain, tenant_shares={"weights": {"c": 2.0}})
+    real = run_real(shared)
+    assert difference(real, run_model(shared)) is None
+    assert difference(real, run_model(plain)) is not None
+
+
 def test_a_difference_is_told_by_step_and_request() -> None:
     """As a vLLM that admits one request more would show."""
     (case,) = [case for case in cases() if case.name == "slots-bind" and case.policy is None]
