@@ -285,13 +285,19 @@ def test_those_that_wait_go_in_the_order_of_their_deadlines(tmp_path: Path) -> N
     run(test)
 
 
-def test_a_model_that_is_active_nowhere_is_waited_for(tmp_path: Path) -> None:
+def test_a_model_that_stays_active_nowhere_is_refused_after_the_longest_wait(tmp_path: Path) -> None:
     async def test() -> None:
-        limits = GatewaySettings(hold_max_s=0.2, max_held=2)
-        async with line(tmp_path, limits=limits) as to:
+        async with line(tmp_path, limits=GatewaySettings(hold_max_s=0.2)) as to:
             answer = await to.complete(model="legal")
             assert answer.status_code == 429 and 1 <= int(answer.headers["retry-after"]) <= 30
             assert answer.headers["x-slo-dropped-reason"] == "rejected-saturated"
+
+    run(test)
+
+
+def test_a_model_that_is_active_nowhere_is_waited_for(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with line(tmp_path, limits=GatewaySettings(hold_max_s=30.0, max_held=2)) as to:
             answer = await to.complete(model="legal", headers={"x-request-ttl-ms": "20"})
             assert answer.status_code == 429 and answer.headers["x-slo-dropped-reason"] == "rejected-ttl-expired"
             held = [asyncio.create_task(to.complete(model="legal")) for _ in range(2)]
