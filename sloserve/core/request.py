@@ -34,6 +34,7 @@ class WorkloadRequest:
         model: Name of the model that the request asks for; empty where there is only one.
         prefix_block_tokens: Tokens of each block that ``prefix_ids`` names.
         tenant: Name of the tenant that sends it; empty where it is not known.
+        adapter: Name of the LoRA adapter that it asks for; empty for the model itself.
     """
 
     request_id: str
@@ -48,3 +49,4 @@ class WorkloadRequest:
     model: str = ""
     prefix_block_tokens: int = PREFIX_BLOCK_TOKENS
     tenant: str = ""
+    adapter: str = ""

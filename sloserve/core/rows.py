@@ -38,7 +38,7 @@ COLUMNS: dict[str, tuple[type, float]] = {
     "priority": (np.int64, 0),  # the request's own number, lower is earlier (vLLM)
     "class_rank": (np.int64, 0),  # rank of its service class, lower is more urgent
     "class_id": (np.int64, 0),  # index of its service class in the deployment's table
-    "tenant": (np.int64, 0),  # number of its tenant in the deployment's table
+    "account": (np.int64, 0),  # number of its tenant's account in the deployment's table
     "ttft_s": (np.float64, np.nan),  # targets: nan where the request has none
     "tpot_s": (np.float64, np.nan),
     "e2e_s": (np.float64, np.nan),
@@ -117,7 +117,7 @@ class Rows:
     priority: IntArray
     class_rank: IntArray
     class_id: IntArray
-    tenant: IntArray
+    account: IntArray
     ttft_s: FloatArray
     tpot_s: FloatArray
     e2e_s: FloatArray

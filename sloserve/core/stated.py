@@ -14,11 +14,11 @@ class StatedSLO:
         output_tokens: Length of the output in tokens, where it is known.
         length: Quantiles of the output's length in tokens, at :data:`~sloserve.estimator.length.at_admission.LEVELS`,
             where the front end predicted them.
-        tenant: Number of the request's tenant in the table of tenants.
+        account: Number of the account of the request's tenant, see :class:`~sloserve.core.tenants.TenantTable`.
     """
 
     slo: SLO
     class_id: int
     output_tokens: int | None
     length: tuple[float, ...] | None = None
-    tenant: int = 0
+    account: int = 0

@@ -1,14 +1,19 @@
-"""Tenants of a deployment: their numbers, which rows and metrics keep, and their weights."""
+"""Tenants of a deployment, their weights, and the accounts that rows of requests name.
+
+A tenant has an account of its own, and one for each LoRA adapter that its requests name.
+"""
 
 from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 
-from sloserve.core.arrays import FloatArray
+from sloserve.core.arrays import FloatArray, IntArray
 
 MOST_TENANTS: Final = 1024
 """Tenants with a number of their own; the others share the number 0 with requests that name none."""
+MOST_ACCOUNTS: Final = 2 * MOST_TENANTS
+"""Accounts of tenants and of their adapters; an adapter beyond them shares its tenant's own account."""
 LEAST_WEIGHT: Final = 1e-6
 MOST_WEIGHT: Final = 1e6
 
@@ -18,10 +23,11 @@ class TenantTable:
 
     Attributes:
         weights: Weight of each tenant, ``[len(names)]``.
+        tenant_of: Number of the tenant of each account, ``[accounts]``.
     """
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
-        """Give a number to each tenant with a weight.
+        """Give a number and an account to each tenant with a weight.
 
         Args:
             weights: Weight by name; a tenant that is not named has 1.
@@ -29,10 +35,17 @@ class TenantTable:
         given = dict(weights or {})
         self.names: list[str] = ["", *list(given)[: MOST_TENANTS - 1]]
         self.weights: FloatArray = np.array([1.0, *(given[name] for name in self.names[1:])])
+        self.tenant_of: IntArray = np.arange(len(self.names))
         self._number_of = {name: number for number, name in enumerate(self.names)}
+        self._account_of: dict[tuple[int, str], int] = {(number, ""): number for number in range(len(self.names))}
 
     def __len__(self) -> int:
         return len(self.names)
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether any tenant has more than its own account."""
+        return len(self.tenant_of) > len(self.names)
 
     def number_of(self, name: str | None) -> int:
         """Return the number of a tenant, a new one for a new name as long as the table has room."""
@@ -45,4 +58,21 @@ class TenantTable:
             number = self._number_of[name] = len(self.names)
             self.names.append(name)
             self.weights = np.append(self.weights, 1.0)
+            self._open_account(number, "")
         return number
+
+    def account_of(self, name: str | None, adapter: str | None = None) -> int:
+        """Return the account of a tenant's requests that name ``adapter``; ``None`` for the model itself."""
+        number = self.number_of(name)
+        account = self._account_of.get((number, adapter or ""))
+        if account is None:
+            # Accounts of tenants that may still come are kept for them.
+            if len(self.tenant_of) - len(self.names) == MOST_ACCOUNTS - MOST_TENANTS:
+                return self._account_of[number, ""]
+            account = self._open_account(number, adapter or "")
+        return account
+
+    def _open_account(self, number: int, adapter: str) -> int:
+        account = self._account_of[number, adapter] = len(self.tenant_of)
+        self.tenant_of = np.append(self.tenant_of, number)
+        return account

@@ -47,7 +47,7 @@ def static_columns(request: QueuedRequest, stated: StatedSLO) -> dict[str, float
         "priority": min(max(request.priority, -_INT64), _INT64 - 1),
         "class_rank": slo.slo_class.rank,
         "class_id": stated.class_id,
-        "tenant": stated.tenant,
+        "account": stated.account,
         "ttft_s": ttft_s,
         "tpot_s": _NAN if targets.tpot_s is None else targets.tpot_s,
         "e2e_s": _NAN if targets.e2e_s is None else targets.e2e_s,

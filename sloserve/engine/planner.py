@@ -84,10 +84,11 @@ class Planner:
         self.policy, self.shadow = policy, shadow
         self.budget = PlanBudget(settings.plan_share)
         self._cost = cost
-        self.ageing = Ageing(settings.aged_share if policy.needs else 0.0, settings.classes)
+        self._plans = bool(policy.needs) or shares is not None
+        self.ageing = Ageing(settings.aged_share if self._plans else 0.0, settings.classes)
         self._step_budget = StepBudget(Lengths(seed=settings.seed)) if policy.settings.step_budget else None
         needs = policy.reads | (Ageing.NEEDS if self.ageing.period is not None else frozenset())
-        self._shares = shares if policy.needs else None
+        self._shares = shares
         if self._shares is not None:
             self._shares.forget_rows()
         needs |= TenantShares.NEEDS if self._shares is not None else frozenset()
@@ -99,7 +100,7 @@ class Planner:
         self._order_planned = NO_SLOTS  # of the waiting requests, in the last plan
         self._has_news = True  # since the last plan
         self._drafts: DraftControl | None = None
-        if port.num_drafts and (policy.needs or shadow is not None):
+        if port.num_drafts and (self._plans or shadow is not None):
             self._drafts = DraftControl(len(settings.classes.names), port.num_drafts)
         self._wants_progress = policy.wants_progress or (shadow is not None and shadow.policy.wants_progress)
         self._counters = counters
@@ -285,7 +286,7 @@ class Planner:
         return step if self._drafts is None or self.policy.drafts == "all" else self._trimmed(step, now_s)
 
     def _planned(self, now_s: float, monotonic_s: float) -> Step:
-        if not self.policy.needs:
+        if not self._plans:
             planning_s, engine = 0.0, None
             if self.shadow is not None and self.shadow.is_due(monotonic_s):
                 snapshot = self._snapshot(self._facts_for_plan(), now_s)
@@ -472,7 +473,7 @@ class Planner:
             rows, running = snapshot.rows, snapshot.running
             pace = pace_of(engine, running.size, int(rows.computed_tokens[running].sum()))
             self._shares.charge(snapshot, pace, now_s)
-            snapshot = replace(snapshot, over_share=self._shares.over_share(rows))
+            snapshot = replace(snapshot, standing=self._shares.standing(rows))
         turns = self.ageing.turns(snapshot.rows, snapshot.waiting, now_s, snapshot.running, table.protected_running())
         return replace(snapshot, turns=turns) if turns.aged.size else snapshot
 
@@ -489,12 +490,12 @@ class Planner:
         return self._guarded(plan, snapshot)
 
     def _guarded(self, plan: Plan, snapshot: Snapshot) -> Plan:
-        if snapshot.turns.aged.size or snapshot.over_share is not None:
+        if snapshot.turns.aged.size or snapshot.standing is not None:
             order = plan.waiting
             if order is None:
                 order = snapshot.waiting[np.argsort(snapshot.rows.seq[snapshot.waiting])]
             # Most policies put these turns and shares into their order themselves; the others get them here.
-            plan = replace(plan, waiting=snapshot.turns.weave(snapshot.within_first(order)))
+            plan = replace(plan, waiting=snapshot.turns.weave(snapshot.by_level(order)))
         if plan.preempt.size and plan.waiting is not None and snapshot.engine.encoder_tokens is not None:
             self.table.note_items(plan.waiting[:1])
         plan = keep_idle_victims(plan, snapshot)

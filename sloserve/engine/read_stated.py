@@ -31,8 +31,12 @@ class StatedReader:
         # By type too: True is no number on the wire, and equals 1.
         self._known = lru_cache(KEPT, typed=True)(self._parse)
 
-    def read(self, extra_args: Mapping[str, Any] | None) -> StatedSLO:
+    def read(self, extra_args: Mapping[str, Any] | None, adapter: str | None = None) -> StatedSLO:
         """Return what ``extra_args`` state; of a request's further call of the engine, what is left of its targets.
+
+        Args:
+            extra_args: Arguments that came with the request.
+            adapter: Name of the request's LoRA adapter; ``None`` for the model itself.
 
         Raises: InvalidRequest, as :func:`~sloserve.wire.xargs.parse_slo` does.
         """
@@ -51,8 +55,8 @@ class StatedReader:
             elapsed_s, begun = so_far
             slo = SLO(slo.slo_class, slo.targets.left(elapsed_s, begun=begun))
         length = predicted_length(args, len(LENGTH_QUANTILES))
-        tenant = 0 if self._tenants is None else self._tenants.number_of(stated_tenant(args))
-        return StatedSLO(slo, self._ids[slo.slo_class.name], stated_output_tokens(args), length, tenant)
+        account = 0 if self._tenants is None else self._tenants.account_of(stated_tenant(args), adapter)
+        return StatedSLO(slo, self._ids[slo.slo_class.name], stated_output_tokens(args), length, account)
 
     def _parse(self, *values: Any) -> SLO:
         stated = zip(_SLO_KEYS, values, strict=True)

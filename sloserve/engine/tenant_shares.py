@@ -8,8 +8,9 @@ Service halves with every half-life, so that a tenant that was idle for long is 
 a few half-lives, and no tenant pays for ever for a burst of long ago.
 
 A tenant is beyond its share if it has had more service per weight than the mean of the tenants with requests in the
-engine. Plans serve its requests after the other requests (:meth:`sloserve.lso.plan.Snapshot.within_first`). With
-requests of one tenant alone, shares decide nothing.
+engine; :mod:`sloserve.lso.standing` says which of them comes first. The LoRA adapters of a tenant divide its share
+among them likewise: within the level of their tenant, requests of an adapter that has had more than the mean of the
+tenant's adapters come later. With requests of one tenant and one adapter alone, shares decide nothing.
 
 Sources: dominant resource fairness (Ghodsi et al., NSDI 2011) charges the largest of several shares. The virtual token
 counter (Sheng et al., OSDI 2024) counts service as it is given, per weight; it counts tokens, and orders whole queues
@@ -17,15 +18,18 @@ by them. Here the policy orders the requests within their shares, and the reques
 """
 
 import math
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows, State
 from sloserve.core.tenants import TenantTable
 from sloserve.lso.engine_pace import EnginePace
 from sloserve.lso.plan import Snapshot
+from sloserve.lso.standing import Standing, levels_of
 from sloserve.scheduler.settings import PluginSettings
 
 LEAST_S: Final = 5.0
@@ -34,6 +38,38 @@ LEAST_S: Final = 5.0
 Among many tenants that each have little, one running request would else be far beyond its tenant's share. With 0.5 s
 equal tenants still preempt each other under ``edf``; with 5 s they hardly do.
 """
+
+
+class _Meter:
+    """Service of several members, which are tenants or accounts of tenants.
+
+    Attributes:
+        service_s: Service of each member in seconds of the engine, decayed, ``[members]``.
+        total_s: Service of each member in seconds of the engine since the start, ``[members]``.
+    """
+
+    def __init__(self) -> None:
+        self.service_s: FloatArray = np.zeros(0)
+        self.total_s: FloatArray = np.zeros(0)
+
+    def grow(self, size: int) -> None:
+        """Make room for ``size`` members."""
+        more = size - self.service_s.size
+        if more > 0:
+            self.service_s, self.total_s = (np.append(a, np.zeros(more)) for a in (self.service_s, self.total_s))
+
+    def charge(self, largest: FloatArray, since_s: float, half_life_s: float) -> None:
+        """Charge the members for an interval that has just ended.
+
+        Args:
+            largest: Largest share of the engine that each member had in the interval, ``[members]``.
+            since_s: Length of the interval in seconds.
+            half_life_s: Seconds in which service halves.
+        """
+        self.total_s += since_s * largest
+        kept = 0.5 ** (since_s / half_life_s)
+        # What was given early in a long interval has decayed by its end.
+        self.service_s = self.service_s * kept + largest * (1.0 - kept) * half_life_s / math.log(2.0)
 
 
 class TenantShares:
@@ -45,16 +81,23 @@ class TenantShares:
     """
 
     NEEDS = frozenset(
-        {"tenant", "prompt_tokens", "computed_tokens", "output_tokens", "cached_tokens", "kv_blocks", "num_preemptions"}
+        {
+            "account",
+            "prompt_tokens",
+            "computed_tokens",
+            "output_tokens",
+            "cached_tokens",
+            "kv_blocks",
+            "num_preemptions",
+        }
     )
     """Columns that it reads."""
 
     def __init__(self, tenants: TenantTable, half_life_s: float) -> None:
         self.tenants = tenants
         self._half_life_s = half_life_s
-        self._service_s: FloatArray = np.zeros(len(tenants))
-        self._total_s: FloatArray = np.zeros(len(tenants))
-        self._owed_s: FloatArray = np.zeros(len(tenants))  # time of the tokens computed since the last charge
+        self._of_tenants, self._of_accounts = _Meter(), _Meter()  # the latter from the first LoRA adapter on
+        self._owed_s: FloatArray = np.zeros(0)  # by account: time of the tokens computed since the last charge
         self._charged_at_s: float | None = None
         self._is_contended = False  # since the last charge
         self._prompt_token_s = self._token_s = 0.0  # of a prompt token and of an output token, at the last charge
@@ -62,6 +105,7 @@ class TenantShares:
         self._seen_seq: IntArray = np.full(0, -1)
         self._seen_preemptions: IntArray = np.zeros(0, np.int64)
         self._seen_tokens: IntArray = np.zeros(0, np.int64)
+        self._grow(0)
 
     @classmethod
     def of(cls, settings: PluginSettings) -> "TenantShares | None":
@@ -72,12 +116,12 @@ class TenantShares:
     @property
     def service_s(self) -> FloatArray:
         """Service of each tenant in seconds of the engine, decayed, ``[tenants]``."""
-        return self._service_s.copy()
+        return self._of_tenants.service_s.copy()
 
     @property
     def total_s(self) -> FloatArray:
         """Service of each tenant in seconds of the engine since the start, ``[tenants]``."""
-        return self._total_s.copy()
+        return self._of_tenants.total_s.copy()
 
     def charge(self, snapshot: Snapshot, pace: EnginePace, now_s: float) -> None:
         """Charge the tenants for the time since the last call, if requests waited when it began.
@@ -92,21 +136,21 @@ class TenantShares:
         self._prompt_token_s, self._token_s = pace.prompt_token_s, pace.step_s / max(running.size, 1)
         self._count_tokens(rows, running, rows.computed_tokens[running])
         since_s = 0.0 if self._charged_at_s is None else max(now_s - self._charged_at_s, 0.0)
-        kept = 0.5 ** (since_s / self._half_life_s)
-        self._service_s *= kept
-        if self._is_contended:
-            size, tenant = len(self._service_s), rows.tenant[running]
-            computed_s = float(self._owed_s.sum())
-            share = self._owed_s / computed_s if computed_s > 0.0 else np.zeros(size)
-            held = np.bincount(tenant, weights=rows.kv_blocks[running], minlength=size)
-            all_blocks = max(float(held.sum()), 1.0)
+        account, size = rows.account[running], self._owed_s.size
+        held = _sums(account, rows.kv_blocks[running], size)
+        all_blocks = max(float(held.sum()), 1.0)
+        shares = (
+            self._owed_s / max(float(self._owed_s.sum()), 1e-12),
             # A shared block counts once, for all who hold it.
-            blocks = held * ((all_blocks - snapshot.shared_blocks) / all_blocks / engine.capacity_blocks)
-            slots = np.bincount(tenant, minlength=size) / engine.max_num_seqs
-            largest = np.minimum(np.maximum(np.maximum(share, blocks), slots), 1.0)
-            self._total_s += since_s * largest
-            # What was given early in a long interval has decayed by its end.
-            self._service_s += largest * (1.0 - kept) * self._half_life_s / math.log(2.0)
+            held * ((all_blocks - snapshot.shared_blocks) / all_blocks / engine.capacity_blocks),
+            _sums(account, np.ones(account.size), size) / engine.max_num_seqs,
+        )
+        tenant_of, tenants = self.tenants.tenant_of, len(self.tenants)
+        by_tenant = [_sums(tenant_of, share, tenants) for share in shares]
+        contended = float(self._is_contended)
+        self._of_tenants.charge(contended * _largest(by_tenant), since_s, self._half_life_s)
+        if self.tenants.has_adapters:
+            self._of_accounts.charge(contended * _largest(shares), since_s, self._half_life_s)
         self._owed_s[:] = 0.0
         self._charged_at_s, self._is_contended = now_s, snapshot.waiting.size > 0
 
@@ -119,22 +163,27 @@ class TenantShares:
         self._seen_seq[:] = -1
         self._is_contended = False
 
-    def over_share(self, rows: Rows) -> FloatArray | None:
-        """Return by how much each tenant is beyond its share, see :class:`~sloserve.lso.plan.Snapshot`.
+    def standing(self, rows: Rows) -> Standing | None:
+        """Return where the tenants stand with requests in ``rows``.
 
-        Tenants without a request have 0. The result is ``None`` unless two tenants have requests here.
+        The result is ``None`` unless two tenants, or two LoRA adapters of one, have requests there.
         """
         self._grow(rows.capacity)
-        size = len(self._service_s)
-        present = np.bincount(rows.tenant[rows.slots_in(State.WAITING, State.PREEMPTED, State.RUNNING)], minlength=size)
-        is_present = present > 0
-        if np.count_nonzero(is_present) < 2:
+        accounts = self._owed_s.size
+        here = rows.account[rows.slots_in(State.WAITING, State.PREEMPTED, State.RUNNING)]
+        is_here = np.bincount(here, minlength=accounts) > 0
+        if np.count_nonzero(is_here) < 2:
             return None
-        weights = self.tenants.weights
-        service_s = self._service_s + LEAST_S * weights
-        mean_s = float(service_s[is_present].sum() / weights[is_present].sum())
-        found: FloatArray = np.where(is_present, service_s / (mean_s * weights) - 1.0, 0.0)
-        return found
+        tenant_of, weights = self.tenants.tenant_of, self.tenants.weights
+        present = np.bincount(tenant_of, weights=is_here, minlength=len(weights)) > 0
+        service_s = self._of_tenants.service_s + LEAST_S * weights
+        mean_s = float(service_s[present].sum() / weights[present].sum())
+        level = levels_of(service_s, weights, present, np.zeros(len(weights), np.int64))[tenant_of]
+        if self.tenants.has_adapters:
+            within = levels_of(self._of_accounts.service_s + LEAST_S, np.ones(accounts), is_here, tenant_of)
+            level = level * (1 + int(within.max())) + within
+        over = np.where(present, service_s / (mean_s * weights) - 1.0, 0.0)
+        return Standing(level, over[tenant_of])
 
     def finished(self, rows: Rows, slot: int, computed: int) -> None:
         """Count the last tokens of a request that ends; its row still exists.
@@ -165,19 +214,32 @@ class TenantShares:
         at_once = rows.prompt_tokens[running] + np.where(known, 0, np.maximum(rows.output_tokens[running] - 1, 0))
         of_prompt = np.minimum(new, np.maximum(at_once - before, 0))
         seconds = of_prompt * self._prompt_token_s + (new - of_prompt) * self._token_s
-        self._owed_s += np.bincount(rows.tenant[running], weights=seconds, minlength=len(self._owed_s))
+        self._owed_s += _sums(rows.account[running], seconds, self._owed_s.size)
         self._seen_seq[running] = rows.seq[running]
         self._seen_preemptions[running] = rows.num_preemptions[running]
         self._seen_tokens[running] = computed
 
     def _grow(self, capacity: int) -> None:
-        """Make room for new tenants, and for as many slots as the table of requests has."""
-        more = len(self.tenants) - len(self._service_s)
-        if more > 0:
-            for name in ("_service_s", "_total_s", "_owed_s"):
-                setattr(self, name, np.append(getattr(self, name), np.zeros(more)))
+        """Make room for new tenants and accounts, and for as many slots as the table of requests has."""
+        accounts = len(self.tenants.tenant_of)
+        self._of_tenants.grow(len(self.tenants))
+        if self.tenants.has_adapters:
+            self._of_accounts.grow(accounts)
+        if accounts > self._owed_s.size:
+            self._owed_s = np.append(self._owed_s, np.zeros(accounts - self._owed_s.size))
         more = capacity - len(self._seen_seq)
         if more > 0:
             self._seen_seq = np.append(self._seen_seq, np.full(more, -1))
             self._seen_preemptions = np.append(self._seen_preemptions, np.zeros(more, np.int64))
             self._seen_tokens = np.append(self._seen_tokens, np.zeros(more, np.int64))
+
+
+def _sums(numbers: IntArray, values: NDArray[Any], size: int) -> FloatArray:
+    """Return the sum of the ``values`` of each of the ``size`` first numbers, ``[size]``."""
+    return np.bincount(numbers, weights=values, minlength=size).astype(np.float64, copy=False)
+
+
+def _largest(shares: Sequence[FloatArray]) -> FloatArray:
+    """Return the largest share that each member has of any resource, at most 1, ``[members]``."""
+    found: FloatArray = np.minimum(np.maximum.reduce(shares), 1.0)
+    return found

@@ -22,8 +22,9 @@ from sloserve.core.kernels import rank as compiled
 from sloserve.core.kernels import requests
 from sloserve.core.rows import Rows
 from sloserve.lso.decode_first import PREFILL_COLUMNS, service_order
-from sloserve.lso.plan import GIVES_WAY, NO_SLOTS, Plan, Snapshot, moved_behind
+from sloserve.lso.plan import NO_SLOTS, Plan, Snapshot
 from sloserve.lso.preemption import Head, PreemptionCandidate, select_victims
+from sloserve.lso.standing import by_level
 from sloserve.lso.swapping import cheaper_later, preemption_price
 
 
@@ -138,7 +139,7 @@ def ranked(
     rows, queued = snapshot.rows, snapshot.waiting.size
     rank = None if class_rank is ClassRank.UNREAD else rows.class_rank
     most = min(queued, snapshot.engine.max_num_seqs)
-    over = snapshot.is_over(slots)
+    levels = snapshot.levels(slots)
     found = Ranked(
         *compiled.ranked(
             np.ascontiguousarray(key, np.float64),
@@ -147,21 +148,21 @@ def ranked(
             class_rank=rank,
             seq=rows.seq,
             undecided=undecided,
-            most=most if over is None else queued,
+            most=most if levels is None else queued,
         )
     )
-    if over is None:
+    if levels is None:
         return found
     return Ranked(
         _given_way(snapshot, slots, found.lowered),
-        moved_behind(found.waiting, over[:queued][found.waiting])[:most],
-        moved_behind(found.running, over[queued:][found.running]),
+        by_level(found.waiting, levels[:queued])[:most],
+        by_level(found.running, levels[queued:]),
     )
 
 
 def _given_way(snapshot: Snapshot, slots: IntArray, lowered: FloatArray) -> FloatArray:
     """Return ``lowered``, inf for requests of tenants that are far enough beyond their shares to give way."""
-    far = snapshot.is_over(slots, by=GIVES_WAY)
+    far = snapshot.gives_way(slots)
     return lowered if far is None else np.where(far, np.inf, lowered)
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from sloserve.core.arrays import BoolArray, FloatArray, IntArray
+from sloserve.core.arrays import BoolArray, IntArray
 from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.core.kernels.requests import slots_misused
 from sloserve.core.rows import Rows, State
@@ -19,6 +19,7 @@ from sloserve.estimator.step_time.latency import StepLatency
 from sloserve.estimator.step_time.online import OnlineLatency
 from sloserve.lso.aged_turns import NO_TURNS, AgedTurns
 from sloserve.lso.preemption import Holding
+from sloserve.lso.standing import Standing
 
 NO_SLOTS: IntArray = np.empty(0, np.int64)
 
@@ -149,18 +150,6 @@ class EngineFacts:
         return self.free_blocks >= decodes * self.layout.most_growth(self.decode_tokens, 1)
 
 
-GIVES_WAY: Final = 0.25
-"""Part of its share by which a tenant must be beyond it for its running requests to give way.
-
-Without it, two tenants near their shares would take turns in preempting each other.
-"""
-
-
-def moved_behind(order: IntArray, marked: BoolArray) -> IntArray:
-    """Return ``order`` with its ``marked`` entries behind the others, each of the two in the order that they have."""
-    return np.concatenate((order[~marked], order[marked]))
-
-
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """The engine as a policy sees it.
@@ -182,9 +171,8 @@ class Snapshot:
             that they hold together: a block of a shared prefix counts for every holder there.
         awaited_blocks: Expected number of blocks that no request holds and that later requests will find again in the
             prefix cache.
-        over_share: Part of its share of the engine that each tenant, by its number, has had beyond the share,
-            ``[tenants]``. Requests of tenants above 0 come after the requests of all other tenants
-            (:meth:`within_first`); above ``GIVES_WAY``, they give way to them as well. ``None``: shares decide nothing.
+        standing: Where tenants stand with their shares; ``None``: shares decide nothing. Requests of lower levels come
+            first (:meth:`by_level`), and some give way to the others even while they run (:meth:`gives_way`).
     """
 
     rows: Rows
@@ -195,24 +183,20 @@ class Snapshot:
     turns: AgedTurns = NO_TURNS
     shared_blocks: int = 0
     awaited_blocks: float = 0.0
-    over_share: FloatArray | None = None
+    standing: Standing | None = None
 
-    def is_over(self, slots: IntArray, by: float = 0.0) -> BoolArray | None:
-        """Return which requests belong to tenants beyond their shares, ``[len(slots)]``; ``None`` if none does.
+    def levels(self, slots: IntArray) -> IntArray | None:
+        """Return the levels of requests by their tenants' service, ``[len(slots)]``; ``None`` if all have the same."""
+        return None if self.standing is None else self.standing.levels(self.rows.account[slots])
 
-        Args:
-            slots: Slots of requests.
-            by: Least part of its share by which a tenant is beyond it.
-        """
-        if self.over_share is None:
-            return None
-        found: BoolArray = self.over_share[self.rows.tenant[slots]] > by
-        return found if found.any() else None
+    def gives_way(self, slots: IntArray) -> BoolArray | None:
+        """Return which requests give way to other tenants' even while they run, ``[len(slots)]``; ``None`` for none."""
+        return None if self.standing is None else self.standing.gives_way(self.rows.account[slots])
 
-    def within_first(self, slots: IntArray) -> IntArray:
-        """Return ``slots`` with requests of tenants beyond their shares moved behind all others, else in this order."""
-        over = self.is_over(slots)
-        return slots if over is None else moved_behind(slots, over)
+    def by_level(self, slots: IntArray) -> IntArray:
+        """Return ``slots`` by ascending level, each level in the order that it has."""
+        levels = self.levels(slots)
+        return slots if levels is None else slots[np.argsort(levels, kind="stable")]
 
     def forecast_blocks(self, reserve: float) -> float:
         """Return the KV blocks that running and admitted requests may come to hold together.

@@ -9,15 +9,18 @@ OWN_ORDER: Final = "fcfs"
 """The value of ``--scheduling-policy`` with which vLLM leaves the order of its queues to us."""
 
 
-def check_order(policy: Policy, name: str, scheduling_policy: str) -> None:
+def check_order(policy: Policy, name: str, scheduling_policy: str, *, shares: bool) -> None:
     """Raise ConfigError for a policy that orders the queues where vLLM orders them itself.
 
     Args:
         policy: The policy that is to plan; a shadow policy may have any order.
         name: The name of the policy, for the message.
         scheduling_policy: Value of vLLM's ``--scheduling-policy``.
+        shares: Whether tenants have shares of the engine, which order the queues under every policy.
     """
-    if policy.reads and scheduling_policy != OWN_ORDER:
+    if (policy.reads or shares) and scheduling_policy != OWN_ORDER:
+        if not policy.reads:
+            name += " with tenant_shares"
         raise ConfigError(
             f"--scheduling-policy {scheduling_policy} orders vLLM's queues itself, "
             f"which policy {name} cannot; leave it at {OWN_ORDER} and choose --policy priority"

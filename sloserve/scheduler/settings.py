@@ -269,7 +269,7 @@ def check_engine_flags(settings: PluginSettings, *, chunked_prefill: bool, sched
         scheduling_policy: Value of ``--scheduling-policy``.
     """
     policy = make_policy(settings.policy, settings.policy_options)
-    check_order(policy, settings.policy, scheduling_policy)
+    check_order(policy, settings.policy, scheduling_policy, shares=settings.tenant_shares is not None)
     check_chunks(policy, settings.policy, chunked_prefill)
     if settings.shadow_policy is not None:
         name, options = parse_policy(settings.shadow_policy)

@@ -61,5 +61,5 @@ def test_a_further_call_has_what_is_left_of_the_targets() -> None:
 def test_a_tenant_has_one_number_where_tenants_matter() -> None:
     args = [with_internal({"slo_class": "batch"}, tenant=name) for name in ("a", "b", "a", None)]
     reader = StatedReader(DEFAULT_CLASSES, TenantTable({"b": 2.0}))
-    assert [reader.read(one).tenant for one in args] == [2, 1, 2, 0]
-    assert [StatedReader(DEFAULT_CLASSES).read(one).tenant for one in args] == [0, 0, 0, 0]
+    assert [reader.read(one).account for one in args] == [2, 1, 2, 0]
+    assert [StatedReader(DEFAULT_CLASSES).read(one).account for one in args] == [0, 0, 0, 0]

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.rows import State
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
-from sloserve.core.tenants import MOST_TENANTS, TenantTable
+from sloserve.core.tenants import MOST_ACCOUNTS, MOST_TENANTS, TenantTable
 from sloserve.engine.tenant_shares import TenantShares
 from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.lso.engine_pace import EnginePace
 from sloserve.lso.ordering import ranked
-from sloserve.lso.plan import GIVES_WAY
+from sloserve.lso.standing import GIVES_WAY, Standing
 from sloserve.scheduler.policy import NO_SLOTS, Snapshot
 from sloserve.scheduler.settings import PluginSettings
 from sloserve.sim.model.engine import ModelEngine
@@ -34,7 +34,7 @@ def shares_of(half_life_s: float = 1e9, **weights: float) -> TenantShares:
 
 def make(running: list[dict[str, Any]], **sizes: Any) -> Snapshot:
     """Return a snapshot in which a request of tenant c waits, and running requests hold no KV unless they say so."""
-    return make_snapshot([{"tenant": C}], [{"kv_blocks": 0} | request for request in running], **sizes)
+    return make_snapshot([{"account": C}], [{"kv_blocks": 0} | request for request in running], **sizes)
 
 
 def charged(shares: TenantShares, snapshot: Snapshot, now_s: float) -> list[float]:
@@ -45,7 +45,7 @@ def charged(shares: TenantShares, snapshot: Snapshot, now_s: float) -> list[floa
 def test_time_goes_to_the_tokens_that_were_computed_in_it() -> None:
     """500 prompt tokens take 50 ms; of a step of 20 ms, each of two decodes has 10 ms a token."""
     shares = shares_of()
-    snapshot = make([{"tenant": A, "prompt_tokens": 500}, {"tenant": B, "prompt_tokens": 10}])
+    snapshot = make([{"account": A, "prompt_tokens": 500}, {"account": B, "prompt_tokens": 10}])
     charged(shares, snapshot, 0.0)
     snapshot.rows.computed_tokens[:2] = 500, 15
     # a: 500 prompt tokens, 50 ms; b: 10 prompt tokens, 1 ms, and 5 output tokens, 50 ms
@@ -54,7 +54,7 @@ def test_time_goes_to_the_tokens_that_were_computed_in_it() -> None:
 
 def test_a_tenant_pays_for_the_kv_cache_and_the_slots_that_it_holds() -> None:
     shares = shares_of()
-    snapshot = make([{"tenant": A, "kv_blocks": 900}, {"tenant": B}, {"tenant": B}], max_num_seqs=8)
+    snapshot = make([{"account": A, "kv_blocks": 900}, {"account": B}, {"account": B}], max_num_seqs=8)
     charged(shares, snapshot, 0.0)
     assert charged(shares, snapshot, 10.0)[:2] == pytest.approx([10 * 900 / 999, 10 * 2 / 8])
 
@@ -62,14 +62,14 @@ def test_a_tenant_pays_for_the_kv_cache_and_the_slots_that_it_holds() -> None:
 def test_a_shared_block_counts_once() -> None:
     """Four requests hold 200 blocks each, 150 of which are the same."""
     shares = shares_of()
-    snapshot = replace(make([{"tenant": A, "kv_blocks": 200}] * 4, max_num_seqs=64), shared_blocks=450)
+    snapshot = replace(make([{"account": A, "kv_blocks": 200}] * 4, max_num_seqs=64), shared_blocks=450)
     charged(shares, snapshot, 0.0)
     assert charged(shares, snapshot, 10.0)[0] == pytest.approx(10 * 350 / 999)
 
 
 def test_what_is_computed_again_is_charged_again_and_what_was_found_is_not() -> None:
     shares = shares_of()
-    snapshot = make([{"tenant": A, "prompt_tokens": 500, "cached_tokens": 400}, {"tenant": B}])
+    snapshot = make([{"account": A, "prompt_tokens": 500, "cached_tokens": 400}, {"account": B}])
     rows = snapshot.rows
     rows.computed_tokens[:2] = 500, 16
     charged(shares, snapshot, 0.0)
@@ -80,8 +80,8 @@ def test_what_is_computed_again_is_charged_again_and_what_was_found_is_not() -> 
 
 def test_outputs_that_are_computed_again_cost_what_a_prompt_of_their_length_costs() -> None:
     shares = shares_of()
-    again = {"tenant": A, "prompt_tokens": 100, "output_tokens": 1001, "num_preemptions": 1}
-    snapshot = make([again, {"tenant": B, "prompt_tokens": 1100}], max_num_seqs=64)
+    again = {"account": A, "prompt_tokens": 100, "output_tokens": 1001, "num_preemptions": 1}
+    snapshot = make([again, {"account": B, "prompt_tokens": 1100}], max_num_seqs=64)
     charged(shares, snapshot, 0.0)
     snapshot.rows.computed_tokens[:2] = 1100, 1100
     snapshot.rows.num_preemptions[0] = 2
@@ -92,7 +92,7 @@ def test_outputs_that_are_computed_again_cost_what_a_prompt_of_their_length_cost
 def test_the_last_tokens_of_a_request_are_charged(output: int, computed: int) -> None:
     """A tenant of many short requests, each of which comes and ends between two plans, pays for them."""
     shares = shares_of()
-    snapshot = make([{"tenant": A, "prompt_tokens": 100, "output_tokens": output}, {"tenant": B}])
+    snapshot = make([{"account": A, "prompt_tokens": 100, "output_tokens": output}, {"account": B}])
     charged(shares, snapshot, 0.0)
     shares.finished(snapshot.rows, 0, computed)
     snapshot.rows.free(0)
@@ -102,7 +102,7 @@ def test_the_last_tokens_of_a_request_are_charged(output: int, computed: int) ->
 
 def test_service_halves_with_every_half_life() -> None:
     shares = shares_of(half_life_s=10.0)
-    snapshot = make([{"tenant": A, "kv_blocks": 999}])
+    snapshot = make([{"account": A, "kv_blocks": 999}])
     charged(shares, snapshot, 0.0)
     charged(shares, snapshot, 4.0)
     before = shares.service_s[A]
@@ -112,7 +112,7 @@ def test_service_halves_with_every_half_life() -> None:
 
 def test_no_interval_however_long_leaves_more_than_a_steady_service_does() -> None:
     shares = shares_of(half_life_s=30.0)
-    snapshot = make([{"tenant": A, "kv_blocks": 999}])
+    snapshot = make([{"account": A, "kv_blocks": 999}])
     charged(shares, snapshot, 0.0)
     charged(shares, snapshot, 3600.0)
     assert shares.service_s[A] == pytest.approx(30.0 / math.log(2.0))
@@ -122,7 +122,7 @@ def test_no_interval_however_long_leaves_more_than_a_steady_service_does() -> No
 def test_time_in_which_nothing_waits_is_nobodys(how: str) -> None:
     """A tenant that was alone for an hour pays nothing for it when another one comes."""
     shares = shares_of()
-    snapshot = make([{"tenant": A, "kv_blocks": 500}])
+    snapshot = make([{"account": A, "kv_blocks": 500}])
     if how == "idle steps":
         charged(shares, snapshot, 0.0)
         shares.rest()
@@ -134,31 +134,31 @@ def test_time_in_which_nothing_waits_is_nobodys(how: str) -> None:
 
 def test_beyond_its_share_is_a_tenant_with_more_service_per_weight_than_the_mean() -> None:
     shares = shares_of(a=4.0)
-    snapshot = make([{"tenant": A, "kv_blocks": 500}, {"tenant": B, "kv_blocks": 300}])
+    snapshot = make([{"account": A, "kv_blocks": 500}, {"account": B, "kv_blocks": 300}])
     charged(shares, snapshot, 0.0)
     charged(shares, snapshot, 10.0)
-    over = shares.over_share(snapshot.rows)
-    assert over is not None
-    assert np.flatnonzero(over > 0).tolist() == [B], "a has more, for four times the weight"
+    standing = shares.standing(snapshot.rows)
+    assert standing is not None
+    assert np.flatnonzero(standing.level).tolist() == [B], "a has more, for four times the weight"
 
 
 def test_little_service_makes_nobody_give_way() -> None:
     """Of many tenants with a request each, one that runs has infinitely more than those that wait."""
     shares = shares_of()
-    snapshot = make([{"tenant": A, "kv_blocks": 100}])
+    snapshot = make([{"account": A, "kv_blocks": 100}])
     charged(shares, snapshot, 0.0)
     charged(shares, snapshot, 2.0)
-    over = shares.over_share(snapshot.rows)
-    assert over is not None
-    assert 0.0 < over[A] < GIVES_WAY
+    standing = shares.standing(snapshot.rows)
+    assert standing is not None
+    assert 0.0 < standing.over[A] < GIVES_WAY
 
 
 def test_shares_decide_nothing_among_the_requests_of_one_tenant() -> None:
     shares = shares_of()
-    snapshot = make_snapshot(waiting=[{"tenant": A}], running=[{"tenant": A}])
+    snapshot = make_snapshot(waiting=[{"account": A}], running=[{"account": A}])
     charged(shares, snapshot, 0.0)
     charged(shares, snapshot, 10.0)
-    assert shares.over_share(snapshot.rows) is None
+    assert shares.standing(snapshot.rows) is None
 
 
 def test_the_table_of_tenants_is_bounded() -> None:
@@ -170,18 +170,41 @@ def test_the_table_of_tenants_is_bounded() -> None:
     assert len(table.weights) == MOST_TENANTS
 
 
+def test_adapters_have_accounts_of_their_tenant_and_their_table_is_bounded() -> None:
+    table = TenantTable()
+    own, of_x, of_b = table.account_of("a"), table.account_of("a", "x"), table.account_of("b", "x")
+    assert len({own, of_x, of_b}) == 3
+    assert table.account_of("a", "x") == of_x
+    assert table.tenant_of[[own, of_x, of_b]].tolist() == [table.number_of("a")] * 2 + [table.number_of("b")]
+    accounts = [table.account_of("a", f"x{i}") for i in range(2 * MOST_TENANTS)]
+    assert accounts[-1] == own
+    for i in range(2 * MOST_TENANTS):
+        table.account_of(f"t{i}")
+    assert len(table.tenant_of) == MOST_ACCOUNTS
+
+
+def test_adapters_pay_within_their_tenant_and_tenants_for_all_of_theirs() -> None:
+    shares = shares_of()
+    x, y = shares.tenants.account_of("a", "x"), shares.tenants.account_of("a", "y")
+    snapshot = make([{"account": x, "kv_blocks": 500}, {"account": y, "kv_blocks": 100}, {"account": B}])
+    charged(shares, snapshot, 0.0)
+    assert charged(shares, snapshot, 10.0)[0] == pytest.approx(10 * 600 / 999)
+    standing = shares.standing(snapshot.rows)
+    assert standing is not None
+    assert standing.level[B] < standing.level[y] < standing.level[x]
+
+
 @given(st.lists(st.tuples(st.integers(1, 3), st.floats(-5.0, 5.0)), min_size=1, max_size=12), st.integers(1, 8))
 def test_requests_beyond_their_shares_come_last_and_all_keep_the_order_of_the_policy(
     requests: list[tuple[int, float]], slots: int
 ) -> None:
-    snapshot = make_snapshot(waiting=[{"tenant": tenant} for tenant, _ in requests], max_num_seqs=slots)
+    snapshot = make_snapshot(waiting=[{"account": tenant} for tenant, _ in requests], max_num_seqs=slots)
     key = np.array([key for _, key in requests])
     plain = ranked(snapshot, snapshot.waiting, key)
-    over = np.array([0.0, 0.1, -0.2, 0.1])
-    found = ranked(replace(snapshot, over_share=over), snapshot.waiting, key)
+    standing = Standing(np.array([0, 1, 0, 2]), np.array([0.0, 0.1, -0.2, 0.1]))
+    found = ranked(replace(snapshot, standing=standing), snapshot.waiting, key)
     everyone = ranked(replace(snapshot, engine=replace(snapshot.engine, max_num_seqs=64)), snapshot.waiting, key)
-    expected = [p for p in everyone.waiting.tolist() if requests[p][0] == B]
-    expected += [p for p in everyone.waiting.tolist() if requests[p][0] != B]
+    expected = [p for account in (B, A, C) for p in everyone.waiting.tolist() if requests[p][0] == account]
     assert found.waiting.tolist() == expected[:slots]
     assert sorted(plain.waiting.tolist()) == sorted(everyone.waiting.tolist()[:slots])
 
@@ -205,23 +228,52 @@ def burst(times: int = 10) -> list[WorkloadRequest]:
     ]
 
 
-def attainment(policy: str, requests: list[WorkloadRequest], shares: object) -> dict[str, float]:
+def attainment(policy: str, requests: list[WorkloadRequest], shares: object, by: str = "tenant") -> dict[str, float]:
     config = {"sloserve": {"policy": policy} | ({} if shares is None else {"tenant_shares": shares})}
     log = ModelEngine(SETTINGS, load_profile("a100-llama3-70b-tp4"), config).run(requests)
     assert not log.counters.get("plan_errors")
     met: dict[str, list[bool]] = {}
     for one in log.requests:
         assert one.token_times_s.size == one.request.output_tokens, "no request is lost"
-        met.setdefault(one.request.tenant, []).append(bool(one.good))
+        met.setdefault(getattr(one.request, by), []).append(bool(one.good))
     return {tenant: float(np.mean(of_tenant)) for tenant, of_tenant in met.items()}
 
 
-@pytest.mark.parametrize("policy", ["auto", "edf", "sjf", "econo", "andes", "sa", "qlm", "niyama"])
+@pytest.mark.parametrize("policy", ["fcfs", "auto", "edf", "sjf", "econo", "andes", "sa", "qlm", "niyama"])
 def test_nobody_pays_for_the_burst_of_another_tenant(policy: str) -> None:
     requests = burst()
     without, found = (attainment(policy, requests, shares) for shares in (None, {}))
     for tenant in "bc":
         assert found[tenant] > without[tenant] + 0.05
+
+
+def two_heavy_and_many_light() -> list[WorkloadRequest]:
+    """Return requests of a, which sends 100 in ten seconds, of b, and of ten tenants that send little."""
+    rng = np.random.default_rng(3)
+    of_all = [("a", 100, 10.0), ("b", 32, 40.0), *((f"t{i}", 4, 40.0) for i in range(10))]
+    found = [(float(span_s * rng.random()), tenant) for tenant, many, span_s in of_all for _ in range(many)]
+    return [
+        WorkloadRequest(f"r{i}", at_s, 900, 120, SLO, tenant=tenant) for i, (at_s, tenant) in enumerate(sorted(found))
+    ]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "edf"])
+def test_of_two_tenants_beyond_their_shares_the_one_that_had_less_comes_first(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ten others, of which some request always waits, pull the mean below what both have had."""
+    requests = two_heavy_and_many_light()
+    found = attainment(policy, requests, {})
+    monkeypatch.setattr("sloserve.lso.standing.SAME_LEVEL_S", 1e9)  # two levels: within a share, and beyond it
+    assert found["b"] > attainment(policy, requests, {})["b"] + 0.05
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "auto", "edf"])
+def test_a_hot_adapter_takes_no_more_than_its_part_of_the_tenants_share(policy: str) -> None:
+    requests = [replace(one, tenant="a", adapter=one.tenant) for one in burst()]
+    without, found = (attainment(policy, requests, shares, by="adapter") for shares in (None, {}))
+    for adapter in "bc":
+        assert found[adapter] > without[adapter] + 0.05
 
 
 @pytest.mark.parametrize("policy", ["auto", "edf", "econo"])
@@ -236,7 +288,7 @@ def test_many_equal_tenants_do_not_preempt_each_other(policy: str) -> None:
     assert preemptions[1] <= preemptions[0] + 0.1 * len(requests)
 
 
-@pytest.mark.parametrize("policy", ["auto", "edf", "andes", "sa"])
+@pytest.mark.parametrize("policy", ["fcfs", "auto", "edf", "andes", "sa"])
 def test_with_one_tenant_every_decision_stays(policy: str) -> None:
     requests = [replace(one, tenant="a") for one in burst()]
     logs = [

@@ -37,8 +37,8 @@ from sloserve.estimator.step_time.running_fit import RunningMean
 from sloserve.lso.decode_first import service_order, uncomputed_tokens
 from sloserve.lso.drafted import mean_tokens_per_step
 from sloserve.lso.ordering import by_class, first_places, without_targets, woven_places
-from sloserve.lso.plan import moved_behind
 from sloserve.lso.preemption import freed_blocks
+from sloserve.lso.standing import by_level
 from sloserve.lso.swapping import preemption_price
 from sloserve.scheduler.andes.outlook import COLUMNS, Foresight, Outlook, reading_tds
 from sloserve.scheduler.andes.room import HeadOfLine, VictimOrder, longest_lead_first, short_of_blocks, victims_for
@@ -186,16 +186,16 @@ class Andes(PredictingPolicy):
         """
         rows, engine, queued = snapshot.rows, snapshot.engine, snapshot.waiting.size
         worth = foresight.gain[0] / all_.context_tokens
-        urgent, over = self._urgent(all_, foresight, queued), snapshot.is_over(snapshot.waiting)
-        if over is not None:
-            urgent &= ~over
+        urgent, levels = self._urgent(all_, foresight, queued), snapshot.levels(snapshot.waiting)
+        if levels is not None:
+            urgent &= levels == 0
         key, rank = -worth[:queued] - _URGENT_FIRST * urgent, rows.class_rank[snapshot.waiting]
         lowered = by_class(key, rank, without_targets(rows, snapshot.waiting))
         most = min(queued, engine.max_num_seqs)
         seq = rows.seq[snapshot.waiting]
-        ranked = first_places(key, lowered, rank, seq, most if over is None else queued)
-        if over is not None:
-            ranked = moved_behind(ranked, over[ranked])[:most]
+        ranked = first_places(key, lowered, rank, seq, most if levels is None else queued)
+        if levels is not None:
+            ranked = by_level(ranked, levels)[:most]
         order = woven_places(snapshot, ranked)
         running = queued + np.lexsort((rows.seq[snapshot.running], all_.lead_s[queued:]))
         needed = engine.layout.to_admit(all_.context_tokens[order] + 1)  # + 1: the slot of the next token

@@ -26,7 +26,6 @@ from sloserve.lso.drafted import tokens_per_step
 from sloserve.lso.engine_pace import pace_of
 from sloserve.lso.forecast import AHEAD, counted_once, how_many_fit_to_the_end
 from sloserve.lso.ordering import PREEMPTION_COLUMNS, by_class, ranked, without_targets, woven_places
-from sloserve.lso.plan import GIVES_WAY
 from sloserve.lso.preemption import Head, PreemptionCandidate, freed_blocks, select_victims
 from sloserve.lso.swapping import preemption_price
 from sloserve.scheduler.auto.worth import WORTH_COLUMNS, worth_of
@@ -113,7 +112,7 @@ class Auto(PredictingPolicy):
             tail=self._tail(snapshot),
             now_s=now_s,
         )
-        far_over = snapshot.is_over(slots, by=GIVES_WAY)
+        far_over = snapshot.gives_way(slots)
         if far_over is not None:  # far beyond its share, a tenant only has what the others leave
             gain = np.where(far_over, 0.0, gain)
         undecided = without_targets(rows, slots)

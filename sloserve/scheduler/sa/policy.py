@@ -107,9 +107,7 @@ class SA(PredictingPolicy):
             waiting = _by_class(snapshot.rows, waiting)
             self._changed = False
         self._order = waiting
-        return Plan(
-            waiting=snapshot.woven(snapshot.within_first(waiting)[:MOST_ANNEALED]), max_running=self._max_running
-        )
+        return Plan(waiting=snapshot.woven(snapshot.by_level(waiting)[:MOST_ANNEALED]), max_running=self._max_running)
 
     def _in_last_order(self, snapshot: Snapshot) -> IntArray:
         """Return the waiting requests in the last plan's order, and new requests behind them as they came."""

@@ -144,7 +144,7 @@ class ModelEngine(EventLoop):
             self._stages.arrived(item.request_id, item.arrival_s)
             if planned is not None and planned.planner is not None and self._stated is not None:
                 args = with_internal(to_xargs(item.slo, item.output_tokens), length, item.tenant or None)
-                planned.state(request, self._stated.read(args))
+                planned.state(request, self._stated.read(args, item.adapter or None))
         scheduler.add(added)
 
     def _dispatch(self, now_s: float, worker_free_s: float) -> _Dispatched:

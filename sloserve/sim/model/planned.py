@@ -65,7 +65,7 @@ class PlannedScheduler(ModelScheduler):
         self.planner: Planner | None = None
         self.shares = TenantShares.of(plugin)
         """Service of the tenants; ``None`` where the settings have no shares."""
-        if policy.reads:
+        if policy.reads or self.shares is not None:
             self.planner = Planner(
                 self._port,
                 policy,

@@ -182,6 +182,10 @@ def lora_id(request: Request) -> int | None:
     return request.lora_request.lora_int_id if request.lora_request is not None else None
 
 
+def lora_name(request: Request) -> str | None:
+    return request.lora_request.lora_name if request.lora_request is not None else None
+
+
 def free_blocks(scheduler: Any) -> int:
     return int(scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
 

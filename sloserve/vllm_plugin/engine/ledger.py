@@ -25,6 +25,7 @@ from sloserve.engine.metrics.swap_figures import SWAP_COUNTERS, SWAP_SCALARS
 from sloserve.engine.read_stated import StatedReader
 from sloserve.engine.stages import Stages
 from sloserve.lso.plan import SwapFacts
+from sloserve.vllm_plugin.engine import compat
 from sloserve.vllm_plugin.engine.vllm_port import admitted_ids
 from sloserve.wire.xargs import internal_keys
 
@@ -90,13 +91,13 @@ class EngineStats:
     def _read(self, request: Request) -> StatedSLO:
         extra_args = request.sampling_params.extra_args if request.sampling_params is not None else None
         try:
-            return self._reader.read(extra_args)
+            return self._reader.read(extra_args, compat.lora_name(request))
         except InvalidRequest as error:
             # The engine cannot answer 400 any more; the front end has refused such a request before it came here.
             self._counters["malformed_slo"] += 1
             if self._counters["malformed_slo"] == 1:
                 logger.warning("request %s is served without its SLO: %s", request.request_id, error)
-            return self._reader.read(internal_keys(extra_args))
+            return self._reader.read(internal_keys(extra_args), compat.lora_name(request))
 
     def preempted(self, request: Request) -> None:
         self._preempted.add(request.request_id)

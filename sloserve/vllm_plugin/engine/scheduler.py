@@ -191,7 +191,7 @@ class SLOScheduler(ContainedScheduler):
 
     def _make_policy(self, name: str, options: Mapping[str, Any], allow_files: bool = True) -> Policy:
         policy = make_policy(name, options, seed=self._settings.seed, allow_files=allow_files)
-        engine_flags.check_order(policy, name, self.scheduler_config.policy)
+        engine_flags.check_order(policy, name, self.scheduler_config.policy, shares=self._shares is not None)
         self._check_chunks(policy, name)
         return policy
 
@@ -222,7 +222,7 @@ class SLOScheduler(ContainedScheduler):
         if flat is not None and shadow is not None and shadow.policy.full_attention_only:
             raise ConfigError(f"the shadow policy cannot plan with {flat}; choose another, or none")
         self._plans_off = None
-        if not policy.reads and shadow is None:
+        if not policy.reads and shadow is None and self._shares is None:
             return None
         self._plans_off = self._unsafe or (flat if policy.full_attention_only else None)
         if self._plans_off is not None:

@@ -1,0 +1,86 @@
+"""Where tenants stand with their shares, and the order of service that follows from it.
+
+Of several tenants, those with no more service per weight than the mean of all are on level 0. Of the others, those with
+no more than the mean of these others are on level 1, and so on. Requests of lower levels come first; within a level the
+policy decides. So a tenant within its share competes with no tenant that is beyond its own, and of two tenants beyond
+their shares, the one that has had less comes first, even while others that ask for little pull the mean down.
+
+docs/tenants.md says what bound follows for the service of two tenants that always have requests waiting.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from sloserve.core.arrays import BoolArray, FloatArray, IntArray
+
+SAME_LEVEL_S: Final = 1.0
+"""Seconds of service per weight by which a tenant beyond its share must exceed the mean to be on a higher level.
+
+Two tenants with nearly the same service stay on one level, where the policy chooses whoever gains most.
+"""
+
+GIVES_WAY: Final = 0.25
+"""Part of its share by which a tenant must be beyond it for its running requests to give way.
+
+Without it, two tenants near their shares would take turns in preempting each other.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where the accounts of tenants stand, see :class:`~sloserve.core.tenants.TenantTable`.
+
+    Args:
+        level: Level of each account, ``[accounts]``; requests of lower levels are served first.
+        over: Part of its share that the tenant of each account has had beyond the share, ``[accounts]``.
+    """
+
+    level: IntArray
+    over: FloatArray
+
+    def levels(self, accounts: IntArray) -> IntArray | None:
+        """Return the levels of requests by their accounts, ``[n]``; ``None`` if all are on level 0."""
+        found: IntArray = self.level[accounts]
+        return found if found.any() else None
+
+    def gives_way(self, accounts: IntArray) -> BoolArray | None:
+        """Return which requests, by their accounts, give way to the other tenants' even while they run, ``[n]``.
+
+        The result is ``None`` if none does.
+        """
+        found: BoolArray = self.over[accounts] > GIVES_WAY
+        return found if found.any() else None
+
+
+def by_level(order: IntArray, levels: IntArray) -> IntArray:
+    """Return ``order`` by ascending level, each level in the order that it has.
+
+    Args:
+        order: Indices into ``levels``, ``[m]``.
+        levels: Level of each request, ``[n]``.
+    """
+    found: IntArray = order[np.argsort(levels[order], kind="stable")]
+    return found
+
+
+def levels_of(service_s: FloatArray, weights: FloatArray, present: BoolArray, group: IntArray) -> IntArray:
+    """Return the level of each member within its group, ``[n]``; members that are not present are on level 0.
+
+    Args:
+        service_s: Service of each member in seconds, ``[n]``.
+        weights: Weight of each member, ``[n]``.
+        present: Whether the member counts, ``[n]``.
+        group: Group of each member, ``[n]``; groups do not affect each other.
+    """
+    level = np.zeros(service_s.size, np.int64)
+    of, more_s = present, 0.0
+    while of.any():
+        service, weight = (np.bincount(group, weights=values * of) for values in (service_s, weights))
+        mean_s = service / np.where(weight > 0.0, weight, 1.0)
+        # Of rounding no level is made: the mean of equal numbers may be less than they are.
+        of = of & (service_s > (mean_s[group] * (1.0 + 1e-9) + more_s) * weights)
+        level[of] += 1
+        more_s = SAME_LEVEL_S
+    return level
