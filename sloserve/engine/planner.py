@@ -12,6 +12,7 @@ from sloserve.core.arrays import IntArray
 from sloserve.core.kernels.requests import slots_found
 from sloserve.core.rows import State
 from sloserve.core.stated import StatedSLO
+from sloserve.engine.adapter_turns import with_adapter_turn
 from sloserve.engine.containment import ErrorLog
 from sloserve.engine.draft_control import DraftControl, choose_drafts, without_drafts
 from sloserve.engine.guards import (
@@ -500,6 +501,9 @@ class Planner:
             self.table.note_items(plan.waiting[:1])
         plan = keep_idle_victims(plan, snapshot)
         plan = keep_prompts_whole(spare_decodes(plan, snapshot, self.table.protected_running()), snapshot)
+        max_loras = self.port.max_loras
+        if max_loras is not None and self.table.is_short_of_loras and (snapshot.standing or snapshot.turns.aged.size):
+            plan = with_adapter_turn(plan, snapshot, self.table.lora_of, max_loras)
         if plan is Plan.IDENTITY:
             return plan
         allowed = drop_forbidden(plan, snapshot, may_pause=self._may_pause, may_preempt=self._may_preempt)

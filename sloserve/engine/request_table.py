@@ -399,6 +399,15 @@ class RequestTable:
             for slot in self.slot_of.values():
                 self._mark(slot)
 
+    @property
+    def is_short_of_loras(self) -> bool:
+        """Whether more LoRA adapters are in use than fit, by the last :meth:`guard_loras`."""
+        return self._loras_short
+
+    def lora_of(self, slot: int) -> int | None:
+        """Return the LoRA adapter of the request in ``slot``; ``None`` for the model itself."""
+        return self._lora_of.get(self.request_at[slot].request_id)
+
     def _mark(self, slot: int) -> None:
         """Set whether a plan may preempt or pause the request in ``slot``: yes, unless a reason forbids it."""
         request = self.request_at[slot]

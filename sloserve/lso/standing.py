@@ -1,4 +1,4 @@
-"""Where tenants stand with their shares, and the order of service that follows from it.
+"""Standing of tenants within their shares, and the order of service that follows from it.
 
 Of several tenants, those with no more service per weight than the mean of all are on level 0. Of the others, those with
 no more than the mean of these others are on level 1, and so on. Requests of lower levels come first; within a level the
@@ -18,7 +18,7 @@ from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 SAME_LEVEL_S: Final = 1.0
 """Seconds of service per weight by which a tenant beyond its share must exceed the mean to be on a higher level.
 
-Two tenants with nearly the same service stay on one level, where the policy chooses whoever gains most.
+If two tenants have had nearly the same service, they stay on one level, and the policy chooses who gains most.
 """
 
 GIVES_WAY: Final = 0.25

@@ -1,0 +1,70 @@
+"""Turns of LoRA adapters on an engine that runs fewer of them at once than its requests name.
+
+The engine passes over a waiting request whose adapter does not run while all places of adapters are taken, and goes on
+with the next request. An adapter whose requests keep coming would hold its place for ever. So an adapter gives up its
+place where a waiting request has a right to it: its waiting requests are held back until those that run have ended.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from sloserve.core.arrays import IntArray
+from sloserve.lso.plan import Plan, Snapshot
+
+
+def with_adapter_turn(plan: Plan, snapshot: Snapshot, lora_of: Callable[[int], int | None], max_loras: int) -> Plan:
+    """Return ``plan``, with the requests of one adapter held back if another adapter is to get its place.
+
+    A waiting request has a right to a place of adapters if it is aged and has the next turn, or if its level by its
+    tenant's service is lower than the level of an adapter that runs. Of the adapters that run, the adapter with the
+    highest level gives up its place, of several the adapter with the fewest running requests.
+
+    Args:
+        plan: Plan after all other rules of the order of admission.
+        snapshot: The engine's state.
+        lora_of: Function that returns the adapter of the request in a slot; ``None`` for the model itself.
+        max_loras: Number of adapters that may run at once.
+    """
+    order = _whole_order(plan, snapshot)
+    running = Counter(lora for slot in snapshot.running.tolist() if (lora := lora_of(slot)) is not None)
+    if not order.size or len(running) < max_loras:
+        return plan
+    adapters = [lora_of(slot) for slot in order.tolist()]
+    passed_over = [i for i, lora in enumerate(adapters) if lora is not None and lora not in running]
+    if not passed_over:
+        return plan
+    level = _highest_levels(snapshot, lora_of)
+    given_up = min(running, key=lambda lora: (-level[lora], running[lora], lora))
+    levels = snapshot.levels(order)
+    lowest = 0 if levels is None else int(levels[passed_over].min())
+    has_turn = passed_over[0] == 0 and bool(np.isin(order[0], snapshot.turns.aged))
+    if not (has_turn or lowest < level[given_up]):
+        return plan
+    is_held = np.array([lora == given_up for lora in adapters])
+    can_run = sum(lora is None or lora in running for lora in adapters) - int(is_held.sum())
+    most = max(snapshot.running.size - plan.preempt.size + can_run, 1)
+    limit = most if plan.max_running is None else min(plan.max_running, most)
+    return replace(plan, waiting=np.concatenate((order[~is_held], order[is_held])), max_running=limit)
+
+
+def _whole_order(plan: Plan, snapshot: Snapshot) -> IntArray:
+    """Return the order of admission of all waiting requests; those that the plan does not name follow as they came."""
+    waiting = snapshot.waiting[np.argsort(snapshot.rows.seq[snapshot.waiting])]
+    if plan.waiting is None:
+        return waiting
+    return np.concatenate((plan.waiting, waiting[~np.isin(waiting, plan.waiting)]))
+
+
+def _highest_levels(snapshot: Snapshot, lora_of: Callable[[int], int | None]) -> Counter[int]:
+    """Return the highest level of each adapter's running requests, by adapter; 0 for an adapter without any."""
+    found: Counter[int] = Counter()
+    levels = snapshot.levels(snapshot.running)
+    if levels is not None:
+        for slot, level in zip(snapshot.running.tolist(), levels.tolist(), strict=True):
+            lora = lora_of(slot)
+            if lora is not None:
+                found[lora] = max(found[lora], level)
+    return found
