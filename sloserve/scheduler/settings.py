@@ -11,6 +11,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.files.json_schema import Written, schema_of
 from sloserve.core.files.model import NOT_TINY, Allowed, Problem, check_model, dotted, unknown
 from sloserve.core.slo import DEFAULT_CLASSES, MAX_TARGET_S, MAX_TDS, ClassTable, SLOClass, Targets
+from sloserve.core.tenants import TenantTable
 from sloserve.estimator.length.at_admission import LengthAtAdmission
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.admission.admission import Admission
@@ -114,6 +115,7 @@ class AdmissionSettings(_Settings):
         class_names: Sequence[str],
         still_waiting: Callable[[WaitingPlace], bool],
         elsewhere: Elsewhere | None = None,
+        shares: ShareSettings | None = None,
     ) -> Admission:
         """Create an admission with these settings; under mode ``none`` it predicts and refuses none.
 
@@ -121,10 +123,14 @@ class AdmissionSettings(_Settings):
             class_names: Names of the service classes.
             still_waiting: Function that returns whether a place's request has yet to emit its first token.
             elsewhere: Other processes that admit requests to this engine; ``None`` for none.
+            shares: Shares of the tenants; ``None`` where they have none.
         """
+        tenants = None if shares is None else TenantTable(shares.weights)
         caps = None if self.mode == "none" else {name: self.cap(name) for name in class_names}
         min_chance = self.min_chance if self.mode == "predict" else None
-        return Admission(class_names, still_waiting, caps=caps, min_chance=min_chance, elsewhere=elsewhere)
+        return Admission(
+            class_names, still_waiting, caps=caps, min_chance=min_chance, elsewhere=elsewhere, tenants=tenants
+        )
 
     def cap(self, class_name: str) -> int:
         """Return how many requests of a class may wait."""

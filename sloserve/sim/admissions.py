@@ -14,6 +14,7 @@ from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.registry import parse_policy
 from sloserve.scheduler.settings import AdmissionSettings
+from sloserve.scheduler.share_settings import ShareSettings
 
 NONE, VLLM = "none", "vllm"
 MODES = (NONE, "cap", "predict", VLLM)
@@ -46,9 +47,9 @@ def limit_queue(settings: EngineSettings, admission: str) -> EngineSettings:
     return replace(settings, max_num_queued_reqs=reqs, max_num_queued_tokens=tokens)
 
 
-def make_front(admission: str, class_names: Sequence[str]) -> Admission:
-    """Return a new admission. Raises: ConfigError."""
-    return parse_admission(admission)[0].make(class_names, lambda place: True)
+def make_front(admission: str, class_names: Sequence[str], shares: ShareSettings | None = None) -> Admission:
+    """Return a new admission, by tenant where they have shares. Raises: ConfigError."""
+    return parse_admission(admission)[0].make(class_names, lambda place: True, shares=shares)
 
 
 def _number(text: str, name: str, value: str) -> float | int:

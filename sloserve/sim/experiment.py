@@ -27,7 +27,7 @@ from sloserve.estimator.planning_cost import planning_costs
 from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.scheduler.registry import make_policy, parse_policy
-from sloserve.scheduler.settings import PluginSettings
+from sloserve.scheduler.settings import PluginSettings, plugin_settings
 from sloserve.sim.admissions import make_front, parse_admission
 from sloserve.sim.model.engine import ModelEngine
 from sloserve.sim.report.summary import summarize
@@ -340,7 +340,8 @@ def _serve(task: Task, on_progress: Callable[[int], None] | None = None) -> RunL
 def engine_of(task: Task) -> "VirtualEngine | ModelEngine":
     """Return a new engine for a run of ``task``."""
     # Admission predicts even without a limit, so that promises can be judged; the requests do not notice.
-    front = make_front(task.admission, task.class_names)
+    shares = None if task.config is None else plugin_settings(task.config).tenant_shares
+    front = make_front(task.admission, task.class_names, shares)
     costs = planning_costs().times(task.plan_cost)
     make_engine = engine_class(task.engine_kind)
     return make_engine(task.engine, task.profile, task.config, front, planning_costs=costs, noise=task.noise)

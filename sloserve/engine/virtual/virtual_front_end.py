@@ -48,7 +48,14 @@ class VirtualFrontEnd:
             return False
         if self._admission is not None:
             length = self.length(item, now_s)
-            new = ArrivingRequest(item.slo, now_s, item.prompt_tokens, self.max_tokens(item), length_quantiles=length)
+            new = ArrivingRequest(
+                item.slo,
+                now_s,
+                item.prompt_tokens,
+                self.max_tokens(item),
+                length_quantiles=length,
+                tenant=item.tenant,
+            )
             forecast = self._admission.forecast(new, now_s)
             self._predicted[item.request_id] = forecast.predicted
             try:

@@ -64,7 +64,9 @@ class GatewayState:
         known = self.admissions.get(model)
         if known is None:
             known = self.admissions[model] = self.settings.admission.make(
-                self.settings.classes.names, lambda place: not place.request.begun
+                self.settings.classes.names,
+                lambda place: not place.request.begun,
+                shares=self.settings.tenant_shares,
             )
         return known
 

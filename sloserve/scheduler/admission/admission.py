@@ -19,7 +19,12 @@ counted then, and given back if the class is full. So they never pass a cap toge
 place in the same instant may both be refused. Predictions are each process' own, of its own requests, which have the
 rate of its own queue; a request is known to have found no other waiting only if none waits in any process.
 
-Guarantees: no class has more than its cap waiting; with neither cap nor chance no request is refused; a request without
+Where tenants have shares, the requests of each tenant in a class are a queue of their own: its requests alone are ahead
+in a prediction, its starts alone say when to retry, and a tenant with no more waiting requests than its share of the
+cap is not refused because the class is full of others' requests.
+
+Guarantees: no class has more than its cap waiting (with shares of n equal tenants, no more than the cap times
+1 + 1/2 + ... + 1/n); with neither cap nor chance no request is refused; a request without
 targets is never refused for its targets. Memory is bounded by the requests in flight. The module is deterministic: time
 is an argument, in seconds of a clock that is never set. It must be used from one thread alone.
 """
@@ -31,8 +36,9 @@ from typing import Any
 from sloserve.core.errors import ConfigError, QueueFull, SLOUnattainable
 from sloserve.core.finished import TOLERANCE_S, Latency
 from sloserve.core.slo import DUE_NOW_S, Targets
+from sloserve.core.tenants import TenantTable
 from sloserve.scheduler.admission.prediction import ArrivingRequest, Figure, Forecast, Predictor
-from sloserve.scheduler.admission.queue_view import Backlog, Elsewhere, WaitingPlace
+from sloserve.scheduler.admission.queue_view import Backlog, Elsewhere, Queue, WaitingPlace
 
 UNCALIBRATED = 0.5
 """Calibration before any prediction was judged: a request must miss a target twofold to count."""
@@ -49,6 +55,7 @@ class Admission:
         caps: Mapping[str, int] | None = None,
         min_chance: float | None = None,
         elsewhere: Elsewhere | None = None,
+        tenants: TenantTable | None = None,
     ) -> None:
         """Create an admission without waiting requests.
 
@@ -60,6 +67,7 @@ class Admission:
             min_chance: Least chance to meet its targets with which a request is admitted, within 0..1, ends excluded;
                 ``None`` to admit all.
             elsewhere: Other processes that admit requests to this engine; ``None`` for none.
+            tenants: The tenants and their weights; ``None`` where tenants have no shares.
 
         Raises: ConfigError for a cap or a chance out of range.
         """
@@ -70,7 +78,7 @@ class Admission:
             raise ConfigError(f"admission.min_chance: {min_chance} is not within 0..1, ends excluded")
         self._caps = caps
         self._min_chance = min_chance
-        self._backlog = Backlog(class_names, still_waiting, elsewhere)
+        self._backlog = Backlog(class_names, still_waiting, elsewhere, tenants)
         self._predictor = Predictor(class_names, () if min_chance is None else (min_chance,))
 
     def forecast(self, new: ArrivingRequest, now_s: float) -> Forecast:
@@ -80,8 +88,9 @@ class Admission:
         """
         name = new.slo.slo_class.name
         self._backlog.sweep(name, now_s)
-        ahead, interval_s = self._backlog.waiting(name), self._backlog.interval_s(name)
-        return self._predictor.forecast(new, ahead, interval_s, now_s, alone=self._backlog.is_empty)
+        queue = self._backlog.queue_of(name, new.tenant)
+        interval_s = queue.interval_s(now_s)
+        return self._predictor.forecast(new, len(queue.waiting), interval_s, now_s, alone=self._backlog.is_empty)
 
     def admit(
         self,
@@ -103,25 +112,31 @@ class Admission:
 
         Raises: SLOUnattainable, QueueFull.
         """
-        name, together = new.slo.slo_class.name, together or Together()
+        together, queue = together or Together(), self._backlog.queue_of(new.slo.slo_class.name, new.tenant)
         if not together.tickets:
-            together.found_none_waiting = self._is_idle(name, now_s)
+            together.found_none_waiting = self._is_idle(new.slo.slo_class.name, queue, now_s)
         if together.is_decided:
-            place = self._backlog.enter(name, request, now_s)
+            place = queue.enter(request, now_s)
         else:
-            place = self._checked_place(new, forecast, request, now_s, together)
+            place = self._checked_place(new, forecast, queue, request, now_s, together)
         self._predictor.admitted(new, forecast)
         ticket = Ticket(new, forecast, place, self._predictor)
         together.add(ticket)
         return ticket
 
-    def _is_idle(self, name: str, now_s: float) -> bool:
-        """Return whether no request of the class waits anywhere, and no place is kept for any."""
+    def _is_idle(self, name: str, queue: Queue, now_s: float) -> bool:
+        """Return whether no request of the class waits anywhere, and no place of the queue is kept for any."""
         cap = 0 if self._caps is None else self._caps[name]
-        return not self._backlog.waiting_anywhere(name) and not self._backlog.kept(name, None, cap, now_s)
+        return not self._backlog.waiting_anywhere(name) and not queue.kept(None, cap, now_s)
 
     def _checked_place(
-        self, new: ArrivingRequest, forecast: Forecast, request: Any, now_s: float, together: "Together"
+        self,
+        new: ArrivingRequest,
+        forecast: Forecast,
+        queue: Queue,
+        request: Any,
+        now_s: float,
+        together: "Together",
     ) -> WaitingPlace:
         """Return the place of a request that is let in. Raises: SLOUnattainable, QueueFull."""
         name = new.slo.slo_class.name
@@ -130,30 +145,32 @@ class Admission:
             try:
                 self._refuse_impossible(new, now_s)
                 if waits_for_others:
-                    self._refuse_unlikely(new, forecast, self._min_chance, now_s)
+                    self._refuse_unlikely(new, forecast, queue, self._min_chance, now_s)
             except SLOUnattainable:  # whatever its chance, a client that came for a place does not need it
-                if new.key is not None and self._backlog.has_promised(name):
-                    self._backlog.came(name, new.key(), now_s)
+                if new.key is not None and queue.has_promised():
+                    queue.came(new.key(), now_s)
                 raise
-        place = self._backlog.enter(name, request, now_s)
+        place = queue.enter(request, now_s)
         cap = None if self._caps is None else self._caps[name]
         if cap is not None and not together.tickets:
-            self._take_place(new, place, cap, now_s)
+            self._take_place(new, queue, place, cap, now_s)
         elif cap is not None and not together.found_none_waiting:
-            self._take_place_of_list(name, place, cap, now_s, len(together.tickets) + 1)
+            self._take_place_of_list(name, queue, place, cap, now_s, len(together.tickets) + 1)
         return place
 
-    def _take_place_of_list(self, name: str, place: WaitingPlace, cap: int, now_s: float, size: int) -> None:
+    def _take_place_of_list(
+        self, name: str, queue: Queue, place: WaitingPlace, cap: int, now_s: float, size: int
+    ) -> None:
         """Raise QueueFull where there is no place for the last of the first ``size`` prompts of a list.
 
         No place is promised to these prompts: the places of all would have to be kept until the list comes again. Its
         first prompt, which is not known to begin a list, may have a promise as any request has.
         """
-        waiting, kept = self._backlog.waiting_anywhere(name), self._backlog.kept(name, None, cap, now_s)
-        if waiting <= cap - kept:
+        waiting, kept = self._backlog.waiting_anywhere(name), queue.kept(None, cap, now_s)
+        if waiting <= cap - kept or self._backlog.has_share_left(name, queue, cap):
             return
         place.left(now_s)
-        retry_after_s = self._backlog.promise_place(name, now_s)
+        retry_after_s = queue.promise_place(now_s)
         others = f", and {kept} places are kept for requests that were refused before" if kept else ""
         raise QueueFull(
             f"queue full: {waiting - size} of {cap} requests of class {name!r} wait{others}; there is no room for a "
@@ -163,37 +180,43 @@ class Admission:
             name,
         )
 
-    def _take_place(self, new: ArrivingRequest, place: WaitingPlace, cap: int, now_s: float) -> None:
+    def _take_place(self, new: ArrivingRequest, queue: Queue, place: WaitingPlace, cap: int, now_s: float) -> None:
         """Take a place for a request, or raise QueueFull if all places are taken or kept for others."""
         name, waiting = new.slo.slo_class.name, self._backlog.waiting_anywhere(new.slo.slo_class.name)
-        promised = self._backlog.has_promised(name)
+        promised = queue.has_promised()
         key = new.key() if new.key is not None and (promised or waiting > cap) else None
-        kept = self._backlog.kept(name, key, cap, now_s) if promised else 0
-        if waiting <= cap - kept:
+        kept = queue.kept(key, cap, now_s) if promised else 0
+        if waiting <= cap - kept or self._backlog.has_share_left(name, queue, cap):
             if promised:
-                self._backlog.came(name, key, now_s)
+                queue.came(key, now_s)
             return
         place.left(now_s)
-        retry_after_s = self._backlog.promise_place(name, now_s, key=key)
+        retry_after_s = queue.promise_place(now_s, key=key)
         others = f", and {kept} places are kept for requests that were refused before" if kept else ""
-        full = f"queue full: {min(waiting - 1, cap)} of {cap} requests of class {name!r} wait{others}"
+        mine = f", {len(queue.waiting)} of them yours" if self._backlog.by_tenant else ""
+        full = f"queue full: {min(waiting - 1, cap)} of {cap} requests of class {name!r} wait{mine}{others}"
         raise QueueFull(
             f"{full}; retry in {retry_after_s} s",
             retry_after_s,
             name,
         )
 
-    def is_full(self, class_name: str, now_s: float) -> bool:
-        """Return whether a request of the class would find it at its cap."""
+    def is_full(self, class_name: str, now_s: float, tenant: str | None = None) -> bool:
+        """Return whether a request of the class, and of the tenant, would find it at its cap."""
         if self._caps is None:
             return False
         self._backlog.sweep(class_name, now_s)
-        cap = self._caps[class_name]
-        return self._backlog.waiting_anywhere(class_name) >= cap - self._backlog.kept(class_name, None, cap, now_s)
+        cap, queue = self._caps[class_name], self._backlog.queue_of(class_name, tenant)
+        if self._backlog.waiting_anywhere(class_name) < cap - queue.kept(None, cap, now_s):
+            return False
+        place = queue.enter(None, now_s)
+        has_room = self._backlog.has_share_left(class_name, queue, cap)
+        place.left(now_s)
+        return not has_room
 
-    def promise_place(self, class_name: str, now_s: float) -> int:
+    def promise_place(self, class_name: str, now_s: float, tenant: str | None = None) -> int:
         """Promise a place to a client that is refused; return in how many whole seconds a place should be free."""
-        return self._backlog.promise_place(class_name, now_s)
+        return self._backlog.queue_of(class_name, tenant).promise_place(now_s)
 
     def waiting(self, class_name: str) -> int:
         """Return how many requests of the class are booked as waiting in this process."""
@@ -219,7 +242,9 @@ class Admission:
                     new.slo.slo_class.name,
                 )
 
-    def _refuse_unlikely(self, new: ArrivingRequest, forecast: Forecast, min_chance: float, now_s: float) -> None:
+    def _refuse_unlikely(
+        self, new: ArrivingRequest, forecast: Forecast, queue: Queue, min_chance: float, now_s: float
+    ) -> None:
         class_name, targets = new.slo.slo_class.name, new.slo.targets
         # Of a figure that is not known yet, the TTFT is the least that it takes.
         for name, target_s, figure in (
@@ -233,9 +258,7 @@ class Admission:
                 continue
             retry_after_s = None
             if factor * figure.unqueued_s <= target_s:
-                retry_after_s = self._backlog.promise_place(
-                    class_name, now_s, figure.promise.predicted - target_s / factor
-                )
+                retry_after_s = queue.promise_place(now_s, figure.promise.predicted - target_s / factor)
             raise SLOUnattainable(
                 _unlikely(name, target_s, factor, figure, forecast, retry_after_s), retry_after_s, class_name
             )

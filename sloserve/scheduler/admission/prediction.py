@@ -49,6 +49,7 @@ class ArrivingRequest:
         length_quantiles: Output tokens at ``LEVELS``, as the server's length model predicts them.
         key: Function that returns a key which is equal when a client resends the same request; called under overload
             alone.
+        tenant: Name of its tenant.
     """
 
     slo: SLO
@@ -60,6 +61,7 @@ class ArrivingRequest:
     streamed: bool = True
     length_quantiles: Sequence[float] | None = None
     key: Callable[[], Hashable] | None = None
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from sloserve.core.tenants import TenantTable
 from sloserve.scheduler.admission.promises import Promises
 
 MIN_RETRY_AFTER_S = 1
@@ -78,13 +79,18 @@ class Nowhere:
 
 
 class Backlog:
-    """The waiting requests of each class, and the time from one start to the next."""
+    """The waiting requests of each class, and the time from one start to the next.
+
+    Where tenants have shares, the requests of each tenant in a class are a queue of their own, with a rate and promises
+    of their own. Else all requests of a class are one queue, that of tenant 0.
+    """
 
     def __init__(
         self,
         class_names: Iterable[str],
         still_waiting: Callable[["WaitingPlace"], bool],
         elsewhere: Elsewhere | None = None,
+        tenants: TenantTable | None = None,
     ) -> None:
         """Create a backlog without requests.
 
@@ -93,96 +99,101 @@ class Backlog:
             still_waiting: Function that returns whether a place's request has yet to emit its first token; it must not
                 call back.
             elsewhere: Other processes that admit requests to this engine; ``None`` for none.
+            tenants: The tenants and their weights; ``None`` where tenants have no shares.
         """
         self._still_waiting = still_waiting
-        self._elsewhere = elsewhere or Nowhere()
-        self._queues = {name: _ClassQueue(i, self._elsewhere) for i, name in enumerate(class_names)}
+        self._tenants = tenants
+        elsewhere = elsewhere or Nowhere()
+        self._classes = {name: _WaitingClass(i, elsewhere) for i, name in enumerate(class_names)}
 
-    def enter(self, class_name: str, request: Any, now_s: float) -> "WaitingPlace":
-        """Book a request as waiting.
-
-        Args:
-            class_name: Name of its class.
-            request: An object that ``still_waiting`` finds again in ``place.request``.
-            now_s: The present time, in seconds.
+    def queue_of(self, class_name: str, tenant: str | None = None) -> "Queue":
+        """Return the queue that a tenant's requests of a class join.
 
         Raises: KeyError for an unknown class.
         """
-        queue = self._queues[class_name]
-        queue.pass_time(now_s)
-        place = WaitingPlace(request, queue)
-        queue.add(place)
-        return place
+        return self._classes[class_name].queue(0 if self._tenants is None else self._tenants.number_of(tenant))
+
+    @property
+    def by_tenant(self) -> bool:
+        """Whether each tenant has a queue of its own."""
+        return self._tenants is not None
 
     def sweep(self, class_name: str, now_s: float) -> None:
         """Ask the keeper which requests still wait, unless it was asked just now."""
-        queue = self._queues[class_name]
-        queue.pass_time(now_s)
-        if queue.may_sweep(now_s):
-            for place in [p for p in queue.waiting if not self._still_waiting(p)]:
+        for place in self._classes[class_name].to_look_at(now_s):
+            if not self._still_waiting(place):
                 place.started(now_s)
 
     def sweep_all(self, now_s: float) -> bool:
         """Sweep every class; return whether any request still waits."""
-        for name in self._queues:
+        for name in self._classes:
             self.sweep(name, now_s)
-        return any(queue.waiting for queue in self._queues.values())
+        return any(of_class.waiting for of_class in self._classes.values())
 
     def waiting(self, class_name: str) -> int:
         """Return how many requests of the class are booked as waiting in this process."""
-        return len(self._queues[class_name].waiting)
+        return self._classes[class_name].waiting
 
     def waiting_anywhere(self, class_name: str) -> int:
         """Return how many requests of the class are booked as waiting in all processes."""
-        queue = self._queues[class_name]
-        return len(queue.waiting) + self._elsewhere.waiting(queue.class_id)
+        return self._classes[class_name].waiting_anywhere
 
     @property
     def is_empty(self) -> bool:
         """Whether no request waits, in no class and in no process."""
-        return not any(queue.waiting or self._elsewhere.waiting(queue.class_id) for queue in self._queues.values())
+        return not any(of_class.waiting_anywhere for of_class in self._classes.values())
 
-    def interval_s(self, class_name: str) -> float | None:
-        """Return the expected seconds from one start of the class to the next while any waits; ``None`` if unknown."""
-        return self._queues[class_name].rate.interval_s
+    def has_share_left(self, class_name: str, queue: "Queue", cap: int) -> bool:
+        """Return whether a tenant has no more waiting requests than its share of the places of a class.
 
-    def has_promised(self, class_name: str) -> bool:
-        """Return whether there are clients of the class that were refused and may retry."""
-        return len(self._queues[class_name].promises) > 0
-
-    def kept(self, class_name: str, key: Hashable | None, cap: int, now_s: float) -> int:
-        """Return how many of ``cap`` places are kept from a request of this key for clients that were refused.
-
-        No place is kept from a client that has a kept place. At most half of the places are kept, so that the
-        engine has requests to start even if no client retries.
-        """
-        promises = self._queues[class_name].promises
-        promises.pass_time(now_s)
-        if not len(promises) or (key is not None and promises.claim(key)):
-            return 0
-        return min(promises.kept, cap // 2)
-
-    def came(self, class_name: str, key: Hashable | None, now_s: float) -> None:
-        """Record that a request of this key came and needs no place any more; a place kept for it is released."""
-        if key is not None:
-            promises = self._queues[class_name].promises
-            promises.pass_time(now_s)
-            promises.fulfil(key)
-
-    def promise_place(self, class_name: str, now_s: float, after_s: float = 0.0, key: Hashable | None = None) -> int:
-        """Return the whole seconds, from 1 to 30, until the next unpromised place is predicted to be free.
-
-        Refused clients thus queue virtually: the n-th is asked to retry for the n-th place, which keeps them from
-        coming back all at once. Places beyond the longest wait are neither kept nor promised: their clients are asked
-        to wait that long.
+        The share is the tenant's weight, divided by the sum of the weights of all tenants that wait in the class. With
+        n equal tenants, no more than cap x (1 + 1/2 + ... + 1/n) requests wait, since the k-th to come finds room for
+        cap / k. Requests of other processes are not known by tenant.
 
         Args:
             class_name: Name of the class.
-            now_s: The present time, in seconds.
-            after_s: Seconds for which no place can be free, for a client that needs a shorter queue.
-            key: Key of the request, by which it is known when it is sent again; its place is kept then.
+            queue: The tenant's queue, in which the request has been entered.
+            cap: Most waiting requests of the class.
         """
-        return self._queues[class_name].promise_place(now_s, after_s, key)
+        if self._tenants is None:
+            return False
+        weights = self._tenants.weights
+        numbers = [number for number, one in self._classes[class_name].queues.items() if one.waiting]
+        share = float(weights[queue.tenant] / weights[numbers].sum())
+        return len(queue.waiting) <= max(cap * share, 1.0)
+
+
+@dataclass(slots=True)
+class _WaitingClass:
+    """One class: the queues of its tenants by their numbers, and how many requests wait in all of them."""
+
+    class_id: int
+    elsewhere: Elsewhere
+    queues: dict[int, "Queue"] = field(default_factory=dict)
+    waiting: int = 0
+    swept_s: float | None = None
+
+    def queue(self, tenant: int) -> "Queue":
+        found = self.queues.get(tenant)
+        if found is None:
+            found = self.queues[tenant] = Queue(self, tenant)
+        return found
+
+    def count(self, more: int) -> None:
+        self.waiting += more
+        self.elsewhere.set_waiting(self.class_id, self.waiting)
+
+    @property
+    def waiting_anywhere(self) -> int:
+        return self.waiting + self.elsewhere.waiting(self.class_id)
+
+    def to_look_at(self, now_s: float) -> list["WaitingPlace"]:
+        """Return all places, unless they were looked at just now; then none."""
+        interval_s = max(SWEEP_INTERVAL_S, SWEEP_INTERVAL_S_PER_WAITING * self.waiting)
+        if self.swept_s is not None and now_s - self.swept_s < interval_s:
+            return []
+        self.swept_s = now_s
+        return [place for queue in self.queues.values() for place in queue.waiting]
 
 
 class WaitingPlace:
@@ -190,7 +201,7 @@ class WaitingPlace:
 
     __slots__ = ("request", "_queue")
 
-    def __init__(self, request: Any, queue: "_ClassQueue") -> None:
+    def __init__(self, request: Any, queue: "Queue") -> None:
         self.request = request
         self._queue = queue
 
@@ -292,34 +303,70 @@ class _SteadyRate:
         return max(self.waited_s / self.starts, self.stalled_s / 3.0)
 
 
-@dataclass(slots=True)
-class _ClassQueue:
-    """One class: its places in order of entering, its rate, and its promises to refused clients.
+@dataclass(slots=True, eq=False)
+class Queue:
+    """The waiting requests of one tenant in one class: places in order of entering, rates, and promises.
 
-    ``promised_until_s`` is when the last promised place is predicted to be free.
+    Promises are made to clients that were refused; ``promised_until_s`` is when the last promised place is predicted to
+    be free.
     """
 
-    class_id: int
-    elsewhere: Elsewhere
+    of_class: _WaitingClass
+    tenant: int
     waiting: dict[WaitingPlace, None] = field(default_factory=dict)
     rate: _SteadyRate = field(default_factory=_SteadyRate)
     rate_lately: _DrainRate = field(default_factory=lambda: _DrainRate(MEMORY_STARTS))
     promises: Promises = field(default_factory=Promises)
     promised_until_s: float = -math.inf
     seen_s: float | None = None
-    swept_s: float | None = None
 
     @property
     def rates(self) -> tuple[_SteadyRate, _DrainRate]:
         return self.rate, self.rate_lately
 
-    def add(self, place: WaitingPlace) -> None:
+    def enter(self, request: Any, now_s: float) -> WaitingPlace:
+        """Book a request as waiting.
+
+        Args:
+            request: An object that ``still_waiting`` finds again in ``place.request``.
+            now_s: The present time, in seconds.
+        """
+        self.pass_time(now_s)
+        place = WaitingPlace(request, self)
         self.waiting[place] = None
-        self.elsewhere.set_waiting(self.class_id, len(self.waiting))
+        self.of_class.count(1)
+        return place
 
     def remove(self, place: WaitingPlace) -> None:
         del self.waiting[place]
-        self.elsewhere.set_waiting(self.class_id, len(self.waiting))
+        self.of_class.count(-1)
+
+    def interval_s(self, now_s: float) -> float | None:
+        """Return the expected seconds from one start to the next while any waits; ``None`` if unknown."""
+        self.pass_time(now_s)
+        return self.rate.interval_s
+
+    def has_promised(self) -> bool:
+        """Return whether there are clients that were refused and may retry."""
+        return len(self.promises) > 0
+
+    def kept(self, key: Hashable | None, cap: int, now_s: float) -> int:
+        """Return how many of ``cap`` places are kept from a request of this key for clients that were refused.
+
+        No place is kept from a client that has a kept place. At most half of the places are kept, so that the
+        engine has requests to start even if no client retries.
+        """
+        promises = self.promises
+        promises.pass_time(now_s)
+        if not len(promises) or (key is not None and promises.claim(key)):
+            return 0
+        return min(promises.kept, cap // 2)
+
+    def came(self, key: Hashable | None, now_s: float) -> None:
+        """Record that a request of this key came and needs no place any more; a place kept for it is released."""
+        if key is not None:
+            self.promises.pass_time(now_s)
+            self.promises.fulfil(key)
 
     def pass_time(self, now_s: float) -> None:
         """Credit the time since the last event to the rate if a request waited in it."""
@@ -328,15 +375,18 @@ class _ClassQueue:
                 rate.pass_time(now_s - self.seen_s)
         self.seen_s = now_s
 
-    def may_sweep(self, now_s: float) -> bool:
-        """Return whether the last sweep is long enough ago; if so, now becomes the last sweep."""
-        interval_s = max(SWEEP_INTERVAL_S, SWEEP_INTERVAL_S_PER_WAITING * len(self.waiting))
-        if self.swept_s is not None and now_s - self.swept_s < interval_s:
-            return False
-        self.swept_s = now_s
-        return True
+    def promise_place(self, now_s: float, after_s: float = 0.0, key: Hashable | None = None) -> int:
+        """Return the whole seconds, from 1 to 30, until the next unpromised place is predicted to be free.
 
-    def promise_place(self, now_s: float, after_s: float, key: Hashable | None) -> int:
+        Refused clients thus queue virtually: the n-th is asked to retry for the n-th place, which keeps them from
+        coming back all at once. Places beyond the longest wait are neither kept nor promised: their clients are asked
+        to wait that long.
+
+        Args:
+            now_s: The present time, in seconds.
+            after_s: Seconds for which no place can be free, for a client that needs a shorter queue.
+            key: Key of the request, by which it is known when it is sent again; its place is kept then.
+        """
         self.promises.pass_time(now_s)
         interval_s = self.rate_lately.interval_now_s
         if interval_s is None:

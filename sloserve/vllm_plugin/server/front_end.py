@@ -59,7 +59,9 @@ class FrontEnd:
         self._clock, self.processes, self._class_names = clock, processes, settings.classes.names
         self._boards = Boards(_board(settings, rank, processes), clock)
         self._metrics = collectors.install(settings, self._boards, clock)
-        self._admission = settings.admission.make(settings.classes.names, self._still_waiting, self._boards)
+        self._admission = settings.admission.make(
+            settings.classes.names, self._still_waiting, self._boards, settings.tenant_shares
+        )
         self._lengths = settings.make_lengths()
         self._sweeping = False
         self._tracing = Tracing.of(engine.output_processor)
@@ -250,6 +252,7 @@ class FrontEnd:
             _is_streamed(sampling_params.output_kind),
             length,
             functools.partial(key_of, observed.tenant, prompt, sampling_params),
+            observed.tenant,
         )
         forecast = self._admission.forecast(new, now_s)
         observed.predicted = forecast.predicted
@@ -324,7 +327,7 @@ class FrontEnd:
         if not observed.expired:
             observed.expired = True
             self._metrics.rejected(name, errors.REASON[DeadlinePassed])
-        return self._admission.promise_place(name, self._clock.monotonic_s())
+        return self._admission.promise_place(name, self._clock.monotonic_s(), observed.tenant)
 
     def _started(self, observed: Observed) -> None:
         if observed.ticket is not None:

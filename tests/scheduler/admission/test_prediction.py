@@ -120,16 +120,18 @@ def test_one_long_stall_of_a_queue_moves_its_pace_by_little_once_it_is_over(
     stall_s: float, after: int, at_once: int
 ) -> None:
     steady, stalled = ([0.1] * 40, [0.1] * 40 + [stall_s] + [0.1] * after)
-    without, found = (behind_a_queue(gaps_s, at_once)._backlog.interval_s("batch") for gaps_s in (steady, stalled))
+    without, found = (
+        behind_a_queue(gaps_s, at_once)._backlog.queue_of("batch").rate.interval_s for gaps_s in (steady, stalled)
+    )
     assert without == pytest.approx(0.1 / at_once, rel=0.25) and found == pytest.approx(without, rel=0.15)
 
 
 def test_a_queue_that_has_become_slower_is_believed_soon_and_at_once_while_it_stalls() -> None:
-    slower = behind_a_queue([0.1] * 40 + [2.0] * 8)._backlog.interval_s("batch")
+    slower = behind_a_queue([0.1] * 40 + [2.0] * 8)._backlog.queue_of("batch").rate.interval_s
     assert slower is not None and slower > 0.25
     stalled = behind_a_queue([0.1] * 40)
     stalled.forecast(request(T0 + 64.0), T0 + 64.0)
-    assert stalled._backlog.interval_s("batch") == pytest.approx(20.0)
+    assert stalled._backlog.queue_of("batch").rate.interval_s == pytest.approx(20.0)
 
 
 def test_a_stated_length_and_a_limit_bound_the_e2e_latency() -> None:
