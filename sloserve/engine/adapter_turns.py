@@ -1,8 +1,9 @@
 """Turns of LoRA adapters on an engine that runs fewer of them at once than its requests name.
 
-The engine passes over a waiting request whose adapter does not run while all places of adapters are taken, and goes on
-with the next request. An adapter whose requests keep coming would hold its place for ever. So an adapter gives up its
-place where a waiting request has a right to it: its waiting requests are held back until those that run have ended.
+The engine passes over a waiting request if its adapter does not run and all places of adapters are taken, and goes on
+with the next request. An adapter with requests that keep coming would hold its place for ever. So an adapter gives up
+its place where a waiting request has a right to it: its waiting requests are held back until its running requests have
+ended.
 """
 
 from collections import Counter
@@ -51,7 +52,7 @@ def with_adapter_turn(plan: Plan, snapshot: Snapshot, lora_of: Callable[[int], i
 
 
 def _whole_order(plan: Plan, snapshot: Snapshot) -> IntArray:
-    """Return the order of admission of all waiting requests; those that the plan does not name follow as they came."""
+    """Return the order of admission of all waiting requests; requests that the plan does not name follow as they came."""
     waiting = snapshot.waiting[np.argsort(snapshot.rows.seq[snapshot.waiting])]
     if plan.waiting is None:
         return waiting

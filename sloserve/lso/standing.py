@@ -1,7 +1,7 @@
 """Standing of tenants within their shares, and the order of service that follows from it.
 
-Of several tenants, those with no more service per weight than the mean of all are on level 0. Of the others, those with
-no more than the mean of these others are on level 1, and so on. Requests of lower levels come first; within a level the
+Tenants with no more service per weight than the mean of all tenants are on level 0. Among the remaining tenants, each
+tenant with no more than their mean is on level 1, and so on. Requests of lower levels come first; within a level the
 policy decides. So a tenant within its share competes with no tenant that is beyond its own, and of two tenants beyond
 their shares, the one that has had less comes first, even while others that ask for little pull the mean down.
 

@@ -82,7 +82,7 @@ class Backlog:
     """The waiting requests of each class, and the time from one start to the next.
 
     Where tenants have shares, the requests of each tenant in a class are a queue of their own, with a rate and promises
-    of their own. Else all requests of a class are one queue, that of tenant 0.
+    of their own. Otherwise all requests of a class are one queue, which belongs to tenant 0.
     """
 
     def __init__(
