@@ -52,7 +52,7 @@ def with_adapter_turn(plan: Plan, snapshot: Snapshot, lora_of: Callable[[int], i
 
 
 def _whole_order(plan: Plan, snapshot: Snapshot) -> IntArray:
-    """Return the order of admission of all waiting requests; requests that the plan does not name follow as they came."""
+    """Return the order of admission of all waiting requests; the plan need not name all of them."""
     waiting = snapshot.waiting[np.argsort(snapshot.rows.seq[snapshot.waiting])]
     if plan.waiting is None:
         return waiting

@@ -39,6 +39,7 @@ class EngineSettings:
         drafts: Draft tokens of a draft head (EAGLE, MTP), see :class:`~sloserve.engine.virtual.drafts.Drafts`; ``None``
         for
             none.
+        max_loras: LoRA adapters that may run at once; ``None`` where requests name none.
     """
 
     kv_blocks: int
@@ -54,6 +55,7 @@ class EngineSettings:
     swapping: Swapping = "cost"
     kv_groups: tuple[KVGroups, ...] = ()
     drafts: Drafts | None = None
+    max_loras: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
@@ -77,6 +79,12 @@ class EngineSettings:
             raise ConfigError(  # as SwapConnector refuses to start
                 f"swap_space_gib: {self.swap_space_gib} GiB for a model with Mamba states of draft tokens, which are "
                 "not swapped. Give 0"
+            )
+        if self.max_loras is not None and (self.max_loras < 1 or self.swap_space_gib):
+            raise ConfigError(
+                f"max_loras: {self.max_loras} is below 1"
+                if self.max_loras < 1
+                else "max_loras: adapters are not modelled beside swap space (swap_space_gib); leave out one of the two"
             )
         self._check_drafts()
         if self.kv_groups:

@@ -32,7 +32,7 @@ class ModelPort:
         self._counts = scheduler.requests
         self._num_drafts = scheduler.settings.num_drafts
         self.requests: dict[str, ModelRequest] = {}
-        self.max_loras = None
+        self.max_loras = scheduler.settings.max_loras
 
     @property
     def running(self) -> Sequence[ModelRequest]:
@@ -64,7 +64,8 @@ class ModelPort:
         return bool(self._counts.left[request.index] > 0)
 
     def lora_id(self, request: ModelRequest) -> int | None:
-        return None
+        adapters = self._scheduler.adapters
+        return None if adapters is None else adapters.of(request.index)
 
     def cached_tokens(self, request: ModelRequest) -> int | None:
         return int(self._counts.found[request.index])

@@ -12,6 +12,7 @@ import numpy as np
 from sloserve.core.arrays import BoolArray, IntArray
 from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.engine.virtual.virtual_swap_worker import NOTHING, Told
+from sloserve.sim.model.adapters import Adapters
 from sloserve.sim.model.blocks import Hit, KVBlocks
 from sloserve.sim.model.chunks import ChunkEnds, Prompt
 from sloserve.sim.model.drafted import ModelDrafts
@@ -53,6 +54,7 @@ class ModelScheduler:
         else:
             self.kv = KVBlocks(self.requests, settings.kv_blocks, self.layout)
         self.drafts = None if settings.drafts is None else ModelDrafts(self.requests, settings.drafts)
+        self.adapters = None if settings.max_loras is None else Adapters(self.requests, settings.max_loras)
         self._aligned = self.layout.chunk_multiple > 1
         self.running = NONE
         self.waiting = NONE
@@ -95,6 +97,8 @@ class ModelScheduler:
         running_before = self.running.size
         members, tokens = self._serve_running(budget, chunk)
         computed = counts.computed[members]
+        if self.adapters is not None:
+            self.adapters.step_begins(members)
         admitted: list[int] = []
         if (self.waiting.size or self.holding) and self.running.size == running_before:
             places = max(limits.running - running_before, 0)
@@ -181,7 +185,8 @@ class ModelScheduler:
     def _admit(self, step: Admitted) -> None:
         """Admit requests from the head of the queue.
 
-        It passes over requests that still have output in flight from before their preemption.
+        It passes over requests that still have output in flight from before their preemption, and over requests with an
+        adapter that has no place in the step.
         """
         counts, kv, swap = self.requests, self.kv, self.swap
         if self.holding and not self._admit_holding(step):
@@ -190,10 +195,13 @@ class ModelScheduler:
         looked_at = 0
         # At most this many requests are admitted or passed over.
         most = step.places + self._num_stale + (0 if swap is None else swap.num_kept)
+        if self.adapters is not None:
+            most = self.waiting.size
         for index in self.waiting[:most].tolist():
             if step.is_full:
                 break
-            if self._num_stale and counts.stale[index]:
+            is_stale = bool(self._num_stale and counts.stale[index])
+            if is_stale or not (self.adapters is None or self.adapters.fits(index)):
                 passed.append(index)
                 looked_at += 1
                 continue
@@ -241,6 +249,8 @@ class ModelScheduler:
         self.kv.cache(index, min(computed + new, tokens))
         step.budget -= new
         counts.state[index] = RUNNING
+        if self.adapters is not None:
+            self.adapters.admit(index)
         if self.swap is not None and computed + new < tokens:
             self._prefilling.add(index)
         step.requests.append(index)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -125,6 +126,7 @@ class VirtualEngine(EventLoop):
             init_none_hash(sha256)
             self._hasher = get_request_block_hasher(self.scheduler.hash_block_size, sha256)
         self._live: dict[str, _LiveRequest] = {}
+        self._lora_numbers: dict[str, int] = {}
         self._prefilling: set[str] = set()
         self._preempted: list[str] = []
         compat.on_preemption(self.scheduler, self._preempted.append)
@@ -200,12 +202,18 @@ class VirtualEngine(EventLoop):
                     # cache.
                     cache_salt=None if item.prefix_ids else item.request_id,
                     block_hasher=self._hasher,
+                    lora_request=self._lora(item.adapter) if item.adapter else None,
                 )
             )
             tokens, drafts = min(item.output_tokens, max_tokens), self._settings.drafts
             runs = None if drafts is None else drafts.accepted_runs(item.request_id, tokens)
             self._live[item.request_id] = _LiveRequest(item, tokens, runs)
             self._stages.arrived(item.request_id, item.arrival_s)
+
+    def _lora(self, name: str) -> LoRARequest:
+        """Return the adapter of a name; the first one named has the number 1."""
+        number = self._lora_numbers.setdefault(name, len(self._lora_numbers) + 1)
+        return LoRARequest(lora_name=name, lora_int_id=number, lora_path="none")
 
     def _dispatch(self, now_s: float, worker_free_s: float) -> _VirtualBatch:
         """Schedule a step at ``now_s``. Planning comes first, and meanwhile the worker is at the step before."""

@@ -15,6 +15,7 @@ from vllm.config import (
     CacheConfig,
     DeviceConfig,
     KVTransferConfig,
+    LoRAConfig,
     ModelConfig,
     SchedulerConfig,
     SpeculativeConfig,
@@ -94,6 +95,8 @@ def scheduler_arguments(
     config.scheduler_config = copy.copy(config.scheduler_config)
     specs = [_spec_of(one, settings) for one in settings.kv_groups or (KVGroups(1, settings.block_size),)]
     sizes = [spec.block_size for spec in specs]
+    if settings.max_loras is not None:
+        config.lora_config = LoRAConfig(max_loras=settings.max_loras)
     if settings.drafts is not None:
         config.speculative_config = _speculative_config(settings.drafts)
     if any(one.states for one in settings.kv_groups):

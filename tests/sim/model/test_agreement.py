@@ -200,6 +200,22 @@ def test_every_step_is_vllms_where_tenants_have_shares(policy: str) -> None:
     assert difference(real, run_model(plain)) is not None
 
 
+@pytest.mark.parametrize("policy", [None, "edf", "auto", "fcfs"])
+def test_every_step_is_vllms_where_more_adapters_are_named_than_may_run(policy: str | None) -> None:
+    """Of five adapters one is named most, and two may run at once; some requests name none."""
+    (case,) = [case for case in cases() if (case.name, case.policy) == ("kv-scarce", "edf")]
+    requests = [
+        replace(one, adapter=("hot", "hot", "b", "hot", "", "c", "hot", "d")[i % 8])
+        for i, one in enumerate(case.requests)
+    ]
+    shares = None if policy is None else {}
+    plain = replace(case, policy=policy, requests=requests, tenant_shares=shares)
+    short = replace(plain, settings=replace(case.settings, max_loras=2))
+    real = run_real(short)
+    assert difference(real, run_model(short)) is None
+    assert difference(real, run_model(plain)) is not None
+
+
 def test_a_difference_is_told_by_step_and_request() -> None:
     """As a vLLM that admits one request more would show."""
     (case,) = [case for case in cases() if case.name == "slots-bind" and case.policy is None]
