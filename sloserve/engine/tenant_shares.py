@@ -2,8 +2,10 @@
 
 Service is counted in seconds of the engine. Over any interval that begins with requests that wait, a tenant is charged
 the largest of three shares, times the seconds of the interval: of the time that the tokens computed in it take, of the
-KV cache, and of the slots. Where nothing waits, no tenant is kept from anything, and nothing is charged. What is
-computed again or loaded after a preemption is charged again; prompt tokens found in the prefix cache are not charged.
+KV cache, and of the slots. KV and slots are charged for the time without the prompts of other tenants: while others'
+prompts take the steps, requests hold both for longer than they would on an engine of their own. Where nothing waits, no
+tenant is kept from anything, and nothing is charged. What is computed again or loaded after a preemption is charged
+again; prompt tokens found in the prefix cache are not charged.
 Service halves with every half-life, so that a tenant that was idle for long is owed no more than one that was idle for
 a few half-lives, and no tenant pays for ever for a burst of long ago.
 
@@ -18,7 +20,7 @@ by them. Here the policy orders the requests within their shares, and the reques
 """
 
 import math
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -72,6 +74,41 @@ class _Meter:
         self.service_s = self.service_s * kept + largest * (1.0 - kept) * half_life_s / math.log(2.0)
 
 
+@dataclass(frozen=True, slots=True)
+class _Shares:
+    """What each of several members, which are tenants or accounts, had of the engine in an interval.
+
+    Args:
+        time: Share of the time of the tokens computed, ``[members]``.
+        prompts: Share of that time for prompt tokens alone, ``[members]``.
+        blocks: Share of the KV cache, ``[members]``.
+        slots: Share of the slots, ``[members]``.
+    """
+
+    time: FloatArray
+    prompts: FloatArray
+    blocks: FloatArray
+    slots: FloatArray
+
+    def summed(self, tenant_of: IntArray, tenants: int) -> "_Shares":
+        """Return the shares of tenants, from the shares of their accounts.
+
+        Args:
+            tenant_of: Tenant of each account, ``[members]``.
+            tenants: Number of tenants.
+        """
+        time, prompts, blocks, slots = (
+            _sums(tenant_of, share, tenants) for share in (self.time, self.prompts, self.blocks, self.slots)
+        )
+        return _Shares(time, prompts, blocks, slots)
+
+    def largest(self) -> FloatArray:
+        """Return the largest share of each member, at most 1, ``[members]``."""
+        own = 1.0 - (self.prompts.sum() - self.prompts)
+        found: FloatArray = np.minimum(np.maximum(self.time, own * np.maximum(self.blocks, self.slots)), 1.0)
+        return found
+
+
 class TenantShares:
     """Service by tenant. All times are of one clock, in seconds, and must not decrease.
 
@@ -97,7 +134,9 @@ class TenantShares:
         self.tenants = tenants
         self._half_life_s = half_life_s
         self._of_tenants, self._of_accounts = _Meter(), _Meter()  # the latter from the first LoRA adapter on
-        self._owed_s: FloatArray = np.zeros(0)  # by account: time of the tokens computed since the last charge
+        # By account: time of the tokens computed since the last charge, and of the prompt tokens among them.
+        self._owed_s: FloatArray = np.zeros(0)
+        self._owed_prompts_s: FloatArray = np.zeros(0)
         self._charged_at_s: float | None = None
         self._is_contended = False  # since the last charge
         self._prompt_token_s = self._token_s = 0.0  # of a prompt token and of an output token, at the last charge
@@ -139,19 +178,20 @@ class TenantShares:
         account, size = rows.account[running], self._owed_s.size
         held = _sums(account, rows.kv_blocks[running], size)
         all_blocks = max(float(held.sum()), 1.0)
-        shares = (
-            self._owed_s / max(float(self._owed_s.sum()), 1e-12),
+        computed_s = max(float(self._owed_s.sum()), 1e-12)
+        shares = _Shares(
+            self._owed_s / computed_s,
+            self._owed_prompts_s / computed_s,
             # A shared block counts once, for all who hold it.
             held * ((all_blocks - snapshot.shared_blocks) / all_blocks / engine.capacity_blocks),
             _sums(account, np.ones(account.size), size) / engine.max_num_seqs,
         )
-        tenant_of, tenants = self.tenants.tenant_of, len(self.tenants)
-        by_tenant = [_sums(tenant_of, share, tenants) for share in shares]
         contended = float(self._is_contended)
-        self._of_tenants.charge(contended * _largest(by_tenant), since_s, self._half_life_s)
+        of_tenants = shares.summed(self.tenants.tenant_of, len(self.tenants)).largest()
+        self._of_tenants.charge(contended * of_tenants, since_s, self._half_life_s)
         if self.tenants.has_adapters:
-            self._of_accounts.charge(contended * _largest(shares), since_s, self._half_life_s)
-        self._owed_s[:] = 0.0
+            self._of_accounts.charge(contended * shares.largest(), since_s, self._half_life_s)
+        self._owed_s[:] = self._owed_prompts_s[:] = 0.0
         self._charged_at_s, self._is_contended = now_s, snapshot.waiting.size > 0
 
     def rest(self) -> None:
@@ -213,8 +253,9 @@ class TenantShares:
         # After a preemption, output tokens are computed again as the tokens of a prompt are.
         at_once = rows.prompt_tokens[running] + np.where(known, 0, np.maximum(rows.output_tokens[running] - 1, 0))
         of_prompt = np.minimum(new, np.maximum(at_once - before, 0))
-        seconds = of_prompt * self._prompt_token_s + (new - of_prompt) * self._token_s
-        self._owed_s += _sums(rows.account[running], seconds, self._owed_s.size)
+        of_prompt_s, account, size = of_prompt * self._prompt_token_s, rows.account[running], self._owed_s.size
+        self._owed_prompts_s += _sums(account, of_prompt_s, size)
+        self._owed_s += _sums(account, of_prompt_s + (new - of_prompt) * self._token_s, size)
         self._seen_seq[running] = rows.seq[running]
         self._seen_preemptions[running] = rows.num_preemptions[running]
         self._seen_tokens[running] = computed
@@ -226,7 +267,9 @@ class TenantShares:
         if self.tenants.has_adapters:
             self._of_accounts.grow(accounts)
         if accounts > self._owed_s.size:
-            self._owed_s = np.append(self._owed_s, np.zeros(accounts - self._owed_s.size))
+            more_accounts = np.zeros(accounts - self._owed_s.size)
+            self._owed_s = np.append(self._owed_s, more_accounts)
+            self._owed_prompts_s = np.append(self._owed_prompts_s, more_accounts)
         more = capacity - len(self._seen_seq)
         if more > 0:
             self._seen_seq = np.append(self._seen_seq, np.full(more, -1))
@@ -237,9 +280,3 @@ class TenantShares:
 def _sums(numbers: IntArray, values: NDArray[Any], size: int) -> FloatArray:
     """Return the sum of the ``values`` of each of the ``size`` first numbers, ``[size]``."""
     return np.bincount(numbers, weights=values, minlength=size).astype(np.float64, copy=False)
-
-
-def _largest(shares: Sequence[FloatArray]) -> FloatArray:
-    """Return the largest share that each member has of any resource, at most 1, ``[members]``."""
-    found: FloatArray = np.minimum(np.maximum.reduce(shares), 1.0)
-    return found

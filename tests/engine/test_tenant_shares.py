@@ -210,6 +210,7 @@ def test_requests_beyond_their_shares_come_last_and_all_keep_the_order_of_the_po
 
 
 SLO = DEFAULT_CLASSES.slo("interactive", Targets(ttft_s=3.0, tpot_s=0.2))
+OTHERS = ("sjf", "econo", "andes", "sa", "qlm", "niyama")
 SETTINGS = EngineSettings(max_num_seqs=32, max_num_batched_tokens=2048, kv_blocks=1500, max_model_len=8192)
 
 
@@ -239,7 +240,10 @@ def attainment(policy: str, requests: list[WorkloadRequest], shares: object, by:
     return {tenant: float(np.mean(of_tenant)) for tenant, of_tenant in met.items()}
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "auto", "edf", "sjf", "econo", "andes", "sa", "qlm", "niyama"])
+@pytest.mark.parametrize(
+    "policy",
+    ["fcfs", "auto", "edf", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)],
+)
 def test_nobody_pays_for_the_burst_of_another_tenant(policy: str) -> None:
     requests = burst()
     without, found = (attainment(policy, requests, shares) for shares in (None, {}))
@@ -257,7 +261,7 @@ def two_heavy_and_many_light() -> list[WorkloadRequest]:
     ]
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "edf"])
+@pytest.mark.parametrize("policy", ["fcfs", pytest.param("edf", marks=pytest.mark.slow)])
 def test_of_two_tenants_beyond_their_shares_the_one_that_had_less_comes_first(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,7 +272,7 @@ def test_of_two_tenants_beyond_their_shares_the_one_that_had_less_comes_first(
     assert found["b"] > attainment(policy, requests, {})["b"] + 0.05
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "auto", "edf"])
+@pytest.mark.parametrize("policy", ["fcfs", "auto"])
 def test_a_hot_adapter_takes_no_more_than_its_part_of_the_tenants_share(policy: str) -> None:
     requests = [replace(one, tenant="a", adapter=one.tenant) for one in burst()]
     without, found = (attainment(policy, requests, shares, by="adapter") for shares in (None, {}))
@@ -276,7 +280,7 @@ def test_a_hot_adapter_takes_no_more_than_its_part_of_the_tenants_share(policy: 
         assert found[adapter] > without[adapter] + 0.05
 
 
-@pytest.mark.parametrize("policy", ["auto", "edf", "econo"])
+@pytest.mark.parametrize("policy", ["auto", "edf", pytest.param("econo", marks=pytest.mark.slow)])
 def test_many_equal_tenants_do_not_preempt_each_other(policy: str) -> None:
     """Each of fifty sends four requests."""
     requests = [replace(one, tenant=f"t{i % 50}") for i, one in enumerate(burst()[:200])]
@@ -288,7 +292,7 @@ def test_many_equal_tenants_do_not_preempt_each_other(policy: str) -> None:
     assert preemptions[1] <= preemptions[0] + 0.1 * len(requests)
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "auto", "edf", "andes", "sa"])
+@pytest.mark.parametrize("policy", ["fcfs", "auto", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_with_one_tenant_every_decision_stays(policy: str) -> None:
     requests = [replace(one, tenant="a") for one in burst()]
     logs = [

@@ -16,6 +16,7 @@ from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog, StageTimes, latency_of
+from sloserve.core.tenants import TenantTable
 from sloserve.engine.read_stated import StatedReader
 from sloserve.engine.swap.store import SwapStore
 from sloserve.engine.virtual.engine_settings import EngineSettings
@@ -83,7 +84,9 @@ class ModelEngine(EventLoop):
                 self._planned.swap_with(settings.swap_space_gib, settings.block_bytes(profile))
         shares = None if self._planned is None else self._planned.shares
         self._stated = (
-            None if plugin is None else StatedReader(plugin.classes, None if shares is None else shares.tenants)
+            None
+            if plugin is None
+            else StatedReader(plugin.classes, TenantTable() if shares is None else shares.tenants)
         )
         self._aborted: set[str] = set()
         self._stages_of: dict[str, StageTimes] = {}

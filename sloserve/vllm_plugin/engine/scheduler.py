@@ -25,6 +25,7 @@ from vllm.v1.request import Request
 from sloserve.core.clock import Clock, SteadyClock, SystemClock
 from sloserve.core.errors import ConfigError
 from sloserve.core.stated import StatedSLO
+from sloserve.core.tenants import TenantTable
 from sloserve.engine.containment import Containment
 from sloserve.engine.metrics.engine_page import PageWriter
 from sloserve.engine.metrics.live_page import LiveWriter
@@ -146,7 +147,7 @@ class SLOScheduler(ContainedScheduler):
         """What planning for the last step costs in virtual time."""
         self._planning_costs = planning_costs
         self._shares = TenantShares.of(settings)
-        tenants = None if self._shares is None else self._shares.tenants
+        tenants = TenantTable() if self._shares is None else self._shares.tenants
         self._ledger = EngineStats(settings.classes, self.slo_counters, tenants)
         self._booking = Containment(self.slo_counters, "sloserve failed to count; serving is not affected")
         self._planning = Containment(
