@@ -21,14 +21,14 @@ by them. Here the policy orders the requests within their shares, and the reques
 
 import math
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows, State
-from sloserve.core.tenants import TenantTable
+from sloserve.core.tenants import LEAST_WEIGHT, TenantTable
 from sloserve.lso.engine_pace import EnginePace
 from sloserve.lso.plan import Snapshot
 from sloserve.lso.standing import Standing, levels_of
@@ -40,6 +40,27 @@ LEAST_S: Final = 5.0
 Among many tenants that each have little, one running request would else be far beyond its tenant's share. With 0.5 s
 equal tenants still preempt each other under ``edf``; with 5 s they hardly do.
 """
+
+
+class Balances(NamedTuple):
+    """What each tenant of an engine has had and is due, by number, ``[tenants]`` each.
+
+    A tenant is present if it has requests in the engine. For the others the last three fields are 0.
+
+    Args:
+        running: Running requests.
+        waiting: Waiting and preempted requests.
+        service_s: Recent service, decayed, in seconds of the engine.
+        share: Weight over the sum of the weights of the tenants present, from 0 to 1.
+        debt_s: Recent service minus the share's part of the recent service of all tenants present, in seconds;
+            negative for a tenant that is owed service. The debts of all tenants sum to 0.
+    """
+
+    running: IntArray
+    waiting: IntArray
+    service_s: FloatArray
+    share: FloatArray
+    debt_s: FloatArray
 
 
 class _Meter:
@@ -275,6 +296,25 @@ class TenantShares:
             self._seen_seq = np.append(self._seen_seq, np.full(more, -1))
             self._seen_preemptions = np.append(self._seen_preemptions, np.zeros(more, np.int64))
             self._seen_tokens = np.append(self._seen_tokens, np.zeros(more, np.int64))
+
+    def balances(self, rows: Rows, now_s: float) -> Balances:
+        """Return what the tenants have had and are due, for people to see; nothing is decided by it.
+
+        Args:
+            rows: The request table.
+            now_s: The present time; service has decayed until then.
+        """
+        self._grow(rows.capacity)
+        weights = self.tenants.weights
+        tenant = self.tenants.tenant_of[rows.account]
+        running = np.bincount(tenant[rows.slots_in(State.RUNNING)], minlength=weights.size)
+        waiting = np.bincount(tenant[rows.slots_in(State.WAITING, State.PREEMPTED)], minlength=weights.size)
+        is_present = running + waiting > 0
+        since_s = 0.0 if self._charged_at_s is None else max(now_s - self._charged_at_s, 0.0)
+        service_s = np.where(is_present, self.service_s * 0.5 ** (since_s / self._half_life_s), 0.0)
+        of_present = np.where(is_present, weights, 0.0)
+        share = of_present / max(float(of_present.sum()), LEAST_WEIGHT)
+        return Balances(running, waiting, service_s, share, service_s - share * service_s.sum())
 
 
 def _sums(numbers: IntArray, values: NDArray[Any], size: int) -> FloatArray:

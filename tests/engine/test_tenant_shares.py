@@ -307,3 +307,43 @@ def test_with_one_tenant_every_decision_stays(policy: str) -> None:
 
 def test_settings_have_no_shares_unless_they_say_so() -> None:
     assert TenantShares.of(PluginSettings()) is None
+
+
+def test_balances_show_share_service_and_debt_of_the_tenants_present() -> None:
+    """a has had 30 s and b 10 s of 40; of these a, with half of the weight of b, is due 40 / 3 s."""
+    shares = shares_of(half_life_s=10.0, b=2.0)
+    shares._of_tenants.service_s[:] = 5.0, 60.0, 20.0, 7.0
+    shares._charged_at_s = 100.0
+    snapshot = make_snapshot([{"account": B}, {"account": B}], [{"account": A}, {"account": B}])
+    found = shares.balances(snapshot.rows, 110.0)
+    assert found.running.tolist() == [0, 1, 1, 0] and found.waiting.tolist() == [0, 0, 2, 0]
+    assert found.service_s.tolist() == pytest.approx([0, 30, 10, 0])
+    assert found.share.tolist() == pytest.approx([0, 1 / 3, 2 / 3, 0])
+    assert found.debt_s.tolist() == pytest.approx([0, 30 - 40 / 3, 10 - 80 / 3, 0])
+    assert shares.service_s.tolist() == [5.0, 60.0, 20.0, 7.0], "looking changes nothing"
+
+
+@given(
+    service_s=st.lists(st.floats(0.0, 1e6), min_size=4, max_size=4),
+    weights=st.lists(st.floats(1e-3, 1e3), min_size=3, max_size=3),
+    present=st.lists(st.sampled_from([0, A, B, C]), max_size=8),
+)
+def test_debts_sum_to_zero_and_are_positive_where_a_tenant_is_beyond_its_share(
+    service_s: list[float], weights: list[float], present: list[int]
+) -> None:
+    shares = shares_of(**dict(zip("abc", weights, strict=True)))
+    shares._of_tenants.service_s[:] = service_s
+    rows = make_snapshot([{"account": tenant} for tenant in present]).rows
+    found = shares.balances(rows, 0.0)
+    least_s = 1e-9 * (1.0 + sum(service_s))
+    assert abs(found.debt_s.sum()) <= least_s and found.share.sum() == pytest.approx(1.0 if present else 0.0)
+    standing = shares.standing(rows)
+    if standing is not None:
+        is_clear = np.abs(found.debt_s) > least_s
+        assert (np.sign(standing.over) == np.sign(found.debt_s))[is_clear].all()
+
+
+def test_balances_of_an_engine_without_requests_are_zero() -> None:
+    shares = shares_of()
+    shares._of_tenants.service_s[:] = 9.0
+    assert all(not column.any() for column in shares.balances(make_snapshot().rows, 5.0))
