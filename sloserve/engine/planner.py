@@ -30,7 +30,7 @@ from sloserve.engine.port import EnginePort, EngineRequest
 from sloserve.engine.prefix_reuse import STRETCH_TOKENS, PrefixReuse
 from sloserve.engine.request_table import RequestTable
 from sloserve.engine.shadow import Shadow
-from sloserve.engine.tenant_shares import TenantShares
+from sloserve.engine.tenant_shares import Balances, TenantShares
 from sloserve.estimator.planning_cost import PlanningCost
 from sloserve.lso.decode_first import service_order
 from sloserve.lso.engine_pace import pace_of
@@ -142,6 +142,10 @@ class Planner:
         """What is known of the lengths of outputs: by the policy, else by the step budget; ``None`` by neither."""
         budget = self._step_budget
         return self.policy.lengths or (None if budget is None else budget.lengths)
+
+    def balances(self, now_s: float) -> Balances | None:
+        """Return what the tenants have had and are due; ``None`` where they have no shares."""
+        return None if self._shares is None else self._shares.balances(self.table.rows, now_s)
 
     def learn_from(self, dropped: "Planner") -> None:
         """Continue with what the policies and the step budget of a planner learned that was dropped with its rows."""

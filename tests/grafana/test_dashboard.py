@@ -31,7 +31,8 @@ GRID_COLUMNS = 24
 def metrics_text(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A scrape of a server that has served a request and has a shadow policy; of vLLM's metrics those we ask for."""
     folder = tmp_path_factory.mktemp("pages")
-    page = PageWriter(DEFAULT_CLASSES.names, 0, folder)
+    page = PageWriter(DEFAULT_CLASSES.names, 0, folder, tenant_rows=3)
+    page.name_tenants(["", "acme"])
     page.set_policies("edf", "sjf", None)
     for name in (
         "shadow_agreement_count",

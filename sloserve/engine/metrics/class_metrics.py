@@ -42,7 +42,7 @@ class Count(NamedTuple):
     """A counter of requests that ended.
 
     Args:
-        of: Function that returns what one request adds, 0 or more; called once for each.
+        of: Function that returns what one request adds, 0 or more, to the counters of its class and of its tenant.
     """
 
     documentation: str
@@ -53,7 +53,10 @@ COUNTS: dict[str, Count] = {
     "slo_requests": Count("Requests that ended and had at least one target", lambda served: bool(served.met)),
     "goodput_requests": Count("Requests that met every target they had", lambda served: bool(served.good)),
 }
-"""Counters by class, by their names without prefix and ``_total``. To add one, a row is enough."""
+"""Counters by class, by their names without prefix and ``_total``. To add one, a row is enough.
+
+By tenant they have the same names after ``tenant_``.
+"""
 
 
 class Families:
@@ -72,6 +75,9 @@ class Families:
         self.rejected = _counter("rejected_requests", "Requests refused before they were queued", "class", "reason")
         self.ignored_headers = _counter("ignored_headers", "Headers x-slo-* that were ignored because they are unknown")
         self.tenant_requests = _counter("tenant_requests", "Requests that ended", "tenant", "outcome")
+        self.tenant_counts = {
+            name: _counter(f"tenant_{name}", count.documentation, "tenant") for name, count in COUNTS.items()
+        }
         self.qoe = _histogram("qoe", "Quality of experience of streamed outputs, 0 to 1", QOE_BUCKETS)
         self.predicted_ttft = _histogram(
             "predicted_ttft_seconds", "Median TTFT predicted at admission, of completed requests", TTFT_BUCKETS_S
@@ -91,7 +97,10 @@ class Families:
 
     def all(self) -> list[Collector]:
         """Return each collector once, to be registered."""
-        return [*self.counts.values(), *(each for each in vars(self).values() if each is not self.counts)]
+        found: list[Collector] = []
+        for each in vars(self).values():
+            found += each.values() if isinstance(each, dict) else [each]
+        return found
 
 
 def _counter(name: str, documentation: str, *labels: str) -> Counter:

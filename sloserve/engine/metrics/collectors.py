@@ -14,7 +14,6 @@ import functools
 import logging
 import reprlib
 from collections.abc import Callable, Iterable, Sequence
-from hashlib import blake2b
 from typing import Any, Final
 
 import numpy as np
@@ -22,13 +21,15 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, multiprocess
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from sloserve.core.attainment_window import AttainmentWindow
 from sloserve.core.clock import Clock
 from sloserve.core.outcome import Outcome
 from sloserve.core.served import ServedRequest
-from sloserve.engine.metrics.class_metrics import AttainmentGauge, ClassMetrics, CoverageGauge, Families
+from sloserve.engine.metrics.class_metrics import COUNTS, AttainmentGauge, ClassMetrics, CoverageGauge, Families
 from sloserve.engine.metrics.engine_metrics import PageCollector
 from sloserve.engine.metrics.engine_page import PageSnapshot, find_pages
-from sloserve.engine.metrics.process_page import Boards
+from sloserve.engine.metrics.process_page import Boards, tenant_key, tenant_windows
+from sloserve.engine.metrics.tenant_figures import NONE, OTHER, named_tenants
 from sloserve.scheduler.settings import PluginSettings
 
 logger = logging.getLogger(__name__)
@@ -40,8 +41,6 @@ REASONS: Final = (
     "rejected-saturated", "rejected-slo-unattainable", "rejected-ttl-expired", "evicted-priority", INVALID_REQUEST,
     SHUTTING_DOWN,
 )  # fmt: skip
-OTHER: Final = "other"
-NONE: Final = "none"
 
 
 class TenantLabels:
@@ -63,7 +62,7 @@ class TenantLabels:
         self._labelled: set[str] = set()
         """Tenants that were seen to have a label, which they keep; no more than there are labels."""
         for tenant in list(named)[: boards.own.tenants.size]:
-            self._take(_key(tenant))
+            self._take(tenant_key(tenant))
 
     def of(self, tenant: str | None) -> str:
         """Return the label of a tenant: its name, ``other`` beyond the limit, ``none`` for a request without one."""
@@ -71,7 +70,7 @@ class TenantLabels:
             return NONE
         if tenant in self._labelled:
             return tenant
-        key, own = np.uint64(_key(tenant)), self._boards.own.tenants
+        key, own = np.uint64(tenant_key(tenant)), self._boards.own.tenants
         if (own == key).any():
             self._labelled.add(tenant)
             return tenant
@@ -87,9 +86,32 @@ class TenantLabels:
         self._taken += 1
 
 
-def _key(tenant: str) -> int:
-    """Return a key of the tenant that is never 0, which stands for no tenant."""
-    return int.from_bytes(blake2b(tenant.encode(errors="surrogatepass"), digest_size=8).digest()) or 1
+class TenantMetrics:
+    """The series of one label, looked up once.
+
+    Args:
+        label: The label; counters of a label begin at 0.
+        families: The metrics to which the series belong.
+        window: Window of the tenant's latest requests; ``None`` if they are not remembered.
+    """
+
+    def __init__(self, label: str, families: Families, window: AttainmentWindow | None) -> None:
+        self._label, self._families, self._window = label, families, window
+        self._outcomes: dict[Outcome, Counter] = {}
+        self._counts = [(families.tenant_counts[key].labels(label), count.of) for key, count in COUNTS.items()]
+
+    def record(self, served: ServedRequest, now_s: float) -> None:
+        """Record a request of a tenant with this label that ended."""
+        counter = self._outcomes.get(served.outcome)
+        if counter is None:
+            labels = self._label, served.outcome
+            counter = self._outcomes[served.outcome] = self._families.tenant_requests.labels(*labels)
+        counter.inc()
+        for count, of in self._counts:
+            if added := of(served):
+                count.inc(added)
+        if served.met and self._window is not None:
+            self._window.record(served.met, served.outcome is Outcome.REJECTED, now_s)
 
 
 class FrontEndMetrics:
@@ -121,7 +143,8 @@ class FrontEndMetrics:
         self._tenants = TenantLabels(tenants, boards)
         self._registry = registry
         self._families = Families()
-        self._of_tenant: dict[tuple[str, Outcome], Counter] = {}
+        self._board = boards.own
+        self._of_tenant: dict[tuple[str, str | None], TenantMetrics] = {}
         self._logged_s: float | None = None
         names = list(class_names)
         self._classes = {name: ClassMetrics(name, self._families, boards.own, i) for i, name in enumerate(names)}
@@ -131,7 +154,7 @@ class FrontEndMetrics:
         self._computed: list[Collector] = [
             AttainmentGauge(names, boards.look, clock),
             CoverageGauge(names, boards.look),
-            PageCollector(snapshots),
+            PageCollector(snapshots, self._tenants.of),
         ]
         self._collectors: list[Collector] = [*self._families.all(), *self._computed]
         for collector in self._collectors:
@@ -147,12 +170,20 @@ class FrontEndMetrics:
 
         Raises: KeyError for a class that is not in the table.
         """
-        self._classes[served.slo.slo_class.name].record(served, self._clock.monotonic_s())
-        label = self._tenants.of(served.tenant), served.outcome
-        counter = self._of_tenant.get(label)
-        if counter is None:
-            counter = self._of_tenant[label] = self._families.tenant_requests.labels(*label)
-        counter.inc()
+        now_s = self._clock.monotonic_s()
+        self._classes[served.slo.slo_class.name].record(served, now_s)
+        self._of(served.tenant).record(served, now_s)
+
+    def _of(self, tenant: str | None) -> TenantMetrics:
+        label = self._tenants.of(tenant)
+        is_own = tenant is None or tenant == label
+        key = label, tenant if is_own else OTHER
+        found = self._of_tenant.get(key)
+        if found is None:
+            windows = tenant_windows([self._board], tenant) if is_own else []
+            window = AttainmentWindow(windows[0]) if windows else None
+            found = self._of_tenant[key] = TenantMetrics(label, self._families, window)
+        return found
 
     def rejected(self, slo_class: str | None, reason: str | None) -> None:
         """Count why a request was refused; if its SLO could be read, :meth:`record` counts the request itself.
@@ -189,7 +220,7 @@ def install(settings: PluginSettings, boards: Boards, clock: Clock) -> FrontEndM
     _extend_multiprocess_mode()
     _installed = FrontEndMetrics(
         settings.classes.names,
-        settings.tenants,
+        named_tenants(settings),
         boards,
         clock,
         lambda: [page.snapshot() for page in find_pages()],

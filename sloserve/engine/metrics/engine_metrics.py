@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from sloserve.engine.metrics.engine_figures import FAMILY, EngineFigures
 from sloserve.engine.metrics.engine_page import PLAN_BUCKETS_S, PageSnapshot
 from sloserve.engine.metrics.swap_figures import swap_families
+from sloserve.engine.metrics.tenant_figures import own_name, tenant_families
 
 PREFIX = "sloserve:"
 
@@ -21,22 +22,30 @@ PREFIX = "sloserve:"
 class PageCollector(Collector):
     """Turns snapshots of pages into metrics."""
 
-    def __init__(self, snapshots: Callable[[], Iterable[PageSnapshot]]) -> None:
+    def __init__(
+        self, snapshots: Callable[[], Iterable[PageSnapshot]], tenant_label: Callable[[str | None], str] = own_name
+    ) -> None:
         """Create a collector of the engines' pages.
 
         Args:
             snapshots: Function that takes a snapshot of every page; an OSError or ValueError counts as no page.
+            tenant_label: Function that returns the label of a tenant. A page has a bounded number of tenants, but
+                several pages together may have more.
         """
         self._snapshots = snapshots
+        self._tenant_label = tenant_label
 
     def describe(self) -> Iterable[Metric]:
-        return _families([])
+        return self._families([])
 
     def collect(self) -> Iterable[Metric]:
         try:
-            return _families(one_of_each_rank(self._snapshots()))
+            return self._families(one_of_each_rank(self._snapshots()))
         except (OSError, ValueError):
             return []  # a scrape without them is better than none; the engines' own log says why there is no page
+
+    def _families(self, pages: Sequence[PageSnapshot]) -> list[Metric]:
+        return [*_families(pages), *tenant_families(pages, PREFIX, self._tenant_label)]
 
 
 def one_of_each_rank(snapshots: Iterable[PageSnapshot]) -> list[PageSnapshot]:

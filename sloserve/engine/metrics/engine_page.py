@@ -1,7 +1,8 @@
 """One page per engine process, through which a scheduler's figures reach the API processes.
 
 Its numbers are the slots of :class:`Layout`, one more says which of two texts counts: the one not in use is written,
-then the slot is switched. The words are a ring of interrupted requests. See :mod:`sloserve.engine.metrics.page_memory`.
+then the slot is switched. Behind the texts stand the names of tenants, each written once, before it is counted. The
+words are a ring of interrupted requests. See :mod:`sloserve.engine.metrics.page_memory`.
 """
 
 import json
@@ -18,6 +19,7 @@ from sloserve.engine.metrics.interruption_ring import WORDS, InterruptionRing
 from sloserve.engine.metrics.page_folder import ENGINE, PageFile
 from sloserve.engine.metrics.page_memory import PageMemory, found
 from sloserve.engine.metrics.swap_figures import DROPS, REFUSALS, SWAP_BUCKETS, swap_bucket
+from sloserve.engine.metrics.tenant_figures import FIGURES, NAME_BYTES, TenantFigures, read_rows, to_bytes
 
 _TEXT_BYTES = 1024
 
@@ -38,6 +40,7 @@ class PageSnapshot(EngineFigures):
         waiting_by_class: Requests of each class that were never admitted yet.
         enqueued_by_class: Requests of each class that were queued, in total.
         admitted_by_class: Requests of each class that were admitted, in total; a request is admitted once.
+        tenants: How the tenants stand; empty where they have no shares.
     """
 
     rank: int
@@ -53,24 +56,31 @@ class PageSnapshot(EngineFigures):
     waiting_by_class: dict[str, int]
     enqueued_by_class: dict[str, int]
     admitted_by_class: dict[str, int]
+    tenants: tuple[TenantFigures, ...]
 
 
 SCALARS = tuple(f.name for f in fields(EngineFigures))
 
 
 class Layout:
-    """Place of each figure in the array of slots: the scalars, reasons, histograms, three times one slot a class."""
+    """Place of each figure in the array of slots.
+
+    The scalars come first, then reasons, histograms, three slots a class, the number of rows of tenants that have a
+    name, and these rows.
+    """
 
     _NAMED = (*SCALARS, *(f"swap_refused_{name}" for name in REFUSALS), *(f"swap_dropped_{name}" for name in DROPS))
     at = {name: index for index, name in enumerate(_NAMED)}
     plan_seconds = len(_NAMED)
     swaps = plan_seconds + len(PLAN_BUCKETS_S) + 1
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, classes: int, tenant_rows: int = 0) -> None:
         self.waiting = self.swaps + len(SWAP_BUCKETS) + 1
         self.enqueued = self.waiting + classes
         self.admitted = self.enqueued + classes
-        self.size = self.admitted + classes
+        self.tenant_names = self.admitted + classes
+        self.tenants = self.tenant_names + 1
+        self.size = self.tenants + tenant_rows * len(FIGURES)
 
     @classmethod
     def bucket(cls, cost_s: float) -> int:
@@ -89,15 +99,24 @@ class PageWriter:
     Raises: OSError when no file can be made.
     """
 
-    def __init__(self, classes: Sequence[str], rank: int, folder: Path | None = None) -> None:
-        size = Layout(len(classes)).size
+    def __init__(self, classes: Sequence[str], rank: int, folder: Path | None = None, *, tenant_rows: int = 0) -> None:
+        """Create the page of this process.
+
+        Args:
+            classes: Names of the service classes.
+            rank: Rank of the engine.
+            folder: Folder of the pages; ``None`` for the usual one.
+            tenant_rows: Rows for tenants; 0 where they have no shares.
+        """
+        layout = Layout(len(classes), tenant_rows)
+        size = layout.size
         self._memory = PageMemory.create(
             ENGINE,
             rank,
-            {"classes": list(classes)},
+            {"classes": list(classes), "tenant_rows": tenant_rows},
             floats=size + 1,
             words=WORDS,
-            scratch=2 * _TEXT_BYTES,
+            scratch=2 * _TEXT_BYTES + tenant_rows * NAME_BYTES,
             folder=folder,
         )
         self.path = self._memory.path
@@ -105,6 +124,7 @@ class PageWriter:
         self._text_slot = self._memory.floats[size:]
         self._ring = InterruptionRing(self._memory.words)
         self._next = 0
+        self._tenant_names = layout.tenant_names
 
     def set_policies(self, policy: str, shadow_policy: str | None, plans_off: str | None) -> None:
         """Write which policies are at work, or why they are not."""
@@ -116,6 +136,14 @@ class PageWriter:
         other = 1 - int(self._text_slot[0])
         struct.pack_into(f"<I{len(text)}s", self._memory.scratch, other * _TEXT_BYTES, len(text), text)
         self._text_slot[0] = other
+
+    def name_tenants(self, names: Sequence[str]) -> None:
+        """Write the names of the tenants' rows that are new; rows keep their names."""
+        written = int(self.values[self._tenant_names])
+        for row in range(written, len(names)):
+            at = 2 * _TEXT_BYTES + row * NAME_BYTES
+            self._memory.scratch[at : at + NAME_BYTES] = to_bytes(names[row])
+        self.values[self._tenant_names] = len(names)
 
     def note_interruptions(self, request_id: str, met: Interruptions) -> None:
         """Note the interruptions of a request that ended.
@@ -140,7 +168,8 @@ class PageReader:
         self._memory = PageMemory.open(file)
         self.classes: tuple[str, ...] = tuple(self._memory.facts["classes"])
         self.rank = file.rank
-        self._layout = Layout(len(self.classes))
+        self._tenant_rows = int(self._memory.facts["tenant_rows"])
+        self._layout = Layout(len(self.classes), self._tenant_rows)
         self._ring = InterruptionRing(self._memory.words)
 
     def snapshot(self) -> PageSnapshot:
@@ -169,7 +198,14 @@ class PageReader:
             waiting_by_class=by_class(layout.waiting),
             enqueued_by_class=by_class(layout.enqueued),
             admitted_by_class=by_class(layout.admitted),
+            tenants=self._tenants(),
         )
+
+    def _tenants(self) -> tuple[TenantFigures, ...]:
+        layout, slots = self._layout, self._memory.floats
+        count = int(slots[layout.tenant_names])  # before the names: each was written before it was counted
+        values = slots[layout.tenants : layout.size].reshape(self._tenant_rows, len(FIGURES))
+        return read_rows(bytes(self._memory.scratch[2 * _TEXT_BYTES :]), count, values)
 
     def interruptions(self, request_id: str) -> Interruptions | None:
         """Return the interruptions of a request that ended recently, by the id it has in the engine.

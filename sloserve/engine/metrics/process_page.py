@@ -8,7 +8,8 @@ here: prometheus' multiprocess mode adds those up, and keeps what a process coun
 A server of one API process has a board in its own memory; a server of several has the boards with a page of this host.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +29,11 @@ PREDICTED: Final = ("ttft", "e2e")
 COVERAGE_WINDOW: Final = 256
 LATENCIES: Final = ("ttft", "tpot", "e2e")
 
+TENANT_WINDOW: Final = 128
+"""Latest requests of each tenant that are remembered for watchers."""
+MOST_TENANT_WINDOWS: Final = 64
+"""Tenants of one process whose requests are remembered: the first of those with labels."""
+
 REFRESH_S: Final = 1.0
 """Seconds after which a process that admits requests notices a started or ended API process."""
 
@@ -39,7 +45,8 @@ class Board:
     the core busy have taken, and since when such a call runs, on the host's monotonic clock, 0 for none. ``ended``
     holds stamps of an attainment window by class, ``predicted`` stamps of kept predictions by class and figure of
     :data:`PREDICTED`, ``latency`` stamps of latency windows by class and figure of :data:`LATENCIES`. ``tenants`` holds
-    keys of tenants with a label, 0 for none yet.
+    keys of tenants with a label, 0 for none yet. ``tenant_ended`` holds stamps of attainment windows: of requests that
+    name no tenant, then of the first of ``tenants``.
     """
 
     def __init__(self, classes: int, tenants: int, memory: PageMemory | None = None) -> None:
@@ -61,7 +68,8 @@ class Board:
         self.predicted: Stamps = parts[ended : ended + predicted].reshape(classes, len(PREDICTED), COVERAGE_WINDOW)
         latency = ended + predicted + classes * len(LATENCIES) * MAX_LATENCIES
         self.latency: Stamps = parts[ended + predicted : latency].reshape(classes, len(LATENCIES), MAX_LATENCIES)
-        self.tenants: NDArray[np.uint64] = parts[latency:]
+        self.tenants: NDArray[np.uint64] = parts[latency : latency + tenants]
+        self.tenant_ended: Stamps = parts[latency + tenants :].reshape(-1, TENANT_WINDOW)
 
     @staticmethod
     def published(classes: Sequence[str], tenants: int, rank: int, folder: Path | None = None) -> "Board":
@@ -113,9 +121,32 @@ class Board:
 
 
 def sizes(classes: int, tenants: int) -> tuple[int, int]:
-    """Return the slots of float64 and of uint64 that a board needs: 20 KiB a class."""
+    """Return the slots of float64 and of uint64 that a board needs: 20 KiB a class, 1 KiB a tenant with a window."""
     stamps = MAX_REQUESTS + len(PREDICTED) * COVERAGE_WINDOW + len(LATENCIES) * MAX_LATENCIES
-    return classes + _CONTROL, classes * stamps + tenants
+    windows = 1 + min(tenants, MOST_TENANT_WINDOWS)
+    return classes + _CONTROL, classes * stamps + tenants + windows * TENANT_WINDOW
+
+
+def tenant_key(tenant: str) -> int:
+    """Return a key of the tenant that is never 0, which stands for no tenant."""
+    return int.from_bytes(blake2b(tenant.encode(errors="surrogatepass"), digest_size=8).digest()) or 1
+
+
+def tenant_windows(boards: Iterable[Board], tenant: str | None) -> list[Stamps]:
+    """Return the attainment windows of a tenant, one of each process that remembers requests of it.
+
+    Args:
+        boards: The boards of all processes.
+        tenant: Name of the tenant; ``None`` for requests that name none.
+    """
+    if tenant is None:
+        return [board.tenant_ended[0] for board in boards]
+    key = np.uint64(tenant_key(tenant))
+    return [
+        board.tenant_ended[1 + place]
+        for board in boards
+        for place in np.flatnonzero(board.tenants[: len(board.tenant_ended) - 1] == key)[:1].tolist()
+    ]
 
 
 class Boards:

@@ -22,8 +22,10 @@ from sloserve.core.stated import StatedSLO
 from sloserve.core.tenants import TenantTable
 from sloserve.engine.metrics.engine_page import SCALARS, Layout, PageWriter
 from sloserve.engine.metrics.swap_figures import SWAP_COUNTERS, SWAP_SCALARS
+from sloserve.engine.metrics.tenant_figures import TenantRows
 from sloserve.engine.read_stated import StatedReader
 from sloserve.engine.stages import Stages
+from sloserve.engine.tenant_shares import Balances, TenantShares
 from sloserve.lso.plan import SwapFacts
 from sloserve.vllm_plugin.engine import compat
 from sloserve.vllm_plugin.engine.vllm_port import admitted_ids
@@ -61,12 +63,19 @@ class EngineStats:
         stages: Stage of each of its requests, and when the stage began.
     """
 
-    def __init__(self, classes: ClassTable, counters: Counter[str], tenants: TenantTable | None = None) -> None:
+    def __init__(
+        self,
+        classes: ClassTable,
+        counters: Counter[str],
+        tenants: TenantTable | None = None,
+        tenant_rows: TenantRows | None = None,
+    ) -> None:
         self.slo_of: dict[str, StatedSLO] = {}
         self._reader = StatedReader(classes, tenants)
         self._class_id = {c.name: i for i, c in enumerate(classes)}
         self._counters = counters
-        self._layout = Layout(len(self._class_id))
+        self._tenant_rows = tenant_rows
+        self._layout = Layout(len(self._class_id), 0 if tenant_rows is None else tenant_rows.size)
         self._values: FloatArray = np.zeros(self._layout.size)
         self._page: PageWriter | None = None
         self._waiting: dict[str, int] = {}  # class of each request never admitted yet
@@ -179,6 +188,13 @@ class EngineStats:
         """Set the figures that show how well the times of steps are known."""
         for name, value in figures.items():
             self._values[_AT[name]] = value
+
+    def set_tenants(self, shares: TenantShares, balances: Balances) -> None:
+        """Set what the tenants have had and are due."""
+        if self._tenant_rows is not None:
+            self._values[self._layout.tenants :] = self._tenant_rows.figures(shares, balances).ravel()
+            if self._page is not None:
+                self._page.name_tenants(self._tenant_rows.names)
 
     def freed(self, request: Request, now_s: float) -> None:
         """Record that a request ended, in whatever way.

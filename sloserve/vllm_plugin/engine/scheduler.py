@@ -29,6 +29,7 @@ from sloserve.core.tenants import TenantTable
 from sloserve.engine.containment import Containment
 from sloserve.engine.metrics.engine_page import PageWriter
 from sloserve.engine.metrics.live_page import LiveWriter
+from sloserve.engine.metrics.tenant_figures import TenantRows
 from sloserve.engine.planned_step import Step
 from sloserve.engine.planner import Planner
 from sloserve.engine.shadow import Shadow
@@ -63,8 +64,11 @@ policy starts from here.
 """
 MOST_PLAN_AGAIN_S = 60.0
 
-STEP_TIMES_EVERY_S = 0.25
-"""Seconds after which the page shows again how well step times are known; its readers look every few seconds."""
+FIGURES_EVERY_S = 0.25
+"""Seconds after which the page shows again how well step times are known, and how the tenants stand.
+
+Its readers look every few seconds.
+"""
 
 _NO_LOAD = StepLoad()
 
@@ -142,13 +146,14 @@ class SLOScheduler(ContainedScheduler):
             logger.warning("step times start from profile %s; this engine's own steps correct them", profile.title)
         self.step_clock = StepClock(profile)
         """Clock of this engine's steps: how long they take, and when the steps in flight will end."""
-        self._step_times_again_s = 0.0
+        self._figures_again_s = 0.0
         self.slo_planning_s = 0.0
         """What planning for the last step costs in virtual time."""
         self._planning_costs = planning_costs
         self._shares = TenantShares.of(settings)
         tenants = TenantTable() if self._shares is None else self._shares.tenants
-        self._ledger = EngineStats(settings.classes, self.slo_counters, tenants)
+        self._tenant_rows = TenantRows.of(settings)
+        self._ledger = EngineStats(settings.classes, self.slo_counters, tenants, self._tenant_rows)
         self._booking = Containment(self.slo_counters, "sloserve failed to count; serving is not affected")
         self._planning = Containment(
             self.slo_counters, "sloserve failed; vLLM schedules by itself for a while", self._drop_planner
@@ -311,8 +316,9 @@ class SLOScheduler(ContainedScheduler):
 
     def _publish(self, rank: int) -> None:
         try:
-            self._ledger.publish_on(PageWriter(self._settings.classes.names, rank))
-            self.show_on(LiveWriter(len(self._settings.classes.names), rank))
+            names, rows = self._settings.classes.names, self._tenant_rows
+            self._ledger.publish_on(PageWriter(names, rank, tenant_rows=0 if rows is None else rows.size))
+            self.show_on(LiveWriter(len(names), rank))
         except OSError as error:
             logger.warning("sloserve cannot publish the scheduler's figures, metrics will lack them: %s", error)
         self._say_policies()
@@ -412,9 +418,13 @@ class SLOScheduler(ContainedScheduler):
     def _clock_output(self) -> None:
         monotonic_s = self._clock.monotonic_s()
         self.step_clock.output(monotonic_s)
-        if monotonic_s >= self._step_times_again_s:
-            self._step_times_again_s = monotonic_s + STEP_TIMES_EVERY_S
+        # After the last request of all there is no step in which to show that no tenant has one.
+        if monotonic_s >= self._figures_again_s or (self._shares is not None and not self.requests):
+            self._figures_again_s = monotonic_s + FIGURES_EVERY_S
             self._ledger.step_times(self.step_clock.latency.figures())
+            balances = None if self._planner is None else self._planner.balances(self._clock.now_s())
+            if self._shares is not None and balances is not None:
+                self._ledger.set_tenants(self._shares, balances)
 
     def _reset_begins(self) -> None:
         if self._swapping is not None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from sloserve.core import attainment_window
 from sloserve.core.clock import ManualClock
 from sloserve.core.finished import Latency
 from sloserve.core.goodput import attainment_by_class
@@ -26,7 +27,7 @@ from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.engine.metrics import collectors, page_folder
 from sloserve.engine.metrics.class_metrics import OUTCOMES, TARGETS
 from sloserve.engine.metrics.collectors import INVALID_REQUEST, REASONS, FrontEndMetrics, TenantLabels
-from sloserve.engine.metrics.process_page import Board, Boards
+from sloserve.engine.metrics.process_page import Board, Boards, tenant_windows
 from sloserve.scheduler.settings import PluginSettings
 from tests import bounded
 
@@ -41,7 +42,8 @@ class Bench:
         self.registry = CollectorRegistry(auto_describe=True)
         self.clock = ManualClock()
         names = DEFAULT_CLASSES.names
-        boards = Boards(Board(len(names), 50), self.clock)
+        self.board = Board(len(names), 50)
+        boards = Boards(self.board, self.clock)
         self.metrics = FrontEndMetrics(names, (), boards, self.clock, list, self.registry)
 
     def scrape(self) -> Callable[..., float | None]:
@@ -147,6 +149,33 @@ def test_tenants_beyond_the_limit_share_a_label_and_named_ones_have_theirs() -> 
     ]  # fmt: skip
     assert labels_of(["a", "b"], limit=1).of("b") == "other"
     assert labels_of([], limit=0).of("a") == "other"
+
+
+def test_attainment_is_counted_and_remembered_by_tenant() -> None:
+    bench = Bench()
+    for tenant, latency_s in (("acme", 0.5), ("acme", 1.5), (None, 0.5)):
+        slo = DEFAULT_CLASSES.slo("batch", Targets(ttft_s=1.0))
+        bench.metrics.record(ServedRequest(slo, Outcome.COMPLETED, tenant, Latency(latency_s, 0.1, 2.0)))
+    value = bench.scrape()
+    assert [value("tenant_slo_requests_total", tenant=name) for name in ("acme", "none")] == [2.0, 1.0]
+    assert [value("tenant_goodput_requests_total", tenant=name) for name in ("acme", "none")] == [1.0, 1.0]
+    now_s = bench.clock.monotonic_s()
+    shares = [
+        attainment_window.shown(tenant_windows([bench.board], name), now_s)[0] for name in ("acme", None, "unknown")
+    ]
+    assert shares == [[0.5, 2], [1.0, 1], [None, 0]]
+
+
+def test_a_tenant_that_is_called_none_has_its_own_window() -> None:
+    bench = Bench()
+    for tenant in ("none", None, "other"):
+        bench.metrics.record(replace(SERVED, tenant=tenant))
+    now_s = bench.clock.monotonic_s()
+    assert [attainment_window.shown(tenant_windows([bench.board], name), now_s)[0][1] for name in ("none", None)] == [
+        1,
+        1,
+    ]
+    assert bench.scrape()("tenant_requests_total", tenant="none", outcome="completed") == 2.0
 
 
 targets = st.builds(

@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +189,41 @@ def test_what_is_counted_of_swapping_is_on_the_page_and_in_the_status(build: Bui
     assert (found.swap_refused["full"], found.swap_dropped["ended"]) == (2 * steps, 3 * steps)
     assert (status["swap_out_bytes"], status["swap_out_seconds"]) == (100 * steps, 0.5 * steps)
     assert sum(found.swaps) == 2 and found.swaps[0] == 1 and found.swaps_sum <= steps
+
+
+def test_the_page_shows_how_tenants_stand(build: Build, request_of: RequestOf) -> None:
+    """One tenant floods an engine on which another has requests: it has more service than its share, and owes it."""
+    engine = build("edf", section={"tenant_shares": {"weights": {"named": 1}}}, kv_blocks=20)
+    engine.scheduler.publish(rank=0)
+    (page,) = find_pages()
+    seen = []
+
+    def note(_output: Any) -> None:
+        present = {one.tenant: one for one in page.snapshot().tenants if one.share}
+        if set(present) == {"flood", "calm"}:
+            assert sum(one.share for one in present.values()) == 1.0
+            assert abs(sum(one.debt_s for one in present.values())) < 1e-9
+            seen.append(present["flood"].debt_s - present["calm"].debt_s)
+
+    engine.on_step = note
+    work = [replace(request_of(f"f{i}", 0.0, 60, 60, e2e_s=30.0), tenant="flood") for i in range(20)]
+    work += [replace(request_of(f"c{i}", 0.5, 60, 60, e2e_s=30.0), tenant="calm") for i in range(4)]
+    engine.run(work)
+    assert engine.scheduler.slo_counters["internal_errors"] == 0
+    assert len(seen) > 1 and seen[0] > 0.0
+    found = {one.tenant: one for one in page.snapshot().tenants}
+    assert list(found) == [None, "named", "flood", "calm"]
+    assert found["flood"].total_s > found["calm"].total_s > 0.0 == found["named"].total_s
+    # The engine makes no step after the last request, and shows at once that no tenant has one.
+    assert all(one.running == one.waiting == one.share == one.debt_s == 0.0 for one in found.values())
+
+
+@pytest.mark.parametrize(("policy", "section"), [("fcfs", {"tenant_shares": {}}), ("edf", {})])
+def test_no_tenants_are_shown_where_they_have_no_shares(
+    build: Build, request_of: RequestOf, policy: str, section: dict[str, Any]
+) -> None:
+    engine = build(policy, section=section)
+    engine.scheduler.publish(rank=0)
+    (page,) = find_pages()
+    engine.run([replace(request_of("a", 0.0, 8, 8), tenant="a"), replace(request_of("b", 0.0, 8, 8), tenant="b")])
+    assert page.snapshot().tenants == ()
