@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -41,23 +42,24 @@ CROWD = 200
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names that users choose: a model, a class, a second model of a fleet, a policy; and the words of an output."""
+    """Names that users choose: a model, a class, a second model, a policy, a tenant; and the words of an output."""
 
     model: str
     batch: str
     second: str
     policy: str
+    tenant: str
     words: tuple[str, ...]
 
 
-HOSTILE = Names(EVIL, EVIL, EVIL, EVIL, tuple(EVIL if i == 3 else f" word{i}" for i in range(40)))
+HOSTILE = Names(EVIL, EVIL, EVIL, EVIL, EVIL, tuple(EVIL if i == 3 else f" word{i}" for i in range(40)))
 """Names that become markup in a page that does not escape them."""
 
 SENTENCES = (
     "The sea is never still. Wind raises the waves, the moon draws the tides, and slow currents carry warm water from "
     "the tropics towards the poles. What looks empty from a ship is full of life just below its surface."
 )
-PLAUSIBLE = Names("llama-3-8b", "batch", "code", "nosuch", tuple(f" {word}" for word in SENTENCES.split()))
+PLAUSIBLE = Names("llama-3-8b", "batch", "code", "nosuch", "initech", tuple(f" {word}" for word in SENTENCES.split()))
 """Names for the pictures of the documentation."""
 
 
@@ -120,10 +122,24 @@ class PlayedServer:
                  "kv": {"used": 600 + int(300 * wave), "total": 1000,
                         "foreseen": {"mean": [600, 700, 750], "sigma": [0, 20, 40]}}},
             ],
+            "tenants": self._tenants(wave) if self.frames > 1 else [],
+            "more_tenants": 7,
             "by_class": {"interactive": {**one, "attained": [[0.8 - 0.3 * wave, 200], [0.9, 2000]]},
                          self.names.batch: {**calm, "attained": [[0.97, 50], [0.99, 500]]}},
             "rows": dict(self._row(i + self.frames // 40, i, now_s) for i in range(200)),
         }  # fmt: skip
+
+    def _tenants(self, wave: float) -> list[dict[str, Any]]:
+        """Return three tenants, the first of which meets the smallest share of its targets while another is in debt."""
+        low = {"attained": [[0.62, 90], [0.9, 900]], "state": "bad"}
+        good = {"attained": [[0.98, 50], [0.99, 500]], "state": "fine"}
+        in_debt = {"running": 90, "waiting": 380, "served": 0.71, "fair": 0.25, "debt_s": 11.8 + wave}
+        owed = {"running": 12, "waiting": 6, "served": 0.12, "fair": 0.25, "debt_s": -3.1 - wave}
+        return [
+            {"name": "globex", "weight": 1.0, **in_debt, **low},
+            {"name": "acme", "weight": 2.0, **owed, "fair": 0.5, "debt_s": -8.7, **good},
+            {"name": self.names.tenant, "weight": 1.0, **owed, "attained": [[None, 0], [1.0, 20]], "state": "fine"},
+        ]
 
     def _fleet(self, now_s: float) -> dict[str, Any]:
         """Ten minutes pass in 120 frames; the first instance switches every two minutes, those of a crowd always."""
@@ -334,6 +350,12 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert found["first"] == "interactive: 4 late, 3 of them waiting: it needs 12 KV blocks, and 4 are free"
     assert found["text"].count("and 4 are free") == 1, "no sentence stands twice"
     assert all(took in found["text"] for took in ("0.21, 1.7 s", "6.1, 42 ms", "8.4, 32 s"))
+    # Tenants are there once there are two, names stay text, and the one that fares worst is marked.
+    first, second, third = found["tenants"]
+    assert first[:6] == ["globex", "1", "90", "380", "71 %", "25 %"] and first[7:] == ["62 % of 90", "90 % of 900"]
+    assert second[:7] == ["acme", "2", "12", "6", "12 %", "50 %", "-8.7 s"] and third[0] == names.tenant
+    assert re.fullmatch(r"\+1[12]\.\d s", first[6]) and third[7:] == ["", "100 % of 20"]
+    assert found["badTenants"] == ["62 % of 90"] and found["moreTenants"] == "7 more tenants"
     assert found["whyIsSeen"] and "late" in found["why"] and "Request 0-" in found["why"]
     assert KEY not in found["stored"] + found["address"] and not any(KEY in one for one in found["requests"])
     assert found["stored"] == '[{},{},""]'

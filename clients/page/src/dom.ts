@@ -67,6 +67,11 @@ export function due(left_s: number | null): string {
   return left_s === null || left_s >= 0 ? duration(left_s) : `${duration(-left_s)} late`;
 }
 
+/** Shares of the requests that met all targets, and of how many. */
+export function shares(attained: [number | null, number][]): string[] {
+  return attained.map(([ratio, had]) => (ratio === null ? "" : `${Math.round(ratio * 100)} % of ${had}`));
+}
+
 /** A figure with at most one decimal; `some` for what is not known. */
 export function figure(value: number | null): string {
   if (value === null) return "some";

@@ -1,12 +1,13 @@
 /** What a server or a fleet does now, from its live feed. */
 import { Chart, clock } from "./charts";
-import { byId, type Cell, due, duration, lines, table } from "./dom";
+import { byId, type Cell, due, duration, lines, shares, table } from "./dom";
 import { Refused, type View, watch } from "./feed";
 import { Instances } from "./instances";
 import { Lanes, said } from "./lanes";
 import { Playground } from "./playground";
 import { PolicyChange } from "./policy";
 import { COLOURS } from "./strips";
+import { showTenants } from "./tenants";
 
 const AGAIN_MS = 2000;
 const PHASES = ["waiting", "prefill", "decode", "paused", "preempted"];
@@ -60,6 +61,7 @@ function showServer(view: View): void {
     const counts = PHASES.map((phase): Cell => ({ text: String(of(phase)), look: of(phase) === 0 ? "dim" : undefined }));
     return [{ text: name, look: `k${i % COLOURS.length}` }, late, next, ...met, ...Object.keys(LATENCIES).map((figure) => took(one.latency_s[figure])), ...counts];
   }));
+  showTenants(view);
   attainment ??= new Chart("attainment", classes.map((label, i) => ({ label, stroke: COLOURS[i % COLOURS.length]!, width: 2 })));
   attainment.add(view.at_s, classes.map((name) => {
     const ratio = byClass[name]!.attained[0]![0];
@@ -85,11 +87,6 @@ function showServer(view: View): void {
 function showHeadlines(said: string[], alarms: boolean[] | undefined): void {
   const look = (i: number) => (alarms?.[i] ?? true ? "alarm" : "warning");
   lines(byId("headlines"), said.length > 0 ? said.map((text, i) => ({ text, look: look(i) })) : [{ text: "Nothing is late.", look: "calm" }]);
-}
-
-/** Shares of the requests that met all targets, and of how many. */
-function shares(attained: [number | null, number][]): string[] {
-  return attained.map(([ratio, had]) => (ratio === null ? "" : `${Math.round(ratio * 100)} % of ${had}`));
 }
 
 /** Quantiles of a latency with two digits, in the unit that suits the longest. */

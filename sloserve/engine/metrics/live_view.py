@@ -19,22 +19,15 @@ from sloserve.core.clock import Clock
 from sloserve.core.latency_window import quantiles_s
 from sloserve.engine.metrics.engine_page import PageSnapshot, find_pages
 from sloserve.engine.metrics.live_page import MOST_ROWS, NEAR, ROW, Frame, LiveReader, find_live_pages
+from sloserve.engine.metrics.live_state import BAD, share_met, state_of
 from sloserve.engine.metrics.process_page import LATENCIES, Board
+from sloserve.engine.metrics.tenant_view import tenants_now
 from sloserve.engine.why import PHASE_IN_WORDS, SAYS, Cause, Phase, Why, sentence
 
 COLUMNS: Final = tuple(name for name in ROW if name != "number")
 """Columns of a row; its key is the rank and the number."""
 _DUE, _PHASE, _CLASS, _WHY = (ROW.index(name) for name in ("due_s", "phase", "class_id", "why"))
 _NUMBER = ROW.index("number")
-
-GOOD_SHARE: Final = 0.9
-"""Share of its targets in the last minute below which a class is shown as bad."""
-BAD, LATE, FINE = "bad", "late", "fine"
-"""States of a class, by its own requests alone.
-
-A class is bad if it meets less than :data:`GOOD_SHARE`, or if none of its requests ended and some are late. It is late
-if it meets that share and some requests are late now. It is fine if no request is late.
-"""
 
 
 class LiveView:
@@ -90,6 +83,7 @@ class LiveView:
             "spans_s": list(SHOWN_SPANS_S),
             "engines": [self._engine(page, frame, each) for page, frame in pairs],
             "rows": rows,
+            **tenants_now([page for page, _ in pairs], self._boards(), now_s),
             **self._classes_now([frame for _, frame in pairs if frame is not None], at_s, now_s),
         }
 
@@ -130,7 +124,7 @@ class LiveView:
         """
         by_class = self._by_class(frames, at_s, now_s)
         late = [(i, name, by_class[name]) for i, name in enumerate(self._classes) if by_class[name]["late"]]
-        late.sort(key=lambda one: _share_met(one[2]["attained"]))
+        late.sort(key=lambda one: share_met(one[2]["attained"]))
         return {
             "by_class": by_class,
             "headlines": [_headline(frames, i, name, one["late"], at_s) for i, name, one in late],
@@ -152,27 +146,9 @@ class LiveView:
                     for at, figure in enumerate(LATENCIES)
                 },
                 "attained": attained,
-                "state": _state(late, _share_met(attained)),
+                "state": state_of(late, share_met(attained)),
             }
         return found
-
-
-def _state(late: int, share_met: float) -> str:
-    """Return the state of a class: fine, late or bad.
-
-    Args:
-        late: Number of its late requests.
-        share_met: Share of its targets that were met; -1 if no request with targets ended in the last minute.
-    """
-    if 0.0 <= share_met < GOOD_SHARE or (late and share_met < 0.0):
-        return BAD
-    return LATE if late else FINE
-
-
-def _share_met(attained: Sequence[Any]) -> float:
-    """Return the share of targets met in the shortest span, or -1 where nothing ended in it."""
-    share = attained[0][0]
-    return -1.0 if share is None else float(share)
 
 
 def _headline(frames: Sequence[Frame], class_id: int, name: str, late: int, at_s: float) -> str:

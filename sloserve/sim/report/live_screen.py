@@ -61,7 +61,8 @@ def _server(view: View, most_rows: int, is_narrow: bool) -> RenderableType:
     title = Text.assemble(("sloserve  ", "bold"), plain(view["model"]))
     most_chars = _CLASS_CHARS if is_narrow else _MOST_CHARS
     requests = _requests(view, most_rows, is_narrow)
-    return Group(title, *_headlines(view), *_engines(view), _by_class(view, most_chars), Text(), requests)
+    by_class = _by_class(view, most_chars)
+    return Group(title, *_headlines(view), *_engines(view), by_class, *_tenants(view, most_chars), Text(), requests)
 
 
 def _engines(view: View) -> Iterable[RenderableType]:
@@ -149,9 +150,37 @@ def _what_they_do(view: View, most_chars: int) -> Table:
     return table
 
 
+def _tenants(view: View, most_chars: int) -> Iterable[RenderableType]:
+    """Return the table of tenants; none where tenants have no shares, or only one is known."""
+    if not view.get("tenants"):  # an older server has no such part
+        return
+    names = ("weight", "running", "waiting", "service", "share", "debt", "met 1m", "10m")
+    table = _table("tenant", *names)
+    for one in view["tenants"]:
+        minute, *longer = _shares(one["attained"])
+        table.add_row(
+            plain(one["name"], most_chars=most_chars),
+            f"{one['weight']:g}",
+            *(Text(str(one[phase]), "" if one[phase] else _DIM) for phase in ("running", "waiting")),
+            f"{one['served']:.0%}",
+            f"{one['fair']:.0%}",
+            f"{one['debt_s']:+.1f} s",
+            Text(minute, _LATE if one["state"] == "bad" else ""),
+            *longer,
+        )
+    yield Text()
+    yield table
+    if view["more_tenants"]:
+        yield Text(f"{view['more_tenants']} more tenants", _DIM)
+
+
 def _classes(*columns: str) -> Table:
+    return _table("class", *columns)
+
+
+def _table(first: str, *columns: str) -> Table:
     table = Table(box=None, header_style=_DIM, pad_edge=False)
-    table.add_column("class")
+    table.add_column(first)
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     return table

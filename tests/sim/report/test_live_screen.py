@@ -111,6 +111,26 @@ def test_a_narrow_screen_says_why_before_all_else_and_cuts_no_figure() -> None:
     assert "preempted for request 1,234" in " ".join(lines) and sum("a class who…" in line for line in lines) == 3
 
 
+def tenant(name: str, **what: Any) -> dict[str, Any]:
+    usual = {"weight": 2.0, "running": 3, "waiting": 17, "served": 0.714, "fair": 0.5, "debt_s": 4.26,
+             "attained": [[0.5, 4], [0.75, 8]], "state": "bad"}  # fmt: skip
+    return {"name": name, **usual, **what}
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_tenants_are_shown_with_their_share_and_debt(width: int) -> None:
+    rows = [tenant(EVIL), tenant("b", debt_s=-4.26, attained=[[None, 0], [1.0, 2]], state="fine")]
+    text = shown(view(tenants=rows, more_tenants=7), width=width)
+    header, first, second, more = text[text.index("tenant") :].splitlines()[:4]
+    assert header.split() == "tenant weight running waiting service share debt met 1m 10m".split()
+    assert first.split()[-9:] == ["2", "3", "17", "71%", "50%", "+4.3", "s", "50%", "75%"] and "\x1b" not in first
+    assert second.split() == ["b", "2", "3", "17", "71%", "50%", "-4.3", "s", "100%"] and more == "7 more tenants"
+
+
+def test_no_table_of_tenants_is_shown_without_tenants() -> None:
+    assert "tenant" not in shown(view(tenants=[], more_tenants=0)) + shown(view())
+
+
 def test_rows_that_have_no_room_are_counted() -> None:
     text = shown(view(rows={f"0-{i}": row() for i in range(9)}), most=4)
     assert "5 more rows" in text and "no request is live" in shown(view())
