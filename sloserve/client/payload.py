@@ -10,6 +10,8 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import SLO
 
 REPORT_HEADER = "x-slo-report"
+TENANT_HEADER = "x-tenant-id"
+"""Header that names the tenant, for servers and gateways that read one."""
 
 
 class Api(StrEnum):
@@ -79,6 +81,8 @@ def payload(request: WorkloadRequest, prompt: list[int] | str, settings: Payload
         stated = settings.state_slo(request.slo)
         headers |= stated.headers
         body |= stated.body
+    if request.tenant:
+        headers[TENANT_HEADER] = request.tenant
     if settings.report:
         headers[REPORT_HEADER] = "1"
     return Payload(request, settings.api.path, headers, json.dumps(body, separators=(",", ":")).encode())

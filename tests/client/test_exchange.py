@@ -5,6 +5,7 @@ import errno
 import json
 import os
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from sloserve.core.clock import SystemClock
 from sloserve.core.errors import ConfigError
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
+from sloserve.wire.headers import TENANTS
 from tests import bounded
 from tests.client.fake_server import FakeServer, chunk, final
 from tests.client.virtual_time import LoopClock
@@ -52,6 +54,12 @@ def test_tokens_are_timed_as_they_come(fake: FakeServer, make_request: MakeReque
     assert ended.ended_s >= ended.token_times_s[-1] > ended.sent_s
     measured, ours = ended.latency(ended.request.arrival_s), ended.log(ended.request).latency
     assert measured is not None and measured == ours, "one request is measured alike by vLLM's definition and by ours"
+
+
+def test_the_tenant_is_named_in_a_header_that_a_server_reads(fake: FakeServer, make_request: MakeRequest) -> None:
+    send(fake, replace(make_request(), tenant="acme"))
+    send(fake, make_request())
+    assert [headers.get("x-tenant-id") for headers in fake.headers] == ["acme", None] and "x-tenant-id" in TENANTS
 
 
 def test_the_body_asks_for_the_workloads_lengths(fake: FakeServer, make_request: MakeRequest) -> None:

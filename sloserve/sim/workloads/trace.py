@@ -31,6 +31,7 @@ class Trace:
             :class:`~sloserve.core.request.WorkloadRequest`; ``None`` where the source has none.
         block_tokens: Tokens that one of ``prefix_ids`` stands for.
         reading: Format and units with which a file was read; empty for a trace that was generated.
+        tenant: Name of the tenant of each request; ``None`` where the source has none.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Trace:
     prefix_ids: list[tuple[int, ...]] | None = None
     block_tokens: int = PREFIX_BLOCK_TOKENS
     reading: str = ""
+    tenant: list[str] | None = None
 
     def __len__(self) -> int:
         return self.arrival_s.size
@@ -70,6 +72,7 @@ class Trace:
             output_tokens=self.output_tokens[start:stop],
             task=self.task[start:stop],
             prefix_ids=None if self.prefix_ids is None else self.prefix_ids[start:stop],
+            tenant=None if self.tenant is None else self.tenant[start:stop],
         )
 
     def head(self, n: int) -> "Trace":
@@ -133,6 +136,7 @@ def make_trace(
     output_tokens: ArrayLike,
     task: Sequence[str],
     prefix_ids: Sequence[tuple[int, ...]] | None = None,
+    tenant: Sequence[str] | None = None,
 ) -> Trace:
     """Return a trace of columns in any order, sorted by arrival and rebased so that the first arrival is 0.
 
@@ -152,14 +156,15 @@ def make_trace(
         output_tokens=np.asarray(output_tokens, np.int64)[order],
         task=[task[i] for i in order],
         prefix_ids=None if prefix_ids is None else [prefix_ids[i] for i in order],
+        tenant=None if tenant is None else [tenant[i] for i in order],
     )
 
 
 def merge(name: str, source: str, parts: Sequence[tuple[FloatArray, Trace]]) -> Trace:
     """Return one trace of several parts.
 
-    Each part comes with the arrivals to use for it, in seconds on a common clock, ``[requests of the part]``. Prefix
-    ids are dropped: ids of different parts mean different prompts.
+    Each part comes with the arrivals to use for it, in seconds on a common clock, ``[requests of the part]``. Tenants
+    and prefix ids are dropped: ids of different parts mean different prompts.
     """
     return make_trace(
         name,

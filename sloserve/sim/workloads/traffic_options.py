@@ -54,3 +54,10 @@ class TrafficOptions:
     ] = None
     rps: Annotated[str | None, typer.Option(help="Offered requests per second, comma-separated.")] = None
     rate_scale: Annotated[float | None, typer.Option(help="Offered load as a multiple of the workload's rate.")] = None
+    tenants: Annotated[
+        str | None,
+        typer.Option(
+            help="Tenants that send the requests, drawn at random: with acme=3,globex three of four are acme's. "
+            "Default: the tenants of --trace, if it has any."
+        ),
+    ] = None

@@ -15,6 +15,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import SLOClass, Targets
 from sloserve.sim.workloads.arrival_processes import ArrivalProcess, Bursts, Gamma, OnOff, Poisson, generate
+from sloserve.sim.workloads.drawn_tenants import DrawnTenants, parse_parts
 from sloserve.sim.workloads.length_models import (
     IndependentLengths,
     TokenLengths,
@@ -49,6 +50,7 @@ class Workload:
         slos: Assignment of SLOs to the requests.
         trace: The trace that is replayed, or ``None`` where the workload is generated.
         seed_offset: Number that is added to every seed.
+        tenants: Tenants to draw in place of the trace's own; ``None`` to keep these.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Workload:
     slos: SLOAssignment
     trace: Trace | None = None
     seed_offset: int = 0
+    tenants: DrawnTenants | None = None
 
     def within(self, window: Window) -> "Workload":
         """Return the part of the workload in ``window``: requests of a recorded trace, or seeds of a generator.
@@ -90,6 +93,8 @@ class Workload:
             trace = trace.faster((self.rate_per_s if rate_per_s is None else rate_per_s) * rate_scale)
         else:
             trace = (trace if rate_per_s is None else trace.at_rate(rate_per_s)).faster(rate_scale)
+        if self.tenants is not None:
+            trace = self.tenants.drawn(trace, seed)
         return to_requests(trace, slos or self.slos, seed)
 
 
@@ -102,6 +107,7 @@ def to_requests(trace: Trace, slos: SLOAssignment, seed: int) -> list[WorkloadRe
     """
     assigned = slos.assign(trace, stream(seed, "slo"))
     prefixes = trace.prefix_ids or [()] * len(trace)
+    tenants = trace.tenant or [""] * len(trace)
     rows = zip(
         trace.arrival_s.tolist(), trace.prompt_tokens.tolist(), trace.output_tokens.tolist(), trace.task, strict=True
     )
@@ -116,8 +122,11 @@ def to_requests(trace: Trace, slos: SLOAssignment, seed: int) -> list[WorkloadRe
             priority=slo.slo_class.rank,
             prefix_ids=prefix,
             prefix_block_tokens=trace.block_tokens,
+            tenant=tenant,
         )
-        for i, ((arrival_s, prompt, output, task), slo, prefix) in enumerate(zip(rows, assigned, prefixes, strict=True))
+        for i, ((arrival_s, prompt, output, task), slo, prefix, tenant) in enumerate(
+            zip(rows, assigned, prefixes, tenants, strict=True)
+        )
     ]
 
 
@@ -267,10 +276,18 @@ def workload(name: str) -> Workload:
 
 
 def asked_workload(options: TrafficOptions) -> Workload:
-    """Return the workload that the options name, generated or a trace.
+    """Return the workload that the options name, generated or a trace, with the tenants that they name.
 
     Raises: ConfigError unless they name exactly one, and the errors of :func:`workload` and of the readers.
     """
+    found = _named_workload(options)
+    if options.tenants is None:
+        return found
+    parts = parse_parts("--tenants", options.tenants)
+    return replace(found, tenants=DrawnTenants(tuple(parts), tuple(parts.values())))
+
+
+def _named_workload(options: TrafficOptions) -> Workload:
     if (options.workload is None) == (options.trace is None):
         raise ConfigError("give one of --workload and --trace")
     if options.trace is None:

@@ -2,6 +2,7 @@
 
     format     shown by                                   columns
     csv        a header with prompt_tokens                arrival_s, prompt_tokens, output_tokens[, task][, hash_ids]
+                                                          [, tenant]
     azure      a header with TIMESTAMP                    TIMESTAMP, ContextTokens, GeneratedTokens
     mooncake   JSON lines                                 timestamp (ms), input_length, output_length[, hash_ids]
     bailian    JSON lines with chat_id                    timestamp (s), input_length, output_length[, hash_ids]
@@ -95,7 +96,8 @@ def read_trace(
         raise ConfigError(f"{path}: states no arrivals (column 'arrival_s'); give --rps, at which they are then drawn")
     ids = None if rows.prefix_ids is None else small_ids(rows.prefix_ids)
     blocks = "" if ids is None else f", prefix blocks of {block} tokens"
-    trace = make_trace(stem(path), str(path), arrival_s, rows.prompt_tokens, rows.output_tokens, rows.task, ids)
+    lengths = rows.prompt_tokens, rows.output_tokens
+    trace = make_trace(stem(path), str(path), arrival_s, *lengths, rows.task, ids, rows.tenant)
     return replace(trace, block_tokens=block, reading=f"format {found}, {unit}{blocks}")
 
 

@@ -1,6 +1,6 @@
-"""The project's own CSV format: arrival_s, prompt_tokens, output_tokens, task, hash_ids.
+"""The project's own CSV format: arrival_s, prompt_tokens, output_tokens, task, hash_ids, tenant.
 
-task and hash_ids may be absent; without arrival_s the file holds lengths only.
+task, hash_ids and tenant may be absent; without arrival_s the file holds lengths only.
 """
 
 from pathlib import Path
@@ -17,6 +17,7 @@ COLUMNS = (
     table.tokens("output_tokens"),
     table.text("task"),
     table.ids("hash_ids"),
+    table.tenant("tenant"),
 )
 
 
@@ -28,6 +29,7 @@ def read(path: Path) -> RawRows:
     arrivals, prompts, outputs = [np.empty(0)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     tasks: list[str] = []
     prefix_ids: list[tuple[int, ...]] | None = None
+    tenants: list[str] | None = None
     all_lines: list[int] = []
     has_arrivals = True
     for lines, chunk in table.read_chunks(path, COLUMNS):
@@ -37,6 +39,9 @@ def read(path: Path) -> RawRows:
         prompts.append(np.asarray(chunk["prompt_tokens"], np.int64))
         outputs.append(np.asarray(chunk["output_tokens"], np.int64))
         tasks.extend(chunk.get("task", [""] * len(lines)))
+        if "tenant" in chunk:
+            tenants = tenants or []
+            tenants.extend(chunk["tenant"])
         if "hash_ids" in chunk:
             prefix_ids = prefix_ids or []
             prefix_ids.extend(chunk["hash_ids"])
@@ -48,4 +53,5 @@ def read(path: Path) -> RawRows:
         task=tasks,
         prefix_ids=prefix_ids,
         lines=all_lines if prefix_ids is not None else None,
+        tenant=tenants,
     )

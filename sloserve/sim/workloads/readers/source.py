@@ -50,6 +50,7 @@ class RawRows:
         lines: Line number of each row; ``None`` where no later check names a line.
         unit: Unit of the arrivals as the file states them.
         block_tokens: Tokens that one of ``prefix_ids`` stands for in this format.
+        tenant: Name of the tenant of each row, empty for none; ``None`` for a file without tenants.
     """
 
     arrival_s: FloatArray | None
@@ -60,6 +61,7 @@ class RawRows:
     lines: list[int] | None = None
     unit: str = "seconds"
     block_tokens: int = PREFIX_BLOCK_TOKENS
+    tenant: list[str] | None = None
 
     def served(self, path: Path) -> "RawRows":
         """Return the rows that have at least one token of prompt and output; count the others in one warning.
@@ -85,6 +87,7 @@ class RawRows:
             task=[self.task[i] for i in kept],
             prefix_ids=None if self.prefix_ids is None else [self.prefix_ids[i] for i in kept],
             lines=None if self.lines is None else [self.lines[i] for i in kept],
+            tenant=None if self.tenant is None else [self.tenant[i] for i in kept],
         )
 
 

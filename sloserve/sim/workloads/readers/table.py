@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from sloserve.core import numbers
 from sloserve.core.errors import ConfigError
+from sloserve.sim.workloads.drawn_tenants import TENANT_ALLOWED, tenant_name
 from sloserve.sim.workloads.readers.source import MAX_ARRIVAL_S, MAX_TOKENS, TOKENS_ALLOWED, bad_cell, open_trace
 
 CHUNK_ROWS = 50_000
@@ -101,6 +102,12 @@ def seconds(name: str) -> Column:
 def text(name: str) -> Column:
     """Return an optional column of labels."""
     return Column(name, str, list, "text", optional=True)
+
+
+def tenant(name: str) -> Column:
+    """Return an optional column of tenants; an empty cell is a request without one."""
+    parse_all = lambda cells: [tenant_name(cell) for cell in cells]  # noqa: E731
+    return Column(name, tenant_name, parse_all, f"empty or {TENANT_ALLOWED}", optional=True)
 
 
 def ids(name: str) -> Column:
