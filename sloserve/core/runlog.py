@@ -122,6 +122,7 @@ class RunLog:
         timing: Measurements, which differ from run to run while all other fields do not: plan_us_mean, plan_us_p99,
             vllm_schedule_us_mean, wall_s.
         token_budget: Most tokens that a step of this engine may compute; ``None`` where it is not known.
+        tenant_service_s: Service of each tenant in seconds of the engine; ``None`` where tenants have no shares.
     """
 
     requests: list[RequestLog]
@@ -129,3 +130,4 @@ class RunLog:
     timing: dict[str, float] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
     token_budget: int | None = None
+    tenant_service_s: dict[str, float] | None = None

@@ -1,6 +1,6 @@
 """The experiment that the options of the command line describe."""
 
-from typing import cast
+from typing import Final, cast
 
 from sloserve.core import numbers as numbers_of_text
 from sloserve.core.errors import ConfigError
@@ -10,9 +10,13 @@ from sloserve.estimator.step_time.profile import Profile, load_profile
 from sloserve.sim.experiment import DEFAULT_LOADS, SHIPPED, Experiment
 from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.run_name import run_names
+from sloserve.sim.workloads.drawn_tenants import parse_parts
 from sloserve.sim.workloads.named_slos import find_slos
 from sloserve.sim.workloads.window import WHOLE, parse_window
 from sloserve.sim.workloads.workload_registry import asked_workload
+
+EQUAL: Final = "equal"
+"""The weights of tenants that all have the same share."""
 
 
 def build_experiment(options: SimulateOptions) -> Experiment:
@@ -58,7 +62,15 @@ def build_experiment(options: SimulateOptions) -> Experiment:
         length_model=None if options.length_model is None else str(options.length_model),
         known_profile=options.known_profile,
         engine_kind=options.engine,
+        tenant_weights=_weights(options.tenant_shares),
     )
+
+
+def _weights(text: str | None) -> dict[str, float] | None:
+    """Return the weights of tenants' shares; ``None`` where policies do not see tenants."""
+    if text is None:
+        return None
+    return {} if text == EQUAL else parse_parts("--tenant-shares", text)
 
 
 def _engine_settings(options: SimulateOptions, profile: Profile, *, prefix_caching: bool) -> EngineSettings:

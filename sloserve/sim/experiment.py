@@ -9,7 +9,7 @@ under ``timing``.
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -78,6 +78,7 @@ class Experiment:
         engine_kind: The engine that schedules, one of ``ENGINE_KINDS``.
         known_profile: The profile that the server's settings name, while ``profile`` is the engine's own; ``None`` if
             the server learns step times from the steps.
+        tenant_weights: Weights of the tenants' shares of the engine; ``None`` if policies do not see tenants.
     """
 
     workload: Workload
@@ -98,6 +99,7 @@ class Experiment:
     length_model: str | None = None
     engine_kind: str = VLLM
     known_profile: str | None = None
+    tenant_weights: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         if sum(axis is not None for axis in (self.loads, self.rps, self.rate_scale)) != 1:
@@ -316,6 +318,8 @@ def task_of(experiment: Experiment, policy: str, point: Point, requests: list[Wo
         }
         section |= {"length_model": experiment.length_model, "profile": experiment.known_profile}
         section |= {"swapping": engine.swapping}
+        if experiment.tenant_weights is not None:
+            section["tenant_shares"] = {"weights": dict(experiment.tenant_weights)}
         config = {"sloserve": section | slos.table.as_config()}
     noise = StepNoise(point.seed, experiment.step_noise)
     names = slos.table.names

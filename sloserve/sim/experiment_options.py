@@ -116,6 +116,13 @@ class SimulateOptions(ExperimentOptions):
             "always: all."
         ),
     ] = "cost"
+    tenant_shares: Annotated[
+        str | None,
+        typer.Option(
+            help="Weights of the tenants' shares of the engine: acme=2,globex; tenants that are not named have 1. "
+            "`equal`: all have 1. Default: policies do not see tenants."
+        ),
+    ] = None
     aged_share: Annotated[
         float | None,
         typer.Option(help="Share of admissions for aged requests, 0 for none. Default: 0.05, as on a server."),

@@ -55,6 +55,7 @@ def write_experiment(
             "enable_prefix_caching": engine.enable_prefix_caching,
             **({name: getattr(engine, name) for name in SWAP_OPTIONS} if engine.swap_space_gib else {}),
             **({"drafts": asdict(engine.drafts)} if engine.drafts is not None else {}),
+            **_tenant_settings(experiment),
             "aged_share": experiment.aged_share,
             "plan_share": experiment.plan_share,
             "plan_cost": experiment.plan_cost,
@@ -72,3 +73,10 @@ def write_experiment(
         },
         verdicts=verdicts,
     )
+
+
+def _tenant_settings(experiment: Experiment) -> dict[str, Any]:
+    """Return the settings of tenants, which an experiment without any does not have."""
+    drawn, weights = experiment.workload.tenants, experiment.tenant_weights
+    tenants = {} if drawn is None else {"tenants": dict(zip(drawn.names, drawn.parts, strict=True))}
+    return tenants if weights is None else {**tenants, "tenant_weights": dict(weights)}

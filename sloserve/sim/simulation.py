@@ -1,6 +1,7 @@
 """The run of an experiment for a person: progress bar, table, and a folder with records, raw logs and plots."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from sloserve.sim.report.logs import RESULT_JSON, LogWriter, Verdicts
 from sloserve.sim.report.runs_csv import RUNS_CSV, write_runs
 from sloserve.sim.report.summary import LatencySample, admission_record, latencies
 from sloserve.sim.report.tables import capacity_table, class_latency_table, summary_table
+from sloserve.sim.report.tenant_report import alone_s, tenant_record
+from sloserve.sim.report.tenant_table import tenant_table
 from sloserve.sim.result_file import write_experiment
 from sloserve.sim.run_name import RunName
 from sloserve.sim.tuning import Axes, Tuned, tuned_halves
@@ -68,6 +71,9 @@ def simulate(
             if name.admission == NONE:
                 unrestricted[run.policy, point] = run.log
             record = run.record() | admission_record(run.log, unrestricted.get((str(name.unrestricted), point)))
+            chunk_tokens = name.engine_settings(experiment.engine).max_num_batched_tokens
+            alone = partial(alone_s, latency=experiment.profile, chunk_tokens=chunk_tokens)
+            record |= tenant_record(run.log, alone, experiment.tenant_weights)
             logs.add(run.log, policy=run.policy, seed=point.seed, rps=point.rps)
             runs.append(record)
             counters.append(dict(run.log.counters))
@@ -83,9 +89,9 @@ def simulate(
     console.print(summary_table(runs, comparisons, title=_title(experiment)))
     for line in _failed_plans(runs, counters):
         console.print(line, soft_wrap=True, highlight=False)
-    by_class = class_latency_table(runs)
-    if by_class is not None:
-        console.print(by_class)
+    for table in (class_latency_table(runs), tenant_table(runs)):
+        if table is not None:
+            console.print(table)
     in_capacity = experiment.loads is not None
     if by_qoe:
         console.print(capacity_table(by_qoe, f"mean QoE >= {by_qoe[0].threshold:g}", in_capacity=in_capacity))

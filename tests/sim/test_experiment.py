@@ -24,7 +24,7 @@ from sloserve.lso.plan import Plan, Snapshot
 from sloserve.scheduler.edf import EDF
 from sloserve.sim import experiments as experiments_module
 from sloserve.sim.build_experiment import build_experiment
-from sloserve.sim.experiment import capacity_rps, engine_class, measured_points
+from sloserve.sim.experiment import capacity_rps, engine_class, measured_points, run_experiment
 from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.experiments import experiment_flags, experiments
 from tests.forked import Command
@@ -272,3 +272,31 @@ def test_without_vllm_the_model_of_it_is_suggested(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfigError, match="give --engine model"):
         engine_class("vllm")
     assert engine_class("model").__name__ == "ModelEngine"
+
+
+TENANTS = {"workload": "chat-batch-mix", "tenants": "acme=3,globex", "policy": "edf", "rps": "40", "seeds": 1}
+
+
+def service_s(engine: str, tenant_shares: str | None) -> dict[str, float] | None:
+    """The service of each tenant in a small run."""
+    options = SimulateOptions(
+        **TENANTS, tenant_shares=tenant_shares, engine=engine, max_requests=120, kv_blocks=1500, plan_cost=0.0
+    )
+    (run,) = run_experiment(build_experiment(options))
+    return run.log.tenant_service_s
+
+
+def test_tenants_have_shares_where_they_are_asked_for() -> None:
+    assert service_s("model", None) is None
+    equal, weighted = service_s("model", "equal"), service_s("model", "acme=2")
+    assert equal is not None and weighted is not None and equal["acme"] > equal["globex"] > 0.0
+    assert list(weighted) == ["", "acme", "globex"] and weighted != equal
+    with pytest.raises(ConfigError, match="--tenant-shares: 'acme=0' is not a tenant"):
+        service_s("model", "acme=0")
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_both_engines_charge_tenants_alike() -> None:
+    real, model = service_s("vllm", "acme=2"), service_s("model", "acme=2")
+    assert real is not None and model is not None and real == pytest.approx(model, rel=1e-6)

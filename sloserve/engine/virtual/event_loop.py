@@ -23,6 +23,7 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog, StepLog
 from sloserve.engine.stages import Stages
 from sloserve.engine.swap.store import SwapStore
+from sloserve.engine.tenant_shares import TenantShares
 from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.engine.virtual.virtual_front_end import VirtualFrontEnd
 from sloserve.engine.virtual.virtual_swap_worker import Told, VirtualSwapWorker
@@ -369,3 +370,10 @@ class EventLoop(ABC):
             "vllm_schedule_us_mean": (sum(schedule_s) - sum(costs_s)) / len(schedule_s) * 1e6,
             "wall_s": wall_s,
         }
+
+    @staticmethod
+    def _tenant_service_s(shares: TenantShares | None) -> dict[str, float] | None:
+        """Return the service of each tenant since the start; ``None`` without shares, or if nobody was charged."""
+        if shares is None or not shares.total_s.any():
+            return None
+        return dict(zip(shares.tenants.names, shares.total_s.tolist(), strict=False))

@@ -64,3 +64,10 @@ class BenchOptions(TrafficOptions, EndpointOptions):
     warmup: Annotated[int, typer.Option(help="Requests that are sent first and not counted.")] = 0
     ramp: Annotated[float, typer.Option(help="Seconds over which the rate rises from 0.")] = 0.0
     timeout: Annotated[float, typer.Option(help="Seconds after which a request is cancelled.")] = 600.0
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            help="Profile of the endpoint's engine, shipped name or path. Several tenants then have their slowdown "
+            "reported: latency over what the request would take alone."
+        ),
+    ] = None

@@ -25,6 +25,8 @@ from sloserve.sim.report.compare import Comparison, compare
 from sloserve.sim.report.logs import RESULT_JSON, LogWriter, Verdicts, write_result
 from sloserve.sim.report.summary import LatencySample, latencies, summarize
 from sloserve.sim.report.tables import summary_table
+from sloserve.sim.report.tenant_report import tenant_record
+from sloserve.sim.report.tenant_table import tenant_table
 from sloserve.sim.simulation import MIN_TABLE_WIDTH
 
 _NO_TIMES, _NO_COUNTS = np.empty(0), np.empty(0, np.int64)
@@ -90,11 +92,12 @@ class BenchReporter:
     def add(self, label: str, point: LoadPoint, run: ReplayedRun, *, ended_s: float) -> None:
         """Add one run that ended at ``ended_s``."""
         requests = [ended.log(judged) for ended, judged in zip(run.exchanges, point.judged, strict=True)]
-        log = RunLog(requests, NO_STEPS, {"wall_s": run.duration_s})
+        log, bench = RunLog(requests, NO_STEPS, {"wall_s": run.duration_s}), self._bench
         found = findings(run)
         told = found["server_slo"]
         record = summarize(log, policy=label, seed=point.seed, rps=point.rps)
         record |= vllm_record(run, point.judged, from_due=True) | found | {"capped_requests": point.capped}
+        record |= tenant_record(log, bench.alone)
         record["preemptions_per_request"] = told["evictions"] / len(requests) if told else None
         record["recomputed_tokens_per_request"] = None  # the engine's, and no server says
         self._runs.append(record)
@@ -125,6 +128,9 @@ class BenchReporter:
         )
         plots = write_plots(self._out_dir, self._runs, self._samples, baseline=first)
         self._console.print(summary_table(self._runs, comparisons, title=self._title()))
+        by_tenant = tenant_table(self._runs)
+        if by_tenant is not None:
+            self._console.print(by_tenant)
         if comparisons:
             self._console.print(difference_table(comparisons))
         for line in self._remarks():

@@ -1,6 +1,8 @@
 """What to bench: endpoints, workload, load and the form of requests, from the flags of the command line."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,10 +14,12 @@ from sloserve.client.shaping import cap_lengths, ramp_up
 from sloserve.client.workload_replay import ReplaySettings
 from sloserve.core.errors import ConfigError
 from sloserve.core.request import WorkloadRequest
+from sloserve.estimator.step_time.profile import Profile, load_profile
 from sloserve.sim.bench.bench_options import BenchOptions
 from sloserve.sim.bench.slo_encoding import STATING, SendSLO
 from sloserve.sim.build_experiment import numbers
 from sloserve.sim.experiment import offered_rps
+from sloserve.sim.report.tenant_report import alone_s
 from sloserve.sim.workloads.named_slos import find_slos
 from sloserve.sim.workloads.slo_assignment import SLOAssignment
 from sloserve.sim.workloads.workload_registry import Workload, asked_workload
@@ -75,7 +79,8 @@ class Bench:
     """The settings of one bench.
 
     The model of ``payload`` is filled in when the endpoint has named it. Where ``prompts`` is ``None``, prompts are
-    words, calibrated at the endpoint.
+    words, calibrated at the endpoint. ``profile`` has the step times of the endpoints' engines; ``None`` if they are
+    not known.
     """
 
     target: Target
@@ -88,6 +93,14 @@ class Bench:
     replay: ReplaySettings
     goodput: Goodput
     slo_sent: SendSLO
+    profile: Profile | None = None
+
+    @property
+    def alone(self) -> Callable[[WorkloadRequest], float] | None:
+        """Function that returns the e2e latency of a request alone on the engine; ``None`` if it is not known."""
+        if self.profile is None:
+            return None
+        return partial(alone_s, latency=self.profile, chunk_tokens=self.profile.max_num_batched_tokens)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,6 +172,7 @@ def build_bench(options: BenchOptions) -> Bench:
         replay=ReplaySettings(options.max_concurrency, options.timeout),
         goodput=parse_goodput(options.goodput or (), options.goodput_class or ()),
         slo_sent=stated,
+        profile=None if options.profile is None else load_profile(options.profile),
     )
 
 

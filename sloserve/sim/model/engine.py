@@ -115,6 +115,7 @@ class ModelEngine(EventLoop):
             timing=self._timing(wall_s, plan_costs_s),
             counters={**self._counters, **counters, **self._swap_counters(), **self._draft_counters()},
             token_budget=self._settings.max_num_batched_tokens,
+            tenant_service_s=self._tenant_service_s(None if self._planned is None else self._planned.shares),
         )
 
     def _draft_counters(self) -> dict[str, int]:

@@ -68,3 +68,21 @@ def percentile_of(samples: NDArray[np.float64], percent: float) -> float | None:
 def percentiles_of(name: str, samples: NDArray[np.float64], percents: Sequence[int]) -> dict[str, float | None]:
     """Return the percentiles under keys such as ``name_p10``."""
     return {f"{name}_p{percent}": percentile_of(samples, percent) for percent in percents}
+
+
+def jain_index(values: Sequence[float]) -> float | None:
+    """Return Jain's index of fairness of values that are 0 or more, ``(sum x)^2 / (n sum x^2)``.
+
+    It is 1 if and only if all values are equal, and 1/n if one of n has everything; scaling all values changes nothing.
+    Zeros alone are equal. The result is ``None`` without values.
+
+    Source: Jain, Chiu and Hawe, A quantitative measure of fairness, DEC-TR-301, 1984.
+    """
+    array = np.asarray(values, np.float64)
+    if not array.size:
+        return None
+    largest = float(array.max())
+    if largest <= 0.0:
+        return 1.0
+    parts = array / largest  # whose squares neither overflow nor vanish
+    return float(parts.sum() ** 2 / (parts.size * (parts**2).sum()))

@@ -96,11 +96,11 @@ def summary_table(runs: Sequence[Run], comparisons: Sequence[Comparison] = (), *
             if not cell:
                 continue
             overall, *figures = (
-                _figure(column, [run.get(column.key) for run in cell], verdicts.get((policy, load, column.key)))
+                figure(column, [run.get(column.key) for run in cell], verdicts.get((policy, load, column.key)))
                 for column in (ATTAINMENT, *columns)
             )
             of_classes = (
-                _figure(ATTAINMENT, [run["slo_attainment_by_class"].get(name) for run in cell], None)
+                figure(ATTAINMENT, [run["slo_attainment_by_class"].get(name) for run in cell], None)
                 for name in shown_classes
             )
             table.add_row(f"{load:.3g}", policy, overall, *of_classes, *figures)
@@ -138,7 +138,7 @@ def class_latency_table(runs: Sequence[Run]) -> Table | None:
                     for run in runs
                     if run["policy"] == policy and load_of(run) == load and name in run["by_class"]
                 ]
-                figures = [_figure(column, [of.get(column.key) for of in cell], None) for column in CLASS_COLUMNS]
+                figures = [figure(column, [of.get(column.key) for of in cell], None) for column in CLASS_COLUMNS]
                 table.add_row(f"{load:.3g}", f" {name}", policy, *figures)
         table.add_section()
     return table
@@ -173,7 +173,7 @@ def _estimate(found: Estimate | None) -> tuple[str, str]:
     return f"{BOUND_SIGNS[found.bound]}{found.value:.2f}", interval
 
 
-def _figure(column: TableColumn, values: Sequence[float | None], verdict: Verdict | None) -> Text:
+def figure(column: TableColumn, values: Sequence[float | None], verdict: Verdict | None) -> Text:
     """Return the mean of ``values``, with a place behind it for the mark so that figures stay aligned."""
     mean = mean_interval([value for value in values if value is not None])
     if mean is None:

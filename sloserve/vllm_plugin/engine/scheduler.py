@@ -304,6 +304,11 @@ class SLOScheduler(ContainedScheduler):
         """Return the policies at work for new rows, without knowledge of the rows that are no more."""
         return self._make_policy(*self._policy_spec), self._make_shadow(self._shadow_text)
 
+    @property
+    def tenant_shares(self) -> TenantShares | None:
+        """Service of the tenants; ``None`` where tenants have no shares."""
+        return self._shares
+
     def status(self) -> dict[str, Any]:
         """Return the state and the figures of the scheduler, in plain values."""
         self._ledger.step_times(self.step_clock.latency.figures())

@@ -164,6 +164,7 @@ class VirtualEngine(EventLoop):
                 **self._swap_counters(),
             },
             token_budget=self._settings.max_num_batched_tokens,
+            tenant_service_s=self._tenant_service_s(getattr(self.scheduler, "tenant_shares", None)),
         )
 
     @property

@@ -97,6 +97,19 @@ def test_both_accounts_of_a_run_agree_on_counts(run_bench: RunBench, tmp_path: P
     assert record["mean_ttft_ms"] <= run["mean_ttft_ms"], "from the sending is no longer than from when it was due"
 
 
+@pytest.mark.slow
+def test_tenants_are_sent_and_reported(run_bench: RunBench, fake: FakeServer) -> None:
+    result, shown = run_bench(tenants="acme,globex=3", profile="h100-llama3-8b")
+    (run,) = result["runs"]
+    sent = [headers["x-tenant-id"] for _, headers in fake.runs]
+    assert {name: of["requests"] for name, of in run["by_tenant"].items()} == {
+        name: sent.count(name) for name in ("acme", "globex")
+    }
+    assert run["jain_attainment"] == 1.0 and run["jain_service_per_weight"] is None and run["jain_slowdown"] <= 1.0
+    assert all(of["mean_slowdown"] > 0.0 and of["tokens"] > 0 for of in run["by_tenant"].values())
+    assert "by tenant" in shown and "Jain's index" in shown
+
+
 NOT_OURS = {"rtfx", "input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "queue_times",
             "generated_texts", "errors"}  # fmt: skip
 """Audio, and lists with an entry per request: `requests.csv` and `tokens.csv.gz` hold those."""
