@@ -32,7 +32,7 @@ LATENCIES: Final = ("ttft", "tpot", "e2e")
 TENANT_WINDOW: Final = 128
 """Latest requests of each tenant that are remembered for watchers."""
 MOST_TENANT_WINDOWS: Final = 64
-"""Tenants of one process whose requests are remembered: the first of those with labels."""
+"""Tenants with remembered requests in one process: the first tenants with labels."""
 
 REFRESH_S: Final = 1.0
 """Seconds after which a process that admits requests notices a started or ended API process."""

@@ -1,8 +1,8 @@
 """How the tenants of an engine stand: rows of its page, and the metrics made of them.
 
 None of it exists where tenants have no shares. The first row of a page is for requests without a tenant of their own.
-A row for each tenant that the operator named follows, then one for each of the first tenants to come. The last row sums
-the other tenants. A tenant keeps its row, so that counters only grow.
+The next rows are for the tenants that the operator named, and after these for the first tenants to come. The last row
+sums the other tenants. A tenant keeps its row, so that counters only grow.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -16,7 +16,7 @@ _MOST_CHARS: Final = 64
 
 
 def tenants_now(pages: Sequence[PageSnapshot], boards: Iterable[Board], now_s: float) -> dict[str, Any]:
-    """Return how tenants stand and fare, those with the smallest share of requests in time first.
+    """Return how tenants stand and fare, the tenant with the smallest share of requests in time first.
 
     ``tenants`` holds a row for each of at most :data:`MOST_SHOWN` tenants, ``more_tenants`` the number of the others.
     There are none unless tenants have shares and two of them are known.

@@ -84,5 +84,5 @@ def jain_index(values: Sequence[float]) -> float | None:
     largest = float(array.max())
     if largest <= 0.0:
         return 1.0
-    parts = array / largest  # whose squares neither overflow nor vanish
+    parts = array / largest  # the squares of these neither overflow nor vanish
     return float(parts.sum() ** 2 / (parts.size * (parts**2).sum()))

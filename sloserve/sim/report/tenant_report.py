@@ -89,7 +89,7 @@ def _record(
     alone: Callable[[WorkloadRequest], float] | None,
     service_s: Mapping[str, float] | None,
 ) -> dict[str, Any]:
-    """Return the figures of the tenants ``names``, whose requests are ``logs``."""
+    """Return the figures of the tenants ``names``, which sent the requests of ``logs``."""
     attained = attainment(logs)
     return {
         "requests": len(logs),

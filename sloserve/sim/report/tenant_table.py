@@ -62,7 +62,7 @@ def tenant_table(runs: Sequence[Run]) -> Table | None:
 
 
 def _tenants(runs: Sequence[Run]) -> list[str]:
-    """Return the tenants of all runs, those with most requests first."""
+    """Return the tenants of all runs, the tenant with most requests first."""
     requests: dict[str, int] = {}
     for run in runs:
         for name, record in run.get("by_tenant", {}).items():

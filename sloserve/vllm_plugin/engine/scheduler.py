@@ -423,7 +423,7 @@ class SLOScheduler(ContainedScheduler):
     def _clock_output(self) -> None:
         monotonic_s = self._clock.monotonic_s()
         self.step_clock.output(monotonic_s)
-        # After the last request of all there is no step in which to show that no tenant has one.
+        # No step follows the output of the last request, so this is the time to show that no tenant has one.
         if monotonic_s >= self._figures_again_s or (self._shares is not None and not self.requests):
             self._figures_again_s = monotonic_s + FIGURES_EVERY_S
             self._ledger.step_times(self.step_clock.latency.figures())
