@@ -49,7 +49,7 @@ def tenants_now(pages: Sequence[PageSnapshot], boards: Iterable[Board], now_s: f
                 "waiting": int(one.waiting),
                 "served": round(one.service_s / all_s, 4) if all_s else 0.0,
                 "fair": round(fair, 4),
-                "debt_s": round(one.debt_s, 2),
+                "debt_s": round(one.debt_s, 1) + 0.0,  # which is not -0.0
                 "attained": attained,
                 "state": state_of(0, share_met(attained)),
             }

@@ -373,7 +373,7 @@ class EventLoop(ABC):
 
     @staticmethod
     def _tenant_service_s(shares: TenantShares | None) -> dict[str, float] | None:
-        """Return the service of each tenant since the start; ``None`` without shares, or if nobody was charged."""
+        """Return the service of each tenant since the start; ``None`` without shares, or without a charge."""
         if shares is None or not shares.total_s.any():
             return None
         return dict(zip(shares.tenants.names, shares.total_s.tolist(), strict=False))

@@ -28,7 +28,7 @@ class Engine:
         self.rows = TenantRows(most, named)
         self.shares = TenantShares(TenantTable(weights), 30.0)
         self.page = PageWriter(CLASSES, rank, folder, tenant_rows=self.rows.size)
-        self._first = Layout(1, self.rows.size).tenants
+        self.first = Layout(1, self.rows.size).tenants
 
     def serves(self, *tenants: str) -> None:
         for tenant in tenants:
@@ -37,7 +37,7 @@ class Engine:
         number = np.arange(size, dtype=float)
         self.shares._of_tenants.service_s = self.shares._of_tenants.total_s = number
         balances = Balances(np.arange(size), np.arange(size), number, number / max(number.sum(), 1.0), np.ones(size))
-        self.page.values[self._first :] = self.rows.figures(self.shares, balances).ravel()
+        self.page.values[self.first :] = self.rows.figures(self.shares, balances).ravel()
         self.page.name_tenants(self.rows.names)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from sloserve.core.attainment_window import AttainmentWindow
 from sloserve.engine.metrics.engine_page import find_pages
 from sloserve.engine.metrics.process_page import Board, tenant_key
+from sloserve.engine.metrics.tenant_figures import FIGURES
 from sloserve.engine.metrics.tenant_view import MOST_SHOWN, tenants_now
 from tests.engine.metrics.test_tenant_figures import Engine
 
@@ -57,6 +58,15 @@ def test_shares_of_several_engines_are_shown_as_one(tmp_path: Path) -> None:
     server.engines[1].serves("b")
     rows = {row["name"]: row for row in server.view()["tenants"]}
     assert rows["a"]["served"] == 0.25 and rows["b"]["served"] == 0.75 and rows["b"]["debt_s"] == 2.0
+
+
+def test_a_debt_of_nearly_nothing_has_no_sign(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    engine = server.engines[0]
+    engine.serves("a", "b")
+    debts = engine.page.values[engine.first :].reshape(-1, len(FIGURES))[:, FIGURES.index("debt_s")]
+    debts[1:3] = -0.04, 0.04
+    assert [str(row["debt_s"]) for row in server.view()["tenants"]] == ["0.0", "0.0"]
 
 
 def test_a_view_names_a_bounded_number_of_tenants(tmp_path: Path) -> None:
