@@ -40,6 +40,7 @@ REQUEST_COLUMNS = (
     "tds_target",
     "outcome",
     "qoe",
+    "tenant",
 )
 TOKEN_COLUMNS = (*RUN_COLUMNS, "request_id", "token", "time_s")
 
@@ -67,6 +68,7 @@ def request_row(log: RequestLog) -> tuple[object, ...]:
         targets.tds,
         log.outcome.value,
         _time(log.qoe),
+        request.tenant,
     )
 
 

@@ -21,7 +21,7 @@ MakeRun = Callable[..., RunLog]
 
 HEADER = (
     "policy,seed,rps,request_id,class,arrival_s,prompt_tokens,output_tokens,first_token_s,finish_s,"
-    "ttft_target_s,tpot_target_s,e2e_target_s,tds_target,outcome,qoe"
+    "ttft_target_s,tpot_target_s,e2e_target_s,tds_target,outcome,qoe,tenant"
 )
 
 
@@ -31,10 +31,11 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 def test_request_rows(tmp_path: Path, request_log: MakeRequest, step_log: MakeSteps) -> None:
+    aborted = request_log("b", 1.0, [2.0], slo_class="batch", outcome=Outcome.ABORTED)
     log = RunLog(
         [
             request_log("a,1", 0.1 + 0.2, [0.5, 0.75]),
-            request_log("b", 1.0, [2.0], slo_class="batch", outcome=Outcome.ABORTED),
+            replace(aborted, request=replace(aborted.request, tenant="acme")),
             request_log("c", 2.0, [], outcome=Outcome.REJECTED),
         ],
         step_log(),
@@ -44,9 +45,9 @@ def test_request_rows(tmp_path: Path, request_log: MakeRequest, step_log: MakeSt
     text = (tmp_path / "new" / REQUESTS_CSV).read_text(encoding="utf-8")
     assert text.splitlines() == [
         HEADER,
-        'edf:preempt=true,3,2.0,"a,1",interactive,0.3,10,2,0.5,0.75,1.0,,,5.0,completed,1.0',
-        "edf:preempt=true,3,2.0,b,batch,1.0,10,1,2.0,,,,20.0,,aborted,",
-        "edf:preempt=true,3,2.0,c,interactive,2.0,10,0,,,1.0,,,5.0,rejected,0.0",
+        'edf:preempt=true,3,2.0,"a,1",interactive,0.3,10,2,0.5,0.75,1.0,,,5.0,completed,1.0,',
+        "edf:preempt=true,3,2.0,b,batch,1.0,10,1,2.0,,,,20.0,,aborted,,acme",
+        "edf:preempt=true,3,2.0,c,interactive,2.0,10,0,,,1.0,,,5.0,rejected,0.0,",
     ]
     assert not (tmp_path / "new" / TOKENS_CSV).exists()
 
