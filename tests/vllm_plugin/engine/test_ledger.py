@@ -191,9 +191,10 @@ def test_what_is_counted_of_swapping_is_on_the_page_and_in_the_status(build: Bui
     assert sum(found.swaps) == 2 and found.swaps[0] == 1 and found.swaps_sum <= steps
 
 
-def test_the_page_shows_how_tenants_stand(build: Build, request_of: RequestOf) -> None:
+@pytest.mark.parametrize("policy", ["fcfs", "edf"])
+def test_the_page_shows_how_tenants_stand(build: Build, request_of: RequestOf, policy: str) -> None:
     """One tenant floods an engine on which another has requests: it has more service than its share, and owes it."""
-    engine = build("edf", section={"tenant_shares": {"weights": {"named": 1}}}, kv_blocks=20)
+    engine = build(policy, section={"tenant_shares": {"weights": {"named": 1}}}, kv_blocks=20)
     engine.scheduler.publish(rank=0)
     (page,) = find_pages()
     seen = []
@@ -218,11 +219,9 @@ def test_the_page_shows_how_tenants_stand(build: Build, request_of: RequestOf) -
     assert all(one.running == one.waiting == one.share == one.debt_s == 0.0 for one in found.values())
 
 
-@pytest.mark.parametrize(("policy", "section"), [("fcfs", {"tenant_shares": {}}), ("edf", {})])
-def test_no_tenants_are_shown_where_they_have_no_shares(
-    build: Build, request_of: RequestOf, policy: str, section: dict[str, Any]
-) -> None:
-    engine = build(policy, section=section)
+@pytest.mark.parametrize("policy", ["fcfs", "edf"])
+def test_no_tenants_are_shown_where_they_have_no_shares(build: Build, request_of: RequestOf, policy: str) -> None:
+    engine = build(policy)
     engine.scheduler.publish(rank=0)
     (page,) = find_pages()
     engine.run([replace(request_of("a", 0.0, 8, 8), tenant="a"), replace(request_of("b", 0.0, 8, 8), tenant="b")])
