@@ -158,11 +158,7 @@ class VirtualEngine(EventLoop):
             requests=[self._done[r.request_id] for r in requests],
             steps=self._step_log(),
             timing=self._timing(wall_s, getattr(self.scheduler, "plan_costs_s", None) or ()),
-            counters={
-                **self._counters,
-                **getattr(self.scheduler, "slo_counters", {}),
-                **self._swap_counters(),
-            },
+            counters={**self._counters, **getattr(self.scheduler, "slo_counters", {}), **self._swap_counters()},
             token_budget=self._settings.max_num_batched_tokens,
             tenant_service_s=self._tenant_service_s(getattr(self.scheduler, "tenant_shares", None)),
         )
