@@ -202,7 +202,7 @@ FIELDS: Final[dict[type, tuple[str, ...]]] = {
     KVConnectorOutput: ("failed_recving", "finished_recving", "kv_connector_worker_meta"),
     KVTransferConfig: ("kv_connector", "kv_connector_extra_config", "kv_role"),
     LoRAConfig: ("max_loras",),
-    LoRARequest: ("lora_int_id",),
+    LoRARequest: ("lora_int_id", "lora_name"),
     MambaSpec: ("mamba_cache_mode", "num_speculative_blocks"),
     ModelConfig: ("is_encoder_decoder", "model", "runner_type"),
     ModelRunnerOutput: ("kv_connector_output", "req_id_to_index", "sampled_token_ids"),
