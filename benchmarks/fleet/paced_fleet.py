@@ -19,8 +19,8 @@ from benchmarks.fleet.fleet_processes import PACED_ENVIRONMENT, FleetProcesses
 from sloserve.client.prompts import TokenPrompts
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog
-from sloserve.fleet.gateway.keys import new_key
 from sloserve.fleet.run.live import DOOR_KEY, STORE
+from sloserve.wire.keys import new_key
 
 PROMPTS = TokenPrompts(256)
 READY_LIMIT_S = 240.0

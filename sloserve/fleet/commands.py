@@ -220,7 +220,7 @@ def pool(
 @fleet_app.command()
 def key(as_json: JsonFlag = False) -> None:
     """Print a new key for a client, and its hash for the file of keys (--keys)."""
-    from sloserve.fleet.gateway.keys import new_key
+    from sloserve.wire.keys import new_key
 
     made, digest = new_key()
     print(json.dumps({"key": made, "hash": digest}) if as_json else f"key:  {made}\nhash: {digest}")

@@ -14,12 +14,12 @@ import pytest
 from sloserve.core.spans import Phase
 from sloserve.fleet import bounded_protocol as protocol
 from sloserve.fleet.gateway.gateway import GatewayDependencies
-from sloserve.fleet.gateway.keys import hash_of
 from sloserve.fleet.gateway.serve import config
 from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.admission.prediction import ArrivingRequest
 from sloserve.wire.asgi import answer_json
+from sloserve.wire.keys import hash_of
 from sloserve.wire.opening import BodyLimits, BoundedBody
 from tests import bounded
 from tests.bounded import until

@@ -9,12 +9,13 @@ from sloserve.core.clock import ManualClock
 from sloserve.core.errors import ConfigError
 from sloserve.core.files.marked_yaml import parse_yaml
 from sloserve.core.slo import DEFAULT_CLASSES
-from sloserve.fleet.gateway.keys import KeyFile, Keys, _keys, hash_of, new_key, read_keys
+from sloserve.fleet.gateway.keys import KeyFile, Tenant, _keys, read_keys
+from sloserve.wire.keys import Keys, hash_of, new_key
 
 MODELS = ("chat", "legal")
 
 
-def keys(text: str) -> Keys:
+def keys(text: str) -> Keys[Tenant]:
     return _keys(parse_yaml(text, "keys"), DEFAULT_CLASSES, MODELS)
 
 

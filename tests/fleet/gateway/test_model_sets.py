@@ -16,11 +16,12 @@ from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.gateway.calibration import MOST, Calibration
 from sloserve.fleet.gateway.gateway import Gateway, GatewayDependencies
 from sloserve.fleet.gateway.gateway_request import GatewayRequest, GatewayRequestReader, needs_of
-from sloserve.fleet.gateway.keys import Tenant, hash_of
+from sloserve.fleet.gateway.keys import Tenant
 from sloserve.scheduler.admission.prediction import ArrivingRequest
 from sloserve.scheduler.settings import PluginSettings
 from sloserve.scheduler.virtual_queues.contract import ModelState
 from sloserve.wire.headers import read_headers
+from sloserve.wire.keys import hash_of
 from tests.bounded import until
 from tests.fleet.gateway.played_agents import FLEET
 from tests.fleet.gateway.test_gateway import line, run

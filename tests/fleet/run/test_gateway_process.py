@@ -14,11 +14,11 @@ from sloserve.core.errors import ConfigError
 from sloserve.fleet.commands import _read
 from sloserve.fleet.contract.reports import AgentReport, to_json
 from sloserve.fleet.file import parse_fleet
-from sloserve.fleet.gateway.keys import hash_of
 from sloserve.fleet.run.gateway_process import GatewayServer
 from sloserve.fleet.run.live import place_of
 from sloserve.fleet.store.store import open_store
 from sloserve.http3.httpx_transport import H3Transport
+from sloserve.wire.keys import hash_of
 from tests import bounded
 from tests.bounded import until
 from tests.fleet.gateway.played_agents import FLEET, PlayedAgent
