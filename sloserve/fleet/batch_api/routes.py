@@ -26,10 +26,11 @@ from sloserve.fleet.batch_api.lines import ENDPOINTS, Limits, storable
 from sloserve.fleet.batch_api.upload import RouteError, UploadForm, least_file_bytes
 from sloserve.fleet.store.records import Batch, BatchState, File
 from sloserve.fleet.store.store import Store
-from sloserve.fleet.tenant_limits import Quota, TenantPlaces
+from sloserve.fleet.tenant_limits import Quota
 from sloserve.wire import errors
 from sloserve.wire.asgi import CLOSE, ClientLeft
 from sloserve.wire.opening import BodyLimits, BoundedBody
+from sloserve.wire.tenant_places import TenantPlaces
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

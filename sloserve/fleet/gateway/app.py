@@ -19,9 +19,9 @@ from sloserve.fleet.gateway.forward import ForwardedRequest
 from sloserve.fleet.gateway.instances import STATES
 from sloserve.fleet.gateway.keys import KeyFile, Tenant
 from sloserve.fleet.gateway.parts import GatewayState
-from sloserve.fleet.tenant_limits import TenantPlaces
 from sloserve.wire.asgi import CLOSE, ClientLeft, Receive, Scope, Send, answer, answer_json, first, refuse, refuse_error
 from sloserve.wire.opening import BodyLimits, OpenedRequest, open_request
+from sloserve.wire.tenant_places import TenantPlaces
 from sloserve.wire.watch_page import sent_signpost
 
 logger = logging.getLogger(__name__)

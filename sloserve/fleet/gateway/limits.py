@@ -7,7 +7,7 @@ from typing import Final
 
 from sloserve.core.errors import QueueFull
 from sloserve.fleet.gateway.keys import LOCAL, Tenant
-from sloserve.fleet.tenant_limits import SOON_S, TenantPlaces
+from sloserve.wire.tenant_places import SOON_S, TenantPlaces
 
 _SHARE: Final = 2
 """Divisor of the bytes that bodies of one of several tenants may take: the others find room."""

@@ -1,0 +1,45 @@
+"""Places that tenants share: the requests of each that are in progress at a time."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from sloserve.core.errors import QueueFull
+
+SOON_S: Final = 1
+"""Seconds after which a client may retry when all places were taken: requests end all the time."""
+
+
+class TenantPlaces:
+    """Places that tenants share, with a limit for each tenant and for all.
+
+    Args:
+        what: Name of the things that take places, in the plural.
+        most: The most places of all tenants together.
+    """
+
+    def __init__(self, what: str, most: int) -> None:
+        self._what, self._most = what, most
+        self._of_tenant: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return self._of_tenant.total()
+
+    @contextmanager
+    def taken(self, tenant: str, most: int) -> Iterator[None]:
+        """Take one place for the tenant, which may have ``most``. Raises: QueueFull."""
+        if self._of_tenant[tenant] >= most:
+            text = f"{most} of {most} {self._what} of yours are in progress; wait until one of them ends"
+            raise QueueFull(text, SOON_S, "")
+        if len(self) >= self._most:
+            raise QueueFull(
+                f"all {self._most} {self._what} of this gateway are in progress; retry in {SOON_S} s", SOON_S, ""
+            )
+        self._of_tenant[tenant] += 1
+        try:
+            yield
+        finally:
+            self._of_tenant[tenant] -= 1
+            if not self._of_tenant[tenant]:
+                del self._of_tenant[tenant]
