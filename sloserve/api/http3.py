@@ -7,7 +7,6 @@ requires one of TCP clients. What the listener needs of vLLM's arguments is chec
 
 import argparse
 import logging
-from functools import partial
 from typing import Any
 
 import prometheus_client
@@ -16,12 +15,12 @@ from sloserve.core.errors import ConfigError
 from sloserve.scheduler.settings import PluginSettings
 from sloserve.wire import optional_http3
 from sloserve.wire.optional_http3 import Http3Front, Http3Settings, Tls
-from sloserve.wire.resolve import resolve_headers
+from sloserve.wire.resolve import Classify
 
 logger = logging.getLogger(__name__)
 
 
-async def start(front: Http3Front, app: Any, args: Any, settings: PluginSettings) -> str | None:
+async def start(front: Http3Front, app: Any, args: Any, settings: PluginSettings, classify: Classify) -> str | None:
     """Start ``front`` if the settings enable HTTP/3, and return its address and the certificate to trust, to print.
 
     What was checked before the model was loaded may have changed since: then only TCP is served, an error is logged,
@@ -30,7 +29,6 @@ async def start(front: Http3Front, app: Any, args: Any, settings: PluginSettings
     if not settings.http3.enabled:
         return None
     try:
-        classify = partial(resolve_headers, settings.rules, settings.header_rules)
         tls, address = tls_of(args), udp_address(args, settings.http3)
         return await front.listen(app, settings.http3, tls, address, classify, prometheus_client.REGISTRY)
     except ConfigError as error:

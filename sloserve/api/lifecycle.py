@@ -24,9 +24,11 @@ from sloserve.core.json_log import logs_are_json, say
 from sloserve.scheduler.settings import plugin_settings
 from sloserve.vllm_plugin.server.front_end_of import check_open, core_hangs, count_stopped, on_stop
 from sloserve.vllm_plugin.server.reloading import failed_reload
+from sloserve.wire import errors
 from sloserve.wire.asgi import refuse_error, unsent
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.optional_http3 import Http3Front
+from sloserve.wire.resolve import Classify
 
 READY_PATH = "/ready"
 
@@ -55,7 +57,9 @@ async def readiness(engine: Any) -> JSONResponse:
     return JSONResponse({"status": state}, status)
 
 
-async def refused_for_stopping(engine: Any, send: Send, http: HTTPContext | None = None) -> bool:
+async def refused_for_stopping(
+    engine: Any, send: Send, http: HTTPContext | None = None, form: errors.Form = errors.body
+) -> bool:
     """Return whether the server is stopping; if so, refuse the request with 503 before any of its body is read.
 
     Args:
@@ -63,18 +67,19 @@ async def refused_for_stopping(engine: Any, send: Send, http: HTTPContext | None
         send: Sends the refusal to the client.
         http: The context of a request that a handler has had, ``None`` before that. A request that the engine accepted
             is counted at its own end, not here.
+        form: Makes the body of the refusal.
     """
     try:
         check_open(engine)
     except ShuttingDown as error:
         if http is None or not (http.requests or http.served):
             count_stopped(engine)
-        await refuse_error(send, error)
+        await refuse_error(send, error, form=form)
         return True
     return False
 
 
-def unless_overtaken(engine: Any, http: HTTPContext, send: Send) -> Send:
+def unless_overtaken(engine: Any, http: HTTPContext, send: Send, form: errors.Form = errors.body) -> Send:
     """Return a ``send`` that turns a 500 into a refusal if the server has begun to stop.
 
     Such a request met something that was stopped already.
@@ -83,7 +88,7 @@ def unless_overtaken(engine: Any, http: HTTPContext, send: Send) -> Send:
 
     async def failed(message: Message) -> None:
         nonlocal refused
-        refused = await refused_for_stopping(engine, send, http)
+        refused = await refused_for_stopping(engine, send, http, form)
         if not refused:
             await send(message)
 
@@ -95,7 +100,7 @@ def unless_overtaken(engine: Any, http: HTTPContext, send: Send) -> Send:
     return checked
 
 
-async def started(app: Any, http3: Http3Front) -> None:
+async def started(app: Any, http3: Http3Front, classify: Classify) -> None:
     """Prepare the server that begins to serve ``app``: limit its shutdown, start HTTP/3, and print how to try it.
 
     The hint is printed once the server listens. HTTP/3 notifies its clients as soon as the server stops: its requests
@@ -104,6 +109,7 @@ async def started(app: Any, http3: Http3Front) -> None:
     Args:
         app: vLLM's app, with the server and its arguments in its state. For any other app nothing is done.
         http3: The HTTP/3 listener to start.
+        classify: Returns a request's SLO and tenant from its headers and its peer's address.
     """
     server, args = getattr(app.state, "server", None), getattr(app.state, "args", None)
     if server is None or args is None:
@@ -116,23 +122,25 @@ async def started(app: Any, http3: Http3Front) -> None:
     while not (server.started or server.should_exit):
         await asyncio.sleep(_STARTED_POLL_S)
     if server.started and not server.should_exit:
-        also = await start(http3, app, args, plugin_settings(engine.vllm_config.additional_config))
+        settings = plugin_settings(engine.vllm_config.additional_config)
+        also = await start(http3, app, args, settings, classify)
         on_stop(engine, http3.going_away)
         if logs_are_json():
-            say("ready", how_to_try=how_to_try(args, also).strip())
+            say("ready", how_to_try=how_to_try(args, also, has_keys=settings.keys is not None).strip())
             return
         sys.stdout.flush()
         # Below the text layer, where vLLM would put the process's name in front of a line that is there to be copied.
-        sys.stdout.buffer.write(how_to_try(args, also).encode())
+        sys.stdout.buffer.write(how_to_try(args, also, has_keys=settings.keys is not None).encode())
         sys.stdout.buffer.flush()
 
 
-def how_to_try(args: Any, also: str | None = None) -> str:
+def how_to_try(args: Any, also: str | None = None, *, has_keys: bool = False) -> str:
     """Return where the server listens, and a command that works there.
 
     Args:
         args: The arguments of ``vllm serve``.
         also: a further address to print, of HTTP/3; ``None`` without one.
+        has_keys: Whether requests need a key of the file of keys.
     """
     url = f"{'https' if args.ssl_certfile else 'http'}://{_reachable(args.host)}:{args.port}"
     where = url
@@ -143,7 +151,7 @@ def how_to_try(args: Any, also: str | None = None) -> str:
     model = (args.served_model_name or [args.model])[0]
     body = {"model": model, "prompt": "Hello", "max_tokens": 50, "stream": True, "slo": {"report": True}}
     command += [f"{url}/v1/completions", "-H 'Content-Type: application/json'"]
-    if any(args.api_key or []):
+    if has_keys or any(args.api_key or []):
         command.append("-H 'Authorization: Bearer YOUR_API_KEY'")
     elif os.environ.get("VLLM_API_KEY"):
         command.append('-H "Authorization: Bearer $VLLM_API_KEY"')

@@ -13,6 +13,7 @@ import functools
 import math
 import os
 from collections.abc import Awaitable, Iterable
+from contextlib import ExitStack
 from typing import Any
 
 from starlette.datastructures import MutableHeaders
@@ -20,10 +21,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sloserve.api import cors
 from sloserve.api.admin import PREFIX, AdminApp, engine_of
+from sloserve.api.callers import Caller, Callers
 from sloserve.api.lifecycle import LINGER_S, READY_PATH, readiness, refused_for_stopping, started, unless_overtaken
 from sloserve.api.report import Reporter
 from sloserve.api.time_to_live import TimeToLive
-from sloserve.api.websockets import refused_websocket
+from sloserve.api.websockets import refuse_websocket, refused_websocket
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import BodyTooLarge, SloServeError
 from sloserve.scheduler.settings import ADMIN_KEY, plugin_settings
@@ -31,9 +33,11 @@ from sloserve.vllm_plugin.server.stated import warn_operator
 from sloserve.wire import context, errors
 from sloserve.wire.asgi import first, refuse_error, report_slo, route_path, unsent
 from sloserve.wire.context import HTTPContext
-from sloserve.wire.headers import TTL, HeaderRules, predictions
-from sloserve.wire.opening import BodyLimits, BoundedBody, open_request
+from sloserve.wire.headers import TTL, predictions
+from sloserve.wire.opening import BodyLimits, BoundedBody, OpenedRequest, open_request
 from sloserve.wire.optional_http3 import Http3Front
+from sloserve.wire.peers import record_peers
+from sloserve.wire.tenant_places import TenantPlaces
 from sloserve.wire.watch_page import sent_signpost
 
 
@@ -44,7 +48,8 @@ class SLOMiddleware:
         self._app, found = cors.taken_out(app)
         self._answering: ASGIApp = self._answer if found is None else cors.put_around(found, self._answer)
         self._clock = clock or SystemClock()
-        self._rules: tuple[BodyLimits, HeaderRules] | None = None
+        self._rules: tuple[BodyLimits, Callers] | None = None
+        self._places = TenantPlaces("requests")
         self._starting: asyncio.Task[None] | None = None
         self._http3 = Http3Front()
         admin_key = os.environ.get(ADMIN_KEY)
@@ -54,9 +59,8 @@ class SLOMiddleware:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, self._watching_start(scope, send))
             return
-        if scope["type"] == "websocket" and await refused_websocket(
-            engine := engine_of(scope), self._rules_of(engine)[1], scope, receive, send
-        ):
+        if scope["type"] == "websocket":
+            await self._serve_websocket(scope, receive, send)
             return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
@@ -68,6 +72,17 @@ class SLOMiddleware:
             return
         await self._answering(scope, receive, send)
 
+    async def _serve_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        engine = engine_of(scope)
+        with ExitStack() as held:
+            try:
+                caller = self._admitted(scope, engine, held)
+            except SloServeError as error:
+                await refuse_websocket(error, scope, receive, send)
+                return
+            if not await refused_websocket(engine, caller.rules, scope, receive, send):
+                await self._app(caller.scope, receive, send)
+
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request that pages of other origins may send."""
         if route_path(scope) == READY_PATH:
@@ -76,17 +91,26 @@ class SLOMiddleware:
         if await sent_signpost(scope, send, "a server", watched=self._admin is not None):
             return
         engine = engine_of(scope)
-        limits, header_rules = self._rules_of(engine)
-        request = await open_request(scope, receive, send, limits)
+        request = await open_request(scope, receive, send, self._rules_of(engine)[0])
         if request is None:
             return
-        scope, send = request.scope, request.send
+        form = errors.form_of(route_path(scope))
+        with ExitStack() as held:
+            try:
+                caller = self._admitted(request.scope, engine, held)
+            except SloServeError as error:
+                await refuse_error(request.send, error, request.closing, form=form)
+                return
+            await self._serve(request, caller, engine, form)
+
+    async def _serve(self, request: OpenedRequest, caller: Caller, engine: Any, form: errors.Form) -> None:
+        scope, send = caller.scope, request.send
         http = HTTPContext(self._clock.monotonic_s(), says_end=True, on_slo=functools.partial(report_slo, scope))
         if scope["method"] == "POST":
-            if await refused_for_stopping(engine, send):
+            if await refused_for_stopping(engine, send, form=form):
                 return
-            send = unless_overtaken(engine, http, send)
-        passing = PassingRequest(http, header_rules, request.body, send)
+            send = unless_overtaken(engine, http, send, form)
+        passing = PassingRequest(http, caller, request.body, send, form)
         passing.begin(scope)
         token = context.current.set(http)
         try:
@@ -97,19 +121,27 @@ class SLOMiddleware:
         except asyncio.CancelledError:
             # When uvicorn stops, it no longer waits for what a client still sends; it would respond with 500. A
             # response sent over HTTP/3 now would be waited for.
-            if not passing.awaits_body or scope["http_version"] == "3" or not await refused_for_stopping(engine, send):
+            if (
+                not passing.awaits_body
+                or scope["http_version"] == "3"
+                or not await refused_for_stopping(engine, send, form=form)
+            ):
                 raise
         finally:
             context.current.reset(token)
             http.answer_ends(begun=passing.is_answering)
         if passing.too_large is not None:
-            warn_operator(f"clients send more than the {limits.most_bytes} bytes of max_body_bytes, and get 413")
+            most_bytes = self._rules_of(engine)[0].most_bytes
+            warn_operator(f"clients send more than the {most_bytes} bytes of max_body_bytes, and get 413")
             await passing.refuse(passing.too_large)
 
     def _watching_start(self, scope: Scope, send: Send) -> Send:
         async def watching(message: Message) -> None:
             if message["type"] == "lifespan.startup.complete" and "app" in scope:
-                self._starting = asyncio.create_task(started(scope["app"], self._http3))
+                # A fault in the file of keys keeps the server from starting.
+                callers = self._rules_of(engine_of(scope))[1]
+                record_peers(getattr(scope["app"].state, "server", None))
+                self._starting = asyncio.create_task(started(scope["app"], self._http3, callers.classify))
             elif message["type"].startswith("lifespan.shutdown."):
                 if self._starting is not None:
                     await asyncio.wait([self._starting])  # else it might begin to listen after that
@@ -118,11 +150,23 @@ class SLOMiddleware:
 
         return watching
 
-    def _rules_of(self, engine: Any) -> tuple[BodyLimits, HeaderRules]:
+    def _rules_of(self, engine: Any) -> tuple[BodyLimits, Callers]:
         if self._rules is None:
             settings = plugin_settings(None if engine is None else engine.vllm_config.additional_config)
-            self._rules = BodyLimits(settings.max_body_bytes, whole_s=math.inf), settings.header_rules
+            self._rules = BodyLimits(settings.max_body_bytes, whole_s=math.inf), Callers(settings, self._clock)
         return self._rules
+
+    def _admitted(self, scope: Scope, engine: Any, held: ExitStack) -> Caller:
+        """Return the sender of a request, and hold what it takes of its tenant's limits until ``held`` is left.
+
+        Raises: Unauthorized, Forbidden, QueueFull.
+        """
+        caller = self._rules_of(engine)[1].caller(scope)
+        tenant = caller.tenant
+        if tenant is not None:
+            held.enter_context(self._places.taken(tenant.name, tenant.quota.requests))
+        held.callback(context.key_tenant.reset, context.key_tenant.set(tenant))
+        return caller
 
 
 class PassingRequest:
@@ -131,10 +175,12 @@ class PassingRequest:
     ``too_large`` is set if the body of the request is too large, or its headers announce that it will be.
     """
 
-    def __init__(self, http: HTTPContext, header_rules: HeaderRules, body: BoundedBody, send: Send) -> None:
+    def __init__(
+        self, http: HTTPContext, caller: Caller, body: BoundedBody, send: Send, form: errors.Form = errors.body
+    ) -> None:
         self.http = http
         self.too_large: BodyTooLarge | None = None
-        self._header_rules = header_rules
+        self._caller, self._form = caller, form
         self._body = body
         self._receive: Receive = body
         self._send = self._send_at_once = send
@@ -157,7 +203,9 @@ class PassingRequest:
     def begin(self, scope: Scope) -> None:
         """Read the headers. A fault in an SLO is reported later, by a route that uses the SLO."""
         headers = scope["headers"]
-        self.http.read_headers(headers, self._header_rules)
+        self.http.read_headers(headers, self._caller.rules)
+        if (tenant := self._caller.tenant) is not None:
+            self.http.headers.tenant, self.http.slo_class = tenant.name, tenant.slo_class
         if self.http.headers.ttl_s is not None and scope["method"] == "POST":
             self._ttl = TimeToLive(self.http.headers.ttl_s, lambda: self.http.is_waiting, self._receive, self._send)
             self._receive, self._send = self._ttl.receive, self._ttl.send
@@ -219,4 +267,4 @@ class PassingRequest:
         """Send an error in place of the server's response, unless that has begun."""
         if not self._answering:
             self._answering = True
-            await refuse_error(self._send_at_once, error, param=param)
+            await refuse_error(self._send_at_once, error, param=param, form=self._form)

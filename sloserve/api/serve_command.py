@@ -80,6 +80,7 @@ def serve(
     flags = serve.check_arguments(passed_on, our_flags(context))
     effective = config.settle(sources, flags.additional_config)
     serve.check_policies(flags, effective.settings)
+    serve.check_keys(flags, effective.settings)
     if swap_space_gib:
         swap_space.check_flags(flags)
     if flags.is_whole:
@@ -90,6 +91,7 @@ def serve(
     args = serve.prepare(passed_on, our_flags(context))
     effective = config.settle(sources, args.additional_config)
     serve.check_policies(args, effective.settings)
+    serve.check_keys(args, effective.settings)
     http3_checks.check(args, effective.settings.http3)
     admin = ("admin routes", "on" if key else "off", key.source if key else config.DEFAULT)
     pool = ("swap space", f"{swap_space_gib:g} GiB", swap_space.FLAG) if swap_space_gib else _NO_POOL

@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from sloserve.core.errors import InvalidRequest
+from sloserve.core.errors import InvalidRequest, SloServeError
 from sloserve.vllm_plugin.server.front_end_of import front_end_of
 from sloserve.vllm_plugin.server.stated import warn_operator
 from sloserve.wire.asgi import refuse_error
@@ -31,13 +31,14 @@ async def refused_websocket(engine: Any, rules: HeaderRules, scope: Scope, recei
         if front_end is not None:
             front_end.count_invalid()
         warn_operator("clients state SLOs for a websocket, which keeps none, and are refused with 400")
-        await receive()  # the event that the client wants to connect
-        await _refuse(error, scope, send)
+        await refuse_websocket(error, scope, receive, send)
         return True
     return False
 
 
-async def _refuse(error: InvalidRequest, scope: Scope, send: Send) -> None:
+async def refuse_websocket(error: SloServeError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Refuse a websocket before it is accepted, with the reason in the response where the server can send one."""
+    await receive()  # the event that the client wants to connect
     if "websocket.http.response" not in (scope.get("extensions") or {}):
         reason = str(error).encode()[:_MOST_REASON_BYTES].decode(errors="ignore")
         await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": reason})

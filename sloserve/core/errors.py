@@ -7,6 +7,8 @@
     │   ├── MalformedBody
     │   ├── BodyTooLarge
     │   └── BodyTooSlow
+    ├── Unauthorized           the client shows no key that is known: answered with 401, its body unread
+    ├── Forbidden              the client's key does not open this route: answered with 403
     ├── UnknownModel           the client asks for a model that is not there: answered with 404
     ├── Rejected               refused before queueing
     │   ├── QueueFull
@@ -93,6 +95,14 @@ class BodyTooSlow(BadBody):
     def __init__(self, whole_s: float, bytes_per_s: float) -> None:
         more = "" if bytes_per_s == math.inf else f" and a second more for each {bytes_per_s:g} bytes"
         super().__init__(f"not whole after {whole_s:g} s{more}; send it faster")
+
+
+class Unauthorized(SloServeError):
+    """The request shows no key, or one that is unknown; the message says how to send one."""
+
+
+class Forbidden(SloServeError):
+    """The key of the request does not open its route; the message says which key does."""
 
 
 class UnknownModel(SloServeError):

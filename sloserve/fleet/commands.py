@@ -4,7 +4,6 @@ They are ``logs``, ``key``, ``certificates`` and ``upgrade``.
 """
 
 import asyncio
-import json
 import logging
 import sys
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from sloserve.core.json_log import say
 from sloserve.sim.report.watch_commands import DEFAULT_URL, UrlFlag, show
 from sloserve.wire import optional_http3
 from sloserve.wire.http3_flags import Http3Flags
+from sloserve.wire.key_command import key as make_key
 
 FileArgument = Annotated[Path, typer.Argument(help="The fleet's file, see configs/fleet-tiny.yaml.")]
 StateFlag = Annotated[
@@ -219,11 +219,8 @@ def pool(
 
 @fleet_app.command()
 def key(as_json: JsonFlag = False) -> None:
-    """Print a new key for a client, and its hash for the file of keys (--keys)."""
-    from sloserve.wire.keys import new_key
-
-    made, digest = new_key()
-    print(json.dumps({"key": made, "hash": digest}) if as_json else f"key:  {made}\nhash: {digest}")
+    """Print a new key for a client, and its hash for the file of keys (--keys); `sloserve key` is the same."""
+    make_key(as_json)
 
 
 @fleet_app.command()

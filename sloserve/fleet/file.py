@@ -156,6 +156,8 @@ def _engine_settings(section: Any, problems: list[Problem]) -> PluginSettings:
     problems += [Problem(("settings", *path), text) for path, text in wrong]
     if settings is not None and settings.http3.enabled:
         problems.append(Problem(("settings", "http3"), "engines of a fleet serve no HTTP/3; move it to gateway"))
+    if settings is not None and settings.keys is not None:
+        problems.append(Problem(("settings", "keys"), "engines of a fleet check no keys; move it to gateway"))
     return settings or PluginSettings()
 
 

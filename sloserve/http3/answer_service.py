@@ -8,13 +8,12 @@ application adds what the body states (:data:`sloserve.wire.asgi.SLO_KNOWN`).
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 
 from sloserve.core.slo import DEFAULT_CLASSES, SLO, Targets
 from sloserve.http3.stream_schedulers import LEAST_URGENT
 from sloserve.wire.event_stream import EventCounter
 from sloserve.wire.headers import DEFAULT_RULES
-from sloserve.wire.resolve import Classify, Rules, resolve_headers
+from sloserve.wire.resolve import Classify, Rules, classify_by
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -50,7 +49,7 @@ class ResponseService:
         return cls(most_urgent + 1, most_urgent, slo.targets, tenant, slo.slo_class.name)
 
 
-DEFAULT_CLASSIFY: Classify = partial(resolve_headers, Rules(DEFAULT_CLASSES), DEFAULT_RULES)
+DEFAULT_CLASSIFY: Classify = classify_by(Rules(DEFAULT_CLASSES), DEFAULT_RULES)
 
 
 class ResponseDeadline:

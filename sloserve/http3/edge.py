@@ -99,7 +99,7 @@ class Edge:
         except InvalidRequest as error:
             await request.refuse(error)
             return
-        service = ResponseService.of(*DEFAULT_CLASSIFY(request.scope["headers"]))
+        service = ResponseService.of(*DEFAULT_CLASSIFY(request.scope["headers"], None))
         arrived_s = asyncio.get_running_loop().time()
         try:
             async with WhileClientWaits(client.until_left):

@@ -76,7 +76,7 @@ async def listen(
         settings: Settings of HTTP/3.
         certificates: The server's certificate and key.
         address: Host and UDP port; 0 for any that is free.
-        classify: Function that derives from a request's headers how to send its response.
+        classify: Function that derives from a request's headers, and its peer's address, how to send its response.
         client_ca: PEM file of authorities; if it is given, a client needs a certificate that one of them signed.
 
     Raises: ConfigError for certificates that cannot be read, a port that is taken, or an aioquic without its hooks.

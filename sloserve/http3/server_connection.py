@@ -54,7 +54,7 @@ class Front:
     Args:
         app: The ASGI application.
         settings: Settings of HTTP/3.
-        classify: Function that derives from a request's headers how to send its response.
+        classify: Function that derives from a request's headers, and its peer's address, how to send its response.
         authorize: Function that returns why the client's certificate is not accepted; ``None`` where it is, or none is
             asked for.
         address: The listener's own host and port.
@@ -229,7 +229,7 @@ class ServerProtocol(TransmittingProtocol):
             self._count("refused")
             self.abort(stream_id, ErrorCode.H3_REQUEST_REJECTED)
             return
-        service = ResponseService.of(*self._front.classify(rest))
+        service = ResponseService.of(*self._front.classify(rest, self._client))
         self.quic.set_stream(stream_id, tenant=service.tenant)
         stream = RequestStream(self, self._h3, stream_id)
         scope = make_scope(pseudo, rest, self._client, self._front.address)

@@ -75,6 +75,20 @@ class SettingsFlags:
         ),
     ] = None
 
+    keys: Annotated[
+        str | None,
+        typer.Option(
+            help="File of keys, see configs/keys-server.yaml: each request needs one, which names its tenant."
+        ),
+    ] = None
+    trusted_proxies: Annotated[
+        str | None,
+        typer.Option(
+            help="Networks from which a header may name the tenant, separated by commas; '*' for all. Default: this "
+            "machine alone. With --keys the key alone names it.",
+        ),
+    ] = None
+
     def flags(self) -> dict[str, object]:
         """Return all flags but the preset, which stands for several settings."""
         return {name: value for name, value in asdict(self).items() if name != "preset"}

@@ -22,11 +22,11 @@ from sloserve.scheduler.settings import (
     ADMIN_KEY,
     KEY,
     PluginSettings,
-    class_warnings,
     file_problems,
     policy_problems,
     read_settings,
 )
+from sloserve.scheduler.settings_warnings import class_warnings, tenant_warnings
 from sloserve.wire import optional_http3
 
 FLAGS: dict[str, Key] = {
@@ -36,6 +36,8 @@ FLAGS: dict[str, Key] = {
     "max_waiting": ("admission", "max_waiting"),
     "min_chance": ("admission", "min_chance"),
     "swapping": ("swapping",),
+    "keys": ("keys",),
+    "trusted_proxies": ("trusted_proxies",),
     **{flag: ("http3", field) for field, flag in optional_http3.FLAGS.items()},
 }
 """Flags of ``sloserve serve`` to the settings they are."""
@@ -169,7 +171,7 @@ class Effective:
 
     def warnings(self) -> list[str]:
         """Return warnings about what is allowed and will not do what its writer may expect."""
-        return class_warnings(self.settings)
+        return class_warnings(self.settings) + tenant_warnings(self.settings)
 
 
 def settle(sources: Sources, additional_config: Any = None) -> Effective:

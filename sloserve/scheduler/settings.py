@@ -1,6 +1,5 @@
 """The plugin's settings, as they travel in ``--additional-config '{"sloserve": {...}}'``."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,18 +16,19 @@ from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.admission.queue_view import Elsewhere, WaitingPlace
 from sloserve.scheduler.engine_flags import OWN_ORDER, check_chunks, check_order
-from sloserve.scheduler.registry import GENERAL, make_policy, parse_policy
+from sloserve.scheduler.registry import make_policy, parse_policy
+from sloserve.scheduler.server_keys import read_server_keys
 from sloserve.scheduler.share_settings import ShareSettings
-from sloserve.wire.headers import TENANTS, HeaderRules, is_ours
+from sloserve.scheduler.tenant_settings import Proxies, TenantHeaders
+from sloserve.wire.headers import TENANTS, HeaderRules
 from sloserve.wire.optional_http3 import Http3Settings
+from sloserve.wire.peers import LOOPBACK
 from sloserve.wire.resolve import Rules
 
 KEY = "sloserve"
 MAX_BODY_BYTES = 32 * 2**20
 MAX_WAITING = 1024
 MAX_RANK = 1000
-MAX_TENANT_HEADERS = 8
-_HEADER_NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,64}")
 ADMIN_KEY = "SLOSERVE_ADMIN_KEY"
 """Environment variable with the key of the admin routes: never a setting, so that no configuration shows it."""
 
@@ -58,15 +58,6 @@ def _max_waiting(value: Any) -> int | dict[str, int]:
     if any(isinstance(cap, bool) or not isinstance(cap, int) or cap < 1 for cap in caps):
         raise ValueError
     return dict(value) if isinstance(value, Mapping) else int(value)
-
-
-def _tenant_headers(value: Any) -> tuple[str, ...]:
-    names = [name.lower() for name in value if isinstance(name, str)] if isinstance(value, list | tuple) else []
-    if len(names) != len(value) or len(names) > MAX_TENANT_HEADERS:
-        raise ValueError
-    if any(not _HEADER_NAME.fullmatch(name) or is_ours(name) for name in names):
-        raise ValueError
-    return tuple(dict.fromkeys(names))
 
 
 class _Settings(BaseModel):
@@ -163,6 +154,8 @@ class PluginSettings(_Settings):
         tenants: The most urgent class that each tenant may use.
         tenant_default: The most urgent class of other tenants; ``None`` for no limit.
         tenant_headers: Names of the headers that state the tenant.
+        keys: File of keys, each of which stands for a tenant; ``None``: requests need no key of ours.
+        trusted_proxies: Networks from which a header may name a tenant, where there is no file of keys.
         tenant_shares: How tenants share the engine; ``None``: policies do not see tenants.
         max_body_bytes: Most bytes of a request body.
         max_tenant_labels: Most tenants with metrics of their own; the rest is ``other``.
@@ -194,12 +187,9 @@ class PluginSettings(_Settings):
     unknown_headers: Annotated[Literal["ignore", "reject"], Allowed("one of ignore, reject")] = "ignore"
     tenants: Annotated[dict[str, str], Allowed("a mapping of tenant to class")] = {}
     tenant_default: Annotated[str | None, Allowed("the name of a class")] = None
-    tenant_headers: Annotated[
-        tuple[str, ...],
-        PlainValidator(_tenant_headers),
-        Written(Annotated[list[str], Field(max_length=MAX_TENANT_HEADERS)]),
-        Allowed(f"a list of header names, at most {MAX_TENANT_HEADERS}, none of them ours"),
-    ] = TENANTS
+    tenant_headers: TenantHeaders = TENANTS
+    keys: Annotated[str | None, Allowed("the path of a file of keys")] = None
+    trusted_proxies: Proxies = LOOPBACK
     tenant_shares: Annotated[ShareSettings | None, Allowed("a mapping with half_life_s, weights")] = None
     admission: Annotated[AdmissionSettings, Allowed("a mapping with mode, max_waiting, min_chance")] = (
         AdmissionSettings()
@@ -239,6 +229,7 @@ class PluginSettings(_Settings):
         """Return plain values from which :func:`plugin_settings` makes equal settings; they travel as JSON."""
         plain = self.model_dump(exclude={"classes", "default_class"})
         plain["tenant_headers"] = list(self.tenant_headers)
+        plain["trusted_proxies"] = list(self.trusted_proxies)
         table = self.classes.as_config()
         return {key: table[key] if key in table else plain[key] for key in PluginSettings.model_fields}
 
@@ -317,6 +308,7 @@ def file_problems(settings: PluginSettings) -> list[Problem]:
     for key, load in (
         ("profile", lambda: None if settings.profile is None else load_profile(settings.profile)),
         ("length_model", settings.make_lengths),
+        ("keys", lambda: None if settings.keys is None else read_server_keys(Path(settings.keys), settings.classes)),
     ):
         try:
             load()
@@ -340,25 +332,6 @@ def policy_problems(section: Mapping[str, Any]) -> list[Problem]:
             except ConfigError as error:
                 problems.append(Problem((key if key in section else "policy_options",), str(error)))
     return problems
-
-
-def class_warnings(settings: PluginSettings) -> list[str]:
-    """Return warnings of classes and targets that the policy does not read: it serves as if they did not exist."""
-    needs = make_policy(settings.policy, settings.policy_options).reads
-    unread = {c.name: [name for name in c.targets.stated if name not in needs] for c in settings.classes}
-    if "class_rank" not in needs:
-        idle = [c.name for c in settings.classes if len(unread[c.name]) == len(c.targets.stated)]
-        if idle:
-            return [
-                f"policy {settings.policy} does not read the rank of a class, nor any target that it gives: "
-                f"{', '.join(idle)} {'has' if len(idle) == 1 else 'have'} no effect on the order of service; "
-                f"policy {GENERAL} reads both"
-            ]
-    return [
-        f"policy {settings.policy} does not read {', '.join(names)} of class {name}"
-        for name, names in unread.items()
-        if names
-    ]
 
 
 def _class_table(section: Mapping[str, Any]) -> tuple[ClassTable, list[Problem]]:

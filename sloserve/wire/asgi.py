@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import Any
 
 from sloserve.core import json_text
-from sloserve.core.errors import InvalidRequest, SloServeError
+from sloserve.core.errors import InvalidRequest, SloServeError, Unauthorized
 from sloserve.core.slo import SLO
 from sloserve.wire import errors
 from sloserve.wire.headers import REQUEST_ID, label
@@ -38,7 +38,12 @@ async def unsent() -> None:
 
 
 async def refuse(
-    send: Send, status: HTTPStatus, message: str, param: str | None = None, headers: Iterable[tuple[str, str]] = ()
+    send: Send,
+    status: HTTPStatus,
+    message: str,
+    param: str | None = None,
+    headers: Iterable[tuple[str, str]] = (),
+    form: errors.Form = errors.body,
 ) -> None:
     """Answer a request with an error.
 
@@ -48,12 +53,17 @@ async def refuse(
         message: Words for the client.
         param: The field at fault, as the client wrote it.
         headers: Further headers of the response.
+        form: Makes the body of the response, see :func:`~sloserve.wire.errors.form_of`.
     """
-    await answer_json(send, status, errors.body(status, message, param), headers)
+    await answer_json(send, status, form(status, message, param), headers)
 
 
 async def refuse_error(
-    send: Send, error: SloServeError, headers: Iterable[tuple[str, str]] = (CLOSE,), param: str | None = None
+    send: Send,
+    error: SloServeError,
+    headers: Iterable[tuple[str, str]] = (CLOSE,),
+    param: str | None = None,
+    form: errors.Form = errors.body,
 ) -> None:
     """Answer a request with an error of ours.
 
@@ -62,9 +72,10 @@ async def refuse_error(
         error: The error, which fixes the status and some headers.
         headers: Headers of the response beside the headers of the error.
         param: The field at fault, for an error that names none.
+        form: Makes the body of the response, see :func:`~sloserve.wire.errors.form_of`.
     """
     every = [*errors.headers(error), *headers]
-    await refuse(send, errors.status(error), str(error), getattr(error, "param", param), every)
+    await refuse(send, errors.status(error), str(error), getattr(error, "param", param), every, form)
 
 
 async def answer_json(send: Send, status: HTTPStatus, value: Any, headers: Iterable[tuple[str, str]] = ()) -> None:
@@ -106,9 +117,7 @@ async def shows_admin_key(scope: Scope, send: Send, key: bytes) -> bool:
     """Return whether a request shows the admin key; if not, answer it with 401 without reading its body."""
     if secrets.compare_digest(bearer(first(scope["headers"], b"authorization")), key):
         return True
-    asks = ("www-authenticate", "Bearer")
-    message = "the admin key is needed: Authorization: Bearer KEY"
-    await refuse(send, HTTPStatus.UNAUTHORIZED, message, headers=[asks, CLOSE])
+    await refuse_error(send, Unauthorized("the admin key is needed: Authorization: Bearer KEY"))
     return False
 
 

@@ -16,6 +16,7 @@ from sloserve.core.served import ServedRequest
 from sloserve.core.slo import SLO
 from sloserve.wire.body import LENGTH_HINT, BodyFields, read_body
 from sloserve.wire.headers import DEFAULT_RULES, REPORT, TTL, Field, HeaderFields, HeaderRules, read_headers
+from sloserve.wire.keys import KeyTenant
 from sloserve.wire.resolve import XARGS, Resolved
 
 RETRY_UNSEEN_S = 5
@@ -69,6 +70,7 @@ class HTTPContext:
         says_end: Whether :meth:`answer_ends` is called in the end, so that requests can wait for further calls until
             then.
         on_slo: Called with its SLO once the whole request is read.
+        slo_class: The most urgent class by the key of its tenant; ``None`` for the class that the settings give it.
     """
 
     arrival_s: float
@@ -82,6 +84,7 @@ class HTTPContext:
     requests: list[RequestHandle] = field(default_factory=list)
     says_end: bool = False
     on_slo: Callable[[SLO], None] = lambda slo: None
+    slo_class: str | None = None
 
     def read_headers(self, headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DEFAULT_RULES) -> None:
         try:
@@ -139,5 +142,8 @@ class HTTPContext:
         """Whether the client asked for a report of the outcome."""
         return self.headers.report or self.body.report
 
+
+key_tenant: ContextVar[KeyTenant | None] = ContextVar("sloserve_key_tenant", default=None)
+"""Tenant of the key that the request showed, which may be a websocket; ``None`` without a file of keys."""
 
 current: ContextVar[HTTPContext | None] = ContextVar("sloserve_http_context", default=None)

@@ -1,7 +1,8 @@
 """Errors on the wire: the one place that knows status codes, and the headers that go with them."""
 
+from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 from sloserve.core.errors import (
     BadBody,
@@ -12,6 +13,7 @@ from sloserve.core.errors import (
     EngineError,
     EngineNotReady,
     Evicted,
+    Forbidden,
     InvalidRequest,
     MalformedBody,
     QueueFull,
@@ -22,6 +24,7 @@ from sloserve.core.errors import (
     StoreAway,
     StoreError,
     StoreFull,
+    Unauthorized,
     UnknownModel,
 )
 from sloserve.wire.headers import DROPPED_REASON, RETRY_AFTER
@@ -32,6 +35,8 @@ STATUS: dict[type[SloServeError], HTTPStatus] = {
     MalformedBody: HTTPStatus.BAD_REQUEST,
     BodyTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     BodyTooSlow: HTTPStatus.REQUEST_TIMEOUT,
+    Unauthorized: HTTPStatus.UNAUTHORIZED,
+    Forbidden: HTTPStatus.FORBIDDEN,
     UnknownModel: HTTPStatus.NOT_FOUND,
     Rejected: HTTPStatus.TOO_MANY_REQUESTS,
     QueueFull: HTTPStatus.TOO_MANY_REQUESTS,
@@ -68,6 +73,8 @@ def reason(error: SloServeError) -> str | None:
 def headers(error: SloServeError) -> list[tuple[str, str]]:
     """Return the headers of the response to ``error``."""
     found = []
+    if isinstance(error, Unauthorized):
+        found.append(("www-authenticate", "Bearer"))
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
         found.append((RETRY_AFTER, str(retry_after_s)))
@@ -80,3 +87,29 @@ def headers(error: SloServeError) -> list[tuple[str, str]]:
 def body(status: HTTPStatus, message: str, param: str | None = None) -> dict[str, Any]:
     """Return an error in OpenAI's format, as vLLM's server writes it."""
     return {"error": {"message": message, "type": status.phrase, "param": param, "code": status.value}}
+
+
+Form = Callable[[HTTPStatus, str, str | None], dict[str, Any]]
+"""Makes the body of an error of its status, its message and the field at fault."""
+
+_MESSAGES: Final = "/v1/messages"
+"""Route of Anthropic's API; others stand below it."""
+_ANTHROPIC: Final = {
+    HTTPStatus.BAD_REQUEST: "invalid_request_error",
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
+}
+
+
+def form_of(path: str) -> Form:
+    """Return the form that errors of a route have."""
+    return _anthropic_body if path == _MESSAGES or path.startswith(f"{_MESSAGES}/") else body
+
+
+def _anthropic_body(status: HTTPStatus, message: str, param: str | None = None) -> dict[str, Any]:
+    """Return an error in Anthropic's format, which names no field."""
+    return {"type": "error", "error": {"type": _ANTHROPIC.get(status, "api_error"), "message": message}}

@@ -173,7 +173,7 @@ def _add(found: dict[bytes, Tenant], tenant: Tenant, text: str, at: tuple[str | 
     match = _HASH.fullmatch(text)
     if match is None:
         # The text may be the key itself, so that it is not repeated.
-        yield Problem(at, "is not sha256: and 64 hexadecimal digits; `sloserve fleet key` makes both")
+        yield Problem(at, "is not sha256: and 64 hexadecimal digits; `sloserve key` makes both")
         return
     digest = bytes.fromhex(match[1])
     if digest in found:

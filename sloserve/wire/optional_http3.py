@@ -156,7 +156,7 @@ class Http3Front:
             settings: Settings of the listener.
             tls: Certificate and keys.
             address: Host and port of the TCP server.
-            classify: Returns a request's SLO and tenant from its headers.
+            classify: Returns a request's SLO and tenant from its headers and its peer's address.
             registry: Registry of metrics.
 
         Raises: ConfigError if the server cannot be started.

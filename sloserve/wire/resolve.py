@@ -10,7 +10,7 @@ is a single reader of values (:mod:`sloserve.wire.xargs`) and the engine cannot 
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sloserve.core.errors import InvalidRequest
@@ -30,8 +30,8 @@ MAX_REMEMBERED, MAX_REMEMBERED_CHARS = 1024, 32
 _Stated = tuple[tuple[str, Field, type], ...]
 """What a request states, by key of ``vllm_xargs``; ``True``, 1 and 1.0, which are equal, differ by their type."""
 
-Classify = Callable[[Iterable[tuple[bytes, bytes]]], tuple[SLO, str | None]]
-"""What a request's headers alone say: its SLO, and its tenant; see :func:`resolve_headers`."""
+Classify = Callable[[Iterable[tuple[bytes, bytes]], Any], tuple[SLO, str | None]]
+"""Returns the SLO and the tenant of a request by its headers and the address of its peer, before its body is read."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,14 @@ class Rules:
     def merge(self) -> Callable[[_Stated, str | None], tuple[SLO, dict[str, Any]]]:
         """The function :func:`_merge` under these rules, with a cache of its results."""
         return functools.lru_cache(MAX_REMEMBERED)(functools.partial(_merge, self.classes))
+
+    def held_to(self, slo_class: str | None) -> "Rules":
+        """Return these rules for a tenant that its key holds to a class; ``None`` for a key without a class."""
+        return self if slo_class is None else self._of_class[slo_class]
+
+    @functools.cached_property
+    def _of_class(self) -> dict[str, "Rules"]:
+        return {name: replace(self, tenants={}, tenant_default=name) for name in self.classes.names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +141,11 @@ def resolve_headers(
         return resolve(rules, None, fields, BodyFields()).slo, fields.tenant
     except InvalidRequest:
         return rules.classes.slo(None, Targets()), None
+
+
+def classify_by(rules: Rules, header_rules: HeaderRules) -> Classify:
+    """Return a function that reads a request's SLO and tenant by its headers alone, from any peer."""
+    return lambda headers, peer: resolve_headers(rules, header_rules, headers)
 
 
 def _is_ours(key: Any) -> bool:

@@ -1,5 +1,6 @@
 """Places that tenants share: the requests of each that are in progress at a time."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ class TenantPlaces:
         most: The most places of all tenants together.
     """
 
-    def __init__(self, what: str, most: int) -> None:
+    def __init__(self, what: str, most: float = math.inf) -> None:
         self._what, self._most = what, most
         self._of_tenant: Counter[str] = Counter()
 
@@ -27,9 +28,9 @@ class TenantPlaces:
         return self._of_tenant.total()
 
     @contextmanager
-    def taken(self, tenant: str, most: int) -> Iterator[None]:
-        """Take one place for the tenant, which may have ``most``. Raises: QueueFull."""
-        if self._of_tenant[tenant] >= most:
+    def taken(self, tenant: str, most: int | None) -> Iterator[None]:
+        """Take one place for the tenant, which may have ``most``, or any number for ``None``. Raises: QueueFull."""
+        if most is not None and self._of_tenant[tenant] >= most:
             text = f"{most} of {most} {self._what} of yours are in progress; wait until one of them ends"
             raise QueueFull(text, SOON_S, "")
         if len(self) >= self._most:

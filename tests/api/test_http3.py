@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from sloserve.api import http3, lifecycle
 from sloserve.api.middleware import SLOMiddleware
+from sloserve.http3.answer_service import DEFAULT_CLASSIFY
 from sloserve.http3.client_connection import connect
 from sloserve.http3.client_settings import ClientSettings
 from sloserve.http3.httpx_transport import H3Transport
@@ -55,7 +56,7 @@ def test_one_application_is_served_both_ways() -> None:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as tcp:
             assert "alt-svc" not in (await tcp.post("/v1/completions")).headers
             (middleware,) = built
-            said = await http3.start(middleware._http3, app, arguments(), settings())
+            said = await http3.start(middleware._http3, app, arguments(), settings(), DEFAULT_CLASSIFY)
             assert said is not None and "streams served by edf" in said
             port = int(said.split()[4].rstrip(","))
             told = await tcp.post("/v1/completions")
@@ -76,7 +77,7 @@ def test_one_application_is_served_both_ways() -> None:
 def test_clients_are_told_as_soon_as_the_engine_takes_no_more_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else they are told once the port on TCP is closed, which is after all requests have ended."""
 
-    monkeypatch.setattr(lifecycle, "how_to_try", lambda *_: "")
+    monkeypatch.setattr(lifecycle, "how_to_try", lambda *_, **__: "")
 
     async def test() -> None:
         app = Starlette(routes=[Route("/v1/completions", reply, methods=["POST"])])
@@ -87,7 +88,7 @@ def test_clients_are_told_as_soon_as_the_engine_takes_no_more_work(monkeypatch: 
         shown.parallel_config = None
         shown.additional_config = {"sloserve": {"http3": {"enabled": True, "self_signed": True}}}
         app.state.args = arguments()
-        await lifecycle.started(app, front)
+        await lifecycle.started(app, front, DEFAULT_CLASSIFY)
         serving: Any = front._serving
         certificate, port = serving.where.split()[-1], serving.listener.port
         client = await connect("localhost", port, ClientSettings(ca_file=certificate), settled=True)
@@ -107,10 +108,10 @@ def test_a_listener_that_cannot_be_leaves_tcp_alone(caplog: pytest.LogCaptureFix
 
     async def test() -> None:
         front = Http3Front()
-        said = await http3.start(front, None, arguments(), settings())
+        said = await http3.start(front, None, arguments(), settings(), DEFAULT_CLASSIFY)
         port = int(str(said).split()[4].rstrip(","))
-        assert await http3.start(Http3Front(), None, arguments(port), settings()) is None
-        assert await http3.start(Http3Front(), None, arguments(), PluginSettings()) is None
+        assert await http3.start(Http3Front(), None, arguments(port), settings(), DEFAULT_CLASSIFY) is None
+        assert await http3.start(Http3Front(), None, arguments(), PluginSettings(), DEFAULT_CLASSIFY) is None
         await front.stop(0.0)
 
     bounded.run(test())
@@ -151,7 +152,7 @@ def test_a_server_that_stops_while_it_starts_does_not_listen_after_that(monkeypa
 
     listener = Stopped()
     monkeypatch.setattr(lifecycle, "start", slowly)
-    monkeypatch.setattr(lifecycle, "how_to_try", lambda *_: "")
+    monkeypatch.setattr(lifecycle, "how_to_try", lambda *_, **__: "")
     run(test())
 
 

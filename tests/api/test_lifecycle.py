@@ -224,3 +224,4 @@ def test_the_command_fits_where_the_server_listens(args: Any, expected: list[str
 def test_a_key_from_the_environment_is_named_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "secret")
     assert '"Authorization: Bearer $VLLM_API_KEY"' in how_to_try(arguments())
+    assert "Authorization: Bearer YOUR_API_KEY" in how_to_try(arguments(), has_keys=True)

@@ -18,6 +18,7 @@ from sloserve.core.files.marked_yaml import parse_yaml
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.gateway.keys import KeysFile
+from sloserve.scheduler.server_keys import ServerKeysFile
 from sloserve.scheduler.settings import read_settings
 from sloserve.sim.workloads.slo_file import parse_slos
 from tests.docs.pages import ROOT
@@ -60,7 +61,8 @@ def test_the_command_prints_them_and_names_the_kinds() -> None:
     assert CliRunner().invoke(app, ["schema", "slo"]).output == (FOLDER / "slo.json").read_text()
     error = CliRunner().invoke(app, ["schema", "setings"]).exception
     assert str(error) == (
-        "schema 'setings' is unknown; known here: fleet, keys, profile, router, settings, slo; did you mean 'settings'?"
+        "schema 'setings' is unknown; known here: fleet, keys, profile, router, server_keys, settings, slo; "
+        "did you mean 'settings'?"
     )
 
 
@@ -99,18 +101,21 @@ WRONG = {
     "slo": ["classes: {}", "clases: {a: {}}", "classes: {a: {ttft_ms: 0}}", "classes: {a: {tds: slow}}",
             "classes: {a: {rank: 1.5}}", "classes: {a: {scale: 2}}", "classes: {a: {share: 1.5}}"],
     "keys": ["tenants: {}", "tenant: {}", "tenants: {a: {keys: []}}", "tenants: {a: {keys: [x], quota: {lines: -1}}}"],
+    "server_keys": ["tenants: {}", "tenants: {a: {keys: [x], quota: {lines: 1}}}", "tenants: {a: {keys: []}}"],
 }  # fmt: skip
 RIGHT = {
     "settings": ["{}", "policy: edf", "admission: {max_waiting: {batch: 5}}", "classes: {a: {rank: 1, tds: null}}"],
     "fleet": [FLEET % ("", 1, ""), FLEET % ("", 1, "settings: {classes: {a: {rank: 1}}}")],
     "slo": ["classes: {a: {tds: reading}}", "classes: {a: {tds: 4, rank: 3}}\ndefault: a"],
     "keys": ["tenants: {a: {keys: ['sha256:" + 64 * "0" + "'], class: batch}}"],
+    "server_keys": ["tenants: {a: {keys: ['sha256:" + 64 * "0" + "'], quota: {requests: null}}}"],
 }
 READERS = {
     "settings": _settings,
     "fleet": parse_fleet,
     "slo": lambda text: parse_slos(parse_yaml(text, "f"), "f"),
     "keys": lambda text: KeysFile.model_validate(yaml.safe_load(text)),
+    "server_keys": lambda text: ServerKeysFile.model_validate(yaml.safe_load(text)),
 }
 
 

@@ -73,7 +73,8 @@ def test_frames_of_a_control_stream_are_read_however_they_are_cut(frames: list[t
 
 def test_classes_bound_what_a_client_may_state() -> None:
     services = {
-        name: ResponseService.of(*DEFAULT_CLASSIFY([(b"x-slo-class", name.encode())])) for name in DEFAULT_CLASSES.names
+        name: ResponseService.of(*DEFAULT_CLASSIFY([(b"x-slo-class", name.encode())], None))
+        for name in DEFAULT_CLASSES.names
     }
     granted = {
         name: [StreamPriority(stated).clamped(s.urgency, s.most_urgent) for stated in (None, 0, 7)]

@@ -280,3 +280,27 @@ def test_presets_are_listed_and_checked(monkeypatch: pytest.MonkeyPatch, capsys:
 def test_what_gateways_need_is_checked(text: str, says: str, made: Made) -> None:
     with pytest.raises(ConfigError, match=says):
         made(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "proxies", "warns"),
+    [
+        ("tenant_shares: {}", None, False),
+        ("tenant_shares: {}", "*", True),
+        ("tenants: {acme: batch}", "10.0.0.0/8", True),
+        ("tenants: {acme: batch}\ntenant_headers: []", "10.0.0.0/8", False),
+        ("policy: edf", "*", False),
+    ],
+)
+def test_a_warning_says_that_others_may_name_any_tenant(
+    tmp_path: Path, text: str, proxies: str | None, warns: bool
+) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text(text)
+    said = settle(read_sources(path, {"trusted_proxies": proxies})).warnings()
+    assert any("may name any tenant in a header" in line for line in said) is warns
+
+
+def test_proxies_that_are_no_networks_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--trusted-proxies: '10\.0\.0\.1/8' is not a list of at most 256 addresses"):
+        settle(read_sources(None, {"trusted_proxies": "10.0.0.1/8"}))

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from starlette.routing import Router
 
-from sloserve.core.errors import EngineError, QueueFull, ShuttingDown, SloServeError, UnknownModel
+from sloserve.core.errors import EngineError, QueueFull, ShuttingDown, SloServeError, Unauthorized, UnknownModel
 from sloserve.fleet.gateway.agent_connections import BrokenResponse
 from sloserve.fleet.gateway.fleet_view import PREFIX as WATCH_PREFIX
 from sloserve.fleet.gateway.fleet_view import WatchRoutes
@@ -119,8 +119,7 @@ class GatewayApp:
         if tenant is not None and path in FORWARDED and scope["method"] == "POST":
             await self._forward(request, tenant)
         elif tenant is None:
-            asks = ("www-authenticate", "Bearer")
-            await refuse(send, HTTPStatus.UNAUTHORIZED, _NO_KEY, headers=[asks, CLOSE])
+            await refuse_error(send, Unauthorized(_NO_KEY))
         elif path.startswith(BATCHES) and self._batches is not None:
             await self._answer_batches(self._batches, {**scope, TENANT: tenant}, receive, send)
         else:

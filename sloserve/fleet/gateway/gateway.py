@@ -157,8 +157,8 @@ class Gateway:
         if self.watching is not None:
             self.watching.close()
 
-    def classify(self, headers: Iterable[tuple[bytes, bytes]]) -> tuple[SLO, str | None]:
-        """Return a request's SLO and tenant by its headers.
+    def classify(self, headers: Iterable[tuple[bytes, bytes]], peer: Any = None) -> tuple[SLO, str | None]:
+        """Return a request's SLO and tenant by its headers, from whichever peer.
 
         A request without a key will be refused, and has the default class.
         """

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -136,7 +136,6 @@ class GatewayRequestReader:
         self._rules = settings.rules
         # The key alone decides to which tenant a request belongs.
         self.header_rules = HeaderRules((), settings.unknown_headers == "reject")
-        self._of_class: dict[str, Rules] = {}
 
     def read(
         self,
@@ -194,13 +193,7 @@ class GatewayRequestReader:
 
     def rules_of(self, tenant: Tenant) -> Rules:
         """Return the deployment's rules, with the tenant held to the class that its key has."""
-        if tenant.slo_class is None:
-            return self._rules
-        known = self._of_class.get(tenant.slo_class)
-        if known is None:
-            known = replace(self._rules, tenants={}, tenant_default=tenant.slo_class)
-            self._of_class[tenant.slo_class] = known
-        return known
+        return self._rules.held_to(tenant.slo_class)
 
 
 def _restated(body: bytes, resolved: Resolved) -> bytes:

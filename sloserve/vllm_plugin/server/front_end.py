@@ -15,6 +15,7 @@ import functools
 import logging
 import weakref
 from collections.abc import AsyncGenerator, Callable
+from http import HTTPStatus
 from typing import Any
 
 from sloserve.core.clock import Clock
@@ -69,6 +70,7 @@ class FrontEnd:
         engine.output_processor.add_request = self._noting_outputs(engine.output_processor.add_request)
         self._pages = EnginePages()
         self._stated = StatedSLOs(settings, self._metrics, self._pages)
+        self._needs_key = settings.keys is not None
         self.drain = Drain()
         self.core_check = CoreCheck(settings.hung_after_s, self._boards)
         # An engine that was killed leaves its page behind; vLLM ends this process soon after.
@@ -87,6 +89,7 @@ class FrontEnd:
         Raises: vLLM's errors, to which its server responds with 400 for an SLO that cannot be read, 429 for a full
         queue or targets that cannot be met, and 503 while it is stopping.
         """
+        self._check_key()
         http = context.current.get()
         accepted = whose_call.accepted_for(http)
         request = whose_call.goes_on(http, accepted[0].observed if len(accepted) == 1 else None)
@@ -95,7 +98,7 @@ class FrontEnd:
         slo = self._stated.read(http, sampling_params, priority)
         observed = Observed(
             slo,
-            None if http is None else http.headers.tenant,
+            _tenant_of(http),
             self._clock.monotonic_s() if http is None else http.arrival_s,
             self._clock,
             interruptions=self._pages.interruptions,
@@ -143,9 +146,22 @@ class FrontEnd:
 
         Raises: vLLM's error for 400 where its HTTP request states an SLO, or misspells it.
         """
+        self._check_key()
         http = context.current.get()
         if http is not None:
             self._stated.check_none(http)
+
+    def _check_key(self) -> None:
+        """Raise vLLM's error for 500 if the server needs keys, and no middleware of ours has checked the request's."""
+        if self._needs_key and context.key_tenant.get() is None:
+            from vllm.exceptions import GracefulHTTPError
+
+            warn_operator(
+                "requests are refused, since the setting keys is set and nothing checks keys: give vLLM "
+                "--middleware sloserve.api.middleware.SLOMiddleware, or use sloserve serve"
+            )
+            status = HTTPStatus.INTERNAL_SERVER_ERROR
+            raise GracefulHTTPError("the server cannot check keys; its log says why", status)
 
     def arrival_time(self, call: EngineCall, prompt: Any) -> float | None:
         """Return the arrival time that vLLM shall use for a call; ``None`` if vLLM shall set it itself.
@@ -362,6 +378,14 @@ def _board(settings: PluginSettings, rank: int, processes: int) -> Board:
                 error,
             )
     return Board(len(names), tenants)
+
+
+def _tenant_of(http: HTTPContext | None) -> str | None:
+    """Return the tenant of a request; a websocket, which has no context, has the tenant of its key."""
+    if http is not None:
+        return http.headers.tenant
+    tenant = context.key_tenant.get()
+    return None if tenant is None else tenant.name
 
 
 def _is_streamed(output_kind: Any) -> bool:

@@ -13,10 +13,11 @@ from typing import Any
 
 from sloserve.core import process_death
 from sloserve.core.clock import SystemClock
+from sloserve.core.errors import ConfigError
 from sloserve.engine.metrics.engine_page import sweep_pages
-from sloserve.scheduler.settings import KEY, check_engine_flags, check_settings
+from sloserve.scheduler.settings import KEY, check_engine_flags, check_settings, plugin_settings
 from sloserve.vllm_plugin import seeded_prompts
-from sloserve.vllm_plugin.server import ending, engine_control, parking, reloading, rust_front_end
+from sloserve.vllm_plugin.server import ending, engine_control, parking, reloading, rust_front_end, tenant_models
 from sloserve.vllm_plugin.server.core_check import CONTROL
 from sloserve.vllm_plugin.server.front_end import FrontEnd
 from sloserve.vllm_plugin.server.front_end_of import ATTRIBUTE, controlling, core_hangs, front_end_of, has_failed
@@ -51,6 +52,8 @@ def install() -> None:
             stock_init(self, vllm_config, *args, **kwargs)
         rank, processes = kwargs.get("client_index", 0), kwargs.get("client_count", 1)
         setattr(self, ATTRIBUTE, FrontEnd(self, SystemClock(), rank, processes))
+        if plugin_settings(vllm_config.additional_config).keys is not None:
+            tenant_models.install()
 
     @functools.wraps(stock_generate)
     def generate(self: Any, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
@@ -128,6 +131,11 @@ def check_start(vllm_config: Any) -> None:
     private_names.check_types()
     compat.check_model(vllm_config)
     settings, config = check_settings(vllm_config.additional_config), vllm_config.scheduler_config
+    if settings.keys is not None and rust_front_end.is_used():
+        raise ConfigError(
+            f"keys {settings.keys}: vLLM's Rust front end ({rust_front_end.RUST_FRONT_END}) checks no keys; unset it, "
+            "or leave keys out"
+        )
     check_engine_flags(settings, chunked_prefill=config.enable_chunked_prefill, scheduling_policy=config.policy)
     check_configured(vllm_config)
 

@@ -24,6 +24,8 @@ from sloserve.vllm_plugin.server.early import DEFAULT_HOST, known_flags, long_fl
 from sloserve.vllm_plugin.versions import Support, installed_vllm, require_vllm, support_of
 
 SCHEDULER_CLS = "sloserve.vllm_plugin.SLOScheduler"
+API_KEY = "VLLM_API_KEY"
+"""Environment variable with vLLM's own key."""
 MIDDLEWARE = "sloserve.api.middleware.SLOMiddleware"
 """Path of our middleware, not imported here: vLLM imports it, outside all of its own layers."""
 
@@ -93,8 +95,9 @@ def run(args: argparse.Namespace, section: Mapping[str, Any], admin_key: str | N
         raise ConfigError(str(error)) from error
     if not args.uds and not args.headless:
         if is_exposed(args.host):
-            has_key = any(args.api_key or [os.environ.get("VLLM_API_KEY")])
-            warn(exposure(args.host, args.port, has_key))
+            has_key = any(args.api_key or [os.environ.get(API_KEY)])
+            if section.get("keys") is None:
+                warn(exposure(args.host, args.port, has_key))
         check_port_free(args.host, args.port)
     # vLLM freezes what it has loaded, which then is never collected: Triton complains of it, in 29 lines, at the end.
     atexit.register(gc.unfreeze)
@@ -154,6 +157,18 @@ def check_scheduler_flags(args: argparse.Namespace) -> None:
         )
 
 
+def check_keys(args: argparse.Namespace, settings: PluginSettings) -> None:
+    """Raise ConfigError for a file of keys beside vLLM's own key: a request has room for one of them."""
+    if settings.keys is None:
+        return
+    shown = "--api-key" if any(getattr(args, "api_key", None) or []) else API_KEY
+    if shown == "--api-key" or os.environ.get(API_KEY):
+        raise ConfigError(
+            f"--keys {settings.keys} beside {shown}: a request can show one key only; put the hash of that key into "
+            f"the file, and leave {shown} out"
+        )
+
+
 def check_policies(args: argparse.Namespace, settings: PluginSettings) -> None:
     """Raise ConfigError for a policy that needs chunked prefill where flags of vLLM turn it off."""
     check_engine_flags(settings, chunked_prefill=args.enable_chunked_prefill is not False)
@@ -178,9 +193,10 @@ def exposure(host: str | None, port: int, has_key: bool) -> str:
     if has_key:
         return (
             f"every client that reaches {host} port {port} may use the model without the API key on routes that vLLM "
-            "does not guard, such as /invocations; let a proxy pass on only the routes that clients need"
+            "does not guard, such as /invocations; let a proxy pass on only the routes that clients need, or use --keys"
         )
-    return f"every client that reaches {host} port {port} may use the model; --api-key or VLLM_API_KEY asks for a key"
+    asks = "--keys FILE, --api-key or VLLM_API_KEY asks for a key"
+    return f"every client that reaches {host} port {port} may use the model; {asks}"
 
 
 def _parsers(our_flags: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:

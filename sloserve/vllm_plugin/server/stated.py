@@ -49,7 +49,8 @@ class StatedSLOs:
             if http is not None and http.error is not None:
                 raise http.error
             headers, body = (HeaderFields(), BodyFields()) if http is None else (http.headers, http.body)
-            resolved = resolve(self._rules, sampling_params.extra_args, headers, body, priority)
+            rules = self._rules if http is None else self._rules.held_to(http.slo_class)
+            resolved = resolve(rules, sampling_params.extra_args, headers, body, priority)
             if headers.ignored:
                 self._metrics.ignored(headers.ignored)
             if priority != 0:

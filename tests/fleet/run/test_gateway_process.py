@@ -108,3 +108,5 @@ def test_what_keeps_a_gateway_from_http3_is_refused(tmp_path: Path) -> None:
     store.close()
     with pytest.raises(ConfigError, match=r"settings\.http3: engines of a fleet serve no HTTP/3; move it to gateway"):
         parse_fleet(FLEET.replace("{policy: edf}", "{http3: {enabled: true, self_signed: true}}"))
+    with pytest.raises(ConfigError, match=r"settings\.keys: engines of a fleet check no keys; move it to gateway"):
+        parse_fleet(FLEET.replace("{policy: edf}", "{keys: keys.yaml}"))

@@ -6,7 +6,6 @@ import gc
 import math
 import weakref
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,8 +25,9 @@ from sloserve.vllm_plugin.server.observe import entering
 from sloserve.vllm_plugin.server.stated import key_of, prompt_tokens, warn_operator
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
-from sloserve.wire.resolve import resolve_headers
-from sloserve.wire.xargs import LENGTH_KEY, predicted_length
+from sloserve.wire.keys import KeyTenant
+from sloserve.wire.resolve import classify_by
+from sloserve.wire.xargs import LENGTH_KEY, TENANT_KEY, predicted_length
 from tests import bounded
 from tests.http3.serving import ask, connected, listening, read, whole
 from tests.vllm_plugin.server.fake_engine import T0, Malformed, Metrics, Refused, Server
@@ -136,7 +136,7 @@ def test_targets_in_a_body_become_deadlines_of_its_stream_over_http3(metrics: Me
     async def test() -> None:
         nonlocal listener
         made = plugin_settings({"sloserve": section})
-        classify = partial(resolve_headers, made.rules, made.header_rules)
+        classify = classify_by(made.rules, made.header_rules)
         async with listening(SLOMiddleware(app), classify=classify) as listener, connected(listener) as client:
             for path, tenant in (("/free", "any"), ("/held", "acme")):
                 reply = ask(client, path, "POST", body=True, x_tenant_id=tenant, priority="u=0")
@@ -458,3 +458,33 @@ def test_what_train_length_learned_reaches_the_engine_and_a_clients_own_quantile
     untrained.extra_args = {LENGTH_KEY: [1.0] * LEVELS.size}
     untrained.accept(None, {"prompt_token_ids": [0]})
     assert LENGTH_KEY not in (untrained.sent or {})
+
+
+def test_with_keys_a_request_of_which_no_middleware_has_checked_the_key_is_refused(
+    metrics: Metrics, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As under plain vLLM whose operator forgot --middleware."""
+    warn_operator.cache_clear()
+    server = Server(keys=str(tmp_path / "keys.yaml"))
+    for call in (lambda: server.accept(server.http(), {"prompt_token_ids": [0]}), server.front_end.check_no_slo):
+        with pytest.raises(Refused, match="the server cannot check keys") as caught:
+            call()
+        assert caught.value.status == 500
+    assert "--middleware sloserve.api.middleware.SLOMiddleware" in caplog.text
+    token = context.key_tenant.set(KeyTenant("acme"))
+    try:
+        server.front_end.check_no_slo()
+        server.accept(None, {"prompt_token_ids": [0]})
+        assert server.sent == {TENANT_KEY: "acme"}, "a websocket has no context but that of its key"
+    finally:
+        context.key_tenant.reset(token)
+
+
+def test_the_class_of_a_key_holds_a_request_whatever_the_settings_give_its_tenant(metrics: Metrics) -> None:
+    server = Server(tenants={"acme": "priority"}, tenant_default="background")
+    http = server.http(("x-slo-class", "priority"))
+    http.headers.tenant, http.slo_class = "acme", "batch"
+    assert server.accept(http, {"prompt_token_ids": [0]}).request.slo.slo_class.name == "batch"
+    http = server.http(("x-slo-class", "priority"))
+    http.headers.tenant = "acme"
+    assert server.accept(http, {"prompt_token_ids": [0]}).request.slo.slo_class.name == "priority"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sloserve.api import callers
 from sloserve.wire import context
 from sloserve.wire.context import HTTPContext
 
@@ -111,3 +112,20 @@ def test_a_call_that_pools_is_refused_before_the_engine_sees_it(monkeypatch: pyt
     finally:
         context.current.reset(token)
     assert counted.reasons == ["invalid-request"]
+
+
+@pytest.mark.slow
+def test_a_tenants_key_opens_every_route_that_calls_the_engine_and_none_that_controls_it() -> None:
+    kept, pools, either, _, _ = (routes for routes, _ in rows())
+    calling = {route for route in kept | pools | either if not route.startswith(("/abort", "/inference/v1/abort"))}
+    assert {route for route in calling if not callers.is_clients(route)} == set()
+    development = {route for route in routes_of(*DEVELOPMENT) if not route.startswith("/v1/")}
+    assert {route for route in development if callers.is_clients(route)} == set()
+    for route in (
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+        "/start_profile",
+        "/scale_elastic_ep",
+        "/metrics",
+    ):
+        assert not callers.is_clients(route)

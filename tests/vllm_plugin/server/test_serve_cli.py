@@ -18,10 +18,11 @@ from sloserve.core.addresses import is_exposed
 from sloserve.core.errors import ConfigError
 from sloserve.core.listening import check_port_free
 from sloserve.scheduler.registry import policy_names
-from sloserve.scheduler.settings import ADMIN_KEY
+from sloserve.scheduler.settings import ADMIN_KEY, PluginSettings
 from sloserve.vllm_plugin.server import serve
 from sloserve.vllm_plugin.server import vllm_arguments as passed
 from sloserve.vllm_plugin.server.early import known_flags, read_flags
+from sloserve.wire.keys import hash_of
 from tests.ports import free_port
 
 
@@ -283,6 +284,28 @@ def test_hosts_that_other_machines_reach(host: str | None, exposed: bool) -> Non
 def test_the_warning_says_what_a_key_does_not_guard() -> None:
     assert "/invocations" in serve.exposure("0.0.0.0", 8000, has_key=True)
     assert "--api-key or VLLM_API_KEY asks for a key" in serve.exposure("0.0.0.0", 8000, has_key=False)
+
+
+def test_a_file_of_keys_and_a_key_of_vllm_exclude_each_other(
+    monkeypatch: pytest.MonkeyPatch, served: list[Served], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "keys.yaml"
+    file.write_text(f"tenants: {{a: {{keys: ['{hash_of('k')}']}}}}")
+    assert run_main(monkeypatch, "serve", "m", "--keys", str(file)) == 0
+    assert served[-1][1]["keys"] == str(file)
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    assert run_main(monkeypatch, "serve", "m", "--keys", str(file)) == 2
+    said = capsys.readouterr().err
+    assert "beside VLLM_API_KEY: a request can show one key only; put the hash of that key into the file" in said
+    assert "secret" not in said
+    monkeypatch.delenv("VLLM_API_KEY")
+    settings = PluginSettings(keys=str(file))
+    with pytest.raises(ConfigError, match="beside --api-key: a request can show one key only"):
+        serve.check_keys(namespace(api_key=["secret"]), settings)
+    serve.check_keys(namespace(api_key=["secret"]), PluginSettings())
+    file.write_text("tenants: {a: {keys: [k]}}")
+    assert run_main(monkeypatch, "serve", "m", "--keys", str(file)) == 2
+    assert "keys.yaml:1:22: tenants.a.keys.0: is not sha256:" in capsys.readouterr().err
 
 
 def test_port_in_use_is_one_message() -> None:
