@@ -72,6 +72,11 @@ class Callers:
             classes = settings.classes
             self._keys = WatchedKeys(Path(settings.keys), lambda path: read_server_keys(path, classes), clock)
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether requests need keys."""
+        return self._keys is not None
+
     def caller(self, scope: Scope) -> Caller:
         """Return the sender of a request. Raises: Unauthorized, Forbidden."""
         if self._keys is None:
@@ -93,6 +98,10 @@ class Callers:
         elif not is_clients(path):
             raise Forbidden(f"{path}: this route is not for clients; it needs the admin key")
         return Caller(scope, self._unstated, tenant)
+
+    def tenants(self) -> Iterable[ServerTenant]:
+        """Return all tenants of the file of keys."""
+        return () if self._keys is None else self._keys
 
     def classify(self, headers: Headers, peer: Any) -> tuple[SLO, str | None]:
         """Return the SLO and the tenant of a request by its headers and the address of its peer.

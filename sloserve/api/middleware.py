@@ -10,6 +10,7 @@ does. vLLM's CORS middleware is put outside of it in turn.
 
 import asyncio
 import functools
+import logging
 import math
 import os
 from collections.abc import Awaitable, Iterable
@@ -24,21 +25,26 @@ from sloserve.api.admin import PREFIX, AdminApp, engine_of
 from sloserve.api.callers import Caller, Callers
 from sloserve.api.lifecycle import LINGER_S, READY_PATH, readiness, refused_for_stopping, started, unless_overtaken
 from sloserve.api.report import Reporter
+from sloserve.api.tenant_limits import TenantLimits
 from sloserve.api.time_to_live import TimeToLive
 from sloserve.api.websockets import refuse_websocket, refused_websocket
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import BodyTooLarge, SloServeError
+from sloserve.engine.metrics.tenant_page import TenantPage
 from sloserve.scheduler.settings import ADMIN_KEY, plugin_settings
+from sloserve.vllm_plugin.server.front_end_of import api_processes
 from sloserve.vllm_plugin.server.stated import warn_operator
 from sloserve.wire import context, errors
 from sloserve.wire.asgi import first, refuse_error, report_slo, route_path, unsent
+from sloserve.wire.body import BYTES_PER_TOKEN
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.headers import TTL, predictions
 from sloserve.wire.opening import BodyLimits, BoundedBody, OpenedRequest, open_request
 from sloserve.wire.optional_http3 import Http3Front
 from sloserve.wire.peers import record_peers
-from sloserve.wire.tenant_places import TenantPlaces
 from sloserve.wire.watch_page import sent_signpost
+
+logger = logging.getLogger(__name__)
 
 
 class SLOMiddleware:
@@ -49,7 +55,8 @@ class SLOMiddleware:
         self._answering: ASGIApp = self._answer if found is None else cors.put_around(found, self._answer)
         self._clock = clock or SystemClock()
         self._rules: tuple[BodyLimits, Callers] | None = None
-        self._places = TenantPlaces("requests")
+        self._limits = TenantLimits(self._clock)
+        self._exchanging: asyncio.Task[None] | None = None
         self._starting: asyncio.Task[None] | None = None
         self._http3 = Http3Front()
         admin_key = os.environ.get(ADMIN_KEY)
@@ -112,6 +119,8 @@ class SLOMiddleware:
             send = unless_overtaken(engine, http, send, form)
         passing = PassingRequest(http, caller, request.body, send, form)
         passing.begin(scope)
+        if passing.use is not None:
+            passing.use.estimate(_prompt_tokens(scope["headers"]))
         token = context.current.set(http)
         try:
             request.body.check_length()
@@ -141,14 +150,28 @@ class SLOMiddleware:
                 # A fault in the file of keys keeps the server from starting.
                 callers = self._rules_of(engine_of(scope))[1]
                 record_peers(getattr(scope["app"].state, "server", None))
+                self._share_limits(engine_of(scope), callers)
                 self._starting = asyncio.create_task(started(scope["app"], self._http3, callers.classify))
             elif message["type"].startswith("lifespan.shutdown."):
+                if self._exchanging is not None:
+                    self._exchanging.cancel()
+                self._limits.close()
                 if self._starting is not None:
                     await asyncio.wait([self._starting])  # else it might begin to listen after that
                 await self._http3.stop(LINGER_S)
             await send(message)
 
         return watching
+
+    def _share_limits(self, engine: Any, callers: Callers) -> None:
+        """Count limits of tenants together with the other API processes of the server, if there are any."""
+        if callers.has_keys and api_processes(engine) > 1:
+            try:
+                self._limits.share(TenantPage.create(engine.vllm_config.parallel_config._api_process_rank))
+            except OSError as error:
+                logger.warning("limits of tenants hold for each API process by itself: %s", error)
+                return
+            self._exchanging = asyncio.create_task(self._limits.keep_exchanging(callers.tenants))
 
     def _rules_of(self, engine: Any) -> tuple[BodyLimits, Callers]:
         if self._rules is None:
@@ -159,14 +182,23 @@ class SLOMiddleware:
     def _admitted(self, scope: Scope, engine: Any, held: ExitStack) -> Caller:
         """Return the sender of a request, and hold what it takes of its tenant's limits until ``held`` is left.
 
-        Raises: Unauthorized, Forbidden, QueueFull.
+        Raises: Unauthorized, Forbidden, QueueFull, RateLimited.
         """
         caller = self._rules_of(engine)[1].caller(scope)
         tenant = caller.tenant
-        if tenant is not None:
-            held.enter_context(self._places.taken(tenant.name, tenant.quota.requests))
+        if tenant is not None and scope.get("method") != "GET":
+            use = self._limits.admit(tenant, held)
+            held.callback(context.request_use.reset, context.request_use.set(use))
         held.callback(context.key_tenant.reset, context.key_tenant.set(tenant))
         return caller
+
+
+def _prompt_tokens(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """Return an estimate of a prompt's tokens by the length that a body of JSON declares; 0 for other bodies."""
+    headers = list(headers)
+    declared = first(headers, b"content-length")[:20]
+    is_json = first(headers, b"content-type").strip().lower().startswith(b"application/json")
+    return int(declared) // BYTES_PER_TOKEN if is_json and declared.isdigit() else 0
 
 
 class PassingRequest:
@@ -185,6 +217,7 @@ class PassingRequest:
         self._receive: Receive = body
         self._send = self._send_at_once = send
         self._ttl: TimeToLive | None = None
+        self.use = context.request_use.get()
         self._parts: list[bytes] = []
         self._answering = False
         self._content_type = b""
@@ -246,7 +279,8 @@ class PassingRequest:
             if self.http.rejection is not None:
                 for name, value in errors.headers(self.http.rejection):
                     headers[name] = value
-            for name, value in predictions(self.http.predicted):
+            stated = [] if self.use is None else self.use.headers()
+            for name, value in (*predictions(self.http.predicted), *stated):
                 headers[name] = value
             if self.http.wants_report or self.http.tier is not None:
                 self._reporter = Reporter.of(message, self.http)

@@ -12,6 +12,7 @@
     ├── UnknownModel           the client asks for a model that is not there: answered with 404
     ├── Rejected               refused before queueing
     │   ├── QueueFull
+    │   ├── RateLimited
     │   └── SLOUnattainable
     ├── Evicted                given up after queueing
     │   ├── DeadlinePassed
@@ -125,6 +126,21 @@ class QueueFull(Rejected):
         super().__init__(message)
         self.retry_after_s = retry_after_s
         self.slo_class = slo_class
+
+
+class RateLimited(Rejected):
+    """The tenant has used its limit per minute.
+
+    Args:
+        message: Words for the client.
+        retry_after_s: Whole seconds after which a request passes.
+        headers: Headers of the response that state the tenant's limits.
+    """
+
+    def __init__(self, message: str, retry_after_s: int, headers: tuple[tuple[str, str], ...]) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        self.headers = headers
 
 
 class SLOUnattainable(Rejected):

@@ -6,8 +6,6 @@ from sloserve.core.errors import InvalidRequest
 from sloserve.estimator.length.remaining import PRIOR_MEAN_TOKENS
 from sloserve.wire.lenient import number
 
-BYTES_PER_TOKEN: Final = 4
-"""Usual bytes of a token in an English prompt."""
 USUAL_OUTPUT_TOKENS: Final = int(PRIOR_MEAN_TOKENS)
 """Assumed output tokens of a request of which nothing says how long it is, before any has ended."""
 

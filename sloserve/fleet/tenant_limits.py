@@ -2,15 +2,16 @@
 
 from typing import Annotated, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from sloserve.core.files.model import Allowed
+from sloserve.wire.rate_limits import RateQuota
 
 _COUNT: Final = Allowed("a whole number >= 0")
 Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]
 
 
-class Quota(BaseModel):
+class Quota(RateQuota):
     """Limits of one tenant.
 
     Args:
@@ -20,8 +21,6 @@ class Quota(BaseModel):
         bytes: The most bytes of its files, and of results that are in no file yet.
         batches: The most batches that have not ended.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     requests: Annotated[Count, _COUNT] = 256
     lines: Annotated[Count, _COUNT] = 400_000

@@ -6,7 +6,7 @@
           - sha256:2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae
         class: interactive
         models: [chat, chat-legal]
-        quota: {requests: 64}
+        quota: {requests: 64, requests_per_minute: 600, tokens_per_minute: 200000}
 
 See :mod:`sloserve.wire.keys`. Adapters may be loaded later, so a model of any name may stand in the file.
 """
@@ -22,16 +22,15 @@ from sloserve.core.files.marked_yaml import load_yaml
 from sloserve.core.files.model import Allowed
 from sloserve.core.slo import ClassTable
 from sloserve.wire.keys import KeyEntry, Keys, KeyTenant, keys_of
+from sloserve.wire.rate_limits import RateQuota
 
 
-class ServerQuota(BaseModel):
+class ServerQuota(RateQuota):
     """Limits of one tenant of a server; ``None`` for no limit.
 
     Args:
         requests: The most requests in progress, waiting and streaming.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     requests: Annotated[
         Annotated[int, Field(strict=True, ge=0, le=2**53)] | None, Allowed("a whole number >= 0, or null")
@@ -41,7 +40,9 @@ class ServerQuota(BaseModel):
 class ServerKeyEntry(KeyEntry):
     """Entry of one tenant of a server."""
 
-    quota: Annotated[ServerQuota, Allowed("a mapping with requests")] = ServerQuota()
+    quota: Annotated[ServerQuota, Allowed("a mapping with requests, requests_per_minute, tokens_per_minute")] = (
+        ServerQuota()
+    )
 
 
 class ServerKeysFile(BaseModel):

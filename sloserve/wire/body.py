@@ -25,6 +25,8 @@ NESTED = {
     "output_tokens": "slo_output_tokens",
 }
 REPORT = "report"
+BYTES_PER_TOKEN = 4
+"""Usual bytes of a token in an English prompt."""
 LENGTH_HINT = "nvext.agent_hints.osl"
 """Field in which Dynamo's clients state the expected length of the output: a hint, which states no SLO."""
 

@@ -17,6 +17,7 @@ from sloserve.core.slo import SLO
 from sloserve.wire.body import LENGTH_HINT, BodyFields, read_body
 from sloserve.wire.headers import DEFAULT_RULES, REPORT, TTL, Field, HeaderFields, HeaderRules, read_headers
 from sloserve.wire.keys import KeyTenant
+from sloserve.wire.rate_limits import RequestUse
 from sloserve.wire.resolve import XARGS, Resolved
 
 RETRY_UNSEEN_S = 5
@@ -145,5 +146,8 @@ class HTTPContext:
 
 key_tenant: ContextVar[KeyTenant | None] = ContextVar("sloserve_key_tenant", default=None)
 """Tenant of the key that the request showed, which may be a websocket; ``None`` without a file of keys."""
+
+request_use: ContextVar[RequestUse | None] = ContextVar("sloserve_request_use", default=None)
+"""What the request uses of the limits of its key's tenant; ``None`` without a file of keys."""
 
 current: ContextVar[HTTPContext | None] = ContextVar("sloserve_http_context", default=None)

@@ -17,6 +17,7 @@ from sloserve.core.errors import (
     InvalidRequest,
     MalformedBody,
     QueueFull,
+    RateLimited,
     Rejected,
     ShuttingDown,
     SloServeError,
@@ -40,6 +41,7 @@ STATUS: dict[type[SloServeError], HTTPStatus] = {
     UnknownModel: HTTPStatus.NOT_FOUND,
     Rejected: HTTPStatus.TOO_MANY_REQUESTS,
     QueueFull: HTTPStatus.TOO_MANY_REQUESTS,
+    RateLimited: HTTPStatus.TOO_MANY_REQUESTS,
     SLOUnattainable: HTTPStatus.TOO_MANY_REQUESTS,
     Evicted: HTTPStatus.SERVICE_UNAVAILABLE,
     DeadlinePassed: HTTPStatus.TOO_MANY_REQUESTS,
@@ -78,6 +80,8 @@ def headers(error: SloServeError) -> list[tuple[str, str]]:
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
         found.append((RETRY_AFTER, str(retry_after_s)))
+    if isinstance(error, RateLimited):
+        found += error.headers
     why = reason(error)
     if why is not None:
         found.append((DROPPED_REASON, why))

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -18,19 +18,24 @@ class TenantPlaces:
     Args:
         what: Name of the things that take places, in the plural.
         most: The most places of all tenants together.
+        elsewhere: Returns how many places a tenant has taken in other processes.
     """
 
-    def __init__(self, what: str, most: float = math.inf) -> None:
-        self._what, self._most = what, most
+    def __init__(self, what: str, most: float = math.inf, elsewhere: Callable[[str], int] = lambda tenant: 0) -> None:
+        self._what, self._most, self._elsewhere = what, most, elsewhere
         self._of_tenant: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return self._of_tenant.total()
 
+    def of(self, tenant: str) -> int:
+        """Return how many places a tenant has taken in this process."""
+        return self._of_tenant[tenant]
+
     @contextmanager
     def taken(self, tenant: str, most: int | None) -> Iterator[None]:
         """Take one place for the tenant, which may have ``most``, or any number for ``None``. Raises: QueueFull."""
-        if most is not None and self._of_tenant[tenant] >= most:
+        if most is not None and self._of_tenant[tenant] + self._elsewhere(tenant) >= most:
             text = f"{most} of {most} {self._what} of yours are in progress; wait until one of them ends"
             raise QueueFull(text, SOON_S, "")
         if len(self) >= self._most:

@@ -15,8 +15,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-ENGINE, API, LIVE = ".engine", ".api", ".live"
-"""Kinds of pages. API processes have them only where a server has several; an engine has both of the others."""
+ENGINE, API, LIVE, TENANTS = ".engine", ".api", ".live", ".tenants"
+"""Kinds of pages. API processes have API and TENANTS only where a server has several; an engine has both others."""
 _LOCK = ".lock"
 
 _UNFINISHED = ".new"
@@ -48,7 +48,7 @@ class PageFile:
             return None
         return (
             PageFile(path, pid, started, parent, rank)
-            if path.suffix in (ENGINE, API, LIVE, _LOCK, _UNFINISHED)
+            if path.suffix in (ENGINE, API, LIVE, TENANTS, _LOCK, _UNFINISHED)
             else None
         )
 

@@ -10,10 +10,10 @@ from typing import Any, Final, Protocol
 
 from sloserve.core.errors import InvalidRequest
 from sloserve.fleet.contract.endpoint import LineSize, Refusal
-from sloserve.fleet.sizes import BYTES_PER_TOKEN, USUAL_OUTPUT_TOKENS, output_limit, whole
+from sloserve.fleet.sizes import USUAL_OUTPUT_TOKENS, output_limit, whole
 from sloserve.fleet.streamed import Streamed, TokensAnEvent
 from sloserve.scheduler.virtual_queues.contract import RunningSums
-from sloserve.wire.body import Body, parse
+from sloserve.wire.body import BYTES_PER_TOKEN, Body, parse
 from sloserve.wire.lenient import flag
 
 _LEARNING: Final = 0.05

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
 from sloserve.core.errors import InvalidRequest, shown
-from sloserve.fleet.sizes import BYTES_PER_TOKEN, line_output_tokens, output_limit, outputs_asked
+from sloserve.fleet.sizes import line_output_tokens, output_limit, outputs_asked
 from sloserve.wire import strict_json
+from sloserve.wire.body import BYTES_PER_TOKEN
 from sloserve.wire.lenient import flag, number
 from sloserve.wire.xargs import PREFIX
 

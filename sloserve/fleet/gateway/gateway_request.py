@@ -12,9 +12,9 @@ from sloserve.core.errors import InvalidRequest
 from sloserve.core.slo import SLO
 from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.gateway.prefixes import part
-from sloserve.fleet.sizes import BYTES_PER_TOKEN, GENERATING, output_limit, outputs_asked
+from sloserve.fleet.sizes import GENERATING, output_limit, outputs_asked
 from sloserve.scheduler.settings import PluginSettings
-from sloserve.wire.body import Body, fields_of, parse
+from sloserve.wire.body import BYTES_PER_TOKEN, Body, fields_of, parse
 from sloserve.wire.headers import (
     COUNTING_DOWN,
     PRIORITY,

@@ -34,7 +34,10 @@ LOCAL: Final = "local"
 class FleetKeyEntry(KeyEntry):
     """Entry of one tenant of a fleet."""
 
-    quota: Annotated[Quota, Allowed("a mapping with requests, lines, tokens, bytes, batches")] = Quota()
+    quota: Annotated[
+        Quota,
+        Allowed("a mapping with requests, requests_per_minute, tokens_per_minute, lines, tokens, bytes, batches"),
+    ] = Quota()
 
 
 class KeysFile(BaseModel):

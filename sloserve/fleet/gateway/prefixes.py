@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from sloserve.fleet.sizes import BYTES_PER_TOKEN
+from sloserve.wire.body import BYTES_PER_TOKEN
 
 MOST: Final = 4096
 """Most beginnings that are remembered of one instance."""

@@ -110,6 +110,9 @@ class FrontEnd:
         length = self._predict_length(observed, prompt, sampling_params)
         call = observed.call()
         self._admit(http, call, prompt, sampling_params, length)
+        if (use := context.request_use.get()) is not None:
+            observed.counts = use.output
+            use.prompt(prompt_tokens(prompt))
         if http is not None:
             observed.is_answered = not http.says_end
             http.requests.append(whose_call.AcceptedRequest(self, observed))
@@ -141,8 +144,8 @@ class FrontEnd:
             request.ticket.goes_on(request.ttft_s, now_s)
         return request.call(arrival_s=now_s)
 
-    def check_no_slo(self) -> None:
-        """Check a call that pools instead of generating, and keeps no SLO.
+    def accept_pooling(self, prompt: Any) -> None:
+        """Check a call that pools instead of generating, and keeps no SLO; count its prompt.
 
         Raises: vLLM's error for 400 where its HTTP request states an SLO, or misspells it.
         """
@@ -150,6 +153,8 @@ class FrontEnd:
         http = context.current.get()
         if http is not None:
             self._stated.check_none(http)
+        if (use := context.request_use.get()) is not None:
+            use.prompt(prompt_tokens(prompt))
 
     def _check_key(self) -> None:
         """Raise vLLM's error for 500 if the server needs keys, and no middleware of ours has checked the request's."""

@@ -65,11 +65,11 @@ def install() -> None:
         return front_end.watch(call, outputs, sampling_params.output_kind)
 
     @functools.wraps(stock_encode)
-    def encode(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def encode(self: Any, prompt: Any, *args: Any, **kwargs: Any) -> Any:
         front_end = front_end_of(self)
         if front_end is not None:
-            front_end.check_no_slo()
-        return stock_encode(self, *args, **kwargs)
+            front_end.accept_pooling(prompt)
+        return stock_encode(self, prompt, *args, **kwargs)
 
     @functools.wraps(stock_add)
     async def add_request(self: Any, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:

@@ -58,6 +58,7 @@ class Observed:
         stated: The keys of ``vllm_xargs`` that state its SLO.
         expired: Whether it was given up because its time to live was over.
         is_answered: Whether its HTTP response has ended, or there is none to wait for.
+        counts: Called with numbers of output tokens as they become known; ``None`` if they count for nothing.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Observed:
         self.stated: dict[str, Any] = {}
         self.expired = False
         self.is_answered = True
+        self.counts: Callable[[int], None] | None = None
         self.standing: ServedRequest | None = None
         self.clock = clock
         self.interruptions = interruptions
@@ -218,6 +220,7 @@ class EngineCall:
         self.figures: dict[str, Any] = {}
         self._token_times_s: dict[int, array[float]] = {}
         self._begun = self._seen = self._over = False
+        self._counted = 0
 
     async def watch(self, outputs: AsyncIterator[Any], *, streamed: bool, cumulative: bool) -> AsyncIterator[Any]:
         """Pass ``outputs`` on, untouched. The outcome of the call stands before the last of them is passed on."""
@@ -243,7 +246,7 @@ class EngineCall:
         self._end(Outcome.ABORTED, None, streamed=True)
 
     def _passes(self, output: Any, cumulative: bool) -> None:
-        request = self.request
+        request, come = self.request, 0
         now_s = request.clock.monotonic_s() - request.arrival_s
         for one in output.outputs:
             times_s = self._token_times_s.get(one.index)
@@ -254,9 +257,17 @@ class EngineCall:
                 times_s.append(now_s)
             elif new > 1:
                 times_s.extend((now_s,) * new)
+            come += new
+        self._count(come)
         if not self._seen and any(self._token_times_s.values()):
             self._seen = True
             request.sees_token()
+
+    def _count(self, tokens: int) -> None:
+        """Count further tokens of the output."""
+        if self.request.counts is not None and tokens > 0:
+            self._counted += tokens
+            self.request.counts(tokens)
 
     def _check_whole(self, output: Any) -> None:
         if any(one.finish_reason in _ABORTED for one in output.outputs):
@@ -277,6 +288,9 @@ class EngineCall:
         if self._over:
             return
         self._over = True
+        # Of a call that was broken off vLLM knows tokens that did not leave.
+        computed = sum(getattr(one, "num_generation_tokens", 0) for one in self.figures.values())
+        self._count(max(self._output_tokens(output), computed) - self._counted)
         figures = self._figures(outcome, output, streamed) if self._begun and not self.request.has_ended else None
         self.request.call_ends(outcome, figures)
 

@@ -26,6 +26,7 @@ from sloserve.vllm_plugin.server.stated import key_of, prompt_tokens, warn_opera
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.keys import KeyTenant
+from sloserve.wire.rate_limits import RateQuota, TenantRates
 from sloserve.wire.resolve import classify_by
 from sloserve.wire.xargs import LENGTH_KEY, TENANT_KEY, predicted_length
 from tests import bounded
@@ -391,14 +392,14 @@ def test_a_route_that_keeps_no_slo_refuses_one_and_passes_all_else(
     token = context.current.set(http)
     try:
         if says is None:
-            server.front_end.check_no_slo()
+            server.front_end.accept_pooling(None)
         else:
             with pytest.raises(Malformed, match=says):
-                server.front_end.check_no_slo()
+                server.front_end.accept_pooling(None)
     finally:
         context.current.reset(token)
     assert metrics.reasons == ([] if says is None else ["invalid-request"]) and metrics.served == []
-    server.front_end.check_no_slo()  # plain vLLM has no middleware
+    server.front_end.accept_pooling(None)  # plain vLLM has no middleware
 
 
 def test_what_is_due_already_is_not_refused_for_that(metrics: Metrics) -> None:
@@ -466,14 +467,17 @@ def test_with_keys_a_request_of_which_no_middleware_has_checked_the_key_is_refus
     """As under plain vLLM whose operator forgot --middleware."""
     warn_operator.cache_clear()
     server = Server(keys=str(tmp_path / "keys.yaml"))
-    for call in (lambda: server.accept(server.http(), {"prompt_token_ids": [0]}), server.front_end.check_no_slo):
+    for call in (
+        lambda: server.accept(server.http(), {"prompt_token_ids": [0]}),
+        lambda: server.front_end.accept_pooling(None),
+    ):
         with pytest.raises(Refused, match="the server cannot check keys") as caught:
             call()
         assert caught.value.status == 500
     assert "--middleware sloserve.api.middleware.SLOMiddleware" in caplog.text
     token = context.key_tenant.set(KeyTenant("acme"))
     try:
-        server.front_end.check_no_slo()
+        server.front_end.accept_pooling(None)
         server.accept(None, {"prompt_token_ids": [0]})
         assert server.sent == {TENANT_KEY: "acme"}, "a websocket has no context but that of its key"
     finally:
@@ -488,3 +492,47 @@ def test_the_class_of_a_key_holds_a_request_whatever_the_settings_give_its_tenan
     http = server.http(("x-slo-class", "priority"))
     http.headers.tenant = "acme"
     assert server.accept(http, {"prompt_token_ids": [0]}).request.slo.slo_class.name == "priority"
+
+
+@pytest.mark.parametrize("output_kind", ["DELTA", "CUMULATIVE", "FINAL_ONLY"])
+@pytest.mark.parametrize("fails", [None, asyncio.CancelledError()])
+def test_the_tokens_of_a_request_count_in_the_limits_of_its_tenant_as_they_come(
+    metrics: Metrics, output_kind: str, fails: BaseException | None
+) -> None:
+    server = Server()
+    rates = TenantRates(server.clock)
+    use = rates.admit("acme", RateQuota(tokens_per_minute=1000))
+    token = context.request_use.set(use)
+    seen = []
+
+    async def handle() -> None:
+        replies = server.generate(100, 5, output_kind=output_kind, fails=fails)
+        if fails is not None:  # vLLM's figures say how many were computed
+            figures = {"num_generation_tokens": 4, "num_preemptions": 0, "scheduled_ts": 0.0, "queued_ts": 0.0}
+            server.calls[-1].figures["a"] = SimpleNamespace(**figures)
+        with contextlib.suppress(asyncio.CancelledError):
+            async for _ in replies:
+                seen.append(rates.used()["acme"].output_tokens)
+
+    try:
+        server.handle(server.http(), handle())
+    finally:
+        context.request_use.reset(token)
+    used = rates.used()["acme"]
+    assert (used.prompt_tokens, used.output_tokens) == (100, 5 if fails is None else 4)
+    streamed = [1, 2, 3, 4] if fails is not None else [1, 2, 3, 4, 5]
+    assert seen == (streamed if output_kind != "FINAL_ONLY" else [] if fails is not None else [5])
+
+
+def test_the_prompt_of_a_call_that_pools_counts_and_one_that_is_refused_does_not(metrics: Metrics) -> None:
+    server = Server(admission={"mode": "cap", "max_waiting": 1})
+    rates = TenantRates(server.clock)
+    token = context.request_use.set(rates.admit("acme", RateQuota()))
+    try:
+        server.front_end.accept_pooling({"prompt_token_ids": [0] * 30})
+        server.accept(server.http(), {"prompt_token_ids": [0] * 5})
+        with pytest.raises(Refused):
+            server.accept(server.http(), {"prompt_token_ids": [0] * 1000})
+    finally:
+        context.request_use.reset(token)
+    assert rates.used()["acme"].prompt_tokens == 35
