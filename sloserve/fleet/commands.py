@@ -1,6 +1,6 @@
 """``sloserve fleet FILE``, its parts as processes of their own, and further commands.
 
-They are ``logs``, ``key``, ``certificates`` and ``upgrade``.
+They are ``logs``, ``key``, ``usage``, ``certificates`` and ``upgrade``.
 """
 
 import asyncio
@@ -260,6 +260,30 @@ def upgrade(file: FileArgument, state: StateFlag = None) -> None:
 
     open_store(place_of(_read(file), state).store).close()
     print(f"the store has schema version {len(STEPS)}")
+
+
+@fleet_app.command()
+def usage(
+    file: FileArgument,
+    hours: Annotated[int, typer.Option(min=1, max=2208, help="Number of hours, the current one counted.")] = 24,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV in place of the table.")] = False,
+    as_json: JsonFlag = False,
+    state: StateFlag = None,
+) -> None:
+    """Print what tenants have used of the fleet, by hour: requests, tokens of prompts and of outputs.
+
+    Streams and single requests count, lines of batches do not. The store keeps 92 days.
+    """
+    from sloserve.fleet.run.live import place_of
+    from sloserve.fleet.store.store import open_store
+    from sloserve.fleet.usage_report import as_text
+
+    store = open_store(place_of(_read(file), state).store)
+    try:
+        rows = store.usage.since(hours)
+    finally:
+        store.close()
+    print(as_text(rows, "csv" if as_csv else "json" if as_json else "table"))
 
 
 @fleet_app.command()

@@ -13,6 +13,7 @@ from sloserve.estimator.step_time.running_fit import RunningMean
 from sloserve.wire.event_stream import EventCounter
 
 _USAGE: Final = re.compile(rb'"completion_tokens":\s*([0-9]{1,9})')
+_PROMPT: Final = re.compile(rb'"prompt_tokens":\s*([0-9]{1,9})')
 _AT_LIMIT: Final = re.compile(rb'"finish_reason":\s*"length"')
 _END_BYTES: Final = 1024
 """Bytes at the end of a response that contain its usage and finish reason."""
@@ -41,6 +42,11 @@ class Streamed:
         if usage:
             return int(usage[-1])
         return limit if limit is not None and _AT_LIMIT.search(end) else None
+
+    def stated_prompt_tokens(self) -> int | None:
+        """Return the tokens of the prompt that the usage of a response states, or ``None`` if it states none."""
+        usage = _PROMPT.findall(self._end[-_END_BYTES:])
+        return int(usage[-1]) if usage else None
 
 
 @dataclass(slots=True)

@@ -55,6 +55,10 @@ class DemandMeter:
         flow.arrived(now_s)
         flow.prompt_tokens.add(float(prompt_tokens))
 
+    def tokens_so_far(self, model: str, streamed: Streamed) -> int:
+        """Return about how many tokens have come of an output of a model, of which no length is stated."""
+        return self._an_event.setdefault(model, TokensAnEvent()).tokens(streamed.events - 1)
+
     def ended(self, model: str, slo_class: str, streamed: Streamed, limit: int | None) -> int:
         """Record that an output is complete, and return how many tokens it has.
 

@@ -37,12 +37,14 @@ from sloserve.fleet.gateway.parts import GatewayState
 from sloserve.fleet.gateway.passing import PassedResponse
 from sloserve.fleet.gateway.prediction import Work
 from sloserve.fleet.gateway.prefixes import beginnings
+from sloserve.fleet.sizes import GENERATING
 from sloserve.scheduler.admission.admission import Ticket
 from sloserve.scheduler.admission.prediction import ArrivingRequest
 from sloserve.wire.asgi import ClientLeft, report_slo
 from sloserve.wire.client import WhileClientWaits
 from sloserve.wire.headers import REQUEST_ID, TTL
 from sloserve.wire.opening import OpenedRequest
+from sloserve.wire.rate_limits import RequestUse
 
 
 class RequestAccounting:
@@ -244,13 +246,16 @@ class ForwardedRequest:
         self._arrival_s = parts.clock.monotonic_s()
         self._counted_as = NO_MODEL, ""
         self.answer = PassedResponse(opened.at_once)
+        self._use: RequestUse | None = None
 
     async def run(self) -> None:
         """Serve the request. Raises: SloServeError if nothing of a response was sent; ClientLeft."""
         outcome, choice = Outcome.FAILED, None
         try:
             with self._parts.places.place(self._tenant) as place:
+                self._use = self._parts.rates.admit(self._tenant.name, self._tenant.quota)
                 request = await self._read(place)
+                self._use.estimate(request.prompt_tokens)
                 choice = ModelChoice(self._parts, request)
                 async with WhileClientWaits(self._opened.body) as client:
                     outcome = await self._serve(request, choice, place, client)
@@ -264,6 +269,8 @@ class ForwardedRequest:
             outcome = Outcome.ABORTED
             raise
         finally:
+            if self._use is not None:
+                self._use.ended()
             self._parts.metrics.ended(*self._counted_as, outcome)
             is_refused_by_engine = outcome is Outcome.REJECTED and self.answer.begun
             if choice is not None and not is_refused_by_engine:  # the client's fault says nothing about the choice
@@ -292,13 +299,38 @@ class ForwardedRequest:
                 booking.answer_begins()
                 place.forget_body()
                 request.forget_body()
-                headers = [(_REQUEST_ID, self._opened.id.encode()), *choice.headers]
+                stated = self._limits(request)
+                headers = [(_REQUEST_ID, self._opened.id.encode()), *choice.headers, *stated]
                 completed = await answer.pass_on(from_engine, first, headers, client)
             finally:
                 dispatch.over(sent, from_engine)
         finally:
             self._counted_as = request.model, request.slo_class
+            self._count(request)
             booking.ended(choice, completed=completed)
         if not completed or answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             return Outcome.FAILED
         return Outcome.REJECTED if answer.status >= HTTPStatus.BAD_REQUEST else Outcome.COMPLETED
+
+    def _limits(self, request: GatewayRequest) -> list[tuple[bytes, bytes]]:
+        """Return headers with the tenant's limits, and count the tokens of a stream in them as they come."""
+        if self._use is None:
+            return []
+        if self._tenant.quota.tokens_per_minute is not None and self.answer.status == HTTPStatus.OK:
+            demand, streamed, use = self._parts.demand, self.answer.streamed, self._use
+            prompt, model = request.prompt_tokens, request.model
+            self.answer.on_part = lambda: use.totals(prompt, demand.tokens_so_far(model, streamed))
+        return [(name.encode(), value.encode()) for name, value in self._use.headers()]
+
+    def _count(self, request: GatewayRequest) -> None:
+        """Count the tokens that the request has used, as its response states them, else as they are estimated."""
+        answer, use = self.answer, self._use
+        if use is None or not answer.begun or answer.status != HTTPStatus.OK:
+            return
+        prompt, output = answer.streamed.stated_prompt_tokens(), 0
+        if request.route in GENERATING:
+            limit = request.max_tokens if request.num_outputs == 1 else None
+            stated = answer.streamed.stated_tokens(limit)
+            output = self._parts.demand.tokens_so_far(request.model, answer.streamed) if stated is None else stated
+            prompt = request.prompt_tokens if prompt is None else prompt
+        use.totals(prompt or 0, output)

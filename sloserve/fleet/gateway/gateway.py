@@ -30,10 +30,11 @@ from sloserve.fleet.gateway.fleet_view import FleetView, WatchRoutes
 from sloserve.fleet.gateway.held import Hold
 from sloserve.fleet.gateway.instances import Instances
 from sloserve.fleet.gateway.keys import KeyFile, Tenant
-from sloserve.fleet.gateway.metrics import GatewayMetrics, held_gauge
+from sloserve.fleet.gateway.metrics import GatewayMetrics, held_gauge, tenant_counters
 from sloserve.fleet.gateway.model_sets import ModelSets
 from sloserve.fleet.gateway.parts import GatewayState
 from sloserve.fleet.gateway.prediction import Pace
+from sloserve.fleet.gateway.shared_use import SharedUse
 from sloserve.fleet.gateway.watch import Watch
 from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.fleet.planning.snapshot import serving_of
@@ -110,7 +111,8 @@ class Gateway:
             seed = sha256(name.encode()).digest()
             self._sets = self.parts.chooser = ModelSets(fleet, fleet.router, self.parts, seed)
         self.metrics.watch(self._gauges)
-        self.watch = Watch(name, around.store, around.endpoints, self.parts)
+        use = SharedUse(self.parts.rates, self.keys.tenants)
+        self.watch = Watch(name, around.store, around.endpoints, self.parts, use)
         self._checking: asyncio.Task[None] | None = None
         batches, self._work = self._batches(around, clock)
         self.watching = None if around.admin_key is None else WatchRoutes(around.admin_key, FleetView(self.parts).read)
@@ -189,6 +191,7 @@ class Gateway:
 
     def _gauges(self) -> Iterable[Any]:
         yield held_gauge((request.model, request.slo_class) for request in self.parts.hold.held)
+        yield from tenant_counters(self.parts.rates.used(), self.parts.settings.max_tenant_labels)
 
 
 def batch_class(classes: ClassTable, tenant: Tenant) -> str:

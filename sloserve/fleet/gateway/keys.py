@@ -11,7 +11,7 @@
 See :mod:`sloserve.wire.keys`; a fleet has quotas of batches besides.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -102,6 +102,10 @@ class KeyFile:
     def faults(self) -> int:
         """Number of times that a changed file could not be used."""
         return 0 if self._keys is None else self._keys.faults
+
+    def tenants(self) -> Iterable[Tenant]:
+        """Return all tenants of the file."""
+        return () if self._keys is None else self._keys
 
     def tenant_of(self, authorization: bytes) -> Tenant | None:
         """Return the tenant that owns the key in this header, or ``None`` if the key is unknown."""

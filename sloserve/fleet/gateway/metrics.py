@@ -1,19 +1,30 @@
-"""A gateway's metrics, as ``sloserve:gateway_*``: nothing in them names a tenant."""
+"""A gateway's metrics, as ``sloserve:gateway_*``. With a file of keys some tenants alone may read them.
+
+Of the tenants only the first ones have a label of their own: the settings ``max_tenant_labels`` says how many.
+"""
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import prometheus_client
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from sloserve.core.outcome import Outcome
+from sloserve.wire.rate_limits import TenantUse
 
 _LATENCY_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _ADDED_S: Final = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25)
 _RATIOS: Final = (0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 2.0, 4.0)
+OTHER: Final = "other"
+"""Label of tenants beyond the limit of labels."""
+_USE: Final = {
+    "requests": "Requests that were admitted, by tenant.",
+    "prompt_tokens": "Tokens of prompts, by tenant; an estimate for a response that states none.",
+    "output_tokens": "Tokens of outputs, by tenant; an estimate for a response that states none.",
+}
 NO_MODEL: Final = "unknown"
 """Label of requests that name no model of the fleet."""
 
@@ -165,3 +176,20 @@ def held_gauge(held: Iterable[tuple[str, str]]) -> GaugeMetricFamily:
     for labels, count in sorted(Counter(held).items()):
         family.add_metric(labels, float(count))
     return family
+
+
+def tenant_counters(used: Mapping[str, TenantUse], most: int) -> Iterator[CounterMetricFamily]:
+    """Yield counters of what tenants have used in this gateway.
+
+    Args:
+        used: Use by tenant, the tenants in the order in which they came.
+        most: Most tenants with a label of their own; the rest counts as ``other``.
+    """
+    for field, text in _USE.items():
+        family = CounterMetricFamily(f"sloserve:gateway_tenant_{field}", text, labels=["tenant"])
+        counts: Counter[str] = Counter()
+        for i, (tenant, use) in enumerate(used.items()):
+            counts[tenant if i < most else OTHER] += getattr(use, field)
+        for tenant, count in counts.items():
+            family.add_metric([tenant], float(count))
+        yield family

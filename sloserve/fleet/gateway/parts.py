@@ -18,6 +18,7 @@ from sloserve.fleet.gateway.passing import PassedResponse
 from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.settings import PluginSettings
+from sloserve.wire.rate_limits import TenantRates
 
 
 @dataclass
@@ -51,12 +52,14 @@ class GatewayState:
     places: RequestPlaces = field(init=False)
     admissions: dict[str, Admission] = field(init=False, default_factory=dict)
     attained: Attained = field(init=False)
+    rates: TenantRates = field(init=False)
     passing_on: dict[PassedResponse, None] = field(init=False, default_factory=dict)
     """Responses that have begun."""
 
     def __post_init__(self) -> None:
         self.reader = GatewayRequestReader(self.settings)
         self.attained = Attained(self.settings.classes.names)
+        self.rates = TenantRates(self.clock)
         self.places = RequestPlaces(self.limits.max_requests, self.limits.max_body_mib << 20)
 
     def admission(self, model: str) -> Admission:

@@ -5,7 +5,7 @@ It is parsed only for what the gateway must know: whether it has begun, and how 
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Final
 
@@ -32,6 +32,8 @@ class PassedResponse:
         self.first_s: float | None = None
         self.streamed = Streamed()
         self._client: WhileClientWaits | None = None
+        self.on_part: Callable[[], None] = lambda: None
+        """Called after each part of a stream."""
         self._passed = self._passed_before = 0
         """Parts of the response, now and when :meth:`end_if_silent` last saw progress."""
         self._went_on_s = 0.0
@@ -80,6 +82,7 @@ class PassedResponse:
         try:
             while part:
                 self.streamed.add(part)
+                self.on_part()
                 last = part
                 await send({"type": "http.response.body", "body": part, "more_body": True})
                 self._passed += 1

@@ -14,6 +14,7 @@ from sloserve.core.errors import StoreError
 from sloserve.fleet.contract.plan_in_force import Plan, plan_of
 from sloserve.fleet.contract.reports import GatewayReport, agent_report, to_json
 from sloserve.fleet.gateway.parts import GatewayState
+from sloserve.fleet.gateway.shared_use import SharedUse
 from sloserve.fleet.store.store import Store
 from sloserve.fleet.supervised import Faults
 
@@ -37,11 +38,20 @@ class Watch:
         store: Store of the fleet; ``None`` for none, as in tests.
         endpoints: Endpoints that are asked whatever the store says.
         parts: State of the gateway.
+        use: Use by tenant that is shared with other gateways; ``None`` for none, as in tests.
     """
 
-    def __init__(self, name: str, store: Store | None, endpoints: Collection[str], parts: GatewayState) -> None:
+    def __init__(
+        self,
+        name: str,
+        store: Store | None,
+        endpoints: Collection[str],
+        parts: GatewayState,
+        use: SharedUse | None = None,
+    ) -> None:
         self._name, self._store, self._static = name, store, frozenset(endpoints)
         self._parts, self._instances, self._hold = parts, parts.instances, parts.hold
+        self._use = use
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._reading: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "sloserve-gateway-store")
@@ -128,6 +138,10 @@ class Watch:
         # An endpoint that the store no longer names has ended, or a store that was replaced does not know it yet.
         kept = self._instances.keep_only(self._static | {endpoint for endpoint, _ in ages})
         await self._parts.agents.keep_only(kept)
+        if self._use is not None:
+            due = self._use.due()
+            rows = await loop.run_in_executor(self._thread, self._use.exchange, store, due)
+            self._use.exchanged(due, rows)
 
     def _exchange(self, store: Store, report: GatewayReport) -> tuple[Plan | None, list[tuple[str, float]]]:
         """Return the plan, and the endpoint of each agent with the age of its last sign of life."""

@@ -136,6 +136,18 @@ _SWITCH_COSTS = (
 _TOLD_TO_END = ("ALTER TABLE agent ADD COLUMN told_to_end bigint NOT NULL DEFAULT 0",)
 """Drains an agent that others started, and that only the store reaches."""
 
+_TENANT_USAGE = (
+    """CREATE TABLE tenant_usage (
+        tenant text NOT NULL,
+        hour_s bigint NOT NULL,
+        requests bigint NOT NULL,
+        prompt_tokens bigint NOT NULL,
+        output_tokens bigint NOT NULL,
+        PRIMARY KEY (tenant, hour_s)
+    )""",
+    "CREATE INDEX tenant_usage_hour ON tenant_usage (hour_s)",
+)
+
 STEPS: tuple[tuple[str, ...], ...] = (
     _FIRST,
     _ROUTES,
@@ -146,6 +158,7 @@ STEPS: tuple[tuple[str, ...], ...] = (
     _FILES_MARK,
     _SWITCH_COSTS,
     _TOLD_TO_END,
+    _TENANT_USAGE,
 )
 """Steps of the schema; step n leads from version n to n + 1."""
 

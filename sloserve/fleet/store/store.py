@@ -1,4 +1,4 @@
-"""The store of a fleet, in SQLite or PostgreSQL as its address says: requests, batches, members, costs of switches."""
+"""The store of a fleet, in SQLite or PostgreSQL as its address says: requests, batches, members, costs, use."""
 
 from pathlib import Path
 from typing import Final
@@ -14,6 +14,7 @@ from sloserve.fleet.store.migrations import migrate
 from sloserve.fleet.store.requests import Requests
 from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.switch_costs import SwitchCosts
+from sloserve.fleet.store.usage import Usage
 
 _SQLITE: Final = "sqlite:"
 _POSTGRES: Final = ("postgresql://", "postgres://")
@@ -37,6 +38,7 @@ class Store:
         self.members = Members(database)
         self.batches = Batches(database)
         self.switch_costs = SwitchCosts(database)
+        self.usage = Usage(database)
 
     def now_s(self) -> float:
         """Return the epoch seconds of the store's clock, which sets all of its times."""

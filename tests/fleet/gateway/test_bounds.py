@@ -18,7 +18,7 @@ from sloserve.fleet.gateway.agent_connections import AgentConnections
 from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.gateway.held import Hold
 from sloserve.fleet.gateway.instances import Instances
-from sloserve.fleet.gateway.metrics import GatewayMetrics
+from sloserve.fleet.gateway.metrics import GatewayMetrics, tenant_counters
 from sloserve.fleet.gateway.parts import GatewayState
 from sloserve.fleet.gateway.prefixes import beginnings
 from sloserve.fleet.gateway.serve import config
@@ -28,6 +28,7 @@ from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.store import Store
 from sloserve.scheduler.settings import PluginSettings
 from sloserve.wire.asgi import answer_json
+from sloserve.wire.rate_limits import TenantUse
 from tests import bounded
 from tests.bounded import until
 from tests.fleet.gateway.played_agents import running
@@ -147,3 +148,10 @@ def test_headers_do_not_come_without_end(begin: bytes) -> None:
             await left.wait()
 
     bounded.run(test())
+
+
+def test_tenants_beyond_the_limit_of_labels_count_as_one() -> None:
+    used = {name: TenantUse(1, 10, 100) for name in ("a", "b", "c", "d")}
+    families = {family.name: family for family in tenant_counters(used, 2)}
+    samples = families["sloserve:gateway_tenant_output_tokens"].samples
+    assert {sample.labels["tenant"]: sample.value for sample in samples} == {"a": 100.0, "b": 100.0, "other": 200.0}

@@ -466,3 +466,55 @@ def test_routes_are_an_allow_list_and_bodies_are_bounded(tmp_path: Path) -> None
             assert to.first.came == [] and to.served.gateway.parts.places.bytes == 0
 
     run(test)
+
+
+LIMITED = f"""
+tenants:
+  a: {{keys: ['{hash_of("key-a")}'], quota: {{tokens_per_minute: 60}}}}
+  b: {{keys: ['{hash_of("key-b")}'], metrics: true, quota: {{requests_per_minute: 2}}}}
+"""
+
+
+def test_requests_and_tokens_per_minute_are_limited_by_key_and_counted_by_tenant(tmp_path: Path) -> None:
+    async def test() -> None:
+        keys = tmp_path / "keys.yaml"
+        keys.write_text(LIMITED)
+        async with line(tmp_path, keys=keys) as to:
+            a, b = {"authorization": "Bearer key-a"}, {"authorization": "Bearer key-b"}
+            first = await to.complete("x" * 40, headers=a)
+            assert (first.status_code, first.headers["x-ratelimit-limit-tokens"]) == (200, "60")
+            stream = await to.complete("x" * 40, headers=a, stream=True, max_tokens=200)
+            assert stream.status_code == 200
+            refused = await to.complete("x" * 40, headers=a)
+            assert refused.status_code == 429 and 190 <= int(refused.headers["retry-after"]) <= 196
+            assert "of 60 tokens per minute are used" in refused.json()["error"]["message"]
+            assert int(refused.headers["x-ratelimit-remaining-tokens"]) == 0
+            answers = [await to.complete("abc", headers=b) for _ in range(3)]
+            assert [one.status_code for one in answers] == [200, 200, 429]
+            assert answers[2].headers["retry-after"] in ("29", "30")
+            assert len(to.first.came) == 4, "what is refused never reaches an engine"
+            page = (await to.http.get("/metrics", headers=b)).text
+            counts = dict(row.rsplit(" ", 1) for row in page.splitlines() if row.startswith("sloserve:gateway_tenant"))
+            assert float(counts['sloserve:gateway_tenant_requests_total{tenant="a"}']) == 2
+            # 40 tokens by the usage of a whole answer, 10 by the bytes of the prompt where a stream states no usage.
+            assert float(counts['sloserve:gateway_tenant_prompt_tokens_total{tenant="a"}']) == 40 + 10
+            assert float(counts['sloserve:gateway_tenant_output_tokens_total{tenant="a"}']) == 5 + 200
+            assert float(counts['sloserve:gateway_tenant_requests_total{tenant="b"}']) == 2
+
+    run(test)
+
+
+def test_a_request_that_no_instance_takes_uses_no_tokens(tmp_path: Path) -> None:
+    async def test() -> None:
+        keys = tmp_path / "keys.yaml"
+        keys.write_text(LIMITED)
+        async with line(tmp_path, keys=keys, limits=GatewaySettings(hold_max_s=0.1)) as to:
+            to.first.room = 0
+            await until(lambda: to.served.gateway.parts.instances.by_name["node-a/0"].room == 0)
+            for _ in range(3):
+                answer = await to.complete("x" * 10_000, headers={"authorization": "Bearer key-a"})
+                assert "no instance took the request" in answer.json()["error"]["message"]
+            used = to.served.gateway.parts.rates.used()["a"]
+            assert (used.requests, used.prompt_tokens, used.output_tokens) == (3, 0, 0)
+
+    run(test)
