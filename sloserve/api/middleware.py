@@ -165,9 +165,10 @@ class SLOMiddleware:
 
     def _share_limits(self, engine: Any, callers: Callers) -> None:
         """Count limits of tenants together with the other API processes of the server, if there are any."""
-        if callers.has_keys and api_processes(engine) > 1:
+        others = api_processes(engine) - 1
+        if callers.has_keys and others:
             try:
-                self._limits.share(TenantPage.create(engine.vllm_config.parallel_config._api_process_rank))
+                self._limits.share(TenantPage.create(engine.vllm_config.parallel_config._api_process_rank), others)
             except OSError as error:
                 logger.warning("limits of tenants hold for each API process by itself: %s", error)
                 return

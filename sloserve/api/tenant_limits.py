@@ -31,11 +31,17 @@ class TenantLimits:
         self._places = TenantPlaces("requests", elsewhere=self._in_progress)
         self._page: TenantPage | None = None
         self._others: list[TenantPage] = []
+        self._expected = 0
         self._charged: dict[tuple[TenantPage, str], tuple[float, float]] = {}
 
-    def share(self, page: TenantPage) -> None:
-        """Publish on a page what this process counts, and count what the other processes publish."""
-        self._page = page
+    def share(self, page: TenantPage, others: int) -> None:
+        """Publish what this process counts, and count what the other processes publish.
+
+        Args:
+            page: Page of this process.
+            others: Number of other processes, which may not have begun yet.
+        """
+        self._page, self._expected = page, others
 
     def close(self) -> None:
         """Withdraw what this process publishes."""
@@ -65,12 +71,7 @@ class TenantLimits:
             return
         for name in self.rates.used():
             self._publish(name)
-        try:
-            self._others = self._page.others(self._others)
-        except OSError as error:
-            logger.warning("limits of tenants count only this API process: %s", error)
-            self._others = []
-        self._charged = {key: seen for key, seen in self._charged.items() if key[0] in self._others}
+        self._look(self._page)
         for tenant in tenants:
             self._charge(tenant)
 
@@ -83,9 +84,20 @@ class TenantLimits:
                 logger.exception("limits of tenants count only this API process for a second")
             await asyncio.sleep(EXCHANGE_S)
 
+    def _look(self, own: TenantPage) -> None:
+        """Look for the pages of the other processes."""
+        try:
+            self._others = own.others(self._others)
+        except OSError as error:
+            logger.warning("limits of tenants count only this API process: %s", error)
+            self._others = []
+        self._charged = {key: seen for key, seen in self._charged.items() if key[0] in self._others}
+
     def _charge(self, tenant: ServerTenant) -> None:
         if self._page is None:
             return
+        if len(self._others) < self._expected:
+            self._look(self._page)
         requests, tokens = 0.0, 0.0
         for page in self._others:
             now = page.read(tenant.name)[:2]

@@ -163,12 +163,11 @@ class TenantRates:
             requests: Number of requests.
             tokens: Tokens of prompts and outputs; below zero if more was given back.
         """
-        now_s = self._clock.monotonic_s()
-        if (tenant := self._tenants.get(name)) is not None:
-            for bucket, amount in ((tenant.requests, requests), (tenant.tokens, tokens)):
-                if bucket is not None:
-                    bucket.charge(amount, now_s, late=True)
-        self._limited(name, quota)
+        tenant, now_s = self._tenants.get(name) or self._limited(name, quota), self._clock.monotonic_s()
+        for bucket, amount in ((tenant.requests, requests), (tenant.tokens, tokens)):
+            if bucket is not None:
+                bucket.charge(amount, now_s, late=True)
+        tenant.limit(quota, now_s)
 
     def used(self) -> Mapping[str, TenantUse]:
         """Return what requests have used, by tenant."""

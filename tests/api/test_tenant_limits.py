@@ -27,7 +27,7 @@ class Processes:
         self.clock = ManualClock(1000.0)
         self.limits = [TenantLimits(self.clock) for _ in range(count)]
         for rank, limits in enumerate(self.limits):
-            limits.share(TenantPage.create(rank, folder))
+            limits.share(TenantPage.create(rank, folder), count - 1)
 
     def exchange(self, seconds: float = 1.0) -> None:
         self.clock.advance_to(self.clock.now_s() + seconds)
@@ -38,7 +38,6 @@ class Processes:
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[Processes]:
     found = Processes(3, tmp_path)
-    found.exchange(0.0)
     yield found
     for limits in found.limits:
         limits.close()

@@ -133,6 +133,9 @@ def test_a_refusal_says_how_much_of_what_is_used_and_when_to_come_again() -> Non
 
 def test_what_other_processes_use_is_charged_when_it_is_learned() -> None:
     limits = Limits(RateQuota(requests_per_minute=60, tokens_per_minute=600))
+    limits.rates.others_used("new", limits.quota, 60.0, 0.0)
+    assert limits.refused_s("new") == 1, "also of a tenant that has not been here"
+    limits.rates.others_used("a", limits.quota, 0.0, 0.0)
     for _ in range(30):
         limits.passes(1.0)
         limits.rates.others_used("a", limits.quota, 1.0, 10.0)  # just what flows in
