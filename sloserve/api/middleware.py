@@ -165,8 +165,8 @@ class SLOMiddleware:
 
     def _share_limits(self, engine: Any, callers: Callers) -> None:
         """Count limits of tenants together with the other API processes of the server, if there are any."""
-        others = api_processes(engine) - 1
-        if callers.has_keys and others:
+        others = api_processes(engine) - 1 if callers.has_keys else 0
+        if others:
             try:
                 self._limits.share(TenantPage.create(engine.vllm_config.parallel_config._api_process_rank), others)
             except OSError as error:

@@ -1,5 +1,6 @@
 """Keys and trusted proxies in front of a small app: whose a request is, and what it may reach."""
 
+import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -312,3 +314,30 @@ def test_the_example_is_a_file_of_keys() -> None:
     found = {tenant.name: tenant for tenant in read_server_keys(example, DEFAULT_CLASSES)}
     assert found["acme"].slo_class == "interactive" and found["acme"].quota.requests == 64
     assert found["monitoring"].metrics and not found["monitoring"].may_use("chat")
+
+
+@pytest.mark.parametrize(
+    ("trusted", "counts"), [(["127.0.0.1"], True), (["203.0.113.9"], False), (["203.0.113.0/24", "::1"], False)]
+)
+def test_a_client_cannot_state_the_address_of_a_trusted_proxy(trusted: list[str], counts: bool) -> None:
+    """Uvicorn believes what this machine says in X-Forwarded-For, and sets the client's address to that."""
+    site = Site({"trusted_proxies": trusted})
+
+    async def go() -> None:
+        config = uvicorn.Config(site.app, port=0, log_level="critical", lifespan="on", timeout_graceful_shutdown=1)
+        config.load()
+        server = uvicorn.Server(config)
+        site.app.state.server = server  # as vLLM's launcher does
+        serving = asyncio.create_task(server.serve())
+        try:
+            await bounded.until(lambda: server.started)
+            port = server.servers[0].sockets[0].getsockname()[1]
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+                stated = {"x-forwarded-for": "203.0.113.9", "x-tenant-id": "acme"}
+                assert (await client.post("/v1/completions", headers=stated)).status_code == 200
+        finally:
+            server.should_exit = True
+            await serving
+
+    bounded.run(go())
+    assert site.seen[0][0] == ("acme" if counts else None)
