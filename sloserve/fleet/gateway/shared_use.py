@@ -2,7 +2,7 @@
 
 Each gateway adds what it has counted every second, and charges its own buckets with what the others have added. So a
 tenant may exceed a limit by what the other gateways let pass in two seconds. While the store is away every gateway goes
-by its own counts, refuses nobody for that, and adds what is due once the store is back.
+by its own counts, refuses no request for that, and adds what is due once the store is back.
 """
 
 from collections.abc import Callable, Iterable
