@@ -280,9 +280,10 @@ class PassingRequest:
             if self.http.rejection is not None:
                 for name, value in errors.headers(self.http.rejection):
                     headers[name] = value
-            stated = [] if self.use is None else self.use.headers()
-            for name, value in (*predictions(self.http.predicted), *stated):
+            for name, value in predictions(self.http.predicted):
                 headers[name] = value
+            for name, value in () if self.use is None else self.use.headers():
+                headers.append(name, value)
             if self.http.wants_report or self.http.tier is not None:
                 self._reporter = Reporter.of(message, self.http)
                 if self._reporter is not None:

@@ -107,8 +107,8 @@ class TenantLimits:
         self.rates.others_used(tenant.name, tenant.quota, requests, tokens)
 
     def _publish(self, name: str) -> None:
-        used = self.rates.used().get(name)
-        if self._page is not None and used is not None:
+        if self._page is not None:
+            used = self.rates.use_of(name)
             tokens = used.prompt_tokens + used.output_tokens
             self._page.publish(name, used.requests, tokens, self._places.of(name))
 

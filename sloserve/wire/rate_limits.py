@@ -169,6 +169,11 @@ class TenantRates:
                 bucket.charge(amount, now_s, late=True)
         tenant.limit(quota, now_s)
 
+    def use_of(self, name: str) -> TenantUse:
+        """Return what the requests of one tenant have used."""
+        tenant = self._tenants.get(name)
+        return TenantUse() if tenant is None else tenant.use
+
     def used(self) -> Mapping[str, TenantUse]:
         """Return what requests have used, by tenant."""
         return {name: tenant.use for name, tenant in self._tenants.items()}

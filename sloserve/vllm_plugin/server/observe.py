@@ -258,7 +258,8 @@ class EngineCall:
             elif new > 1:
                 times_s.extend((now_s,) * new)
             come += new
-        self._count(come)
+        if request.counts is not None:
+            self._count(come)
         if not self._seen and any(self._token_times_s.values()):
             self._seen = True
             request.sees_token()
