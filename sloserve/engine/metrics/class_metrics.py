@@ -52,6 +52,8 @@ class Count(NamedTuple):
 COUNTS: dict[str, Count] = {
     "slo_requests": Count("Requests that ended and had at least one target", lambda served: bool(served.met)),
     "goodput_requests": Count("Requests that met every target they had", lambda served: bool(served.good)),
+    "prompt_tokens": Count("Prompt tokens of requests that ended", lambda served: served.prompt_tokens),
+    "output_tokens": Count("Output tokens of requests that ended", lambda served: served.output_tokens),
 }
 """Counters by class, by their names without prefix and ``_total``. To add one, a row is enough.
 

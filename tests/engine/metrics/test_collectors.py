@@ -364,3 +364,12 @@ def test_a_scrape_of_any_of_several_processes_tells_the_whole(api_processes: lis
     shown = first.scrape()
     assert shown["requests_total", "batch", "completed"] == 2.0  # what was served stays counted
     assert shown["slo_attainment_ratio", "batch", "tpot"] == 0.0  # the gauge is of who lives
+
+
+def test_tokens_count_by_class_and_tenant_however_a_request_ended() -> None:
+    bench = Bench()
+    for outcome in (Outcome.COMPLETED, Outcome.ABORTED):
+        bench.metrics.record(replace(SERVED, outcome=outcome, prompt_tokens=30, output_tokens=7))
+    value = bench.scrape()
+    for figure, tokens in (("prompt_tokens_total", 60.0), ("output_tokens_total", 14.0)):
+        assert value(figure, cls="batch") == value(f"tenant_{figure}", tenant="acme") == tokens
