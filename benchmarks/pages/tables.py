@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import pandas as pd
 from scipy.stats import gmean
 
-from benchmarks.pages import held_out, hosting
+from benchmarks.pages import held_out, hosting, tenants
 from benchmarks.pages.results import (
     around,
     at_latency,
@@ -414,24 +414,22 @@ def auto_tail_loads() -> pd.DataFrame:
     return found.rename_axis("load")
 
 
-@table("auto.tenants")
-def auto_tenants() -> pd.DataFrame:
+@table("tenants.burst")
+def tenants_burst() -> pd.DataFrame:
     """Three tenants of equal weight, of which one sends ten times as much for a minute."""
-    runs = rows("tenants", "runs")
-    runs = runs[runs.setting == "burst"]
-    runs = runs.assign(
-        others=50.0 * (runs["attainment/t1"] + runs["attainment/t2"]), bursts=100.0 * runs["attainment/t0"]
-    )
-    name = {("auto", True): "`auto` with shares", ("auto", False): "`auto`", ("stock", False): "stock"}
-    name["alone", False] = "each alone on a third of the engine"
-    runs["policy"] = [name[key] for key in zip(runs.policy, runs.shares, strict=True)]
-    figures = ["others", "bursts", "output_throughput", "preemptions_per_request"]
-    found = runs.groupby(["load", "policy"], sort=False)[figures].mean()
-    for column, digits in zip(figures, (1, 1, 0, 2), strict=True):
-        found[column] = [f"{value:,.{digits}f}" if value == value else "" for value in found[column]]
-    found.index = pd.Index([f"{policy}, load {load:g}" for load, policy in found.index], name="policy")
-    found.columns = ["the two others, % in time", "the one that bursts", "tokens/s", "preemptions a request"]
-    return found
+    return tenants.burst()
+
+
+@table("tenants.settings")
+def tenants_settings() -> pd.DataFrame:
+    """What the tenants within their shares have in time, by setting and policy."""
+    return tenants.settings()
+
+
+@table("tenants.engine")
+def tenants_engine() -> pd.DataFrame:
+    """The burst on a real CPU engine."""
+    return tenants.engine()
 
 
 @table("auto.held_out_deadlines")

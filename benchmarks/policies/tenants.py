@@ -1,17 +1,18 @@
 """Measures what each of several tenants gets of one engine while another asks for much more than its share.
 
 Tenants send Azure's conversations (first half of the trace) to one engine. The settings: three tenants of equal weight,
-of which one sends ten times as much for a minute; two heavy tenants beside twenty light ones; the same while one of the
-heavy ones bursts; three that all send alike, with weights 4, 2 and 1; one with prompts of 30,000 tokens, or with
-replies of a reasoning model, beside two that chat; and ten LoRA adapters of one tenant, of which one bursts and four
-may run at once. The load is a multiple of stock's capacity, outside of the minute.
+of which one sends ten times as much for the second of three minutes; two heavy tenants beside twenty light ones; the
+same while one of the heavy ones bursts; three that all send alike, with weights 4, 2 and 1; one with prompts of 30,000
+tokens, or with replies of a reasoning model, beside two that chat; and ten LoRA adapters of one tenant, of which one
+bursts and four may run at once. Except for the first setting a span has half a minute. The load is a multiple of
+stock's capacity, outside of the burst.
 
 Every policy runs with shares and without them, beside stock and the rivals of :mod:`benchmarks.baselines.tenants`.
 ``alone`` is each tenant under auto on an engine scaled to its share: KV and slots times the share, steps as many times
 longer.
 
-Writes results/tenants.json.gz, a row for each run: attainment by tenant, tokens/s, preemptions a request, and Jain's
-index over the tenants' attainment and over their mean slowdown (latency over the latency on an idle engine).
+Writes results/tenants.json.gz, a row for each run: attainment and mean slowdown (latency over the latency on an idle
+engine) by tenant, tokens/s, preemptions a request, and Jain's index of attainment and of slowdown over all tenants.
 
 Usage: python -m benchmarks.policies.tenants [--policies auto,edf] [--loads 0.7,1.2] [--seeds 3] [--settings burst,...]
 [--profiles h100-llama3-8b]
@@ -52,8 +53,6 @@ from sloserve.sim.workloads.readers.found import find_trace
 PROFILE, SEATS = "h100-llama3-8b", 256
 KV_BLOCKS = {PROFILE: 3000, "h200x4-qwen3-235b": 6000}
 """KV cache of each profile's engine, small enough to be short of it at these loads."""
-SPANS = (60.0, 60.0, 60.0)
-"""Seconds before the minute in question, of it, and after it."""
 TARGETS = {"ttft_ms": 1000, "tpot_ms": 100}
 LONG_TOKENS = 30_000
 MOST_REPLY_TOKENS = 8000
@@ -68,9 +67,10 @@ class Setting:
     Args:
         demand: Part of the load that each tenant sends, ``[tenants]``; they sum to 1.
         weights: Weight of each, ``[tenants]``.
-        times: Factor by which the demand of the first tenant grows in the second minute.
+        times: Factor by which the demand of the first tenant grows in the second of three spans.
         first: What the first tenant sends: ``chats``, ``long prompts`` or ``reasoning``.
         kv_times: Factor of the KV cache.
+        span_s: Seconds of each span.
         adapters: Whether the tenants are LoRA adapters of one tenant.
     """
 
@@ -79,13 +79,14 @@ class Setting:
     times: float = 1.0
     first: str = "chats"
     kv_times: float = 1.0
+    span_s: float = 30.0
     adapters: bool = False
 
 
 _THIRD = (1 / 3, 1 / 3, 1 / 3)
 _EQUAL = (1.0, 1.0, 1.0)
 SETTINGS = {
-    "burst": Setting(_THIRD, _EQUAL, times=10.0),
+    "burst": Setting(_THIRD, _EQUAL, times=10.0, span_s=60.0),
     "heavy and light": Setting((0.35, 0.35, *(0.3 / 20,) * 20), (1.0,) * 22),
     "heavy burst": Setting((0.25, 0.25, *(0.5 / 20,) * 20), (1.0,) * 22, times=10.0),
     "weights 4:2:1": Setting(_THIRD, (4.0, 2.0, 1.0)),
@@ -124,12 +125,11 @@ def requests_of(setting: Setting, rps: float, seed: int, slo: SLO) -> list[Workl
         "reasoning": float(outputs.mean() / replies.mean()),
     }[setting.first]
     arrivals: list[tuple[float, int]] = []
-    start_s = 0.0
-    for span, seconds in enumerate(SPANS):
+    seconds = setting.span_s
+    for span in range(3):
         for tenant, demand in enumerate(setting.demand):
             rate = rps * demand * (setting.times if (span, tenant) == (1, 0) else 1.0) * (fewer if tenant == 0 else 1.0)
-            arrivals += [(start_s + seconds * x, tenant) for x in rng.random(rng.poisson(rate * seconds))]
-        start_s += seconds
+            arrivals += [(seconds * (span + x), tenant) for x in rng.random(rng.poisson(rate * seconds))]
     first = int(rng.integers(half))
     found = []
     for i, (at_s, tenant) in enumerate(sorted(arrivals)):
@@ -164,7 +164,7 @@ def jain(values: Sequence[float]) -> float:
     return float(array.sum() ** 2 / max(array.size * (array**2).sum(), 1e-12))
 
 
-def slowdowns(log: RunLog, profile: str) -> list[float]:
+def slowdowns(log: RunLog, profile: str) -> dict[str, float]:
     """Return the mean slowdown of each tenant."""
     latency = load_profile(profile)
     found: dict[str, list[float]] = defaultdict(list)
@@ -174,7 +174,7 @@ def slowdowns(log: RunLog, profile: str) -> list[float]:
             idle_s = latency.step_s(StepLoad(prompt, 1, prefill_attention_tokens2=prompt**2))
             idle_s += (output - 1) * latency.step_s(StepLoad(decode_seqs=1, decode_context_tokens=prompt))
             found[name_of(one.request)].append(one.latency.e2e_s / idle_s)
-    return [float(np.mean(of_tenant)) for of_tenant in found.values()]
+    return {tenant: float(np.mean(of_tenant)) for tenant, of_tenant in sorted(found.items())}
 
 
 def run(
@@ -192,19 +192,22 @@ def run(
         task.config["sloserve"]["tenant_shares"] = shares
     if isinstance(policy, str):
         return engine_of(task).run(task.requests, None)
+    assert task.config is not None
+    task.config["sloserve"]["aged_share"] = 0.0  # which is no part of a rival
     return ModelEngine(task.engine, task.profile, task.config, policy=policy).run(task.requests)
 
 
 def row_of(log: RunLog, profile: str, **labels: Any) -> dict[str, Any]:
     """Return the figures of one run."""
     ended_s = max(float(one.token_times_s[-1]) for one in log.requests if one.token_times_s.size)
-    attainment = by_tenant(log)
+    attainment, slowdown = by_tenant(log), slowdowns(log, profile)
     return labels | {
         "attainment": {tenant: round(value, 4) for tenant, value in attainment.items()},
+        "slowdown": {tenant: round(value, 3) for tenant, value in slowdown.items()},
         "output_throughput": round(sum(one.token_times_s.size for one in log.requests) / ended_s, 1),
         "preemptions_per_request": round(float(np.mean([one.num_preemptions for one in log.requests])), 3),
         "jain_attainment": round(jain(list(attainment.values())), 4),
-        "jain_slowdown": round(jain(slowdowns(log, profile)), 4),
+        "jain_slowdown": round(jain(list(slowdown.values())), 4),
     }
 
 
