@@ -162,6 +162,11 @@ class Gateway(Policy):
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         rows, running = snapshot.rows, snapshot.running
         self._counter.look(rows, running)
+        for slot in running.tolist():
+            if slot not in self._sent:  # the engine took it while no plan was in force
+                self._held[int(rows.account[slot])].remove(slot)
+                self._forget_empty(int(rows.account[slot]))
+                self._sent[slot] = self._places = self._places + 1
         # Requests that were preempted were sent before all others, as they are in front of the engine's own queue.
         queued = [slot for slot in self._sent if rows.state[slot] in (State.WAITING, State.PREEMPTED)]
         in_flight = Counter(rows.account[np.array(list(self._sent), np.int64)].tolist())

@@ -24,6 +24,7 @@ OTHERS = {
     "long prompts": ["t1", "t2"],
     "reasoning": ["t1", "t2"],
     "adapters": [f"t{i}" for i in range(1, 10)],
+    "adapters, four at a time": [f"t{i}" for i in range(1, 10)],
 }
 """Tenants of each setting that the setting is about: all but those that ask for more than their share."""
 NAMES = {
@@ -33,7 +34,8 @@ NAMES = {
     "weights 4:2:1": "weights 4:2:1, equal demand",
     "long prompts": "one sends prompts of 30,000 tokens",
     "reasoning": "one has reasoning replies",
-    "adapters": "one of ten LoRA adapters bursts, four at a time",
+    "adapters": "one of ten LoRA adapters bursts",
+    "adapters, four at a time": "the same where four adapters may run at once",
 }
 
 

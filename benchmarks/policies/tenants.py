@@ -4,8 +4,8 @@ Tenants send Azure's conversations (first half of the trace) to one engine. The 
 of which one sends ten times as much for the second of three minutes; two heavy tenants beside twenty light ones; the
 same while one of the heavy ones bursts; three that all send alike, with weights 4, 2 and 1; one with prompts of 30,000
 tokens, or with replies of a reasoning model, beside two that chat; and ten LoRA adapters of one tenant, of which one
-bursts and four may run at once. Except for the first setting a span has half a minute. The load is a multiple of
-stock's capacity, outside of the burst.
+bursts, and all or four may run at once. Except for the first setting a span has half a minute. The load is a multiple
+of stock's capacity, outside of the burst.
 
 Every policy runs with shares and without them, beside stock and the rivals of :mod:`benchmarks.baselines.tenants`.
 ``alone`` is each tenant under auto on an engine scaled to its share: KV and slots times the share, steps as many times
@@ -56,7 +56,6 @@ KV_BLOCKS = {PROFILE: 3000, "h200x4-qwen3-235b": 6000}
 TARGETS = {"ttft_ms": 1000, "tpot_ms": 100}
 LONG_TOKENS = 30_000
 MOST_REPLY_TOKENS = 8000
-MAX_LORAS = 4
 BLOCK_TOKENS = 16
 
 
@@ -71,7 +70,7 @@ class Setting:
         first: What the first tenant sends: ``chats``, ``long prompts`` or ``reasoning``.
         kv_times: Factor of the KV cache.
         span_s: Seconds of each span.
-        adapters: Whether the tenants are LoRA adapters of one tenant.
+        adapters: LoRA adapters that may run at once, if the tenants are adapters of one tenant; else 0.
     """
 
     demand: tuple[float, ...]
@@ -80,7 +79,7 @@ class Setting:
     first: str = "chats"
     kv_times: float = 1.0
     span_s: float = 30.0
-    adapters: bool = False
+    adapters: int = 0
 
 
 _THIRD = (1 / 3, 1 / 3, 1 / 3)
@@ -92,7 +91,8 @@ SETTINGS = {
     "weights 4:2:1": Setting(_THIRD, (4.0, 2.0, 1.0)),
     "long prompts": Setting((0.5, 0.25, 0.25), _EQUAL, first="long prompts", kv_times=4.0),
     "reasoning": Setting((0.5, 0.25, 0.25), _EQUAL, first="reasoning", kv_times=2.0),
-    "adapters": Setting((0.1,) * 10, (1.0,) * 10, times=10.0, adapters=True),
+    "adapters": Setting((0.1,) * 10, (1.0,) * 10, times=10.0, adapters=10),
+    "adapters, four at a time": Setting((0.1,) * 10, (1.0,) * 10, times=10.0, adapters=4),
 }
 
 
@@ -221,7 +221,7 @@ def rival_rows(
     weights = [1.0, *([1.0] if setting.adapters else []), *(of_name[name] for name in names)]
     tokens = float(np.mean([one.prompt_tokens + one.output_tokens for one in requests]))
     in_flight = round(KV_BLOCKS[profile] * setting.kv_times * BLOCK_TOKENS / tokens)
-    loras = MAX_LORAS if setting.adapters else None
+    loras = setting.adapters or None
     for name, build in rivals(weights, in_flight).items():
         yield row_of(run(ours, build(), point, requests, max_loras=loras), profile, policy=name, shares=False)
 
@@ -236,7 +236,7 @@ def runs(setting: Setting, load: float, seed: int, policies: Sequence[str], prof
         rps = measured_points(replace(ours, seeds=(seed,)))[0].rps * load
         requests, point = requests_of(setting, rps, seed, slo), Point(seed, rps, load)
         weights = {f"t{i}": weight for i, weight in enumerate(setting.weights)}
-        loras = MAX_LORAS if setting.adapters else None
+        loras = setting.adapters or None
 
         def one(policy: str, shares: Any = None) -> dict[str, Any]:
             log = run(ours, policy, point, requests, shares, loras)

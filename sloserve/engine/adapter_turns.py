@@ -9,19 +9,26 @@ ended.
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
 from sloserve.core.arrays import IntArray
 from sloserve.lso.plan import Plan, Snapshot
 
+TURN_S: Final = 5.0
+"""Seconds of service by which an adapter that runs must have had more than one that waits to give up its place.
+
+While an adapter gives up its place, its requests wait and the engine computes less: turns must be longer than a reply.
+"""
+
 
 def with_adapter_turn(plan: Plan, snapshot: Snapshot, lora_of: Callable[[int], int | None], max_loras: int) -> Plan:
     """Return ``plan``, with the requests of one adapter held back if another adapter is to get its place.
 
     A waiting request has a right to a place of adapters if it is aged and has the next turn, or if its level by its
-    tenant's service is lower than the level of an adapter that runs. Of the adapters that run, the adapter with the
-    highest level gives up its place, of several the adapter with the fewest running requests.
+    tenant's service is lower than the level of an adapter that runs, and its service less by :data:`TURN_S`. Of the
+    adapters that run, the adapter with the highest level gives up its place, of several the adapter with most service.
 
     Args:
         plan: Plan after all other rules of the order of admission.
@@ -37,12 +44,10 @@ def with_adapter_turn(plan: Plan, snapshot: Snapshot, lora_of: Callable[[int], i
     passed_over = [i for i, lora in enumerate(adapters) if lora is not None and lora not in running]
     if not passed_over:
         return plan
-    level = _highest_levels(snapshot, lora_of)
-    given_up = min(running, key=lambda lora: (-level[lora], running[lora], lora))
-    levels = snapshot.levels(order)
-    lowest = 0 if levels is None else int(levels[passed_over].min())
+    had = _service(snapshot, lora_of)
+    given_up = max(running, key=lambda lora: (had.get(lora, (0, 0.0)), -running[lora], -lora))
     has_turn = passed_over[0] == 0 and bool(np.isin(order[0], snapshot.turns.aged))
-    if not (has_turn or lowest < level[given_up]):
+    if not (has_turn or _is_owed(snapshot, order[passed_over], *had.get(given_up, (0, 0.0)))):
         return plan
     is_held = np.array([lora == given_up for lora in adapters])
     can_run = sum(lora is None or lora in running for lora in adapters) - int(is_held.sum())
@@ -59,13 +64,23 @@ def _whole_order(plan: Plan, snapshot: Snapshot) -> IntArray:
     return np.concatenate((plan.waiting, waiting[~np.isin(waiting, plan.waiting)]))
 
 
-def _highest_levels(snapshot: Snapshot, lora_of: Callable[[int], int | None]) -> Counter[int]:
-    """Return the highest level of each adapter's running requests, by adapter; 0 for an adapter without any."""
-    found: Counter[int] = Counter()
-    levels = snapshot.levels(snapshot.running)
-    if levels is not None:
-        for slot, level in zip(snapshot.running.tolist(), levels.tolist(), strict=True):
+def _service(snapshot: Snapshot, lora_of: Callable[[int], int | None]) -> dict[int, tuple[int, float]]:
+    """Return the highest level and service in seconds of each adapter's running requests, by adapter."""
+    found: dict[int, tuple[int, float]] = {}
+    if snapshot.standing is not None:
+        accounts = snapshot.rows.account[snapshot.running]
+        levels, service_s = snapshot.standing.level[accounts], snapshot.standing.service_s[accounts]
+        for slot, *had in zip(snapshot.running.tolist(), levels.tolist(), service_s.tolist(), strict=True):
             lora = lora_of(slot)
             if lora is not None:
-                found[lora] = max(found[lora], level)
+                found[lora] = max(found.get(lora, (0, 0.0)), (had[0], had[1]))
     return found
+
+
+def _is_owed(snapshot: Snapshot, waiting: IntArray, level: int, service_s: float) -> bool:
+    """Return whether one of these waiting requests is owed the place of an adapter with this level and service."""
+    if snapshot.standing is None:
+        return False
+    accounts = snapshot.rows.account[waiting]
+    less = snapshot.standing.service_s[accounts] < service_s - TURN_S
+    return bool((less & (snapshot.standing.level[accounts] < level)).any())

@@ -244,7 +244,8 @@ class TenantShares:
             within = levels_of(self._of_accounts.service_s + LEAST_S, np.ones(accounts), is_here, tenant_of)
             level = level * (1 + int(within.max())) + within
         over = np.where(present, service_s / (mean_s * weights) - 1.0, 0.0)
-        return Standing(level, over[tenant_of])
+        of_accounts = self._of_accounts if self.tenants.has_adapters else self._of_tenants
+        return Standing(level, over[tenant_of], of_accounts.service_s)
 
     def finished(self, rows: Rows, slot: int, computed: int) -> None:
         """Count the last tokens of a request that ends; its row still exists.

@@ -35,10 +35,12 @@ class Standing:
     Args:
         level: Level of each account, ``[accounts]``; requests of lower levels are served first.
         over: Part of its share that the tenant of each account has had beyond the share, ``[accounts]``.
+        service_s: Recent service of each account in seconds of the engine, ``[accounts]``.
     """
 
     level: IntArray
     over: FloatArray
+    service_s: FloatArray
 
     def levels(self, accounts: IntArray) -> IntArray | None:
         """Return the levels of requests by their accounts, ``[n]``; ``None`` if all are on level 0."""

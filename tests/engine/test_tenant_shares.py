@@ -201,7 +201,7 @@ def test_requests_beyond_their_shares_come_last_and_all_keep_the_order_of_the_po
     snapshot = make_snapshot(waiting=[{"account": tenant} for tenant, _ in requests], max_num_seqs=slots)
     key = np.array([key for _, key in requests])
     plain = ranked(snapshot, snapshot.waiting, key)
-    standing = Standing(np.array([0, 1, 0, 2]), np.array([0.0, 0.1, -0.2, 0.1]))
+    standing = Standing(np.array([0, 1, 0, 2]), np.array([0.0, 0.1, -0.2, 0.1]), np.zeros(4))
     found = ranked(replace(snapshot, standing=standing), snapshot.waiting, key)
     everyone = ranked(replace(snapshot, engine=replace(snapshot.engine, max_num_seqs=64)), snapshot.waiting, key)
     expected = [p for account in (B, A, C) for p in everyone.waiting.tolist() if requests[p][0] == account]

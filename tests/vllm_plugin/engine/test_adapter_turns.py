@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sloserve.engine.adapter_turns import with_adapter_turn
+from sloserve.engine.adapter_turns import TURN_S, with_adapter_turn
 from sloserve.lso.standing import Standing
 from sloserve.scheduler.policy import Plan
 from tests.snapshots import make_snapshot
@@ -39,8 +39,14 @@ def served(
 @pytest.mark.vllm
 @pytest.mark.parametrize(("policy", "shares", "aged_share"), [("fcfs", {}, 0.0), ("edf", {}, 0.0), ("edf", None, 0.05)])
 def test_an_adapter_gets_a_place_while_two_hot_ones_have_all_of_them(
-    build: Build, request_of: RequestOf, policy: str, shares: dict[str, Any] | None, aged_share: float
+    build: Build,
+    request_of: RequestOf,
+    monkeypatch: pytest.MonkeyPatch,
+    policy: str,
+    shares: dict[str, Any] | None,
+    aged_share: float,
 ) -> None:
+    monkeypatch.setattr("sloserve.engine.adapter_turns.TURN_S", 0.5)  # all is over within seven seconds
     never, end_s = served(build, request_of, policy, None, 0.0)
     assert never > 0.9 * end_s, "without either rule the third adapter waits for the end of the others"
     first_s, end_s = served(build, request_of, policy, shares, aged_share)
@@ -52,7 +58,7 @@ def snapshot_of(waiting: list[int | None], running: list[int | None], levels: di
     rows = [[{"account": lora or 0} for lora in loras] for loras in (waiting, running)]
     snapshot = make_snapshot(*rows)
     level = np.array([levels.get(lora or None, 0) for lora in range(10)])
-    standing = Standing(level, np.zeros(10))
+    standing = Standing(level, np.zeros(10), service_s=2.0 * TURN_S * level)
     return replace(snapshot, standing=standing), lambda slot: int(snapshot.rows.account[slot]) or None
 
 
