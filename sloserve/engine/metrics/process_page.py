@@ -184,6 +184,11 @@ class Boards:
             self.look()
         return self._others
 
+    @property
+    def processes(self) -> int:
+        """How many API processes there are, this one counted."""
+        return 1 + len(self.others)
+
     def set_waiting(self, class_id: int, waiting: int) -> None:
         """Set how many requests of the class wait in this process."""
         self.own.waiting[class_id] = waiting

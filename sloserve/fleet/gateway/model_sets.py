@@ -183,7 +183,7 @@ class ModelSets:
             batches=[one.requests for one in serving],
             ready_in_s=ready_in_s,
             supports=model.supports,
-            full=self._parts.admission(model.name).is_full(facts.slo_class, now_s),
+            full=self._parts.admission(model.name).is_full(facts.slo_class, now_s, request.tenant.name),
         )
 
     def _foreseen(

@@ -24,9 +24,10 @@ in a prediction, its starts alone say when to retry, and a tenant with no more w
 cap is not refused because the class is full of others' requests.
 
 Guarantees: no class has more than its cap waiting (with shares of n equal tenants, no more than the cap times
-1 + 1/2 + ... + 1/n); with neither cap nor chance no request is refused; a request without
-targets is never refused for its targets. Memory is bounded by the requests in flight. The module is deterministic: time
-is an argument, in seconds of a clock that is never set. It must be used from one thread alone.
+1 + 1/2 + ... + 1/n, in several processes that times 2 and one request per tenant and process); with neither cap nor
+chance no request is refused; a request without targets is never refused for its targets. Memory is bounded by the
+requests in flight, and by the tenants of the table. The module is deterministic: time is an argument, in seconds of a
+clock that is never set. It must be used from one thread alone.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -167,7 +168,7 @@ class Admission:
         first prompt, which is not known to begin a list, may have a promise as any request has.
         """
         waiting, kept = self._backlog.waiting_anywhere(name), queue.kept(None, cap, now_s)
-        if waiting <= cap - kept or self._backlog.has_share_left(name, queue, cap):
+        if waiting <= cap - kept or self._backlog.has_share_left(name, queue, cap - kept):
             return
         place.left(now_s)
         retry_after_s = queue.promise_place(now_s)
@@ -186,7 +187,7 @@ class Admission:
         promised = queue.has_promised()
         key = new.key() if new.key is not None and (promised or waiting > cap) else None
         kept = queue.kept(key, cap, now_s) if promised else 0
-        if waiting <= cap - kept or self._backlog.has_share_left(name, queue, cap):
+        if waiting <= cap - kept or self._backlog.has_share_left(name, queue, cap - kept):
             if promised:
                 queue.came(key, now_s)
             return
@@ -207,10 +208,11 @@ class Admission:
             return False
         self._backlog.sweep(class_name, now_s)
         cap, queue = self._caps[class_name], self._backlog.queue_of(class_name, tenant)
-        if self._backlog.waiting_anywhere(class_name) < cap - queue.kept(None, cap, now_s):
+        places = cap - queue.kept(None, cap, now_s)
+        if self._backlog.waiting_anywhere(class_name) < places:
             return False
         place = queue.enter(None, now_s)
-        has_room = self._backlog.has_share_left(class_name, queue, cap)
+        has_room = self._backlog.has_share_left(class_name, queue, places)
         place.left(now_s)
         return not has_room
 

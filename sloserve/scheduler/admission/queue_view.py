@@ -59,6 +59,11 @@ outcomes.)
 class Elsewhere(Protocol):
     """The other processes that admit requests to the same engine. Classes go by their place in the table."""
 
+    @property
+    def processes(self) -> int:
+        """How many processes admit requests to the engine, this one counted."""
+        ...
+
     def set_waiting(self, class_id: int, waiting: int) -> None:
         """Set how many requests of the class wait in this process."""
         ...
@@ -70,6 +75,8 @@ class Elsewhere(Protocol):
 
 class Nowhere:
     """Stands for other processes where there are none."""
+
+    processes = 1
 
     def set_waiting(self, class_id: int, waiting: int) -> None:
         pass
@@ -103,8 +110,8 @@ class Backlog:
         """
         self._still_waiting = still_waiting
         self._tenants = tenants
-        elsewhere = elsewhere or Nowhere()
-        self._classes = {name: _WaitingClass(i, elsewhere) for i, name in enumerate(class_names)}
+        self._elsewhere = elsewhere or Nowhere()
+        self._classes = {name: _WaitingClass(i, self._elsewhere) for i, name in enumerate(class_names)}
 
     def queue_of(self, class_name: str, tenant: str | None = None) -> "Queue":
         """Return the queue that a tenant's requests of a class join.
@@ -143,24 +150,25 @@ class Backlog:
         """Whether no request waits, in no class and in no process."""
         return not any(of_class.waiting_anywhere for of_class in self._classes.values())
 
-    def has_share_left(self, class_name: str, queue: "Queue", cap: int) -> bool:
+    def has_share_left(self, class_name: str, queue: "Queue", places: int) -> bool:
         """Return whether a tenant has no more waiting requests than its share of the places of a class.
 
         The share is the tenant's weight, divided by the sum of the weights of all tenants that wait in the class. With
         n equal tenants, no more than cap x (1 + 1/2 + ... + 1/n) requests wait, since the k-th to come finds room for
-        cap / k. Requests of other processes are not known by tenant.
+        cap / k. Requests of other processes are not known by tenant, so that each of several processes divides its part
+        of the places among the tenants that wait there.
 
         Args:
             class_name: Name of the class.
             queue: The tenant's queue, in which the request has been entered.
-            cap: Most waiting requests of the class.
+            places: Waiting requests of the class that may be, without places that are kept from the request.
         """
         if self._tenants is None:
             return False
         weights = self._tenants.weights
         numbers = [number for number, one in self._classes[class_name].queues.items() if one.waiting]
         share = float(weights[queue.tenant] / weights[numbers].sum())
-        return len(queue.waiting) <= max(cap * share, 1.0)
+        return len(queue.waiting) <= max(places * share / self._elsewhere.processes, 1.0)
 
 
 @dataclass(slots=True)

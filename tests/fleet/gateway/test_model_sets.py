@@ -261,6 +261,20 @@ def test_a_full_queue_of_a_class_sends_its_requests_to_another_model() -> None:
     assert chosen(gateway, **law | {"x_slo_class": "batch"}) == "legal"
 
 
+def test_a_queue_is_full_for_the_tenant_that_fills_it_alone() -> None:
+    settings = "settings: {policy: edf, tenant_shares: {}, admission: {mode: cap, max_waiting: {interactive: 2}}}"
+    gateway = Gateway(parse_fleet(TEXT.replace("settings: {policy: edf}", settings)), GatewayDependencies())
+    both = {"chat": ModelState.ACTIVE, "legal": ModelState.WARM}, {"chat": ModelState.WARM, "legal": ModelState.ACTIVE}
+    told(gateway, *(InstanceReport(f"node-a/{i}", "h100", Phase.SERVING, of, room=9) for i, of in enumerate(both)))
+    law = {"x_slo_task": "law", "x_slo_class": "interactive"}
+    for tenant, is_sent_to in (("other", "legal"), ("other", "legal"), ("a", "chat")):
+        slo = PluginSettings().classes.slo("interactive", Targets())
+        now_s, admission = gateway.parts.clock.monotonic_s(), gateway.parts.admission("legal")
+        new = ArrivingRequest(slo, now_s, 5, 5, None, 1, True, tenant=tenant)
+        admission.admit(new, admission.forecast(new, now_s), Waits(), now_s)
+        assert chosen(gateway, **law) == is_sent_to
+
+
 class Waits:
     begun = False
 

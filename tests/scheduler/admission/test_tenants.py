@@ -3,13 +3,13 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sloserve.core.errors import QueueFull
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.core.tenants import TenantTable
-from sloserve.scheduler.admission.admission import Admission, Ticket
+from sloserve.scheduler.admission.admission import Admission, Ticket, Together
 from sloserve.scheduler.admission.prediction import ArrivingRequest
 
 T0 = 1_700_000_000.0
@@ -107,3 +107,73 @@ def test_a_tenant_below_its_share_is_never_refused_and_all_together_are_bounded(
             waiting[tenant] = waiting.get(tenant, 0) + 1
     bound = cap * sum(1 / k for k in range(1, len(waiting) + 1)) + len(waiting)
     assert sum(waiting.values()) <= math.ceil(bound)
+
+
+@given(
+    cap=st.integers(1, 6),
+    events=st.lists(
+        st.tuples(
+            st.sampled_from(["ask", "ask", "ask", "list", "start", "leave"]), st.integers(0, 5), st.integers(0, 8)
+        ),
+        max_size=80,
+    ),
+)
+@example(
+    cap=2,
+    events=[
+        ("ask", 2, 1),
+        ("ask", 2, 1),
+        ("start", 3, 1),
+        ("ask", 3, 1),
+        ("ask", 3, 2),
+        ("start", 1, 3),
+        ("ask", 0, 0),
+    ],
+)
+def test_with_one_tenant_every_answer_is_as_without_shares(cap: int, events: list[tuple[str, int, int]]) -> None:
+    """Places that are promised to one client are kept from the others of its tenant, too."""
+    plain = Admission(("batch",), lambda place: True, caps={"batch": cap})
+    shared = Admission(("batch",), lambda place: True, caps={"batch": cap}, tenants=TenantTable({"a": 2.0}))
+    seen: list[list[object]] = []
+    for admission in (plain, shared):
+        now_s, waiting, found = T0, list[Ticket](), list[object]()
+        for what, key, wait_s in events:
+            now_s += wait_s
+            if what in ("ask", "list"):
+                together = Together()
+                for _ in range(1 if what == "ask" else 1 + key):
+                    new = ArrivingRequest(DEFAULT_CLASSES.slo("batch", Targets()), now_s, tenant="a", key=lambda: key)
+                    found.append(admission.is_full("batch", now_s, "a"))
+                    try:
+                        waiting.append(admission.admit(new, admission.forecast(new, now_s), None, now_s, together))
+                    except QueueFull as error:
+                        found.append(error.retry_after_s)
+                        break
+            elif waiting:
+                ticket = waiting.pop(key % len(waiting))
+                ticket.started(now_s) if what == "start" else ticket.place.left(now_s)
+        seen.append(found)
+    assert seen[0] == seen[1]
+
+
+class Beside:
+    """Other processes, in which a number of requests waits."""
+
+    def __init__(self, processes: int, waiting: int) -> None:
+        self.processes, self._waiting = processes, waiting
+
+    def set_waiting(self, class_id: int, waiting: int) -> None:
+        """Other processes are told nothing."""
+
+    def waiting(self, class_id: int) -> int:
+        return self._waiting
+
+
+def test_each_of_several_processes_gives_a_tenant_its_part_of_the_places() -> None:
+    """One tenant had the whole cap in each of the processes."""
+    shared = Shared(12)
+    shared.admission = Admission(
+        ("batch",), lambda place: True, caps={"batch": 12}, elsewhere=Beside(4, 12), tenants=TenantTable()
+    )
+    assert shared.admitted("a", 100) == 3
+    assert shared.admitted("b", 100) == 1
