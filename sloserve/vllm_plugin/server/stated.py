@@ -7,7 +7,7 @@ import functools
 import logging
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.slo import SLO
@@ -15,15 +15,18 @@ from sloserve.engine.metrics import collectors
 from sloserve.scheduler.registry import parse_policy, policy_class
 from sloserve.scheduler.settings import PluginSettings
 from sloserve.vllm_plugin.server.engine_pages import EnginePages
+from sloserve.wire import context
 from sloserve.wire.body import BodyFields
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.headers import HeaderFields
+from sloserve.wire.keys import KeyTenant
 from sloserve.wire.resolve import resolve
 
 logger = logging.getLogger(__name__)
 
 LEAST_PRIORITY, MOST_PRIORITY = -(2**63), 2**63 - 1
 """vLLM's numeric priority, of which the engine keeps 64 bits."""
+_NO_KEY: Final = KeyTenant("")
 
 
 class StatedSLOs:
@@ -48,9 +51,12 @@ class StatedSLOs:
         with self._refusing():
             if http is not None and http.error is not None:
                 raise http.error
-            headers, body = (HeaderFields(), BodyFields()) if http is None else (http.headers, http.body)
-            rules = self._rules if http is None else self._rules.held_to(http.slo_class)
-            resolved = resolve(rules, sampling_params.extra_args, headers, body, priority)
+            if http is None:  # a websocket states nothing, and is held to the class of its key
+                tenant = context.key_tenant.get() or _NO_KEY
+                headers, body, held_to = HeaderFields(tenant=tenant.name), BodyFields(), tenant.slo_class
+            else:
+                headers, body, held_to = http.headers, http.body, http.slo_class
+            resolved = resolve(self._rules.held_to(held_to), sampling_params.extra_args, headers, body, priority)
             if headers.ignored:
                 self._metrics.ignored(headers.ignored)
             if priority != 0:

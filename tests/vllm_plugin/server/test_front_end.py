@@ -494,6 +494,17 @@ def test_the_class_of_a_key_holds_a_request_whatever_the_settings_give_its_tenan
     assert server.accept(http, {"prompt_token_ids": [0]}).request.slo.slo_class.name == "priority"
 
 
+@pytest.mark.parametrize("held_by", ["key", "settings"])
+def test_the_class_of_a_key_holds_a_websocket_too(metrics: Metrics, held_by: str) -> None:
+    server = Server(tenants={"acme": "batch"} if held_by == "settings" else {})
+    token = context.key_tenant.set(KeyTenant("acme", "batch" if held_by == "key" else None))
+    try:
+        assert server.accept(None, {"prompt_token_ids": [0]}).request.slo.slo_class.name == "batch"
+    finally:
+        context.key_tenant.reset(token)
+    assert server.accept(None, {"prompt_token_ids": [0]}).request.slo.slo_class.name == "interactive"
+
+
 @pytest.mark.parametrize("output_kind", ["DELTA", "CUMULATIVE", "FINAL_ONLY"])
 @pytest.mark.parametrize("fails", [None, asyncio.CancelledError()])
 def test_the_tokens_of_a_request_count_in_the_limits_of_its_tenant_as_they_come(
