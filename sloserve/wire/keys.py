@@ -43,6 +43,7 @@ LOOK_S: Final = 1.0
 """Least seconds between two looks at the file."""
 
 _HASH: Final = re.compile(r"sha256:([0-9a-f]{64})")
+_KEY: Final = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{32,}}")
 _TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -137,6 +138,21 @@ def keys_of(
 
     Raises: ConfigError that lists every fault, one line each.
     """
+    try:
+        return Keys(_found(root, entry, tenant, classes, models))
+    except ConfigError as error:
+        # A key that stands where something else belongs must not be logged.
+        raise ConfigError(_KEY.sub(f"{PREFIX}...", str(error))) from None
+
+
+def _found(
+    root: Node,
+    entry: type[Entry],
+    tenant: Callable[[str, Entry], Tenant],
+    classes: ClassTable,
+    models: Collection[str] | None,
+) -> dict[bytes, Tenant]:
+    """Return the tenants by the SHA-256 of a key; see :func:`keys_of`."""
     top = root.mapping(("tenants",))
     if "tenants" not in top or not top["tenants"].mapping():
         raise top.get("tenants", root).fail("no tenants; give at least one, under tenants: a name, and its keys")
@@ -146,8 +162,10 @@ def keys_of(
         at = ("tenants", name)
         if not _TENANT.fullmatch(name):
             problems.append(Problem(at, "a tenant's name is 1 to 64 letters, digits, dots, dashes and underscores"))
-        read, wrong = check_model(entry, node.plain(), at)
-        problems += wrong
+        values = node.plain()
+        read, wrong = check_model(entry, values, at)
+        has_keys = isinstance(values, dict) and bool(values.get("keys"))
+        problems += [_unrepeated(one) if has_keys and one.path[2:3] == ("keys",) else one for one in wrong]
         if read is None:
             continue
         problems += _unknown(read, at, classes, models)
@@ -156,7 +174,12 @@ def keys_of(
             problems += _add(found, owner, text, (*at, "keys", i))
     if problems:
         raise ConfigError("\n".join(at_place(root, problem) for problem in problems))
-    return Keys(found)
+    return found
+
+
+def _unrepeated(problem: Problem) -> Problem:
+    """Return a problem of what stands under ``keys``, which may be a key itself, without what stands there."""
+    return Problem(problem.path, "is not a list of hashes, as sha256:HEX; `sloserve key` makes a key and its hash")
 
 
 def _unknown(

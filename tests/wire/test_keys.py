@@ -10,7 +10,7 @@ import pytest
 
 from sloserve.core.clock import ManualClock
 from sloserve.core.errors import ConfigError
-from sloserve.core.files.marked_yaml import load_yaml
+from sloserve.core.files.marked_yaml import load_yaml, parse_yaml
 from sloserve.core.slo import DEFAULT_CLASSES
 from sloserve.wire.keys import LOOK_S, KeyEntry, Keys, KeyTenant, WatchedKeys, hash_of, keys_of, new_key
 
@@ -78,3 +78,41 @@ def test_a_file_is_looked_at_once_in_an_interval(tmp_path: Path, caplog: pytest.
     assert "the previous keys stay in use" in caplog.text and "[two]" not in caplog.text
     with pytest.raises(ConfigError):
         WatchedKeys(path, counting, clock)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tenants: {a: {keys: KEY}}",
+        "tenants: {a: {keys: [KEY]}}",
+        "tenants: {a: {keys: [31415926535]}}",
+        "tenants: {a: {keys: {KEY: sha256}}}",
+        "tenants: {a: {keys: [{KEY: sha256}]}}",
+    ],
+)
+@pytest.mark.parametrize("key", ["sk-secret", "sloserve-" + 43 * "k"])
+def test_no_error_repeats_what_stands_where_the_hash_of_a_key_belongs(text: str, key: str) -> None:
+    with pytest.raises(ConfigError, match="sha256:") as raised:
+        _keys_in(text.replace("KEY", key))
+    assert key not in str(raised.value) and "31415926535" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tenants: KEY",
+        "tenants: {KEY: acme}",
+        "KEY: {}",
+        "tenants: {a: {KEY: 1}}",
+        "tenants: {a: {keys: [], class: KEY}}",
+    ],
+)
+def test_no_error_repeats_a_key_that_sloserve_made_wherever_it_stands(text: str) -> None:
+    key = new_key()[0]
+    with pytest.raises(ConfigError, match=r"sloserve-\.\.\.|keys: \[\] is not a list") as raised:
+        _keys_in(text.replace("KEY", key))
+    assert key not in str(raised.value)
+
+
+def _keys_in(text: str) -> Keys[KeyTenant]:
+    return keys_of(parse_yaml(text, "keys"), KeyEntry, lambda name, entry: KeyTenant(name), DEFAULT_CLASSES)
