@@ -138,8 +138,12 @@ def key_in(headers: Headers) -> bytes:
 
 
 def is_clients(path: str) -> bool:
-    """Return whether a tenant's key opens a route."""
-    return path not in _OPERATORS and _is_below(path, _CLIENTS)
+    """Return whether a tenant's key opens a route.
+
+    Starlette's router takes ``/route`` with a line feed at its end for ``/route``, since that matches ``$``. No route
+    has such characters, so that a path with one is no client's.
+    """
+    return path.isprintable() and path not in _OPERATORS and _is_below(path, _CLIENTS)
 
 
 def _is_below(path: str, routes: Iterable[str]) -> bool:
