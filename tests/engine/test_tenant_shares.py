@@ -294,12 +294,22 @@ def test_many_equal_tenants_do_not_preempt_each_other(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", ["fcfs", "auto", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_with_one_tenant_every_decision_stays(policy: str) -> None:
+    assert_same_with_shares(policy, {})
+
+
+def test_under_fcfs_nobody_ages_among_the_requests_of_one_tenant() -> None:
+    """Requests wait for longer than they age; they were protected, and others preempted in their place."""
+    classes = {"interactive": {"rank": 0, "aged_after_s": 2.0}}
+    assert_same_with_shares("fcfs", {"classes": classes, "default_class": "interactive"})
+
+
+def assert_same_with_shares(policy: str, more: dict[str, object]) -> None:
     requests = [replace(one, tenant="a") for one in burst()]
     logs = [
-        ModelEngine(SETTINGS, load_profile("a100-llama3-70b-tp4"), {"sloserve": {"policy": policy} | more}).run(
-            requests
-        )
-        for more in ({}, {"tenant_shares": {"weights": {"a": 2.0}}})
+        ModelEngine(
+            SETTINGS, load_profile("a100-llama3-70b-tp4"), {"sloserve": {"policy": policy} | more | shares}
+        ).run(requests)
+        for shares in ({}, {"tenant_shares": {"weights": {"a": 2.0}}})
     ]
     times = [[one.token_times_s.tolist() for one in log.requests] for log in logs]
     assert times[0] == times[1]
