@@ -4,7 +4,7 @@ from sloserve.scheduler.policy import Plan, Policy, Snapshot
 
 
 class FCFS(Policy):
-    """Leaves every decision to vLLM; keeps no rows, so it costs nothing."""
+    """Leaves every decision to vLLM. It reads no rows, so it costs nothing unless tenants have shares."""
 
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         return Plan.IDENTITY
