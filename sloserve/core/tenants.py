@@ -14,6 +14,10 @@ MOST_TENANTS: Final = 1024
 """Tenants with a number of their own; the others share the number 0 with requests that name none."""
 MOST_ACCOUNTS: Final = 2 * MOST_TENANTS
 """Accounts of tenants and of their adapters; an adapter beyond them shares its tenant's own account."""
+OTHER: Final = "other"
+"""Name under which figures count the tenants without figures of their own."""
+NONE: Final = "none"
+"""Name under which figures count requests that name no tenant."""
 LEAST_WEIGHT: Final = 1e-6
 MOST_WEIGHT: Final = 1e6
 

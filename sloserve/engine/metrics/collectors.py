@@ -25,11 +25,12 @@ from sloserve.core.attainment_window import AttainmentWindow
 from sloserve.core.clock import Clock
 from sloserve.core.outcome import Outcome
 from sloserve.core.served import ServedRequest
+from sloserve.core.tenants import NONE, OTHER
 from sloserve.engine.metrics.class_metrics import COUNTS, AttainmentGauge, ClassMetrics, CoverageGauge, Families
 from sloserve.engine.metrics.engine_metrics import PageCollector
 from sloserve.engine.metrics.engine_page import PageSnapshot, find_pages
 from sloserve.engine.metrics.process_page import Boards, tenant_key, tenant_windows
-from sloserve.engine.metrics.tenant_figures import NONE, OTHER, named_tenants
+from sloserve.engine.metrics.tenant_figures import named_tenants
 from sloserve.scheduler.settings import PluginSettings
 
 logger = logging.getLogger(__name__)

@@ -12,17 +12,13 @@ import numpy as np
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from sloserve.core.arrays import FloatArray
-from sloserve.core.tenants import MOST_TENANTS, TenantTable
+from sloserve.core.tenants import MOST_TENANTS, NONE, OTHER, TenantTable
 from sloserve.engine.tenant_shares import Balances, TenantShares
 from sloserve.scheduler.settings import PluginSettings
 from sloserve.wire.headers import MAX_LABEL_CHARS
 
 NAME_BYTES: Final = 4 * MAX_LABEL_CHARS
 """Most bytes of a tenant's name on a page; a longer name, which no request can state, is cut."""
-OTHER: Final = "other"
-"""Label of the tenants without a label of their own."""
-NONE: Final = "none"
-"""Label of requests without a tenant of their own."""
 
 
 class TenantFigures(NamedTuple):

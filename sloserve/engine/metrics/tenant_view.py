@@ -4,10 +4,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from sloserve.core.attainment_window import shown
+from sloserve.core.tenants import OTHER
 from sloserve.engine.metrics.engine_page import PageSnapshot
 from sloserve.engine.metrics.live_state import share_met, state_of
 from sloserve.engine.metrics.process_page import Board, tenant_windows
-from sloserve.engine.metrics.tenant_figures import OTHER, TenantFigures, by_label, own_name
+from sloserve.engine.metrics.tenant_figures import TenantFigures, by_label, own_name
 
 MOST_SHOWN: Final = 20
 """Tenants that a view names; the others are counted."""

@@ -13,13 +13,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from sloserve.core.outcome import Outcome
+from sloserve.core.tenants import OTHER
 from sloserve.wire.rate_limits import TenantUse
 
 _LATENCY_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _ADDED_S: Final = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25)
 _RATIOS: Final = (0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 2.0, 4.0)
-OTHER: Final = "other"
-"""Label of tenants beyond the limit of labels."""
 _USE: Final = {
     "requests": "Requests that were admitted, by tenant.",
     "prompt_tokens": "Tokens of prompts, by tenant; an estimate for a response that states none.",

@@ -14,14 +14,12 @@ from sloserve.core.goodput import attainment
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog
+from sloserve.core.tenants import NONE, OTHER
 from sloserve.estimator.step_time.latency import StepLatency, StepLoad
 from sloserve.sim.report.statistics import jain_index
 
 MOST_TENANTS: Final = 50
 """Tenants with a record of their own, the ones with most requests; the others count as :data:`OTHER`."""
-OTHER: Final = "other"
-NONE: Final = "none"
-"""Name in a record of the requests that name no tenant."""
 
 
 def alone_s(request: WorkloadRequest, latency: StepLatency, chunk_tokens: int) -> float:

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from sloserve.core.clock import ManualClock
-from sloserve.core.tenants import TenantTable
+from sloserve.core.tenants import OTHER, TenantTable
 from sloserve.engine.metrics.collectors import TenantLabels
 from sloserve.engine.metrics.engine_metrics import PageCollector
 from sloserve.engine.metrics.engine_page import Layout, PageWriter, find_pages
 from sloserve.engine.metrics.process_page import MOST_TENANT_WINDOWS, Board, Boards
-from sloserve.engine.metrics.tenant_figures import FIGURES, NAME_BYTES, OTHER, TenantFigures, TenantRows, named_tenants
+from sloserve.engine.metrics.tenant_figures import FIGURES, NAME_BYTES, TenantFigures, TenantRows, named_tenants
 from sloserve.engine.tenant_shares import Balances, TenantShares
 from sloserve.scheduler.settings import plugin_settings
 
