@@ -3,7 +3,8 @@
 import pandas as pd
 
 from benchmarks.pages.results import rows
-from benchmarks.policies.tenants import KV_BLOCKS, PROFILE, SETTINGS, jain
+from benchmarks.policies.tenants import KV_BLOCKS, PROFILE, SETTINGS
+from sloserve.sim.report.statistics import jain_index
 
 POLICIES = {
     ("stock", False): "stock",
@@ -44,7 +45,7 @@ def burst() -> pd.DataFrame:
     found = _runs("burst")
     found["bursts"] = 100.0 * found["attainment/t0"]
     equals = found[["slowdown/t1", "slowdown/t2"]]
-    found["jain"] = [jain(pair) if pair == pair else float("nan") for pair in map(tuple, equals.to_numpy())]
+    found["jain"] = [jain_index(list(pair)) for pair in equals.to_numpy()]
     figures = {
         "others": ("the two others, % in time", 1),
         "bursts": ("the one that bursts", 1),

@@ -46,6 +46,7 @@ from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment import MODEL, Experiment, Point, engine_of, measured_points, task_of
 from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.model.engine import ModelEngine
+from sloserve.sim.report.statistics import jain_index
 from sloserve.sim.workloads.length_models import reasoning
 from sloserve.sim.workloads.readers import read_trace
 from sloserve.sim.workloads.readers.found import find_trace
@@ -158,12 +159,6 @@ def by_tenant(log: RunLog) -> dict[str, float]:
     return {tenant: float(np.mean(of_tenant)) for tenant, of_tenant in sorted(met.items())}
 
 
-def jain(values: Sequence[float]) -> float:
-    """Return Jain's index of ``values``: 1 if all are equal, 1 / n if one has everything."""
-    array = np.array(values)
-    return float(array.sum() ** 2 / max(array.size * (array**2).sum(), 1e-12))
-
-
 def slowdowns(log: RunLog, profile: str) -> dict[str, float]:
     """Return the mean slowdown of each tenant."""
     latency = load_profile(profile)
@@ -206,8 +201,8 @@ def row_of(log: RunLog, profile: str, **labels: Any) -> dict[str, Any]:
         "slowdown": {tenant: round(value, 3) for tenant, value in slowdown.items()},
         "output_throughput": round(sum(one.token_times_s.size for one in log.requests) / ended_s, 1),
         "preemptions_per_request": round(float(np.mean([one.num_preemptions for one in log.requests])), 3),
-        "jain_attainment": round(jain(list(attainment.values())), 4),
-        "jain_slowdown": round(jain(list(slowdown.values())), 4),
+        "jain_attainment": round(jain_index(list(attainment.values())) or 0.0, 4),
+        "jain_slowdown": round(jain_index(list(slowdown.values())) or 0.0, 4),
     }
 
 
