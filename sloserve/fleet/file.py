@@ -19,7 +19,7 @@ Hosts can also join a fleet that is run (``fleet/pool``): ``pool`` says what a h
 Every fault is one line that names file, line, column, key, value and what is allowed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -47,6 +47,8 @@ from sloserve.fleet.router.settings import RouterSettings
 from sloserve.fleet.router_section import read_section
 from sloserve.scheduler.settings import PluginSettings, file_problems, policy_problems, read_settings
 from sloserve.scheduler.virtual_queues.model_swap import model_swap
+from sloserve.wire.headers import TENANT
+from sloserve.wire.peers import LOOPBACK, TrustedProxies
 
 _TOOLS = "--enable-auto-tool-choice"
 """The flag with which an engine calls tools."""
@@ -158,7 +160,19 @@ def _engine_settings(section: Any, problems: list[Problem]) -> PluginSettings:
         problems.append(Problem(("settings", "http3"), "engines of a fleet serve no HTTP/3; move it to gateway"))
     if settings is not None and settings.keys is not None:
         problems.append(Problem(("settings", "keys"), "engines of a fleet check no keys; move it to gateway"))
+    if settings is not None:
+        problems += _unheard_tenants(settings)
     return settings or PluginSettings()
+
+
+def _unheard_tenants(settings: PluginSettings) -> Iterator[Problem]:
+    """Yield a problem for each setting by which engines would ignore the tenants that the gateway states."""
+    if TENANT not in settings.tenant_headers:
+        text = f"the gateway states tenants to engines in {TENANT}, which is not listed; leave them out"
+        yield Problem(("settings", "tenant_headers"), text)
+    if not TrustedProxies(settings.trusted_proxies).trust(None):
+        text = f"engines learn tenants from the agent beside them, and {LOOPBACK[0]} is not listed; leave them out"
+        yield Problem(("settings", "trusted_proxies"), text)
 
 
 def _section(kind: type[_Entry], top: Mapping[str, Node], name: str, problems: list[Problem]) -> _Entry:

@@ -39,7 +39,10 @@ NETWORK = "x-slo-network-ms"
 PRIORITY = "x-vllm-priority"
 """Header with vLLM's own priority, which vLLM reads."""
 
-TENANTS = ("x-tenant-id", "x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
+TENANT = "x-tenant-id"
+"""Header in which a fleet's gateway states the tenant to engines."""
+
+TENANTS = (TENANT, "x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
 """Headers that name the tenant, unless the deployment names others."""
 
 OBJECTIVES = ("x-llm-d-inference-objective", "x-gateway-inference-objective")

@@ -114,6 +114,11 @@ FAULTS = {
     "settings: {classes: {a: {rank: 0, ttft_ms: 5.0e-324}}}": [
         "settings.classes.a.ttft_ms: 5e-324 is not a number of milliseconds above 0",
     ],
+    "models: {a: {profile: h100-llama3-8b}}\nhosts: {n: {device: h100, devices: 1}}\n"
+    "settings: {tenant_headers: [x-org], trusted_proxies: [10.0.0.0/8]}": [
+        "settings.tenant_headers: the gateway states tenants to engines in x-tenant-id, which is not listed; leave",
+        "settings.trusted_proxies: engines learn tenants from the agent beside them, and 127.0.0.0/8 is not listed",
+    ],
 }
 
 

@@ -20,6 +20,7 @@ from sloserve.wire.headers import (
     PRIORITY,
     REPORT,
     REQUEST_ID,
+    TENANT,
     TTL,
     HeaderRules,
     left_ms,
@@ -30,7 +31,6 @@ from sloserve.wire.lenient import flag, number
 from sloserve.wire.resolve import XARGS, Resolved, Rules, resolve
 from sloserve.wire.xargs import stated_output_tokens
 
-_TENANT: Final = "x-tenant-id"
 _PASSED: Final = ("content-type", "accept", "traceparent", "tracestate", "baggage")
 """Headers that go on unchanged. All other headers of a client end here."""
 
@@ -162,7 +162,7 @@ class GatewayRequestReader:
         if (is_held and (in_body.fields or xargs)) or not resolved.slo.slo_class.name.isascii():
             body = _restated(body, resolved)
             in_headers = in_headers if resolved.slo.slo_class.name.isascii() else None
-        passed |= {REQUEST_ID: request_id, _TENANT: tenant.name}
+        passed |= {REQUEST_ID: request_id, TENANT: tenant.name}
         if priority is not None:
             passed[PRIORITY] = str(priority)
         if fields.report and route in GENERATING:
