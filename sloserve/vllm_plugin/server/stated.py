@@ -113,8 +113,10 @@ def warn_operator(message: str) -> None:
 def prompt_tokens(prompt: Any) -> int | None:
     """Return the length of the prompt for ``AsyncLLM.generate``; ``None`` if it is not known yet, as of text."""
     get = prompt.get if isinstance(prompt, dict) else functools.partial(getattr, prompt)
-    ids = get("prompt_token_ids", None)
-    return len(ids) if ids else None
+    ids, embeddings = get("prompt_token_ids", None), get("prompt_embeds", None)
+    if ids:
+        return len(ids)
+    return None if embeddings is None else len(embeddings)  # a row for each token
 
 
 def prompt_text(prompt: Any) -> str | None:

@@ -323,6 +323,7 @@ def test_what_the_operator_can_change_is_logged_once_and_not_told_to_clients(
         ({"prompt_token_ids": [1, 2, 3]}, 3),
         (SimpleNamespace(prompt_token_ids=[1, 2]), 2),
         (SimpleNamespace(prompt_token_ids=None), None),
+        ({"type": "embeds", "prompt_embeds": [[0.5, 0.5]] * 7}, 7),
         ({"prompt": "text"}, None),
         ("text", None),
     ],
