@@ -65,6 +65,11 @@ class TenantTable:
             self._open_account(number, "")
         return number
 
+    def known(self, name: str) -> int | None:
+        """Return the number of a tenant without giving it one; ``None`` if it has none and there is room for it."""
+        beyond = 0 if not name or len(self.names) == MOST_TENANTS else None
+        return self._number_of.get(name, beyond)
+
     def account_of(self, name: str | None, adapter: str | None = None) -> int:
         """Return the account of a tenant's requests that name ``adapter``; ``None`` for the model itself."""
         number = self.number_of(name)

@@ -14,12 +14,17 @@ engine; :mod:`sloserve.lso.standing` says which of them comes first. The LoRA ad
 among them likewise: within the level of their tenant, requests of an adapter that has had more than the mean of the
 tenant's adapters come later. With requests of one tenant and one adapter alone, shares decide nothing.
 
+In a fleet each engine also counts what its tenants have had in the others, see :meth:`TenantShares.set_elsewhere`. A
+tenant without requests here is not present here, whatever it has had elsewhere.
+
 Sources: dominant resource fairness (Ghodsi et al., NSDI 2011) charges the largest of several shares. The virtual token
 counter (Sheng et al., OSDI 2024) counts service as it is given, per weight; it counts tokens, and orders whole queues
 by them. Here the policy orders the requests within their shares, and the requests beyond them.
 """
 
+import heapq
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -28,18 +33,16 @@ from numpy.typing import NDArray
 
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows, State
-from sloserve.core.tenants import LEAST_WEIGHT, TenantTable
+from sloserve.core.tenants import LEAST_WEIGHT, MOST_TENANTS, TenantTable
 from sloserve.lso.engine_pace import EnginePace
 from sloserve.lso.plan import Snapshot
-from sloserve.lso.standing import Standing, levels_of
+from sloserve.lso.standing import LEAST_S, Standing, levels_of
 from sloserve.scheduler.settings import PluginSettings
 
-LEAST_S: Final = 5.0
-"""Seconds of service per weight that every tenant counts as having had.
-
-Among many tenants that each have little, one running request would else be far beyond its tenant's share. With 0.5 s
-equal tenants still preempt each other under ``edf``; with 5 s they hardly do.
-"""
+MOST_REPORTED: Final = 64
+"""Most tenants in a report of what tenants have had: the ones with most service."""
+_LEAST_REPORTED_S: Final = 1e-3
+"""Least service in seconds that is reported; an idle engine thus reports none some half-lives later."""
 
 
 class Balances(NamedTuple):
@@ -50,7 +53,7 @@ class Balances(NamedTuple):
     Args:
         running: Running requests.
         waiting: Waiting and preempted requests.
-        service_s: Recent service, decayed, in seconds of the engine.
+        service_s: Recent service, decayed, in seconds of the engine; with the service in the other engines of a fleet.
         share: Weight over the sum of the weights of the tenants present, from 0 to 1.
         debt_s: Recent service minus the share's part of the recent service of all tenants present, in seconds;
             negative for a tenant that is owed service. The debts of all tenants sum to 0.
@@ -165,6 +168,10 @@ class TenantShares:
         self._seen_seq: IntArray = np.full(0, -1)
         self._seen_preemptions: IntArray = np.zeros(0, np.int64)
         self._seen_tokens: IntArray = np.zeros(0, np.int64)
+        # Service in other engines: by name as it was set at a time, and by number for as many tenants as there were.
+        self._named_elsewhere_s: dict[str, float] = {}
+        self._elsewhere_s: FloatArray = np.zeros(0)
+        self._elsewhere_at_s = 0.0
         self._grow(0)
 
     @classmethod
@@ -182,6 +189,30 @@ class TenantShares:
     def total_s(self) -> FloatArray:
         """Service of each tenant in seconds of the engine since the start, ``[tenants]``."""
         return self._of_tenants.total_s.copy()
+
+    def set_elsewhere(self, service_s: Mapping[str, float], now_s: float) -> None:
+        """Set what tenants have had in the other engines of a fleet, in place of what was set before.
+
+        It decays as service does, so that a figure that nobody renews loses its effect. It gives no tenant a place in
+        the table: it counts once requests of the tenant come.
+
+        Args:
+            service_s: Service by name of the tenant in seconds, decayed until now; of more than ``MOST_TENANTS`` names
+                the ones with most service count.
+            now_s: The present time.
+        """
+        kept = heapq.nlargest(MOST_TENANTS, service_s.items(), key=lambda item: item[1])
+        self._named_elsewhere_s, self._elsewhere_at_s = dict(kept), now_s
+        self._elsewhere_s = np.zeros(0)
+
+    def reported(self, now_s: float) -> dict[str, float]:
+        """Return what tenants have had in this engine by name, decayed until now, in seconds to the millisecond.
+
+        Tenants beyond the ``MOST_REPORTED`` with most service are left out.
+        """
+        service_s = self._decayed(self._of_tenants.service_s, self._charged_at_s, now_s)
+        had = [(float(service_s[number]), number) for number in np.flatnonzero(service_s >= _LEAST_REPORTED_S)]
+        return {self.tenants.names[number]: round(had_s, 3) for had_s, number in heapq.nlargest(MOST_REPORTED, had)}
 
     def charge(self, snapshot: Snapshot, pace: EnginePace, now_s: float) -> None:
         """Charge the tenants for the time since the last call, if requests waited when it began.
@@ -238,6 +269,8 @@ class TenantShares:
         tenant_of, weights = self.tenants.tenant_of, self.tenants.weights
         present = np.bincount(tenant_of, weights=is_here, minlength=len(weights)) > 0
         service_s = self._of_tenants.service_s + LEAST_S * weights
+        if self._named_elsewhere_s:
+            service_s += self._elsewhere(self._charged_at_s)
         mean_s = float(service_s[present].sum() / weights[present].sum())
         level = levels_of(service_s, weights, present, np.zeros(len(weights), np.int64))[tenant_of]
         if self.tenants.has_adapters:
@@ -298,6 +331,22 @@ class TenantShares:
             self._seen_preemptions = np.append(self._seen_preemptions, np.zeros(more, np.int64))
             self._seen_tokens = np.append(self._seen_tokens, np.zeros(more, np.int64))
 
+    def _elsewhere(self, now_s: float | None) -> FloatArray:
+        """Return what the tenants have had in other engines, decayed until ``now_s``, ``[tenants]``."""
+        if self._elsewhere_s.size != len(self.tenants):
+            self._elsewhere_s = np.zeros(len(self.tenants))
+            for name, had_s in self._named_elsewhere_s.items():
+                number = self.tenants.known(name)
+                if number is not None:
+                    self._elsewhere_s[number] += had_s
+        return self._decayed(self._elsewhere_s, self._elsewhere_at_s, now_s)
+
+    def _decayed(self, service_s: FloatArray, at_s: float | None, now_s: float | None) -> FloatArray:
+        """Return service of the time ``at_s`` as it is at ``now_s``; a time that is not known changes nothing."""
+        since_s = 0.0 if at_s is None or now_s is None else max(now_s - at_s, 0.0)
+        found: FloatArray = service_s * 0.5 ** (since_s / self._half_life_s)
+        return found
+
     def balances(self, rows: Rows, now_s: float) -> Balances:
         """Return what the tenants have had and are due, for people to see; nothing is decided by it.
 
@@ -311,8 +360,8 @@ class TenantShares:
         running = np.bincount(tenant[rows.slots_in(State.RUNNING)], minlength=weights.size)
         waiting = np.bincount(tenant[rows.slots_in(State.WAITING, State.PREEMPTED)], minlength=weights.size)
         is_present = running + waiting > 0
-        since_s = 0.0 if self._charged_at_s is None else max(now_s - self._charged_at_s, 0.0)
-        service_s = np.where(is_present, self.service_s * 0.5 ** (since_s / self._half_life_s), 0.0)
+        service_s = self._decayed(self._of_tenants.service_s, self._charged_at_s, now_s) + self._elsewhere(now_s)
+        service_s = np.where(is_present, service_s, 0.0)
         of_present = np.where(is_present, weights, 0.0)
         share = of_present / max(float(of_present.sum()), LEAST_WEIGHT)
         return Balances(running, waiting, service_s, share, service_s - share * service_s.sum())

@@ -15,6 +15,13 @@ import numpy as np
 
 from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 
+LEAST_S: Final = 5.0
+"""Seconds of service per weight that every tenant counts as having had.
+
+Among many tenants that each have little, one running request would else be far beyond its tenant's share. With 0.5 s
+equal tenants still preempt each other under ``edf``; with 5 s they hardly do.
+"""
+
 SAME_LEVEL_S: Final = 1.0
 """Seconds of service per weight by which a tenant beyond its share must exceed the mean to be on a higher level.
 
