@@ -1,24 +1,28 @@
 """Serve the admin routes, which need no restart of the server.
 
-They report what the scheduler does (once, or as it goes on), change its policies, park and unpark the engine, and load
-other weights. They exist only where the operator set an admin key; the API key of users opens nothing here. The key is
-checked before anything else: without it no byte of a body is read, and every route gets the same response. The files of
-the page, which hold no data and are the same for all servers, are the one exception.
+They report what the scheduler does (once, or as it goes on), change its policies, set what tenants had in the other
+engines of a fleet, park and unpark the engine, and load other weights. They exist only where the operator set an admin
+key; the API key of users opens nothing here. The key is checked before anything else: without it no byte of a body is
+read, and every route gets the same response. The files of the page, which hold no data and are the same for all
+servers, are the one exception.
 """
 
 import logging
 import os
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from sloserve.api.server_lock import ServerLock
 from sloserve.core.errors import BadBody, ConfigError, EngineError
 from sloserve.core.files.model import Allowed, check_model, dotted
+from sloserve.core.slo import MAX_TARGET_S
+from sloserve.core.tenants import MOST_TENANTS
 from sloserve.engine.metrics import page_folder
 from sloserve.vllm_plugin.server import engine_control, parking, reloading
 from sloserve.vllm_plugin.server.front_end_of import api_processes, controlling, front_end_of, on_stop
@@ -31,11 +35,22 @@ from sloserve.wire.watch_page import sent_page
 logger = logging.getLogger(__name__)
 
 PREFIX = "/sloserve/"
-ROUTES = {"status": "GET", "events": "GET", "policy": "PUT", "park": "POST", "unpark": "POST", "reload": "POST"}
+ROUTES = {
+    "status": "GET",
+    "events": "GET",
+    "policy": "PUT",
+    "tenants": "PUT",
+    "park": "POST",
+    "unpark": "POST",
+    "reload": "POST",
+}
 
 MAX_POLICY_CHARS = 500
 MAX_BODY_BYTES = 16384
 """Two policies of the greatest length, every character an escaped pair of surrogates, take 12,000."""
+
+MAX_TENANTS_BYTES = 1 << 18
+"""Bytes of a body with the service of ``MOST_TENANTS`` tenants, for names of 200 bytes."""
 
 _PolicyText = Annotated[str | None, Field(strict=True, max_length=MAX_POLICY_CHARS)]
 _POLICY = Allowed(f"the text of a policy, as for --policy, of at most {MAX_POLICY_CHARS} characters")
@@ -56,6 +71,28 @@ class PolicyChange(BaseModel):
 
     policy: Annotated[_PolicyText, _POLICY] = None
     shadow_policy: Annotated[_PolicyText, _POLICY] = None
+
+
+def _seconds_by_name(value: Any) -> dict[str, float]:
+    if not isinstance(value, Mapping) or len(value) > MOST_TENANTS:
+        raise ValueError
+    for name, service_s in value.items():
+        is_number = isinstance(service_s, (int, float)) and not isinstance(service_s, bool)
+        if not (isinstance(name, str) and is_number and 0.0 <= service_s <= MAX_TARGET_S):
+            raise ValueError
+    return {name: float(service_s) for name, service_s in value.items()}
+
+
+class TenantsElsewhere(BaseModel):
+    """Recent service of tenants in the other engines of a fleet, see :mod:`sloserve.engine.tenant_shares`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    elsewhere_s: Annotated[
+        Mapping[str, float],
+        PlainValidator(_seconds_by_name),
+        Allowed(f"a mapping of at most {MOST_TENANTS} tenants to seconds from 0 to {MAX_TARGET_S:.0f}"),
+    ]
 
 
 class Parking(BaseModel):
@@ -144,6 +181,9 @@ class AdminApp:
             async with self._alone(engine):
                 await engine_control.set_policies(engine, change.policy, change.shadow_policy)
                 return await engine_control.status(engine)
+        if route == "tenants":
+            tenants = await _read(TenantsElsewhere, scope, receive, most_bytes=MAX_TENANTS_BYTES)
+            return await engine_control.set_elsewhere(engine, tenants.elsewhere_s)
         if route == "park":
             wanted = await _read(Parking, scope, receive, default=b"{}")
             async with self._alone(engine):
@@ -166,12 +206,14 @@ class AdminApp:
         return self._lock.held(None if is_only else lambda: page_folder.lock_file(page_folder.page_folder()))
 
 
-async def _read(model: type[_Model], scope: Scope, receive: Receive, *, default: bytes = b"") -> _Model:
+async def _read(
+    model: type[_Model], scope: Scope, receive: Receive, *, default: bytes = b"", most_bytes: int = MAX_BODY_BYTES
+) -> _Model:
     """Return the values that a body states, or ``default`` if it is empty.
 
     Raises: BadBody for a body that cannot be read; ConfigError for values that are not valid.
     """
-    body = await BoundedBody(scope, receive, BodyLimits(MAX_BODY_BYTES)).read()
+    body = await BoundedBody(scope, receive, BodyLimits(most_bytes)).read()
     try:
         values = strict_json.loads(body or default)
     except ValueError as error:

@@ -1,5 +1,6 @@
 """The admin routes: who may use them, what they change, and that no request makes them fail."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from sloserve.api.admin import MAX_BODY_BYTES, PREFIX, AdminApp
 from sloserve.core.errors import ConfigError, EngineError, EngineNotReady
+from sloserve.core.tenants import MOST_TENANTS
 from sloserve.vllm_plugin.server import engine_control, parking, reloading
 from tests import bounded
 
@@ -28,6 +30,11 @@ class Ranks:
         self.shadow_policy: str | None = None
         self.fails: Exception | None = None
         self.parked_at: int | None = None
+        self.elsewhere_s: dict[str, float] | None = None
+
+    async def set_elsewhere(self, engine: Any, service_s: dict[str, float]) -> list[dict[str, Any]]:
+        self.elsewhere_s = service_s
+        return await self.status(engine)
 
     async def status(self, engine: Any) -> list[dict[str, Any]]:
         assert engine is self
@@ -49,7 +56,10 @@ class Ranks:
         self.parked_at = None
 
     def stand_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for module, names in ((engine_control, ("status", "set_policies")), (parking, ("park", "unpark"))):
+        for module, names in (
+            (engine_control, ("status", "set_policies", "set_elsewhere")),
+            (parking, ("park", "unpark")),
+        ):
             for name in names:
                 monkeypatch.setattr(module, name, getattr(self, name))
 
@@ -118,9 +128,9 @@ def test_what_is_no_policy_changes_nothing(client: httpx.Client, ranks: Ranks, b
 
 def test_other_routes_methods_and_failures_are_told_in_the_same_format(client: httpx.Client, ranks: Ranks) -> None:
     routes = (
-        "GET /sloserve/status, GET /sloserve/events, PUT /sloserve/policy, POST /sloserve/park, POST /sloserve/unpark"
+        "GET /sloserve/status, GET /sloserve/events, PUT /sloserve/policy, PUT /sloserve/tenants, POST /sloserve/park"
     )
-    routes += ", POST /sloserve/reload"
+    routes += ", POST /sloserve/unpark, POST /sloserve/reload"
     known = f"no such admin route; there are {routes}"
     assert says(client.get(PREFIX + "polcy"), 404) == says(client.post(PREFIX), 404) == known
     assert client.get(PREFIX).headers["content-type"].startswith("text/html")  # the page
@@ -131,6 +141,24 @@ def test_other_routes_methods_and_failures_are_told_in_the_same_format(client: h
     ranks.fails = RuntimeError("private")
     assert "private" not in says(client.get(PREFIX + "status"), 500)
     assert "no engine" in says(TestClient(ServerApp(None), headers=BEARER).get(PREFIX + "status"), 500)
+
+
+def test_service_elsewhere_is_set_for_as_many_tenants_as_a_table_has(client: httpx.Client, ranks: Ranks) -> None:
+    wanted = {f"tenant-{i}-{'x' * 180}": i / 7 for i in range(MOST_TENANTS)}
+    answer = client.put(PREFIX + "tenants", json={"elsewhere_s": wanted})
+    assert answer.status_code == 200 and ranks.elsewhere_s == wanted
+    assert client.put(PREFIX + "tenants", json={"elsewhere_s": {}}).status_code == 200 and ranks.elsewhere_s == {}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"{}", b'{"elsewhere_s": []}', b'{"elsewhere_s": {"a": -1}}', b'{"elsewhere_s": {"a": "1"}}']
+    + [b'{"elsewhere_s": {"a": 1e999}}', b'{"elsewhere_s": {"a": true}}', b'{"elsewhere_s": {"a": 1}, "b": 1}']
+    + [json.dumps({"elsewhere_s": dict.fromkeys(map(str, range(MOST_TENANTS + 1)), 1.0)}).encode()],
+)
+def test_what_is_no_service_of_tenants_changes_nothing(client: httpx.Client, ranks: Ranks, body: bytes) -> None:
+    assert len(says(client.put(PREFIX + "tenants", content=body), 400)) < 600
+    assert ranks.elsewhere_s is None
 
 
 @pytest.mark.slow

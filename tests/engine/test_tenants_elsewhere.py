@@ -24,7 +24,7 @@ def levels(shares: TenantShares, snapshot: Snapshot, now_s: float) -> list[int]:
     shares.charge(snapshot, PACE, now_s)
     standing = shares.standing(snapshot.rows)
     assert standing is not None
-    return standing.level[[A, B]].tolist()
+    return [int(level) for level in standing.level[[A, B]]]
 
 
 def test_service_elsewhere_counts_as_service_here() -> None:
@@ -38,7 +38,7 @@ def test_service_elsewhere_counts_as_service_here() -> None:
 
 
 def test_figures_that_nobody_renews_decay_as_service_does() -> None:
-    """a had 40 s here, b 60 s elsewhere; both halve, from whenever they were known, whether or not steps were planned."""
+    """a had 40 s here, b 30 s elsewhere 10 s later; both halve every 10 s, whether or not steps were planned."""
     shares = shares_of(half_life_s=10.0)
     rows = both_wait().rows
     shares.charge(both_wait(), PACE, 0.0)

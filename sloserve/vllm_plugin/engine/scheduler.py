@@ -313,7 +313,13 @@ class SLOScheduler(ContainedScheduler):
         """Return the state and the figures of the scheduler, in plain values."""
         self._ledger.step_times(self.step_clock.latency.figures())
         policies = {"policy": self._policy_text, "shadow_policy": self._shadow_text, "plans_off": self._plans_off}
-        return policies | self._ledger.status()
+        service_s = None if self._shares is None else self._shares.reported(self._clock.now_s())
+        return policies | self._ledger.status() | {"tenant_service_s": service_s}
+
+    def set_elsewhere(self, service_s: Mapping[str, float]) -> None:
+        """Set what tenants had in the other engines of a fleet, in seconds by name; without shares do nothing."""
+        if self._shares is not None:
+            self._shares.set_elsewhere(service_s, self._clock.now_s())
 
     def publish(self, rank: int) -> None:
         """Publish the figures on a page that the API process can read; without one the engine serves all the same."""

@@ -10,7 +10,8 @@ the virtual engine, tests, and an engine inside its caller's process do not, and
 import asyncio
 import functools
 import uuid
-from collections.abc import Awaitable
+from collections import Counter
+from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
 from sloserve.core.errors import ConfigError, EngineError
@@ -35,6 +36,7 @@ def install() -> None:
     core.EngineCore.sloserve_status = _status
     core.EngineCore.sloserve_set_policies = _set_policies
     core.EngineCore.sloserve_undo_policies = _undo_policies
+    core.EngineCore.sloserve_set_elsewhere = _set_elsewhere
     for name in ("EngineCoreProc", "DPEngineCoreProc"):
         cls = getattr(core, name, None)
         if cls is not None and "run_busy_loop" in vars(cls):
@@ -85,6 +87,17 @@ def _undo_policies(self: Any, change: str) -> None:
         delattr(self, _CHANGED)
 
 
+def _set_elsewhere(
+    self: Any, in_instances: Mapping[str, float], in_ranks: list[tuple[int, Mapping[str, float]]]
+) -> None:
+    """Set what tenants had in other instances, to which the other ranks of this one are added."""
+    elsewhere = Counter(in_instances)
+    for rank, service_s in in_ranks:
+        if rank != getattr(self, "engine_index", 0):
+            elsewhere.update(service_s)
+    scheduler_of(self).set_elsewhere(elsewhere)
+
+
 # The API process uses the functions below.
 
 
@@ -132,6 +145,26 @@ async def set_policies(async_llm: Any, policy: str | None = None, shadow_policy:
             else "all ranks follow their earlier policies"
         )
     )
+
+
+async def set_elsewhere(async_llm: Any, service_s: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Make every rank count what tenants had in other instances of a fleet, and in the other ranks.
+
+    Args:
+        async_llm: The engine client.
+        service_s: Recent service in the other instances by tenant, in seconds; it replaces what was set before.
+
+    Returns: the status of each rank before. Raises: ConfigError if the engine has no shares; EngineError if a rank
+    failed, and then some ranks may not have the figures.
+    """
+    ranks = await status(async_llm)
+    if any(rank["tenant_service_s"] is None for rank in ranks):
+        raise ConfigError("the engine's settings have no tenant_shares, so it counts no service of tenants")
+    in_ranks = [(rank["rank"], rank["tenant_service_s"]) for rank in ranks] if len(ranks) > 1 else []
+    failed = failures(await call_all(async_llm, "sloserve_set_elsewhere", dict(service_s), in_ranks))
+    if failed:
+        raise EngineError(f"the service of tenants elsewhere was not set everywhere: {failed}")
+    return ranks
 
 
 def _check(text: str) -> None:

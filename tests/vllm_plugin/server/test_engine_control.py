@@ -16,9 +16,20 @@ class Scheduler:
     def __init__(self) -> None:
         self.policy, self.shadow_policy = "fcfs", None
         self.fails: Exception | None = None
+        self.service_s: dict[str, float] | None = None
+        self.elsewhere_s: dict[str, float] = {}
 
     def status(self) -> dict[str, Any]:
-        return {"policy": self.policy, "shadow_policy": self.shadow_policy}
+        return {
+            "policy": self.policy,
+            "shadow_policy": self.shadow_policy,
+            "tenant_service_s": self.service_s,
+        }
+
+    def set_elsewhere(self, service_s: dict[str, float]) -> None:
+        if self.fails is not None:
+            raise self.fails
+        self.elsewhere_s = dict(service_s)
 
     def set_policies(self, policy: str | None, shadow_policy: str | None, *, allow_files: bool = True) -> None:
         if self.fails is not None:
@@ -40,6 +51,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
         "sloserve_status": engine_control._status,
         "sloserve_set_policies": engine_control._set_policies,
         "sloserve_undo_policies": engine_control._undo_policies,
+        "sloserve_set_elsewhere": engine_control._set_elsewhere,
     }
 
     def call(rank: Engine, method: str, *args: Any) -> Any:
@@ -122,3 +134,23 @@ def test_a_change_is_undone_once_and_by_its_own_id_alone(ranks: list[Engine]) ->
     engine_control._undo_policies(ranks[0], "a")
     engine_control._undo_policies(ranks[0], "a")
     assert ranks[0].scheduler.policy == "fcfs"
+
+
+def test_each_rank_counts_the_other_instances_and_the_other_ranks(ranks: list[Engine]) -> None:
+    for rank, service_s in zip(ranks, ({"a": 1.0}, {"a": 2.0, "b": 5.0}, {}), strict=True):
+        rank.scheduler.service_s = service_s
+    found = bounded.run(engine_control.set_elsewhere(None, {"a": 10.0, "c": 3.0}))
+    assert [rank["tenant_service_s"] for rank in found] == [{"a": 1.0}, {"a": 2.0, "b": 5.0}, {}]
+    assert [rank.scheduler.elsewhere_s for rank in ranks] == [
+        {"a": 12.0, "b": 5.0, "c": 3.0},
+        {"a": 11.0, "c": 3.0},
+        {"a": 13.0, "b": 5.0, "c": 3.0},
+    ]
+    ranks[1].scheduler.fails = RuntimeError("out of luck")
+    with pytest.raises(EngineError, match="was not set everywhere: rank 1: out of luck"):
+        bounded.run(engine_control.set_elsewhere(None, {}))
+
+
+def test_an_engine_without_shares_counts_no_service_elsewhere(ranks: list[Engine]) -> None:
+    with pytest.raises(ConfigError, match="no tenant_shares"):
+        bounded.run(engine_control.set_elsewhere(None, {"a": 1.0}))
