@@ -3,6 +3,7 @@
 A tenant has an account of its own, and one for each LoRA adapter that its requests name.
 """
 
+import heapq
 from collections.abc import Mapping
 from typing import Final
 
@@ -18,8 +19,15 @@ OTHER: Final = "other"
 """Name under which figures count the tenants without figures of their own."""
 NONE: Final = "none"
 """Name under which figures count requests that name no tenant."""
+MOST_REPORTED: Final = 64
+"""Tenants in a report of what tenants have had: the ones with most service."""
 LEAST_WEIGHT: Final = 1e-6
 MOST_WEIGHT: Final = 1e6
+
+
+def with_most_service(service_s: Mapping[str, float], most: int) -> dict[str, float]:
+    """Return the entries of the ``most`` tenants with most service, the most first."""
+    return dict(heapq.nlargest(most, service_s.items(), key=lambda item: item[1]))
 
 
 class TenantTable:

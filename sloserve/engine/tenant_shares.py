@@ -22,7 +22,6 @@ counter (Sheng et al., OSDI 2024) counts service as it is given, per weight; it 
 by them. Here the policy orders the requests within their shares, and the requests beyond them.
 """
 
-import heapq
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,14 +32,12 @@ from numpy.typing import NDArray
 
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows, State
-from sloserve.core.tenants import LEAST_WEIGHT, MOST_TENANTS, TenantTable
+from sloserve.core.tenants import LEAST_WEIGHT, MOST_REPORTED, MOST_TENANTS, TenantTable, with_most_service
 from sloserve.lso.engine_pace import EnginePace
 from sloserve.lso.plan import Snapshot
 from sloserve.lso.standing import LEAST_S, Standing, levels_of
 from sloserve.scheduler.settings import PluginSettings
 
-MOST_REPORTED: Final = 64
-"""Most tenants in a report of what tenants have had: the ones with most service."""
 _LEAST_REPORTED_S: Final = 1e-3
 """Least service in seconds that is reported; an idle engine thus reports none some half-lives later."""
 
@@ -201,8 +198,7 @@ class TenantShares:
                 the ones with most service count.
             now_s: The present time.
         """
-        kept = heapq.nlargest(MOST_TENANTS, service_s.items(), key=lambda item: item[1])
-        self._named_elsewhere_s, self._elsewhere_at_s = dict(kept), now_s
+        self._named_elsewhere_s, self._elsewhere_at_s = with_most_service(service_s, MOST_TENANTS), now_s
         self._elsewhere_s = np.zeros(0)
 
     def reported(self, now_s: float) -> dict[str, float]:
@@ -211,8 +207,9 @@ class TenantShares:
         Tenants beyond the ``MOST_REPORTED`` with most service are left out.
         """
         service_s = self._decayed(self._of_tenants.service_s, self._charged_at_s, now_s)
-        had = [(float(service_s[number]), number) for number in np.flatnonzero(service_s >= _LEAST_REPORTED_S)]
-        return {self.tenants.names[number]: round(had_s, 3) for had_s, number in heapq.nlargest(MOST_REPORTED, had)}
+        names = self.tenants.names
+        had = {names[n]: round(float(service_s[n]), 3) for n in np.flatnonzero(service_s >= _LEAST_REPORTED_S)}
+        return with_most_service(had, MOST_REPORTED)
 
     def charge(self, snapshot: Snapshot, pace: EnginePace, now_s: float) -> None:
         """Charge the tenants for the time since the last call, if requests waited when it began.

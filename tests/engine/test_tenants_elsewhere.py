@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.core.tenants import MOST_TENANTS, TenantTable
-from sloserve.engine.tenant_shares import MOST_REPORTED, TenantShares
+from sloserve.core.tenants import MOST_REPORTED, MOST_TENANTS, TenantTable
+from sloserve.engine.tenant_shares import TenantShares
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.lso.plan import Snapshot
 from sloserve.sim.model.engine import ModelEngine

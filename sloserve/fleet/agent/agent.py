@@ -26,6 +26,7 @@ from sloserve.fleet.agent.engine_spec import Launcher, ServedModel
 from sloserve.fleet.agent.host_fence import HostFence
 from sloserve.fleet.agent.instance import Instance, NoDurableWork
 from sloserve.fleet.agent.memory import HostMemory
+from sloserve.fleet.agent.tenant_service import TenantService
 from sloserve.fleet.contract.endpoint import DurableWork
 from sloserve.fleet.contract.reports import AgentReport, to_json
 from sloserve.fleet.http import KEEP_ALIVE_S, EmbeddedServer, bounded_http
@@ -56,6 +57,7 @@ class AgentSettings:
         host_memory_bytes: Bytes of host memory for weights of models that sleep.
         drain_max_s: See :class:`sloserve.fleet.file_sections.Switching`.
         limits: Times that an engine may take.
+        half_life_s: Seconds in which service of tenants halves; ``None`` where they have no shares.
     """
 
     host: str
@@ -69,6 +71,7 @@ class AgentSettings:
     host_memory_bytes: int = 0
     drain_max_s: float = 60.0
     limits: EngineLimits = EngineLimits()
+    half_life_s: float | None = None
 
 
 class Agent:
@@ -102,6 +105,8 @@ class Agent:
         self._logs = settings.state_folder / "logs"
         self._logs.mkdir(exist_ok=True)
         self.costs = Costs(settings.state_folder / f"swap-costs-{settings.host}.json", settings.device)
+        half_life_s = settings.half_life_s
+        self._service = None if half_life_s is None else TenantService(half_life_s, self._clock)
         self.instances: dict[str, Instance] = {}
         self.plan: Callable[[], tuple[int, int] | None] = lambda: None
         """Term and version of the plan that is followed; the follower of the plan sets it."""
@@ -140,7 +145,14 @@ class Agent:
         if settings.endpoint_tls is not None:
             self.endpoint += f"#{quote(settings.host, safe='')}"
         parts = HostParts(
-            self._launcher, self._run_folder, self._logs, self._memory, self.costs, self._clock, limits=settings.limits
+            self._launcher,
+            self._run_folder,
+            self._logs,
+            self._memory,
+            self.costs,
+            self._clock,
+            limits=settings.limits,
+            service=self._service,
         )
         for name, models in settings.instances.items():
             devices = settings.environments.get(name, {})
@@ -185,9 +197,11 @@ class Agent:
         shutil.rmtree(self._run_folder, ignore_errors=True)
 
     async def _beat(self) -> None:
-        """Give a sign of life, if there is a store to have it."""
+        """Give a sign of life, if there is a store to have it, and read what tenants have had on other hosts."""
         if self._fence is not None:
             await self._fence.beat(to_json(self.report()))
+            if self._service is not None:
+                self._service.read_others(await self._fence.others())
 
     async def _rotate_logs(self) -> None:
         await asyncio.to_thread(self._rotated)

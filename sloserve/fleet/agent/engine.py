@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sloserve.core.errors import EngineError
 from sloserve.fleet.agent.engine_client import EngineClient, EngineLate
@@ -45,6 +45,20 @@ class EngineLimits:
     control_s: float = 300.0
     canary_s: float = 60.0
     hung_s: float = 60.0
+
+
+class RankStatus(NamedTuple):
+    """Status of one rank's core, read between two of its steps.
+
+    Args:
+        running: Number of requests that run.
+        tokens: Tokens computed so far.
+        service_s: Recent service of tenants in seconds by name; ``None`` if they have no shares.
+    """
+
+    running: float
+    tokens: float
+    service_s: Mapping[str, float] | None = None
 
 
 class Engine:
@@ -128,15 +142,21 @@ class Engine:
         """
         return max(self._limits.hung_s, _STEPS * self.model.longest_step_s)
 
-    async def status(self, limit_s: float) -> list[tuple[float, float]]:
-        """Return (requests running, tokens computed so far) of each rank's core, read between two of its steps."""
+    async def status(self, limit_s: float) -> list[RankStatus]:
+        """Return the status of each rank's core."""
         if self.model.attached is not None and self.model.attached.admin_key is None:
             return []  # stock vLLM says nothing of its core but its health
         ranks = await self.client.call("GET", "/sloserve/status", limit_s=limit_s)
         try:
-            return [(float(rank["running"]), float(rank["scheduled_tokens"])) for rank in ranks]
-        except (LookupError, TypeError, ValueError) as error:
+            return [
+                RankStatus(float(rank["running"]), float(rank["scheduled_tokens"]), _service_s(rank)) for rank in ranks
+            ]
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise EngineError(f"its status cannot be read: {error!r}") from None
+
+    async def set_elsewhere(self, service_s: Mapping[str, float], limit_s: float) -> None:
+        """Set what tenants have had in the other engines of the fleet, in seconds by name."""
+        await self.client.call("PUT", "/sloserve/tenants", {"elsewhere_s": service_s}, limit_s=limit_s)
 
     async def sleep(self, level: int) -> None:
         """Put the engine to sleep. Requests that run end before; the caller ensures that none of them takes long."""
@@ -197,3 +217,9 @@ class Engine:
 
     async def _call(self, path: str, body: Any = None, **params: str | int) -> Any:
         return await self.client.call("POST", path, body, limit_s=self._limits.control_s, **params)
+
+
+def _service_s(rank: Mapping[str, Any]) -> Mapping[str, float] | None:
+    """Return the service of tenants in the status of a rank; versions before shares have none."""
+    found = rank.get("tenant_service_s")
+    return None if found is None else {str(name): float(had_s) for name, had_s in found.items()}

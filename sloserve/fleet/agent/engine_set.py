@@ -20,6 +20,7 @@ from sloserve.fleet.agent.engine_logs import log_path
 from sloserve.fleet.agent.engine_spec import EngineSpec, Launcher, ServedModel
 from sloserve.fleet.agent.memory import HostMemory
 from sloserve.fleet.agent.switch_methods import Situation, SwitchMethod, choose
+from sloserve.fleet.agent.tenant_service import TenantService
 from sloserve.scheduler.settings import ADMIN_KEY
 from sloserve.scheduler.virtual_queues.contract import ModelState
 
@@ -44,6 +45,7 @@ class HostParts:
         canaries: Recorded canary outputs.
         limits: Times that an engine may take.
         sockets: Numbers for the names of sockets.
+        service: Recent service of tenants; ``None`` where they have no shares.
     """
 
     launcher: Launcher
@@ -55,6 +57,7 @@ class HostParts:
     canaries: Canaries = field(default_factory=Canaries)
     limits: EngineLimits = EngineLimits()
     sockets: "itertools.count[int]" = field(default_factory=itertools.count)
+    service: TenantService | None = None
 
 
 class EngineSet:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.file_lock import OwnLock
+from sloserve.fleet.contract.reports import AgentReport, agent_report
 from sloserve.fleet.store.records import HostRenewed
 from sloserve.fleet.store.store import Store
 
@@ -78,6 +79,12 @@ class HostFence:
                 self._lease_s,
             )
         self.lost.set()
+
+    async def others(self) -> list[tuple[AgentReport, float]]:
+        """Return the reports of all other agents, each with its age in seconds."""
+        rows = await asyncio.to_thread(self._store.members.agents)
+        found = [(agent_report(row.state), row.age_s) for row in rows if row.id != self.id]
+        return [(report, age_s) for report, age_s in found if report is not None]
 
     async def leave(self) -> None:
         """Free the host for another agent."""

@@ -23,6 +23,7 @@ from sloserve.fleet.agent.engine_set import EngineSet, HostParts
 from sloserve.fleet.agent.engine_spec import ServedModel
 from sloserve.fleet.agent.pulse import Pulse
 from sloserve.fleet.agent.switch_methods import SwitchMethod
+from sloserve.fleet.agent.tenant_service import SHARE_EVERY_S, InstanceSharing
 from sloserve.fleet.contract.endpoint import DurableWork, InstanceResponse, LineSize, Refusal, Refused
 from sloserve.fleet.contract.reports import InstanceReport
 from sloserve.fleet.supervised import Faults, supervised
@@ -95,7 +96,9 @@ class Instance:
         """Number of begins and ends of switches of engines."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._spawn(supervised(f"{name}: health is not checked", self._check_active, HEALTH_EVERY_S))
-        every_s = min(host.limits.hung_s / _PULSES, PULSE_EVERY_S)
+        self._service = host.service
+        self._sharing = None if host.service is None else InstanceSharing(name, host.service, host.clock)
+        every_s = min(host.limits.hung_s / _PULSES, PULSE_EVERY_S if host.service is None else SHARE_EVERY_S)
         self._spawn(supervised(f"{name}: progress is not checked", self._check_progress, every_s))
 
     @property
@@ -128,6 +131,7 @@ class Instance:
             room_for_streams=engine.places.for_streams if engine else 0,
             drain_s=min(drain_s, self._drain_max_s),
             parked=self._engines.parked,
+            service_s={} if self._service is None else self._service.of_instance(self._name),
         )
 
     async def send(
@@ -303,6 +307,8 @@ class Instance:
         if why is not None and switches == self._switches and engine is self._engines.active:
             logger.error("%s: the engine of model %s hangs, and is killed: %s", self._name, engine.model.name, why)
             engine.kill()
+        elif self._sharing is not None:
+            await self._sharing.exchange(engine, self._pulse.service_s)
 
     async def _check_health(self, engine: Engine) -> None:
         """Kill an engine that is not healthy: if its core is dead, its API process may still be there to say so."""

@@ -40,6 +40,8 @@ class InstanceReport:
         drain_s: Expected seconds until all that it runs has ended, or is parked, if its model were to leave now;
             planners count it as part of the swap.
         parked: Number of streams that wait in sleeping engines, by model; they continue once it is active again.
+        service_s: Recent service of the tenants in its engines, decayed, in seconds by name, of the ``MOST_REPORTED``
+            with most; empty where tenants have no shares.
     """
 
     name: str
@@ -55,6 +57,7 @@ class InstanceReport:
     cached: Mapping[str, int] = field(default_factory=dict)
     drain_s: float = 0.0
     parked: Mapping[str, int] = field(default_factory=dict)
+    service_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def active(self) -> str | None:

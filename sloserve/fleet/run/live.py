@@ -226,6 +226,7 @@ def agent_settings(fleet: Fleet, host: Host, place: Place) -> AgentSettings:
     if host.attach is not None:
         at = Attached(host.attach, os.environ.get(ATTACH_KEY) or None, os.environ.get(ATTACH_ADMIN_KEY) or None)
         served = {name: replace(model, attached=at) for name, model in served.items()}
+    shares = fleet.settings.tenant_shares
     return AgentSettings(
         host=host.name,
         device=host.device,
@@ -236,6 +237,7 @@ def agent_settings(fleet: Fleet, host: Host, place: Place) -> AgentSettings:
         endpoint_key=None if host.door is None else place.endpoint_key,
         host_memory_bytes=host.host_memory_bytes,
         drain_max_s=fleet.switching.drain_max_s,
+        half_life_s=None if shares is None else shares.half_life_s,
     )
 
 

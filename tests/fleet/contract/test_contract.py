@@ -22,6 +22,7 @@ AGENT = AgentReport(
             running=RunningSums(2, 10.0, 20.0, 30.0, 40.0, 25.0),
             room=6,
             cached={"a1": 16},
+            service_s={"acme": 2.5, "": 0.25},
         ),
     ),
     (3, 7),
@@ -51,6 +52,10 @@ def test_a_report_of_another_kind_or_version_is_passed_over():
     assert reports.gateway_report(state) is None
     assert reports.agent_report({**state, "instances": "of another form"}) is None
     assert reports.agent_report({**state, "news": 1}) == AGENT
+    (instance,) = state["instances"]
+    older = {name: value for name, value in instance.items() if name != "service_s"}
+    read = reports.agent_report({**state, "instances": [older]})
+    assert read is not None and read.instances[0].service_s == {}
 
 
 def test_a_plan_comes_back_from_json_and_says_where_a_model_is_served():

@@ -29,6 +29,7 @@ from sloserve.fleet.run.live import (
 )
 from sloserve.fleet.run.open_files import allow_open_files
 from sloserve.scheduler.settings import read_settings
+from sloserve.scheduler.share_settings import ShareSettings
 from tests.fleet.test_file import CONFIGS
 
 FILE = """
@@ -60,6 +61,15 @@ def test_a_model_says_how_its_engine_is_started(tmp_path: Path) -> None:
     section = json.loads(Path(flags["--slo-config"]).read_text())
     assert section == {"profile": str(tmp_path / "big.yaml"), "policy": "sjf"}
     assert read_settings(section)[1] == []
+
+
+def test_agents_share_where_the_settings_have_shares(tmp_path: Path) -> None:
+    fleet = _fleet(tmp_path)
+    assert agent_settings(fleet, fleet.hosts["a"], place_of(fleet, environ={})).half_life_s is None
+    shares = replace(
+        fleet, settings=fleet.settings.model_copy(update={"tenant_shares": ShareSettings(half_life_s=7.0)})
+    )
+    assert agent_settings(shares, fleet.hosts["a"], place_of(fleet, environ={})).half_life_s == 7.0
 
 
 def test_state_and_store_stand_beside_the_file_unless_it_says_otherwise(tmp_path: Path) -> None:

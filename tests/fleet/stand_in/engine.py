@@ -82,6 +82,10 @@ class StandIn:
         """How often it was asked for its status."""
         self.came_paused = 0
         """Requests that came while it was paused, and so waited in silence until it was woken."""
+        self.service_s: dict[str, float] | None = None
+        """What tenants have had, as its status says; ``None``: it is of a version that does not say so."""
+        self.elsewhere_s: list[dict[str, float]] = []
+        """What tenants have had elsewhere, each time that it was set."""
         self.asleep: frozenset[str] = frozenset()
         self.accepting = self.flowing = True
         self._changed = asyncio.Condition()

@@ -55,6 +55,7 @@ def app(engine: StandIn, admin_key: str | None = None) -> ASGIApp:
             "/sloserve/unpark": ("POST", routes.unpark),
             "/sloserve/reload": ("POST", routes.reload),
             "/sloserve/status": ("GET", routes.status),
+            "/sloserve/tenants": ("PUT", routes.tenants),
         }
     made = [Route(path, handler, methods=[method]) for path, (method, handler) in paths.items()]
     made.append(Route("/stand_in", routes.stand_in, methods=["GET"]))
@@ -156,7 +157,14 @@ class Routes:
         if engine.faults.stuck == "core":
             await asyncio.Event().wait()
         running = sum(one.started for one in engine.running)
-        return JSONResponse([{"rank": 0, "running": float(running), "scheduled_tokens": float(engine.computed)}])
+        service = {} if engine.service_s is None else {"tenant_service_s": engine.service_s}
+        return JSONResponse(
+            [{"rank": 0, "running": float(running), "scheduled_tokens": float(engine.computed), **service}]
+        )
+
+    async def tenants(self, request: Request) -> Response:
+        self._engine.elsewhere_s.append((await request.json())["elsewhere_s"])
+        return await self.status(request)
 
     async def set_faults(self, request: Request) -> Response:
         self._engine.faults = Faults(**(asdict(self._engine.faults) | await request.json()))
