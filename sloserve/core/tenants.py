@@ -30,6 +30,22 @@ def with_most_service(service_s: Mapping[str, float], most: int) -> dict[str, fl
     return dict(heapq.nlargest(most, service_s.items(), key=lambda item: item[1]))
 
 
+def has_share_left(waiting: int, weight: float, weight_of_all: float, places: int) -> bool:
+    """Return whether a tenant has no more waiting requests than its share of the places of a queue, or one.
+
+    A queue that is full only for tenants beyond their share refuses no tenant because of another's requests. With n
+    equal tenants, no more than places x (1 + 1/2 + ... + 1/n) requests wait, since the k-th tenant to come finds room
+    for places / k.
+
+    Args:
+        waiting: Waiting requests of the tenant, with the one that asks for a place.
+        weight: Weight of the tenant.
+        weight_of_all: Sum of the weights of all tenants that wait, this one among them.
+        places: Places of the queue.
+    """
+    return waiting <= max(places * (weight / weight_of_all), 1.0)
+
+
 class TenantTable:
     """Numbers of tenants by name, in the order in which they came; number 0 is every request without one of its own.
 

@@ -200,6 +200,7 @@ class Dispatch:
             ends_s=ends_s,
             work=Work(1, request.prompt_tokens, output * request.num_outputs),
             prompt=beginnings(request.model, request.messages, request.prompt) if limits.affinity else (),
+            tenant=request.tenant.name,
         )
 
     async def _sent(self, held: HeldRequest) -> SentRequest:

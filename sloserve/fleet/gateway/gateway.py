@@ -92,7 +92,7 @@ class Gateway:
         paces = {key: Pace(serving) for key, serving in serving_of(fleet).items()}
         instances = Instances(paces, limits.affinity)
         self._agents = AgentConnections(limits.silent_max_s, around.endpoint_key, around.endpoint_tls)
-        hold = Hold(instances, clock, limits.max_held)
+        hold = Hold(instances, clock, limits.max_held, settings.tenant_shares)
         self.metrics = GatewayMetrics()
         self.parts = GatewayState(
             tuple(fleet.models),

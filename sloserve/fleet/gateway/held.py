@@ -1,5 +1,8 @@
 """Requests that wait in a gateway because no instance has room: dispatched in the order of their deadlines.
 
+Where tenants have shares, those that have had less of all instances come first, and the deadlines decide within each
+level (see ``held_shares.py``). The hold is then full only for tenants with more than their share of its places.
+
 The module is synchronous: callers report that requests come, that room may have come and what the time is, and it
 returns which request goes to which instance. A request that finds room, and none of its model waiting, goes at once.
 
@@ -10,14 +13,17 @@ import asyncio
 import heapq
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
 from sloserve.core.clock import Clock
+from sloserve.fleet.gateway.held_shares import HeldShares
 from sloserve.fleet.gateway.instances import Instances, SentRequest
 from sloserve.fleet.gateway.prediction import Work
 from sloserve.fleet.gateway.prefixes import Beginning
+from sloserve.scheduler.share_settings import ShareSettings
 
 
 class HoldFull(Exception):
@@ -38,6 +44,7 @@ class HeldRequest:
         ends_s: Monotonic time at which the time to live that its client gave it is over.
         work: Size of the request.
         prompt: Beginnings of its prompt.
+        tenant: Name of its tenant.
     """
 
     model: str
@@ -49,6 +56,7 @@ class HeldRequest:
     ends_s: float = math.inf
     work: Work = Work()
     prompt: Sequence[Beginning] = ()
+    tenant: str = ""
     held_s: float = field(default=0.0, init=False)
     """Seconds for which it has waited here until now."""
     away_s: float = field(default=0.0, init=False)
@@ -78,19 +86,26 @@ class HeldRequest:
         return self
 
 
+_Queue = list[tuple[float, int, int, HeldRequest]]
+"""A heap of waiting requests, of which some may wait no more."""
+
+
 class HeldRequests:
     """Decides to which instance each request goes, and when.
 
     Args:
         instances: Instances of the fleet.
-        most: Most requests that may wait at a time.
+        most: Most requests that may wait at a time; with shares, see :func:`~sloserve.core.tenants.has_share_left`.
+        shares: Shares of the tenants; ``None``: all requests are as if of one tenant.
     """
 
-    def __init__(self, instances: Instances, most: int) -> None:
+    def __init__(self, instances: Instances, most: int, shares: ShareSettings | None = None) -> None:
         self._instances, self._most = instances, most
-        self._queues: dict[str, list[tuple[float, int, int, HeldRequest]]] = {}
+        self._shares = None if shares is None else HeldShares(instances, shares)
+        self._queues: dict[str, dict[str, _Queue]] = {}  # by model and tenant
         self._numbers = itertools.count()
         self._held: dict[HeldRequest, None] = {}
+        self._held_of = Counter[str]()  # by tenant
 
     def __len__(self) -> int:
         return len(self._held)
@@ -101,20 +116,31 @@ class HeldRequests:
 
     def arrived(self, request: HeldRequest, now_s: float) -> SentRequest | None:
         """Book the request with an instance at once, or hold it. Raises: HoldFull."""
-        flight = None if self._queue(request.model) else self._book(request, now_s)
+        flight = None if self._waiting(request.model) else self._book(request, now_s)
         if flight is not None:
             return flight
-        if len(self._held) >= self._most:
+        tenant = self._tenant(request)
+        if len(self._held) >= self._most and (
+            self._shares is None or not self._shares.has_place(tenant, self._held_of, self._most)
+        ):
             raise HoldFull
         self._held[request] = None
+        self._held_of[tenant] += 1
         place = (request.due_s, request.rank, next(self._numbers), request)
-        heapq.heappush(self._queues.setdefault(request.model, []), place)
+        heapq.heappush(self._queues.setdefault(request.model, {}).setdefault(tenant, []), place)
         return None
 
     def let_go(self, now_s: float, models: Iterable[str] | None = None) -> Iterator[tuple[HeldRequest, SentRequest]]:
-        """Book waiting requests, since room may have come: the earliest deadline first, until no instance has room."""
+        """Book waiting requests, since room may have come, until no instance has room.
+
+        The first is the one of the lowest level, and of these the one with the earliest deadline.
+        """
         for model in list(self._queues) if models is None else models:
-            while queue := self._queue(model):
+            levels: Mapping[str, int] = {}
+            while waiting := self._waiting(model):
+                if self._shares is not None and levels.keys() != waiting.keys():
+                    levels = self._shares.levels(waiting.keys(), now_s)
+                queue = min((levels.get(tenant, 0), queue[0], queue) for tenant, queue in waiting.items())[-1]
                 request = queue[0][-1]
                 flight = self._book(request, now_s)
                 if flight is None:
@@ -125,21 +151,30 @@ class HeldRequests:
 
     def left(self, request: HeldRequest) -> None:
         """Remove a request that waits no more."""
-        self._held.pop(request, None)
+        if request in self._held:
+            del self._held[request]
+            tenant = self._tenant(request)
+            self._held_of[tenant] -= 1
+            if not self._held_of[tenant]:
+                del self._held_of[tenant]
 
-    def _queue(self, model: str) -> list[tuple[float, int, int, HeldRequest]]:
-        """Return the requests that wait for a model, after removing requests at its head that wait no more."""
-        queue = self._queues.get(model)
-        if queue is None:
-            return []
-        while queue and queue[0][-1] not in self._held:
-            heapq.heappop(queue)
-        if len(queue) > 2 * len(self._held) + 1:  # most places behind the head belong to requests that left
-            queue[:] = [place for place in queue if place[-1] in self._held]
-            heapq.heapify(queue)
-        if not queue:
-            del self._queues[model]
-        return queue
+    def _tenant(self, request: HeldRequest) -> str:
+        return "" if self._shares is None else request.tenant
+
+    def _waiting(self, model: str) -> dict[str, _Queue]:
+        """Return the requests that wait for a model by tenant; the first of each tenant still waits."""
+        of_model = self._queues.get(model, {})
+        for tenant, queue in list(of_model.items()):
+            while queue and queue[0][-1] not in self._held:
+                heapq.heappop(queue)
+            if len(queue) > 2 * len(self._held) + 1:  # most places behind the head belong to requests that left
+                queue[:] = [place for place in queue if place[-1] in self._held]
+                heapq.heapify(queue)
+            if not queue:
+                del of_model[tenant]
+        if not of_model:
+            self._queues.pop(model, None)
+        return of_model
 
     def _book(self, request: HeldRequest, now_s: float) -> SentRequest | None:
         chosen = self._instances.choose(request.model, request.slo_class, request.work, request.prompt, now_s)
@@ -157,11 +192,12 @@ class Hold:
         instances: Instances of the fleet.
         clock: Clock of this process.
         most: Most requests that may wait at a time.
+        shares: Shares of the tenants; ``None`` for none.
     """
 
-    def __init__(self, instances: Instances, clock: Clock, most: int) -> None:
+    def __init__(self, instances: Instances, clock: Clock, most: int, shares: ShareSettings | None = None) -> None:
         self._clock = clock
-        self.held = HeldRequests(instances, most)
+        self.held = HeldRequests(instances, most, shares)
         self._booked: dict[HeldRequest, asyncio.Future[SentRequest]] = {}
         self.waits = asyncio.Event()
         """Event that is set while any request waits."""

@@ -1,5 +1,6 @@
 """The instances of a fleet as one gateway knows them: the last reports of their agents, and what it has sent since."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -234,6 +235,13 @@ class Instances:
     def serving(self, model: str, now_s: float) -> list[GatewayInstance]:
         """Return the instances that serve the model now."""
         return [instance for instance in self.by_name.values() if instance.serves(model, now_s)]
+
+    def service_s(self, now_s: float) -> Mapping[str, float]:
+        """Return the recent service of the tenants in all live instances, in seconds by name."""
+        found = Counter[str]()
+        for instance in self._alive(now_s):
+            found.update(instance.report.service_s)
+        return found
 
     def ready_in_s(self, model: str, now_s: float) -> float | None:
         """Return the seconds until an instance should serve the model; ``None`` if none is on its way to it."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from sloserve.core.tenants import TenantTable
+from sloserve.core.tenants import TenantTable, has_share_left
 from sloserve.scheduler.admission.promises import Promises
 
 MIN_RETRY_AFTER_S = 1
@@ -153,10 +153,8 @@ class Backlog:
     def has_share_left(self, class_name: str, queue: "Queue", places: int) -> bool:
         """Return whether a tenant has no more waiting requests than its share of the places of a class.
 
-        The share is the tenant's weight, divided by the sum of the weights of all tenants that wait in the class. With
-        n equal tenants, no more than cap x (1 + 1/2 + ... + 1/n) requests wait, since the k-th to come finds room for
-        cap / k. Requests of other processes are not known by tenant, so that each of several processes divides its part
-        of the places among the tenants that wait there.
+        Requests of other processes are not known by tenant, so that each of several processes divides its part of the
+        places among the tenants that wait there, see :func:`~sloserve.core.tenants.has_share_left`.
 
         Args:
             class_name: Name of the class.
@@ -167,8 +165,8 @@ class Backlog:
             return False
         weights = self._tenants.weights
         numbers = [number for number, one in self._classes[class_name].queues.items() if one.waiting]
-        share = float(weights[queue.tenant] / weights[numbers].sum())
-        return len(queue.waiting) <= max(places * share / self._elsewhere.processes, 1.0)
+        mine = places / self._elsewhere.processes
+        return has_share_left(len(queue.waiting), float(weights[queue.tenant]), float(weights[numbers].sum()), mine)
 
 
 @dataclass(slots=True)
