@@ -41,7 +41,8 @@ def part_of_b(policy: str, requests: list[WorkloadRequest], aborts: Mapping[str,
     """Return b's part of all service within the time in which both always have requests that wait."""
     config = {"sloserve": {"policy": policy, "tenant_shares": {}}}
     engine = ModelEngine(SETTINGS, load_profile("a100-llama3-70b-tp4"), config)
-    shares = engine.scheduler.shares  # type: ignore[attr-defined]  # the planned scheduler has them
+    shares = engine.tenant_shares
+    assert shares is not None
     had: dict[str, float] = {}
 
     def note(batch: Batch) -> None:

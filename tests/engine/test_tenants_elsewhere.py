@@ -103,6 +103,6 @@ def test_with_nothing_elsewhere_every_decision_stays(policy: str) -> None:
             SETTINGS, load_profile("a100-llama3-70b-tp4"), {"sloserve": {"policy": policy, "tenant_shares": {}}}
         )
         if elsewhere is not None:
-            engine.scheduler.shares.set_elsewhere(elsewhere, 0.0)  # type: ignore[attr-defined]
+            engine.set_elsewhere(elsewhere, 0.0)
         times.append([one.token_times_s.tolist() for one in engine.run(burst()[:150]).requests])
     assert times[0] == times[1] == times[2]

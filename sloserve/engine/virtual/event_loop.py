@@ -12,7 +12,7 @@ step before it is done, whichever is later.
 import math
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -64,6 +64,8 @@ class EventLoop(ABC):
     Args:
         noise: Noise of step times; ``None`` for none.
     """
+
+    scheduler: Any
 
     def __init__(
         self, settings: EngineSettings, profile: Profile, front_end: VirtualFrontEnd, noise: StepNoise | None
@@ -140,6 +142,21 @@ class EventLoop(ABC):
 
         Requests that have not ended are lost.
         """
+
+    @property
+    def tenant_shares(self) -> TenantShares | None:
+        """Service of the tenants; ``None`` where they have no shares."""
+        return getattr(self.scheduler, "tenant_shares", None)
+
+    def service_s(self, now_s: float) -> dict[str, float]:
+        """Return the recent service of the tenants by name, as the engine reports it at ``now_s``."""
+        shares = self.tenant_shares
+        return {} if shares is None else shares.reported(self._epoch_s + now_s)
+
+    def set_elsewhere(self, service_s: Mapping[str, float], now_s: float) -> None:
+        """Set what tenants have had in the other engines of a fleet, in seconds by name, at ``now_s``."""
+        if self.tenant_shares is not None:
+            self.tenant_shares.set_elsewhere(service_s, self._epoch_s + now_s)
 
     # The loop, an event at a time.
 
@@ -371,9 +388,9 @@ class EventLoop(ABC):
             "wall_s": wall_s,
         }
 
-    @staticmethod
-    def _tenant_service_s(shares: TenantShares | None) -> dict[str, float] | None:
+    def _tenant_service_s(self) -> dict[str, float] | None:
         """Return the service of each tenant since the start; ``None`` without shares, or without a charge."""
+        shares = self.tenant_shares
         if shares is None or not shares.total_s.any():
             return None
         return dict(zip(shares.tenants.names, shares.total_s.tolist(), strict=False))

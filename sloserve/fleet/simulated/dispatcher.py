@@ -31,6 +31,7 @@ class WaitingRequest:
         prefix_block_tokens: Tokens of such a block.
         slo_class: Name of its class.
         most_tokens: Limit of its output tokens that it states.
+        tenant: Name of its tenant; empty for none.
     """
 
     request_id: str
@@ -47,6 +48,7 @@ class WaitingRequest:
     prefix_block_tokens: int = PREFIX_BLOCK_TOKENS
     slo_class: str = ""
     most_tokens: int | None = None
+    tenant: str = ""
 
 
 def waiting_request(
@@ -75,6 +77,7 @@ def waiting_request(
         prefix_block_tokens=request.prefix_block_tokens,
         slo_class=request.slo.slo_class.name,
         most_tokens=request.output_tokens if oracle else request.max_tokens,
+        tenant=request.tenant or "",
     )
 
 
@@ -137,7 +140,19 @@ class Refuse:
     request_id: str
 
 
-Operation = Give | Switch | Preempt | Warm | Drop | Refuse
+@dataclass(frozen=True, slots=True)
+class SetElsewhere:
+    """An order to count what tenants have had in the other engines of the fleet, see ``agent/tenant_service.py``.
+
+    Args:
+        service_s: Recent service by tenant in seconds.
+    """
+
+    instance: str
+    service_s: Mapping[str, float]
+
+
+Operation = Give | Switch | Preempt | Warm | Drop | Refuse | SetElsewhere
 
 
 class InstanceView(Protocol):
@@ -178,6 +193,10 @@ class InstanceView(Protocol):
 
     def generated(self, request_id: str) -> int:
         """Return how many tokens of a request in flight have come back."""
+        ...
+
+    def service_s(self) -> Mapping[str, float] | None:
+        """Return the recent service of tenants in the engine that serves, by name; ``None`` if none serves."""
         ...
 
     def can_switch(self) -> bool:

@@ -26,6 +26,7 @@ from sloserve.fleet.simulated.dispatcher import (
     Operation,
     Preempt,
     Refuse,
+    SetElsewhere,
     Switch,
     WaitingRequest,
     Warm,
@@ -204,6 +205,9 @@ class FleetRun:
 
     def _carry_out(self, operations: Sequence[Operation]) -> None:
         for operation in operations:
+            if isinstance(operation, SetElsewhere):
+                self._by_name[operation.instance].set_elsewhere(operation.service_s)
+                continue
             self._changed_s = self._clock.now_s
             if isinstance(operation, Give):
                 request, generated = self._held.pop(operation.request_id)
@@ -244,7 +248,11 @@ class FleetRun:
         counters: Counter[str] = Counter(self._counters)
         for log in logs:
             counters.update(log.counters)
-        run = RunLog(requests, all_steps([log.steps for log in logs]), {}, dict(counters))
+        service_s: Counter[str] = Counter()
+        for log in logs:
+            service_s.update(log.tenant_service_s or {})
+        steps = all_steps([log.steps for log in logs])
+        run = RunLog(requests, steps, {}, dict(counters), tenant_service_s=dict(service_s) or None)
         return FleetLog(run, tuple(span for instance in self.instances for span in instance.spans))
 
 

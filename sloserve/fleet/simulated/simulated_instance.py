@@ -138,6 +138,9 @@ class SimulatedInstance:
         part = self._parts[request_id]
         return part.before + int(self._engine.output_tokens(part.given.request_id))
 
+    def service_s(self) -> Mapping[str, float] | None:
+        return dict(self._engine.service_s(self.now_s)) if self.serving else None
+
     def can_switch(self) -> bool:
         if self.active is None:
             return True
@@ -209,6 +212,11 @@ class SimulatedInstance:
         """Remove the weights from host memory, unless they are on their way to the device."""
         if model != self.active:
             self._memory.release(self.name, model)
+
+    def set_elsewhere(self, service_s: Mapping[str, float]) -> None:
+        """Set what tenants have had in the other engines of the fleet, if an engine serves."""
+        if self.serving:
+            self._engine.set_elsewhere(service_s, self.now_s)
 
     def switch(self, model: str, *, keep_kv: bool = True) -> None:
         """Begin the switch to ``model``; do nothing if it is active, or the instance may not switch now."""

@@ -61,6 +61,8 @@ class ModelEngine(EventLoop):
         policy: A policy object in place of the one that our section names, for experiments.
     """
 
+    scheduler: ModelScheduler
+
     def __init__(
         self,
         settings: EngineSettings,
@@ -82,7 +84,7 @@ class ModelEngine(EventLoop):
             self._swap_worker = VirtualSwapWorker.of(settings, profile)
             if self._swap_worker is not None:
                 self._planned.swap_with(settings.swap_space_gib, settings.block_bytes(profile))
-        shares = None if self._planned is None else self._planned.shares
+        shares = self.tenant_shares
         self._stated = (
             None
             if plugin is None
@@ -115,7 +117,7 @@ class ModelEngine(EventLoop):
             timing=self._timing(wall_s, plan_costs_s),
             counters={**self._counters, **counters, **self._swap_counters(), **self._draft_counters()},
             token_budget=self._settings.max_num_batched_tokens,
-            tenant_service_s=self._tenant_service_s(None if self._planned is None else self._planned.shares),
+            tenant_service_s=self._tenant_service_s(),
         )
 
     def _draft_counters(self) -> dict[str, int]:

@@ -63,9 +63,9 @@ class PlannedScheduler(ModelScheduler):
         self.plan_costs_s: list[float] = []
         policy = policy or make_policy(plugin.policy, plugin.policy_options, seed=plugin.seed)
         self.planner: Planner | None = None
-        self.shares = TenantShares.of(plugin)
+        self.tenant_shares = TenantShares.of(plugin)
         """Service of the tenants; ``None`` where the settings have no shares."""
-        if policy.reads or self.shares is not None:
+        if policy.reads or self.tenant_shares is not None:
             self.planner = Planner(
                 self._port,
                 policy,
@@ -75,7 +75,7 @@ class PlannedScheduler(ModelScheduler):
                 self.plan_costs_s.append,
                 may_pause=True,
                 cost=planning_costs.of(policy_text(plugin.policy, plugin.policy_options)),
-                shares=self.shares,
+                shares=self.tenant_shares,
             )
 
     def swap_with(self, space_gib: float, block_bytes: int) -> None:

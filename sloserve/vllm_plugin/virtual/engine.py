@@ -160,7 +160,7 @@ class VirtualEngine(EventLoop):
             timing=self._timing(wall_s, getattr(self.scheduler, "plan_costs_s", None) or ()),
             counters={**self._counters, **getattr(self.scheduler, "slo_counters", {}), **self._swap_counters()},
             token_budget=self._settings.max_num_batched_tokens,
-            tenant_service_s=self._tenant_service_s(getattr(self.scheduler, "tenant_shares", None)),
+            tenant_service_s=self._tenant_service_s(),
         )
 
     @property

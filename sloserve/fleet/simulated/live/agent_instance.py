@@ -1,7 +1,9 @@
 """One instance in virtual time as its agent knows it: the requests that it was sent, its claims, and its report."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
 
 from sloserve.core.spans import Phase
 from sloserve.fleet.agent.engine_places import EnginePlaces
@@ -13,6 +15,8 @@ from sloserve.fleet.simulated.dispatcher import InstanceView, WaitingRequest
 from sloserve.fleet.streamed import Streamed
 from sloserve.scheduler.virtual_queues.contract import RunningSums
 from sloserve.scheduler.virtual_queues.fleet_operations import Queued
+
+NO_SERVICE: Final[Mapping[str, float]] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -149,7 +153,9 @@ class AgentInstance:
         one.coming.last = tokens - one.request.generated_tokens
         self.parked.setdefault(one.model, []).append(one)
 
-    def report(self, now_s: float, drain_max_s: float, *, brief: bool = False) -> InstanceReport:
+    def report(
+        self, now_s: float, drain_max_s: float, service_s: Mapping[str, float] = NO_SERVICE, *, brief: bool = False
+    ) -> InstanceReport:
         """Return the same report as a live agent; a ``brief`` one lacks the running work, which takes longer."""
         view, in_flight = self.view, self.in_flight
         running, drain_s = (RunningSums(), 0.0) if brief else in_flight.outlook()
@@ -169,4 +175,5 @@ class AgentInstance:
             room_for_streams=self._places.for_streams,
             drain_s=min(drain_s, drain_max_s),
             parked={model: len(streams) for model, streams in self.parked.items()},
+            service_s=service_s,
         )

@@ -74,7 +74,9 @@ class LiveFleet(Dispatcher):
         options, periods = self._options, self._options.periods
         self._urgent = min((one.rank for one in fleet.settings.classes), default=0)
         self._view = view
-        self._gateway = SimulatedGateway(fleet, self._send, prefixes=options.prefixes and fleet.gateway.affinity)
+        self._gateway = SimulatedGateway(
+            fleet, self._send, prefixes=options.prefixes and fleet.gateway.affinity, shares=options.share
+        )
         self._agents = [
             SimulatedAgent(
                 host.name,
@@ -99,6 +101,8 @@ class LiveFleet(Dispatcher):
             "plan": periods.plan_s,
             "look": periods.look_s,
         }
+        if options.share and fleet.settings.tenant_shares is not None:
+            self._every_s["share"] = periods.share_s
         begins = stream(self._seed, "fleet/loops").random(len(self._every_s)).tolist()
         self._due_s = {name: part * self._every_s[name] for name, part in zip(self._every_s, begins, strict=True)}
         self._due_s["ask"] = 0.0
@@ -149,7 +153,13 @@ class LiveFleet(Dispatcher):
         return done
 
     def _run_loops(self, now_s: float) -> None:
+        if "share" in self._every_s and self._is_due("share", now_s):
+            for agent in self._agents:
+                agent.share(now_s)
         if self._is_due("beat", now_s):
+            for agent in self._agents:  # each reads what the others wrote a round ago, the oldest that it may be
+                others = [(one, now_s - at_s) for one, at_s in self._reports.values() if one.host != agent.host]
+                agent.read_others(others, now_s)
             self._reports = {agent.host: (agent.report(now_s), now_s) for agent in self._agents}
         if self._is_due("report", now_s):
             self._demand = self._gateway.report(now_s, self._store.plan), now_s

@@ -8,6 +8,7 @@ from typing import Final
 from sloserve.fleet.agent.agent import BEAT_S
 from sloserve.fleet.agent.engine_places import EnginePlaces
 from sloserve.fleet.agent.following import LOOK_S
+from sloserve.fleet.agent.tenant_service import SHARE_EVERY_S
 from sloserve.fleet.gateway.watch import ASK_S, ASK_SOON_S, STORE_S
 from sloserve.fleet.planning.planning_task import REPLAN_S
 
@@ -20,6 +21,7 @@ class Periods:
 
     Args:
         ask_soon_s: Seconds between two rounds while requests wait for an instance.
+        share_s: Seconds between two exchanges of tenants' service with an engine.
     """
 
     beat_s: float = BEAT_S
@@ -28,10 +30,11 @@ class Periods:
     look_s: float = LOOK_S
     ask_s: float = ASK_S
     ask_soon_s: float = ASK_SOON_S
+    share_s: float = SHARE_EVERY_S
 
 
 LIVE: Final = Periods()
-AT_ONCE: Final = Periods(*(_AT_ONCE_S,) * 6)
+AT_ONCE: Final = Periods(*(_AT_ONCE_S,) * 7)
 """Periods of a rival without a gateway, a store and processes that look at it."""
 
 
@@ -63,6 +66,8 @@ class Options:
         one_queue: Whether all requests wait in the queue of lines; else requests of the most urgent class pass it as
             streams.
         park: Whether, under ``one_queue``, requests leave at once when their model does; else they get time to end.
+        share: Whether shares of tenants, if the settings have any, hold over all instances and in the gateway; else
+            each engine keeps them alone.
         periods: Seconds between the rounds of the loops.
     """
 
@@ -74,6 +79,7 @@ class Options:
     prefixes: bool = True
     one_queue: bool = False
     park: bool = False
+    share: bool = True
     periods: Periods = LIVE
 
     def places(self, max_num_seqs: int) -> EnginePlaces:

@@ -3,9 +3,11 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from sloserve.core.clock import ManualClock
 from sloserve.fleet.agent.claims import lines_to_claim, may_leave
 from sloserve.fleet.agent.giving_way import LineInEngine, lines_to_preempt, running_groups
 from sloserve.fleet.agent.orders import agendas, planned
+from sloserve.fleet.agent.tenant_service import TenantService
 from sloserve.fleet.contract.endpoint import Refusal
 from sloserve.fleet.contract.reports import AgentReport
 from sloserve.fleet.fleet import Fleet
@@ -16,11 +18,12 @@ from sloserve.fleet.simulated.dispatcher import (
     InstanceView,
     Operation,
     Preempt,
+    SetElsewhere,
     Switch,
     WaitingRequest,
     Warm,
 )
-from sloserve.fleet.simulated.live.agent_instance import AgentInstance
+from sloserve.fleet.simulated.live.agent_instance import NO_SERVICE, AgentInstance
 from sloserve.fleet.simulated.live.live_options import Options
 from sloserve.fleet.simulated.live.simulated_store import SimulatedStore
 from sloserve.scheduler.virtual_queues.contract import ModelState
@@ -47,11 +50,37 @@ class SimulatedAgent:
         if not options.warm:
             self._agendas = {name: replace(one, host_bytes=0) for name, one in self._agendas.items()}
         self._preempted: dict[str, int] = {}
+        shares = fleet.settings.tenant_shares if options.share else None
+        self._clock = ManualClock(0.0)
+        self._service = None if shares is None else TenantService(shares.half_life_s, self._clock)
 
     def report(self, now_s: float) -> AgentReport:
         """Return the same report as a live agent."""
-        found = tuple(one.report(now_s, self._switching.drain_max_s) for one in self.instances.values())
+        drain_max_s, service = self._switching.drain_max_s, self._service
+        self._clock.advance_to(now_s)
+        found = tuple(
+            one.report(now_s, drain_max_s, NO_SERVICE if service is None else service.of_instance(name))
+            for name, one in self.instances.items()
+        )
         return AgentReport(self.host, self.host, found)
+
+    def read_others(self, reports: Iterable[tuple[AgentReport, float]], now_s: float) -> None:
+        """Read what tenants have had on the other hosts, from their reports with their ages in seconds."""
+        if self._service is not None:
+            self._clock.advance_to(now_s)
+            self._service.read_others(reports)
+
+    def share(self, now_s: float) -> None:
+        """Exchange what tenants have had with the engines that serve."""
+        service = self._service
+        if service is None:
+            return
+        self._clock.advance_to(now_s)
+        for name, one in self.instances.items():
+            service_s, model = one.view.service_s(), str(one.view.active)
+            if service_s is not None:
+                service.reported(name, model, service_s)
+                self._operations.append(SetElsewhere(name, service.elsewhere(name, model)))
 
     def send(self, request: WaitingRequest, instance: str, now_s: float) -> Refusal | None:
         """Send a stream to an instance; return the reason if the instance refuses it."""

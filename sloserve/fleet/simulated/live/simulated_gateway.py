@@ -43,15 +43,17 @@ class SimulatedGateway:
 
     Args:
         prefixes: Whether expected hits in prefix caches count.
+        shares: Whether requests are held by the shares of their tenants, if the settings have any.
     """
 
-    def __init__(self, fleet: Fleet, send: Send, *, prefixes: bool) -> None:
+    def __init__(self, fleet: Fleet, send: Send, *, prefixes: bool, shares: bool = True) -> None:
         self._send = send
         self._classes: ClassTable = fleet.settings.classes
         self._hold_max_s = fleet.gateway.hold_max_s
         self._meter = DemandMeter(self._classes)
         self._instances = Instances({key: Pace(serving) for key, serving in serving_of(fleet).items()}, prefixes)
-        self._held = HeldRequests(self._instances, fleet.gateway.max_held)
+        tenant_shares = fleet.settings.tenant_shares if shares else None
+        self._held = HeldRequests(self._instances, fleet.gateway.max_held, tenant_shares)
         self._streams: dict[str, _StreamState] = {}
         self._of: dict[HeldRequest, str] = {}
 
@@ -116,6 +118,7 @@ class SimulatedGateway:
             until_s=request.arrival_s + self._hold_max_s,
             work=Work(1, request.prompt_tokens, output),
             prompt=_beginnings(request),
+            tenant=request.tenant,
         )
         self._of[held] = request.request_id
         stream = self._streams[request.request_id] = _StreamState(request, held)
