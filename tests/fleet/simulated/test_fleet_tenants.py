@@ -15,16 +15,16 @@ from sloserve.sim.model.engine import ModelEngine
 
 FLEET = parse_fleet("""
 models:
-  x: {profile: h100-llama3-8b, flags: {max_num_seqs: 32}}
-  y: {profile: h100-llama3-8b, flags: {max_num_seqs: 32}}
+  x: {profile: h100-llama3-8b, flags: {max_num_seqs: 256}}
+  y: {profile: h100-llama3-8b, flags: {max_num_seqs: 256}}
 hosts: {p: {device: h100, devices: 1}, q: {device: h100, devices: 1}}
 settings: {policy: auto, classes: {urgent: {rank: 0, ttft_ms: 2000}}, tenant_shares: {}}
 """)
 
 
-def requests(span_s: float, **rates: float) -> list[WorkloadRequest]:
-    """Return requests by tenant and model in one word, such as ``ax``, at so many a second."""
-    rng, found = np.random.default_rng(0), []
+def requests(seed: int, span_s: float, **rates: float) -> list[WorkloadRequest]:
+    """Return the requests of ``span_s`` seconds, by tenant and model in one word, such as ``ax``, and rate."""
+    rng, found = np.random.default_rng(seed), []
     for name, rate in rates.items():
         for at_s in span_s * rng.random(int(rate * span_s)):
             prompt, output = (int(x) for x in rng.lognormal(np.log([900, 200]), 0.5))
@@ -37,6 +37,7 @@ def requests(span_s: float, **rates: float) -> list[WorkloadRequest]:
 
 
 def attainment(options: Options, workload: list[WorkloadRequest]) -> dict[str, float]:
+    """Return the part of each tenant's requests that are in time."""
     log = FleetRun(FLEET, LiveFleet("qlm", options), ModelEngine, policy="auto").run(workload).run
     assert not log.counters.get("plan_errors") and log.tenant_service_s is not None
     of = {name: [bool(one.good) for one in log.requests if one.request.tenant == name] for name in "ab"}
@@ -44,11 +45,14 @@ def attainment(options: Options, workload: list[WorkloadRequest]) -> dict[str, f
 
 
 @pytest.mark.slow
-def test_a_tenant_on_one_instance_does_not_pay_for_another_on_both() -> None:
-    workload = requests(15.0, ax=24.0, ay=24.0, bx=8.0)
+def test_a_tenant_within_its_share_of_the_fleet_comes_first_where_it_has_more_than_the_other() -> None:
+    """b sends more than a to the one instance that it uses, and a has most of the other one.
+
+    By the shares of that instance alone b is beyond its own. The documentation has the means of seeds 0 to 2.
+    """
+    workload = requests(0, 20.0, ax=18.0, ay=42.0, bx=24.0)
     each, shared = (attainment(Options(share=share), workload) for share in (False, True))
-    assert shared["b"] > 0.95 > each["b"] + 0.2
-    assert shared["a"] > each["a"] - 0.05
+    assert shared["b"] > 0.95 > each["b"] + 0.3
 
 
 def test_each_engine_is_given_what_the_other_gave() -> None:
