@@ -304,7 +304,9 @@ class Instance:
         if engine is None or switches % 2 or self._phase not in (Phase.SERVING, Phase.DRAINING):
             return
         why = await self._pulse.stopped(engine)
-        if why is not None and switches == self._switches and engine is self._engines.active:
+        if switches != self._switches or engine is not self._engines.active:
+            return
+        if why is not None:
             logger.error("%s: the engine of model %s hangs, and is killed: %s", self._name, engine.model.name, why)
             engine.kill()
         elif self._sharing is not None:

@@ -1,9 +1,9 @@
 """Recent service of tenants in the engines of a fleet, as one agent knows it: shares hold over all instances.
 
 Each engine reports what its tenants have had there, and is given what they have had in all others: in the other engines
-of this agent, and in the instances of other agents, whose reports are in the store. Every figure decays from when it
-was known. So an engine that sleeps or has died, and a host that is silent, matter less with every half-life, and a
-store that is away leaves each host with its own figures.
+of this agent, and in the instances of other agents, which report to the store. Old figures count for half with every
+half-life. So an engine that sleeps or has died, and a host that is silent, matter less and less, and a store that is
+away leaves each host with its own figures.
 """
 
 import logging

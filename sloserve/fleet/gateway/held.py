@@ -1,6 +1,6 @@
 """Requests that wait in a gateway because no instance has room: dispatched in the order of their deadlines.
 
-Where tenants have shares, those that have had less of all instances come first, and the deadlines decide within each
+Where tenants have shares, tenants that have had less of all instances come first, and the deadlines decide within each
 level (see ``held_shares.py``). The hold is then full only for tenants with more than their share of its places.
 
 The module is synchronous: callers report that requests come, that room may have come and what the time is, and it

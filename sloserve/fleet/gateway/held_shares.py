@@ -1,4 +1,4 @@
-"""Shares of tenants among the requests that a gateway holds: whose request goes next, and for whom the hold is full."""
+"""Shares of tenants among the requests that a gateway holds: which tenant goes next, and which finds the hold full."""
 
 from collections.abc import Collection, Mapping
 
@@ -14,7 +14,7 @@ class HeldShares:
     """Compares tenants by their recent service in all instances, per weight, as the engines themselves do.
 
     Args:
-        instances: Instances of the fleet, whose agents report the service.
+        instances: Instances of the fleet, with the service that their agents report.
         settings: Weights of the tenants.
     """
 

@@ -71,7 +71,7 @@ class SimulatedAgent:
             self._service.read_others(reports)
 
     def share(self, now_s: float) -> None:
-        """Exchange what tenants have had with the engines that serve."""
+        """Take in what tenants have had in the engines that serve, and give each engine what they had elsewhere."""
         service = self._service
         if service is None:
             return
