@@ -190,7 +190,7 @@ class TenantShares:
     def set_elsewhere(self, service_s: Mapping[str, float], now_s: float) -> None:
         """Set what tenants have had in the other engines of a fleet, in place of what was set before.
 
-        It decays as service does, so that a figure that nobody renews loses its effect. It gives no tenant a place in
+        It decays as service does, so that a figure loses its effect if it is not renewed. It gives no tenant a place in
         the table: it counts once requests of the tenant come.
 
         Args:
