@@ -319,6 +319,8 @@ def test_policy_changes_at_run_time_and_outputs_do_not(server: Server, http: htt
             refused = admin.put("/sloserve/policy", json=wrong)
             assert refused.status_code == 400 and says in refused.json()["error"]["message"]
         assert admin.put("/sloserve/policy", json={"polciy": "edf"}).status_code == 400
+        refused = admin.put("/sloserve/tenants", json={"elsewhere_s": {"acme": 1.0}})
+        assert refused.status_code == 400 and "no tenant_shares" in refused.json()["error"]["message"]
         (status,) = admin.get("/sloserve/status").raise_for_status().json()
         assert status["policy"] == "edf"
     for key in ("user-secret", "x", "admin-secreT"):
