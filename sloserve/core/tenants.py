@@ -30,7 +30,7 @@ def with_most_service(service_s: Mapping[str, float], most: int) -> dict[str, fl
     return dict(heapq.nlargest(most, service_s.items(), key=lambda item: item[1]))
 
 
-def has_share_left(waiting: int, weight: float, weight_of_all: float, places: int) -> bool:
+def has_share_left(waiting: int, weight: float, weight_of_all: float, places: float) -> bool:
     """Return whether a tenant has no more waiting requests than its share of the places of a queue, or one.
 
     A queue that is full only for tenants beyond their share refuses no tenant because of another's requests. With n

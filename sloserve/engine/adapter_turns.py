@@ -19,7 +19,7 @@ from sloserve.lso.plan import Plan, Snapshot
 TURN_S: Final = 5.0
 """Seconds of service by which an adapter that runs must have had more than one that waits to give up its place.
 
-While an adapter gives up its place, its requests wait and the engine computes less: turns must be longer than a reply.
+While an adapter gives up its place, its requests wait and the engine computes less: a turn is longer than an output.
 """
 
 
