@@ -420,18 +420,6 @@ def tenants_burst() -> pd.DataFrame:
     return tenants.burst()
 
 
-@table("tenants.settings")
-def tenants_settings() -> pd.DataFrame:
-    """What the tenants within their shares have in time, by setting and policy."""
-    return tenants.settings()
-
-
-@table("tenants.engine")
-def tenants_engine() -> pd.DataFrame:
-    """The burst on a real CPU engine."""
-    return tenants.engine()
-
-
 @table("auto.held_out_deadlines")
 def auto_held_out_deadlines() -> pd.DataFrame:
     """One deadline for all requests, on settings that were fixed before any run."""

@@ -480,7 +480,7 @@ class Planner:
             self._shares.charge(snapshot, pace, now_s)
             snapshot = replace(snapshot, standing=self._shares.standing(rows))
             if snapshot.standing is None and not self.policy.needs:
-                return snapshot  # the order of arrival: nobody is overtaken, so that nobody ages
+                return snapshot  # the order of arrival overtakes no request, so that none ages
         turns = self.ageing.turns(snapshot.rows, snapshot.waiting, now_s, snapshot.running, table.protected_running())
         return replace(snapshot, turns=turns) if turns.aged.size else snapshot
 
