@@ -19,7 +19,7 @@ from sloserve.estimator.step_time.latency import StepLatency
 from sloserve.estimator.step_time.online import OnlineLatency
 from sloserve.lso.aged_turns import NO_TURNS, AgedTurns
 from sloserve.lso.preemption import Holding
-from sloserve.lso.standing import Standing
+from sloserve.lso.standing import Standing, by_level
 
 NO_SLOTS: IntArray = np.empty(0, np.int64)
 
@@ -196,7 +196,7 @@ class Snapshot:
     def by_level(self, slots: IntArray) -> IntArray:
         """Return ``slots`` by ascending level, each level in the order that it has."""
         levels = self.levels(slots)
-        return slots if levels is None else slots[np.argsort(levels, kind="stable")]
+        return slots if levels is None else slots[by_level(np.arange(slots.size), levels)]
 
     def forecast_blocks(self, reserve: float) -> float:
         """Return the KV blocks that running and admitted requests may come to hold together.

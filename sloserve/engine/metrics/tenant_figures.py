@@ -107,8 +107,8 @@ class TenantRows:
         return self._rows
 
 
-class TenantPage(Protocol):
-    """The part of a page that is read here."""
+class EngineTenants(Protocol):
+    """The part of an engine's page that has figures of tenants."""
 
     @property
     def rank(self) -> int: ...
@@ -160,7 +160,7 @@ def own_name(tenant: str | None) -> str:
     return NONE if tenant is None else tenant
 
 
-def tenant_families(pages: Iterable[TenantPage], prefix: str, label_of: Callable[[str | None], str]) -> list[Metric]:
+def tenant_families(pages: Iterable[EngineTenants], prefix: str, label_of: Callable[[str | None], str]) -> list[Metric]:
     """Return the metrics, with samples of the engines on which tenants have shares.
 
     Args:
