@@ -6,6 +6,7 @@ It has no text, since scheduling depends on lengths alone.
 from dataclasses import dataclass
 
 from sloserve.core.slo import SLO
+from sloserve.core.tasks import TaskCall
 
 PREFIX_BLOCK_TOKENS = 512
 """Tokens that one id of ``prefix_ids`` stands for unless the request says otherwise (Mooncake's trace format)."""
@@ -35,6 +36,8 @@ class WorkloadRequest:
         prefix_block_tokens: Tokens of each block that ``prefix_ids`` names.
         tenant: Name of the tenant that sends it; empty where it is not known.
         adapter: Name of the LoRA adapter that it asks for; empty for the model itself.
+        call: The task that it is a call of, with a deadline in seconds from the start of the run; ``None`` for a
+            request that is no part of a task.
     """
 
     request_id: str
@@ -50,3 +53,4 @@ class WorkloadRequest:
     prefix_block_tokens: int = PREFIX_BLOCK_TOKENS
     tenant: str = ""
     adapter: str = ""
+    call: TaskCall | None = None

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from sloserve.core.slo import SLO
+from sloserve.core.tasks import TaskCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,7 @@ class StatedSLO:
         length: Quantiles of the output's length in tokens, at :data:`~sloserve.estimator.length.at_admission.LEVELS`,
             where the front end predicted them.
         account: Number of the account of the request's tenant, see :class:`~sloserve.core.tenants.TenantTable`.
+        task: The task that the request is a call of; ``None`` for a request that is no part of a task.
     """
 
     slo: SLO
@@ -22,3 +24,4 @@ class StatedSLO:
     output_tokens: int | None
     length: tuple[float, ...] | None = None
     account: int = 0
+    task: TaskCall | None = None

@@ -8,7 +8,16 @@ from sloserve.core.rows import LENGTH_QUANTILES
 from sloserve.core.slo import SLO, ClassTable
 from sloserve.core.stated import StatedSLO
 from sloserve.core.tenants import TenantTable
-from sloserve.wire.xargs import KEYS, PREFIX, parse_slo, predicted_length, progress, stated_output_tokens, stated_tenant
+from sloserve.wire.xargs import (
+    KEYS,
+    PREFIX,
+    parse_slo,
+    predicted_length,
+    progress,
+    stated_call,
+    stated_output_tokens,
+    stated_tenant,
+)
 
 KEPT: Final = 1024
 """Most combinations of statements that are remembered after the first reading: a deployment has few."""
@@ -56,7 +65,9 @@ class StatedReader:
             slo = SLO(slo.slo_class, slo.targets.left(elapsed_s, begun=begun))
         length = predicted_length(args, len(LENGTH_QUANTILES))
         account = 0 if self._tenants is None else self._tenants.account_of(stated_tenant(args), adapter)
-        return StatedSLO(slo, self._ids[slo.slo_class.name], stated_output_tokens(args), length, account)
+        return StatedSLO(
+            slo, self._ids[slo.slo_class.name], stated_output_tokens(args), length, account, stated_call(args)
+        )
 
     def _parse(self, *values: Any) -> SLO:
         stated = zip(_SLO_KEYS, values, strict=True)

@@ -13,6 +13,7 @@ from typing import Any
 from sloserve.core import numbers
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.slo import MAX_TARGET_S, MAX_TDS, SLO, ClassTable, Targets
+from sloserve.core.tasks import MOST_CALLS, TaskCall
 
 TARGET_KEYS = {
     # key: (field of Targets, factor to its unit, limit in the key's own unit, what is allowed)
@@ -32,7 +33,9 @@ PROGRESS_KEY = "sloserve_progress"
 
 TENANT_KEY = "sloserve_tenant"
 """Key that our front end sends to our scheduler, never a client: see :func:`with_internal`."""
-_INTERNAL = frozenset({LENGTH_KEY, PROGRESS_KEY, TENANT_KEY})
+CALL_KEY = "sloserve_call"
+"""Key that our front end sends to our scheduler, never a client: see :func:`with_internal`."""
+_INTERNAL = frozenset({LENGTH_KEY, PROGRESS_KEY, TENANT_KEY, CALL_KEY})
 
 
 def parse_slo(extra_args: Mapping[str, Any] | None, classes: ClassTable) -> SLO:
@@ -81,7 +84,10 @@ def stated_output_tokens(extra_args: Mapping[str, Any] | None) -> int | None:
 
 
 def with_internal(
-    extra_args: Mapping[str, Any] | None, quantiles: Sequence[float] | None = None, tenant: str | None = None
+    extra_args: Mapping[str, Any] | None,
+    quantiles: Sequence[float] | None = None,
+    tenant: str | None = None,
+    call: TaskCall | None = None,
 ) -> dict[str, Any] | None:
     """Return ``extra_args`` with what the front end knows of a request, without a client's internal keys.
 
@@ -89,12 +95,15 @@ def with_internal(
         extra_args: The ``extra_args`` that the client sent.
         quantiles: Quantiles of the output's length in tokens, ascending; ``None`` if nothing was predicted.
         tenant: The tenant of the request; ``None`` if it is not known.
+        call: The task of the request; ``None`` if it is no part of a task.
     """
     args = {key: value for key, value in (extra_args or {}).items() if key not in _INTERNAL}
     if quantiles is not None:
         args[LENGTH_KEY] = list(quantiles)
     if tenant is not None:
         args[TENANT_KEY] = tenant
+    if call is not None:
+        args[CALL_KEY] = [call.key, call.due_s, call.calls, call.last]
     return args or None
 
 
@@ -115,6 +124,7 @@ def of_further_call(
     *,
     begun: bool,
     tenant: str | None = None,
+    call: TaskCall | None = None,
 ) -> dict[str, Any]:
     """Return ``extra_args`` for a further call of the engine by a request that has made one before.
 
@@ -124,8 +134,9 @@ def of_further_call(
         elapsed_s: Seconds from the request's arrival to the call.
         begun: Whether its first token has been emitted.
         tenant: The tenant of the request; ``None`` if it is not known.
+        call: The task of the request; ``None`` if it is no part of a task.
     """
-    internal = with_internal(extra_args, tenant=tenant) or {}
+    internal = with_internal(extra_args, tenant=tenant, call=call) or {}
     others = {key: value for key, value in internal.items() if key not in stated}
     return others | dict(stated) | {PROGRESS_KEY: [float(elapsed_s), float(begun)]}
 
@@ -180,3 +191,16 @@ def stated_tenant(extra_args: Mapping[str, Any] | None) -> str | None:
     """Return the tenant that the front end wrote into ``extra_args``, or ``None``."""
     value = (extra_args or {}).get(TENANT_KEY)
     return value if isinstance(value, str) else None
+
+
+def stated_call(extra_args: Mapping[str, Any] | None) -> TaskCall | None:
+    """Return the task that the front end wrote into ``extra_args``; ``None`` without one, or if it is malformed."""
+    value = (extra_args or {}).get(CALL_KEY)
+    if not isinstance(value, list) or len(value) != 4:
+        return None
+    key, due_s, calls, last = value
+    if not isinstance(key, str) or not (due_s is None or (isinstance(due_s, float) and math.isfinite(due_s))):
+        return None
+    if not (calls is None or (isinstance(calls, int) and 1 <= calls <= MOST_CALLS)):
+        return None
+    return TaskCall(key, due_s, calls, bool(last))

@@ -1,5 +1,6 @@
 """SLOs in ``vllm_xargs``: what is read, and the exact words with which each malformed value is refused."""
 
+import math
 from typing import Any
 
 import pytest
@@ -8,7 +9,9 @@ from hypothesis import strategies as st
 
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.slo import DEFAULT_CLASSES, MAX_TARGET_S, MAX_TDS, SLO, ClassTable, SLOClass, Targets
+from sloserve.core.tasks import TaskCall
 from sloserve.wire.xargs import (
+    CALL_KEY,
     LENGTH_KEY,
     PROGRESS_KEY,
     TENANT_KEY,
@@ -16,6 +19,7 @@ from sloserve.wire.xargs import (
     parse_slo,
     predicted_length,
     progress,
+    stated_call,
     stated_output_tokens,
     stated_tenant,
     to_xargs,
@@ -190,6 +194,17 @@ def test_what_a_further_call_is_told_comes_from_the_front_end_and_from_nobody_el
     assert with_internal({PROGRESS_KEY: [9.0, 1.0]}, None) is None
     for wrong in ("12", [1, 2], [1.0], [float("nan"), 1.0], [float("inf"), 1.0], None):
         assert progress({PROGRESS_KEY: wrong}) is None
+
+
+def test_only_the_front_end_says_which_task_a_request_is_a_call_of() -> None:
+    call = TaskCall("acme/plan", due_s=1.5, calls=7, last=True)
+    sent = with_internal({CALL_KEY: ["another", None, None, False]}, call=call)
+    assert stated_call(sent) == call and stated_call({}) is None
+    assert stated_call(of_further_call(sent, {}, 1.0, begun=False, call=TaskCall("t"))) == TaskCall("t")
+    assert with_internal(sent) is None
+    for wrong in ("t", ["t"], [1, None, None, False], ["t", "2", None, False], ["t", math.inf, None, False],
+                  ["t", None, 0, False], ["t", None, 2.5, False], ["t", None, 10**9, False]):  # fmt: skip
+        assert stated_call({CALL_KEY: wrong}) is None
 
 
 def test_only_the_front_end_says_which_tenant_a_request_has() -> None:
