@@ -39,6 +39,10 @@ COLUMNS: dict[str, tuple[type, float]] = {
     "class_rank": (np.int64, 0),  # rank of its service class, lower is more urgent
     "class_id": (np.int64, 0),  # index of its service class in the deployment's table
     "account": (np.int64, 0),  # number of its tenant's account in the deployment's table
+    "task": (np.int64, 0),  # number of the task that it is a call of; 0 for none
+    "task_due_s": (np.float64, np.nan),  # epoch seconds at which the last call of its task should have ended
+    "task_calls": (np.int64, 0),  # calls that its client expects the task to make in all; 0 if it does not say
+    "task_last": (np.bool_, False),  # whether its client says that it is the last call of the task
     "ttft_s": (np.float64, np.nan),  # targets: nan where the request has none
     "tpot_s": (np.float64, np.nan),
     "e2e_s": (np.float64, np.nan),
@@ -118,6 +122,10 @@ class Rows:
     class_rank: IntArray
     class_id: IntArray
     account: IntArray
+    task: IntArray
+    task_due_s: FloatArray
+    task_calls: IntArray
+    task_last: BoolArray
     ttft_s: FloatArray
     tpot_s: FloatArray
     e2e_s: FloatArray

@@ -16,7 +16,8 @@ class StatedSLO:
         length: Quantiles of the output's length in tokens, at :data:`~sloserve.estimator.length.at_admission.LEVELS`,
             where the front end predicted them.
         account: Number of the account of the request's tenant, see :class:`~sloserve.core.tenants.TenantTable`.
-        task: The task that the request is a call of; ``None`` for a request that is no part of a task.
+        call: The task that the request is a call of; ``None`` for a request that is no part of a task.
+        task: Number of that task, see :class:`~sloserve.core.tasks.TaskNumbers`; 0 for none.
     """
 
     slo: SLO
@@ -24,4 +25,5 @@ class StatedSLO:
     output_tokens: int | None
     length: tuple[float, ...] | None = None
     account: int = 0
-    task: TaskCall | None = None
+    call: TaskCall | None = None
+    task: int = 0

@@ -5,6 +5,7 @@ from typing import Protocol
 from sloserve.core.rows import LENGTH_QUANTILES
 from sloserve.core.slo import DUE_NOW_S
 from sloserve.core.stated import StatedSLO
+from sloserve.core.tasks import TaskCall
 from sloserve.engine.port import EngineRequest
 
 _NAN = float("nan")
@@ -48,6 +49,7 @@ def static_columns(request: QueuedRequest, stated: StatedSLO) -> dict[str, float
         "class_rank": slo.slo_class.rank,
         "class_id": stated.class_id,
         "account": stated.account,
+        "task": stated.task,
         "ttft_s": ttft_s,
         "tpot_s": _NAN if targets.tpot_s is None else targets.tpot_s,
         "e2e_s": _NAN if targets.e2e_s is None else targets.e2e_s,
@@ -56,7 +58,14 @@ def static_columns(request: QueuedRequest, stated: StatedSLO) -> dict[str, float
         "max_tokens": min(request.max_tokens, MAX_TOKENS),
         "oracle_output_tokens": -1 if stated.output_tokens is None else min(stated.output_tokens, MAX_TOKENS),
         **(dict(zip(LENGTH_QUANTILES, stated.length, strict=True)) if stated.length is not None else {}),
+        **({} if stated.call is None else _call_columns(stated.call)),
     }
+
+
+def _call_columns(call: TaskCall) -> dict[str, float]:
+    """Return the columns that a request has as a call of a task."""
+    due_s = _NAN if call.due_s is None else call.due_s
+    return {"task_due_s": due_s, "task_calls": call.calls or 0, "task_last": call.last}
 
 
 def live_columns(

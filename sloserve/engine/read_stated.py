@@ -7,6 +7,7 @@ from typing import Any, Final
 from sloserve.core.rows import LENGTH_QUANTILES
 from sloserve.core.slo import SLO, ClassTable
 from sloserve.core.stated import StatedSLO
+from sloserve.core.tasks import TaskNumbers
 from sloserve.core.tenants import TenantTable
 from sloserve.wire.xargs import (
     KEYS,
@@ -35,7 +36,7 @@ class StatedReader:
     """
 
     def __init__(self, classes: ClassTable, tenants: TenantTable | None = None) -> None:
-        self._tenants = tenants
+        self._tenants, self._tasks = tenants, TaskNumbers()
         self._classes, self._ids = classes, {name: k for k, name in enumerate(classes.names)}
         # By type too: True is no number on the wire, and equals 1.
         self._known = lru_cache(KEPT, typed=True)(self._parse)
@@ -65,9 +66,9 @@ class StatedReader:
             slo = SLO(slo.slo_class, slo.targets.left(elapsed_s, begun=begun))
         length = predicted_length(args, len(LENGTH_QUANTILES))
         account = 0 if self._tenants is None else self._tenants.account_of(stated_tenant(args), adapter)
-        return StatedSLO(
-            slo, self._ids[slo.slo_class.name], stated_output_tokens(args), length, account, stated_call(args)
-        )
+        call = stated_call(args)
+        task, class_id = self._tasks.number_of(call), self._ids[slo.slo_class.name]
+        return StatedSLO(slo, class_id, stated_output_tokens(args), length, account, call, task)
 
     def _parse(self, *values: Any) -> SLO:
         stated = zip(_SLO_KEYS, values, strict=True)
