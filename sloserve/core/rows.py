@@ -71,7 +71,7 @@ COLUMNS: dict[str, tuple[type, float]] = {
     "output_tokens": (np.int64, 0),
     # What the KV layout makes of computed and in-flight tokens; shared prefix blocks count for every holder.
     "kv_blocks": (np.int64, 0),
-    "swapped_tokens": (np.int64, 0),  # tokens of a preempted request of which the host pool keeps KV
+    "swapped_tokens": (np.int64, 0),  # tokens of a waiting request of which the host pool keeps KV
     "num_preemptions": (np.int64, 0),
     # With speculative decoding: drafts of the request that were accepted since its row was made, and how many would
     # have been of the mean request.

@@ -218,7 +218,8 @@ class Planner:
         prompt_tokens = int(rows.prompt_tokens[slot])
         prompt_share = prompt_tokens / max(prompt_tokens + request.num_output_tokens, 1)
         of_prompt = math.ceil((own + len(shared)) * prompt_share) - len(shared)  # what is shared is at the beginning
-        self._reuse.ended(keys, min(max(of_prompt, 0), own), now_s)
+        on_host = self.port.swapped_tokens(request) >= prompt_tokens - STRETCH_TOKENS
+        self._reuse.ended(keys, min(max(of_prompt, 0), own), now_s, on_host=on_host)
 
     def progressed(self, outputs: Any, now_s: float, step: Any = None, results: Any = None) -> None:
         """Take in the results of a step.
@@ -472,8 +473,12 @@ class Planner:
 
     def _snapshot(self, engine: EngineFacts, now_s: float) -> Snapshot:
         table = self.table
-        awaited_blocks = 0.0 if self._reuse is None else self._reuse.awaited_blocks(now_s, engine.total_blocks)
-        snapshot = table.snapshot(engine, self.port.holding, awaited_blocks)
+        snapshot = table.snapshot(engine, self.port.holding)
+        if self._reuse is not None:
+            awaited, on_host = (
+                self._reuse.awaited_blocks(now_s, engine.total_blocks, on_host=only) for only in (False, True)
+            )
+            snapshot = replace(snapshot, awaited_blocks=awaited, awaited_on_host=on_host)
         if self._shares is not None:
             rows, running = snapshot.rows, snapshot.running
             pace = pace_of(engine, running.size, int(rows.computed_tokens[running].sum()))

@@ -50,6 +50,7 @@ class PrefixReuse:
         self._ended_s: FloatArray = np.zeros(2 * MOST_PROMPTS)
         self._blocks: IntArray = np.zeros(2 * MOST_PROMPTS, np.int64)  # 0 of a prompt that is not waited for
         self._waits = np.zeros(2 * MOST_PROMPTS, np.bool_)
+        self._on_host = np.zeros(2 * MOST_PROMPTS, np.bool_)
         self._size = 0
         self._place_of: dict[Hashable, int] = {}  # by the content of the last stretch
         self._key_at: list[Hashable] = []
@@ -80,13 +81,14 @@ class PrefixReuse:
                     self._at_risk *= 0.5
                 return
 
-    def ended(self, keys: Sequence[Hashable], blocks: int, now_s: float) -> None:
+    def ended(self, keys: Sequence[Hashable], blocks: int, now_s: float, *, on_host: bool = False) -> None:
         """Note a request that ended.
 
         Args:
             keys: Contents of the whole stretches of its prompt, as in :meth:`arrived`.
             blocks: KV blocks of its prompt that no other request holds.
             now_s: Time of its end.
+            on_host: Whether swap space keeps this KV as well.
         """
         if not keys:
             return
@@ -97,41 +99,44 @@ class PrefixReuse:
         if before is not None:  # the same content again: it is in the cache once
             self._waits[before], self._blocks[before] = False, 0
         self._ended_s[place], self._blocks[place], self._waits[place] = now_s, blocks, True
+        self._on_host[place] = on_host
         self._place_of[key] = place
         self._key_at.append(key)
         self._size += 1
 
-    def awaited_blocks(self, now_s: float, total_blocks: int) -> float:
+    def awaited_blocks(self, now_s: float, total_blocks: int, *, on_host: bool = False) -> float:
         """Return the expected number of idle KV blocks that later requests will find again.
 
         Args:
             now_s: The present time.
             total_blocks: Blocks of the cache, of which ``MOST_AWAITED`` may be left for the youngest prompts.
+            on_host: Whether only blocks count that swap space keeps as well.
         """
-        if not self._continued.any():
+        if not self._continued.any() or (on_host and not self._on_host[: self._size].any()):
             return 0.0
-        waiting, blocks = self._by_age(now_s)
+        waiting, blocks, blocks_on_host = self._by_age(now_s)
         hazard = self._continued / np.maximum(self._at_risk + _from_each_on(waiting), 1.0)
         is_kept = blocks.cumsum() <= MOST_AWAITED * total_blocks
-        hazard[~is_kept], blocks[~is_kept] = 0.0, 0.0
+        hazard[~is_kept] = 0.0
         later = 1.0 - np.cumprod(np.maximum(1.0 - hazard, 0.0)[::-1])[::-1]
-        return float(later @ blocks)
+        return float(later @ np.where(is_kept, blocks_on_host if on_host else blocks, 0.0))
 
-    def _by_age(self, now_s: float) -> tuple[FloatArray, FloatArray]:
-        """Return how many prompts of each range of ages are waited for, and how many blocks they have."""
+    def _by_age(self, now_s: float) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return how many prompts of each range of ages are waited for, their blocks, and those that the host keeps."""
         ended_s = self._ended_s[: self._size]
         first = ended_s.searchsorted(now_s - AGES_S[1:], side="right")  # the first prompt that is younger than each age
         ends = np.append(self._size, first)
-        counts = np.append(0, self._waits[: self._size].cumsum())[ends]
-        blocks = np.append(0, self._blocks[: self._size].cumsum())[ends]
-        return -np.diff(np.append(counts, 0)).astype(float), -np.diff(np.append(blocks, 0)).astype(float)
+        columns = self._waits, self._blocks, self._blocks * self._on_host
+        sums = (np.append(0, column[: self._size].cumsum())[ends] for column in columns)
+        waiting, blocks, on_host = (-np.diff(np.append(each, 0)).astype(float) for each in sums)
+        return waiting, blocks, on_host
 
     def _forget_oldest(self, now_s: float) -> None:
         """Forget the older half of the prompts; each counts as not continued for as long as it was remembered."""
         half = MOST_PROMPTS
         ages = AGES_S.searchsorted(now_s - self._ended_s[:half][self._waits[:half]], side="right") - 1
         self._at_risk += _from_each_on(np.bincount(np.maximum(ages, 0), minlength=AGES_S.size).astype(float))
-        for column in (self._ended_s, self._blocks, self._waits):
+        for column in (self._ended_s, self._blocks, self._waits, self._on_host):
             column[:half] = column[half:]
         self._key_at = self._key_at[half:]
         self._size = half

@@ -77,6 +77,7 @@ class RequestTable:
         if self._reader.is_blocked(request):
             self.rows.state[slot] = State.BLOCKED
             self._blocked[slot] = request
+        self._note_swapped(slot, request)
         self._note_hit(slot, request)
         self._mark(slot)
         return slot
@@ -418,14 +419,12 @@ class RequestTable:
         self,
         engine: EngineFacts,
         holding: Callable[[EngineRequest], Holding] | None = None,
-        awaited_blocks: float = 0.0,
     ) -> Snapshot:
         """Return the engine's state for a policy, as of now.
 
         Args:
             engine: What the engine can do.
             holding: Function that returns what KV blocks a request holds, if it is called.
-            awaited_blocks: See :class:`~sloserve.lso.plan.Snapshot`.
         """
         self.unblock()
         rows, running, shared_blocks = self.rows, self.read_running(), 0
@@ -442,7 +441,6 @@ class RequestTable:
             engine,
             None if holding is None else lambda slot: holding(self.request_at[slot]),
             shared_blocks=shared_blocks,
-            awaited_blocks=awaited_blocks,
         )
 
     def read_running(self) -> IntArray:

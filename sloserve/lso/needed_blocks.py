@@ -62,6 +62,15 @@ class NeededBlocks:
         self._has_states = any(map(keeps_state, self._groups))
         self._gives_back = any(one.window_tokens or one.chunk_tokens or one.states for one in self._groups)
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether a request reads all of its blocks, so that kept blocks serve any fewer tokens as well."""
+        return not self._gives_back
+
+    def full_blocks(self, tokens: int) -> list[int]:
+        """Return how many blocks ``tokens`` tokens fill, in each group."""
+        return [tokens // one.block_size for one in self._groups]
+
     def least(self, tokens: int, least: int) -> int:
         """Return the fewest computed tokens that kept blocks can serve.
 

@@ -171,6 +171,7 @@ class Snapshot:
             that they hold together: a block of a shared prefix counts for every holder there.
         awaited_blocks: Expected number of blocks that no request holds and that later requests will find again in the
             prefix cache.
+        awaited_on_host: Those of these blocks that swap space keeps as well, so that nothing is lost if they are used.
         standing: Standing of the tenants; ``None`` where shares decide nothing. Requests of lower levels come
             first (:meth:`by_level`), and some give way to the others even while they run (:meth:`gives_way`).
     """
@@ -183,6 +184,7 @@ class Snapshot:
     turns: AgedTurns = NO_TURNS
     shared_blocks: int = 0
     awaited_blocks: float = 0.0
+    awaited_on_host: float = 0.0
     standing: Standing | None = None
 
     def levels(self, slots: IntArray) -> IntArray | None:
@@ -201,14 +203,14 @@ class Snapshot:
     def forecast_blocks(self, reserve: float) -> float:
         """Return the KV blocks that running and admitted requests may come to hold together.
 
-        What later requests will find in the prefix cache stays there.
+        What later requests will find in the prefix cache stays there, unless swap space has it, too.
 
         Args:
             reserve: Further share of the blocks to keep free.
         """
         engine = self.engine
         blocks = engine.total_blocks * (1.0 - reserve) - engine.watermark_blocks
-        return blocks - self.awaited_blocks
+        return blocks - (self.awaited_blocks - self.awaited_on_host)
 
     def woven(self, order: IntArray) -> IntArray:
         """Return ``order``, waiting slots in order of admission, with aged requests in the places of their turns.

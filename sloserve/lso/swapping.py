@@ -23,7 +23,15 @@ from sloserve.estimator.step_time.latency import StepLatency, StepLoad
 from sloserve.lso.needed_blocks import needed_blocks
 from sloserve.lso.plan import EngineFacts, SwapFacts
 
-__all__ = ["SwapFacts", "cheaper_later", "preemption_price", "recompute_s", "swap_s", "swap_worth_s"]
+__all__ = [
+    "SwapFacts",
+    "cheaper_later",
+    "preemption_price",
+    "recompute_s",
+    "retention_cost_s",
+    "swap_s",
+    "swap_worth_s",
+]
 
 STAGING_BYTES_PER_S: Final = 0.7e12
 """Rate at which KV is packed and unpacked.
@@ -76,6 +84,17 @@ def swap_s(tokens: int, layout: KVLayout, swap: SwapFacts) -> float:
     copies_s = swap.out_s + swap.in_s + 2.0 * num_bytes / swap.bytes_per_s
     own_s = max(copies_s - swap.wait_s, 0.0)
     return 2.0 * num_bytes / STAGING_BYTES_PER_S + max(stall_s(num_bytes, swap), own_s)
+
+
+def retention_cost_s(tokens: int, layout: KVLayout, swap: SwapFacts) -> float:
+    """Return the engine seconds that it takes to copy the KV of ``tokens`` to the host while others run.
+
+    Nobody waits for the copy, and most of it need never come back, so that only packing and a full link count.
+    """
+    if tokens <= 0:
+        return 0.0
+    num_bytes = int(needed_blocks(layout, np.array([tokens], np.int64))[0]) * swap.block_bytes
+    return num_bytes / STAGING_BYTES_PER_S + stall_s(num_bytes, swap)
 
 
 def swap_worth_s(tokens: int, running: StepLoad, engine: EngineFacts) -> float:

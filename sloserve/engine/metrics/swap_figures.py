@@ -15,7 +15,19 @@ REFUSALS: Final = (
     "cost", "empty", "full", "loading", "must_compute", "reset", "session", "too_large",
 )  # fmt: skip
 """Why the KV of a preempted request is not kept: counters ``swap_refused_<reason>``."""
-DROPS: Final = ("ended", "epoch", "failed", "found_elsewhere", "late", "preempted_again", "taken_back", "worth_less")
+DROPS: Final = (
+    "differs",
+    "ended",
+    "epoch",
+    "failed",
+    "found_elsewhere",
+    "late",
+    "not_continued",
+    "preempted_again",
+    "retained_again",
+    "taken_back",
+    "worth_less",
+)
 """Why what is kept is given up before it is loaded: counters ``swap_dropped_<reason>``."""
 SWAP_BUCKETS: Final = (0, 1, 2, 3, 5, 8, 13)
 """Upper bounds of the histogram of how often a request's KV went to the host; one more bucket holds the rest."""

@@ -17,6 +17,7 @@ from sloserve.core.clock import Clock
 from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.engine.step_clock import StepClock
 from sloserve.engine.swap.link_clock import LinkClock
+from sloserve.engine.swap.retained import Ending, RetainedKV
 from sloserve.engine.swap.store import SwapStore
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import Profile
@@ -101,6 +102,7 @@ class SwapControl:
         clock: Clock,
     ) -> None:
         self.store, self.link, self._waits = store, LinkClock(bytes_per_s), TurnWaits()
+        self.retained = RetainedKV(store)
         self._always = swapping == "always"
         self._layout, self._block_bytes = layout, block_bytes
         self._steps, self._clock = steps, clock
@@ -123,9 +125,27 @@ class SwapControl:
             return None
         return recompute_s(tokens, running, engine)
 
-    def ended(self, request_id: str) -> None:
-        """Record that a request will not come back."""
+    def is_worth_retaining(self, request_id: str, ending: Ending, engine: EngineFacts) -> bool:
+        """Return whether to copy what the host does not have yet of the KV of a request that ends.
+
+        Args:
+            request_id: Id of the request.
+            ending: The request.
+            engine: What the engine can do; its ``swap`` is :meth:`facts`.
+        """
+        kept_tokens = self.store.tokens_of(request_id)
+        return self.retained.is_worth_keeping(ending, kept_tokens, self._steps.decodes, engine)
+
+    def ended(self, request_id: str, ending: Ending | None = None) -> None:
+        """Record that a request will not come back.
+
+        Args:
+            request_id: Id of the request.
+            ending: The request, if its KV may serve others.
+        """
         self._waits.ended(request_id)
+        if ending is not None:
+            self.retained.ended(request_id, ending)
 
     def stores(self, num_blocks: int) -> None:
         """Record that ``num_blocks`` blocks go to the host."""

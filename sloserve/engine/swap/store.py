@@ -1,5 +1,8 @@
 """The scheduler's side of the host pool: which host blocks keep the KV of which preempted request.
 
+State that *lasts* stays kept when its request has KV again, so that the request's end, or its next preemption, copies
+only what is new. It belongs to a request that continues an ended one, see :mod:`sloserve.engine.swap.retained`.
+
 State of one request is *kept* from :meth:`SwapStore.store` on. With :meth:`SwapStore.load` it is *loading*, and ends
 with :meth:`SwapStore.loaded`, whatever became of the load: not before may another request's state be written to its
 blocks. What is given up while it loads is *void*: its blocks come back at the same time, its KV counts for nothing.
@@ -31,17 +34,20 @@ class _State:
 
     Args:
         least: The fewest tokens that what is kept can serve.
+        settled: Tokens that are kept and will not be taken back.
         places: Places of its blocks in each group; ``blocks``, the host blocks, belong to them in this order.
     """
 
     tokens: int
     least: int
+    settled: int
     places: list[range]
     blocks: list[int]
     worth_s: float
     loading: bool = False
     void: bool = False
     stays: bool = False
+    lasts: bool = False
 
     @property
     def worth_per_block(self) -> float:
@@ -107,12 +113,16 @@ class SwapStore:
             least: The fewest tokens with which it may go on, where the last computed ones may not count; ``None`` where
                 all do.
 
-        Returns: the places of the kept blocks in each group, and the host blocks for them in the same order; ``None``
-        if nothing is kept.
+        Returns: the places of the blocks to copy in each group, and the host blocks for them in the same order;
+        ``None`` if nothing is kept. Of state that lasts, blocks that are kept already are not among them.
         """
-        self.drop(request_id, "preempted_again")
-        least = self.needed.least(tokens, tokens if least is None else least)
+        known = tokens if least is None else min(least, tokens)
+        least = self.needed.least(tokens, known)
         places = self.needed.places(least, tokens)
+        state = self._states.get(request_id)
+        if state is not None and state.lasts and not state.loading and self.needed.keeps_all:
+            return self._extend(request_id, state, tokens, known, places, worth_s)
+        self.drop(request_id, "preempted_again")
         needed = count(places)
         refusal: Refusal | None = None
         if needed <= 0:  # local chunks alone read nothing before a multiple of the chunk
@@ -121,24 +131,61 @@ class SwapStore:
             refusal = "too_large"
         elif request_id in self._states:
             refusal = "loading"
-        elif not self._make_room(needed, worth_s / needed):
+        elif not self._make_room(needed, worth_s / needed, request_id):
             refusal = "full"
         if refusal is not None:
             self.counters[f"swap_refused_{refusal}"] += 1
             return None
-        blocks = self._free[: -needed - 1 : -1]
-        del self._free[-needed:]
-        self._states[request_id] = _State(tokens, least, places, blocks, worth_s)
+        blocks = self._take(needed)
+        self._states[request_id] = _State(tokens, least, known, places, blocks, worth_s)
+        self._count_store(tokens)
+        return places, list(blocks)
+
+    def _extend(
+        self, request_id: str, state: _State, tokens: int, known: int, places: list[range], worth_s: float
+    ) -> tuple[list[range], list[int]] | None:
+        """Keep ``tokens`` tokens of a request with first ones that are kept already; return what :meth:`store` does."""
+        settled_tokens = min(state.settled, tokens)
+        settled = self.needed.full_blocks(settled_tokens)
+        needed = sum(max(len(new) - len(old), 0) for new, old in zip(places, state.places, strict=True))
+        if not self._make_room(needed, worth_s / count(places), request_id):
+            self.counters["swap_refused_full"] += 1
+            return None
+        blocks: list[int] = []
+        ids: list[int] = []
+        start = 0
+        for new, old, full in zip(places, state.places, settled, strict=True):
+            held = state.blocks[start : start + len(old)]
+            start += len(old)
+            self._free.extend(reversed(held[len(new) :]))
+            held = held[: len(new)] + self._take(max(len(new) - len(old), 0))
+            blocks += held
+            ids += held[full:]
+        copied = [range(full, new.stop) for new, full in zip(places, settled, strict=True)]
+        state.tokens, state.settled, state.places, state.blocks, state.worth_s = tokens, known, places, blocks, worth_s
+        self._count_store(tokens - settled_tokens)
+        return copied, ids
+
+    def _take(self, count: int) -> list[int]:
+        """Return ``count`` free blocks, which are there."""
+        taken = self._free[: -count - 1 : -1]
+        del self._free[len(self._free) - count :]
+        return taken
+
+    def _count_store(self, tokens: int) -> None:
         self.peak_blocks = max(self.peak_blocks, self.used_blocks)
         self.counters["swap_stores"] += 1
         self.counters["swapped_out_tokens"] += tokens
-        return places, list(blocks)
 
-    def _make_room(self, needed: int, worth_per_block: float) -> bool:
+    def _make_room(self, needed: int, worth_per_block: float, request_id: str) -> bool:
+        """Free ``needed`` blocks of state that is worth less a block than this; return whether that was possible.
+
+        State of ``request_id`` stays.
+        """
         missing = needed - len(self._free)
         if missing <= 0:
             return True
-        less = [(s.worth_per_block, i) for i, s in self._states.items() if not s.loading]
+        less = [(s.worth_per_block, i) for i, s in self._states.items() if not s.loading and i != request_id]
         less = sorted(one for one in less if one[0] < worth_per_block)
         chosen: list[str] = []
         for _, request_id in less:
@@ -208,9 +255,10 @@ class SwapStore:
             return False
         if failed:
             self.counters["swap_failures"] += 1
-        if state.stays and not state.void and not failed:
+        if (state.stays or state.lasts) and not state.void and not failed:
+            usable = not state.stays
             state.loading = state.stays = False
-            return False
+            return usable
         self._release(request_id)
         return not failed and not state.void
 
@@ -240,6 +288,35 @@ class SwapStore:
             state.void = True
         else:
             self._release(request_id)
+
+    def unused(self, request_id: str, reason: str) -> None:
+        """Record that a request has KV without what is kept for it, which is given up unless it lasts.
+
+        Args:
+            request_id: Id of the request.
+            reason: An identifier, as for :meth:`drop`.
+        """
+        state = self._states.get(request_id)
+        if state is not None and not state.lasts:
+            self.drop(request_id, reason)
+
+    def let_last(self, request_id: str, worth_s: float) -> None:
+        """Let what is kept for a request last beyond its next load, and be worth ``worth_s`` from now on."""
+        state = self._states.get(request_id)
+        if state is not None:
+            state.lasts, state.worth_s = True, worth_s
+
+    def trim(self, request_id: str, tokens: int) -> None:
+        """Keep the first ``tokens`` tokens only of what is kept; needs a layout in which a request reads all blocks."""
+        state = self._states.get(request_id)
+        if state is None or state.loading or tokens >= state.tokens:
+            return
+        places, blocks, start = self.needed.places(0, tokens), [], 0
+        for new, old in zip(places, state.places, strict=True):
+            blocks += state.blocks[start : start + len(new)]
+            self._free.extend(reversed(state.blocks[start + len(new) : start + len(old)]))
+            start += len(old)
+        state.tokens, state.settled, state.places, state.blocks = tokens, min(state.settled, tokens), places, blocks
 
     def hand_over(self, request_id: str, to: str) -> None:
         """Keep what is kept for a request for ``to`` instead, for which nothing may be kept yet.

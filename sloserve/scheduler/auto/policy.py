@@ -232,13 +232,14 @@ class Auto(PredictingPolicy):
 
 
 def _as_if_dropped(rows: Rows, slots: IntArray, queued: int, context: IntArray, prefill: IntArray) -> IntArray:
-    """Return ``prefill`` as if no KV of waiting requests were kept on the host.
+    """Return ``prefill`` as if no KV of preempted requests were kept on the host.
 
     If it were cheap to bring back, a victim would come back before the requests that it gave way to, and be preempted
-    again.
+    again. The KV of a request that continues an ended one counts as what the prefix cache has.
     """
     waiting = slots[:queued]
-    again = np.minimum(prefill[:queued] + rows.swapped_tokens[waiting], context[:queued])
+    swapped = np.where(rows.num_preemptions[waiting] > 0, rows.swapped_tokens[waiting], 0)
+    again = np.minimum(prefill[:queued] + swapped, context[:queued])
     return np.concatenate((again, prefill[queued:]))
 
 

@@ -70,6 +70,13 @@ class KVBlocks:
         """Return the content of each whole stretch of the request's prompt; empty without a prefix cache."""
         return ()
 
+    def contents(self, index: int, tokens: int) -> Sequence[Hashable]:
+        """Return the content of each full block of the request's first ``tokens`` tokens; none without a prefix cache.
+
+        Two requests have an equal entry at a place if all their tokens up to the end of that block are equal.
+        """
+        return ()
+
     def fits(self, hit: Hit, tokens: int, first: int, reserved: int = 0, *, loaded: int = 0) -> bool:
         """Return whether a waiting request can be held to its end and its first chunk fits now.
 

@@ -108,6 +108,9 @@ class GroupedBlocks(KVBlocks):
         stretch = max(stretch_tokens // self.block_size, 1)
         return self._nodes.of_prompt(index)[stretch - 1 :: stretch]
 
+    def contents(self, index: int, tokens: int) -> Sequence[Hashable]:
+        return self._nodes.first(index, tokens // self.block_size) if self.caches else ()
+
     def fits(self, hit: Hit, tokens: int, first: int, reserved: int = 0, *, loaded: int = 0) -> bool:
         if self._keeps_states and self._waits_for_state(hit):
             return False

@@ -88,7 +88,7 @@ class PlannedScheduler(ModelScheduler):
         store = SwapStore(int(space_gib * GIB) // block_bytes, self.layout.groups, self.slo_counters)
         bytes_per_s = first_bytes_per_s(self._steps.profile)
         control = SwapControl(store, self.layout, block_bytes, self._swapping, bytes_per_s, self._steps, self._clock)
-        self.swap = KVSwap(self.requests, control)
+        self.swap = KVSwap(self.requests, self.kv, control)
 
     def state(self, request: ModelRequest, stated: StatedSLO) -> None:
         """Report what a request asks for to the planner, right after the request was added."""
@@ -104,6 +104,8 @@ class PlannedScheduler(ModelScheduler):
             self.planner.preempted(self.requests.handles[index])
 
     def _end(self, index: int) -> None:
+        if self.swap is not None:
+            self.swap.ending(index, self._port.facts(int(self.running.size), ()))
         if self.planner is not None:
             request = self.requests.handles[index]
             self.planner.finished(request, self._clock.now_s())

@@ -35,9 +35,11 @@ class PromptNodes:
 
     def of_prompt(self, index: int) -> Sequence[Hashable]:
         """Return the nodes of the full blocks of the request's prompt; none for a prompt that shares nothing."""
-        item = self._requests.handles[index].workload
-        count = item.prompt_tokens // self._block_size
-        if not count or not item.prefix_ids:
+        return self.first(index, self._requests.handles[index].workload.prompt_tokens // self._block_size)
+
+    def first(self, index: int, count: int) -> Sequence[Hashable]:
+        """Return the nodes of the request's first ``count`` blocks; none for a prompt that shares nothing."""
+        if count <= 0 or not self._requests.handles[index].workload.prefix_ids:
             return ()
         self.node(index, count - 1)
         return self._nodes_of[index][:count]

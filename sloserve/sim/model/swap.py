@@ -6,21 +6,24 @@ The same store, rule and link clock; see :mod:`sloserve.vllm_plugin.engine.swapp
 from collections.abc import Sequence
 
 from sloserve.engine.swap.control import SwapControl
+from sloserve.engine.swap.retained import Ending
 from sloserve.engine.virtual.virtual_swap_worker import Load, Told
 from sloserve.scheduler.policy import EngineFacts
-from sloserve.sim.model.model_requests import ModelRequest, ModelRequests
+from sloserve.sim.model.blocks import KVBlocks
+from sloserve.sim.model.model_requests import RUNNING, ModelRequest, ModelRequests
 
 
 class KVSwap:
     """The KV of preempted requests in host memory; ``begun`` lists the requests that the last step began to load."""
 
-    def __init__(self, requests: ModelRequests, control: SwapControl) -> None:
-        self._requests = requests
+    def __init__(self, requests: ModelRequests, kv: KVBlocks, control: SwapControl) -> None:
+        self._requests, self._kv = requests, kv
         self.control = control
         self._kept: set[int] = set()
         self._loading: dict[str, int] = {}
         self._stores: list[Sequence[int]] = []
         self._loads: list[Load] = []
+        self._ending: tuple[int, Ending] | None = None
         self.begun: list[ModelRequest] = []
 
     @property
@@ -35,9 +38,30 @@ class KVSwap:
         return taken
 
     def given(self, index: int) -> None:
-        """Note a new request, which may already have KV in the pool."""
-        if self.control.store.tokens_of(self._requests.handles[index].request_id):
+        """Note a new request, which may have KV in the pool already, or continue an ended one that has."""
+        request_id = self._requests.handles[index].request_id
+        if self.control.store.tokens_of(request_id) or self._continues(index):
             self._kept.add(index)
+
+    def _continues(self, index: int) -> bool:
+        contents = self._kv.contents(index, int(self._requests.prompt[index]))
+        if not contents:
+            return False
+        hit_tokens = self._kv.hit_tokens(index, 0)
+        request_id = self._requests.handles[index].request_id
+        return self.control.retained.arrived(request_id, contents, self._kv.block_size, hit_tokens) > 0
+
+    def ending(self, index: int, engine: EngineFacts) -> None:
+        """Keep the KV of a running request whose output is complete, if later requests may continue it."""
+        counts = self._requests
+        request = counts.handles[index]
+        contents = self._kv.contents(index, int(counts.tokens[index]) - 1)
+        if not contents or counts.left[index] or counts.state[index] != RUNNING:
+            return
+        ending = Ending(contents, self._kv.block_size, int(counts.prompt[index]), request.workload.call)
+        self._ending = index, ending
+        if self.control.is_worth_retaining(request.request_id, ending, engine):
+            self._store(index, ending.tokens, ending.tokens, self.control.retained.worth_s(ending.tokens))
 
     def before_preempt(self, index: int, engine: EngineFacts) -> None:
         """Keep the KV of a request that is about to lose its blocks, if the copy is worth its cost."""
@@ -50,14 +74,20 @@ class KVSwap:
 
     def keep(self, index: int, worth_s: float) -> None:
         """Copy the KV of a running request to the pool, if there is room."""
-        request_id, tokens = self._requests.handles[index].request_id, int(self._requests.computed[index])
-        known = int(self._requests.tokens[index])
-        kept = self.control.store.store(request_id, tokens, worth_s, known - 1)
-        if kept is not None:
-            _, host_ids = kept
-            self.control.stores(len(host_ids))
-            self._stores.append(host_ids)
+        counts = self._requests
+        if self._store(index, int(counts.computed[index]), int(counts.tokens[index]) - 1, worth_s):
             self._kept.add(index)
+
+    def _store(self, index: int, tokens: int, known: int, worth_s: float) -> bool:
+        """Copy the KV of ``tokens`` tokens, of which ``known`` are not taken back; return whether there is room."""
+        kept = self.control.store.store(self._requests.handles[index].request_id, tokens, worth_s, known)
+        if kept is None:
+            return False
+        _, host_ids = kept
+        self.control.stores(len(host_ids))
+        if host_ids:
+            self._stores.append(host_ids)
+        return True
 
     def frontier(self, index: int, hit: int) -> int:
         """Return how many leading tokens of the request have KV after a load; 0 where there is nothing to load.
@@ -84,7 +114,8 @@ class KVSwap:
     def runs(self, index: int) -> None:
         """Drop the KV kept for a request that runs without it: the prefix cache has it all."""
         if index in self._kept:
-            self._drop(index, "found_elsewhere")
+            self._kept.discard(index)
+            self.control.store.unused(self._requests.handles[index].request_id, "found_elsewhere")
 
     def told(self, told: Told) -> list[int]:
         """Record what the worker reports with a step's output; return the requests with finished loads."""
@@ -95,8 +126,11 @@ class KVSwap:
 
     def ended(self, index: int) -> None:
         """Forget the request, which will not come back."""
+        ending, self._ending = self._ending, None
+        self.control.ended(
+            self._requests.handles[index].request_id, ending[1] if ending is not None and ending[0] == index else None
+        )
         self._drop(index, "ended")
-        self.control.ended(self._requests.handles[index].request_id)
 
     def _drop(self, index: int, reason: str) -> None:
         self._kept.discard(index)

@@ -4,7 +4,7 @@
 """
 
 import asyncio
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping
 from operator import attrgetter
 from typing import Any, Final
 
@@ -15,11 +15,9 @@ from vllm.v1.request import Request, RequestStatus
 from sloserve.core.errors import ConfigError
 from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.core.rows import State
-from sloserve.engine.prefix_hit import blocks_hit, is_unchanged
 from sloserve.engine.step_clock import StepClock
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import EngineFacts
-from sloserve.vllm_plugin.kv_groups import keeps_all_tokens, shares_prefixes
 
 _HOLDERS = attrgetter("ref_cnt")
 
@@ -163,6 +161,11 @@ def is_aborted(request: Request) -> bool:
     return request.status in (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR)
 
 
+def is_complete(request: Request) -> bool:
+    """Return whether a request that ends has its whole output."""
+    return request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+
+
 def state_of(request: Request) -> State:
     """Return the state of an unfinished request that is not blocked."""
     if request.status == RequestStatus.RUNNING:
@@ -219,67 +222,6 @@ def holding(scheduler: Any, request: Request) -> Holding:
 def _freeing_blocks(scheduler: Any) -> int:
     """Return the blocks that are free once the steps in flight are over; other requests hold the rest of them too."""
     return sum(block.ref_cnt == 1 for _, blocks in scheduler.deferred_frees for block in blocks)
-
-
-def prompt_contents(scheduler: Any, request: Request, stretch_tokens: int) -> Sequence[Any]:
-    """Return the hash of the last block of each whole stretch of a request's prompt; none without a prefix cache.
-
-    Args:
-        scheduler: vLLM's scheduler.
-        request: The request.
-        stretch_tokens: Tokens of a stretch, see :meth:`sloserve.engine.port.EnginePort.prompt_contents`.
-    """
-    kv_cache_manager = scheduler.kv_cache_manager
-    if not kv_cache_manager.enable_caching or request.skip_reading_prefix_cache:
-        return ()
-    size = kv_cache_manager.block_pool.hash_block_size
-    full, stretch = request.num_prompt_tokens // size, max(stretch_tokens // size, 1)
-    found: Sequence[Any] = request.block_hashes[stretch - 1 : full : stretch]
-    return found
-
-
-def hit_tokens(scheduler: Any, layout: KVLayout, request: Request, before: int) -> int:
-    """Return the tokens that a waiting request would find in the prefix cache.
-
-    See :func:`sloserve.engine.prefix_hit.blocks_hit`. (``get_computed_blocks`` of vLLM's looks up every block, and may
-    emit events.)
-    """
-    kv_cache_manager, block_size = scheduler.kv_cache_manager, int(scheduler.block_size)
-    if not kv_cache_manager.enable_caching or request.skip_reading_prefix_cache:
-        return 0
-    coordinator, block_pool, hashes = kv_cache_manager.coordinator, kv_cache_manager.block_pool, request.block_hashes
-    if not layout.is_full or block_pool.hash_block_size != block_size:
-        # vLLM computes the end of a prefix again for layers with a window that the cache does not keep.
-        again = int(getattr(scheduler, "prefix_replay_tokens", 0))
-        # Only all groups together know, and each may have given up another part of a prefix.
-        if before and _still_hit(coordinator, block_pool, hashes, request.num_tokens - 1, before + again):
-            return before
-        found = int(coordinator.find_longest_cache_hit(hashes, request.num_tokens - 1)[1])
-        return max(found - again, 0)
-    # Drafts of EAGLE and MTP want the last block that is found computed again; since 0.33 most of them do not.
-    group = coordinator.single_type_managers[0]
-    dropped = int(group.use_eagle)
-    most = min((request.num_tokens - 1) // block_size, len(hashes))
-    found = blocks_hit(lambda i: block_pool.get_cached_block(hashes[i], [0]), most, before // block_size + dropped)
-    return max(found - dropped, 0) * block_size
-
-
-def _still_hit(coordinator: Any, block_pool: Any, hashes: Sequence[Any], most: int, before: int) -> bool:
-    """Return whether the hit of ``before`` tokens, of ``most``, is there still and no longer one can be.
-
-    vLLM's own look-up asks for each block of a prefix: 1.2 ms for one of 32k tokens.
-    """
-    size = block_pool.hash_block_size
-    places = [place for place, group in enumerate(coordinator.single_type_managers) if shares_prefixes(group)]
-    groups = [coordinator.single_type_managers[place] for place in places]
-    if any(group.block_size != size for group in groups):
-        return False
-
-    def cached(kind: int, block: int) -> bool:
-        return block_pool.get_cached_block(hashes[block], [places[kind]]) is not None
-
-    whole = [kind for kind, group in enumerate(groups) if keeps_all_tokens(group)]
-    return is_unchanged(cached, len(groups), whole, min(most // size, len(hashes)), before // size)
 
 
 def places_taken(scheduler: Any) -> int:

@@ -376,6 +376,8 @@ class SLOScheduler(ContainedScheduler):
         if request.request_id not in self.requests:
             return
         stated: StatedSLO | None = self._booking(None, self._ledger.enqueued, request)
+        if self._swapping is not None:
+            self._booking(None, self._swapping.arrived, request)
         if self._planner is not None and stated is not None:
             self._planner.arrived(request, stated, self._clock.now_s())
 
@@ -396,6 +398,9 @@ class SLOScheduler(ContainedScheduler):
             self._planner.preempted(request)
 
     def _ended(self, request: Request) -> None:
+        if self._swapping is not None:
+            stated = self._ledger.slo_of.get(request.request_id)
+            self._booking(None, self._swapping.ending, request, None if stated is None else stated.call)
         if self._planner is not None:
             self._planning(None, self._planner.finished, request, self._clock.now_s())
         if self._counts:

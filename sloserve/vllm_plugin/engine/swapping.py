@@ -20,10 +20,12 @@ import numpy as np
 from vllm.v1.request import Request
 
 from sloserve.core.clock import Clock
+from sloserve.core.tasks import TaskCall
 from sloserve.engine.step_clock import StepClock
 from sloserve.engine.swap.control import SwapControl, first_bytes_per_s
-from sloserve.lso.plan import SwapFacts
-from sloserve.vllm_plugin.engine import compat, kv_loads
+from sloserve.engine.swap.retained import Ending
+from sloserve.lso.plan import EngineFacts, SwapFacts
+from sloserve.vllm_plugin.engine import compat, kv_loads, prefix_cache
 from sloserve.vllm_plugin.engine.abandoned_loads import AbandonedLoads
 from sloserve.vllm_plugin.engine.apply import StockLimits, preempt
 from sloserve.vllm_plugin.kv_groups import layout_of
@@ -91,6 +93,7 @@ class Swapping:
         self._due_s: dict[str, float] = {}  # of loads that run: when each must have ended
         self._begun: list[Request] = []
         self._abandoned = AbandonedLoads(scheduler)
+        self._ending: tuple[str, Ending] | None = None
         self._closed = self._spares_reset = False
         self.parked = False
         self._stepping_s, self._stepped_s = 0.0, clock.monotonic_s()  # a clock that stands while no step is made
@@ -142,12 +145,42 @@ class Swapping:
             return False
         return self._store(request, worth_s)
 
+    def arrived(self, request: Request) -> None:
+        """Give a new request the KV of the ended request that it continues, if the pool has it."""
+        contents, block_tokens = prefix_cache.block_contents(self._scheduler, request, request.num_prompt_tokens)
+        if contents and self._reason_against(request) is None:
+            usable = contents[: len(contents) - prefix_cache.unfound_blocks(self._scheduler)]
+            hit = prefix_cache.hit_tokens(self._scheduler, self._layout, request, 0)
+            self._control.retained.arrived(request.request_id, usable, block_tokens, hit)
+
+    def ending(self, request: Request, call: TaskCall | None) -> None:
+        """Keep the KV of a request with a complete output, which vLLM is about to free, if others may continue it.
+
+        Args:
+            request: The request.
+            call: The task that it was a call of; ``None`` if it was no part of a task.
+        """
+        self._ending = None
+        known = request.num_tokens - 1
+        contents, block_tokens = prefix_cache.block_contents(self._scheduler, request, known)
+        if not contents or not compat.is_complete(request) or self._reason_against(request) is not None:
+            return
+        ending = Ending(contents, block_tokens, request.num_prompt_tokens, call)
+        blocks = compat.block_ids(self._scheduler, request)
+        if request.num_computed_tokens < known or any(len(of_group) < len(contents) for of_group in blocks):
+            return  # it was preempted, and ends by output that was in flight
+        self._ending = request.request_id, ending
+        if self._control.is_worth_retaining(request.request_id, ending, self._engine()):
+            worth_s = self._control.retained.worth_s(ending.tokens)
+            self._store(request, worth_s, ending.tokens)
+
     def keep(self, request: Request) -> bool:
         """Keep the KV of a running request, whatever that saves. Return whether there is room for it."""
         return self._reason_against(request) is None and self._store(request, math.inf)
 
-    def _store(self, request: Request, worth_s: float) -> bool:
-        tokens = request.num_computed_tokens
+    def _store(self, request: Request, worth_s: float, tokens: int | None = None) -> bool:
+        """Keep the KV of a request's first ``tokens`` tokens, or of all; return whether anything is copied."""
+        tokens = request.num_computed_tokens if tokens is None else tokens
         blocks = compat.block_ids(self._scheduler, request)
         stored = self._connector.update_state_before_preempt(request, blocks, tokens, worth_s)
         if stored:
@@ -155,10 +188,13 @@ class Swapping:
         return stored > 0
 
     def _worth_s(self, request: Request, tokens: int) -> float | None:
+        return self._control.worth_s(request.request_id, tokens, self._engine())
+
+    def _engine(self) -> EngineFacts:
         scheduler, now_s = self._scheduler, self._clock.monotonic_s()
         running = len(scheduler.running)
         engine = compat.engine_facts(scheduler, self._layout, running, (), self._steps, now_s, self.promised)
-        return self._control.worth_s(request.request_id, tokens, replace(engine, swap=self.facts()))
+        return replace(engine, swap=self.facts())
 
     def _reason_against(self, request: Request) -> str | None:
         if self._closed:
@@ -254,7 +290,9 @@ class Swapping:
 
     def ended(self, request: Request) -> None:
         """Record that a request ended, in whatever way."""
-        self._control.ended(request.request_id)
+        ending, self._ending = self._ending, None
+        is_same = ending is not None and ending[0] == request.request_id
+        self._control.ended(request.request_id, ending[1] if ending is not None and is_same else None)
 
     def before_output(self, output: Any) -> None:
         """Correct workers' results before vLLM reads them: a load that was given up while it ran counts as failed.

@@ -17,7 +17,7 @@ from sloserve.engine.request_table import RequestTable
 from sloserve.engine.step_clock import StepClock
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import EngineFacts, Plan
-from sloserve.vllm_plugin.engine import apply, compat
+from sloserve.vllm_plugin.engine import apply, compat, prefix_cache
 from sloserve.vllm_plugin.engine.swapping import Swapping
 from sloserve.vllm_plugin.kv_groups import layout_of
 
@@ -187,10 +187,10 @@ class VllmPort(VllmReader):
         return facts if swapping is None else replace(facts, swap=swapping.facts())
 
     def prompt_contents(self, request: Request, stretch_tokens: int) -> Sequence[Hashable]:
-        return compat.prompt_contents(self._scheduler, request, stretch_tokens)
+        return prefix_cache.prompt_contents(self._scheduler, request, stretch_tokens)
 
     def hit_tokens(self, request: Request, before: int) -> int:
-        return compat.hit_tokens(self._scheduler, self._layout, request, before)
+        return prefix_cache.hit_tokens(self._scheduler, self._layout, request, before)
 
     def items_to_encode(self, request: Request, computed: int) -> tuple[int, int]:
         cached = compat.encoded_items(self._scheduler)

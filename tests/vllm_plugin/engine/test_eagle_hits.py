@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sloserve.core.kernels.kv_layout import KVGroups, KVLayout
-from sloserve.vllm_plugin.engine import compat
+from sloserve.vllm_plugin.engine import prefix_cache
 from tests.other_vllm import IS_0_33
 
 pytestmark = pytest.mark.vllm
@@ -67,5 +67,5 @@ def test_a_hit_is_as_long_as_vllm_finds_it(how: dict[str, Any], before: int) -> 
     for tokens in (1, BLOCK, BLOCK + 1, 3 * BLOCK, 3 * BLOCK + 1, CACHED, CACHED + 1, CACHED + 2 * BLOCK):
         request = cache.request(f"again{tokens}", tokens)
         hits.append(int(cache.manager.get_computed_blocks(request)[1]))
-        assert compat.hit_tokens(cache.scheduler, cache.layout, request, before) == hits[-1]
+        assert prefix_cache.hit_tokens(cache.scheduler, cache.layout, request, before) == hits[-1]
     assert max(hits) == (CACHED if not how else CACHED - BLOCK)

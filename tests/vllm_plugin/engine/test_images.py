@@ -142,7 +142,7 @@ def test_a_victim_makes_room_for_a_prompt_that_needs_nothing_of_a_full_encoder(
     from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
     from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
-    from sloserve.vllm_plugin.engine import compat
+    from sloserve.vllm_plugin.engine import prefix_cache
 
     policy = Scripted(lambda at: Plan.IDENTITY)
     engine = build(policy, max_num_seqs=2)
@@ -151,7 +151,7 @@ def test_a_victim_makes_room_for_a_prompt_that_needs_nothing_of_a_full_encoder(
     for _ in range(4):
         step(engine)
     policy.script = lambda at: Plan(preempt=at.running[1:] if at.waiting.size else at.running[:0], waiting=at.waiting)
-    monkeypatch.setattr(compat, "hit_tokens", lambda *args: hit)
+    monkeypatch.setattr(prefix_cache, "hit_tokens", lambda *args: hit)
     scheduler.max_num_encoder_input_tokens = IMAGE
     scheduler.encoder_cache_manager = cache = EncoderCacheManager(IMAGE)
     engine._add([request_of("c", prompt_tokens=60, output_tokens=50)], engine._clock.now_s())

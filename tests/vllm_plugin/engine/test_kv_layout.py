@@ -146,7 +146,7 @@ def test_a_hit_that_has_not_changed_is_found_by_a_few_questions(
     build: Callable[..., Any], request_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a prefix of 60 blocks, that all groups hold, then only the front of, and then not at all."""
-    from sloserve.vllm_plugin.engine import compat
+    from sloserve.vllm_plugin.engine import prefix_cache
     from sloserve.vllm_plugin.kv_groups import layout_of
 
     groups = (KVGroups(1, 16), KVGroups(2, 16, window_tokens=64))
@@ -164,11 +164,12 @@ def test_a_hit_that_has_not_changed_is_found_by_a_few_questions(
 
     monkeypatch.setattr(pool, "get_cached_block", counting)
     engine.run([request_of("first", 0.0, 960, 4, prefix_ids=(1, 2))])
-    hit = compat.hit_tokens(scheduler, layout, request, 0)
+    hit = prefix_cache.hit_tokens(scheduler, layout, request, 0)
     assert hit == 944 and asked[0] > 60
     asked[0] = 0
-    assert compat.hit_tokens(scheduler, layout, request, hit) == hit
+    assert prefix_cache.hit_tokens(scheduler, layout, request, hit) == hit
     assert asked[0] <= 2 * 3
-    assert compat.hit_tokens(scheduler, layout, request, 480) == hit  # a longer one has come
+    assert prefix_cache.hit_tokens(scheduler, layout, request, 480) == hit  # a longer one has come
     pool.evict_blocks({look_up(request.block_hashes[58], [0])[0].block_id})
-    assert compat.hit_tokens(scheduler, layout, request, hit) == compat.hit_tokens(scheduler, layout, request, 0) < hit
+    fresh = prefix_cache.hit_tokens(scheduler, layout, request, 0)
+    assert prefix_cache.hit_tokens(scheduler, layout, request, hit) == fresh < hit

@@ -217,7 +217,7 @@ def test_hits_are_asked_of_the_groups_that_the_cache_keeps(
     build_model: Callable[..., Any], request_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """A ring keeps nothing for others; what bounded replay computes again is no part of a hit."""
-    from sloserve.vllm_plugin.engine import compat
+    from sloserve.vllm_plugin.engine import prefix_cache
     from sloserve.vllm_plugin.kv_groups import layout_of
 
     engine = build_model(with_rings() if kind == "ring" else deepseek_v4(bounded_replay=True), "auto", 1000)
@@ -227,8 +227,8 @@ def test_hits_are_asked_of_the_groups_that_the_cache_keeps(
     monkeypatch.undo()
     layout, request = layout_of(scheduler), kept["again"]
     engine.run([request_of("first", 0.0, 2600, 4, prefix_ids=(1, 2))])
-    hit = compat.hit_tokens(scheduler, layout, request, 0)
-    assert hit == compat.hit_tokens(scheduler, layout, request, hit) == (2560 if kind == "ring" else 2560 - 128)
+    hit = prefix_cache.hit_tokens(scheduler, layout, request, 0)
+    assert hit == prefix_cache.hit_tokens(scheduler, layout, request, hit) == (2560 if kind == "ring" else 2560 - 128)
     scheduler.add_request(request)
     taken = scheduler.schedule().num_scheduled_tokens["again"]
     assert request.num_computed_tokens - taken == hit
