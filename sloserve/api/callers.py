@@ -9,7 +9,7 @@ need are listed, and all others need the admin key.
 import os
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,7 +63,7 @@ class Callers:
     def __init__(self, settings: PluginSettings, clock: Clock) -> None:
         """Read the file of keys, if there is one. Raises: ConfigError if the file has a fault."""
         self._rules, self._stated = settings.rules, settings.header_rules
-        self._unstated = HeaderRules((), settings.header_rules.reject_unknown)
+        self._unstated = replace(settings.header_rules, tenant_headers=())
         self._proxies = TrustedProxies(settings.trusted_proxies)
         self._keys: WatchedKeys[ServerTenant] | None = None
         self._admin_key = os.fsencode(os.environ.get(ADMIN_KEY, ""))

@@ -12,6 +12,7 @@ from sloserve.core.tenants import TenantTable
 from sloserve.wire.xargs import (
     KEYS,
     PREFIX,
+    TASK_KEYS,
     parse_slo,
     predicted_length,
     progress,
@@ -22,7 +23,7 @@ from sloserve.wire.xargs import (
 
 KEPT: Final = 1024
 """Most combinations of statements that are remembered after the first reading: a deployment has few."""
-_KEYS: Final = frozenset(KEYS)
+_KEYS: Final = frozenset((*KEYS, *TASK_KEYS))
 _SLO_KEYS: Final = tuple(key for key in KEYS if key != "slo_output_tokens")
 _ABSENT: Final = object()
 

@@ -10,6 +10,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.files.json_schema import Written, schema_of
 from sloserve.core.files.model import NOT_TINY, Allowed, Problem, check_model, dotted, unknown
 from sloserve.core.slo import DEFAULT_CLASSES, MAX_TARGET_S, MAX_TDS, ClassTable, SLOClass, Targets
+from sloserve.core.tasks import MOST_TASKS
 from sloserve.core.tenants import TenantTable
 from sloserve.estimator.length.at_admission import LengthAtAdmission
 from sloserve.estimator.step_time.profile import load_profile
@@ -19,11 +20,13 @@ from sloserve.scheduler.engine_flags import OWN_ORDER, check_chunks, check_order
 from sloserve.scheduler.registry import make_policy, parse_policy
 from sloserve.scheduler.server_keys import read_server_keys
 from sloserve.scheduler.share_settings import ShareSettings
+from sloserve.scheduler.task_settings import MaxTasks, TaskAliases
 from sloserve.scheduler.tenant_settings import Proxies, TenantHeaders
 from sloserve.wire.headers import TENANTS, HeaderRules
 from sloserve.wire.optional_http3 import Http3Settings
 from sloserve.wire.peers import LOOPBACK
 from sloserve.wire.resolve import Rules
+from sloserve.wire.tasks import DEFAULT_ALIASES, header_names
 
 KEY = "sloserve"
 MAX_BODY_BYTES = 32 * 2**20
@@ -151,6 +154,10 @@ class PluginSettings(_Settings):
         unknown_class: Whether a request that names an unknown class is refused or gets the default class.
         objectives: Class by a gateway's inference objective; an objective that is not named has no effect.
         unknown_headers: Whether an ``x-slo-*`` header that resembles none of ours is ignored or refused.
+        task_aliases: Headers, and fields of the body, in which clients name their sessions; the first that a request
+            has names its task, if it states no ``task_id``.
+        task_idle_s: Seconds without a call after which a task has ended.
+        max_tasks: Most tasks that each API process knows at a time.
         tenants: The most urgent class that each tenant may use.
         tenant_default: The most urgent class of other tenants; ``None`` for no limit.
         tenant_headers: Names of the headers that state the tenant.
@@ -185,6 +192,9 @@ class PluginSettings(_Settings):
     unknown_class: Annotated[Literal["reject", "default"], Allowed("one of reject, default")] = "reject"
     objectives: Annotated[dict[str, str], Allowed("a mapping of objective to class")] = {}
     unknown_headers: Annotated[Literal["ignore", "reject"], Allowed("one of ignore, reject")] = "ignore"
+    task_aliases: TaskAliases = DEFAULT_ALIASES
+    task_idle_s: Annotated[Seconds, SECONDS] = 600.0
+    max_tasks: MaxTasks = MOST_TASKS
     tenants: Annotated[dict[str, str], Allowed("a mapping of tenant to class")] = {}
     tenant_default: Annotated[str | None, Allowed("the name of a class")] = None
     tenant_headers: TenantHeaders = TENANTS
@@ -202,7 +212,7 @@ class PluginSettings(_Settings):
     @property
     def header_rules(self) -> HeaderRules:
         """Rules by which headers are read."""
-        return HeaderRules(self.tenant_headers, self.unknown_headers == "reject")
+        return HeaderRules(self.tenant_headers, self.unknown_headers == "reject", header_names(self.task_aliases))
 
     @property
     def rules(self) -> Rules:
@@ -214,6 +224,7 @@ class PluginSettings(_Settings):
             tenants=self.tenants,
             tenant_default=self.tenant_default,
             objectives=self.objectives,
+            task_aliases=self.task_aliases,
         )
 
     def make_lengths(self) -> LengthAtAdmission | None:
@@ -229,6 +240,7 @@ class PluginSettings(_Settings):
         """Return plain values from which :func:`plugin_settings` makes equal settings; they travel as JSON."""
         plain = self.model_dump(exclude={"classes", "default_class"})
         plain["tenant_headers"] = list(self.tenant_headers)
+        plain["task_aliases"] = list(self.task_aliases)
         plain["trusted_proxies"] = list(self.trusted_proxies)
         table = self.classes.as_config()
         return {key: table[key] if key in table else plain[key] for key in PluginSettings.model_fields}

@@ -13,7 +13,7 @@ from sloserve.wire.peers import networks
 MAX_TENANT_HEADERS: Final = 8
 MAX_PROXIES: Final = 256
 
-_HEADER_NAME: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,64}")
+HEADER_NAME: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,64}")
 
 
 def _trusted(value: Any) -> tuple[str, ...]:
@@ -27,7 +27,7 @@ def _tenant_headers(value: Any) -> tuple[str, ...]:
     names = [name.lower() for name in value if isinstance(name, str)] if isinstance(value, list | tuple) else []
     if len(names) != len(value) or len(names) > MAX_TENANT_HEADERS:
         raise ValueError
-    if any(not _HEADER_NAME.fullmatch(name) or is_ours(name) for name in names):
+    if any(not HEADER_NAME.fullmatch(name) or is_ours(name) for name in names):
         raise ValueError
     return tuple(dict.fromkeys(names))
 

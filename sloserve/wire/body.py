@@ -14,6 +14,7 @@ import msgspec
 
 from sloserve.core.errors import InvalidRequest
 from sloserve.wire.headers import Field
+from sloserve.wire.tasks import body_aliases
 from sloserve.wire.xargs import MAX_OUTPUT_TOKENS, stating_keys
 
 NESTED = {
@@ -23,6 +24,11 @@ NESTED = {
     "tds": "slo_tds",
     "class": "slo_class",
     "output_tokens": "slo_output_tokens",
+    "task_id": "slo_task_id",
+    "task_e2e_ms": "slo_task_e2e_ms",
+    "task_deadline": "slo_task_deadline",
+    "task_calls": "slo_task_calls",
+    "task_last": "slo_task_last",
 }
 REPORT = "report"
 BYTES_PER_TOKEN = 4
@@ -42,6 +48,11 @@ class Body(msgspec.Struct):
     service_tier: Any = None
     nvext: Any = None
     vllm_xargs: Any = None
+    session_id: Any = None
+    conversation: Any = None
+    metadata: Any = None
+    previous_response_id: Any = None
+    prompt_cache_key: Any = None
 
 
 Read = TypeVar("Read", bound=Body)
@@ -56,12 +67,14 @@ class BodyFields:
         tier: The ``service_tier`` of the body.
         report: Whether the client asks for a report of its outcome.
         xargs: Entries of ``vllm_xargs`` that state an SLO; vLLM passes no ``vllm_xargs`` on for a beam search.
+        sessions: Values that may name a task, by :data:`sloserve.wire.tasks.BODY_ALIASES`.
     """
 
     fields: dict[str, Field] = field(default_factory=dict)
     tier: str | None = None
     report: bool = False
     xargs: dict[str, Any] = field(default_factory=dict)
+    sessions: dict[str, str] = field(default_factory=dict)
 
 
 def read_body(body: bytes, content_type: bytes = b"application/json") -> BodyFields:
@@ -95,6 +108,9 @@ def fields_of(read: Body) -> BodyFields:
         found.fields["slo_output_tokens"] = Field(LENGTH_HINT, length)
     if isinstance(read.vllm_xargs, dict):
         found.xargs = stating_keys(read.vllm_xargs)
+    found.sessions = body_aliases(
+        read.session_id, read.conversation, read.metadata, read.previous_response_id, read.prompt_cache_key
+    )
     if read.slo is None:
         return found
     if not isinstance(read.slo, dict):

@@ -24,6 +24,11 @@ FIELDS = {
     "x-slo-tds": "slo_tds",
     "x-slo-class": "slo_class",
     "x-slo-output-tokens": "slo_output_tokens",
+    "x-slo-task-id": "slo_task_id",
+    "x-slo-task-e2e-ms": "slo_task_e2e_ms",
+    "x-slo-task-deadline": "slo_task_deadline",
+    "x-slo-task-calls": "slo_task_calls",
+    "x-slo-task-last": "slo_task_last",
     "x-llm-d-slo-ttft-ms": "slo_ttft_ms",
     "x-llm-d-slo-tpot-ms": "slo_tpot_ms",
 }
@@ -31,7 +36,10 @@ FIELDS = {
 
 REPORT = "x-slo-report"
 TASK = "x-slo-task"
-"""Header with the task of the request in a router's quality table; a fleet's gateway reads it."""
+"""Header with the kind of task in a router's quality table; a fleet's gateway reads it."""
+
+FINAL = "x-dynamo-session-final"
+"""Header with which Dynamo's clients say that a session makes no further request."""
 
 NETWORK = "x-slo-network-ms"
 """Header with the time that the way to the server and back takes; a fleet's gateway reads it."""
@@ -69,7 +77,8 @@ RETRY_AFTER = "retry-after"
 DROPPED_REASON = "x-slo-dropped-reason"
 PREDICTED_TTFT = "x-slo-predicted-ttft-ms"
 PREDICTED_E2E = "x-slo-predicted-e2e-ms"
-ANSWERS = frozenset({DROPPED_REASON, PREDICTED_TTFT, PREDICTED_E2E})
+PREDICTED_TASK = "x-slo-predicted-task-ms"
+ANSWERS = frozenset({DROPPED_REASON, PREDICTED_TTFT, PREDICTED_E2E, PREDICTED_TASK})
 """Names of our headers that stand in responses; a proxy that copies them into a request gets no error."""
 
 EXPOSED = (REQUEST_ID, RETRY_AFTER, *sorted(ANSWERS))
@@ -91,8 +100,14 @@ def _stem(name: str) -> str:
 
 _OURS = {key: name for name, key in FIELDS.items() if name.startswith("x-slo-")}
 _KNOWN = {_stem(name): name for name in (*FIELDS, REPORT, TASK, NETWORK) if name.startswith("x-slo-")}
-_CLOSE = 0.6
-"""Likeness, without prefix and unit, from which on a name is taken for a misspelt one of ours."""
+_CLOSE, _CLOSE_TASK = 0.6, 0.8
+"""Likeness, without prefix and unit, from which on a name is taken for a misspelt one of ours.
+
+It is higher for the names of a task, which are long: another software's ``x-slo-deadline`` is not one of them.
+"""
+
+_OF_TASK = [stem for stem in _KNOWN if stem.startswith("task-")]
+_OTHERS = [stem for stem in _KNOWN if stem not in _OF_TASK]
 
 TRUE, FALSE = frozenset({"1", "true", "yes"}), frozenset({"0", "false", "no"})
 
@@ -116,10 +131,12 @@ class HeaderRules:
     Args:
         tenant_headers: Names of headers that state the tenant, in lower case.
         reject_unknown: Whether every unknown ``x-slo-*`` header is refused.
+        session_headers: Names of headers that may name a task, in lower case, see :mod:`sloserve.wire.tasks`.
     """
 
     tenant_headers: tuple[str, ...] = TENANTS
     reject_unknown: bool = False
+    session_headers: frozenset[bytes] = frozenset()
 
     @functools.cached_property
     def tenant_names(self) -> frozenset[bytes]:
@@ -140,6 +157,8 @@ class HeaderFields:
         task: Task of the request, for a router of models.
         network_s: Seconds that the network takes, for a router of models.
         ignored: Names of ``x-slo-*`` headers that are not ours.
+        sessions: Values of headers that may name a task, by the header's name.
+        final: Whether a header of Dynamo says that no further request of the session follows.
     """
 
     fields: dict[str, Field] = field(default_factory=dict)
@@ -150,6 +169,8 @@ class HeaderFields:
     task: str | None = None
     network_s: float | None = None
     ignored: tuple[str, ...] = ()
+    sessions: dict[str, str] = field(default_factory=dict)
+    final: bool = False
 
 
 DEFAULT_RULES = HeaderRules()
@@ -165,6 +186,8 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DE
     """
     found = HeaderFields()
     for raw_name, raw_value in headers:
+        if raw_name in rules.session_headers:
+            found.sessions.setdefault(raw_name.decode("latin-1"), raw_value.decode("latin-1").strip())
         is_tenant = raw_name in rules.tenant_names
         if not (is_tenant or raw_name.startswith(b"x-")):
             continue
@@ -185,6 +208,8 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DE
             before = found.fields.setdefault(key, Field(name, text))
             if before.value != text:
                 raise InvalidRequest(name, text, f"{before.value!r}, which {before.name} states; give one of them")
+        elif name == FINAL:
+            found.final = raw_value.strip().lower() == b"true"
         elif name == REPORT:
             found.report = _flag(name, raw_value.decode("latin-1").strip())
         elif name in OBJECTIVES:
@@ -203,14 +228,22 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DE
             if len(found.ignored) >= MAX_IGNORED:
                 allowed = f"one of at most {MAX_IGNORED} unknown x-slo-* headers that are ignored"
                 raise InvalidRequest(name, raw_value.decode("latin-1"), allowed)
-            close = difflib.get_close_matches(_stem(name), _KNOWN, n=1, cutoff=_CLOSE)
-            if not close and not rules.reject_unknown:
+            close = _likely(name)
+            if close is None and not rules.reject_unknown:
                 found.ignored += (name,)
                 continue
-            hint = f"; did you mean {_KNOWN[close[0]]}?" if close else ""
+            hint = f"; did you mean {close}?" if close is not None else ""
             known = f"a known SLO header: {', '.join((*FIELDS, REPORT, TASK, NETWORK))}{hint}"
             raise InvalidRequest(name, raw_value.decode("latin-1"), known)
     return found
+
+
+def _likely(name: str) -> str | None:
+    """Return the header of ours of which ``name`` is a misspelling; ``None`` if it resembles none."""
+    stem = _stem(name)
+    found = difflib.get_close_matches(stem, _OF_TASK, n=1, cutoff=_CLOSE_TASK)
+    found = found or difflib.get_close_matches(stem, _OTHERS, n=1, cutoff=_CLOSE)
+    return _KNOWN[found[0]] if found else None
 
 
 def stating(xargs: Mapping[str, object]) -> list[tuple[str, str]]:
@@ -306,9 +339,14 @@ def label(name: str, raw: bytes) -> str:
     Raises: InvalidRequest for anything else.
     """
     text = raw.decode("latin-1").strip()
-    if not text or len(text) > MAX_LABEL_CHARS or not text.isascii() or not text.isprintable():
+    if not is_label(text):
         raise InvalidRequest(name, text[:MAX_LABEL_CHARS], f"1 to {MAX_LABEL_CHARS} visible ASCII characters")
     return text
+
+
+def is_label(text: str) -> bool:
+    """Return whether ``text`` is 1 to 128 visible ASCII characters."""
+    return 0 < len(text) <= MAX_LABEL_CHARS and text.isascii() and text.isprintable()
 
 
 def _flag(name: str, text: str) -> bool:

@@ -2,7 +2,7 @@
 
 A gateway's objective stands for a header that names a class, where no header does. A tenant that is held to a class may
 ask for nothing more urgent: neither a class, nor a target that is tighter than the target of its class or that its
-class does not have, nor a ``priority`` ahead of vLLM's default.
+class does not have, nor a deadline of a task, nor a ``priority`` ahead of vLLM's default.
 
 The result is written as the flat ``slo_*`` keys of ``vllm_xargs``, the one form that reaches the engine, so that there
 is a single reader of values (:mod:`sloserve.wire.xargs`) and the engine cannot tell how an SLO was stated.
@@ -17,6 +17,7 @@ from sloserve.core.errors import InvalidRequest
 from sloserve.core.slo import SLO, ClassTable, SLOClass, Targets
 from sloserve.wire.body import BodyFields
 from sloserve.wire.headers import Field, HeaderFields, HeaderRules, read_headers
+from sloserve.wire.tasks import DEFAULT_ALIASES, StatedTask, overlaid, stated_task, without_task
 from sloserve.wire.xargs import PREFIX, TARGET_KEYS, parse_slo, stated_targets
 
 CLASS = "slo_class"
@@ -45,6 +46,7 @@ class Rules:
         tenants: The most urgent class that each tenant may use.
         tenant_default: The most urgent class of tenants that are not named; ``None`` for no limit.
         objectives: Class by a gateway's objective; an objective that is not named has no effect.
+        task_aliases: Headers and fields of the body that may name a task, see :mod:`sloserve.wire.tasks`.
     """
 
     classes: ClassTable
@@ -53,6 +55,7 @@ class Rules:
     tenants: Mapping[str, str] = field(default_factory=dict)
     tenant_default: str | None = None
     objectives: Mapping[str, str] = field(default_factory=dict)
+    task_aliases: tuple[str, ...] = DEFAULT_ALIASES
 
     @functools.cached_property
     def merge(self) -> Callable[[_Stated, str | None], tuple[SLO, dict[str, Any]]]:
@@ -76,11 +79,13 @@ class Resolved:
         slo: The SLO.
         xargs: The ``vllm_xargs``; ``None`` if the request has none.
         tier: The ``service_tier`` in which it is served, if it asks for one and the class has one.
+        task: The task of which the request is a call; ``None`` if it states none.
     """
 
     slo: SLO
     xargs: dict[str, Any] | None
     tier: str | None = None
+    task: StatedTask | None = None
 
 
 def resolve(
@@ -101,16 +106,19 @@ def resolve(
     for key, value in (body.xargs | dict(xargs or {})).items():
         if _is_ours(key):
             stated[key] = Field(f"{XARGS}.{key}", value)
-    stated |= body.fields
+    stated = overlaid(stated, body.fields)
     if headers.objective is not None and str(headers.objective.value) in rules.objectives:
         stated[CLASS] = Field(headers.objective.name, rules.objectives[str(headers.objective.value)])
-    stated |= headers.fields
+    stated = overlaid(stated, headers.fields)
+    task = stated_task(without_task(stated), rules.task_aliases, headers, body.sessions)
     if body.tier is not None:
         named = _class_of_tier(rules, body.tier)
         stated.setdefault(CLASS, Field("service_tier", named))
     if rules.unknown_to_default and CLASS in stated and stated[CLASS].value not in rules.classes.names:
         del stated[CLASS]
     ceiling = rules.tenants.get(headers.tenant or "", rules.tenant_default)
+    if task is not None and ceiling is not None:
+        task = replace(task, e2e_s=None, deadline_s=None)
     whole = tuple((key, item, type(item.value)) for key, item in stated.items())
     if all(_is_short(item.value) for item in stated.values()):
         slo, merged = rules.merge(whole, ceiling)
@@ -119,7 +127,7 @@ def resolve(
     if ceiling is not None and priority < 0:
         raise InvalidRequest("priority", priority, f"0 or more, the limit of class {ceiling!r}")
     others = {key: value for key, value in (xargs or {}).items() if not _is_ours(key)}
-    return Resolved(slo, others | merged or None, _served_tier(rules, body.tier, slo.slo_class.name))
+    return Resolved(slo, others | merged or None, _served_tier(rules, body.tier, slo.slo_class.name), task)
 
 
 def resolve_headers(

@@ -4,6 +4,8 @@ The keys are::
 
     slo_ttft_ms, slo_tpot_ms, slo_e2e_ms   milliseconds     slo_tds            tokens per second
     slo_class                              class name       slo_output_tokens  output length, if the client knows it
+
+and the keys of a task, :data:`TASK_KEYS`.
 """
 
 import math
@@ -23,6 +25,14 @@ TARGET_KEYS = {
     "slo_tds": ("tds", 1.0, MAX_TDS, "tokens per second"),
 }
 PREFIX = "slo_"
+TASK_ID, TASK_E2E_MS, TASK_DEADLINE, TASK_CALLS, TASK_LAST = TASK_KEYS = (
+    "slo_task_id",
+    "slo_task_e2e_ms",
+    "slo_task_deadline",
+    "slo_task_calls",
+    "slo_task_last",
+)
+"""Keys that state the task of a request, see :mod:`sloserve.wire.tasks`; the front end reads them, and no engine."""
 KEYS = (*TARGET_KEYS, "slo_class", "slo_output_tokens")
 MAX_OUTPUT_TOKENS = 2**31
 LENGTH_KEY = "sloserve_length"
@@ -39,23 +49,25 @@ _INTERNAL = frozenset({LENGTH_KEY, PROGRESS_KEY, TENANT_KEY, CALL_KEY})
 
 
 def parse_slo(extra_args: Mapping[str, Any] | None, classes: ClassTable) -> SLO:
-    """Return the SLO that ``extra_args`` state; keys that do not begin with ``slo_`` are ignored.
-
-    Such keys belong to other software.
+    """Return the SLO that ``extra_args`` state; keys of a task, and keys of other software, are ignored.
 
     Raises: InvalidRequest for an unknown ``slo_`` key, an unknown class, or a value that is not a positive number in
     range.
     """
-    args = {k: v for k, v in (extra_args or {}).items() if isinstance(k, str) and k.startswith(PREFIX)}
+    args = {k: v for k, v in (extra_args or {}).items() if _states_slo(k)}
     for key in args:
         if key not in KEYS:
-            raise InvalidRequest(key, args[key], f"a known SLO key; known: {', '.join(KEYS)}")
+            raise InvalidRequest(key, args[key], f"a known SLO key; known: {', '.join((*KEYS, *TASK_KEYS))}")
     targets = stated_targets(args)
     slo_class = args.get("slo_class")
     if slo_class is not None and (not isinstance(slo_class, str) or slo_class not in classes):
         raise InvalidRequest("slo_class", slo_class, f"one of {', '.join(classes.names)}")
     stated_output_tokens(extra_args)
     return classes.slo(slo_class, targets)
+
+
+def _states_slo(key: Any) -> bool:
+    return isinstance(key, str) and key.startswith(PREFIX) and key not in TASK_KEYS
 
 
 def stated_targets(args: Mapping[str, Any]) -> Targets:
