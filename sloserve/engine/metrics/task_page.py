@@ -1,0 +1,256 @@
+"""The page on which an API process publishes the tasks that it has served calls of.
+
+Each of several API processes writes its own page and reads the others'. A row belongs to one task, under a number that
+is made of its name with a key, and holds what this process has seen of the task. What all processes have seen together
+is the sum of their rows (:func:`task_of`). A row becomes visible with its number, which is written last.
+"""
+
+from collections.abc import Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sloserve.core.arrays import FloatArray
+from sloserve.core.clock import Clock
+from sloserve.engine.metrics.page_folder import TASKS, PageFile
+from sloserve.engine.metrics.page_memory import PageMemory, found
+
+REFRESH_S = 1.0
+"""Seconds after which a process notices a started or ended API process."""
+
+
+class Column(IntEnum):
+    """The columns of a row; times are of the host's monotonic clock, in seconds.
+
+    Attributes:
+        BEGAN: When the first call of the task arrived, as far as this process knew at its own first call.
+        DUE: Its deadline, nan for none; stated by a call that arrived at STATED, nan for none.
+        HINT: Number of calls that its client expects, 0 if the client does not say.
+        CALLS: Calls that began here, of which OPEN have not ended.
+        TOOLS: Seconds before calls here in which no call of the task was open.
+        ACTIVE: When a call began or ended here last.
+        ENDED: When a call ended here last, 0 for never.
+        LAST: Whether a call here was stated to be the last.
+        OVER: Whether the task has ended.
+        GENERATION: Number of tasks of the same name that had ended before.
+        CLASS: Index of the class of its first call here.
+        LATE: Whether it was counted as late here.
+        BROKEN: Whether the call that ended here last was not completed.
+    """
+
+    BEGAN = 0
+    DUE = 1
+    STATED = 2
+    HINT = 3
+    CALLS = 4
+    OPEN = 5
+    TOOLS = 6
+    ACTIVE = 7
+    ENDED = 8
+    LAST = 9
+    OVER = 10
+    GENERATION = 11
+    CLASS = 12
+    LATE = 13
+    BROKEN = 14
+
+
+class Task(NamedTuple):
+    """One task, as all API processes together have seen it.
+
+    Args:
+        generation: Number of tasks of the same name that had ended before.
+        class_id: Index of the class of its first call.
+        began_s: When its first call arrived, in seconds of the host's monotonic clock.
+        due_s: Its deadline by the same clock; ``None`` for none.
+        hint: Number of calls that its client expects; ``None`` if the client does not say.
+        calls: Its calls so far.
+        open: Calls that have not ended.
+        tools_s: Seconds before its calls in which none of them was open.
+        active_s: When a call began or ended last.
+        ended_s: When a call ended last; 0 if none has.
+        is_last: Whether a call was stated to be the last.
+        is_over: Whether it has ended.
+        is_late: Whether it was counted as late.
+        is_broken: Whether the call that ended last was not completed.
+    """
+
+    generation: int
+    class_id: int
+    began_s: float
+    due_s: float | None
+    hint: int | None
+    calls: int
+    open: int
+    tools_s: float
+    active_s: float
+    ended_s: float
+    is_last: bool
+    is_over: bool
+    is_late: bool
+    is_broken: bool
+
+
+class TaskPage:
+    """The page of one process, as its writer or a reader has it.
+
+    Attributes:
+        keys: Number of the task of each row, 0 for a free row.
+        rows: The rows, ``[size, len(Column)]``.
+    """
+
+    def __init__(self, size: int, memory: PageMemory | None = None) -> None:
+        """Create a page of ``size`` rows, in memory of this process alone unless ``memory`` is given."""
+        self.memory = memory
+        self.keys: NDArray[np.uint64] = np.zeros(size, np.uint64) if memory is None else memory.words
+        self.rows: FloatArray = (
+            np.zeros((size, len(Column))) if memory is None else memory.floats.reshape(size, len(Column))
+        )
+
+    @staticmethod
+    def published(size: int, rank: int, folder: Path | None = None) -> "TaskPage":
+        """Create the page of this process, for the others to read. Raises: OSError when no file can be made."""
+        floats = size * len(Column)
+        memory = PageMemory.create(TASKS, rank, {"size": size}, floats=floats, words=size, scratch=0, folder=folder)
+        return TaskPage(size, memory)
+
+    @staticmethod
+    def read(file: PageFile) -> "TaskPage":
+        """Read the page in a file. Raises: OSError, or ValueError for a file that is no page of this version."""
+        memory = PageMemory.open(file)
+        return TaskPage(int(memory.facts["size"]), memory)
+
+    def row(self, key: int) -> FloatArray | None:
+        """Return the row of a task; ``None`` if it has none."""
+        at = np.flatnonzero(self.keys == np.uint64(key))
+        return self.rows[at[0]] if at.size else None
+
+    def close(self) -> None:
+        """Withdraw the page from the other processes; a second call has no effect."""
+        if self.memory is not None:
+            self.memory.close()
+
+
+class TaskPages:
+    """The pages of all API processes of this server, as one of them sees them."""
+
+    def __init__(self, own: TaskPage, clock: Clock, folder: Path | None = None) -> None:
+        """Create the pages as this process sees them.
+
+        Args:
+            own: Page of this process; if it is not published, it is the only one.
+            clock: Clock of this process.
+            folder: Folder of the pages; ``None`` for the usual one.
+        """
+        self.own = own
+        self._clock, self._folder = clock, folder
+        self._others: list[TaskPage] = []
+        self._looked_s: float | None = None
+
+    @property
+    def others(self) -> Sequence[TaskPage]:
+        """Pages of the other processes, as of up to :data:`REFRESH_S` ago; their contents are of now."""
+        memory = self.own.memory
+        if memory is None:
+            return ()
+        now_s = self._clock.monotonic_s()
+        if self._looked_s is None or now_s - self._looked_s >= REFRESH_S:
+            self._looked_s = now_s
+            known = {page.memory.path: page for page in self._others if page.memory is not None}
+
+            def read(file: PageFile) -> TaskPage | None:
+                is_other = file.path != memory.path and file.is_alive
+                return (known.get(file.path) or TaskPage.read(file)) if is_other else None
+
+            try:
+                self._others = [page for page in found(TASKS, read, self._folder) if page is not None]
+            except OSError:
+                self._others = []
+        return self._others
+
+    def every(self) -> list[TaskPage]:
+        """Return all pages, this process' own first."""
+        return [self.own, *self.others]
+
+    def task(self, key: int) -> Task | None:
+        """Return the task with a number; ``None`` if no process has seen it."""
+        rows = [row for page in self.every() if (row := page.row(key)) is not None]
+        return task_of(rows) if rows else None
+
+    def of_generation(self, key: int, generation: int) -> Task | None:
+        """Return one of the tasks of a name, which may have ended; ``None`` if no process has a row of it."""
+        rows = [row for page in self.every() if (row := page.row(key)) is not None]
+        rows = [row for row in rows if row[Column.GENERATION] == generation]
+        return task_of(rows) if rows else None
+
+    def open_tasks(self, now_s: float, idle_s: float, most: int = 0) -> "OpenTasks":
+        """Return the tasks that have not ended.
+
+        Args:
+            now_s: The present time by the host's monotonic clock.
+            idle_s: Seconds without a call after which a task has ended.
+            most: Most tasks to return one by one.
+        """
+        pages = self.every()
+        keys = np.concatenate([page.keys for page in pages])
+        rows = np.concatenate([page.rows for page in pages])
+        is_over = rows[:, Column.OVER] > 0
+        runs = ~is_over & ((rows[:, Column.OPEN] > 0) | (now_s - rows[:, Column.ACTIVE] <= idle_s)) & (keys > 0)
+        keys, rows = keys[runs], rows[runs]
+        order = np.lexsort((rows[:, Column.BEGAN], np.nan_to_num(rows[:, Column.DUE], nan=np.inf)))
+        keys, rows = keys[order], rows[order]
+        _, first = np.unique(keys, return_index=True)
+        classes = np.bincount(rows[first, Column.CLASS].astype(np.int64))
+        shown: dict[int, Task] = {}
+        for at in np.sort(first)[:most].tolist():
+            key = int(keys[at])
+            task = self.task(key)
+            if task is not None and is_running(task, now_s, idle_s):
+                shown[key] = task
+        return OpenTasks(classes.tolist(), shown)
+
+
+class OpenTasks(NamedTuple):
+    """The tasks that have not ended.
+
+    Args:
+        of_class: Number of them by the index of their class; classes after the last index have none.
+        least_slack: Some of them by their number, the one that is due first at the front, and last those without a
+            deadline.
+    """
+
+    of_class: list[int]
+    least_slack: dict[int, Task]
+
+
+def is_running(task: Task, now_s: float, idle_s: float) -> bool:
+    """Return whether a task has ended neither by its client's word nor by its age."""
+    return not task.is_over and (task.open > 0 or now_s - task.active_s <= idle_s)
+
+
+def task_of(rows: Sequence[FloatArray]) -> Task:
+    """Return the task of which ``rows`` are the parts of one or several processes; the latest of its name counts."""
+    table = np.array(rows)
+    table = table[table[:, Column.GENERATION] == table[:, Column.GENERATION].max()]
+    first, latest = table[table[:, Column.BEGAN].argmin()], table[table[:, Column.ENDED].argmax()]
+    stated = table[~np.isnan(table[:, Column.STATED])]
+    due_s = None if not stated.size else float(stated[stated[:, Column.STATED].argmax(), Column.DUE])
+    return Task(
+        generation=int(first[Column.GENERATION]),
+        class_id=int(first[Column.CLASS]),
+        began_s=float(first[Column.BEGAN]),
+        due_s=due_s,
+        hint=int(table[:, Column.HINT].max()) or None,
+        calls=int(table[:, Column.CALLS].sum()),
+        open=int(table[:, Column.OPEN].sum()),
+        tools_s=float(table[:, Column.TOOLS].sum()),
+        active_s=float(table[:, Column.ACTIVE].max()),
+        ended_s=float(latest[Column.ENDED]),
+        is_last=bool(table[:, Column.LAST].any()),
+        is_over=bool(table[:, Column.OVER].any()),
+        is_late=bool(table[:, Column.LATE].any()),
+        is_broken=bool(latest[Column.BROKEN]),
+    )

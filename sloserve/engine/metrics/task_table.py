@@ -1,0 +1,299 @@
+"""The tasks of a server: when each began, by when it is due, its calls so far, and how it ended.
+
+A task begins with its first call that is let in. It ends when the call that its client says is the last has ended and
+no other call of it is open; else when it has been idle for a time, and then it ended with its last call. The next call
+of the same name begins another task.
+
+Each of several API processes keeps what it has seen on its own page (:mod:`sloserve.engine.metrics.task_page`) and
+reads the pages of the others, so that a task begins once and is due at one time whichever process serves its calls. Two
+calls that begin a task in two processes in the same instant both begin it; from then on the earlier of the two times
+counts. The process that served the latest call counts the end of a task, once; the others see that it is over.
+
+The table is bounded. If it is full, the task that was idle for the longest time has ended, and without any idle task
+the new one is not known. Times are arguments, in seconds of the host's monotonic clock; the table must be used from one
+thread.
+"""
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+
+from sloserve.core.arrays import FloatArray
+from sloserve.engine.metrics.task_page import Column, OpenTasks, Task, TaskPages, is_running, task_of
+
+IN_TIME, LATE, NO_DEADLINE, INCOMPLETE = "in_time", "late", "no_deadline", "incomplete"
+OUTCOMES: Final = (IN_TIME, LATE, NO_DEADLINE, INCOMPLETE)
+"""How a task ended: by its deadline, after it, without one, or with a last call that was not completed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartedCall:
+    """A call of a task that has begun.
+
+    Args:
+        key: Number of the task.
+        task: The task, with this call in it.
+        tool_s: Seconds since the end of the call before, if no other call is open; ``None`` for a first call.
+    """
+
+    key: int
+    task: Task
+    tool_s: float | None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the task began with it."""
+        return self.task.calls == 1
+
+
+@dataclass(frozen=True, slots=True)
+class EndedTask:
+    """A task that has ended.
+
+    Args:
+        key: Its number.
+        task: The task as it ended.
+        tenant: Its tenant.
+        outcome: One of :data:`OUTCOMES`.
+    """
+
+    key: int
+    task: Task
+    tenant: str | None
+    outcome: str
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from its first call to the end of its last."""
+        return max(self.task.ended_s - self.task.began_s, 0.0)
+
+
+class TaskListener(Protocol):
+    """Is notified of tasks that begin, become late, and end."""
+
+    def task_started(self, class_id: int, tenant: str | None) -> None:
+        """Note that a task began with its first call."""
+
+    def task_late(self, class_id: int, tenant: str | None) -> None:
+        """Note, once for a task, that a call of it began or ended after its deadline."""
+
+    def task_ended(self, ended: EndedTask) -> None:
+        """Note that a task ended."""
+
+
+class TaskTable:
+    """The tasks that one API process knows, together with what the others have seen of them."""
+
+    def __init__(self, pages: TaskPages, idle_s: float, listener: TaskListener) -> None:
+        """Create an empty table.
+
+        Args:
+            pages: The pages of all processes.
+            idle_s: Seconds without a call after which a task has ended.
+            listener: Is notified of tasks that begin, become late and end.
+        """
+        self._pages, self._idle_s, self._listener = pages, idle_s, listener
+        self._place_of: dict[int, int] = {}
+        self._free = list(range(pages.own.keys.size - 1, -1, -1))
+        self._tenant_of: dict[int, str | None] = {}
+        self._places_of: defaultdict[str | None, set[int]] = defaultdict(set)
+
+    def __len__(self) -> int:
+        return len(self._place_of)
+
+    def running(self, key: int, now_s: float) -> Task | None:
+        """Return the task with a number, if it has begun and not ended."""
+        task = self._pages.task(key)
+        return task if task is not None and is_running(task, now_s, self._idle_s) else None
+
+    def call_begins(
+        self,
+        key: int,
+        now_s: float,
+        *,
+        class_id: int,
+        tenant: str | None,
+        e2e_s: float | None = None,
+        due_s: float | None = None,
+        hint: int | None = None,
+        is_last: bool = False,
+    ) -> StartedCall | None:
+        """Record that a call begins; ``None`` if the table is full of tasks with open calls.
+
+        Args:
+            key: Number of the task.
+            now_s: When the call arrived.
+            class_id: Index of its class.
+            tenant: Its tenant.
+            e2e_s: Seconds from the task's first call to its deadline, if the call states them.
+            due_s: The deadline by the host's monotonic clock, if the call states it.
+            hint: Number of calls that the client expects, if the call states it.
+            is_last: Whether the call is stated to be the last.
+        """
+        before = self._pages.task(key)
+        goes_on = before is not None and is_running(before, now_s, self._idle_s)
+        row = self._row(key, before, now_s, class_id, tenant, goes_on=goes_on)
+        if row is None:
+            return None
+        tool_s = None
+        if before is not None and goes_on and before.calls and not before.open:
+            tool_s = max(now_s - before.ended_s, 0.0)
+            row[Column.TOOLS] += tool_s
+        if e2e_s is not None:
+            due_s = float(row[Column.BEGAN]) + e2e_s
+        if due_s is not None:
+            row[Column.DUE], row[Column.STATED] = due_s, now_s
+        row[Column.HINT] = row[Column.HINT] if hint is None else hint
+        row[Column.LAST] = row[Column.LAST] or is_last
+        row[Column.CALLS] += 1.0
+        row[Column.OPEN] += 1.0
+        self._touch(key, row, now_s)
+        task = self._known(key)
+        if task.calls == 1:
+            self._listener.task_started(class_id, tenant)
+        elif self._becomes_late(row, task, tenant, now_s):
+            task = task._replace(is_late=True)
+        return StartedCall(key, task, tool_s)
+
+    def call_ends(self, call: StartedCall, now_s: float, *, completed: bool) -> Task | None:
+        """Record that a call has ended; return its task as of now, or ``None`` if the table has forgotten it.
+
+        Args:
+            call: The call.
+            now_s: When it ended.
+            completed: Whether its output is complete.
+        """
+        place = self._place_of.get(call.key)
+        row = None if place is None else self._pages.own.rows[place]
+        if row is None or row[Column.GENERATION] != call.task.generation or not row[Column.OPEN]:
+            return None
+        tenant = self._tenant_of[call.key]
+        row[Column.OPEN] -= 1.0
+        self._touch(call.key, row, now_s)
+        row[Column.ENDED] = row[Column.ACTIVE]
+        row[Column.BROKEN] = not completed
+        task = self._known(call.key)
+        if self._becomes_late(row, task, tenant, now_s):
+            task = task._replace(is_late=True)
+        if task.is_last and not task.open and not task.is_over:
+            row[Column.OVER] = 1.0
+            self._ended(call.key, task, tenant)
+        return task
+
+    def sweep(self, now_s: float) -> None:
+        """End the tasks that were idle for too long, and forget those that have ended."""
+        rows = self._pages.own.rows
+        for key, place in list(self._place_of.items()):
+            if rows[place, Column.OPEN] or now_s - rows[place, Column.ACTIVE] <= self._idle_s:
+                continue
+            if is_running(self._own(key), now_s, self._idle_s):
+                continue
+            if not self._end_by_age(key) or all(page.row(key) is None for page in self._pages.others):
+                self._forget(key)
+
+    def open_tasks(self, now_s: float, most: int = 0) -> OpenTasks:
+        """Return the tasks of all processes that have not ended, and at most ``most`` of them one by one."""
+        return self._pages.open_tasks(now_s, self._idle_s, most)
+
+    def _known(self, key: int) -> Task:
+        """Return the latest task of a name that has a row on this process' page."""
+        own = self._pages.own.rows[self._place_of[key]]
+        return task_of([own, *(row for page in self._pages.others if (row := page.row(key)) is not None)])
+
+    def _own(self, key: int) -> Task:
+        """Return the task of which this process' page has a row, also where a later one of its name has begun."""
+        row = self._pages.own.rows[self._place_of[key]]
+        return self._pages.of_generation(key, int(row[Column.GENERATION])) or task_of([row])
+
+    def _row(
+        self, key: int, before: Task | None, now_s: float, class_id: int, tenant: str | None, *, goes_on: bool
+    ) -> FloatArray | None:
+        """Return this process' row of the task of which a call begins; ``None`` if there is no room for it."""
+        place, generation = self._place_of.get(key), 0
+        if before is not None:
+            generation = before.generation + (not goes_on)
+        page = self._pages.own
+        if place is not None and page.rows[place, Column.GENERATION] == generation:
+            found: FloatArray = page.rows[place]
+            return found
+        if place is not None:
+            self._end_by_age(key)
+            self._forget(key)
+        elif not self._free and not self._forget_idlest():
+            return None
+        place = self._free.pop()
+        row: FloatArray = page.rows[place]
+        row[:] = 0.0
+        row[Column.BEGAN] = before.began_s if before is not None and goes_on else now_s
+        row[Column.DUE] = row[Column.STATED] = np.nan
+        row[Column.ACTIVE] = now_s
+        row[Column.GENERATION], row[Column.CLASS] = generation, class_id
+        page.keys[place] = key
+        self._place_of[key], self._tenant_of[key] = place, tenant
+        self._places_of[tenant].add(place)
+        return row
+
+    def _becomes_late(self, row: FloatArray, task: Task, tenant: str | None, now_s: float) -> bool:
+        if task.due_s is None or now_s <= task.due_s or task.is_late or task.is_over:
+            return False
+        row[Column.LATE] = 1.0
+        self._listener.task_late(task.class_id, tenant)
+        return True
+
+    def _end_by_age(self, key: int) -> bool:
+        """Record the end of a task that is idle, unless another process has served its latest call.
+
+        Returns: Whether this process has counted the end of the task, now or before.
+        """
+        row, task = self._pages.own.rows[self._place_of[key]], self._own(key)
+        if not task.is_over and row[Column.ACTIVE] == task.active_s:
+            row[Column.OVER] = 1.0
+            self._ended(key, task, self._tenant_of[key])
+        return bool(row[Column.OVER])
+
+    def _touch(self, key: int, row: FloatArray, now_s: float) -> None:
+        """Record that a call begins or ends, after all that other processes have recorded of the task."""
+        others = (float(found[Column.ACTIVE]) for page in self._pages.others if (found := page.row(key)) is not None)
+        row[Column.ACTIVE] = max(now_s, math.nextafter(max(others, default=-math.inf), math.inf))
+
+    def _ended(self, key: int, task: Task, tenant: str | None) -> None:
+        if task.is_late:
+            outcome = LATE
+        elif task.is_broken:
+            outcome = INCOMPLETE
+        elif task.due_s is None:
+            outcome = NO_DEADLINE
+        else:
+            outcome = IN_TIME if task.ended_s <= task.due_s else LATE
+        self._listener.task_ended(EndedTask(key, task, tenant, outcome))
+
+    def _forget_idlest(self) -> bool:
+        """Make room for a task, and return whether there is room.
+
+        A task that has ended goes first, and then one of the tenant that has most of the tasks, so that no tenant can
+        displace the tasks of the others.
+        """
+        rows = self._pages.own.rows
+        idle = rows[:, Column.OPEN] == 0
+        of_most = np.zeros(idle.size, np.bool_)
+        most = max(self._places_of, key=lambda tenant: len(self._places_of[tenant]))
+        of_most[list(self._places_of[most])] = True
+        for mask in (idle & (rows[:, Column.OVER] > 0), idle & of_most, idle):
+            places = np.flatnonzero(mask)
+            if places.size:
+                key = int(self._pages.own.keys[places[rows[places, Column.ACTIVE].argmin()]])
+                self._end_by_age(key)
+                self._forget(key)
+                return True
+        return False
+
+    def _forget(self, key: int) -> None:
+        place, tenant = self._place_of.pop(key), self._tenant_of.pop(key)
+        self._pages.own.keys[place] = 0
+        self._free.append(place)
+        self._places_of[tenant].discard(place)
+        if not self._places_of[tenant]:
+            del self._places_of[tenant]
