@@ -280,7 +280,8 @@ class PassingRequest:
             if self.http.rejection is not None:
                 for name, value in errors.headers(self.http.rejection):
                     headers[name] = value
-            for name, value in predictions(self.http.predicted):
+            task = None if self.http.task is None else self.http.task.predicted
+            for name, value in predictions(self.http.predicted, task):
                 headers[name] = value
             for name, value in () if self.use is None else self.use.headers():
                 headers.append(name, value)

@@ -163,5 +163,6 @@ class Reporter:
         return _DATA + json_text.compact(chunk) + b"\n\n" + event
 
     def _outcome(self) -> Any:
-        outcomes = [outcome(served) for served in self._http.outcomes]
+        task = None if self._http.task is None else self._http.task.report()
+        outcomes = [outcome(served) | ({} if task is None else {"task": task}) for served in self._http.outcomes]
         return outcomes[0] if len(outcomes) == 1 else outcomes

@@ -8,10 +8,10 @@ request with tools are calls of one.
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from sloserve.core.errors import DeadlinePassed, Evicted, InvalidRequest, Rejected
-from sloserve.core.predicted import Predicted
+from sloserve.core.predicted import Predicted, Quantiles
 from sloserve.core.served import ServedRequest
 from sloserve.core.slo import SLO
 from sloserve.wire.body import LENGTH_HINT, BodyFields, read_body
@@ -55,6 +55,17 @@ class RequestHandle(Protocol):
         """
 
 
+class TaskHandle(Protocol):
+    """Handle by which the HTTP side reaches the task of a request."""
+
+    @property
+    def predicted(self) -> Quantiles | None:
+        """Predicted time from the first call of the task to its end; ``None`` if it is not known."""
+
+    def report(self) -> dict[str, Any] | None:
+        """Return the figures of the task for its client; ``None`` if it is not known."""
+
+
 @dataclass(slots=True, weakref_slot=True)
 class HTTPContext:
     """One HTTP request.
@@ -72,6 +83,7 @@ class HTTPContext:
             then.
         on_slo: Called with its SLO once the whole request is read.
         slo_class: The most urgent class by the key of its tenant; ``None`` for the class that the settings give it.
+        task: The task of which it is a call; ``None`` if it states none, or no call of the engine was let in yet.
     """
 
     arrival_s: float
@@ -86,6 +98,7 @@ class HTTPContext:
     says_end: bool = False
     on_slo: Callable[[SLO], None] = lambda slo: None
     slo_class: str | None = None
+    task: TaskHandle | None = None
 
     def read_headers(self, headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DEFAULT_RULES) -> None:
         try:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from sloserve.core import numbers
 from sloserve.core.errors import InvalidRequest
-from sloserve.core.predicted import Predicted, worst
+from sloserve.core.predicted import Predicted, Quantiles, worst
 from sloserve.core.slo import DUE_NOW_S, MAX_TARGET_S
 
 FIELDS = {
@@ -315,16 +315,20 @@ def _seconds(text: str) -> float:
         return math.nan
 
 
-def predictions(predicted: Iterable[Predicted]) -> list[tuple[str, str]]:
+def predictions(predicted: Iterable[Predicted], task: Quantiles | None = None) -> list[tuple[str, str]]:
     """Return the headers that report the predictions for one HTTP request's calls of the engine: the worst of them.
 
     A value is a structured field (RFC 8941): the median as an integer, the 0.9-quantile as its parameter,
     ``120;p90=480``, in ms.
+
+    Args:
+        predicted: Predictions for calls of the engine.
+        task: Prediction for the task of the request, from its first call to its end; ``None`` if there is none.
     """
     shown = worst(predicted)
     return [
         (name, f"{_whole_ms(quantiles.median_s)};p90={_whole_ms(quantiles.p90_s)}")
-        for name, quantiles in ((PREDICTED_TTFT, shown.ttft), (PREDICTED_E2E, shown.e2e))
+        for name, quantiles in ((PREDICTED_TTFT, shown.ttft), (PREDICTED_E2E, shown.e2e), (PREDICTED_TASK, task))
         if quantiles is not None
     ]
 

@@ -23,10 +23,12 @@ OWN: Final = "id"
 """Kind of a task that the request names by our own names."""
 BODY: Final = "body."
 """Beginning of an alias that is a field of the body; any other alias is the name of a header."""
+SESSION: Final = f"{BODY}session_id"
+"""Alias of vLLM's own name for a session."""
 CHAIN: Final = f"{BODY}previous_response_id"
 """Alias of a chain of responses, each of which has a new id."""
 BODY_ALIASES: Final = (
-    f"{BODY}session_id",
+    SESSION,
     f"{BODY}conversation",
     CHAIN,
     f"{BODY}metadata.task_id",

@@ -114,9 +114,12 @@ def with_internal(
         args[LENGTH_KEY] = list(quantiles)
     if tenant is not None:
         args[TENANT_KEY] = tenant
-    if call is not None:
-        args[CALL_KEY] = [call.key, call.due_s, call.calls, call.last]
-    return args or None
+    return with_call(args, call) if call is not None else args or None
+
+
+def with_call(extra_args: Mapping[str, Any] | None, call: TaskCall) -> dict[str, Any]:
+    """Return ``extra_args`` with the task of a request, as the front end knows it."""
+    return {**(extra_args or {}), CALL_KEY: [call.key, call.due_s, call.calls, call.last]}
 
 
 def internal_keys(extra_args: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -30,6 +30,8 @@ from sloserve.engine.metrics.class_metrics import COUNTS, AttainmentGauge, Class
 from sloserve.engine.metrics.engine_metrics import PageCollector
 from sloserve.engine.metrics.engine_page import PageSnapshot, find_pages
 from sloserve.engine.metrics.process_page import Boards, tenant_key, tenant_windows
+from sloserve.engine.metrics.task_metrics import OpenTasksGauge, TaskMetrics
+from sloserve.engine.metrics.task_page import TaskPages
 from sloserve.engine.metrics.tenant_figures import named_tenants
 from sloserve.scheduler.settings import PluginSettings
 
@@ -126,6 +128,7 @@ class FrontEndMetrics:
         clock: Clock,
         snapshots: Callable[[], Iterable[PageSnapshot]],
         registry: CollectorRegistry = REGISTRY,
+        open_tasks: Collector | None = None,
     ) -> None:
         """Create and register the metrics of a front end.
 
@@ -137,6 +140,7 @@ class FrontEndMetrics:
             snapshots: Function that reads the engines' pages, see
                 :class:`~sloserve.engine.metrics.engine_metrics.PageCollector`.
             registry: Registry of metrics.
+            open_tasks: Collector of tasks that have not ended; ``None`` for none.
 
         Raises: ValueError if such metrics already exist in ``registry``.
         """
@@ -156,8 +160,10 @@ class FrontEndMetrics:
             AttainmentGauge(names, boards.look, clock),
             CoverageGauge(names, boards.look),
             PageCollector(snapshots, self._tenants.of),
+            *([] if open_tasks is None else [open_tasks]),
         ]
-        self._collectors: list[Collector] = [*self._families.all(), *self._computed]
+        self.tasks = TaskMetrics(names, self._tenants.of)
+        self._collectors: list[Collector] = [*self._families.all(), *self.tasks.all(), *self._computed]
         for collector in self._collectors:
             registry.register(collector)
 
@@ -213,7 +219,7 @@ class FrontEndMetrics:
 _installed: FrontEndMetrics | None = None
 
 
-def install(settings: PluginSettings, boards: Boards, clock: Clock) -> FrontEndMetrics:
+def install(settings: PluginSettings, boards: Boards, clock: Clock, tasks: TaskPages | None = None) -> FrontEndMetrics:
     """Install and return the metrics of this process; metrics of an engine it had before are dropped, as vLLM does."""
     global _installed
     if _installed is not None:
@@ -225,6 +231,9 @@ def install(settings: PluginSettings, boards: Boards, clock: Clock) -> FrontEndM
         boards,
         clock,
         lambda: [page.snapshot() for page in find_pages()],
+        open_tasks=None
+        if tasks is None
+        else OpenTasksGauge(settings.classes.names, tasks, settings.task_idle_s, clock),
     )
     return _installed
 

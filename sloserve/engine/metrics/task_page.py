@@ -39,6 +39,7 @@ class Column(IntEnum):
         CLASS: Index of the class of its first call here.
         LATE: Whether it was counted as late here.
         BROKEN: Whether the call that ended here last was not completed.
+        COUNTED: Whether it was counted as begun here.
     """
 
     BEGAN = 0
@@ -56,6 +57,7 @@ class Column(IntEnum):
     CLASS = 12
     LATE = 13
     BROKEN = 14
+    COUNTED = 15
 
 
 class Task(NamedTuple):
@@ -76,6 +78,7 @@ class Task(NamedTuple):
         is_over: Whether it has ended.
         is_late: Whether it was counted as late.
         is_broken: Whether the call that ended last was not completed.
+        is_counted: Whether it was counted as begun.
     """
 
     generation: int
@@ -92,6 +95,7 @@ class Task(NamedTuple):
     is_over: bool
     is_late: bool
     is_broken: bool
+    is_counted: bool
 
 
 class TaskPage:
@@ -253,4 +257,5 @@ def task_of(rows: Sequence[FloatArray]) -> Task:
         is_over=bool(table[:, Column.OVER].any()),
         is_late=bool(table[:, Column.LATE].any()),
         is_broken=bool(latest[Column.BROKEN]),
+        is_counted=bool(table[:, Column.COUNTED].any()),
     )

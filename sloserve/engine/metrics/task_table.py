@@ -36,11 +36,17 @@ class StartedCall:
     Args:
         key: Number of the task.
         task: The task, with this call in it.
+        tenant: Tenant of the call.
+        arrival_s: When the call arrived.
+        says_last: Whether it was stated to be the last.
         tool_s: Seconds since the end of the call before, if no other call is open; ``None`` for a first call.
     """
 
     key: int
     task: Task
+    tenant: str | None
+    arrival_s: float
+    says_last: bool
     tool_s: float | None
 
     @property
@@ -75,7 +81,7 @@ class TaskListener(Protocol):
     """Is notified of tasks that begin, become late, and end."""
 
     def task_started(self, class_id: int, tenant: str | None) -> None:
-        """Note that a task began with its first call."""
+        """Note that a task began; called once for a task, when a call of it ends, so that refused calls begin none."""
 
     def task_late(self, class_id: int, tenant: str | None) -> None:
         """Note, once for a task, that a call of it began or ended after its deadline."""
@@ -152,11 +158,9 @@ class TaskTable:
         row[Column.OPEN] += 1.0
         self._touch(key, row, now_s)
         task = self._known(key)
-        if task.calls == 1:
-            self._listener.task_started(class_id, tenant)
-        elif self._becomes_late(row, task, tenant, now_s):
+        if self._becomes_late(row, task, tenant, now_s):
             task = task._replace(is_late=True)
-        return StartedCall(key, task, tool_s)
+        return StartedCall(key, task, tenant, now_s, is_last, tool_s)
 
     def call_ends(self, call: StartedCall, now_s: float, *, completed: bool) -> Task | None:
         """Record that a call has ended; return its task as of now, or ``None`` if the table has forgotten it.
@@ -176,12 +180,28 @@ class TaskTable:
         row[Column.ENDED] = row[Column.ACTIVE]
         row[Column.BROKEN] = not completed
         task = self._known(call.key)
+        if not task.is_counted:
+            row[Column.COUNTED] = 1.0
+            self._listener.task_started(task.class_id, tenant)
         if self._becomes_late(row, task, tenant, now_s):
             task = task._replace(is_late=True)
         if task.is_last and not task.open and not task.is_over:
             row[Column.OVER] = 1.0
             self._ended(call.key, task, tenant)
         return task
+
+    def call_withdrawn(self, call: StartedCall) -> None:
+        """Take back that a call began, since it was refused after all."""
+        place = self._place_of.get(call.key)
+        row = None if place is None else self._pages.own.rows[place]
+        if row is None or row[Column.GENERATION] != call.task.generation or not row[Column.OPEN]:
+            return
+        row[Column.OPEN] -= 1.0
+        row[Column.CALLS] -= 1.0
+        row[Column.TOOLS] -= call.tool_s or 0.0
+        row[Column.LAST] = row[Column.LAST] and not call.says_last
+        if not row[Column.CALLS]:
+            self._forget(call.key)
 
     def sweep(self, now_s: float) -> None:
         """End the tasks that were idle for too long, and forget those that have ended."""
@@ -237,7 +257,7 @@ class TaskTable:
         return row
 
     def _becomes_late(self, row: FloatArray, task: Task, tenant: str | None, now_s: float) -> bool:
-        if task.due_s is None or now_s <= task.due_s or task.is_late or task.is_over:
+        if task.due_s is None or now_s <= task.due_s or task.is_late or task.is_over or not task.ended_s:
             return False
         row[Column.LATE] = 1.0
         self._listener.task_late(task.class_id, tenant)

@@ -116,7 +116,7 @@ class Admission:
         together, queue = together or Together(), self._backlog.queue_of(new.slo.slo_class.name, new.tenant)
         if not together.tickets:
             together.found_none_waiting = self._is_idle(new.slo.slo_class.name, queue, now_s)
-        if together.is_decided:
+        if together.is_decided or together.is_let_in:
             place = queue.enter(request, now_s)
         else:
             place = self._checked_place(new, forecast, queue, request, now_s, together)
@@ -368,11 +368,13 @@ class Together:
         found_none_waiting: Whether no other request of the class waited when the first of them came, and no place was
             kept for one.
         is_decided: Whether the HTTP request is being served, so that its further requests are admitted.
+        is_let_in: Whether they are admitted whatever waits, as calls of a task of which a call was admitted before.
     """
 
     tickets: list[Ticket] = field(default_factory=list)
     found_none_waiting: bool = False
     is_decided: bool = False
+    is_let_in: bool = False
 
     def add(self, ticket: Ticket) -> None:
         """Add one that was admitted."""

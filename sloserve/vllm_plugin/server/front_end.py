@@ -12,10 +12,8 @@ clock changes no figure and no decision. Only vLLM gets an arrival by the host's
 import asyncio
 import atexit
 import functools
-import logging
 import weakref
 from collections.abc import AsyncGenerator, Callable
-from http import HTTPStatus
 from typing import Any
 
 from sloserve.core.clock import Clock
@@ -26,22 +24,22 @@ from sloserve.core.served import ServedRequest
 from sloserve.engine.metrics import collectors
 from sloserve.engine.metrics.engine_page import remove_pages
 from sloserve.engine.metrics.live_view import LiveView
-from sloserve.engine.metrics.process_page import Board, Boards
+from sloserve.engine.metrics.process_page import Boards
 from sloserve.scheduler.admission.prediction import ArrivingRequest
 from sloserve.scheduler.admission.queue_view import SWEEP_INTERVAL_S, WaitingPlace
-from sloserve.scheduler.settings import PluginSettings, plugin_settings
+from sloserve.scheduler.settings import plugin_settings
 from sloserve.vllm_plugin.server import whose_call
 from sloserve.vllm_plugin.server.core_check import CoreCheck
 from sloserve.vllm_plugin.server.draining import Drain
 from sloserve.vllm_plugin.server.engine_pages import EnginePages
 from sloserve.vllm_plugin.server.observe import EngineCall, Observed, entering
-from sloserve.vllm_plugin.server.stated import StatedSLOs, key_of, prompt_text, prompt_tokens, warn_operator
+from sloserve.vllm_plugin.server.request_tasks import ArrivingTask, RequestTasks
+from sloserve.vllm_plugin.server.shared_pages import board, task_pages
+from sloserve.vllm_plugin.server.stated import StatedSLOs, key_of, prompt_text, prompt_tokens, tenant_of, warn_operator
 from sloserve.vllm_plugin.server.tracing import Tracing
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.xargs import of_further_call, stated_output_tokens, stating_keys, with_internal
-
-logger = logging.getLogger(__name__)
 
 
 class FrontEnd:
@@ -58,8 +56,10 @@ class FrontEnd:
         """
         settings = plugin_settings(engine.vllm_config.additional_config)
         self._clock, self.processes, self._class_names = clock, processes, settings.classes.names
-        self._boards = Boards(_board(settings, rank, processes), clock)
-        self._metrics = collectors.install(settings, self._boards, clock)
+        self._boards = Boards(board(settings, rank, processes), clock)
+        pages = task_pages(settings, rank, processes, clock)
+        self._metrics = collectors.install(settings, self._boards, clock, pages)
+        self._tasks = RequestTasks(settings, pages, self._metrics.tasks, clock)
         self._admission = settings.admission.make(
             settings.classes.names, self._still_waiting, self._boards, settings.tenant_shares
         )
@@ -70,13 +70,19 @@ class FrontEnd:
         engine.output_processor.add_request = self._noting_outputs(engine.output_processor.add_request)
         self._pages = EnginePages()
         self._stated = StatedSLOs(settings, self._metrics, self._pages)
-        self._needs_key = settings.keys is not None
         self.drain = Drain()
         self.core_check = CoreCheck(settings.hung_after_s, self._boards)
         # An engine that was killed leaves its page behind; vLLM ends this process soon after.
         atexit.register(remove_pages)
 
-    def accept(self, prompt: Any, sampling_params: Any, priority: int = 0) -> EngineCall:
+    def accept(
+        self,
+        prompt: Any,
+        sampling_params: Any,
+        priority: int = 0,
+        session_id: str | None = None,
+        request_id: str | None = None,
+    ) -> EngineCall:
         """Read the SLO of a request, write it where the engine finds it, predict, and book the request's place.
 
         A further call of a request that was accepted before is let in, with what is left of its targets.
@@ -85,20 +91,22 @@ class FrontEnd:
             prompt: The prompt, as ``AsyncLLM.generate`` was given it.
             sampling_params: vLLM's sampling parameters, in which the SLO is written.
             priority: vLLM's number, whichever way the request stated it.
+            session_id: Session of the request, as vLLM read it.
+            request_id: vLLM's name for the request.
 
         Raises: vLLM's errors, to which its server responds with 400 for an SLO that cannot be read, 429 for a full
         queue or targets that cannot be met, and 503 while it is stopping.
         """
-        self._check_key()
+        self._stated.check_key()
         http = context.current.get()
         accepted = whose_call.accepted_for(http)
         request = whose_call.goes_on(http, accepted[0].observed if len(accepted) == 1 else None)
         if request is not None:
             return self._further_call(http, request, sampling_params, priority)
-        slo = self._stated.read(http, sampling_params, priority)
+        resolved = self._stated.read(http, sampling_params, priority, session_id)
         observed = Observed(
-            slo,
-            _tenant_of(http),
+            resolved.slo,
+            tenant_of(http),
             self._clock.monotonic_s() if http is None else http.arrival_s,
             self._clock,
             interruptions=self._pages.interruptions,
@@ -109,7 +117,9 @@ class FrontEnd:
         observed.stated = stating_keys(sampling_params.extra_args)
         length = self._predict_length(observed, prompt, sampling_params)
         call = observed.call()
-        self._admit(http, call, prompt, sampling_params, length)
+        task = self._tasks.arriving(http, observed, resolved.task)
+        self._admit(http, call, prompt, sampling_params, length, task)
+        self._tasks.begin(http, observed, task, sampling_params, request_id)
         if (use := context.request_use.get()) is not None:
             observed.counts = use.output
             use.prompt(prompt_tokens(prompt))
@@ -131,14 +141,19 @@ class FrontEnd:
         stated = stating_keys(sampling_params.extra_args)
         if stated and stated != request.stated:  # the first call had no parameters of the client
             try:
-                request.slo = self._stated.read(http, sampling_params, priority)
+                request.slo = self._stated.read(http, sampling_params, priority).slo
             except Exception:
                 request.end(Outcome.REJECTED)  # it is counted for what it states, not for what its first call came to
                 raise
             request.stated = stating_keys(sampling_params.extra_args)
         now_s = self._clock.monotonic_s()
         sampling_params.extra_args = of_further_call(
-            sampling_params.extra_args, request.stated, request.age_s(), begun=request.begun, tenant=request.tenant
+            sampling_params.extra_args,
+            request.stated,
+            request.age_s(),
+            begun=request.begun,
+            tenant=request.tenant,
+            call=self._tasks.of_further_call(request),
         )
         if request.ticket is not None:
             request.ticket.goes_on(request.ttft_s, now_s)
@@ -149,24 +164,12 @@ class FrontEnd:
 
         Raises: vLLM's error for 400 where its HTTP request states an SLO, or misspells it.
         """
-        self._check_key()
+        self._stated.check_key()
         http = context.current.get()
         if http is not None:
             self._stated.check_none(http)
         if (use := context.request_use.get()) is not None:
             use.prompt(prompt_tokens(prompt))
-
-    def _check_key(self) -> None:
-        """Raise vLLM's error for 500 if the server needs keys, and no middleware of ours has checked the request's."""
-        if self._needs_key and context.key_tenant.get() is None:
-            from vllm.exceptions import GracefulHTTPError
-
-            warn_operator(
-                "requests are refused, since the setting keys is set and nothing checks keys: give vLLM "
-                "--middleware sloserve.api.middleware.SLOMiddleware, or use sloserve serve"
-            )
-            status = HTTPStatus.INTERNAL_SERVER_ERROR
-            raise GracefulHTTPError("the server cannot check keys; its log says why", status)
 
     def arrival_time(self, call: EngineCall, prompt: Any) -> float | None:
         """Return the arrival time that vLLM shall use for a call; ``None`` if vLLM shall set it itself.
@@ -259,12 +262,15 @@ class FrontEnd:
         prompt: Any,
         sampling_params: Any,
         length: list[float] | None,
+        task: ArrivingTask | None,
     ) -> None:
         observed, now_s = call.request, self._clock.monotonic_s()
         accepted = whose_call.accepted_for(http)
         observed.together = whose_call.together_with(accepted[-1].observed if accepted else None)
+        if task is not None:
+            observed.together.is_let_in = task.is_let_in
         new = ArrivingRequest(
-            observed.slo,
+            observed.slo if task is None else task.slo_at_admission(observed.slo, observed.arrival_s),
             observed.arrival_s,
             prompt_tokens(prompt),
             sampling_params.max_tokens,
@@ -329,6 +335,7 @@ class FrontEnd:
     def close(self) -> None:
         """Stop the other API processes from counting this one; what is in flight is still served."""
         self._boards.own.close()
+        self._tasks.close()
 
     def _still_waiting(self, place: WaitingPlace) -> bool:
         engine_request_id = place.request.engine_request_id
@@ -359,6 +366,9 @@ class FrontEnd:
         if observed.ticket is not None:
             observed.ticket.ended(served.latency, served.output_tokens, self._clock.monotonic_s())
         observed.ticket = observed.together = None  # their places refer to it
+        if observed.task is not None:
+            outcome = served.outcome
+            observed.task.ends(completed=outcome is Outcome.COMPLETED, refused=outcome is Outcome.REJECTED)
         self._metrics.record(served)
         if http is not None:
             http.served.append(served)
@@ -369,28 +379,6 @@ class FrontEnd:
         from sloserve.vllm_plugin.server.stopped import stopped
 
         return stopped(self.drain.error("gave the request up")) if self.drain.begun else None
-
-
-def _board(settings: PluginSettings, rank: int, processes: int) -> Board:
-    names, tenants = settings.classes.names, settings.max_tenant_labels
-    if processes > 1:
-        try:
-            return Board.published(names, tenants, rank)
-        except OSError as error:
-            logger.warning(
-                "sloserve cannot publish what API process %d counts: caps, attainment and coverage will omit it: %s",
-                rank,
-                error,
-            )
-    return Board(len(names), tenants)
-
-
-def _tenant_of(http: HTTPContext | None) -> str | None:
-    """Return the tenant of a request; a websocket, which has no context, has the tenant of its key."""
-    if http is not None:
-        return http.headers.tenant
-    tenant = context.key_tenant.get()
-    return None if tenant is None else tenant.name
 
 
 def _is_streamed(output_kind: Any) -> bool:

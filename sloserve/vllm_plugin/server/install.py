@@ -60,7 +60,10 @@ def install() -> None:
         front_end = front_end_of(self)
         if front_end is None or not hasattr(sampling_params, "output_kind"):
             return stock_generate(self, prompt, sampling_params, *args, **kwargs)
-        call = front_end.accept(prompt, sampling_params, kwargs.get("priority", 0))
+        request_id = args[0] if args else kwargs.get("request_id")
+        call = front_end.accept(
+            prompt, sampling_params, kwargs.get("priority", 0), kwargs.get("session_id"), request_id
+        )
         outputs = stock_generate(self, prompt, sampling_params, *args, **kwargs)
         return front_end.watch(call, outputs, sampling_params.output_kind)
 

@@ -15,7 +15,7 @@ import asyncio
 from array import array
 from collections.abc import AsyncIterator, Callable
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 
 from sloserve.core.clock import Clock
 from sloserve.core.errors import Evicted
@@ -24,6 +24,7 @@ from sloserve.core.predicted import Predicted
 from sloserve.core.qoe import expectation
 from sloserve.core.served import Interruptions, ServedRequest
 from sloserve.core.slo import SLO
+from sloserve.core.tasks import TaskCall
 from sloserve.scheduler.admission.admission import Ticket, Together
 from sloserve.vllm_plugin.server.call_figures import CallFigures, RequestFigures, Span, spans_in_engine
 
@@ -34,6 +35,13 @@ begins in the same instant.
 
 _FAILED = frozenset({"error"})
 _ABORTED = frozenset({"abort"})
+
+
+class TaskOfRequest(Protocol):
+    """The call of a task that a request is."""
+
+    def ends(self, *, completed: bool, refused: bool) -> None:
+        """Note that the request has ended."""
 
 
 class Observed:
@@ -56,6 +64,8 @@ class Observed:
         together: The requests that are admitted with it or not at all.
         predicted: Latency that was predicted at its admission.
         stated: The keys of ``vllm_xargs`` that state its SLO.
+        task: The call of a task that it is, or is a part of; ``None`` if it states no task.
+        task_call: The task as the engine gets it; a request of several calls of the engine gets one of its own.
         expired: Whether it was given up because its time to live was over.
         is_answered: Whether its HTTP response has ended, or there is none to wait for.
         counts: Called with numbers of output tokens as they become known; ``None`` if they count for nothing.
@@ -80,6 +90,8 @@ class Observed:
         self.together: Together | None = None
         self.predicted: Predicted | None = None
         self.stated: dict[str, Any] = {}
+        self.task: TaskOfRequest | None = None
+        self.task_call: TaskCall | None = None
         self.expired = False
         self.is_answered = True
         self.counts: Callable[[int], None] | None = None

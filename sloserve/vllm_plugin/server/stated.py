@@ -7,10 +7,10 @@ import functools
 import logging
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any, Final
 
 from sloserve.core.errors import InvalidRequest
-from sloserve.core.slo import SLO
 from sloserve.engine.metrics import collectors
 from sloserve.scheduler.registry import parse_policy, policy_class
 from sloserve.scheduler.settings import PluginSettings
@@ -20,7 +20,8 @@ from sloserve.wire.body import BodyFields
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.headers import HeaderFields
 from sloserve.wire.keys import KeyTenant
-from sloserve.wire.resolve import resolve
+from sloserve.wire.resolve import Resolved, resolve
+from sloserve.wire.tasks import SESSION
 
 logger = logging.getLogger(__name__)
 
@@ -37,14 +38,30 @@ class StatedSLOs:
         self._policy = settings.policy
         self._metrics = metrics
         self._pages = pages
+        self._needs_key = settings.keys is not None
 
-    def read(self, http: HTTPContext | None, sampling_params: Any, priority: int) -> SLO:
-        """Return the SLO of a request, which is written where the engine finds it.
+    def check_key(self) -> None:
+        """Raise vLLM's error for 500 if the server needs keys, and no middleware of ours has checked the request's."""
+        if self._needs_key and context.key_tenant.get() is None:
+            from vllm.exceptions import GracefulHTTPError
+
+            warn_operator(
+                "requests are refused, since the setting keys is set and nothing checks keys: give vLLM "
+                "--middleware sloserve.api.middleware.SLOMiddleware, or use sloserve serve"
+            )
+            status = HTTPStatus.INTERNAL_SERVER_ERROR
+            raise GracefulHTTPError("the server cannot check keys; its log says why", status)
+
+    def read(
+        self, http: HTTPContext | None, sampling_params: Any, priority: int, session_id: str | None = None
+    ) -> Resolved:
+        """Return the SLO of a request, which is written where the engine finds it, and its task.
 
         Args:
             http: Context of the HTTP request; ``None`` for a request that did not come through our middleware.
             sampling_params: vLLM's sampling parameters, in which the SLO is written.
             priority: vLLM's number.
+            session_id: Session of the request, as vLLM read it; counts only without our middleware.
 
         Raises: vLLM's error for 400 where an SLO cannot be read.
         """
@@ -53,7 +70,9 @@ class StatedSLOs:
                 raise http.error
             if http is None:  # a websocket states nothing, and is held to the class of its key
                 tenant = context.key_tenant.get() or _NO_KEY
-                headers, body, held_to = HeaderFields(tenant=tenant.name), BodyFields(), tenant.slo_class
+                sessions = {} if session_id is None else {SESSION: session_id}
+                headers, body = HeaderFields(tenant=tenant.name), BodyFields(sessions=sessions)
+                held_to = tenant.slo_class
             else:
                 headers, body, held_to = http.headers, http.body, http.slo_class
             resolved = resolve(self._rules.held_to(held_to), sampling_params.extra_args, headers, body, priority)
@@ -64,7 +83,7 @@ class StatedSLOs:
         sampling_params.extra_args = resolved.xargs
         if http is not None:
             http.resolved(resolved)
-        return resolved.slo
+        return resolved
 
     def check_none(self, http: HTTPContext) -> None:
         """Check a request of a route that keeps no SLO.
@@ -97,6 +116,14 @@ class StatedSLOs:
                 warn_operator(f"a client states a priority, which policy {name!r} cannot use; --policy priority can")
                 allowed = f"0, all that policy {name!r} can use; state a class or targets"
                 raise InvalidRequest("priority", priority, allowed)
+
+
+def tenant_of(http: HTTPContext | None) -> str | None:
+    """Return the tenant of a request; a websocket, which has no context, has the tenant of its key."""
+    if http is not None:
+        return http.headers.tenant
+    tenant = context.key_tenant.get()
+    return None if tenant is None else tenant.name
 
 
 @functools.cache

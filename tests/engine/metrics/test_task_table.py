@@ -141,6 +141,7 @@ def test_a_name_is_used_again_by_another_task() -> None:
     aged = process.begin(7, 13.0 + 2 * IDLE_S)
     assert aged.is_first and aged.task.generation == 2, "no sweep has come by"
     assert process.heard.outcomes == [(IN_TIME, 1, 1.0), (NO_DEADLINE, 1, 1.0)]
+    process.table.call_ends(aged, 14.0 + 2 * IDLE_S, completed=True)
     assert len(process.heard.started) == 3
 
 
@@ -161,6 +162,18 @@ def test_a_call_ends_once() -> None:
     assert process.table.call_ends(call, 12.0, completed=True) is None
     task = process.table.running(7, 12.0)
     assert task is not None and task.open == 0 and task.ended_s == 11.0
+
+
+def test_a_call_that_is_refused_after_all_is_none() -> None:
+    process = Process()
+    process.table.call_withdrawn(process.begin(7, 10.0, is_last=True))
+    assert process.table.running(7, 10.0) is None and len(process.table) == 0
+    process.call(7, 20.0, 21.0)
+    process.table.call_withdrawn(process.begin(7, 25.0, is_last=True))
+    task = process.table.running(7, 25.0)
+    assert task is not None
+    assert (task.calls, task.open, task.tools_s, task.is_last) == (1, 0, 0.0, False)
+    assert process.heard.started == [None] and process.heard.ended == []
 
 
 def test_a_full_table_forgets_what_has_ended_and_then_the_idlest() -> None:

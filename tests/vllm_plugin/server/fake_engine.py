@@ -7,6 +7,8 @@ from typing import Any
 
 from sloserve.core.clock import ManualClock
 from sloserve.core.served import ServedRequest
+from sloserve.engine.metrics.task_table import EndedTask
+from sloserve.scheduler.settings import plugin_settings
 from sloserve.vllm_plugin.server.front_end import FrontEnd
 from sloserve.vllm_plugin.server.observe import EngineCall
 from sloserve.wire import context
@@ -32,8 +34,27 @@ class Malformed(Exception):
         self.parameter = parameter
 
 
+class Tasks:
+    """What was counted of tasks."""
+
+    def __init__(self) -> None:
+        self.started: list[tuple[int, str | None]] = []
+        self.late: list[tuple[int, str | None]] = []
+        self.ended: list[EndedTask] = []
+
+    def task_started(self, class_id: int, tenant: str | None) -> None:
+        self.started.append((class_id, tenant))
+
+    def task_late(self, class_id: int, tenant: str | None) -> None:
+        self.late.append((class_id, tenant))
+
+    def task_ended(self, ended: EndedTask) -> None:
+        self.ended.append(ended)
+
+
 class Metrics:
     def __init__(self) -> None:
+        self.tasks = Tasks()
         self.served: list[ServedRequest] = []
         self.reasons: list[str | None] = []
         self.ignored_names: tuple[str, ...] = ()
@@ -55,12 +76,14 @@ class Server:
         config = SimpleNamespace(additional_config={"sloserve": section})
         self.output_processor = SimpleNamespace(request_states={}, add_request=self.add_state)
         engine = SimpleNamespace(vllm_config=config, output_processor=self.output_processor)
+        self.rules = plugin_settings({"sloserve": section}).header_rules
         self.clock = ManualClock(T0)
         self.extra_args: dict[str, Any] | None = None
         self.sent: dict[str, Any] | None = None
         self.calls: list[EngineCall] = []
         self.stated: list[dict[str, Any]] = []
         """Of each call of :meth:`generate`, what the engine is told of it."""
+        self.request_id: str | None = None
         self.states = engine.output_processor.request_states
         self.front_end = FrontEnd(engine, self.clock, rank, processes)
 
@@ -71,7 +94,7 @@ class Server:
 
     def http(self, *headers: tuple[str, str]) -> HTTPContext:
         http = HTTPContext(self.clock.monotonic_s())
-        http.read_headers([(name.encode(), value.encode()) for name, value in headers])
+        http.read_headers([(name.encode(), value.encode()) for name, value in headers], self.rules)
         return http
 
     def accept(self, http: HTTPContext | None, prompt: Any, output_kind: str = "DELTA", priority: int = 0) -> Any:
@@ -104,7 +127,7 @@ class Server:
         kind = SimpleNamespace(name=output_kind)
         params = params or SimpleNamespace(**{"extra_args": None, "max_tokens": None, "n": 1, **asked})
         params.output_kind = kind
-        call = self.front_end.accept({"prompt_token_ids": [0] * prompt}, params)
+        call = self.front_end.accept({"prompt_token_ids": [0] * prompt}, params, request_id=self.request_id)
         self.calls.append(call)
         self.stated.append(dict(params.extra_args or {}))
 
