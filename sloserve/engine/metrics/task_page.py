@@ -27,7 +27,7 @@ class Column(IntEnum):
 
     Attributes:
         BEGAN: When the first call of the task arrived, as far as this process knew at its own first call.
-        DUE: Its deadline, nan for none; stated by a call that arrived at STATED, nan for none.
+        DUE: Deadline of the task, nan for none; stated by a call that arrived at STATED, nan for none.
         HINT: Number of calls that its client expects, 0 if the client does not say.
         CALLS: Calls that began here, of which OPEN have not ended.
         TOOLS: Seconds before calls here in which no call of the task was open.
@@ -67,9 +67,9 @@ class Task(NamedTuple):
         generation: Number of tasks of the same name that had ended before.
         class_id: Index of the class of its first call.
         began_s: When its first call arrived, in seconds of the host's monotonic clock.
-        due_s: Its deadline by the same clock; ``None`` for none.
+        due_s: Deadline of the task by the same clock; ``None`` for none.
         hint: Number of calls that its client expects; ``None`` if the client does not say.
-        calls: Its calls so far.
+        calls: Number of its calls so far.
         open: Calls that have not ended.
         tools_s: Seconds before its calls in which none of them was open.
         active_s: When a call began or ended last.

@@ -60,9 +60,9 @@ class EndedTask:
     """A task that has ended.
 
     Args:
-        key: Its number.
+        key: Number of the task.
         task: The task as it ended.
-        tenant: Its tenant.
+        tenant: Tenant of the task.
         outcome: One of :data:`OUTCOMES`.
     """
 
@@ -78,7 +78,7 @@ class EndedTask:
 
 
 class TaskListener(Protocol):
-    """Is notified of tasks that begin, become late, and end."""
+    """What is called for tasks that begin, become late, and end."""
 
     def task_started(self, class_id: int, tenant: str | None) -> None:
         """Note that a task began; called once for a task, when a call of it ends, so that refused calls begin none."""
@@ -99,7 +99,7 @@ class TaskTable:
         Args:
             pages: The pages of all processes.
             idle_s: Seconds without a call after which a task has ended.
-            listener: Is notified of tasks that begin, become late and end.
+            listener: What is called for tasks that begin, become late and end.
         """
         self._pages, self._idle_s, self._listener = pages, idle_s, listener
         self._place_of: dict[int, int] = {}
@@ -133,7 +133,7 @@ class TaskTable:
             key: Number of the task.
             now_s: When the call arrived.
             class_id: Index of its class.
-            tenant: Its tenant.
+            tenant: Tenant of the call.
             e2e_s: Seconds from the task's first call to its deadline, if the call states them.
             due_s: The deadline by the host's monotonic clock, if the call states it.
             hint: Number of calls that the client expects, if the call states it.
@@ -204,7 +204,7 @@ class TaskTable:
             self._forget(call.key)
 
     def sweep(self, now_s: float) -> None:
-        """End the tasks that were idle for too long, and forget those that have ended."""
+        """End the tasks that were idle for too long, and forget the tasks that have ended."""
         rows = self._pages.own.rows
         for key, place in list(self._place_of.items()):
             if rows[place, Column.OPEN] or now_s - rows[place, Column.ACTIVE] <= self._idle_s:

@@ -23,6 +23,7 @@ from sloserve.core.errors import (
 )
 from sloserve.core.finished import Latency
 from sloserve.core.outcome import Outcome
+from sloserve.engine.metrics.task_table import StartedCall
 from sloserve.fleet.contract.endpoint import Refusal, Refused
 from sloserve.fleet.gateway.agent_connections import BrokenResponse, EngineResponse
 from sloserve.fleet.gateway.choosing import ResponseTimes
@@ -38,7 +39,7 @@ from sloserve.fleet.gateway.passing import PassedResponse
 from sloserve.fleet.gateway.prediction import Work
 from sloserve.fleet.gateway.prefixes import beginnings
 from sloserve.fleet.sizes import GENERATING
-from sloserve.scheduler.admission.admission import Ticket
+from sloserve.scheduler.admission.admission import Ticket, Together
 from sloserve.scheduler.admission.prediction import ArrivingRequest
 from sloserve.wire.asgi import ClientLeft, report_slo
 from sloserve.wire.client import WhileClientWaits
@@ -53,6 +54,8 @@ class RequestAccounting:
     def __init__(self, parts: GatewayState, request: GatewayRequest, answer: PassedResponse) -> None:
         self._parts, self._request, self._answer = parts, request, answer
         self._ticket: Ticket | None = None
+        self._task = parts.tasks.arriving(request)
+        self._started: StartedCall | None = None
 
     def arrived(self) -> None:
         """Count demand for the model that the request asks for."""
@@ -65,8 +68,10 @@ class RequestAccounting:
         Raises: QueueFull, SLOUnattainable; then nothing has changed.
         """
         now_s, request = self._parts.clock.monotonic_s(), self._request
+        task = self._task
+        together = Together(is_let_in=task is not None and (task.is_let_in or self._started is not None))
         new = ArrivingRequest(
-            request.slo,
+            request.slo if task is None else task.slo_at_admission(request.slo, request.arrival_s),
             request.arrival_s,
             request.prompt_tokens,
             request.max_tokens,
@@ -77,10 +82,12 @@ class RequestAccounting:
             tenant=request.tenant.name,
         )
         admission = self._parts.admission(model)
-        ticket = admission.admit(new, admission.forecast(new, now_s), self._answer, now_s)
+        ticket = admission.admit(new, admission.forecast(new, now_s), self._answer, now_s, together)
         if self._ticket is not None:
             self._ticket.ended(None, 0, now_s)
         self._ticket = ticket
+        if self._started is None:
+            self._started = self._parts.tasks.begins(task, request)
 
     def answer_begins(self) -> None:
         """Record that the first byte has come."""
@@ -99,6 +106,7 @@ class RequestAccounting:
             completed: Whether the response came to its end.
         """
         self._parts.passing_on.pop(self._answer, None)
+        self._parts.tasks.ends(self._started, completed=completed)
         now_s, tokens, latency = self._parts.clock.monotonic_s(), 0, None
         request, first_s = self._request, self._answer.first_s
         if completed and self._answer.status == HTTPStatus.OK and first_s is not None:

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
@@ -17,18 +17,19 @@ from sloserve.scheduler.settings import PluginSettings
 from sloserve.wire.body import BYTES_PER_TOKEN, Body, fields_of, parse
 from sloserve.wire.headers import (
     COUNTING_DOWN,
+    FINAL,
     PRIORITY,
     REPORT,
     REQUEST_ID,
     TENANT,
     TTL,
-    HeaderRules,
     left_ms,
     read_headers,
     stating,
 )
 from sloserve.wire.lenient import flag, number
 from sloserve.wire.resolve import XARGS, Resolved, Rules, resolve
+from sloserve.wire.tasks import StatedTask
 from sloserve.wire.xargs import stated_output_tokens
 
 _PASSED: Final = ("content-type", "accept", "traceparent", "tracestate", "baggage")
@@ -70,6 +71,8 @@ class GatewayRequest:
         messages, prompt: Bytes of these fields in the body, empty if it does not have them.
         task: Value of its task header.
         network_s: Network time in seconds that its header states.
+        stated_task: The task of many calls that it is one of; ``None`` if it states none.
+        task_due_s: Deadline of that task in epoch seconds, once its first call is known; ``None`` for none.
     """
 
     tenant: Tenant
@@ -91,6 +94,8 @@ class GatewayRequest:
     prompt: memoryview
     task: str | None = None
     network_s: float = 0.0
+    stated_task: StatedTask | None = None
+    task_due_s: float | None = None
 
     @property
     def slo_class(self) -> str:
@@ -113,6 +118,9 @@ class GatewayRequest:
             for key, name in COUNTING_DOWN.items():
                 if (target_s := getattr(self.slo.targets, name)) is not None:
                     stated[key] = left_ms(target_s, late_s)
+        if self.stated_task is not None and generates:
+            task, due_s = self.stated_task, self.task_due_s
+            stated |= (task if due_s is None else replace(task, e2e_s=None, deadline_s=due_s)).keys()
         headers = self.headers + stating(stated)
         if self.ttl_s is not None:
             headers.append((TTL, str(left_ms(self.ttl_s, late_s))))
@@ -135,7 +143,9 @@ class GatewayRequestReader:
     def __init__(self, settings: PluginSettings) -> None:
         self._rules = settings.rules
         # The key alone decides to which tenant a request belongs.
-        self.header_rules = HeaderRules((), settings.unknown_headers == "reject")
+        self.header_rules = replace(settings.header_rules, tenant_headers=())
+        sessions = (name.decode("latin-1") for name in self.header_rules.session_headers)
+        self._passed = frozenset((*_PASSED, FINAL, *sessions))
 
     def read(
         self,
@@ -152,7 +162,9 @@ class GatewayRequestReader:
         fields.tenant = tenant.name
         read = parse(body, _Read)
         in_body = fields_of(read)
-        passed = {name: value.decode("latin-1") for raw, value in headers if (name := raw.decode("latin-1")) in _PASSED}
+        passed = {
+            name: value.decode("latin-1") for raw, value in headers if (name := raw.decode("latin-1")) in self._passed
+        }
         priority = _priority(headers, read.priority)
         xargs = read.vllm_xargs if isinstance(read.vllm_xargs, dict) else None
         rules = self.rules_of(tenant)
@@ -189,6 +201,7 @@ class GatewayRequestReader:
             prompt=prompt,
             task=fields.task,
             network_s=fields.network_s or 0.0,
+            stated_task=resolved.task,
         )
 
     def rules_of(self, tenant: Tenant) -> Rules:

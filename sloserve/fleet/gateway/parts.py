@@ -9,6 +9,7 @@ from sloserve.fleet.gateway.attained import Attained
 from sloserve.fleet.gateway.choosing import Chooser
 from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.gateway.gateway_request import GatewayRequestReader
+from sloserve.fleet.gateway.gateway_tasks import GatewayTasks
 from sloserve.fleet.gateway.held import Hold
 from sloserve.fleet.gateway.instances import Instances
 from sloserve.fleet.gateway.keys import Tenant
@@ -53,6 +54,7 @@ class GatewayState:
     admissions: dict[str, Admission] = field(init=False, default_factory=dict)
     attained: Attained = field(init=False)
     rates: TenantRates = field(init=False)
+    tasks: GatewayTasks = field(init=False)
     passing_on: dict[PassedResponse, None] = field(init=False, default_factory=dict)
     """Responses that have begun."""
 
@@ -60,6 +62,7 @@ class GatewayState:
         self.reader = GatewayRequestReader(self.settings)
         self.attained = Attained(self.settings.classes.names)
         self.rates = TenantRates(self.clock)
+        self.tasks = GatewayTasks(self.settings, self.clock)
         self.places = RequestPlaces(self.limits.max_requests, self.limits.max_body_mib << 20)
 
     def admission(self, model: str) -> Admission:

@@ -23,6 +23,7 @@ from sloserve.core.predicted import Predicted
 from sloserve.core.served import ServedRequest
 from sloserve.engine.metrics import collectors
 from sloserve.engine.metrics.engine_page import remove_pages
+from sloserve.engine.metrics.known_tasks import ArrivingTask
 from sloserve.engine.metrics.live_view import LiveView
 from sloserve.engine.metrics.process_page import Boards
 from sloserve.scheduler.admission.prediction import ArrivingRequest
@@ -33,7 +34,7 @@ from sloserve.vllm_plugin.server.core_check import CoreCheck
 from sloserve.vllm_plugin.server.draining import Drain
 from sloserve.vllm_plugin.server.engine_pages import EnginePages
 from sloserve.vllm_plugin.server.observe import EngineCall, Observed, entering
-from sloserve.vllm_plugin.server.request_tasks import ArrivingTask, RequestTasks
+from sloserve.vllm_plugin.server.request_tasks import RequestTasks
 from sloserve.vllm_plugin.server.shared_pages import board, task_pages
 from sloserve.vllm_plugin.server.stated import StatedSLOs, key_of, prompt_text, prompt_tokens, tenant_of, warn_operator
 from sloserve.vllm_plugin.server.tracing import Tracing
@@ -335,7 +336,7 @@ class FrontEnd:
     def close(self) -> None:
         """Stop the other API processes from counting this one; what is in flight is still served."""
         self._boards.own.close()
-        self._tasks.close()
+        self._tasks.known.close()
 
     def _still_waiting(self, place: WaitingPlace) -> bool:
         engine_request_id = place.request.engine_request_id

@@ -1,72 +1,31 @@
-"""The tasks of which an API process serves calls, from a request's statement to the figures of the task.
+"""The tasks of requests in an API process: what the engine gets of them, and what their clients see.
 
-The engine knows a task by a key that is made of the tenant and the client's name for the task with a secret of the
-server: no text of a client reaches it, and no client can name another tenant's task. A deadline that counts from the
-first call of a task becomes a time here, where the first call is known.
+The engine knows a task by the hash of its name (:mod:`sloserve.engine.metrics.known_tasks`).
 """
 
 import asyncio
 import logging
-import re
 import secrets
-from collections import OrderedDict
-from dataclasses import dataclass, replace
-from hashlib import blake2b
 from typing import Any, Final, cast
 
 from sloserve.core.clock import Clock
 from sloserve.core.predicted import Quantiles
-from sloserve.core.slo import DUE_NOW_S, MAX_TARGET_S, SLO
 from sloserve.core.tasks import TaskCall
+from sloserve.engine.metrics.known_tasks import ArrivingTask, KnownTasks
 from sloserve.engine.metrics.page_folder import SECRET_BYTES, page_folder, shared_secret
-from sloserve.engine.metrics.task_page import Task, TaskPages
-from sloserve.engine.metrics.task_table import EndedTask, StartedCall, TaskListener, TaskTable
+from sloserve.engine.metrics.task_page import TaskPages
+from sloserve.engine.metrics.task_table import EndedTask, StartedCall, TaskListener
 from sloserve.scheduler.settings import PluginSettings
 from sloserve.vllm_plugin.server.observe import Observed
 from sloserve.vllm_plugin.server.task_predictions import TaskPredictions
 from sloserve.wire.context import HTTPContext
-from sloserve.wire.tasks import CHAIN, StatedTask
+from sloserve.wire.tasks import StatedTask
 from sloserve.wire.xargs import with_call
 
 logger = logging.getLogger(__name__)
 
 MOST_SWEEP_S: Final = 60.0
 """Most seconds between two looks for tasks that have ended by age."""
-_TURN: Final = re.compile(r"(resp_[^_]+)_\d+")
-"""The engine's name for one turn of a response with tools: the name of the response, and a number."""
-
-
-@dataclass(frozen=True, slots=True)
-class ArrivingTask:
-    """The task of a request before its admission.
-
-    Args:
-        stated: The client's statement.
-        name: Hash of the tenant and the client's name for the task.
-        running: The task, if one of its calls was let in before and it has not ended.
-        due_s: Its deadline by the host's monotonic clock; ``None`` if it has none.
-    """
-
-    stated: StatedTask
-    name: bytes
-    running: Task | None
-    due_s: float | None
-
-    @property
-    def is_let_in(self) -> bool:
-        """Whether admission lets this call in whatever waits, since the task is in progress.
-
-        An alias may name what is no task, such as all requests of a client, and has this right for one call at a time.
-        """
-        return self.running is not None and not (self.stated.is_alias and self.running.open)
-
-    def slo_at_admission(self, slo: SLO, arrival_s: float) -> SLO:
-        """Return the SLO by which a call is admitted: the first call of a task has to end before the task is due."""
-        if self.running is not None or self.due_s is None:
-            return slo
-        left_s = min(max(self.due_s - arrival_s, DUE_NOW_S), MAX_TARGET_S)
-        e2e_s = left_s if slo.targets.e2e_s is None else min(slo.targets.e2e_s, left_s)
-        return SLO(slo.slo_class, replace(slo.targets, e2e_s=e2e_s))
 
 
 class RequestTask:
@@ -128,11 +87,9 @@ class RequestTasks:
         """
         self._metrics, self._clock, self._idle_s = metrics, clock, settings.task_idle_s
         self._class_ids = {name: number for number, name in enumerate(settings.classes.names)}
-        self._pages, self._table = pages, TaskTable(pages, settings.task_idle_s, self)
+        secret = _secret(shared=pages.own.memory is not None)
+        self.known = KnownTasks(pages, settings.task_idle_s, self, secret, clock)
         self._predictions = TaskPredictions(settings.max_tasks)
-        self._secret = _secret(shared=pages.own.memory is not None)
-        self._roots: OrderedDict[bytes, str] = OrderedDict()
-        self._most = settings.max_tasks
         self._sweeping = False
 
     def arriving(self, http: HTTPContext | None, request: Observed, stated: StatedTask | None) -> ArrivingTask | None:
@@ -147,16 +104,7 @@ class RequestTasks:
         """
         if stated is None or _of_http(http) is not None:
             return None
-        if stated.kind == CHAIN:
-            stated = replace(stated, id=self._roots.get(self._hash(CHAIN, stated.id, request.tenant), stated.id))
-        name = self._hash(stated.kind, stated.id, request.tenant)
-        running = self._table.running(_key(name), request.arrival_s)
-        due_s = None if running is None else running.due_s
-        if stated.e2e_s is not None:
-            due_s = (request.arrival_s if running is None else running.began_s) + stated.e2e_s
-        elif stated.deadline_s is not None:
-            due_s = self._clock.monotonic_s() + (stated.deadline_s - self._clock.now_s())
-        return ArrivingTask(stated, name, running, due_s)
+        return self.known.arriving(stated, request.tenant, request.arrival_s)
 
     def begin(
         self,
@@ -189,35 +137,24 @@ class RequestTasks:
         sampling_params.extra_args = with_call(sampling_params.extra_args, task.call)
 
     def _started(self, arriving: ArrivingTask, request: Observed, request_id: str | None) -> RequestTask:
-        stated, name, tenant = arriving.stated, arriving.name.hex(), request.tenant
-        if stated.kind == CHAIN and request_id is not None:
-            self._link(request_id, stated.id, tenant)
-        started = self._table.call_begins(
-            _key(arriving.name),
-            request.arrival_s,
-            class_id=self._class_ids[request.slo.slo_class.name],
-            tenant=tenant,
-            e2e_s=stated.e2e_s,
-            due_s=None if stated.deadline_s is None else arriving.due_s,
-            hint=stated.calls,
-            is_last=stated.last,
-        )
+        stated, name, epoch_s = arriving.stated, arriving.name.hex(), self.known.epoch_s
+        class_id = self._class_ids[request.slo.slo_class.name]
+        started = self.known.call_begins(arriving, request.arrival_s, class_id, request.tenant, request_id)
         self._keep_swept()
-        if started is None:  # the table is full of running calls, and this one stands alone
-            return RequestTask(self, TaskCall(name, self._epoch_s(arriving.due_s), stated.calls, stated.last), None)
+        if started is None:  # this call stands alone
+            return RequestTask(self, TaskCall(name, epoch_s(arriving.due_s), stated.calls, stated.last), None)
         task = started.task
         name = f"{name}-{task.generation}" if task.generation else name
         of_call = None if request.predicted is None else request.predicted.e2e
-        predicted = self._predictions.call_begins(started, tenant, self._clock.monotonic_s(), of_call)
-        call = TaskCall(name, self._epoch_s(task.due_s), task.hint, task.is_last)
-        return RequestTask(self, call, started, predicted)
+        predicted = self._predictions.call_begins(started, request.tenant, self._clock.monotonic_s(), of_call)
+        return RequestTask(self, TaskCall(name, epoch_s(task.due_s), task.hint, task.is_last), started, predicted)
 
     def of_further_call(self, request: Observed) -> TaskCall:
         """Return the task of a request that calls the engine again: a task of its own, unless it states one."""
         if request.task_call is None:
             e2e_s = request.slo.targets.e2e_s
             due_s = None if e2e_s is None else request.arrival_s + e2e_s
-            request.task_call = TaskCall(secrets.token_hex(16), self._epoch_s(due_s))
+            request.task_call = TaskCall(secrets.token_hex(16), self.known.epoch_s(due_s))
         return request.task_call
 
     def call_ended(self, started: StartedCall, *, completed: bool, refused: bool) -> None:
@@ -228,17 +165,14 @@ class RequestTasks:
             completed: Whether its output is complete.
             refused: Whether it was refused after it had been let in, and so is no call of the task.
         """
-        if refused:
-            self._table.call_withdrawn(started)
-            return
-        now_s = self._clock.monotonic_s()
-        self._predictions.call_ended(started.task, started.tenant, started.task.calls, now_s - started.arrival_s)
-        self._table.call_ends(started, now_s, completed=completed)
+        if not refused:
+            call_s = self._clock.monotonic_s() - started.arrival_s
+            self._predictions.call_ended(started.task, started.tenant, started.task.calls, call_s)
+        self.known.call_ends(started, completed=completed, refused=refused)
 
     def report(self, started: StartedCall) -> dict[str, Any]:
         """Return the figures of a task for its client, in milliseconds."""
-        now_s = self._clock.monotonic_s()
-        task = self._pages.of_generation(started.key, started.task.generation) or started.task
+        now_s, task = self._clock.monotonic_s(), self.known.now(started)
         found: dict[str, Any] = {"calls": task.calls, "elapsed_ms": _ms(now_s - task.began_s)}
         if task.due_s is not None:
             found["due_in_ms"] = _ms(task.due_s - now_s)
@@ -254,27 +188,6 @@ class RequestTasks:
         self._predictions.task_ended(ended)
         self._metrics.task_ended(ended)
 
-    def close(self) -> None:
-        """Withdraw what this process knows of tasks from the others."""
-        self._pages.own.close()
-
-    def _hash(self, kind: str, name: str, tenant: str | None) -> bytes:
-        """Return what stands for a client's name of a task; equal only for one tenant, kind and name."""
-        parts = [kind, name] if tenant is None else [kind, name, tenant]
-        text = "\0".join(f"{len(part)}:{part}" for part in parts)
-        return blake2b(text.encode(errors="surrogatepass"), key=self._secret, digest_size=16).digest()
-
-    def _link(self, request_id: str, root: str, tenant: str | None) -> None:
-        """Note that a later request which names the response of this one belongs to the task of ``root``."""
-        name = self._hash(CHAIN, _TURN.sub(r"\1", request_id), tenant)
-        self._roots[name] = root
-        self._roots.move_to_end(name)
-        if len(self._roots) > self._most:
-            self._roots.popitem(last=False)
-
-    def _epoch_s(self, at_s: float | None) -> float | None:
-        return None if at_s is None else self._clock.now_s() - (self._clock.monotonic_s() - at_s)
-
     def _keep_swept(self) -> None:
         """Look regularly for tasks that have ended by age, as long as any task is known."""
         if not self._sweeping:
@@ -286,8 +199,8 @@ class RequestTasks:
 
     def _sweep(self) -> None:
         self._sweeping = False
-        self._table.sweep(self._clock.monotonic_s())
-        if len(self._table):
+        self.known.sweep()
+        if len(self.known):
             self._keep_swept()
 
 
@@ -298,11 +211,6 @@ def _secret(*, shared: bool) -> bytes:
         except OSError as error:
             logger.warning("each API process knows its own tasks alone, since they can share no secret: %s", error)
     return secrets.token_bytes(SECRET_BYTES)
-
-
-def _key(name: bytes) -> int:
-    """Return the number of a task in the table, never 0."""
-    return int.from_bytes(name[:8]) or 1
 
 
 def _of_http(http: HTTPContext | None) -> RequestTask | None:

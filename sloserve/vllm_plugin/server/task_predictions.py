@@ -56,7 +56,7 @@ class TaskPredictions:
 
         Args:
             started: The call.
-            tenant: Its tenant.
+            tenant: Tenant of the call.
             now_s: The present time.
             of_call: Predicted time from the arrival of the call to its end; ``None`` if it is not known.
 
@@ -88,8 +88,8 @@ class TaskPredictions:
         """Learn from a call that has ended.
 
         Args:
-            task: Its task.
-            tenant: Its tenant.
+            task: Task of the call.
+            tenant: Tenant of the call.
             number: Number of the call in its task, from 1.
             call_s: Seconds that it took.
         """

@@ -9,7 +9,7 @@ import pytest
 
 from sloserve.core.errors import ShuttingDown
 from sloserve.core.slo import DEFAULT_CLASSES
-from sloserve.core.tasks import TaskCall
+from sloserve.core.tasks import MOST_TASKS, TaskCall
 from sloserve.engine.metrics.task_table import IN_TIME, INCOMPLETE, LATE, NO_DEADLINE
 from sloserve.wire import context
 from sloserve.wire.context import HTTPContext
@@ -65,7 +65,7 @@ def test_requests_without_a_task_are_as_before(metrics: Metrics) -> None:
     server = Server()
     http = request(server)
     assert CALL_KEY not in server.stated[0] and http.task is None
-    assert metrics.tasks.started == [] and len(server.front_end._tasks._table) == 0
+    assert metrics.tasks.started == [] and len(server.front_end._tasks.known) == 0
 
 
 def test_two_tenants_with_the_same_id_have_two_tasks(metrics: Metrics) -> None:
@@ -77,11 +77,13 @@ def test_two_tenants_with_the_same_id_have_two_tasks(metrics: Metrics) -> None:
     keys = [engine_task(server, at).key for at in range(3)]
     assert len(set(keys)) == 3
     assert metrics.tasks.started == [(INTERACTIVE, "acme"), (INTERACTIVE, "other"), (INTERACTIVE, None)]
-    assert Server().front_end._tasks._secret != server.front_end._tasks._secret, "and no client can compute a key"
+    assert Server().front_end._tasks.known._secret != server.front_end._tasks.known._secret, (
+        "and no client can compute a key"
+    )
 
 
 def test_names_cannot_be_put_together_to_be_another_tenants(metrics: Metrics) -> None:
-    tasks = Server().front_end._tasks
+    tasks = Server().front_end._tasks.known
     texts = ["", "a", "a\0b", "1:a", "\0", "3:abc"]
     hashes = {tasks._hash(kind, name, tenant) for kind in texts for name in texts for tenant in (None, *texts)}
     assert len(hashes) == len(texts) ** 2 * (len(texts) + 1)
@@ -225,7 +227,7 @@ def test_a_list_that_begins_a_task_is_admitted_as_a_list(metrics: Metrics) -> No
     server.accept(http, {"prompt_token_ids": [0]})
     with pytest.raises(Refused):
         server.accept(http, {"prompt_token_ids": [0]})
-    assert server.front_end._tasks._table.running(1, 0.0) is None and len(server.front_end._tasks._table) == 0
+    assert len(server.front_end._tasks.known) == 0
     assert metrics.tasks.started == [] and metrics.tasks.ended == []
 
 
@@ -305,10 +307,10 @@ def test_a_chain_of_responses_is_one_task(metrics: Metrics) -> None:
     assert second.key == third.key == fork.key
     theirs = respond("resp_5", "resp_2", tenant="other")
     assert theirs is not None and theirs.key != second.key
-    assert len(server.front_end._tasks._roots) == 4
-    for i in range(server.front_end._tasks._most + 10):
-        server.front_end._tasks._link(f"resp_x{i}", "root", None)
-    assert len(server.front_end._tasks._roots) == server.front_end._tasks._most
+    assert len(server.front_end._tasks.known._roots) == 4
+    for i in range(MOST_TASKS + 10):
+        server.front_end._tasks.known.link(f"resp_x{i}", "root", None)
+    assert len(server.front_end._tasks.known._roots) == MOST_TASKS
 
 
 def test_the_report_has_the_figures_of_the_task(metrics: Metrics) -> None:
@@ -341,7 +343,7 @@ def test_tasks_end_by_age_in_the_servers_own_loop(metrics: Metrics) -> None:
 
     bounded.run(run())
     assert [one.outcome for one in metrics.tasks.ended] == [NO_DEADLINE]
-    assert len(server.front_end._tasks._table) == 0
+    assert len(server.front_end._tasks.known) == 0
 
 
 def task_of(server: Server, name: str, calls: int, tool_s: float = 1.0) -> list[HTTPContext]:

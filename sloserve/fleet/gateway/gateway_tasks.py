@@ -1,0 +1,68 @@
+"""The tasks of which a gateway serves calls: when each began, so that every engine gets the same deadline.
+
+A gateway knows the calls that came through it. Gateways share no tasks: where the calls of a task go through several of
+them, its client states the deadline in ISO form. A chain of responses is followed by the engine that stores them.
+"""
+
+import secrets
+
+from sloserve.core.clock import Clock
+from sloserve.engine.metrics.known_tasks import ArrivingTask, KnownTasks
+from sloserve.engine.metrics.page_folder import SECRET_BYTES
+from sloserve.engine.metrics.task_page import TaskPage, TaskPages
+from sloserve.engine.metrics.task_table import EndedTask, StartedCall
+from sloserve.fleet.gateway.gateway_request import GatewayRequest
+from sloserve.scheduler.settings import PluginSettings
+from sloserve.wire.tasks import CHAIN
+
+
+class GatewayTasks:
+    """The tasks that one gateway knows."""
+
+    def __init__(self, settings: PluginSettings, clock: Clock) -> None:
+        """Create an empty table.
+
+        Args:
+            settings: Settings of the engines of the fleet.
+            clock: Clock of this process.
+        """
+        self._clock, self._idle_s, self._swept_s = clock, settings.task_idle_s, clock.monotonic_s()
+        self._class_ids = {name: number for number, name in enumerate(settings.classes.names)}
+        pages = TaskPages(TaskPage(settings.max_tasks), clock)
+        self._known = KnownTasks(pages, settings.task_idle_s, self, secrets.token_bytes(SECRET_BYTES), clock)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def arriving(self, request: GatewayRequest) -> ArrivingTask | None:
+        """Return the task of a request that arrives, and state its deadline to engines; ``None`` if it has none."""
+        now_s, stated = self._clock.monotonic_s(), request.stated_task
+        if now_s - self._swept_s > self._idle_s / 4:
+            self._swept_s = now_s
+            self._known.sweep()
+        if stated is None or stated.kind == CHAIN:
+            return None
+        found = self._known.arriving(stated, request.tenant.name, request.arrival_s)
+        request.task_due_s = self._known.epoch_s(found.due_s)
+        return found
+
+    def begins(self, arriving: ArrivingTask | None, request: GatewayRequest) -> StartedCall | None:
+        """Record that a request was let in; ``None`` if it is no call of a task, or the table is full."""
+        if arriving is None:
+            return None
+        class_id, tenant = self._class_ids[request.slo_class], request.tenant.name
+        return self._known.call_begins(arriving, request.arrival_s, class_id, tenant)
+
+    def ends(self, started: StartedCall | None, *, completed: bool) -> None:
+        """Record that a call has ended."""
+        if started is not None:
+            self._known.call_ends(started, completed=completed)
+
+    def task_started(self, class_id: int, tenant: str | None) -> None:
+        """Count nothing: engines count tasks."""
+
+    def task_late(self, class_id: int, tenant: str | None) -> None:
+        """Count nothing: engines count tasks."""
+
+    def task_ended(self, ended: EndedTask) -> None:
+        """Count nothing: engines count tasks."""

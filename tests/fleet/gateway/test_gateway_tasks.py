@@ -1,0 +1,111 @@
+"""Tasks at a gateway: what the engine gets of them, and admission."""
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from sloserve.core.clock import ManualClock
+from sloserve.fleet.gateway.gateway_request import GatewayRequest, GatewayRequestReader
+from sloserve.fleet.gateway.gateway_tasks import GatewayTasks
+from sloserve.fleet.gateway.keys import Tenant
+from sloserve.scheduler.settings import PluginSettings, plugin_settings
+from sloserve.wire.body import read_body
+from sloserve.wire.headers import read_headers
+from sloserve.wire.resolve import resolve
+from sloserve.wire.tasks import StatedTask
+
+ROUTE = "/v1/chat/completions"
+T0 = 1_000_000.0
+ID = ("x-slo-task-id", "run-7")
+
+
+class Gateway:
+    def __init__(self, **section: Any) -> None:
+        self.settings: PluginSettings = plugin_settings({"sloserve": section})
+        self.clock = ManualClock(T0)
+        self.reader, self.tasks = GatewayRequestReader(self.settings), GatewayTasks(self.settings, self.clock)
+
+    def request(
+        self, *headers: tuple[str, str], body: bytes = b'{"model":"m"}', tenant: str = "acme", route: str = ROUTE
+    ) -> GatewayRequest:
+        raw = [(name.encode(), value.encode()) for name, value in headers]
+        return self.reader.read(raw, body, Tenant(tenant), "id", route, self.clock.monotonic_s())
+
+    def call(self, *headers: tuple[str, str], **asked: Any) -> dict[str, str]:
+        """Serve a call of 1 s, and return the headers that its engine gets."""
+        request = self.request(*headers, **asked)
+        started = self.tasks.begins(self.tasks.arriving(request), request)
+        self.clock.advance_to(self.clock.now_s() + 1.0)
+        self.tasks.ends(started, completed=True)
+        return dict(request.headers_after(0.0))
+
+    def at_engine(self, headers: dict[str, str], body: bytes = b"{}") -> StatedTask | None:
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        fields = read_headers(raw, self.settings.header_rules)
+        return resolve(self.settings.rules, None, fields, read_body(body)).task
+
+
+def test_every_engine_gets_the_deadline_that_counts_from_the_first_call() -> None:
+    gateway = Gateway()
+    for _ in range(3):
+        headers = gateway.call(ID, ("x-slo-task-e2e-ms", "5000"), ("x-slo-task-calls", "4"))
+        assert headers["x-slo-task-id"] == "run-7" and headers["x-tenant-id"] == "acme"
+        assert "x-slo-task-e2e-ms" not in headers
+        assert datetime.fromisoformat(headers["x-slo-task-deadline"]).timestamp() == pytest.approx(T0 + 5.0)
+        assert gateway.at_engine(headers) == StatedTask("id", "run-7", None, T0 + 5.0, 4)
+    assert "x-slo-task-deadline" in gateway.call(ID), "a later call need not repeat it"
+
+
+def test_tenants_with_the_same_id_have_tasks_of_their_own() -> None:
+    gateway = Gateway()
+    first = gateway.call(ID, ("x-slo-task-e2e-ms", "5000"), tenant="acme")
+    other = gateway.call(ID, ("x-slo-task-e2e-ms", "5000"), tenant="other")
+    assert first["x-slo-task-deadline"] != other["x-slo-task-deadline"]
+    assert other["x-tenant-id"] == "other"
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [([("x-dynamo-session-id", "s"), ("x-dynamo-session-final", "true")], b'{"model":"m"}'),
+     ([("x-session-id", "s")], b'{"model":"m"}'),
+     ([], b'{"model":"m","session_id":"s"}'), ([], b'{"model":"m","metadata":{"task_id":"s"}}'),
+     ([], b'{"model":"m","previous_response_id":"s"}')],
+)  # fmt: skip
+def test_an_alias_is_the_same_at_the_gateway_and_the_engine(headers: list[tuple[str, str]], body: bytes) -> None:
+    gateway = Gateway()
+    request = gateway.request(*headers, body=body)
+    found = gateway.at_engine(gateway.call(*headers, body=body), request.body)
+    assert found == request.stated_task is not None
+    dated = gateway.at_engine(gateway.call(*headers, ("x-slo-task-e2e-ms", "5000"), body=body), request.body)
+    assert dated is not None and (dated.kind, dated.id) == (found.kind, found.id)
+    assert (dated.deadline_s is None) == (dated.e2e_s is not None)
+
+
+def test_the_body_states_a_task_and_the_gateway_its_deadline() -> None:
+    gateway = Gateway()
+    body = b'{"model":"m","slo":{"task_id":"a","task_e2e_ms":5000,"task_last":true}}'
+    found = gateway.at_engine(gateway.call(body=body), body)
+    assert found == StatedTask("id", "a", None, T0 + 5.0, None, True)
+
+
+def test_a_tenant_that_is_held_to_a_class_gets_no_deadline() -> None:
+    gateway = Gateway(tenants={"acme": "batch"})
+    body = b'{"model":"m","slo":{"task_id":"a","task_e2e_ms":5000}}'
+    request = gateway.request(body=body)
+    assert b"task" not in request.body
+    assert gateway.at_engine(gateway.call(body=body), request.body) == StatedTask("id", "a")
+
+
+def test_a_route_that_generates_nothing_gets_no_task() -> None:
+    assert not [name for name in Gateway().call(ID, route="/v1/embeddings") if "task" in name]
+
+
+def test_tasks_of_a_gateway_end_by_age_and_are_bounded() -> None:
+    gateway = Gateway(task_idle_s=100.0, max_tasks=8)
+    for number in range(20):
+        gateway.call(("x-slo-task-id", str(number)))
+    assert len(gateway.tasks) == 8
+    gateway.clock.advance_to(gateway.clock.now_s() + 200.0)
+    gateway.tasks.arriving(gateway.request())
+    assert len(gateway.tasks) == 0
