@@ -3,10 +3,11 @@
 Usage: python -m benchmarks.policies.agent_tasks [--quick] [--workers 2] [--rates 0.16] [--policies "stock;auto"]
 
 A closed loop: the next call of a task follows when the call before has ended and its tool has run, with a prompt that
-repeats the whole conversation (agent_workload.py has the lengths). Llama 3 70B on four A100 with a KV cache of 96,000
-tokens, which holds about a dozen conversations of the median length; between two calls the cache may forget them. A
-task is due after twice its latency on an idle engine and 5 s. Each seed gives all policies the same tasks, and at each
-rate the same arrivals but for a factor. Runs go through the engine model, and planning takes its time.
+repeats the whole conversation (the lengths are in sloserve/sim/workloads/tasks/react.py). Llama 3 70B on four A100 with
+a KV cache of 96,000 tokens, which holds about a dozen conversations of the median length; between two calls the cache
+may forget them. A task is due after twice its latency on an idle engine and 5 s. Each seed gives all policies the same
+tasks, and at each rate the same arrivals but for a factor. Runs go through the engine model, and planning takes its
+time.
 
 Policies run as they are, and with what a client may state of each call: the time that is left of the task's deadline,
 if any is left, or 15 s for each call. Least attained service goes by the task (Autellix), through vLLM's priority.
@@ -31,11 +32,8 @@ import pandas as pd
 from benchmarks.arguments import parser_for
 from benchmarks.policies.agent_workload import (
     AgentLoop,
-    AgentTask,
     Statement,
-    arriving,
     deadline,
-    draw_tasks,
     each_15_s,
     least_attained,
     nothing,
@@ -50,6 +48,9 @@ from sloserve.sim.closed_loop import run_closed_loop
 from sloserve.sim.experiment import MODEL, Experiment, Point, engine_of, task_of
 from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.workloads.slo_assignment import ClassRule, SLOAssignment
+from sloserve.sim.workloads.tasks.arrivals import arriving
+from sloserve.sim.workloads.tasks.plan import TaskPlan
+from sloserve.sim.workloads.tasks.react import react_tasks
 
 PROFILE, KV_BLOCKS = "a100-llama3-70b-tp4", 6000
 RATES = (0.08, 0.12, 0.16, 0.2)
@@ -95,21 +96,21 @@ def experiment() -> Experiment:
     return replace(built, slos=classes, engine=replace(built.engine, enable_prefix_caching=True))
 
 
-def run(tasks: Sequence[AgentTask], setting: Setting, seed: int) -> dict[str, Any]:
+def run(tasks: Sequence[TaskPlan], setting: Setting, seed: int) -> dict[str, Any]:
     """Return the figures of one run, and the latency of each task; an unfinished task has a latency of NaN."""
     ours = experiment()
     loop = AgentLoop(tasks, setting.statement, ours.profile)
     log = run_closed_loop(engine_of(task_of(ours, setting.policy, Point(seed, math.nan, None), [])), loop)
-    ended_s = np.array([loop.ended_s.get(task.number, math.nan) for task in tasks])
-    latency_s = ended_s - np.array([task.arrival_s for task in tasks])
+    outcomes = loop.outcomes()
+    latency_s = np.array([math.nan if one.latency_s is None else one.latency_s for one in outcomes])
     calls_s = [r.latency.e2e_s for r in log.requests if r.latency is not None]
     prompts = sum(r.request.prompt_tokens for r in log.requests)
     cached = sum(r.cached_tokens for r in log.requests)
-    possible = sum(sum(task.repeated) for task in tasks)
-    every_prompt = sum(sum(task.prompts) for task in tasks)
+    possible = sum(task.repeated_tokens(i) for task in tasks for i in range(len(task.calls)))
+    every_prompt = sum(task.prompt_tokens(i) for task in tasks for i in range(len(task.calls)))
     again = sum(r.recomputed_tokens for r in log.requests)
     return {
-        "in_time": float(np.mean(ended_s <= [task.deadline_s for task in tasks])),
+        "in_time": float(np.mean([one.ended_s is not None and one.ended_s <= one.due_s for one in outcomes])),
         "mean_s": float(np.nanmean(latency_s)),
         **{f"p{p}_s": float(np.nanpercentile(latency_s, p)) for p in (50, 99)},
         "call_p99_s": float(np.percentile(calls_s, 99)),
@@ -117,7 +118,7 @@ def run(tasks: Sequence[AgentTask], setting: Setting, seed: int) -> dict[str, An
         "possible_hit_rate": possible / every_prompt,
         "preemptions_per_call": sum(r.num_preemptions for r in log.requests) / len(log.requests),
         "computed_over_needed": (prompts - cached + again) / (every_prompt - possible),
-        "unfinished": int(np.isnan(ended_s).sum()),
+        "unfinished": int(np.isnan(latency_s).sum()),
         "not_completed": sum(r.outcome is not Outcome.COMPLETED for r in log.requests),
         "latency_s": latency_s.tolist(),
     }
@@ -126,14 +127,14 @@ def run(tasks: Sequence[AgentTask], setting: Setting, seed: int) -> dict[str, An
 @cache
 def unloaded_s(n: int, seed: int) -> list[float]:
     """Return the latency of each task on an idle engine under stock, in seconds."""
-    apart = [replace(task, arrival_s=ALONE_S * task.number) for task in draw_tasks(n, seed)]
+    apart = [replace(task, arrival_s=ALONE_S * task.number) for task in react_tasks(n, seed)]
     found: list[float] = run(apart, SETTINGS["stock"], seed)["latency_s"]
     return found
 
 
 def row_of(n: int, seed: int, rate: float, name: str) -> dict[str, Any]:
     """Return the figures of one run for the file."""
-    tasks = arriving(draw_tasks(n, seed), seed, rate, unloaded_s(n, seed))
+    tasks = arriving(react_tasks(n, seed), seed, rate, unloaded_s(n, seed))
     found = run(tasks, SETTINGS[name], seed)
     del found["latency_s"]
     return {"policy": name, "rate": rate, "seed": seed, **found}
