@@ -42,15 +42,14 @@ from benchmarks.policies.auto_judged import half_95
 from benchmarks.policies.step_sizes import BUDGET
 from benchmarks.publish import RESULTS, aligned, read_json, write_result
 from sloserve.core.outcome import Outcome
-from sloserve.core.slo import DEFAULT_CLASSES
 from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.closed_loop import run_closed_loop
 from sloserve.sim.experiment import MODEL, Experiment, Point, engine_of, task_of
 from sloserve.sim.experiment_options import SimulateOptions
-from sloserve.sim.workloads.slo_assignment import ClassRule, SLOAssignment
 from sloserve.sim.workloads.tasks.arrivals import arriving
 from sloserve.sim.workloads.tasks.plan import TaskPlan
 from sloserve.sim.workloads.tasks.react import react_tasks
+from sloserve.sim.workloads.tasks.registry import AGENT_SLOS
 
 PROFILE, KV_BLOCKS = "a100-llama3-70b-tp4", 6000
 RATES = (0.08, 0.12, 0.16, 0.2)
@@ -92,8 +91,7 @@ def experiment() -> Experiment:
         policy="", engine=MODEL, workload="sharegpt-poisson", rps="1", profile=PROFILE, kv_blocks=KV_BLOCKS
     )
     built = build_experiment(options)
-    classes = SLOAssignment("agents", tuple(map(ClassRule, DEFAULT_CLASSES)), default=DEFAULT_CLASSES.default.name)
-    return replace(built, slos=classes, engine=replace(built.engine, enable_prefix_caching=True))
+    return replace(built, slos=AGENT_SLOS, engine=replace(built.engine, enable_prefix_caching=True))
 
 
 def run(tasks: Sequence[TaskPlan], setting: Setting, seed: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from sloserve.core.predicted import Predicted
 from sloserve.core.qoe import expectation, qoe
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import SLO
+from sloserve.core.task_outcome import TaskOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,7 @@ class RunLog:
             vllm_schedule_us_mean, wall_s.
         token_budget: Most tokens that a step of this engine may compute; ``None`` where it is not known.
         tenant_service_s: Service of each tenant in seconds of the engine; ``None`` where tenants have no shares.
+        tasks: The tasks of which the requests are calls; ``None`` for a run without tasks.
     """
 
     requests: list[RequestLog]
@@ -131,3 +133,4 @@ class RunLog:
     counters: dict[str, int] = field(default_factory=dict)
     token_budget: int | None = None
     tenant_service_s: dict[str, float] | None = None
+    tasks: list[TaskOutcome] | None = None

@@ -1,4 +1,4 @@
-"""What became of one task of many calls, as the client that sent its calls saw it."""
+"""The outcome of one task of many calls, as the client that sent its calls saw it."""
 
 import math
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ class TaskOutcome:
             complete.
         calls: Number of calls of the whole task.
         completed_calls: Number of calls that completed.
+        requests: Ids of the calls that were sent, in the order of the calls.
         tools_s: Seconds from its arrival to the end of its last call in which no call was under way: tools ran, or a
             user read and typed.
     """
@@ -28,6 +29,7 @@ class TaskOutcome:
     ended_s: float | None
     calls: int
     completed_calls: int
+    requests: tuple[str, ...]
     tools_s: float
 
     @property

@@ -12,8 +12,9 @@ from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.run_name import run_names
 from sloserve.sim.workloads.drawn_tenants import parse_parts
 from sloserve.sim.workloads.named_slos import find_slos
+from sloserve.sim.workloads.tasks.offered import as_workload, asked_tasks
 from sloserve.sim.workloads.window import WHOLE, parse_window
-from sloserve.sim.workloads.workload_registry import asked_workload
+from sloserve.sim.workloads.workload_registry import Workload, asked_workload
 
 EQUAL: Final = "equal"
 """The weights of tenants that all have the same share."""
@@ -32,9 +33,12 @@ def build_experiment(options: SimulateOptions) -> Experiment:
     if not 0.0 <= aged_share <= 1.0:
         raise ConfigError(f"--aged-share: {aged_share} is not within 0..1")
     slos = find_slos(options.slo) if options.slo is not None else None
-    source = asked_workload(options)
+    tasks = asked_tasks(options, slos)
+    source = asked_workload(options) if tasks is None else as_workload(tasks)
     load, rate_scale = options.load, options.rate_scale
-    if load is None and options.rps is None and rate_scale is None:
+    if tasks is not None:
+        pass
+    elif load is None and options.rps is None and rate_scale is None:
         if options.trace is not None:
             rate_scale = 1.0
         else:
@@ -45,13 +49,12 @@ def build_experiment(options: SimulateOptions) -> Experiment:
     return Experiment(
         workload=source,
         profile=profile,
-        # Without ids every prompt is unique, and hashing it would only cost time.
-        engine=_engine_settings(options, profile, prefix_caching=any(r.prefix_ids for r in source.requests(1, 0))),
+        engine=_engine_settings(options, profile, prefix_caching=tasks is not None or _shares_prompts(source)),
         policies=run_names(listed(options.policy), listed(options.admission)),
         seeds=tuple(range(options.seeds)),
-        max_requests=options.max_requests,
+        max_requests=options.max_requests if tasks is None else tasks.count,
         loads=numbers("--load", load),
-        rps=numbers("--rps", options.rps),
+        rps=numbers("--rps", options.rps) if tasks is None else tasks.rates,
         rate_scale=rate_scale,
         slos=slos,
         window=WHOLE if options.window is None else parse_window(options.window),
@@ -63,7 +66,13 @@ def build_experiment(options: SimulateOptions) -> Experiment:
         known_profile=options.known_profile,
         engine_kind=options.engine,
         tenant_weights=_weights(options.tenant_shares),
+        tasks=tasks,
     )
+
+
+def _shares_prompts(workload: Workload) -> bool:
+    """Return whether prompts have ids. Without them every prompt is unique, and hashing it would only cost time."""
+    return any(request.prefix_ids for request in workload.requests(1, 0))
 
 
 def _weights(text: str | None) -> dict[str, float] | None:

@@ -32,7 +32,9 @@ from sloserve.sim.admissions import make_front, parse_admission
 from sloserve.sim.model.engine import ModelEngine
 from sloserve.sim.report.summary import summarize
 from sloserve.sim.run_name import STOCK, RunName
+from sloserve.sim.task_runs import TaskRun, serve_tasks, task_run
 from sloserve.sim.workloads.slo_assignment import SLOAssignment
+from sloserve.sim.workloads.tasks.offered import OfferedTasks
 from sloserve.sim.workloads.window import WHOLE, Window
 from sloserve.sim.workloads.workload_registry import Workload
 
@@ -79,6 +81,8 @@ class Experiment:
         known_profile: The profile that the server's settings name, while ``profile`` is the engine's own; ``None`` if
             the server learns step times from the steps.
         tenant_weights: Weights of the tenants' shares of the engine; ``None`` if policies do not see tenants.
+        tasks: Tasks of many calls that are offered in place of the workload's requests; ``rps`` then has tasks per
+            second, and ``max_requests`` is their number. ``None`` for an open loop.
     """
 
     workload: Workload
@@ -100,6 +104,7 @@ class Experiment:
     engine_kind: str = VLLM
     known_profile: str | None = None
     tenant_weights: Mapping[str, float] | None = None
+    tasks: OfferedTasks | None = None
 
     def __post_init__(self) -> None:
         if sum(axis is not None for axis in (self.loads, self.rps, self.rate_scale)) != 1:
@@ -282,6 +287,7 @@ class Task:
         plan_cost: Cost of planning in multiples of the measured table.
         noise: Noise of step times.
         engine_kind: The engine that schedules, one of ``ENGINE_KINDS``.
+        tasks: The tasks of the run, which has no other requests; ``None`` for an open loop.
     """
 
     requests: list[WorkloadRequest]
@@ -293,12 +299,17 @@ class Task:
     plan_cost: float
     noise: StepNoise
     engine_kind: str
+    tasks: TaskRun | None = None
 
 
 def task_of(experiment: Experiment, policy: str, point: Point, requests: list[WorkloadRequest] | None = None) -> Task:
     """Return the task of a run of ``policy`` at ``point``, with ``requests`` in place of the experiment's own."""
+    tasks = None
     if requests is not None:
         pass
+    elif experiment.tasks is not None:
+        seed = point.seed + experiment.window.seed_offset
+        requests, tasks = [], task_run(experiment.tasks, seed, point.rps, experiment.engine, experiment.profile)
     elif experiment.rate_scale is not None:
         requests = experiment.requests(point.seed, rate_scale=experiment.rate_scale)
     else:
@@ -333,11 +344,14 @@ def task_of(experiment: Experiment, policy: str, point: Point, requests: list[Wo
         experiment.plan_cost,
         noise,
         experiment.engine_kind,
+        tasks,
     )
 
 
 def _serve(task: Task, on_progress: Callable[[int], None] | None = None) -> RunLog:
     """Serve one run in virtual time."""
+    if task.tasks is not None:
+        return serve_tasks(engine_of(task), task.tasks, on_progress)
     return engine_of(task).run(task.requests, on_progress)
 
 

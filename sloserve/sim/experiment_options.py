@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from sloserve.sim.workloads.tasks.task_options import TaskOptions
 from sloserve.sim.workloads.traffic_options import TrafficOptions
 
 
@@ -81,7 +82,7 @@ class ExperimentOptions(TrafficOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulateOptions(ExperimentOptions):
+class SimulateOptions(TaskOptions, ExperimentOptions):
     """The options of a whole experiment: further, the scheduler, and the engine's swap space."""
 
     policy: Annotated[

@@ -10,6 +10,7 @@ from sloserve.sim.model import MODELLED_VLLM
 from sloserve.sim.report.logs import RESULT_JSON, Verdicts, write_result
 from sloserve.sim.run_name import STOCK, SWAP_OPTIONS
 from sloserve.sim.tuning import Tuned
+from sloserve.sim.workloads.tasks.offered import describe_tasks
 from sloserve.vllm_plugin.versions import installed_vllm
 
 
@@ -42,7 +43,11 @@ def write_experiment(
             "description": experiment.workload.description,
             "slos": slos.source,
             "window": str(experiment.window),
-            "requests": experiment.max_requests,
+            **(
+                {"requests": experiment.max_requests}
+                if experiment.tasks is None
+                else {"tasks": describe_tasks(experiment.tasks)}
+            ),
         },
         settings={
             "engine": experiment.engine_kind,

@@ -14,7 +14,7 @@ from sloserve.sim.experiment_options import FleetOptions, SimulateOptions
 from sloserve.sim.report.output_flags import OutputFlags
 
 _OF_A_FLEET = tuple(field.name for field in fields(FleetOptions))
-_ALTERNATIVES = (("workload", "trace"), ("rps", "rate_scale", "load"))
+_ALTERNATIVES = (("workload", "trace", "tasks"), ("rps", "rate_scale", "load", "task_rate"))
 """The alternatives of which one is given, so that a flag displaces the others in an experiment's row."""
 
 

@@ -11,7 +11,7 @@ from sloserve.core.progress_bar import progress
 from sloserve.core.runlog import RunLog
 from sloserve.sim.admissions import NONE
 from sloserve.sim.experiment import MODEL, VLLM, Experiment, Point, run_experiment
-from sloserve.sim.report.compare import compare
+from sloserve.sim.report.compare import TASK_METRICS, compare, load_unit
 from sloserve.sim.report.experience import GOOD_QOE, replies_of
 from sloserve.sim.report.latency_capacity import latency_capacity
 from sloserve.sim.report.load_capacity import load_capacity
@@ -19,6 +19,8 @@ from sloserve.sim.report.logs import RESULT_JSON, LogWriter, Verdicts
 from sloserve.sim.report.runs_csv import RUNS_CSV, write_runs
 from sloserve.sim.report.summary import LatencySample, admission_record, latencies
 from sloserve.sim.report.tables import capacity_table, class_latency_table, summary_table
+from sloserve.sim.report.task_sample import TaskSample, task_sample
+from sloserve.sim.report.task_table import task_table
 from sloserve.sim.report.tenant_report import alone_s, tenant_record
 from sloserve.sim.report.tenant_table import tenant_table
 from sloserve.sim.result_file import write_experiment
@@ -59,11 +61,12 @@ def simulate(
             console.print(_tuned_line(one), soft_wrap=True, highlight=False)
     runs: list[dict[str, Any]] = []
     samples: list[LatencySample] = []
+    tasks: list[TaskSample] = []
     counters: list[dict[str, int]] = []
     unrestricted: dict[tuple[str, Point], RunLog] = {}
     with (
-        LogWriter(out_dir, token_log=token_log) as logs,
-        progress("requests", console) as bar,
+        LogWriter(out_dir, token_log=token_log, task_log=experiment.tasks is not None) as logs,
+        progress("requests" if experiment.tasks is None else "tasks", console) as bar,
     ):
         for run in run_experiment(experiment, jobs=jobs, on_progress=bar.update):
             point = run.point
@@ -79,25 +82,29 @@ def simulate(
             counters.append(dict(run.log.counters))
             axis = point.rps if point.load is None else point.load
             logged = run.log.requests
+            if run.log.tasks is not None:
+                tasks.append(task_sample(run.policy, axis, run.log.tasks))
             samples.append(LatencySample(run.policy, axis, latencies(logged), replies_of(logged, point.seed)))
     comparisons, by_latency = compare(runs), latency_capacity(runs)
+    if experiment.tasks is not None:
+        comparisons += compare(runs, metrics=TASK_METRICS)
     by_qoe = load_capacity(runs, "qoe_mean", GOOD_QOE)  # the system capacity of Andes, Sec. 6.1
     verdicts = Verdicts(comparisons=comparisons, qoe_capacity=by_qoe, latency_capacity=by_latency)
     write_experiment(experiment, out_dir, runs, verdicts, counters, tuned)
     write_runs(out_dir / RUNS_CSV, [run | {"counters": of_run} for run, of_run in zip(runs, counters, strict=True)])
-    plots = write_plots(out_dir, runs, samples)
+    plots = write_plots(out_dir, runs, samples, tasks=tasks)
     console.print(summary_table(runs, comparisons, title=_title(experiment)))
     for line in _failed_plans(runs, counters):
         console.print(line, soft_wrap=True, highlight=False)
-    for table in (class_latency_table(runs), tenant_table(runs)):
+    for table in (task_table(runs, comparisons), class_latency_table(runs), tenant_table(runs)):
         if table is not None:
             console.print(table)
-    in_capacity = experiment.loads is not None
+    unit = load_unit(runs)
     if by_qoe:
-        console.print(capacity_table(by_qoe, f"mean QoE >= {by_qoe[0].threshold:g}", in_capacity=in_capacity))
+        console.print(capacity_table(by_qoe, f"mean QoE >= {by_qoe[0].threshold:g}", unit))
     if by_latency:
         level = f"normalised latency <= {by_latency[0].threshold:.3g} ms/token"
-        console.print(capacity_table(by_latency, level, in_capacity=in_capacity))
+        console.print(capacity_table(by_latency, level, unit))
     for path in (out_dir / RESULT_JSON, out_dir / RUNS_CSV, *plots):
         console.print(f"wrote {path}", soft_wrap=True, highlight=False)
     return runs
@@ -129,8 +136,9 @@ def _title(experiment: Experiment) -> str:
     ageing = f"ageing {experiment.aged_share:g}" if experiment.aged_share else "ageing off"
     drafts = engine.drafts
     drafted = "" if drafts is None else f"{drafts.num_tokens} drafts accepted at {drafts.acceptance:g}, "
+    offered = f"{experiment.max_requests} {'requests' if experiment.tasks is None else 'tasks'}"
     return (
         f"{experiment.workload.name} on {experiment.profile.title}, {len(experiment.seeds)} seeds of "
-        f"{experiment.max_requests} requests, {engine.kv_blocks} KV blocks of {engine.block_size}, "
+        f"{offered}, {engine.kv_blocks} KV blocks of {engine.block_size}, "
         f"max_num_seqs {engine.max_num_seqs}, {drafted}{ageing}, {_SCHEDULERS[experiment.engine_kind]}"
     )

@@ -173,11 +173,14 @@ def evaluator(
         several = replace(experiment, policies=tuple(names))
         for run in run_experiment(several, jobs=jobs, on_progress=on_progress, points=points):
             record = run.record()
-            if record["slo_attainment"] is None:
+            in_time = record.get("tasks_in_time")
+            attained = record["slo_attainment"] if in_time is None else in_time
+            if attained is None:
                 raise ConfigError(
-                    f"{experiment.workload.name}: no request states a target, so there is nothing to tune for"
+                    f"{experiment.workload.name}: no request states a target and no task has a deadline, so there is "
+                    "nothing to tune for"
                 )
-            found[run.policy].append((record["slo_attainment"], record["output_throughput"] or 0.0))
+            found[run.policy].append((attained, record["output_throughput"] or 0.0))
         return {name: Score(*zip(*values, strict=True)) for name, values in found.items()}
 
     return evaluate

@@ -11,10 +11,12 @@ def workloads(as_json: JsonFlag = False) -> None:
     from sloserve.estimator.step_time.profile import load_profile, profile_names
     from sloserve.sim.experiments import experiments
     from sloserve.sim.workloads.multi_model import KINDS
+    from sloserve.sim.workloads.tasks.registry import TASK_WORKLOADS
     from sloserve.sim.workloads.workload_registry import WORKLOADS
 
     found = {
         "workload": {item.name: item.description for item in WORKLOADS.values()},
+        "tasks": {item.name: item.description for item in TASK_WORKLOADS.values()},
         "of a fleet": dict(KINDS),
         "experiment": {name: row.question for name, row in experiments().items()},
         "profile": {name: load_profile(name).marker for name in profile_names()},

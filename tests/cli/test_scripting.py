@@ -39,7 +39,7 @@ def test_listings_are_json_for_scripts() -> None:
 @pytest.mark.slow
 def test_workloads_and_keys_are_json_for_scripts() -> None:
     workloads = json.loads(ran("workloads", "--json").stdout)
-    assert list(workloads) == ["workload", "of_a_fleet", "experiment", "profile"]
+    assert list(workloads) == ["workload", "tasks", "of_a_fleet", "experiment", "profile"]
     assert "h100-llama3-8b" in workloads["profile"] and workloads["workload"]["voice"].startswith("spoken chats")
     marked = workloads["profile"]["b200x8-deepseek-v4-pro"]
     assert marked.startswith("derived, ") and "too short" in marked and workloads["profile"]["h100-llama3-8b"] == ""

@@ -20,7 +20,7 @@ from sloserve.sim.build_experiment import listed, numbers
 from sloserve.sim.experiment import VLLM
 from sloserve.sim.experiment_options import FleetOptions
 from sloserve.sim.model import MODELLED_VLLM
-from sloserve.sim.report.compare import compare
+from sloserve.sim.report.compare import REQUESTS, compare
 from sloserve.sim.report.load_capacity import LoadCapacity, load_capacity
 from sloserve.sim.report.logs import RESULT_JSON, LogWriter, write_result
 from sloserve.sim.report.runs_csv import RUNS_CSV, write_runs
@@ -102,7 +102,7 @@ def simulate_fleet(
         console.print(by_class)
     console.print(swap_table(runs))
     if carried:
-        console.print(capacity_table(carried, f"{IN_TIME:.0%} of requests in time", in_capacity=False))
+        console.print(capacity_table(carried, f"{IN_TIME:.0%} of requests in time", REQUESTS))
     for path in (out_dir / RESULT_JSON, out_dir / RUNS_CSV, *plots):
         console.print(f"wrote {path}", soft_wrap=True, highlight=False)
     return runs

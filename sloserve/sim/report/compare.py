@@ -45,6 +45,20 @@ HIGHER_IS_BETTER: Mapping[str, bool] = {
 
 DEFAULT_METRICS = tuple(HIGHER_IS_BETTER)
 
+_OF_TASKS: Mapping[str, bool] = {
+    "tasks_in_time": True,
+    "tasks_finished": True,
+    "mean_task_s": False,
+    "median_task_s": False,
+    "p90_task_s": False,
+    "p99_task_s": False,
+    "max_task_first_token_s": False,
+    "prompt_hit_rate": True,
+}
+"""The metrics that only a run with tasks has, see :mod:`~sloserve.sim.report.task_report`."""
+HIGHER_IS_BETTER = {**HIGHER_IS_BETTER, **_OF_TASKS}
+TASK_METRICS = tuple(_OF_TASKS)
+
 
 class Verdict(StrEnum):
     """The verdict on a policy for one metric at one load."""
@@ -93,8 +107,22 @@ class Comparison:
 
 
 def load_of(run: Mapping[str, Any]) -> float:
-    """Return a run's place on the load axis: its ``load``, in multiples of stock's capacity, or else its ``rps``."""
+    """Return a run's place on the load axis: its ``load``, in multiples of stock's capacity, or else its ``rps``.
+
+    For a run with tasks ``rps`` is the number of tasks per second.
+    """
     return float(run["load"] if "load" in run else run["rps"])
+
+
+CAPACITY, REQUESTS, TASKS = "x stock's capacity", "requests/s", "tasks/s"
+"""The units of the load axis."""
+
+
+def load_unit(runs: Sequence[Run]) -> str:
+    """Return the unit of the load axis, one of ``CAPACITY``, ``REQUESTS`` and ``TASKS``."""
+    if any("load" in run for run in runs):
+        return CAPACITY
+    return TASKS if any("tasks" in run for run in runs) else REQUESTS
 
 
 def policies_of(runs: Sequence[Run]) -> list[str]:

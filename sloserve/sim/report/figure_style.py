@@ -5,7 +5,7 @@ palette of Okabe and Ito, which colour-blind readers can distinguish; markers di
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 from PIL import Image
 
+from sloserve.core.arrays import FloatArray
 from sloserve.sim.report.compare import BASELINE
 
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
@@ -55,6 +56,8 @@ LETTER_IN = 0.075
 """The approximate width of a letter, in inches."""
 NAME_LETTERS = 34
 """The longest line of a policy's name in letters, beside a bar or above a panel."""
+MAX_LOAD_PANELS = 4
+"""The most panels of a figure that has one for each load."""
 LEGEND_ROW_IN = 0.19
 """The height of a row of the legend, in inches."""
 
@@ -240,9 +243,23 @@ def percent_labels(highest: float) -> PercentFormatter:
     return PercentFormatter(xmax=1.0, decimals=0 if highest > 0.1 else 1)
 
 
-def load_name(load: float, *, in_capacity: bool) -> str:
-    """Return a load in words.
+def draw_distribution(axes: Axes, values: FloatArray, total: int, label: str, style: Mapping[str, Any]) -> None:
+    """Draw the share of ``total`` that has at most each of ``values``, over a logarithmic axis."""
+    ordered = np.sort(values)
+    line = {key: value for key, value in style.items() if key in ("color", "linestyle")}
+    axes.step(ordered, np.arange(1, ordered.size + 1) / total, where="post", label=label, **line)
+    axes.set_xscale("log")
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=0))
+    axes.set_ylim(0.0, 1.02)
 
-    The load is in multiples of stock's capacity if ``in_capacity``, else in requests per second.
-    """
-    return f"{load:.3g} x stock's capacity" if in_capacity else f"{load:.3g} requests/s"
+
+def panel_loads(loads: Iterable[float]) -> list[float]:
+    """Return up to ``MAX_LOAD_PANELS`` of the different ``loads``, from the lowest to the highest."""
+    found = sorted(set(loads))
+    picked = np.unique(np.linspace(0, len(found) - 1, min(MAX_LOAD_PANELS, len(found))).round().astype(int))
+    return [found[i] for i in picked]
+
+
+def load_name(load: float, unit: str) -> str:
+    """Return a load in words; its unit is what :func:`~sloserve.sim.report.compare.load_unit` returns."""
+    return f"{load:.3g} {unit}"

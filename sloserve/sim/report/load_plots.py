@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from sloserve.sim.report.compare import load_of, loads_of
+from sloserve.sim.report.compare import CAPACITY, load_of, load_unit, loads_of
 from sloserve.sim.report.figure_style import (
     BAR_HEIGHT,
     Styles,
@@ -66,11 +66,6 @@ class _Point:
     value: float
     below: float
     above: float
-
-
-def counts_in_capacity(runs: Sequence[Run]) -> bool:
-    """Return whether the load axis is in multiples of stock's capacity, not in requests per second."""
-    return any("load" in run for run in runs)
 
 
 def attainment_figure(runs: Sequence[Run], styles: Styles) -> Figure:
@@ -153,7 +148,8 @@ def _against_load(
             axes.yaxis.set_major_formatter(percent_labels(axes.get_ylim()[1]))
         if len(loads_of(runs)) <= MAX_LOAD_TICKS:
             axes.set_xticks(loads_of(runs), [f"{load:.3g}" for load in loads_of(runs)])
-        axes.set_xlabel("load (x stock's capacity)" if counts_in_capacity(runs) else "offered requests/s")
+        unit = load_unit(runs)
+        axes.set_xlabel(f"load ({unit})" if unit == CAPACITY else f"offered {unit}")
     if name is not None:
         row[0].set_ylabel(name)
     add_legend(figure, interval_note(runs, reference))
@@ -184,7 +180,7 @@ def _bars(runs: Sequence[Run], styles: Styles, panels: Sequence[Panel], scale: S
     for axes in row:
         name_bars(axes, policies)
         axes.label_outer()
-    at = load_name(loads_of(runs)[0], in_capacity=counts_in_capacity(runs))
+    at = load_name(loads_of(runs)[0], load_unit(runs))
     note = interval_note(runs, reference)
     figure.supxlabel((f"{name}, {at}" if name else at) + (f"\n{note}" if note else ""), fontsize="medium")
     return figure

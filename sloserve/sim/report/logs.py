@@ -8,6 +8,7 @@ import csv
 import gzip
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,11 +18,13 @@ from typing import Any, Self
 
 from sloserve import __version__
 from sloserve.core.runlog import RequestLog, RunLog
+from sloserve.core.task_outcome import TaskOutcome
 from sloserve.sim.report.compare import Comparison
 from sloserve.sim.report.load_capacity import LoadCapacity
 
 REQUESTS_CSV = "requests.csv"
 TOKENS_CSV = "tokens.csv.gz"
+TASKS_CSV = "tasks.csv"
 RESULT_JSON = "result.json"
 
 RUN_COLUMNS = ("policy", "seed", "rps")
@@ -41,6 +44,17 @@ REQUEST_COLUMNS = (
     "outcome",
     "qoe",
     "tenant",
+)
+TASK_COLUMNS = (
+    *RUN_COLUMNS,
+    "task",
+    "kind",
+    "arrival_s",
+    "due_s",
+    "ended_s",
+    "calls",
+    "completed_calls",
+    "tools_s",
 )
 TOKEN_COLUMNS = (*RUN_COLUMNS, "request_id", "token", "time_s")
 
@@ -72,15 +86,30 @@ def request_row(log: RequestLog) -> tuple[object, ...]:
     )
 
 
+def task_row(task: TaskOutcome) -> tuple[object, ...]:
+    """Return the columns of ``tasks.csv`` behind the columns of the run; a field without a value is empty."""
+    return (
+        task.key,
+        task.kind,
+        _time(task.arrival_s),
+        None if task.due_s == math.inf else _time(task.due_s),
+        _time(task.ended_s),
+        task.calls,
+        task.completed_calls,
+        _time(task.tools_s),
+    )
+
+
 class LogWriter:
-    """The writer of ``requests.csv``, and of ``tokens.csv.gz`` if asked, of one experiment.
+    """The writer of ``requests.csv`` of one experiment, and of ``tasks.csv`` and ``tokens.csv.gz`` if asked.
 
     It writes run by run, in the order of :meth:`add`. A context manager: the files are complete once it is left. What a
     broken-off experiment has added stays.
     """
 
-    def __init__(self, out_dir: Path, *, token_log: bool = False) -> None:
+    def __init__(self, out_dir: Path, *, token_log: bool = False, task_log: bool = False) -> None:
         self._out_dir = out_dir
+        self._task_log = task_log
         self._token_log = token_log
         self._files = ExitStack()
 
@@ -90,6 +119,10 @@ class LogWriter:
             plain = files.enter_context(open(self._out_dir / REQUESTS_CSV, "w", encoding="utf-8", newline=""))
             self._requests = csv.writer(plain, lineterminator="\n")
             self._requests.writerow(REQUEST_COLUMNS)
+            if self._task_log:
+                of_tasks = files.enter_context(open(self._out_dir / TASKS_CSV, "w", encoding="utf-8", newline=""))
+                self._tasks = csv.writer(of_tasks, lineterminator="\n")
+                self._tasks.writerow(TASK_COLUMNS)
             if self._token_log:
                 raw = files.enter_context(open(self._out_dir / TOKENS_CSV, "wb"))
                 packed = files.enter_context(
@@ -110,6 +143,8 @@ class LogWriter:
         """Append one run: its requests in the order of the workload, their tokens counted from 0."""
         head = (policy, seed, float(rps))
         self._requests.writerows((*head, *request_row(request)) for request in log.requests)
+        if self._task_log:
+            self._tasks.writerows((*head, *task_row(task)) for task in log.tasks or ())
         if self._token_log:
             for request in log.requests:
                 row = (*head, request.request.request_id)

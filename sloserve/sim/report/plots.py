@@ -8,23 +8,23 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 
 from sloserve.core.arrays import FloatArray
-from sloserve.sim.report.compare import BASELINE, load_of, policies_of
+from sloserve.sim.report.compare import BASELINE, CAPACITY, load_of, load_unit, policies_of
 from sloserve.sim.report.experience import TimedOutputs
 from sloserve.sim.report.figure_style import (
     Styles,
     add_legend,
+    draw_distribution,
     line_styles,
     load_name,
+    panel_loads,
     plain_log_ticks,
     styled,
     write_figure,
 )
 from sloserve.sim.report.load_plots import (
     attainment_figure,
-    counts_in_capacity,
     normalized_latency_figure,
     qoe_figure,
     throughput_figure,
@@ -33,6 +33,8 @@ from sloserve.sim.report.load_plots import (
 from sloserve.sim.report.qoe_plots import lengths_figure, shown_load, timelines_figure
 from sloserve.sim.report.split_plot import completion_split_figure
 from sloserve.sim.report.summary import Latencies, LatencySample, Run
+from sloserve.sim.report.task_plot import task_latency_figure
+from sloserve.sim.report.task_sample import TaskSample
 
 ATTAINMENT_PNG = "attainment.png"
 LATENCY_PNG = "latency_cdf.png"
@@ -43,26 +45,41 @@ UTILIZATION_PNG = "utilization.png"
 COMPLETION_SPLIT_PNG = "completion_split.png"
 QOE_LENGTH_PNG = "qoe_by_length.png"
 TIMELINES_PNG = "timelines.png"
-
-MAX_LOAD_PANELS = 4
+TASKS_PNG = "task_latency_cdf.png"
 
 
 def write_plots(
-    out_dir: Path, runs: Sequence[Run], samples: Sequence[LatencySample], *, baseline: str = BASELINE
+    out_dir: Path,
+    runs: Sequence[Run],
+    samples: Sequence[LatencySample],
+    *,
+    baseline: str = BASELINE,
+    tasks: Sequence[TaskSample] = (),
 ) -> list[Path]:
     """Write the figures; return the paths of the written ones.
 
     A figure for which no run has data, such as attainment of requests without targets, is left out. Figures of QoE are
     drawn where requests promise a timeline, figures of the engine where it is seen.
+
+    Args:
+        out_dir: Folder of the files.
+        runs: Records of the runs.
+        samples: Latencies of each run.
+        baseline: The policy that the others are compared with.
+        tasks: Tasks of each run that has any.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     styles = line_styles(policies_of(runs), baseline)
-    in_capacity = counts_in_capacity(runs)
+    unit = load_unit(runs)
+    in_capacity = unit == CAPACITY
     figures: dict[str, Callable[[], Figure]] = {}
     if any(run["slo_attainment"] is not None for run in runs):
         figures[ATTAINMENT_PNG] = lambda: attainment_figure(runs, styles)
     if any(sample.latencies.ttft_s.size for sample in samples):
-        figures[LATENCY_PNG] = lambda: latency_figure(samples, styles, in_capacity=in_capacity)
+        figures[LATENCY_PNG] = lambda: latency_figure(samples, styles, unit=unit)
+    if any(sample.latency_s.size for sample in tasks):
+        loads_of_tasks = panel_loads(sample.load for sample in tasks)
+        figures[TASKS_PNG] = lambda: task_latency_figure(tasks, styles, loads_of_tasks, unit)
     if any(run["qoe_mean"] is not None for run in runs):
         figures[QOE_PNG] = lambda: qoe_figure(runs, styles)
     if any(run["normalized_latency_ms"] is not None for run in runs):
@@ -74,13 +91,13 @@ def write_plots(
     if split_loads:
         split_load = shown_load(split_loads, in_capacity=in_capacity)
         figures[COMPLETION_SPLIT_PNG] = lambda: completion_split_figure(
-            [run for run in runs if load_of(run) == split_load], styles, load_name(split_load, in_capacity=in_capacity)
+            [run for run in runs if load_of(run) == split_load], styles, load_name(split_load, unit)
         )
     loads = sorted({sample.load for sample in samples if sample.replies is not None})
     if loads:
         load = shown_load(loads, in_capacity=in_capacity)
         replies = _replies_at(load, samples)
-        name = load_name(load, in_capacity=in_capacity)
+        name = load_name(load, unit)
         figures[QOE_LENGTH_PNG] = lambda: lengths_figure(replies, styles, name)
         figures[TIMELINES_PNG] = lambda: timelines_figure(replies, styles, name)
     for file, draw in figures.items():
@@ -97,14 +114,12 @@ def _replies_at(load: float, samples: Sequence[LatencySample]) -> dict[str, list
     return found
 
 
-def latency_figure(samples: Sequence[LatencySample], styles: Styles, *, in_capacity: bool) -> Figure:
+def latency_figure(samples: Sequence[LatencySample], styles: Styles, *, unit: str) -> Figure:
     """Draw the distributions of TTFT and e2e latency, seeds pooled, at up to four loads from the lowest to the highest.
 
     The share is of all requests, so a curve ends below 100 % by the share that was not completed.
     """
-    all_loads = sorted({sample.load for sample in samples})
-    picked = np.unique(np.linspace(0, len(all_loads) - 1, min(MAX_LOAD_PANELS, len(all_loads))).round().astype(int))
-    loads = [all_loads[i] for i in picked]
+    loads = panel_loads(sample.load for sample in samples)
     rows: tuple[tuple[str, Callable[[Latencies], FloatArray]], ...] = (
         ("time to first token", lambda latencies: latencies.ttft_s),
         ("end-to-end latency", lambda latencies: latencies.e2e_s),
@@ -118,18 +133,13 @@ def latency_figure(samples: Sequence[LatencySample], styles: Styles, *, in_capac
                 total = sum(latencies.requests for latencies in cell)
                 if not total:
                     continue
-                values_s = np.sort(np.concatenate([pick(latencies) for latencies in cell]))
-                share = np.arange(1, values_s.size + 1) / total
-                line = {key: value for key, value in style.items() if key in ("color", "linestyle")}
-                axes.step(values_s, share, where="post", label=policy, **line)
-            axes.set_xscale("log")
-            axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=0))
-            axes.set_ylim(0.0, 1.02)
+                values_s = np.concatenate([pick(latencies) for latencies in cell])
+                draw_distribution(axes, values_s, total, policy, style)
             axes.set_xlabel(f"{title} (s)")
         row[0].set_ylabel("share of requests")
         for axes in row:
             plain_log_ticks(axes)
     for load, axes in zip(loads, grid[0], strict=True):
-        axes.set_title(load_name(load, in_capacity=in_capacity))
+        axes.set_title(load_name(load, unit))
     add_legend(figure)
     return figure

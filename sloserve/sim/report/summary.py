@@ -16,6 +16,7 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.runlog import RequestLog, RunLog, StepLog
 from sloserve.sim.report.experience import TimedOutputs, experience, qoe_samples
 from sloserve.sim.report.statistics import mean_of, percentile_of
+from sloserve.sim.report.task_report import task_record
 
 Run = dict[str, Any]
 """The record of one run, as :func:`summarize` makes it: safe to write as JSON."""
@@ -85,7 +86,7 @@ def summarize(log: RunLog, *, policy: str, seed: int, rps: float, load: float | 
         log: The log of the run.
         policy: Name of the run, for the record.
         seed: Seed of the run, for the record.
-        rps: Requests offered per second.
+        rps: Requests offered per second; of a run with tasks, tasks per second.
         load: Offered rate in multiples of stock's capacity, where that is the experiment's axis; then a key of the
             record.
     """
@@ -130,6 +131,8 @@ def summarize(log: RunLog, *, policy: str, seed: int, rps: float, load: float | 
     }
     if "swap_bytes_out" in log.counters:
         run |= _swap_record(log)
+    if log.tasks:
+        run |= task_record(log.tasks, requests)
     if load is not None:
         run["load"] = load
     return run

@@ -11,12 +11,24 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from sloserve.sim.report.compare import MIN_PAIRS, Comparison, Verdict, load_of, loads_of, policies_of
+from sloserve.sim.report.compare import (
+    CAPACITY,
+    MIN_PAIRS,
+    REQUESTS,
+    TASKS,
+    Comparison,
+    Verdict,
+    load_of,
+    load_unit,
+    loads_of,
+    policies_of,
+)
 from sloserve.sim.report.load_capacity import Bound, Estimate, LoadCapacity
 from sloserve.sim.report.statistics import mean_interval
 from sloserve.sim.report.summary import Run
 
 NO_VALUE = "-"
+SHORT_UNITS: Mapping[str, str] = {CAPACITY: "x stock", REQUESTS: "req/s", TASKS: "tasks/s"}
 MARKS: Mapping[Verdict, tuple[str, str]] = {Verdict.WIN: ("+", "green"), Verdict.LOSS: ("-", "red")}
 
 
@@ -81,7 +93,7 @@ def summary_table(runs: Sequence[Run], comparisons: Sequence[Comparison] = (), *
         box=box.SIMPLE_HEAD,
         padding=0,  # the place of the mark keeps figures apart
     )
-    unit = "x stock" if any("load" in run for run in runs) else "req/s"
+    unit = SHORT_UNITS[load_unit(runs)]
     table.add_column(f"load\n{unit}", justify="right", min_width=len(unit))
     table.add_column("policy", overflow="fold", min_width=8)
     table.add_column(ATTAINMENT.heading, justify="right", no_wrap=True)
@@ -144,12 +156,11 @@ def class_latency_table(runs: Sequence[Run]) -> Table | None:
     return table
 
 
-def capacity_table(capacities: Sequence[LoadCapacity], condition: str, *, in_capacity: bool) -> Table:
+def capacity_table(capacities: Sequence[LoadCapacity], condition: str, unit: str) -> Table:
     """Return a table of the load that each policy carries under ``condition``, and its ratio to the baseline's load.
 
-    The figures are means over seeds.
+    The figures are means over seeds. ``unit`` is what :func:`~sloserve.sim.report.compare.load_unit` returns.
     """
-    unit = "x stock's capacity" if in_capacity else "requests/s"
     table = Table(
         title=f"load at {condition}, {unit}",
         title_justify="left",

@@ -14,8 +14,8 @@ from sloserve.sim.workloads.length_models import TokenLengths
 from sloserve.sim.workloads.seeding import stream
 from sloserve.sim.workloads.trace import Trace, make_trace
 
-_TOKENS_PER_S = 20.0
-_THINK_S = 10.0
+READ_TOKENS_PER_S = 20.0
+THINK_S = 10.0
 _MOST_TOKENS = 3000
 _IDS = 1 + _MOST_TOKENS // PREFIX_BLOCK_TOKENS
 
@@ -34,14 +34,14 @@ def conversations(
     for conversation in range(count):
         num_rounds = int(rng.geometric(1.0 / rounds))
         asked, replies = lengths.draw(num_rounds, rng)
-        thinks_s = rng.exponential(_THINK_S, num_rounds)
+        thinks_s = rng.exponential(THINK_S, num_rounds)
         since_s, prompt = 0.0, 0
         for new, reply, think_s in zip(asked.tolist(), replies.tolist(), thinks_s.tolist(), strict=True):
             prompt += min(new, _MOST_TOKENS)
             if prompt > _MOST_TOKENS:
                 break
             rows.append((since_s, conversation, prompt, reply))
-            since_s, prompt = since_s + reply / _TOKENS_PER_S + think_s, prompt + reply
+            since_s, prompt = since_s + reply / READ_TOKENS_PER_S + think_s, prompt + reply
     per_conversation = len(rows) / count
     starts_s = arrivals.draw(count, stream(seed, f"{name}/arrivals")) * per_conversation / rps
     # Requests of the first half before the second half begins are left out: the rate is even after that.

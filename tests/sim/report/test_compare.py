@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sloserve.core.runlog import RequestLog, RunLog, StepLog
-from sloserve.sim.report.compare import DEFAULT_METRICS, Comparison, Verdict, compare
+from sloserve.sim.report.compare import CAPACITY, DEFAULT_METRICS, Comparison, Verdict, compare
 from sloserve.sim.report.load_capacity import load_capacity
 from sloserve.sim.report.statistics import mean_interval
 from sloserve.sim.report.summary import Run, summarize
@@ -176,7 +176,7 @@ def test_table_of_what_policies_carry() -> None:
     rows = [
         line.split()
         for line in printed(
-            capacity_table(load_capacity(runs, "qoe_mean", 0.9), "mean QoE >= 0.9", in_capacity=True)
+            capacity_table(load_capacity(runs, "qoe_mean", 0.9), "mean QoE >= 0.9", CAPACITY)
         ).splitlines()
     ]
     assert " ".join(rows[0]).startswith("load at mean QoE >= 0.9, x stock's capacity")

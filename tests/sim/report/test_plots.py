@@ -10,6 +10,7 @@ from matplotlib.container import BarContainer
 
 from sloserve.core.outcome import Outcome
 from sloserve.core.runlog import RequestLog, RunLog, StepLog
+from sloserve.sim.report.compare import CAPACITY, REQUESTS
 from sloserve.sim.report.experience import replies_of
 from sloserve.sim.report.figure_style import COLOURS, PALENESS, line_styles, paler, three_digits
 from sloserve.sim.report.load_plots import (
@@ -191,7 +192,7 @@ def test_utilisation_is_that_of_runs_whose_engine_is_seen(experiment: Experiment
 def test_distribution_ends_below_one_by_what_was_not_completed(request_log: MakeRequest) -> None:
     requests = [request_log("a", 0.0, [0.5]), request_log("b", 0.0, [], outcome=Outcome.REJECTED)]
     samples = [LatencySample("stock", 2.0, latencies(requests))]
-    figure = latency_figure(samples, line_styles(["stock"]), in_capacity=False)
+    figure = latency_figure(samples, line_styles(["stock"]), unit=REQUESTS)
     line = figure.axes[0].lines[0]
     assert (list(line.get_xdata()), list(line.get_ydata())) == ([0.5], [0.5])
     assert figure.axes[0].get_title() == "2 requests/s"
@@ -199,9 +200,7 @@ def test_distribution_ends_below_one_by_what_was_not_completed(request_log: Make
 
 def test_logarithmic_ticks_are_plain_numbers(request_log: MakeRequest) -> None:
     requests = [request_log(str(i), 0.0, [0.3 * (i + 1), 9.0 * (i + 1)]) for i in range(5)]
-    figure = latency_figure(
-        [LatencySample("stock", 1.0, latencies(requests))], line_styles(["stock"]), in_capacity=True
-    )
+    figure = latency_figure([LatencySample("stock", 1.0, latencies(requests))], line_styles(["stock"]), unit=CAPACITY)
     FigureCanvasAgg(figure).draw()
     labels = [label.get_text() for axes in figure.axes for label in axes.get_xticklabels(which="both")]
     assert {"0.5", "1", "10", "20"} <= set(labels)
@@ -211,7 +210,7 @@ def test_logarithmic_ticks_are_plain_numbers(request_log: MakeRequest) -> None:
 def test_at_most_four_loads_are_shown_with_both_ends(request_log: MakeRequest) -> None:
     found = latencies([request_log("a", 0.0, [0.5])])
     samples = [LatencySample("stock", load, found) for load in (0.7, 0.9, 1.0, 1.2, 1.5, 2.0)]
-    figure = latency_figure(samples, line_styles(["stock"]), in_capacity=True)
+    figure = latency_figure(samples, line_styles(["stock"]), unit=CAPACITY)
     titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
     assert len(titles) == 4
     assert (titles[0], titles[-1]) == ("0.7 x stock's capacity", "2 x stock's capacity")

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from benchmarks.publish import RUNS, read_runs
 from benchmarks.republish import published as republishable
-from sloserve.sim.report.compare import compare
+from sloserve.sim.report.compare import CAPACITY, compare
 from sloserve.sim.report.latency_capacity import latency_capacity
 from sloserve.sim.report.tables import ATTAINMENT, COLUMNS, capacity_table, summary_table
 
@@ -108,7 +108,7 @@ def test_the_printed_table_follows_from_the_runs(name: str) -> None:
 def test_capacity_follows_from_the_runs() -> None:
     found = latency_capacity(read_runs(RESULTS / "econo-sharegpt" / RUNS))
     console = Console(file=(printed := StringIO()), width=120)
-    console.print(capacity_table(found, "x", in_capacity=True))
+    console.print(capacity_table(found, "x", CAPACITY))
     (row,) = [line.split() for line in printed.getvalue().splitlines() if line.split()[:1] == ["econo"]]
     table = (RESULTS / "econo-sharegpt" / "table.txt").read_text()
     assert row in [line.split() for line in table.splitlines()]

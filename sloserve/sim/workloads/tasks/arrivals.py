@@ -1,4 +1,4 @@
-"""When tasks arrive, and by when they should have ended."""
+"""The arrivals and the deadlines of tasks."""
 
 import math
 from collections.abc import Sequence

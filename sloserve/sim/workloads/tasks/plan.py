@@ -105,6 +105,10 @@ class TaskPlan:
         """The name of the task in a run."""
         return f"task{self.number}"
 
+    def request_id(self, i: int) -> str:
+        """Return the id of the request that call ``i`` sends."""
+        return f"{self.key}.{i}"
+
     def prompt_tokens(self, i: int) -> int:
         """Return the tokens of call ``i``'s prompt."""
         return self.block_tokens * sum(self._blocks(part) for part in self.calls[i].prompt)
@@ -143,7 +147,7 @@ class TaskPlan:
         return self.block_tokens * max([shared, *(self._common_blocks(i, j) for j in range(i))])
 
     def _common_blocks(self, i: int, j: int) -> int:
-        """Return the leading blocks of call ``i``'s prompt whose KV is there once call ``j`` has ended."""
+        """Return the number of leading blocks of call ``i``'s prompt that are cached once call ``j`` has ended."""
         blocks = 0
         for ours, theirs in zip(self.calls[i].prompt, (*self.calls[j].prompt, OutputOf(j)), strict=False):
             if ours == theirs:

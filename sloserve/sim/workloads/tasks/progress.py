@@ -1,4 +1,4 @@
-"""How far one task is: which of its calls may be sent, and what became of it.
+"""How far one task is: which of its calls may be sent, and how it ended.
 
 The same rules hold in a simulation and against a live endpoint.
 """
@@ -58,8 +58,13 @@ class TaskProgress:
         """Whether every call has completed."""
         return self._completed == len(self.plan.calls)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no further call will be sent."""
+        return self.has_failed or self.is_complete
+
     def outcome(self) -> TaskOutcome:
-        """Return what became of the task up to now."""
+        """Return the outcome of the task up to now."""
         plan = self.plan
         last_s = max(self._over_s.values(), default=plan.arrival_s)
         return TaskOutcome(
@@ -70,6 +75,7 @@ class TaskProgress:
             ended_s=last_s if self.is_complete else None,
             calls=len(plan.calls),
             completed_calls=self._completed,
+            requests=tuple(plan.request_id(i) for i in sorted(self._sent_s)),
             tools_s=last_s - plan.arrival_s - self._under_way_s(),
         )
 

@@ -1,7 +1,7 @@
 """Drive the plans of tasks through an engine in virtual time: the closed loop of a simulation."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from sloserve.core.outcome import Outcome
@@ -58,7 +58,7 @@ def call_request(plan: TaskPlan, i: int, arrival_s: float, slo: SLO, hints: Task
         hints: What the client states of the task.
     """
     return WorkloadRequest(
-        f"{plan.key}.{i}",
+        plan.request_id(i),
         arrival_s,
         plan.prompt_tokens(i),
         plan.output_tokens(i),
@@ -79,13 +79,20 @@ class TaskSource(Source):
 
     Args:
         plans: The tasks.
-        slos: For each task the SLOs of its calls.
+        slos: SLOs of the calls of each task.
         hints: What clients state of their tasks.
+        on_progress: Called with the number of tasks that have ended or failed, when it grows; ``None`` for no one.
     """
 
     def __init__(
-        self, plans: Sequence[TaskPlan], slos: Sequence[Sequence[SLO]], hints: TaskHints = TaskHints()
+        self,
+        plans: Sequence[TaskPlan],
+        slos: Sequence[Sequence[SLO]],
+        hints: TaskHints = TaskHints(),
+        on_progress: Callable[[int], None] | None = None,
     ) -> None:
+        self._on_progress = on_progress
+        self._num_over = 0
         self._hints = hints
         self._tasks = [TaskProgress(plan) for plan in plans]
         self._slos = {plan.number: of_calls for plan, of_calls in zip(plans, slos, strict=True)}
@@ -96,7 +103,13 @@ class TaskSource(Source):
 
     def after(self, request: WorkloadRequest, outcome: Outcome, now_s: float) -> Iterable[WorkloadRequest]:
         task, i = self._calls.pop(request.request_id)
-        return self._sent(task, task.ended(i, now_s, completed=outcome is Outcome.COMPLETED))
+        was_over = task.is_over
+        follow = task.ended(i, now_s, completed=outcome is Outcome.COMPLETED)
+        if task.is_over and not was_over:
+            self._num_over += 1
+            if self._on_progress is not None:
+                self._on_progress(self._num_over)
+        return self._sent(task, follow)
 
     def request(self, plan: TaskPlan, i: int, arrival_s: float) -> WorkloadRequest:
         """Return call ``i`` of ``plan`` as it is sent at ``arrival_s``."""
@@ -108,7 +121,7 @@ class TaskSource(Source):
         return task.plan, i
 
     def outcomes(self) -> list[TaskOutcome]:
-        """Return what became of each task up to now, in the order of the plans."""
+        """Return the outcome of each task up to now, in the order of the plans."""
         return [task.outcome() for task in self._tasks]
 
     def _sent(self, task: TaskProgress, sends: Sends) -> list[WorkloadRequest]:
