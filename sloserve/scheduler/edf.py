@@ -87,13 +87,17 @@ class EDF(Policy):
         chosen = self.settings
         self._rule = preemption_in_seconds(chosen.preempt, chosen.preempt_margin_s, chosen.max_preemptions)
 
+    def due_s(self, rows: Rows, slots: IntArray) -> FloatArray:
+        """Return the deadlines by which the policy orders requests, as :func:`deadlines_s` does."""
+        return deadlines_s(rows, slots, self.settings.default_tds)
+
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
-        waiting_due = deadlines_s(snapshot.rows, snapshot.waiting, self.settings.default_tds)
+        waiting_due = self.due_s(snapshot.rows, snapshot.waiting)
         late = waiting_due < now_s
         return plan_by_key(
             snapshot,
             np.where(late, waiting_due + _BEHIND_S, waiting_due) if self.settings.late_last else waiting_due,
-            deadlines_s(snapshot.rows, snapshot.running, self.settings.default_tds),
+            self.due_s(snapshot.rows, snapshot.running),
             preempt=self._rule,
             may_preempt_for=~late & np.isfinite(waiting_due),
             class_rank=ClassRank.UNDECIDED,
