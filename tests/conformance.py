@@ -76,6 +76,14 @@ FORMS: dict[str, Forms] = {
         golden=":quantum_tokens=8:batch=3",
         conserves=(":levels=3:quantum_tokens=4:promote_s=0.2:batch=2", ":batch=0:quantum_tokens=1"),
     ),
+    "plas": Forms(
+        golden=":quantum_s=0.5:starved_ratio=2",
+        conserves=(":levels=3:quantum_s=0.1:starved_ratio=1:max_preemptions=9",),
+    ),
+    "thunder-agent": Forms(
+        golden=":interval_s=0.5", conserves=(":interval_s=0:threshold=0.3", ":interval_s=0.2:resume_after_s=0.5")
+    ),
+    "continuum": Forms(conserves=(":gives_way=false",)),
     "multires": Forms(
         golden=":length=oracle:padding=0", conserves=(":window=3", ":length=oracle:length_error=0.5:padding=0")
     ),

@@ -59,10 +59,11 @@ SEEDS = (0, 1, 2)
 
 
 class Setting(NamedTuple):
-    """A policy, and what clients state of their calls."""
+    """A policy, what clients state of their calls, and whether they state the task, its deadline and its calls."""
 
     policy: str
     statement: Statement
+    states_tasks: bool = False
 
 
 SETTINGS = {
@@ -76,6 +77,11 @@ SETTINGS = {
     "sjf*": Setting("sjf" + BUDGET, nothing),
     "andes*": Setting("andes" + BUDGET, nothing),
     "least attained": Setting("priority", least_attained),
+    "edf-split*": Setting("edf-split" + BUDGET, nothing, states_tasks=True),
+    "plas*": Setting("plas" + BUDGET, nothing, states_tasks=True),
+    "atlas*": Setting("atlas" + BUDGET, nothing, states_tasks=True),
+    "thunder-agent*": Setting("thunder-agent" + BUDGET, nothing, states_tasks=True),
+    "continuum*": Setting("continuum" + BUDGET, nothing, states_tasks=True),
 }
 ALONE_S = 10_000.0
 """Seconds between the arrivals of tasks that run one after another."""
@@ -97,7 +103,7 @@ def experiment() -> Experiment:
 def run(tasks: Sequence[TaskPlan], setting: Setting, seed: int) -> dict[str, Any]:
     """Return the figures of one run, and the latency of each task; an unfinished task has a latency of NaN."""
     ours = experiment()
-    loop = AgentLoop(tasks, setting.statement, ours.profile)
+    loop = AgentLoop(tasks, setting.statement, ours.profile, states_tasks=setting.states_tasks)
     log = run_closed_loop(engine_of(task_of(ours, setting.policy, Point(seed, math.nan, None), [])), loop)
     outcomes = loop.outcomes()
     latency_s = np.array([math.nan if one.latency_s is None else one.latency_s for one in outcomes])

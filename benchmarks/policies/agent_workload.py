@@ -10,7 +10,7 @@ from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.sim.workloads.tasks.plan import TaskPlan
-from sloserve.sim.workloads.tasks.source import NO_HINTS, TaskSource
+from sloserve.sim.workloads.tasks.source import NO_HINTS, TaskHints, TaskSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,14 @@ def least_attained(call: Call) -> tuple[Targets, int]:
 
 
 class AgentLoop(TaskSource):
-    """The closed loop of tasks whose calls state targets and a priority by a rule, and do not name their task."""
+    """The closed loop of tasks whose calls state targets and a priority by a rule, and their task where asked to."""
 
-    def __init__(self, plans: Sequence[TaskPlan], statement: Statement, profile: Profile) -> None:
+    def __init__(
+        self, plans: Sequence[TaskPlan], statement: Statement, profile: Profile, *, states_tasks: bool = False
+    ) -> None:
         own = DEFAULT_CLASSES.slo(None, Targets())
-        super().__init__(plans, [[own] * len(plan.calls) for plan in plans], NO_HINTS)
+        hints = TaskHints(calls_factor=1.0, last=True) if states_tasks else NO_HINTS
+        super().__init__(plans, [[own] * len(plan.calls) for plan in plans], hints)
         self._statement = statement
         # A step of a moderate load; only the sizes of a task relative to other tasks matter.
         self._decode_s = profile.step_s(StepLoad(decode_seqs=4, decode_context_tokens=20_000)) / 4

@@ -18,9 +18,12 @@ WHEEL = {
     FOR_EXPERIMENTS: {"andes-paper", "andes-parts", "econo-paper", "econo-parts", "niyama", "sa-batches"},
 }
 CHECKOUT = {
-    FOR_EXPERIMENTS: {"fastserve", "multires", "orca", "rr", "sarathi", "srtf", "sync-coupled", "vllm-2023"},
+    FOR_EXPERIMENTS: {
+        "atlas", "continuum", "edf-split", "fastserve", "multires", "orca", "plas", "rr", "sarathi", "srtf",
+        "sync-coupled", "thunder-agent", "vllm-2023",
+    },
     FOR_TESTS: {"chaos"},
-}
+}  # fmt: skip
 PROFILES = {
     "sloserve": set(
         """

@@ -17,11 +17,11 @@ NOW_S = 1000.0
 
 FIRST_BY_CLASS = [name for name in main_policies() if name != "fcfs"]
 AS_PUBLISHED = {
-    "andes-paper", "econo-paper", "fastserve", "fcfs", "multires", "orca", "rr", "sarathi", "srtf", "sync-coupled",
-    "vllm-2023",
+    "andes-paper", "atlas", "continuum", "econo-paper", "fastserve", "fcfs", "multires", "orca", "plas", "rr",
+    "sarathi", "srtf", "sync-coupled", "thunder-agent", "vllm-2023",
 }  # fmt: skip
 """vLLM's own order, and baselines in the form of their papers."""
-VARIANTS = {"andes-parts", "econo-parts", "niyama", "sa-batches"}
+VARIANTS = {"andes-parts", "econo-parts", "edf-split", "niyama", "sa-batches"}
 """Of policies that read it, for experiments, and a rival that does."""
 
 

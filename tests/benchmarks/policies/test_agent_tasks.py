@@ -21,6 +21,7 @@ from benchmarks.policies.agent_workload import (
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import OUTPUT_ID
 from sloserve.core.slo import Targets
+from sloserve.core.tasks import TaskCall
 
 
 def test_each_prompt_is_the_one_before_with_its_output_and_the_tools_result() -> None:
@@ -60,6 +61,17 @@ def test_a_task_follows_its_plan_and_ends_unfinished_where_a_call_does_not_compl
     assert second.arrival_s == 7.0 + task.tools_s[0]
     assert (second.prompt_tokens, second.output_tokens) == (task.prompts[1], task.outputs[1])
     assert list(loop.after(second, Outcome.REJECTED, 9.0)) == [] and loop.ended_s == {}
+
+
+def test_clients_state_the_task_of_a_call_only_where_a_setting_has_them_do_so() -> None:
+    (task,) = (replace(one, deadline_s=90.0) for one in draw_tasks(1, 2))
+    for states_tasks in (False, True):
+        loop = AgentLoop([task], nothing, experiment().profile, states_tasks=states_tasks)
+        (call,) = loop.first()
+        (second,) = loop.after(call, Outcome.COMPLETED, 7.0)
+        stated = TaskCall("task0", 90.0, len(task.outputs)) if states_tasks else None
+        assert call.call == second.call == stated
+    assert task.call(len(task.outputs) - 1).last
 
 
 @pytest.mark.slow
