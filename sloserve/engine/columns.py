@@ -58,14 +58,23 @@ def static_columns(request: QueuedRequest, stated: StatedSLO) -> dict[str, float
         "max_tokens": min(request.max_tokens, MAX_TOKENS),
         "oracle_output_tokens": -1 if stated.output_tokens is None else min(stated.output_tokens, MAX_TOKENS),
         **(dict(zip(LENGTH_QUANTILES, stated.length, strict=True)) if stated.length is not None else {}),
-        **({} if stated.call is None else _call_columns(stated.call)),
+        **({} if stated.call is None else _call_columns(stated.call, request.arrival_time, targets.e2e_s)),
     }
 
 
-def _call_columns(call: TaskCall) -> dict[str, float]:
-    """Return the columns that a request has as a call of a task."""
-    due_s = _NAN if call.due_s is None else call.due_s
-    return {"task_due_s": due_s, "task_calls": call.calls or 0, "task_last": call.last}
+def _call_columns(call: TaskCall, arrival_s: float, e2e_s: float | None) -> dict[str, float]:
+    """Return the columns that a request has as a call of a task.
+
+    What is left of the task's deadline is its e2e target, unless it has a tighter one of its own. A deadline that has
+    passed is none, as is a TTFT that is due now.
+    """
+    columns: dict[str, float] = {"task_calls": call.calls or 0, "task_last": call.last}
+    if call.due_s is not None:
+        columns["task_due_s"] = call.due_s
+        left_s = call.due_s - arrival_s
+        if left_s > DUE_NOW_S:
+            columns["e2e_s"] = left_s if e2e_s is None else min(left_s, e2e_s)
+    return columns
 
 
 def live_columns(

@@ -93,9 +93,10 @@ class Planner:
         if self._shares is not None:
             self._shares.forget_rows()
         needs |= TenantShares.NEEDS if self._shares is not None else frozenset()
-        self.needs = needs if shadow is None else needs | shadow.needs
+        needs |= frozenset() if shadow is None else shadow.needs
+        self._reuse = PrefixReuse() if "hit_tokens" in needs else None
+        self.needs = needs | (PrefixReuse.NEEDS if self._reuse is not None else frozenset())
         self.table = RequestTable(self.needs, port)
-        self._reuse = PrefixReuse() if "hit_tokens" in self.needs else None
         self.held = HeldPlan()
         self.aged = NO_SLOTS
         self._order_planned = NO_SLOTS  # of the waiting requests, in the last plan
@@ -209,7 +210,7 @@ class Planner:
     def _note_reusable(self, request: EngineRequest, slot: int, now_s: float) -> None:
         """Note the KV of a request that ends, which may be found again, before the engine takes its blocks."""
         rows = self.table.rows
-        if self._reuse is None or rows.state[slot] != State.RUNNING:
+        if self._reuse is None or rows.state[slot] != State.RUNNING or rows.task_last[slot]:
             return
         keys = self.port.prompt_contents(request, STRETCH_TOKENS)
         if not keys:

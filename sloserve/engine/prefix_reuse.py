@@ -45,6 +45,9 @@ class PrefixReuse:
     All times are of one clock, in seconds, and must not decrease.
     """
 
+    NEEDS: Final = frozenset({"task_last"})
+    """The column by which prompts are left out that no request continues."""
+
     def __init__(self) -> None:
         # Prompts in order of their end, in an array twice as long as needed, so that few appends move the others.
         self._ended_s: FloatArray = np.zeros(2 * MOST_PROMPTS)

@@ -7,6 +7,7 @@ import pytest
 
 from sloserve.core.slo import DEFAULT_CLASSES, DUE_NOW_S, Targets
 from sloserve.core.stated import StatedSLO
+from sloserve.core.tasks import TaskCall
 from sloserve.engine.columns import static_columns
 from sloserve.scheduler.registry import make_policy
 from tests.snapshots import Request, make_snapshot
@@ -20,10 +21,31 @@ def row(slo_class: str, *, arrival_s: float = NOW_S - 30.0, **targets: float) ->
     return static_columns(request, StatedSLO(slo, DEFAULT_CLASSES.names.index(slo_class), None))
 
 
+def task_row(call: TaskCall, **targets: float) -> Request:
+    """Return the row of a call of a task that arrived 30 s ago."""
+    request = SimpleNamespace(arrival_time=NOW_S - 30.0, priority=0, num_prompt_tokens=100, max_tokens=200)
+    slo = DEFAULT_CLASSES.slo("interactive", Targets(**targets))
+    return static_columns(request, StatedSLO(slo, 1, None, call=call, task=3))
+
+
 def test_a_first_token_that_is_due_now_is_no_target_and_the_others_stay() -> None:
     found = row("batch", ttft_s=DUE_NOW_S, tpot_s=0.1, e2e_s=60.0)
     assert np.isnan(found["ttft_s"]) and (found["tpot_s"], found["e2e_s"]) == (0.1, 60.0)
     assert row("batch", ttft_s=1.5 * DUE_NOW_S)["ttft_s"] == 1.5 * DUE_NOW_S
+
+
+def test_what_is_left_of_the_deadline_of_a_task_is_the_target_of_its_call() -> None:
+    assert task_row(TaskCall("t", due_s=NOW_S + 50.0))["e2e_s"] == 80.0
+    assert task_row(TaskCall("t", due_s=NOW_S + 50.0), e2e_s=20.0)["e2e_s"] == 20.0
+    assert task_row(TaskCall("t", due_s=NOW_S - 10.0), e2e_s=60.0)["e2e_s"] == 20.0
+    found = task_row(TaskCall("t", due_s=NOW_S + 50.0, calls=7, last=True))
+    assert (found["task"], found["task_due_s"], found["task_calls"], found["task_last"]) == (3, NOW_S + 50.0, 7, True)
+
+
+def test_a_deadline_that_has_passed_and_a_task_without_one_are_no_target() -> None:
+    for call in (TaskCall("t", due_s=NOW_S - 31.0), TaskCall("t", due_s=NOW_S - 30.0), TaskCall("t")):
+        assert np.isnan(task_row(call)["e2e_s"])
+    assert task_row(TaskCall("t", due_s=NOW_S - 31.0), e2e_s=60.0)["e2e_s"] == 60.0
 
 
 def order(policy: str, requests: list[Request]) -> list[int]:

@@ -1,12 +1,14 @@
 """Requests that share a prefix share its KV blocks: preemptions are counted by what vLLM really frees."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from sloserve.core.tasks import TaskCall
 from sloserve.lso.preemption import freed_blocks
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 
@@ -164,9 +166,14 @@ def test_of_deferred_frees_only_blocks_that_nobody_else_holds_come_free(build: B
     assert policy.said == {1}
 
 
-@pytest.mark.parametrize("caching", [True, False])
-def test_kv_of_a_conversation_is_awaited_between_two_turns(build: Build, request_of: RequestOf, caching: bool) -> None:
-    """Each conversation has two turns, one after the other has ended; the prompt of the last begins like the first."""
+@pytest.mark.parametrize(("caching", "says_last"), [(True, False), (False, False), (True, True)])
+def test_kv_of_a_conversation_is_awaited_between_two_turns(
+    build: Build, request_of: RequestOf, caching: bool, says_last: bool
+) -> None:
+    """Each conversation has two turns, one after the other has ended; the prompt of the last begins like the first.
+
+    KV of calls that their clients say are the last of their tasks is not awaited.
+    """
     policy = Counting()
     size = {"kv_blocks": 900, "max_model_len": 4096, "max_num_batched_tokens": 2048, "max_num_seqs": 4}
     turns = []
@@ -175,7 +182,9 @@ def test_kv_of_a_conversation_is_awaited_between_two_turns(build: Build, request
         turns.append(request_of(f"r{i}.0", 3.0 * i, 1024, 4, prefix_ids=first))
         turns.append(request_of(f"r{i}.1", 3.0 * i + 1.0, 1536, 4, prefix_ids=(*first, 300 + i)))
     beside = [request_of(f"beside{i}", 0.5 * i, 40, 60) for i in range(36)]
+    if says_last:
+        turns = [replace(turn, call=TaskCall(turn.request_id, last=True)) for turn in turns]
     turns = sorted([*turns, *beside], key=lambda request: request.arrival_s)
     build(policy, enable_prefix_caching=caching, **size).run(turns)
-    assert (max(policy.awaited) > 10) == caching
+    assert (max(policy.awaited) > 10) == (caching and not says_last)
     assert max(policy.awaited) <= 2 * 96
