@@ -43,6 +43,38 @@ def burst() -> pd.DataFrame:
     return shown
 
 
+PROFILES = {"h100-llama3-8b": "", "h200x4-qwen3-235b": ", 235B on four H200"}
+
+
+def settings() -> pd.DataFrame:
+    """Return the mean attainment of all tenants but the first in each setting, and what shares change beside it."""
+    runs = rows("tenants", "runs").copy()
+    runs["policy"] = [POLICIES[key] for key in zip(runs.policy, runs.shares, strict=True)]
+    others = [name for name in runs.columns if name.startswith("attainment/t") and name != "attainment/t0"]
+    runs["others"], runs["first"] = 100.0 * runs[others].mean(axis=1), 100.0 * runs["attainment/t0"]
+    by = ["setting", "profile", "load", "policy"]
+    mean = runs.groupby(by, sort=False)[["others", "first", "output_throughput", "jain_slowdown"]].mean()
+    shown = []
+    for (setting, profile, load), each in mean.groupby(by[:3], sort=False):
+        of = each.droplevel(by[:3])
+        shares, auto = of.loc["`auto` with shares"], of.loc["`auto`"]
+        fair = ("gateway, deficit round robin", "gateway, least attained service", "virtual token counter")
+        shown.append(
+            {
+                "setting": f"{setting}{PROFILES[profile]}, load {load:g}",
+                "others: stock": f"{of.others['stock']:.1f}",
+                "best of three fair queues": f"{of.others.loc[list(fair)].max():.1f}",
+                "`auto`": f"{auto.others:.1f}",
+                "with shares": f"{shares.others:.1f}",
+                "first: `auto`": f"{auto['first']:.1f}",
+                "first, with shares": f"{shares['first']:.1f}",
+                "tokens/s, of `auto`'s": f"{shares.output_throughput / auto.output_throughput:.2f}",
+                "Jain's index of slowdown": f"{auto.jain_slowdown:.2f} -> {shares.jain_slowdown:.2f}",
+            }
+        )
+    return pd.DataFrame(shown).set_index("setting")
+
+
 def _runs(setting: str) -> pd.DataFrame:
     """Return the runs of a setting of three tenants, with names of policies and the mean attainment of the others."""
     runs = rows("tenants", "runs", setting=setting).copy()

@@ -93,7 +93,7 @@ SETTINGS = {
     "long prompts": Setting((0.5, 0.25, 0.25), _EQUAL, first="long prompts", kv_times=4.0),
     "reasoning": Setting((0.5, 0.25, 0.25), _EQUAL, first="reasoning", kv_times=2.0),
     "adapters": Setting((0.1,) * 10, (1.0,) * 10, times=10.0, adapters=10),
-    "adapters, four at a time": Setting((0.1,) * 10, (1.0,) * 10, times=10.0, adapters=4),
+    "adapters in four places": Setting((0.1,) * 10, (1.0,) * 10, times=10.0, adapters=4),
 }
 
 

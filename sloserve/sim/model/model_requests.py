@@ -35,7 +35,7 @@ class ModelRequests:
         in_flight: Tokens that are scheduled, with a result not yet seen.
         placeholders: Output tokens that are in flight.
         stale: Tokens in flight since before a preemption.
-        found: Tokens found in the prefix cache at the first admission.
+        found: Tokens found in the prefix cache or the host pool at the first admission.
         prefilled: Tokens that had KV at some time.
         recomputed: Tokens that had KV, lost it and were computed again.
         proposed: Drafts for the next step; 0 for a request that did not get a token from the last step.

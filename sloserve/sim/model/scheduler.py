@@ -310,6 +310,8 @@ class ModelScheduler:
             if not (new and kv.has_room(index, full, computed + new)):
                 self.holding = waits + self.holding[place:]
                 return False
+            if not counts.preemptions[index]:
+                counts.found[index] = computed
             self._take_in(step, index, computed, new)
         self.holding = waits
         return True

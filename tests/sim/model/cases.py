@@ -14,6 +14,8 @@ from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.planning_cost import constant_cost, planning_costs
 from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import Profile, load_profile
+from sloserve.sim.workloads.tasks.react import react_tasks
+from sloserve.sim.workloads.tasks.source import TaskHints, call_request
 from sloserve.sim.workloads.workload_registry import workload
 
 ROUNDS = 4
@@ -53,6 +55,21 @@ def chats_in_rounds(n: int, rps: float, seed: int) -> list[WorkloadRequest]:
             requests.append(replace(request, prompt_tokens=prompt, prefix_ids=ids))
     assert [r.request_id for r in requests] == [f"r{i}" for i in range(n)]
     return requests
+
+
+def calls_of_tasks(n: int, seed: int, gap_s: float, *, states: bool) -> list[WorkloadRequest]:
+    """The first calls of agents' tasks in an open loop, each some seconds after the one before.
+
+    ``states`` says whether the calls state their task, its deadline, and which one is the last.
+    """
+    hints = TaskHints(last=True) if states else TaskHints(task=False)
+    requests = []
+    for number, plan in enumerate(react_tasks(n, seed)):
+        begins_s = 0.4 * number
+        due = replace(plan, calls=plan.calls[:5], due_s=begins_s + 12.0)
+        slo = DEFAULT_CLASSES.slo(None, Targets())
+        requests += [call_request(due, i, begins_s + gap_s * i, slo, hints) for i in range(len(due.calls))]
+    return sorted(requests, key=lambda request: request.arrival_s)
 
 
 @dataclass(frozen=True)
@@ -112,6 +129,10 @@ def cases() -> Iterator[Case]:
     yield Case("swap-by-cost", "chaos:pause=0.3", by_cost, generated("sharegpt-bursts", 40, 20.0, 2))
     several = replace(CACHED, kv_blocks=520, swap_space_gib=1.0, link_gb_per_s=1.0, swapping="always")
     yield Case("swap-prefix-cache", "chaos", several, chats_in_rounds(40, 25.0, 4))
+    kept = replace(CACHED, kv_blocks=700, swap_space_gib=2.0, link_gb_per_s=8.0)
+    for policy, states in (("auto", True), ("auto", False), ("fcfs", True), ("chaos", True)):
+        name = "tasks-kept" if states else "prompts-kept"
+        yield Case(name, policy, kept, calls_of_tasks(14, 8, 2.5, states=states))
     yield Case("pauses", "chaos:pause=0.9", SCARCE, generated("alpaca-poisson", 50, 60.0, 5))
     yield Case("reused-plans", "andes", SCARCE, generated("reading-speed-gamma3", 50, 25.0, 6), plan_cost_us=3000.0)
 

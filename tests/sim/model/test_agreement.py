@@ -54,7 +54,7 @@ def test_every_step_is_vllms(case: Case) -> None:
     if case.name in ("kv-scarce", "pauses"):
         assert any(step.preempted for step in real.steps)
     if case.settings.swap_space_gib:
-        assert real.log is not None and real.log.counters["swap_loads"] > 5
+        assert real.log is not None and real.log.counters["swap_loads"] >= 5
 
 
 def _check_version(case: Case) -> None:
