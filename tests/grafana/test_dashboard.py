@@ -18,6 +18,8 @@ from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.engine.metrics.collectors import FrontEndMetrics
 from sloserve.engine.metrics.engine_page import Layout, PageWriter, find_pages
 from sloserve.engine.metrics.process_page import Board, Boards
+from sloserve.engine.metrics.task_metrics import OpenTasksGauge
+from sloserve.engine.metrics.task_page import TaskPage, TaskPages
 from sloserve.http3.listener_figures import Http3Figures
 from sloserve.http3.listener_metrics import Http3Collector
 from tests.grafana.queries import check_dashboard, queries, read_scrape
@@ -50,7 +52,10 @@ def metrics_text(tmp_path_factory: pytest.TempPathFactory) -> str:
         ManualClock(),
         lambda: [found.snapshot() for found in find_pages(folder)],
         registry,
+        open_tasks=OpenTasksGauge(DEFAULT_CLASSES.names, TaskPages(TaskPage(1), ManualClock()), 1.0, ManualClock()),
     )
+    metrics.tasks.task_started(0, "acme")
+    metrics.tasks.task_late(0, "acme")
     slo = DEFAULT_CLASSES.slo(None, Targets(ttft_s=1.0))
     told = Predicted(Quantiles(0.1, 0.2), Quantiles(1.0, 2.0))
     latency = Latency(0.1, 0.1, 1.0)

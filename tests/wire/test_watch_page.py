@@ -124,6 +124,8 @@ class PlayedServer:
             ],
             "tenants": self._tenants(wave) if self.frames > 1 else [],
             "more_tenants": 7,
+            "tasks": self._tasks(now_s) if self.frames > 1 else [],
+            "open_tasks": 9,
             "by_class": {"interactive": {**one, "attained": [[0.8 - 0.3 * wave, 200], [0.9, 2000]]},
                          self.names.batch: {**calm, "attained": [[0.97, 50], [0.99, 500]]}},
             "rows": dict(self._row(i + self.frames // 40, i, now_s) for i in range(200)),
@@ -139,6 +141,15 @@ class PlayedServer:
             {"name": "globex", "weight": 1.0, **in_debt, **low},
             {"name": "acme", "weight": 2.0, **owed, "fair": 0.5, "debt_s": -8.7, **good},
             {"name": self.names.tenant, "weight": 1.0, **owed, "attained": [[None, 0], [1.0, 20]], "state": "fine"},
+        ]
+
+    def _tasks(self, now_s: float) -> list[dict[str, Any]]:
+        """Return a task that is late, and one without a deadline."""
+        late = {"calls": 7, "expected": 12, "open": 1, "began_s": now_s - 95.0, "due_s": now_s - 5.0, "tools_s": 19.0}
+        idle = {"calls": 2, "expected": None, "open": 0, "began_s": now_s - 40.0, "due_s": None, "tools_s": 30.0}
+        return [
+            {"name": "3fa92c1b", "class": "interactive", **late},
+            {"name": "00c1d2e3", "class": self.names.batch, **idle},
         ]
 
     def _fleet(self, now_s: float) -> dict[str, Any]:
@@ -356,6 +367,10 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert second[:7] == ["acme", "2", "12", "6", "12 %", "50 %", "-8.7 s"] and third[0] == names.tenant
     assert re.fullmatch(r"\+1[12]\.\d s", first[6]) and third[7:] == ["", "100 % of 20"]
     assert found["badTenants"] == ["62 % of 90"] and found["moreTenants"] == "7 more tenants"
+    late, idle = found["openTasks"]
+    assert late == ["3fa92c1b", "interactive", "7 of 12", "1", "95 s", "5.0 s late", "20 %"]
+    assert idle[2:] == ["2", "0", "40 s", "", "75 %"] and idle[1] == names.batch
+    assert found["lateTasks"] == ["5.0 s late"] and found["moreTasks"] == "7 more tasks"
     assert found["whyIsSeen"] and "late" in found["why"] and "Request 0-" in found["why"]
     assert KEY not in found["stored"] + found["address"] and not any(KEY in one for one in found["requests"])
     assert found["stored"] == '[{},{},""]'

@@ -7,6 +7,7 @@ import { Lanes, said } from "./lanes";
 import { Playground } from "./playground";
 import { PolicyChange } from "./policy";
 import { COLOURS } from "./strips";
+import { showTasks } from "./tasks";
 import { showTenants } from "./tenants";
 
 const AGAIN_MS = 2000;
@@ -62,6 +63,7 @@ function showServer(view: View): void {
     return [{ text: name, look: `k${i % COLOURS.length}` }, late, next, ...met, ...Object.keys(LATENCIES).map((figure) => took(one.latency_s[figure])), ...counts];
   }));
   showTenants(view);
+  showTasks(view);
   attainment ??= new Chart("attainment", classes.map((label, i) => ({ label, stroke: COLOURS[i % COLOURS.length]!, width: 2 })));
   attainment.add(view.at_s, classes.map((name) => {
     const ratio = byClass[name]!.attained[0]![0];

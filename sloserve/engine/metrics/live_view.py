@@ -21,6 +21,9 @@ from sloserve.engine.metrics.engine_page import PageSnapshot, find_pages
 from sloserve.engine.metrics.live_page import MOST_ROWS, NEAR, ROW, Frame, LiveReader, find_live_pages
 from sloserve.engine.metrics.live_state import BAD, share_met, state_of
 from sloserve.engine.metrics.process_page import LATENCIES, Board
+from sloserve.engine.metrics.task_page import OpenTasks
+from sloserve.engine.metrics.task_view import MOST_SHOWN as MOST_TASKS_SHOWN
+from sloserve.engine.metrics.task_view import tasks_now
 from sloserve.engine.metrics.tenant_view import tenants_now
 from sloserve.engine.why import PHASE_IN_WORDS, SAYS, Cause, Phase, Why, sentence
 
@@ -40,6 +43,7 @@ class LiveView:
         boards: Callable[[], Iterable[Board]],
         clock: Clock,
         folder: Path | None = None,
+        tasks: Callable[[int], OpenTasks] = lambda most: OpenTasks([], {}),
     ) -> None:
         """Create the view of one API process.
 
@@ -49,7 +53,9 @@ class LiveView:
             boards: Function that returns the boards of each API process, see :class:`ClassMetrics`.
             clock: Clock of this process.
             folder: Folder of the pages; ``None`` for the usual one.
+            tasks: Function that returns the tasks that have not ended, at most the given number of them one by one.
         """
+        self._tasks = tasks
         self._model, self._classes, self._boards, self._clock = model, tuple(classes), boards, clock
         self._folder = folder
         self._pages: dict[Path, LiveReader] = {}
@@ -84,6 +90,7 @@ class LiveView:
             "engines": [self._engine(page, frame, each) for page, frame in pairs],
             "rows": rows,
             **tenants_now([page for page, _ in pairs], self._boards(), now_s),
+            **tasks_now(self._tasks(MOST_TASKS_SHOWN), self._classes, at_s, now_s),
             **self._classes_now([frame for _, frame in pairs if frame is not None], at_s, now_s),
         }
 

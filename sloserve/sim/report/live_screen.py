@@ -31,6 +31,8 @@ _WIDE: Final = 100
 _CLASS_CHARS: Final = 12
 """The most characters of a class's name on a narrower terminal; a longer name would take the room of the figures."""
 _BAR: Final = 30
+_MOST_TASKS: Final = 5
+"""The most tasks on a screen, which has to have room for requests as well."""
 
 
 def screen(view: View, most_rows: int, width: int) -> RenderableType:
@@ -62,7 +64,8 @@ def _server(view: View, most_rows: int, is_narrow: bool) -> RenderableType:
     most_chars = _CLASS_CHARS if is_narrow else _MOST_CHARS
     requests = _requests(view, most_rows, is_narrow)
     by_class = _by_class(view, most_chars)
-    return Group(title, *_headlines(view), *_engines(view), by_class, *_tenants(view, most_chars), Text(), requests)
+    tenants, tasks = _tenants(view, most_chars), _tasks(view, most_chars)
+    return Group(title, *_headlines(view), *_engines(view), by_class, *tenants, *tasks, Text(), requests)
 
 
 def _engines(view: View) -> Iterable[RenderableType]:
@@ -172,6 +175,30 @@ def _tenants(view: View, most_chars: int) -> Iterable[RenderableType]:
     yield table
     if view["more_tenants"]:
         yield Text(f"{view['more_tenants']} more tenants", _DIM)
+
+
+def _tasks(view: View, most_chars: int) -> Iterable[RenderableType]:
+    """Return the table of open tasks, the one that is due first at the top; none without open tasks."""
+    if not view.get("tasks"):  # an older server has no such part
+        return
+    table = _table("task", "class", "calls", "running", "for", "due in", "tools")
+    for one in view["tasks"][:_MOST_TASKS]:
+        since_s = max(view["at_s"] - one["began_s"], 0.0)
+        expected = "" if one["expected"] is None else f" of {one['expected']}"
+        table.add_row(
+            plain(one["name"], most_chars=_CLASS_CHARS),
+            plain(one["class"], most_chars=most_chars),
+            f"{one['calls']}{expected}",
+            Text(str(one["open"]), "" if one["open"] else _DIM),
+            duration(since_s),
+            _due(None if one["due_s"] is None else one["due_s"] - view["at_s"]),
+            f"{min(one['tools_s'] / since_s, 1.0):.0%}" if since_s else "",
+        )
+    yield Text()
+    yield table
+    left_out = view["open_tasks"] - len(view["tasks"][:_MOST_TASKS])
+    if left_out > 0:
+        yield Text(f"{left_out} more tasks", _DIM)
 
 
 def _classes(*columns: str) -> Table:

@@ -331,7 +331,7 @@ class FrontEnd:
         Args:
             model: Returns the model's name for clients.
         """
-        return LiveView(model, self._class_names, self._boards.look, self._clock)
+        return LiveView(model, self._class_names, self._boards.look, self._clock, tasks=self._tasks.known.open_tasks)
 
     def close(self) -> None:
         """Stop the other API processes from counting this one; what is in flight is still served."""

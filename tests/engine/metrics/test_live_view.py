@@ -14,7 +14,18 @@ from sloserve.engine.metrics.engine_page import Layout, PageWriter
 from sloserve.engine.metrics.live_page import MOST_ROWS, NEAR, ROW, Frame, LiveWriter
 from sloserve.engine.metrics.live_view import COLUMNS, LiveView
 from sloserve.engine.metrics.process_page import Board
+from sloserve.engine.metrics.task_page import TaskPage, TaskPages
+from sloserve.engine.metrics.task_table import EndedTask, TaskTable
 from sloserve.engine.why import SAYS, Cause, Phase, Why
+
+
+class Unheard:
+    """Counts nothing."""
+
+    def task_started(self, class_id: int, tenant: str | None) -> None: ...
+    def task_late(self, class_id: int, tenant: str | None) -> None: ...
+    def task_ended(self, ended: EndedTask) -> None: ...
+
 
 CLASSES = ("urgent", "<img src=x onerror=alert(1)>")
 
@@ -162,3 +173,34 @@ def test_ranks_share_the_rows_that_are_drawn(tmp_path: Path) -> None:
     assert view["by_class"]["urgent"]["decode"] == 2 * MOST_ROWS
     due = [row[COLUMNS.index("due_s")] for row in view["rows"].values()]
     assert None not in due  # those without a deadline give way
+
+
+def test_the_open_tasks_that_are_due_first_are_shown(tmp_path: Path) -> None:
+    clock, page = ManualClock(1000.0), TaskPage(64)
+    pages = TaskPages(page, clock)
+    table = TaskTable(pages, 600.0, Unheard())
+    clock.advance_to(1100.0)
+    for number in range(1, 31):
+        table.call_begins(
+            number << 32, 10.0 + number, class_id=number % 2, tenant=None, e2e_s=200.0 - number, hint=number or None
+        )
+    view = LiveView(
+        lambda: "m",
+        CLASSES,
+        list,
+        clock,
+        tmp_path,
+        tasks=lambda most: pages.open_tasks(clock.monotonic_s(), 600.0, most),
+    ).read()
+    assert view["open_tasks"] == 30 and len(view["tasks"]) == 20
+    assert view["tasks"][0] == {
+        "name": "00000001",
+        "class": CLASSES[1],
+        "calls": 1,
+        "expected": 1,
+        "open": 1,
+        "began_s": 1011.0,
+        "due_s": 1210.0,
+        "tools_s": 0.0,
+    }
+    json.dumps(view, allow_nan=False)

@@ -131,6 +131,28 @@ def test_no_table_of_tenants_is_shown_without_tenants() -> None:
     assert "tenant" not in shown(view(tenants=[], more_tenants=0)) + shown(view())
 
 
+def task(name: str, **what: Any) -> dict[str, Any]:
+    usual = {"class": "urgent", "calls": 3, "expected": 12, "open": 1, "began_s": 60.0, "due_s": 105.0, "tools_s": 10.0}
+    return {"name": name, **usual, **what}
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_open_tasks_are_shown_with_what_is_left_of_their_time(width: int) -> None:
+    odd = task(EVIL, **{"class": EVIL}, due_s=95.0, began_s=101.0)
+    rows = [odd, task("b", expected=None, open=0, due_s=None), *(task(str(i)) for i in range(9))]
+    lines = shown(view(tasks=rows, open_tasks=40), width=width).splitlines()
+    (at,) = (i for i, line in enumerate(lines) if line.startswith("task"))
+    assert lines[at].split() == "task class calls running for due in tools".split()
+    assert "\x1b" not in lines[at + 1] and "5.0 s late" in lines[at + 1]
+    assert lines[at + 2].split() == ["b", "urgent", "3", "0", "40", "s", "25%"]
+    assert lines[at + 3].split() == ["0", "urgent", "3", "of", "12", "1", "40", "s", "5.0", "s", "25%"]
+    assert lines[at + 6] == "35 more tasks" and all(len(line) <= width for line in lines)
+
+
+def test_no_table_of_tasks_is_shown_without_tasks() -> None:
+    assert "task" not in shown(view(tasks=[], open_tasks=0)) + shown(view())
+
+
 def test_rows_that_have_no_room_are_counted() -> None:
     text = shown(view(rows={f"0-{i}": row() for i in range(9)}), most=4)
     assert "5 more rows" in text and "no request is live" in shown(view())
