@@ -24,6 +24,7 @@ from sloserve.engine.metrics.task_table import (
     StartedCall,
     TaskTable,
 )
+from tests import bounded
 
 IDLE_S = 100.0
 
@@ -290,7 +291,8 @@ def test_processes_of_one_parent_share_a_secret(tmp_path: Path) -> None:
         ours, theirs = context.Pipe()
         child = context.Process(target=_secret, args=(str(tmp_path), theirs))
         child.start()
-        found.append(ours.recv())
+        with bounded.within("a secret"):
+            found.append(ours.recv())
         child.join(30.0)
     assert len(set(found)) == 1 and len(found[0]) == SECRET_BYTES
     assert shared_secret(tmp_path) != found[0], "of another parent"
