@@ -143,8 +143,8 @@ class TaskHabits:
     def rest_s(self, calls_so_far: int, levels: Sequence[float] = (), *, calling: bool = False) -> Estimate | None:
         """Return the seconds until a task ends; ``None`` while nothing is known.
 
-        The times of its calls and tools are taken as independent of each other and of their number. Whoever shows the
-        quantiles should correct them by how earlier ones came out, see :mod:`sloserve.estimator.conformal`.
+        The times of its calls and tools are taken as independent of each other and of their number. Quantiles that
+        a user sees should be corrected by how earlier ones came out, see :mod:`sloserve.estimator.conformal`.
 
         Args:
             calls_so_far: Number of its calls that have ended.
