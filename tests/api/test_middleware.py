@@ -106,6 +106,44 @@ def test_the_handler_finds_what_the_request_states() -> None:
     assert context.current.get() is None
 
 
+class Task:
+    """A task in progress, as the front end shows it."""
+
+    predicted = Quantiles(4.2, 9.8)
+
+    def report(self) -> dict[str, Any]:
+        return {"calls": 2, "elapsed_ms": 812.5, "due_in_ms": -3.0, "tools_ms": 640.0}
+
+
+@pytest.mark.parametrize("lists", [1, 2])
+def test_the_task_of_a_request_is_in_its_report_and_headers(lists: int) -> None:
+    async def handler(request: Request) -> Response:
+        await request.body()
+        http = context.current.get()
+        assert http is not None
+        http.task = Task()
+        http.served.extend([SERVED] * lists)
+        return JSONResponse({"usage": {}})
+
+    answer = call(handler, json={"prompt": "Hi"}, headers={"x-slo-task-id": "a", "x-slo-report": "1"})
+    assert answer.headers["x-slo-predicted-task-ms"] == "4200;p90=9800"
+    wanted = {**TOLD, "task": Task().report()}
+    assert answer.json()["slo"] == (wanted if lists == 1 else [wanted] * lists)
+
+
+def test_the_headers_of_clients_sessions_are_read_with_keys_and_without() -> None:
+    seen: list[Any] = []
+
+    async def handler(request: Request) -> Response:
+        http = context.current.get()
+        assert http is not None
+        seen.append((http.headers.sessions, http.headers.final))
+        return JSONResponse({})
+
+    call(handler, json={}, headers={"X-Session-ID": "s", "x-dynamo-session-final": "true", "x-other-id": "o"})
+    assert seen == [({"x-session-id": "s"}, True)]
+
+
 def test_body_in_parts_is_read_whole() -> None:
     async def parts() -> AsyncIterator[bytes]:
         for byte in b'{"slo": {"class": "batch"}}':

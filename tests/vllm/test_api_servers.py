@@ -125,9 +125,34 @@ def test_a_cap_is_that_of_both(clients: list[httpx.Client]) -> None:
         assert scrape(client)["rejected_requests_total", "background", "rejected-saturated"] == 3 * CAP
 
 
+def test_both_servers_know_one_task_its_deadline_and_its_end(clients: list[httpx.Client]) -> None:
+    """Whichever serves a call: it began once, is due at one time, and is counted once."""
+    before = scrape(clients[0])
+    reports = []
+    for number, client in enumerate([clients[0], clients[1], clients[0], clients[1]], 1):
+        stated = {"task_id": "two servers", "report": True}
+        if number == 1:
+            stated["task_e2e_ms"] = 3_600_000
+        if number == 4:
+            stated["task_last"] = True
+        answer = client.post("/v1/completions", json=completion(slo=stated)).raise_for_status().json()
+        reports.append(answer["slo"]["task"])
+    assert [report["calls"] for report in reports] == [1, 2, 3, 4]
+    due_ms = [report["elapsed_ms"] + report["due_in_ms"] for report in reports]
+    assert due_ms == pytest.approx([3_600_000] * 4, abs=1.0)
+    assert [report["tools_ms"] for report in reports] == sorted(report["tools_ms"] for report in reports)
+    for client in clients:
+        after = scrape(client)
+        for name, values in (("tasks_started_total", ()), ("tasks_ended_total", ("in_time",))):
+            key = (name, "interactive", *values)
+            assert after[key] - before.get(key, 0.0) == 1.0, key
+        assert after[("open_tasks", "interactive")] == 0.0
+
+
 def test_a_killed_api_server_leaves_no_page(server: Server) -> None:
     found = pages(server)
-    assert sorted(path.suffix for path in found) == [page_folder.API] * 2 + [page_folder.ENGINE, page_folder.LIVE]
+    of_both = [page_folder.API, page_folder.TASKS] * 2
+    assert sorted(path.suffix for path in found) == sorted([*of_both, page_folder.ENGINE, page_folder.LIVE])
     os.kill(next(file.pid for path, file in found.items() if path.suffix == page_folder.API), signal.SIGKILL)
     server.exit_status()
     assert pages(server) == {}

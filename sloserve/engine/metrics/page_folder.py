@@ -17,9 +17,8 @@ from pathlib import Path
 
 ENGINE, API, LIVE, TENANTS, TASKS = ".engine", ".api", ".live", ".tenants", ".tasks"
 """Kinds of pages. An engine has ENGINE and LIVE; API processes have the others, only where a server has several."""
-_LOCK, _SECRET = ".lock", ".secret"
+_LOCK = ".lock"
 
-SECRET_BYTES = 32
 _UNFINISHED = ".new"
 _serial = itertools.count()
 
@@ -49,7 +48,7 @@ class PageFile:
             return None
         return (
             PageFile(path, pid, started, parent, rank)
-            if path.suffix in (ENGINE, API, LIVE, TENANTS, TASKS, _LOCK, _SECRET, _UNFINISHED)
+            if path.suffix in (ENGINE, API, LIVE, TENANTS, TASKS, _LOCK, _UNFINISHED)
             else None
         )
 
@@ -116,29 +115,6 @@ def lock_file(folder: Path) -> Path:
     """Return the file that one of several API processes locks at a time; it goes with the process that started them."""
     parent = os.getppid()
     return folder / f"{parent}-{_started(parent) or 0}-{parent}-0-0{_LOCK}"
-
-
-def shared_secret(folder: Path) -> bytes:
-    """Return random bytes that all processes with the same parent share; they go with that process.
-
-    Raises: OSError when they can be neither read nor written.
-    """
-    parent = os.getppid()
-    path = folder / f"{parent}-{_started(parent) or 0}-{parent}-0-0{_SECRET}"
-    new = folder / f"{os.getpid()}-{_started(os.getpid()) or 0}-{parent}-0-{next(_serial)}{_UNFINISHED}"
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        os.write(fd, os.urandom(SECRET_BYTES))
-        os.link(new, path)  # whole or not at all, and the first process' bytes stay
-    except FileExistsError:
-        pass
-    finally:
-        os.close(fd)
-        new.unlink()
-    secret = path.read_bytes()
-    if len(secret) != SECRET_BYTES:
-        raise OSError(errno.EIO, "is no secret of 32 bytes", str(path))
-    return secret
 
 
 def page_files(folder: Path, kind: str) -> list[PageFile]:

@@ -203,6 +203,9 @@ class TaskPages:
         rows = np.concatenate([page.rows for page in pages])
         is_over = rows[:, Column.OVER] > 0
         runs = ~is_over & ((rows[:, Column.OPEN] > 0) | (now_s - rows[:, Column.ACTIVE] <= idle_s)) & (keys > 0)
+        ended = set(zip(keys[is_over].tolist(), rows[is_over, Column.GENERATION].tolist(), strict=True))
+        for at in np.flatnonzero(runs & np.isin(keys, keys[is_over])).tolist():  # another process saw its end
+            runs[at] = (int(keys[at]), float(rows[at, Column.GENERATION])) not in ended
         keys, rows = keys[runs], rows[runs]
         order = np.lexsort((rows[:, Column.BEGAN], np.nan_to_num(rows[:, Column.DUE], nan=np.inf)))
         keys, rows = keys[order], rows[order]

@@ -8,7 +8,6 @@ import secrets
 
 from sloserve.core.clock import Clock
 from sloserve.engine.metrics.known_tasks import ArrivingTask, KnownTasks
-from sloserve.engine.metrics.page_folder import SECRET_BYTES
 from sloserve.engine.metrics.task_page import TaskPage, TaskPages
 from sloserve.engine.metrics.task_table import EndedTask, StartedCall
 from sloserve.fleet.gateway.gateway_request import GatewayRequest
@@ -29,7 +28,7 @@ class GatewayTasks:
         self._clock, self._idle_s, self._swept_s = clock, settings.task_idle_s, clock.monotonic_s()
         self._class_ids = {name: number for number, name in enumerate(settings.classes.names)}
         pages = TaskPages(TaskPage(settings.max_tasks), clock)
-        self._known = KnownTasks(pages, settings.task_idle_s, self, secrets.token_bytes(SECRET_BYTES), clock)
+        self._known = KnownTasks(pages, settings.task_idle_s, self, secrets.token_bytes(32), clock)
 
     def __len__(self) -> int:
         return len(self._known)

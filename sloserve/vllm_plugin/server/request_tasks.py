@@ -4,15 +4,15 @@ The engine knows a task by the hash of its name (:mod:`sloserve.engine.metrics.k
 """
 
 import asyncio
-import logging
+import multiprocessing
 import secrets
+from hashlib import blake2b
 from typing import Any, Final, cast
 
 from sloserve.core.clock import Clock
 from sloserve.core.predicted import Quantiles
 from sloserve.core.tasks import TaskCall
 from sloserve.engine.metrics.known_tasks import ArrivingTask, KnownTasks
-from sloserve.engine.metrics.page_folder import SECRET_BYTES, page_folder, shared_secret
 from sloserve.engine.metrics.task_page import TaskPages
 from sloserve.engine.metrics.task_table import EndedTask, StartedCall, TaskListener
 from sloserve.scheduler.settings import PluginSettings
@@ -21,8 +21,6 @@ from sloserve.vllm_plugin.server.task_predictions import TaskPredictions
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.tasks import StatedTask
 from sloserve.wire.xargs import with_call
-
-logger = logging.getLogger(__name__)
 
 MOST_SWEEP_S: Final = 60.0
 """Most seconds between two looks for tasks that have ended by age."""
@@ -87,8 +85,7 @@ class RequestTasks:
         """
         self._metrics, self._clock, self._idle_s = metrics, clock, settings.task_idle_s
         self._class_ids = {name: number for number, name in enumerate(settings.classes.names)}
-        secret = _secret(shared=pages.own.memory is not None)
-        self.known = KnownTasks(pages, settings.task_idle_s, self, secret, clock)
+        self.known = KnownTasks(pages, settings.task_idle_s, self, server_secret(), clock)
         self._predictions = TaskPredictions(settings.max_tasks)
         self._sweeping = False
 
@@ -204,13 +201,9 @@ class RequestTasks:
             self._keep_swept()
 
 
-def _secret(*, shared: bool) -> bytes:
-    if shared:
-        try:
-            return shared_secret(page_folder())
-        except OSError as error:
-            logger.warning("each API process knows its own tasks alone, since they can share no secret: %s", error)
-    return secrets.token_bytes(SECRET_BYTES)
+def server_secret() -> bytes:
+    """Return random bytes that all API processes of a server share, since one process has started them."""
+    return blake2b(multiprocessing.current_process().authkey, digest_size=32, person=b"sloserve tasks").digest()
 
 
 def _of_http(http: HTTPContext | None) -> RequestTask | None:

@@ -1,7 +1,5 @@
 """Tasks of a server: their beginning, deadline, calls and end, in one process and in several."""
 
-import multiprocessing
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloserve.core.clock import ManualClock
-from sloserve.engine.metrics.page_folder import SECRET_BYTES, shared_secret
 from sloserve.engine.metrics.task_page import REFRESH_S, TaskPage, TaskPages
 from sloserve.engine.metrics.task_table import (
     IN_TIME,
@@ -24,7 +21,6 @@ from sloserve.engine.metrics.task_table import (
     StartedCall,
     TaskTable,
 )
-from tests import bounded
 
 IDLE_S = 100.0
 
@@ -235,8 +231,10 @@ def test_two_processes_agree_on_when_a_task_began_and_is_due(tmp_path: Path) -> 
     assert one.heard.outcomes == [(IN_TIME, 3, 8.0)] and other.heard.outcomes == []
     assert one.heard.started == [None] and other.heard.started == []
     assert other.table.running(7, 18.0) is None
+    assert [process.table.open_tasks(18.0).of_class for process in (one, other)] == [[], []]
     again = other.begin(7, 20.0)
     assert again.is_first and again.task.generation == 1
+    assert [process.table.open_tasks(20.0, 5).of_class for process in (one, other)] == [[0, 1], [0, 1]]
 
 
 def test_the_process_of_the_latest_call_counts_the_end_by_age(tmp_path: Path) -> None:
@@ -279,26 +277,6 @@ def test_two_begin_at_once_and_the_earlier_time_counts(tmp_path: Path) -> None:
     for process, call in ((one, first), (other, second)):
         process.table.call_ends(call, 11.0, completed=True)
     assert one.call(7, 12.0, 13.0).task.calls == 3
-
-
-def _secret(folder: str, pipe: Any) -> None:
-    pipe.send(shared_secret(Path(folder)))
-
-
-def test_processes_of_one_parent_share_a_secret(tmp_path: Path) -> None:
-    context, found = multiprocessing.get_context("fork"), []
-    for _ in range(3):
-        ours, theirs = context.Pipe()
-        child = context.Process(target=_secret, args=(str(tmp_path), theirs))
-        child.start()
-        with bounded.within("a secret"):
-            found.append(ours.recv())
-        child.join(30.0)
-    assert len(set(found)) == 1 and len(found[0]) == SECRET_BYTES
-    assert shared_secret(tmp_path) != found[0], "of another parent"
-    assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
-    assert {path.suffix for path in tmp_path.iterdir()} == {".secret"}
-    assert any(path.name.startswith(f"{os.getpid()}-") for path in tmp_path.iterdir())
 
 
 class Neighbour(TaskPages):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import multiprocessing
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from sloserve.core.errors import ShuttingDown
 from sloserve.core.slo import DEFAULT_CLASSES
 from sloserve.core.tasks import MOST_TASKS, TaskCall
 from sloserve.engine.metrics.task_table import IN_TIME, INCOMPLETE, LATE, NO_DEADLINE
+from sloserve.vllm_plugin.server.request_tasks import server_secret
 from sloserve.wire import context
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.xargs import CALL_KEY, TASK_KEYS, stated_call
@@ -77,9 +79,23 @@ def test_two_tenants_with_the_same_id_have_two_tasks(metrics: Metrics) -> None:
     keys = [engine_task(server, at).key for at in range(3)]
     assert len(set(keys)) == 3
     assert metrics.tasks.started == [(INTERACTIVE, "acme"), (INTERACTIVE, "other"), (INTERACTIVE, None)]
-    assert Server().front_end._tasks.known._secret != server.front_end._tasks.known._secret, (
-        "and no client can compute a key"
-    )
+
+
+def _secret(pipe: Any) -> None:
+    pipe.send(server_secret())
+
+
+def test_processes_that_one_process_has_started_share_a_secret() -> None:
+    context, found = multiprocessing.get_context("fork"), []
+    for _ in range(2):
+        ours, theirs = context.Pipe()
+        child = context.Process(target=_secret, args=(theirs,))
+        child.start()
+        with bounded.within("a secret"):
+            found.append(ours.recv())
+        child.join(30.0)
+    assert found == [server_secret()] * 2
+    assert server_secret() != bytes(multiprocessing.current_process().authkey)
 
 
 def test_names_cannot_be_put_together_to_be_another_tenants(metrics: Metrics) -> None:
