@@ -7,7 +7,8 @@ of the same name begins another task.
 Each of several API processes keeps what it has seen on its own page (:mod:`sloserve.engine.metrics.task_page`) and
 reads the pages of the others, so that a task begins once and is due at one time whichever process serves its calls. Two
 calls that begin a task in two processes in the same instant both begin it; from then on the earlier of the two times
-counts. The process that served the latest call counts the end of a task, once; the others see that it is over.
+counts. The process that served the latest call, or that begins the next task of the name, counts the end of a
+task, once; the others see that it is over.
 
 The table is bounded. If it is full, the task that was idle for the longest time has ended, and without any idle task
 the new one is not known. Times are arguments, in seconds of the host's monotonic clock; the table must be used from one
@@ -144,6 +145,8 @@ class TaskTable:
         row = self._row(key, before, now_s, class_id, tenant, goes_on=goes_on)
         if row is None:
             return None
+        if before is not None and not goes_on and not before.is_over:
+            self._ended(key, before, tenant)
         tool_s = None
         if before is not None and goes_on and before.calls and not before.open:
             tool_s = max(now_s - before.ended_s, 0.0)
@@ -240,7 +243,6 @@ class TaskTable:
             found: FloatArray = page.rows[place]
             return found
         if place is not None:
-            self._end_by_age(key)
             self._forget(key)
         elif not self._free and not self._forget_idlest():
             return None
@@ -266,9 +268,13 @@ class TaskTable:
     def _end_by_age(self, key: int) -> bool:
         """Record the end of a task that is idle, unless another process has served its latest call.
 
+        Where another task of its name has begun, the process that began it has recorded the end.
+
         Returns: Whether this process has counted the end of the task, now or before.
         """
         row, task = self._pages.own.rows[self._place_of[key]], self._own(key)
+        if self._known(key).generation > task.generation:
+            return False
         if not task.is_over and row[Column.ACTIVE] == task.active_s:
             row[Column.OVER] = 1.0
             self._ended(key, task, self._tenant_of[key])

@@ -251,12 +251,23 @@ def test_the_process_of_the_latest_call_counts_the_end_by_age(tmp_path: Path) ->
     assert len(one.table) == len(other.table) == 0
 
 
-def test_an_end_by_age_is_counted_where_the_next_task_of_the_name_began_elsewhere(tmp_path: Path) -> None:
+def test_who_begins_the_next_task_of_a_name_counts_the_end_of_the_one_before(tmp_path: Path) -> None:
     one, other = pair(tmp_path)
     one.call(7, 10.0, 12.0)
-    assert other.begin(7, 20.0 + IDLE_S).is_first
+    assert other.begin(7, 20.0 + IDLE_S, tenant="acme").is_first
     one.table.sweep(20.0 + IDLE_S)
-    assert one.heard.outcomes == [(NO_DEADLINE, 1, 2.0)] and other.heard.ended == []
+    assert one.heard.outcomes == [] and len(one.table) == 0
+    assert other.heard.outcomes == [(NO_DEADLINE, 1, 2.0)] and other.heard.ended[0].tenant == "acme"
+
+
+def test_a_task_that_ended_elsewhere_is_not_counted_after_its_name_was_used_again(tmp_path: Path) -> None:
+    one, other = pair(tmp_path)
+    one.call(7, 10.0, 12.0)
+    other.call(7, 13.0, 14.0, is_last=True)
+    other.call(7, 15.0, 16.0, is_last=True)
+    for process in (one, other, one):
+        process.table.sweep(20.0 + IDLE_S)
+    assert one.heard.ended == [] and other.heard.outcomes == [(NO_DEADLINE, 2, 4.0), (NO_DEADLINE, 1, 1.0)]
 
 
 def test_a_process_that_ended_takes_its_part_of_a_task_along(tmp_path: Path) -> None:
