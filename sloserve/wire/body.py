@@ -53,6 +53,7 @@ class Body(msgspec.Struct):
     metadata: Any = None
     previous_response_id: Any = None
     prompt_cache_key: Any = None
+    use_beam_search: Any = None
 
 
 Read = TypeVar("Read", bound=Body)
@@ -68,6 +69,7 @@ class BodyFields:
         report: Whether the client asks for a report of its outcome.
         xargs: Entries of ``vllm_xargs`` that state an SLO; vLLM passes no ``vllm_xargs`` on for a beam search.
         sessions: Values that may name a task, by :data:`sloserve.wire.tasks.BODY_ALIASES`.
+        is_search: Whether it asks for a beam search, which calls the engine for each beam and token.
     """
 
     fields: dict[str, Field] = field(default_factory=dict)
@@ -75,6 +77,7 @@ class BodyFields:
     report: bool = False
     xargs: dict[str, Any] = field(default_factory=dict)
     sessions: dict[str, str] = field(default_factory=dict)
+    is_search: bool = False
 
 
 def read_body(body: bytes, content_type: bytes = b"application/json") -> BodyFields:
@@ -108,6 +111,7 @@ def fields_of(read: Body) -> BodyFields:
         found.fields["slo_output_tokens"] = Field(LENGTH_HINT, length)
     if isinstance(read.vllm_xargs, dict):
         found.xargs = stating_keys(read.vllm_xargs)
+    found.is_search = read.use_beam_search is True
     found.sessions = body_aliases(
         read.session_id, read.conversation, read.metadata, read.previous_response_id, read.prompt_cache_key
     )

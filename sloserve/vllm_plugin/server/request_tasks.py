@@ -126,6 +126,8 @@ class RequestTasks:
         if task is None and arriving is not None:
             task = self._started(arriving, request, request_id)
         if task is None:
+            if http is not None and http.body.is_search:
+                sampling_params.extra_args = with_call(sampling_params.extra_args, self.of_further_call(request))
             return
         task.begins()
         request.task, request.task_call = task, task.call
@@ -147,7 +149,7 @@ class RequestTasks:
         return RequestTask(self, TaskCall(name, epoch_s(task.due_s), task.hint, task.is_last), started, predicted)
 
     def of_further_call(self, request: Observed) -> TaskCall:
-        """Return the task of a request that calls the engine again: a task of its own, unless it states one."""
+        """Return the task of a request of several calls of the engine: a task of its own, unless it states one."""
         if request.task_call is None:
             e2e_s = request.slo.targets.e2e_s
             due_s = None if e2e_s is None else request.arrival_s + e2e_s

@@ -182,6 +182,21 @@ def test_several_calls_of_the_engine_for_one_request_are_one_task(metrics: Metri
     assert metrics.tasks.started == [] and len(metrics.served) == 2
 
 
+def test_a_beam_search_is_a_task_from_its_first_call_on(metrics: Metrics) -> None:
+    server = Server()
+
+    async def handler() -> None:
+        for _ in range(3):
+            await read(server.generate())
+
+    http = server.http(("x-slo-e2e-ms", "900"))
+    http.read_body(b'{"use_beam_search": true}')
+    server.handle(http, handler())
+    assert len({engine_task(server, at) for at in range(3)}) == 1
+    assert engine_task(server).due_s == pytest.approx(T0 + 0.9)
+    assert metrics.tasks.started == [] and http.task is None
+
+
 def test_several_calls_of_the_engine_are_one_call_of_a_task_that_is_stated(metrics: Metrics) -> None:
     server = Server()
 
