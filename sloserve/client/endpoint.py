@@ -137,12 +137,14 @@ class Agreed:
 
     payload: PayloadSettings
     prompts: Prompts
+    returns_token_ids: bool = False
+    """Whether the server states the ids of an output's tokens where it is asked for them."""
 
 
 async def agree(
     endpoint: Endpoint, settings: PayloadSettings, prompts: Prompts | None, like: WorkloadRequest, clock: Clock
 ) -> Agreed:
-    """Try a short request, and again without ``continuous_usage_stats`` if the server refuses it.
+    """Try a short request, and again without the fields of vLLM's that a server may refuse.
 
     Args:
         endpoint: The server to try.
@@ -156,34 +158,48 @@ async def agree(
     trial = replace(like, request_id="trial", arrival_s=0.0, prompt_tokens=8, output_tokens=2, prefix_ids=())
     prompt = sample_text(2) if prompts is None else prompts.make(trial, 0)
     try:
-        await _try(endpoint, trial, prompt, settings, clock)
+        found: Exchange | None = await _try(endpoint, trial, prompt, settings, clock)
     except ConfigError as refused:
-        plain = replace(settings, continuous_usage=False)
-        if not settings.continuous_usage or not await _works(endpoint, trial, prompt, plain, clock):
+        for plain in _plainer(settings):
+            found = await _tried(endpoint, trial, prompt, plain, clock)
+            if found is not None:
+                settings = plain
+                break
+        else:
             raise refused
-        settings = plain
     if prompts is not None:
-        return Agreed(settings, prompts)
+        states_ids = settings.return_token_ids and found is not None and bool(found.output_ids)
+        return Agreed(settings, prompts, states_ids)
     tried = [await _try(endpoint, trial, sample_text(words), settings, clock) for words in CALIBRATION_WORDS]
     counted = [exchange.prompt_tokens for exchange in tried]
     return Agreed(settings, calibrated(list(zip(CALIBRATION_WORDS, counted, strict=True))))
 
 
-async def _works(
+def _plainer(settings: PayloadSettings) -> list[PayloadSettings]:
+    """Return the settings without some or all of the fields that a server may refuse, the fullest first."""
+    fields = [name for name in ("return_token_ids", "continuous_usage") if getattr(settings, name)]
+    without: list[dict[str, Any]] = [{name: False} for name in fields]
+    if len(fields) > 1:
+        without.append(dict.fromkeys(fields, False))
+    return [replace(settings, **changed) for changed in without]
+
+
+async def _tried(
     endpoint: Endpoint, trial: WorkloadRequest, prompt: list[int] | str, settings: PayloadSettings, clock: Clock
-) -> bool:
+) -> Exchange | None:
+    """Return the trial's exchange; ``None`` for a server that does not respond as it should."""
     try:
-        await _try(endpoint, trial, prompt, settings, clock)
+        return await _try(endpoint, trial, prompt, settings, clock)
     except ConfigError:
-        return False
-    return True
+        return None
 
 
 async def _try(
     endpoint: Endpoint, trial: WorkloadRequest, prompt: list[int] | str, settings: PayloadSettings, clock: Clock
 ) -> Exchange:
     sent = payload(trial, prompt, settings)
-    tried = await exchange(endpoint.client, sent, clock, clock.monotonic_s(), 0.0, TRIAL_TIMEOUT_S)
+    keep = settings.return_token_ids
+    tried = await exchange(endpoint.client, sent, clock, clock.monotonic_s(), 0.0, TRIAL_TIMEOUT_S, keep_output=keep)
     if tried.outcome is not Outcome.COMPLETED:
         raise ConfigError(f"{endpoint.url}: a trial request was {tried.outcome}: {tried.error}")
     return tried

@@ -66,6 +66,9 @@ class Exchange:
         reason: Reason that a rejection stated.
         retry_after_s: Time to wait that a rejection stated.
         slo: The server's own verdict.
+        cached_tokens: Tokens of the prompt that the server's prefix cache had; ``None`` where the server does not say.
+        output_text: Text of the output, if it was kept.
+        output_ids: Ids of the output's tokens, if it was kept and the server states them.
     """
 
     request: WorkloadRequest
@@ -81,6 +84,9 @@ class Exchange:
     reason: str | None = None
     retry_after_s: float | None = None
     slo: dict[str, Any] | None = None
+    cached_tokens: int | None = None
+    output_text: str = ""
+    output_ids: list[int] | None = None
 
     def log(self, judged: WorkloadRequest) -> RequestLog:
         """Return the outcome for reports.
@@ -88,7 +94,7 @@ class Exchange:
         Args:
             judged: The request with the targets by which it is judged.
         """
-        return RequestLog(judged, self.outcome, self.token_times_s)
+        return RequestLog(judged, self.outcome, self.token_times_s, cached_tokens=self.cached_tokens or 0)
 
     def latency(self, since_s: float) -> Latency | None:
         """Return the latency by ``vllm bench serve``'s definitions, from ``since_s`` on; ``None`` unless completed."""
@@ -100,7 +106,14 @@ class Exchange:
 
 
 async def exchange(
-    client: httpx.AsyncClient, sent: Payload, clock: Clock, start_s: float, woke_s: float, timeout_s: float
+    client: httpx.AsyncClient,
+    sent: Payload,
+    clock: Clock,
+    start_s: float,
+    woke_s: float,
+    timeout_s: float,
+    *,
+    keep_output: bool = False,
 ) -> Exchange:
     """Send ``sent`` now and read the response to its end.
 
@@ -113,11 +126,13 @@ async def exchange(
         start_s: When the run began, in monotonic seconds of ``clock``.
         woke_s: When the client turned to this request, in seconds from the start of the run.
         timeout_s: Longest duration of the request, in seconds.
+        keep_output: Whether the output itself is kept, for a request that repeats it.
 
     Raises: ConfigError for a response that shows that the workload or a flag is wrong (4xx but 408 and 429), and where
     this machine lacks what a further connection needs.
     """
-    reader = StreamReader(TOKENS_PER_ASKED * sent.request.output_tokens + MORE_TOKENS)
+    most_tokens = TOKENS_PER_ASKED * sent.request.output_tokens + MORE_TOKENS
+    reader = StreamReader(most_tokens, keep_output=keep_output)
     outcome, error = Outcome.FAILED, None
     refused: _Refusal | None = None
     sent_s = clock.monotonic_s() - start_s
@@ -164,6 +179,9 @@ async def exchange(
         reason=refused.reason if refused is not None and outcome is Outcome.REJECTED else None,
         retry_after_s=refused.retry_after_s if refused is not None else None,
         slo=reader.slo,
+        cached_tokens=reader.cached_tokens,
+        output_text=reader.output_text,
+        output_ids=reader.output_ids,
     )
 
 

@@ -8,10 +8,19 @@ from typing import Any
 
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import SLO
+from sloserve.core.tasks import TaskCall
 
 REPORT_HEADER = "x-slo-report"
 TENANT_HEADER = "x-tenant-id"
 """Header that names the tenant, for servers and gateways that read one."""
+TASK_ID, TASK_E2E_MS = "x-slo-task-id", "x-slo-task-e2e-ms"
+TASK_CALLS, TASK_LAST = "x-slo-task-calls", "x-slo-task-last"
+"""Headers that state the task of a request, for servers that read them."""
+
+Message = dict[str, str]
+"""A message of a chat: its role and its content."""
+Prompt = list[int] | str | list[Message]
+"""A prompt as token ids, as text, or as the messages of a chat."""
 
 
 class Api(StrEnum):
@@ -42,6 +51,7 @@ class PayloadSettings:
         continuous_usage: Each chunk states how many tokens there are so far (a field of vLLM's).
         state_slo: How SLOs are stated to the server; ``None`` to leave them out.
         report: Sloserve's server is asked how the request fared.
+        return_token_ids: The server is asked for the ids of the output's tokens (a field of vLLM's).
     """
 
     model: str
@@ -50,6 +60,7 @@ class PayloadSettings:
     continuous_usage: bool = True
     state_slo: Callable[[SLO], SLOFields] | None = None
     report: bool = False
+    return_token_ids: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +73,22 @@ class Payload:
     content: bytes
 
 
-def payload(request: WorkloadRequest, prompt: list[int] | str, settings: PayloadSettings) -> Payload:
+def task_headers(call: TaskCall, from_s: float) -> dict[str, str]:
+    """Return the headers that state the task of a request.
+
+    Args:
+        call: The task, with a deadline in seconds from the start of the run.
+        from_s: Time of the task's first call in seconds from the start of the run: the server counts from it.
+    """
+    headers = {TASK_ID: call.key}
+    if call.due_s is not None:
+        headers[TASK_E2E_MS] = str(max(1, round(1e3 * (call.due_s - from_s))))
+    if call.calls is not None:
+        headers[TASK_CALLS] = str(call.calls)
+    return headers | ({TASK_LAST: "1"} if call.last else {})
+
+
+def payload(request: WorkloadRequest, prompt: Prompt, settings: PayloadSettings) -> Payload:
     """Return ``request`` with ``prompt`` as a streamed request for as many tokens as the workload states."""
     body: dict[str, Any] = {
         "model": settings.model,
@@ -71,11 +97,14 @@ def payload(request: WorkloadRequest, prompt: list[int] | str, settings: Payload
         | ({"continuous_usage_stats": True} if settings.continuous_usage else {}),
     }
     if settings.api is Api.CHAT:
-        body |= {"messages": [{"role": "user", "content": prompt}], "max_completion_tokens": request.output_tokens}
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        body |= {"messages": messages, "max_completion_tokens": request.output_tokens}
     else:
         body |= {"prompt": prompt, "max_tokens": request.output_tokens}
     if settings.ignore_eos:
         body["ignore_eos"] = True
+    if settings.return_token_ids:
+        body["return_token_ids"] = True
     headers = {"content-type": "application/json"}
     if settings.state_slo is not None:
         stated = settings.state_slo(request.slo)

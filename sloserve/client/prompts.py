@@ -6,6 +6,7 @@ differs between requests and seeds, so that a prefix cache finds nothing that th
 """
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,13 +28,17 @@ WORDS = (
     "tree voice wall water way week wind window winter wood word work world year"
 ).split()
 
-_PREFIX_STREAM, _OWN_STREAM = 1, 2
+_PREFIX_STREAM, _OWN_STREAM, _PART_STREAM = 1, 2, 3
 
 
 class Prompts(Protocol):
     """A way to make the prompt of a request."""
 
     def make(self, request: WorkloadRequest, seed: int) -> list[int] | str: ...
+
+    def part(self, ids: Sequence[int], block_tokens: int, seed: int) -> list[int] | str:
+        """Return a part of a prompt, of blocks of ``block_tokens`` tokens; equal ids and seeds are equal text."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,9 @@ class TokenPrompts:
             tokens += self._draw(_stream(_OWN_STREAM, seed, request.request_id), missing)
         return tokens[: request.prompt_tokens]
 
+    def part(self, ids: Sequence[int], block_tokens: int, seed: int) -> list[int]:
+        return [token for block in ids for token in self._draw(_stream(_PART_STREAM, seed, block), block_tokens)]
+
     def _draw(self, rng: np.random.Generator, n: int) -> list[int]:
         drawn: list[int] = rng.integers(FIRST_TOKEN, self.vocab_size, n).tolist()
         return drawn
@@ -86,6 +94,10 @@ class TextPrompts:
             words += _words(_stream(_PREFIX_STREAM, block), block_words)
         words += _words(_stream(_OWN_STREAM, seed, request.request_id), max(0, total - len(words)))
         return " ".join(words[:total])
+
+    def part(self, ids: Sequence[int], block_tokens: int, seed: int) -> str:
+        count = max(1, round(block_tokens / self.tokens_per_word))
+        return "".join(f" {word}" for block in ids for word in _words(_stream(_PART_STREAM, seed, block), count))
 
 
 def sample_text(words: int) -> str:

@@ -14,6 +14,8 @@ from sloserve.client.responses import UnreadableResponse, error_message, json_va
 from sloserve.core.arrays import FloatArray
 
 DONE = "[DONE]"
+MOST_OUTPUT_CHARS: Final = 8 << 20
+"""Most characters of an output that are kept."""
 MOST_TOKENS: Final = 1_000_000
 """Most tokens of a response, and most chunks of it: each is kept with its time."""
 
@@ -26,11 +28,13 @@ class _Choice(msgspec.Struct):
     text: Any = None
     delta: dict[str, Any] | None = None
     finish_reason: Any = None
+    token_ids: Any = None
 
 
 class _Usage(msgspec.Struct):
     prompt_tokens: _Count | None = None
     completion_tokens: _Count | None = None
+    prompt_tokens_details: Any = None
 
 
 class _Chunk(msgspec.Struct):
@@ -70,16 +74,24 @@ class StreamReader:
             these chunks.
         done: The server stated that the stream is complete, or gave a reason for its end.
         error: What the server reported as wrong, or why a chunk cannot be read.
+        cached_tokens: Tokens of the prompt that the server's prefix cache had; ``None`` where the server does not say.
         slo: How the request fared, as sloserve's server saw it; ``None`` where the server reports nothing, or something
             else.
+        output_text: The text of the output so far, if it is kept.
+        output_ids: The ids of the output's tokens so far, if it is kept; ``None`` where the server does not state them.
     """
 
-    def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
+    def __init__(self, most_tokens: int = MOST_TOKENS, *, keep_output: bool = False) -> None:
         """Build a reader of one stream.
 
         Args:
             most_tokens: a response with more tokens, or more chunks, is an error, so that memory is bounded.
+            keep_output: Whether the output is kept, up to ``MOST_OUTPUT_CHARS`` characters.
         """
+        self.cached_tokens: int | None = None
+        self.output_ids: list[int] | None = [] if keep_output else None
+        self._texts: list[str] = []
+        self._chars_left = MOST_OUTPUT_CHARS if keep_output else 0
         self.chunk_times_s: list[float] = []
         self.done = False
         self.error: str | None = None
@@ -121,10 +133,33 @@ class StreamReader:
             self._counts.append(tokens)
             self._visible.append(has_text(first) or bool((first.delta or {}).get("tool_calls")))
             self.done = self.done or first.finish_reason is not None
+            if self._chars_left > 0:
+                self._keep(first)
         self.prompt_tokens = self.prompt_tokens if usage.prompt_tokens is None else usage.prompt_tokens
         self.output_tokens = self.output_tokens if tokens is None else tokens
+        details = usage.prompt_tokens_details
+        cached = details.get("cached_tokens") if isinstance(details, dict) else None
+        self.cached_tokens = cached if type(cached) is int and cached >= 0 else self.cached_tokens
         if _is_verdict(chunk.slo):
             self.slo = chunk.slo
+
+    @property
+    def output_text(self) -> str:
+        """The text of the output so far, if it is kept."""
+        return "".join(self._texts)
+
+    def _keep(self, choice: _Choice) -> None:
+        text = choice.text if choice.delta is None else choice.delta.get("content")
+        if isinstance(text, str) and text:
+            self._texts.append(text)
+            self._chars_left -= len(text)
+        ids = choice.token_ids
+        if self.output_ids is None or (not ids and not text):
+            return
+        if isinstance(ids, list) and all(type(one) is int and one >= 0 for one in ids):
+            self.output_ids += ids
+        else:
+            self.output_ids = None
 
     def _fail(self, why: str) -> None:
         self.error = self.error or why

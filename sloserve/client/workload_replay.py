@@ -5,8 +5,8 @@ loop wakes throughout the run. Where these are large, the client and not the ser
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 
 import httpx
@@ -52,6 +52,76 @@ class ReplaySettings:
     timeout_s: float = 600.0
 
 
+class Sender:
+    """Sends the requests of one run, at most ``max_concurrency`` at a time, and measures the client's own lateness.
+
+    Attributes:
+        start_s: When the run began, in monotonic seconds of the clock.
+    """
+
+    def __init__(self, client: httpx.AsyncClient, clock: Clock, settings: ReplaySettings) -> None:
+        limit = settings.max_concurrency
+        self._slots: AbstractAsyncContextManager[None] = nullcontext() if limit is None else asyncio.Semaphore(limit)
+        self._client, self._clock, self._timeout_s = client, clock, settings.timeout_s
+        self._loop_lag_s: list[float] = []
+        self.start_s = clock.monotonic_s()
+
+    @property
+    def now_s(self) -> float:
+        """The seconds from the start of the run."""
+        return self._clock.monotonic_s() - self.start_s
+
+    async def sleep_until(self, at_s: float) -> None:
+        """Wait until ``at_s`` seconds from the start of the run.
+
+        The event loop has its turn even if that has passed: otherwise the first of a burst would only begin after the
+        last.
+        """
+        await asyncio.sleep(max(at_s - self.now_s, 0.0))
+
+    async def send(self, sent: Payload, woke_s: float, *, keep_output: bool = False) -> Exchange:
+        """Send a request, to which the client turned ``woke_s`` seconds from the start, as soon as there is a place."""
+        async with self._slots:
+            return await exchange(
+                self._client, sent, self._clock, self.start_s, woke_s, self._timeout_s, keep_output=keep_output
+            )
+
+    async def watch(self) -> None:
+        """Measure the lateness of the event loop until cancelled."""
+        await _watch_loop(self._clock, self._loop_lag_s)
+
+    def run(self, exchanges: list[Exchange]) -> ReplayedRun:
+        """Return the run, which ends now."""
+        return ReplayedRun(
+            exchanges,
+            duration_s=self.now_s,
+            send_lag_s=np.maximum([ended.woke_s - ended.request.arrival_s for ended in exchanges], 0.0),
+            loop_lag_s=np.maximum(self._loop_lag_s, 0.0),
+        )
+
+
+@asynccontextmanager
+async def sending(
+    client: httpx.AsyncClient, clock: Clock, settings: ReplaySettings
+) -> AsyncIterator[tuple[Sender, asyncio.TaskGroup]]:
+    """Yield the sender of a run that starts now, and a group of asyncio tasks for which the block's end waits.
+
+    Raises: ConfigError as soon as a response shows that the workload is wrong; what is under way is then cancelled.
+    """
+    failure: ConfigError | None = None
+    sender = Sender(client, clock, settings)
+    async with AsyncExitStack() as stack:
+        watcher = asyncio.create_task(sender.watch())
+        stack.push_async_callback(_cancel, watcher)
+        try:
+            async with asyncio.TaskGroup() as group:
+                yield sender, group
+        except* ConfigError as errors:
+            failure = next(error for error in errors.exceptions if isinstance(error, ConfigError))
+    if failure is not None:
+        raise failure
+
+
 async def replay(
     client: httpx.AsyncClient,
     payloads: Sequence[Payload],
@@ -70,42 +140,19 @@ async def replay(
 
     Raises: ConfigError as soon as a response shows that the workload is wrong; what is under way is then cancelled.
     """
-    limit = settings.max_concurrency
-    slots: AbstractAsyncContextManager[None] = nullcontext() if limit is None else asyncio.Semaphore(limit)
-    loop_lag_s: list[float] = []
-    failure: ConfigError | None = None
-    start_s = clock.monotonic_s()
 
-    async def one(sent: Payload) -> Exchange:
-        woke_s = clock.monotonic_s() - start_s
-        async with slots:
-            ended = await exchange(client, sent, clock, start_s, woke_s, settings.timeout_s)
+    async def one(sender: Sender, sent: Payload) -> Exchange:
+        ended = await sender.send(sent, sender.now_s)
         if on_ended is not None:
             on_ended()
         return ended
 
-    async with AsyncExitStack() as stack:
-        watcher = asyncio.create_task(_watch_loop(clock, loop_lag_s))
-        stack.push_async_callback(_cancel, watcher)
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = []
-                for sent in payloads:
-                    wait_s = start_s + sent.request.arrival_s - clock.monotonic_s()
-                    # Also when it is due already: otherwise the first of a burst would only begin after the last.
-                    await asyncio.sleep(max(wait_s, 0.0))
-                    tasks.append(group.create_task(one(sent)))
-        except* ConfigError as errors:
-            failure = next(error for error in errors.exceptions if isinstance(error, ConfigError))
-    if failure is not None:
-        raise failure
-    exchanges = [task.result() for task in tasks]
-    return ReplayedRun(
-        exchanges,
-        duration_s=clock.monotonic_s() - start_s,
-        send_lag_s=np.maximum([ended.woke_s - ended.request.arrival_s for ended in exchanges], 0.0),
-        loop_lag_s=np.maximum(loop_lag_s, 0.0),
-    )
+    async with sending(client, clock, settings) as (sender, group):
+        tasks = []
+        for sent in payloads:
+            await sender.sleep_until(sent.request.arrival_s)
+            tasks.append(group.create_task(one(sender, sent)))
+    return sender.run([task.result() for task in tasks])
 
 
 async def _watch_loop(clock: Clock, lags_s: list[float]) -> None:

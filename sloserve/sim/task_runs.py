@@ -37,15 +37,18 @@ class TaskRun:
     hints: TaskHints
 
 
-def task_run(tasks: OfferedTasks, seed: int, rate: float, engine: EngineSettings, profile: Profile) -> TaskRun:
+def task_run(
+    tasks: OfferedTasks, seed: int, rate: float, engine: EngineSettings | None, profile: Profile | None
+) -> TaskRun:
     """Return the tasks of ``seed`` that arrive at ``rate`` a second.
 
     Their deadlines follow from their latency on an idle engine with the settings ``engine`` and the step times of
-    ``profile``.
+    ``profile``. Both may be ``None`` where deadlines do not depend on it.
     """
     plans = tasks.plans(seed)
     unloaded_s: Sequence[float] = [0.0] * len(plans)
     if tasks.deadline.slowdown:
+        assert engine is not None and profile is not None
         unloaded_s = unloaded_latencies_s(tasks.workload.name, tasks.count, seed, tasks.scale, engine, profile)
     plans = arriving(plans, seed, rate, unloaded_s, tasks.deadline)
     return TaskRun(plans, slos_of_calls(plans, tasks.slos, seed), tasks.hints)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from sloserve.sim.workloads.tasks.task_options import TaskOptions
 from sloserve.sim.workloads.traffic_options import TrafficOptions
 
 
@@ -24,7 +25,7 @@ class EndpointOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions(TrafficOptions, EndpointOptions):
+class BenchOptions(TaskOptions, TrafficOptions, EndpointOptions):
     """The options of a bench: endpoints, traffic and its amount, the form of requests, and when a request is good."""
 
     max_requests: Annotated[int, typer.Option(help="Requests per run.")] = 1000
@@ -68,6 +69,6 @@ class BenchOptions(TrafficOptions, EndpointOptions):
         str | None,
         typer.Option(
             help="Profile of the endpoint's engine, shipped name or path. Several tenants then have their slowdown "
-            "reported: latency over what the request would take alone."
+            "reported: latency over what the request would take alone. With --tasks: deadlines follow from it."
         ),
     ] = None

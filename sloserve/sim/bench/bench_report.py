@@ -20,19 +20,29 @@ from sloserve.client.vllm_record import vllm_record
 from sloserve.client.workload_replay import ReplayedRun
 from sloserve.core import json_text
 from sloserve.core.runlog import RunLog, StepLog
+from sloserve.core.task_outcome import TaskOutcome
 from sloserve.sim.bench.build_bench import Bench, LoadPoint
-from sloserve.sim.report.compare import Comparison, compare
+from sloserve.sim.report.compare import TASK_METRICS, Comparison, compare, load_unit
 from sloserve.sim.report.logs import RESULT_JSON, LogWriter, Verdicts, write_result
 from sloserve.sim.report.summary import LatencySample, latencies, summarize
-from sloserve.sim.report.tables import summary_table
+from sloserve.sim.report.tables import SHORT_UNITS, summary_table
+from sloserve.sim.report.task_sample import TaskSample, task_sample
+from sloserve.sim.report.task_table import task_table
 from sloserve.sim.report.tenant_report import tenant_record
 from sloserve.sim.report.tenant_table import tenant_table
 from sloserve.sim.simulation import MIN_TABLE_WIDTH
+from sloserve.sim.workloads.tasks.offered import describe_tasks
 
 _NO_TIMES, _NO_COUNTS = np.empty(0), np.empty(0, np.int64)
 NO_STEPS = StepLog(_NO_TIMES, _NO_TIMES, _NO_COUNTS, _NO_COUNTS, _NO_COUNTS, _NO_TIMES)
 """The empty log of engine steps, which a client does not see."""
 
+TASKS_COMPARED = (
+    ("tasks_in_time", "tasks in time"),
+    ("mean_task_s", "task mean, s"),
+    ("p99_task_s", "task p99, s"),
+    ("prompt_hit_rate", "hit rate"),
+)
 COMPARED = (
     ("slo_attainment", "SLO attainment"),
     ("request_goodput", "goodput, requests/s"),
@@ -62,7 +72,8 @@ class BenchReporter:
         self._out_dir = out_dir
         self._console = console
         self._console.width = max(console.width, MIN_TABLE_WIDTH)
-        self._logs = LogWriter(out_dir, token_log=token_log)
+        self._logs = LogWriter(out_dir, token_log=token_log, task_log=bench.tasks is not None)
+        self._tasks: list[TaskSample] = []
         self._endpoints: dict[str, dict[str, Any]] = {}
         self._runs: list[dict[str, Any]] = []
         self._samples: list[LatencySample] = []
@@ -89,10 +100,17 @@ class BenchReporter:
         if self._bench.payload.continuous_usage and not agreed.payload.continuous_usage:
             self._say(f"{label}: the endpoint refuses continuous_usage_stats; tokens are spread evenly over chunks")
 
-    def add(self, label: str, point: LoadPoint, run: ReplayedRun, *, ended_s: float) -> None:
-        """Add one run that ended at ``ended_s``."""
+    def add(
+        self,
+        label: str,
+        point: LoadPoint,
+        run: ReplayedRun,
+        ended_s: float,
+        tasks: list[TaskOutcome] | None = None,
+    ) -> None:
+        """Add one run that ended at ``ended_s``; ``tasks`` are the outcomes of its tasks, if it had any."""
         requests = [ended.log(judged) for ended, judged in zip(run.exchanges, point.judged, strict=True)]
-        log, bench = RunLog(requests, NO_STEPS, {"wall_s": run.duration_s}), self._bench
+        log, bench = RunLog(requests, NO_STEPS, {"wall_s": run.duration_s}, tasks=tasks), self._bench
         found = findings(run)
         told = found["server_slo"]
         record = summarize(log, policy=label, seed=point.seed, rps=point.rps)
@@ -100,6 +118,10 @@ class BenchReporter:
         record |= tenant_record(log, bench.alone)
         record["preemptions_per_request"] = told["evictions"] / len(requests) if told else None
         record["recomputed_tokens_per_request"] = None  # the engine's, and no server says
+        if tasks is not None:
+            self._tasks.append(task_sample(label, point.rps, tasks))
+            if all(ended.cached_tokens is None for ended in run.exchanges):
+                record |= {"prompt_hit_rate": None}
         self._runs.append(record)
         self._samples.append(LatencySample(label, point.rps, latencies(requests)))
         self._logs.add(log, policy=label, seed=point.seed, rps=point.rps)
@@ -112,6 +134,8 @@ class BenchReporter:
 
         bench, first = self._bench, next(iter(self._bench.target.urls))
         comparisons = compare(self._runs, baseline=first)
+        if bench.tasks is not None:
+            comparisons += compare(self._runs, first, TASK_METRICS)
         write_result(
             self._out_dir / RESULT_JSON,
             self._runs,
@@ -121,18 +145,22 @@ class BenchReporter:
                 "name": bench.workload.name,
                 "description": bench.workload.description,
                 "slos": (bench.slos or bench.workload.slos).source,
-                "requests": bench.load.max_requests,
+                **(
+                    {"requests": bench.load.max_requests}
+                    if bench.tasks is None
+                    else {"tasks": describe_tasks(bench.tasks)}
+                ),
             },
             settings=self._settings(),
             verdicts=Verdicts(comparisons=comparisons),
         )
-        plots = write_plots(self._out_dir, self._runs, self._samples, baseline=first)
+        plots = write_plots(self._out_dir, self._runs, self._samples, baseline=first, tasks=self._tasks)
         self._console.print(summary_table(self._runs, comparisons, title=self._title()))
-        by_tenant = tenant_table(self._runs)
-        if by_tenant is not None:
-            self._console.print(by_tenant)
+        for table in (task_table(self._runs, comparisons), tenant_table(self._runs)):
+            if table is not None:
+                self._console.print(table)
         if comparisons:
-            self._console.print(difference_table(comparisons))
+            self._console.print(difference_table(comparisons, SHORT_UNITS[load_unit(self._runs)]))
         for line in self._remarks():
             self._say(line)
         for path in (self._out_dir / RESULT_JSON, *plots):
@@ -175,15 +203,20 @@ class BenchReporter:
         (self._out_dir / f"{name}.json").write_text(text + "\n", encoding="utf-8")
 
     def _title(self) -> str:
-        load = self._bench.load
+        load, tasks = self._bench.load, self._bench.tasks
+        amount = f"at most {load.max_requests} requests" if tasks is None else f"{tasks.count} tasks"
         return (
             f"{self._bench.workload.name} against {', '.join(self._endpoints)}, seeds {load.seeds[0]} to "
-            f"{load.seeds[-1]}, at most {load.max_requests} requests each, times from when a request was due"
+            f"{load.seeds[-1]}, {amount} each, times from when a request was due"
         )
 
     def _remarks(self) -> list[str]:
         """Return the lines that a reader must know to trust the table."""
         runs, said = self._runs, []
+        if self._bench.tasks is not None and all(run["tasks_in_time"] is None for run in runs):
+            said.append("tasks have no deadline; --task-deadline SECONDS sets one, or --profile with a multiple")
+        if self._bench.tasks is not None and all(run["prompt_hit_rate"] is None for run in runs):
+            said.append("the server does not state cached tokens (vLLM: --enable-prompt-tokens-details)")
         capped, sent = sum(run["capped_requests"] for run in runs), sum(run["requests"] for run in runs)
         if capped:
             said.append(f"{capped} of {sent} requests were cut to --max-prompt-tokens or --max-output-tokens")
@@ -209,7 +242,7 @@ class BenchReporter:
         self._console.print(line, soft_wrap=True, highlight=False, markup=False)  # servers' words are no markup
 
 
-def difference_table(comparisons: list[Comparison]) -> Table:
+def difference_table(comparisons: list[Comparison], unit: str) -> Table:
     """Return a table of the second endpoint beside the first, load by load.
 
     It has means over seeds and the mean of paired differences.
@@ -217,13 +250,13 @@ def difference_table(comparisons: list[Comparison]) -> Table:
     named = {comparison.metric: comparison for comparison in comparisons}
     one = named["slo_attainment"]
     table = Table(title=f"{one.policy} against {one.baseline}", title_justify="left", box=box.SIMPLE_HEAD)
-    for heading in ("load req/s", "figure", one.baseline, one.policy, "difference", "95 % interval", "verdict"):
+    for heading in (f"load {unit}", "figure", one.baseline, one.policy, "difference", "95 % interval", "verdict"):
         table.add_column(heading, justify="left" if heading in ("figure", "verdict") else "right")
     for load in sorted({comparison.load for comparison in comparisons}):
         at = {comparison.metric: comparison for comparison in comparisons if comparison.load == load}
-        for metric, name in COMPARED:
-            found = at[metric]
-            if found.value is None or found.baseline_value is None or found.difference is None:
+        for metric, name in (*TASKS_COMPARED, *COMPARED):
+            found = at.get(metric)
+            if found is None or found.value is None or found.baseline_value is None or found.difference is None:
                 continue
             low, high = found.difference_low, found.difference_high
             table.add_row(

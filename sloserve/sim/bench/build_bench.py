@@ -1,7 +1,8 @@
 """What to bench: endpoints, workload, load and the form of requests, from the flags of the command line."""
 
+import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,14 +15,18 @@ from sloserve.client.shaping import cap_lengths, ramp_up
 from sloserve.client.workload_replay import ReplaySettings
 from sloserve.core.errors import ConfigError
 from sloserve.core.request import WorkloadRequest
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.profile import Profile, load_profile
 from sloserve.sim.bench.bench_options import BenchOptions
 from sloserve.sim.bench.slo_encoding import STATING, SendSLO
-from sloserve.sim.build_experiment import numbers
 from sloserve.sim.experiment import offered_rps
 from sloserve.sim.report.tenant_report import alone_s
+from sloserve.sim.task_runs import TaskRun, task_run
 from sloserve.sim.workloads.named_slos import find_slos
 from sloserve.sim.workloads.slo_assignment import SLOAssignment
+from sloserve.sim.workloads.tasks.arrivals import NO_DEADLINE
+from sloserve.sim.workloads.tasks.offered import OfferedTasks, as_workload, asked_tasks, parse_rates
+from sloserve.sim.workloads.tasks.source import call_request
 from sloserve.sim.workloads.workload_registry import Workload, asked_workload
 
 
@@ -80,7 +85,7 @@ class Bench:
 
     The model of ``payload`` is filled in when the endpoint has named it. Where ``prompts`` is ``None``, prompts are
     words, calibrated at the endpoint. ``profile`` has the step times of the endpoints' engines; ``None`` if they are
-    not known.
+    not known. ``tasks`` are offered in place of the workload's requests; ``None`` for an open loop.
     """
 
     target: Target
@@ -94,6 +99,9 @@ class Bench:
     goodput: Goodput
     slo_sent: SendSLO
     profile: Profile | None = None
+    tasks: OfferedTasks | None = None
+    needs_token_ids: bool = False
+    """Whether the user asked for prompts of token ids, so that outputs must come as token ids too."""
 
     @property
     def alone(self) -> Callable[[WorkloadRequest], float] | None:
@@ -113,6 +121,7 @@ class LoadPoint:
         requests: The requests that are sent.
         capped: Number of requests that were cut.
         judged: The same requests with the targets by which they are judged.
+        tasks: The tasks of which the requests are the calls, sent in a closed loop; ``None`` for an open loop.
     """
 
     rps: float
@@ -120,6 +129,7 @@ class LoadPoint:
     requests: list[WorkloadRequest]
     capped: int
     judged: list[WorkloadRequest]
+    tasks: TaskRun | None = None
 
 
 def points(bench: Bench) -> list[LoadPoint]:
@@ -127,6 +137,8 @@ def points(bench: Bench) -> list[LoadPoint]:
 
     Raises: ConfigError for a class of ``--goodput-class`` that no request has, and the errors of workloads.
     """
+    if bench.tasks is not None:
+        return _task_points(bench, bench.tasks)
     found: list[LoadPoint] = []
     for rps in bench.load.rps or (None,):
         of_seeds = [
@@ -143,6 +155,21 @@ def points(bench: Bench) -> list[LoadPoint]:
     return found
 
 
+def _task_points(bench: Bench, tasks: OfferedTasks) -> list[LoadPoint]:
+    """Return every rate of tasks, ascending, with every seed; the requests are the calls as planned, all at 0 s."""
+    profile, found = bench.profile, []
+    for rate, seed in itertools.product(tasks.rates, bench.load.seeds):
+        engine = None if profile is None else EngineSettings.of_profile(profile, enable_prefix_caching=True)
+        run = task_run(tasks, seed, rate, engine, profile)
+        calls = [
+            replace(call_request(plan, i, 0.0, slos[i], tasks.hints), prefix_ids=())
+            for plan, slos in zip(run.plans, run.slos, strict=True)
+            for i in range(len(plan.calls))
+        ]
+        found.append(LoadPoint(rate, seed, calls, 0, bench.goodput.judged(calls), run))
+    return found
+
+
 def build_bench(options: BenchOptions) -> Bench:
     """Return the bench that the options describe.
 
@@ -156,10 +183,12 @@ def build_bench(options: BenchOptions) -> Bench:
     if api is Api.CHAT and kind == "tokens":
         raise ConfigError("--prompt tokens: the chat API takes text only; give --prompt text or --endpoint completions")
     stated = _one_of("--send-slo", options.send_slo, SendSLO)
+    slos = find_slos(options.slo) if options.slo is not None else None
+    tasks = _tasks(options, slos)
     return Bench(
         target=Target(_labelled(options.url, options.compare), options.model, options.api_key, options.warmup),
-        workload=asked_workload(options),
-        slos=find_slos(options.slo) if options.slo is not None else None,
+        workload=asked_workload(options) if tasks is None else as_workload(tasks),
+        slos=slos,
         load=Load(
             options.max_requests,
             tuple(range(options.seed, options.seed + options.seeds)),
@@ -173,7 +202,32 @@ def build_bench(options: BenchOptions) -> Bench:
         goodput=parse_goodput(options.goodput or (), options.goodput_class or ()),
         slo_sent=stated,
         profile=None if options.profile is None else load_profile(options.profile),
+        tasks=tasks,
+        needs_token_ids=tasks is not None and options.prompt == "tokens",
     )
+
+
+def _tasks(options: BenchOptions, slos: SLOAssignment | None) -> OfferedTasks | None:
+    """Return the tasks that the options name; ``None`` if they name none.
+
+    Raises: ConfigError for an option that does not go with tasks.
+    """
+    tasks = asked_tasks(options, slos)
+    if tasks is None:
+        return None
+    for name in ("max_prompt_tokens", "max_output_tokens"):
+        if getattr(options, name) is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} does not go with --tasks; --task-scale makes tasks shorter")
+    if options.ramp:
+        raise ConfigError("--ramp does not go with --tasks, of which each sends its next call when it is ready")
+    if tasks.deadline.slowdown and options.profile is None:
+        if options.task_deadline is not None:
+            raise ConfigError(
+                f"--task-deadline: {options.task_deadline!r} is a multiple of the latency on an idle engine, which "
+                "follows from --profile; give one, or a number of seconds"
+            )
+        return replace(tasks, deadline=NO_DEADLINE)
+    return tasks
 
 
 def _check_ranges(options: BenchOptions) -> None:
@@ -221,9 +275,4 @@ def _one_of(flag: str, text: str, kind: Any) -> Any:
 
 
 def _rates(text: str | None) -> tuple[float, ...] | None:
-    rates = numbers("--rps", text)
-    if rates is None:
-        return None
-    if not all(0.0 < rate < float("inf") for rate in rates) or len(set(rates)) != len(rates):
-        raise ConfigError(f"--rps: {text!r} is not a list of different numbers above 0")
-    return tuple(sorted(rates))
+    return None if text is None else parse_rates("--rps", text)

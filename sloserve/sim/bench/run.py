@@ -11,14 +11,20 @@ from typing import Any
 from rich.console import Console
 
 from sloserve.client.endpoint import Agreed, Endpoint, agree, open_endpoint
-from sloserve.client.payload import payload
+from sloserve.client.payload import Api, payload
 from sloserve.client.shaping import check_context
 from sloserve.client.workload_replay import ReplayedRun, replay
 from sloserve.core.clock import Clock
+from sloserve.core.errors import ConfigError
 from sloserve.core.open_files import raise_open_files
 from sloserve.core.progress_bar import progress
+from sloserve.core.task_outcome import TaskOutcome
 from sloserve.sim.bench.bench_report import BenchReporter
 from sloserve.sim.bench.build_bench import Bench, LoadPoint, points
+from sloserve.sim.bench.slo_encoding import SendSLO
+from sloserve.sim.bench.task_prompts import TaskPrompts
+from sloserve.sim.bench.task_replay import TaskTarget, replay_tasks
+from sloserve.sim.task_runs import TaskRun
 
 WARMUP_SEED = 2**31
 """The seed of the prompts of warm-up requests; no run has it, so that none finds its prompts in a prefix cache."""
@@ -38,11 +44,12 @@ class _Ready:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measured:
-    """One run of one endpoint."""
+    """One run of one endpoint; ``tasks`` are the outcomes of its tasks, if it had any."""
 
     label: str
     point: LoadPoint
     run: ReplayedRun
+    tasks: list[TaskOutcome] | None = None
 
 
 def bench(
@@ -58,16 +65,17 @@ def bench(
     if settings.workload.trace is not None:
         console.print(settings.workload.description, soft_wrap=True, highlight=False)
     todo = points(settings)
-    total = len(settings.target.urls) * sum(len(p.requests) for p in todo)
+    is_open = settings.tasks is None
+    total = len(settings.target.urls) * sum(len(p.requests if p.tasks is None else p.tasks.plans) for p in todo)
     _allow_connections(settings, todo)
     with (
-        progress("requests", console, total, refresh_per_second=REFRESHES_PER_S) as bar,
+        progress("requests" if is_open else "tasks", console, total, refresh_per_second=REFRESHES_PER_S) as bar,
         BenchReporter(settings, out_dir, console, token_log=token_log) as reporter,
     ):
 
         async def run() -> None:
             async for measured in measure(settings, todo, clock, reporter, bar.advance):
-                reporter.add(measured.label, measured.point, measured.run, ended_s=clock.now_s())
+                reporter.add(measured.label, measured.point, measured.run, clock.now_s(), measured.tasks)
 
         asyncio.run(run())
         return reporter.finish()
@@ -105,8 +113,7 @@ async def measure(
             await _warm_up(one, settings, todo[0], clock)
         for i, point in enumerate(todo):
             for one in ready if i % 2 == 0 else reversed(ready):
-                run = await _run_point(one, point, settings, clock, on_ended)
-                yield Measured(one.label, point, run)
+                yield await _run_point(one, point, settings, clock, on_ended)
 
 
 async def _get_ready(
@@ -118,8 +125,18 @@ async def _get_ready(
     )
     for point in todo:
         check_context(point.requests, endpoint.context_tokens, estimated=settings.prompts is None)
-    asked = replace(settings.payload, model=endpoint.model)
-    return _Ready(label, endpoint, await agree(endpoint, asked, settings.prompts, todo[0].requests[0], clock))
+    by_ids = settings.tasks is not None and settings.prompts is not None
+    asked = replace(settings.payload, model=endpoint.model, return_token_ids=by_ids)
+    like = todo[0].requests[0]
+    agreed = await agree(endpoint, asked, settings.prompts, like, clock)
+    if by_ids and not agreed.returns_token_ids:
+        if settings.needs_token_ids:
+            raise ConfigError(
+                f"--prompt tokens: {endpoint.url} does not state the ids of its outputs' tokens, which the next "
+                "prompt of a task repeats; give --prompt text"
+            )
+        agreed = await agree(endpoint, replace(agreed.payload, return_token_ids=False), None, like, clock)
+    return _Ready(label, endpoint, agreed)
 
 
 async def _warm_up(one: _Ready, settings: Bench, point: LoadPoint, clock: Clock) -> None:
@@ -133,12 +150,33 @@ async def _warm_up(one: _Ready, settings: Bench, point: LoadPoint, clock: Clock)
 
 async def _run_point(
     one: _Ready, point: LoadPoint, settings: Bench, clock: Clock, on_ended: Callable[[], None]
-) -> ReplayedRun:
-    payloads = [payload(r, one.agreed.prompts.make(r, point.seed), one.agreed.payload) for r in point.requests]
+) -> Measured:
+    agreed, payloads = one.agreed, []
+    if point.tasks is None:
+        payloads = [payload(r, agreed.prompts.make(r, point.seed), agreed.payload) for r in point.requests]
     # What exists now lives to the end of the run: the collector need not look at it while tokens come.
     gc.collect()
     gc.freeze()
     try:
-        return await replay(one.endpoint.client, payloads, clock, settings.replay, on_ended)
+        if point.tasks is not None:
+            return await _run_tasks(one, point, point.tasks, settings, clock, on_ended)
+        return Measured(one.label, point, await replay(one.endpoint.client, payloads, clock, settings.replay, on_ended))
     finally:
         gc.unfreeze()
+
+
+async def _run_tasks(
+    one: _Ready, point: LoadPoint, run: TaskRun, settings: Bench, clock: Clock, on_ended: Callable[[], None]
+) -> Measured:
+    agreed = one.agreed
+    target = TaskTarget(
+        one.endpoint.client,
+        agreed.payload,
+        TaskPrompts(agreed.prompts, point.seed, agreed.payload.api is Api.CHAT),
+        settings.replay,
+        states_tasks=settings.slo_sent is not SendSLO.NONE,
+        run_id=f"bench-{round(1e3 * clock.now_s()):x}-{point.seed}",
+    )
+    replayed, outcomes = await replay_tasks(target, run, clock, on_ended)
+    sent = [ended.request for ended in replayed.exchanges]
+    return Measured(one.label, replace(point, requests=sent, judged=settings.goodput.judged(sent)), replayed, outcomes)

@@ -120,19 +120,23 @@ class TaskPlan:
     def prefix_ids(self, i: int) -> tuple[int, ...]:
         """Return the ids of the blocks of call ``i``'s prompt.
 
-        An output has the id of generated tokens only where it stands directly behind the prompt that it responded to.
-        At any other place its KV is not in a prefix cache, as its position and all before it differ.
+        An output has the id of generated tokens only where it continues its conversation. At any other place its KV is
+        not in a prefix cache, as its position and all before it differ.
         """
         ids: list[int] = []
-        prompt = self.calls[i].prompt
-        for at, part in enumerate(prompt):
+        for at, part in enumerate(self.calls[i].prompt):
             if isinstance(part, Text):
                 ids += part.ids
-            elif prompt[:at] == self.calls[part.call].prompt:
+            elif self.continues(i, at):
                 ids += [OUTPUT_ID] * len(self.calls[part.call].output_ids)
             else:
                 ids += self.calls[part.call].output_ids
         return tuple(ids)
+
+    def continues(self, i: int, at: int) -> bool:
+        """Return whether part ``at`` of call ``i``'s prompt is an output directly behind the prompt that it answers."""
+        part = self.calls[i].prompt[at]
+        return isinstance(part, OutputOf) and self.calls[i].prompt[:at] == self.calls[part.call].prompt
 
     def repeated_tokens(self, i: int) -> int:
         """Return the tokens of call ``i``'s prompt that a prefix cache which forgets nothing has.

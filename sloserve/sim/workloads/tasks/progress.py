@@ -48,6 +48,10 @@ class TaskProgress:
                 free.append(follower)
         return self._sends(free, now_s)
 
+    def not_sent(self, i: int) -> None:
+        """Record that call ``i``, which was to be sent, was not, since another call has failed."""
+        del self._sent_s[i]
+
     def _sends(self, calls: list[int], now_s: float) -> Sends:
         sends = [(i, now_s + self.plan.calls[i].wait_s) for i in calls]
         self._sent_s.update(sends)
