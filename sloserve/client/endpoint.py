@@ -1,6 +1,7 @@
 """The endpoint under test: its connections, its model, and what it understands; mistakes show here, before the run."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -144,7 +145,7 @@ class Agreed:
 async def agree(
     endpoint: Endpoint, settings: PayloadSettings, prompts: Prompts | None, like: WorkloadRequest, clock: Clock
 ) -> Agreed:
-    """Try a short request, and again without the fields of vLLM's that a server may refuse.
+    """Try a short request, and again without further headers and fields of vLLM's if the server refuses them.
 
     Args:
         endpoint: The server to try.
@@ -158,40 +159,32 @@ async def agree(
     trial = replace(like, request_id="trial", arrival_s=0.0, prompt_tokens=8, output_tokens=2, prefix_ids=())
     prompt = sample_text(2) if prompts is None else prompts.make(trial, 0)
     try:
-        found: Exchange | None = await _try(endpoint, trial, prompt, settings, clock)
-    except ConfigError as refused:
+        found = await _try(endpoint, trial, prompt, settings, clock)
+    except ConfigError as error:
+        refused = error
         for plain in _plainer(settings):
-            found = await _tried(endpoint, trial, prompt, plain, clock)
-            if found is not None:
+            try:
+                found = await _try(endpoint, trial, prompt, plain, clock)
+            except ConfigError as error:
+                refused = error  # of the plainest request, which has nothing that a server may refuse
+            else:
                 settings = plain
                 break
         else:
             raise refused
     if prompts is not None:
-        states_ids = settings.return_token_ids and found is not None and bool(found.output_ids)
-        return Agreed(settings, prompts, states_ids)
+        return Agreed(settings, prompts, settings.return_token_ids and bool(found.output_ids))
     tried = [await _try(endpoint, trial, sample_text(words), settings, clock) for words in CALIBRATION_WORDS]
     counted = [exchange.prompt_tokens for exchange in tried]
     return Agreed(settings, calibrated(list(zip(CALIBRATION_WORDS, counted, strict=True))))
 
 
 def _plainer(settings: PayloadSettings) -> list[PayloadSettings]:
-    """Return the settings without some or all of the fields that a server may refuse, the fullest first."""
-    fields = [name for name in ("return_token_ids", "continuous_usage") if getattr(settings, name)]
-    without: list[dict[str, Any]] = [{name: False} for name in fields]
-    if len(fields) > 1:
-        without.append(dict.fromkeys(fields, False))
-    return [replace(settings, **changed) for changed in without]
-
-
-async def _tried(
-    endpoint: Endpoint, trial: WorkloadRequest, prompt: list[int] | str, settings: PayloadSettings, clock: Clock
-) -> Exchange | None:
-    """Return the trial's exchange; ``None`` for a server that does not respond as it should."""
-    try:
-        return await _try(endpoint, trial, prompt, settings, clock)
-    except ConfigError:
-        return None
+    """Return the settings without one or more of what a server may refuse, the fullest first."""
+    plain: dict[str, Any] = {"headers": {}, "return_token_ids": False, "continuous_usage": False}
+    stated = [name for name in plain if getattr(settings, name)]
+    without = (names for size in range(1, len(stated) + 1) for names in itertools.combinations(stated, size))
+    return [replace(settings, **{name: plain[name] for name in names}) for names in without]
 
 
 async def _try(

@@ -1,7 +1,7 @@
 """Encode a request as HTTP (path, headers and body) before the run, so that sending costs little."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -52,6 +52,7 @@ class PayloadSettings:
         state_slo: How SLOs are stated to the server; ``None`` to leave them out.
         report: Sloserve's server is asked how the request fared.
         return_token_ids: The server is asked for the ids of the output's tokens (a field of vLLM's).
+        headers: Further headers of each request.
     """
 
     model: str
@@ -61,6 +62,7 @@ class PayloadSettings:
     state_slo: Callable[[SLO], SLOFields] | None = None
     report: bool = False
     return_token_ids: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ def payload(request: WorkloadRequest, prompt: Prompt, settings: PayloadSettings)
         body["ignore_eos"] = True
     if settings.return_token_ids:
         body["return_token_ids"] = True
-    headers = {"content-type": "application/json"}
+    headers = {"content-type": "application/json", **settings.headers}
     if settings.state_slo is not None:
         stated = settings.state_slo(request.slo)
         headers |= stated.headers

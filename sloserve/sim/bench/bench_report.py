@@ -99,6 +99,11 @@ class BenchReporter:
         }
         if self._bench.payload.continuous_usage and not agreed.payload.continuous_usage:
             self._say(f"{label}: the endpoint refuses continuous_usage_stats; tokens are spread evenly over chunks")
+        tasks = self._bench.tasks
+        if tasks is not None and tasks.hints.task and not agreed.payload.headers:
+            self._say(
+                f"{label}: the calls do not state their task: --send-slo none, or the endpoint refuses x-slo-task-id"
+            )
 
     def add(
         self,
@@ -121,7 +126,8 @@ class BenchReporter:
         if tasks is not None:
             self._tasks.append(task_sample(label, point.rps, tasks))
             if all(ended.cached_tokens is None for ended in run.exchanges):
-                record |= {"prompt_hit_rate": None}
+                for figures in (record, *record.get("by_task_kind", {}).values()):
+                    figures["prompt_hit_rate"] = None
         self._runs.append(record)
         self._samples.append(LatencySample(label, point.rps, latencies(requests)))
         self._logs.add(log, policy=label, seed=point.seed, rps=point.rps)

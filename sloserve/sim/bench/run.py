@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from sloserve.client.endpoint import Agreed, Endpoint, agree, open_endpoint
-from sloserve.client.payload import Api, payload
+from sloserve.client.payload import Api, payload, task_headers
 from sloserve.client.shaping import check_context
 from sloserve.client.workload_replay import ReplayedRun, replay
 from sloserve.core.clock import Clock
@@ -19,6 +19,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.open_files import raise_open_files
 from sloserve.core.progress_bar import progress
 from sloserve.core.task_outcome import TaskOutcome
+from sloserve.core.tasks import TaskCall
 from sloserve.sim.bench.bench_report import BenchReporter
 from sloserve.sim.bench.build_bench import Bench, LoadPoint, points
 from sloserve.sim.bench.slo_encoding import SendSLO
@@ -126,7 +127,9 @@ async def _get_ready(
     for point in todo:
         check_context(point.requests, endpoint.context_tokens, estimated=settings.prompts is None)
     by_ids = settings.tasks is not None and settings.prompts is not None
-    asked = replace(settings.payload, model=endpoint.model, return_token_ids=by_ids)
+    states_tasks = settings.tasks is not None and settings.tasks.hints.task and settings.slo_sent is not SendSLO.NONE
+    headers = task_headers(TaskCall(f"{_run_id(clock)}-trial", last=True), 0.0) if states_tasks else {}
+    asked = replace(settings.payload, model=endpoint.model, return_token_ids=by_ids, headers=headers)
     like = todo[0].requests[0]
     agreed = await agree(endpoint, asked, settings.prompts, like, clock)
     if by_ids and not agreed.returns_token_ids:
@@ -143,7 +146,8 @@ async def _warm_up(one: _Ready, settings: Bench, point: LoadPoint, clock: Clock)
     """Send prompts of the lengths of the first requests, a few at once; they are not counted."""
     few = [replace(r, arrival_s=0.0, prefix_ids=()) for r in point.requests[: settings.target.warmup]]
     limit = min(settings.replay.max_concurrency or WARMUP_CONCURRENCY, WARMUP_CONCURRENCY)
-    payloads = [payload(r, one.agreed.prompts.make(r, WARMUP_SEED), one.agreed.payload) for r in few]
+    plain = replace(one.agreed.payload, headers={})
+    payloads = [payload(r, one.agreed.prompts.make(r, WARMUP_SEED), plain) for r in few]
     if payloads:
         await replay(one.endpoint.client, payloads, clock, replace(settings.replay, max_concurrency=limit))
 
@@ -174,9 +178,14 @@ async def _run_tasks(
         agreed.payload,
         TaskPrompts(agreed.prompts, point.seed, agreed.payload.api is Api.CHAT),
         settings.replay,
-        states_tasks=settings.slo_sent is not SendSLO.NONE,
-        run_id=f"bench-{round(1e3 * clock.now_s()):x}-{point.seed}",
+        states_tasks=bool(agreed.payload.headers),
+        run_id=f"{_run_id(clock)}-{point.seed}",
     )
     replayed, outcomes = await replay_tasks(target, run, clock, on_ended)
     sent = [ended.request for ended in replayed.exchanges]
     return Measured(one.label, replace(point, requests=sent, judged=settings.goodput.judged(sent)), replayed, outcomes)
+
+
+def _run_id(clock: Clock) -> str:
+    """Return the text before the names of a run's tasks, which no other run has."""
+    return f"bench-{round(1e3 * clock.now_s()):x}"

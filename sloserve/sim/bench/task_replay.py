@@ -27,7 +27,7 @@ class TaskTarget:
         payload: Settings of all requests.
         prompts: Makes the prompts.
         replay: Limits of the run.
-        states_tasks: Whether calls state their task in headers.
+        states_tasks: Whether calls state their task in headers; a server may refuse to read them.
         run_id: Text before the name of each task, so that the server tells the tasks of several runs apart.
     """
 
@@ -98,10 +98,12 @@ class _Task:
             progress.not_sent(i)
             return
         request = replace(call_request(plan, i, at_s, self._slos[i], self._hints), prefix_ids=())
-        sent = payload(request, target.prompts.make(plan, i, self._outputs), target.payload)
+        stated = {}
         if target.states_tasks and request.call is not None:
             named = replace(request.call, key=f"{target.run_id}-{request.call.key}")
-            sent.headers.update(task_headers(named, plan.arrival_s))
+            stated = task_headers(named, plan.arrival_s)
+        prompt = target.prompts.make(plan, i, self._outputs)
+        sent = payload(request, prompt, replace(target.payload, headers=stated))
         ended = await sender.send(sent, woke_s, keep_output=True)
         self._exchanges.append(ended)
         self._outputs[i] = Output(ended.output_text, ended.output_ids)

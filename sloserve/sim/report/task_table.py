@@ -43,7 +43,7 @@ def task_table(runs: Sequence[Run], comparisons: Sequence[Comparison] = ()) -> T
     table.add_column("kind", overflow="fold")
     table.add_column("policy", overflow="fold", min_width=8)
     for column in COLUMNS:
-        table.add_column(column.heading, justify="right", no_wrap=True, min_width=8)
+        table.add_column(column.heading, justify="right", no_wrap=True, min_width=7)
     for load in loads_of(runs):
         for kind in (None, *kinds):
             for policy in policies_of(runs):

@@ -22,10 +22,16 @@ from sloserve.sim.workloads.trace import Trace
 
 AGENT_SLOS = SLOAssignment("agents", tuple(map(ClassRule, DEFAULT_CLASSES)), default=DEFAULT_CLASSES.default.name)
 """Classes without targets: of a task only its deadline counts, not when a call ends."""
-CHAT_SLOS = SLOAssignment("chats", (ClassRule(SLOClass("chat", 0, Targets(ttft_s=1.0))),), default="chat")
-MOONCAKE_SLOS = SLOAssignment(
-    "Mooncake's conversations", (ClassRule(SLOClass("chat", 0, Targets(ttft_s=30.0, tpot_s=0.1))),), default="chat"
-)
+
+
+def _interactive(source: str, targets: Targets) -> SLOAssignment:
+    """Return an assignment of one class, of a name that servers have by default, with ``targets`` of its own."""
+    name = DEFAULT_CLASSES.default.name
+    return SLOAssignment(source, (ClassRule(SLOClass(name, 0, targets)),), default=name)
+
+
+CHAT_SLOS = _interactive("chats", Targets(ttft_s=1.0))
+MOONCAKE_SLOS = _interactive("Mooncake's conversations", Targets(ttft_s=30.0, tpot_s=0.1))
 """The limits of TTFT and of the time between tokens that Mooncake's authors set when they replay this trace."""
 
 
