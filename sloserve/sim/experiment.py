@@ -308,8 +308,10 @@ def task_of(experiment: Experiment, policy: str, point: Point, requests: list[Wo
     if requests is not None:
         pass
     elif experiment.tasks is not None:
-        seed = point.seed + experiment.window.seed_offset
-        requests, tasks = [], task_run(experiment.tasks, seed, point.rps, experiment.engine, experiment.profile)
+        requests = []
+        tasks = task_run(
+            experiment.tasks, point.seed, point.rps, experiment.engine, experiment.profile, experiment.window
+        )
     elif experiment.rate_scale is not None:
         requests = experiment.requests(point.seed, rate_scale=experiment.rate_scale)
     else:

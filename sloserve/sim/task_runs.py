@@ -17,6 +17,7 @@ from sloserve.sim.workloads.tasks.offered import OfferedTasks
 from sloserve.sim.workloads.tasks.plan import TaskPlan
 from sloserve.sim.workloads.tasks.registry import AGENT_SLOS, slos_of_calls, task_workload
 from sloserve.sim.workloads.tasks.source import NO_HINTS, TaskHints, TaskSource
+from sloserve.sim.workloads.window import WHOLE, Window
 
 ALONE_S = 10_000.0
 """Seconds between the arrivals of tasks that run one after another."""
@@ -38,25 +39,37 @@ class TaskRun:
 
 
 def task_run(
-    tasks: OfferedTasks, seed: int, rate: float, engine: EngineSettings | None, profile: Profile | None
+    tasks: OfferedTasks,
+    seed: int,
+    rate: float,
+    engine: EngineSettings | None,
+    profile: Profile | None,
+    window: Window = WHOLE,
 ) -> TaskRun:
-    """Return the tasks of ``seed`` that arrive at ``rate`` a second.
+    """Return the tasks of ``seed`` in ``window`` that arrive at ``rate`` a second.
 
     Their deadlines follow from their latency on an idle engine with the settings ``engine`` and the step times of
     ``profile``. Both may be ``None`` where deadlines do not depend on it.
     """
-    plans = tasks.plans(seed)
+    plans = tasks.plans(seed, window)
     unloaded_s: Sequence[float] = [0.0] * len(plans)
     if tasks.deadline.slowdown:
         assert engine is not None and profile is not None
-        unloaded_s = unloaded_latencies_s(tasks.workload.name, tasks.count, seed, tasks.scale, engine, profile)
+        unloaded_s = unloaded_latencies_s(tasks.workload.name, tasks.count, seed, tasks.scale, engine, profile, window)
+    seed += window.seed_offset
     plans = arriving(plans, seed, rate, unloaded_s, tasks.deadline)
     return TaskRun(plans, slos_of_calls(plans, tasks.slos, seed), tasks.hints)
 
 
 @lru_cache(maxsize=64)
 def unloaded_latencies_s(
-    name: str, count: int, seed: int, scale: float, engine: EngineSettings, profile: Profile
+    name: str,
+    count: int,
+    seed: int,
+    scale: float,
+    engine: EngineSettings,
+    profile: Profile,
+    window: Window = WHOLE,
 ) -> tuple[float, ...]:
     """Return the latency of each task alone on an idle engine under stock, in seconds.
 
@@ -65,7 +78,7 @@ def unloaded_latencies_s(
 
     Raises: ConfigError for a task that the engine cannot serve even alone.
     """
-    plans = task_workload(name).draw(count, seed, scale)
+    plans = task_workload(name).draw(count, seed, scale, window)
     apart = [replace(plan, arrival_s=ALONE_S * i) for i, plan in enumerate(plans)]
     source = TaskSource(apart, slos_of_calls(apart, AGENT_SLOS, seed), NO_HINTS)
     run_closed_loop(ModelEngine(engine, profile, None), source)

@@ -23,6 +23,7 @@ from sloserve.sim.workloads.tasks import registry
 from sloserve.sim.workloads.tasks.drawing import TaskDraws
 from sloserve.sim.workloads.tasks.plan import BLOCK, OutputOf, PlannedCall, TaskPlan
 from sloserve.sim.workloads.tasks.registry import TaskWorkload
+from sloserve.sim.workloads.window import WHOLE, Window
 from tests.client.fake_server import FakeServer, chunk, final, reply
 
 pytestmark = pytest.mark.slow
@@ -31,7 +32,7 @@ RunBench = Callable[..., tuple[dict[str, Any], str]]
 GENERATED = list(range(900, 900 + BLOCK))
 
 
-def small_tasks(n: int, seed: int, scale: float) -> list[TaskPlan]:
+def small_tasks(n: int, seed: int, scale: float = 1.0, window: Window = WHOLE) -> list[TaskPlan]:
     """Return tasks of four calls: a plan, two workers at the same time, and a call that joins."""
     draws = TaskDraws("test", seed, scale)
     system = draws.text(32, shared=True)

@@ -21,6 +21,7 @@ from sloserve.sim.workloads.tasks.registry import CHAT_SLOS, TASK_WORKLOADS, slo
 from sloserve.sim.workloads.tasks.small_beside_large import LARGE, SMALL, small_beside_large_tasks
 from sloserve.sim.workloads.tasks.source import NO_HINTS, TaskHints
 from sloserve.sim.workloads.tasks.traced import conversations_of, traced_plans
+from sloserve.sim.workloads.window import WHOLE, Window
 
 GENERATED = [name for name in TASK_WORKLOADS if name != "mooncake"]
 
@@ -42,6 +43,8 @@ def test_a_seed_decides_the_tasks_and_scale_divides_their_lengths(name: str) -> 
     assert [call.wait_s for plan in full for call in plan.calls] == [c.wait_s for plan in small for c in plan.calls]
     assert sum(prompts(small)) == pytest.approx(0.25 * sum(prompts(full)), rel=0.1)
     assert min(outputs(draw(6, 0, 0.001))) == BLOCK
+    early, late = WHOLE.halves()
+    assert draw(6, 0, 1.0, early) == full != draw(6, 0, 1.0, late)
 
 
 def test_coding_has_the_published_lengths_and_times() -> None:
@@ -120,6 +123,9 @@ def test_mooncake_without_its_trace_says_where_to_put_it(monkeypatch: pytest.Mon
         traced.mooncake_tasks(3, 0)
     (tmp_path / "mooncake_conversation_first_half.csv").write_text(MOONCAKE)
     assert [len(plan.calls) for plan in traced.mooncake_tasks(9, 0)] == [3, 1, 1]
+    assert [len(plan.calls) for plan in traced.mooncake_tasks(9, 0, 1.0, Window(0.5, 1.0))] == [1]
+    with pytest.raises(ConfigError, match="--window: none of the 3 conversations lies within 0:0.1"):
+        traced.mooncake_tasks(9, 0, 1.0, Window(0.0, 0.1))
     traced.read_mooncake.cache_clear()
 
 

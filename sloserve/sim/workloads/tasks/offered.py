@@ -13,6 +13,7 @@ from sloserve.sim.workloads.tasks.registry import TaskWorkload, task_workload
 from sloserve.sim.workloads.tasks.source import NO_HINTS, TaskHints
 from sloserve.sim.workloads.tasks.task_options import TaskOptions
 from sloserve.sim.workloads.trace import Trace
+from sloserve.sim.workloads.window import WHOLE, Window
 from sloserve.sim.workloads.workload_registry import Workload
 
 _DEADLINE = re.compile(r"(?:(?P<times>[\d.]+)x)?(?:(?:^|\+)(?P<plus>[\d.]+))?")
@@ -42,9 +43,9 @@ class OfferedTasks:
     hints: TaskHints
     slos: SLOAssignment
 
-    def plans(self, seed: int) -> list[TaskPlan]:
-        """Return the tasks of ``seed``, which arrive at 0 s and have no deadline."""
-        return self.workload.draw(self.count, seed, self.scale)
+    def plans(self, seed: int, window: Window = WHOLE) -> list[TaskPlan]:
+        """Return the tasks of ``seed`` in ``window``, which arrive at 0 s and have no deadline."""
+        return self.workload.draw(self.count, seed, self.scale, window)
 
 
 def asked_tasks(options: TaskOptions, slos: SLOAssignment | None) -> OfferedTasks | None:

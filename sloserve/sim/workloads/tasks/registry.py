@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from sloserve.sim.workloads.tasks.react import react_tasks
 from sloserve.sim.workloads.tasks.small_beside_large import BURST, SPAN_S, small_beside_large_tasks
 from sloserve.sim.workloads.tasks.traced import mooncake_tasks
 from sloserve.sim.workloads.trace import Trace
+from sloserve.sim.workloads.window import WHOLE, Window
 
 AGENT_SLOS = SLOAssignment("agents", tuple(map(ClassRule, DEFAULT_CLASSES)), default=DEFAULT_CLASSES.default.name)
 """Classes without targets: of a task only its deadline counts, not when a call ends."""
@@ -35,6 +37,21 @@ MOONCAKE_SLOS = _interactive("Mooncake's conversations", Targets(ttft_s=30.0, tp
 """The limits of TTFT and of the time between tokens that Mooncake's authors set when they replay this trace."""
 
 
+class DrawTasks(Protocol):
+    """A function that returns the plans of ``n`` tasks of ``seed`` from a part of a workload."""
+
+    def __call__(self, n: int, seed: int, scale: float = 1.0, window: Window = WHOLE) -> list[TaskPlan]: ...
+
+
+def _generator(draw: Callable[[int, int, float], list[TaskPlan]]) -> DrawTasks:
+    """Return a generator of which each part of the workload has seeds of its own."""
+
+    def of_window(n: int, seed: int, scale: float = 1.0, window: Window = WHOLE) -> list[TaskPlan]:
+        return draw(n, seed + window.seed_offset, scale)
+
+    return of_window
+
+
 @dataclass(frozen=True, slots=True)
 class TaskWorkload:
     """A workload of tasks.
@@ -42,7 +59,7 @@ class TaskWorkload:
     Args:
         name: Name of the workload.
         description: Text for the list of workloads.
-        draw: Function that returns the plans of a number of tasks, a seed, and a factor on lengths.
+        draw: Function that returns the plans of a number of tasks and a seed.
         rate_per_s: Tasks per second when no rate is asked for: a starting point, to be set to the engine at hand.
         slos: Assignment of SLOs to the calls, by their kind.
         deadline: The rule for the tasks' deadlines.
@@ -50,7 +67,7 @@ class TaskWorkload:
 
     name: str
     description: str
-    draw: Callable[[int, int, float], list[TaskPlan]]
+    draw: DrawTasks
     rate_per_s: float
     slos: SLOAssignment = AGENT_SLOS
     deadline: TaskDeadline = TaskDeadline()
@@ -59,19 +76,32 @@ class TaskWorkload:
 TASK_WORKLOADS: dict[str, TaskWorkload] = {
     one.name: one
     for one in (
-        TaskWorkload("react", "agents: 3 to 50 calls, prompts that grow to 8k tokens, tools of 2 s", react_tasks, 0.16),
         TaskWorkload(
-            "coding", "coding agents: prompts of 195k tokens, 20 calls, most of them within 1 s", coding_tasks, 0.02
+            "react",
+            "agents: 3 to 50 calls, prompts that grow to 8k tokens, tools of 2 s",
+            _generator(react_tasks),
+            0.16,
         ),
         TaskWorkload(
-            "map-reduce", "a plan, up to 128 sub-agents at once (p90: 51), and a call that joins", map_reduce_tasks, 0.1
+            "coding",
+            "coding agents: prompts of 195k tokens, 20 calls, most of them within 1 s",
+            _generator(coding_tasks),
+            0.02,
         ),
-        TaskWorkload("chat", "chats of 5 rounds with a TTFT of 1 s per call", chat_tasks, 0.5, CHAT_SLOS, NO_DEADLINE),
+        TaskWorkload(
+            "map-reduce",
+            "a plan, up to 128 sub-agents at once (p90: 51), and a call that joins",
+            _generator(map_reduce_tasks),
+            0.1,
+        ),
+        TaskWorkload(
+            "chat", "chats of 5 rounds with a TTFT of 1 s per call", _generator(chat_tasks), 0.5, CHAT_SLOS, NO_DEADLINE
+        ),
         TaskWorkload("mooncake", "conversations of Mooncake's trace", mooncake_tasks, 0.5, MOONCAKE_SLOS, NO_DEADLINE),
         TaskWorkload(
             "small-beside-large",
             "64 tasks within 13 s, one of them with a prompt of 8k tokens",
-            small_beside_large_tasks,
+            _generator(small_beside_large_tasks),
             BURST / SPAN_S,
         ),
     )

@@ -12,6 +12,7 @@ from sloserve.sim.workloads.seeding import stream
 from sloserve.sim.workloads.tasks.drawing import TaskDraws
 from sloserve.sim.workloads.tasks.plan import OutputOf, Part, PlannedCall, TaskPlan, Text
 from sloserve.sim.workloads.trace import Trace
+from sloserve.sim.workloads.window import WHOLE, Window
 
 MOONCAKE_FILES = ("mooncake_conversation_first_half", "conversation_trace")
 """Names of the trace without their endings, of which the second is Mooncake's own."""
@@ -41,29 +42,25 @@ def conversations_of(trace: Trace) -> list[Conversation]:
         raise ConfigError(f"{trace.source}: the trace has no block ids, by which requests are grouped to conversations")
     found: list[Conversation] = []
     latest: dict[tuple[int, ...], Conversation] = {}  # by the full blocks of the latest prompt
-    key_of: dict[int, tuple[int, ...]] = {}
     new_in: dict[int, Conversation] = {}
     for i, ids in enumerate(trace.prefix_ids):
         full = ids[: int(trace.prompt_tokens[i]) // trace.block_tokens]
         keys = (full[:k] for k in range(len(full), 0, -1))
-        own = next((latest[k] for k in keys if k in latest and new_in.get(k[-1]) is latest[k]), None)
-        if own is None:
+        continued = next((k for k in keys if k in latest and new_in[k[-1]] is latest[k]), None)
+        if continued is None:
             own = Conversation()
             found.append(own)
         else:
-            del latest[key_of[own.requests[-1]]]
+            own = latest.pop(continued)
         own.requests.append(i)
         for one in ids:
             new_in.setdefault(one, own)
         if full:
-            latest[full], key_of[i] = own, full
-        else:
-            key_of[i] = ()
-            latest.setdefault((), own)
+            latest[full] = own
     return found
 
 
-def mooncake_tasks(n: int, seed: int, scale: float = 1.0) -> list[TaskPlan]:
+def mooncake_tasks(n: int, seed: int, scale: float = 1.0, window: Window = WHOLE) -> list[TaskPlan]:
     """Return ``n`` successive conversations of Mooncake's trace from a place that ``seed`` chooses; all begin at 0 s.
 
     Lengths and shared prefixes are the trace's. Its times are arrivals in an open loop: a user is taken to read 20
@@ -74,10 +71,15 @@ def mooncake_tasks(n: int, seed: int, scale: float = 1.0) -> list[TaskPlan]:
         n: Number of conversations; fewer if the trace has no more.
         seed: Seed of the place.
         scale: Factor on all lengths in tokens.
+        window: Part of the conversations from which they come.
 
-    Raises: ConfigError where the trace is not found.
+    Raises: ConfigError where the trace is not found, or ``window`` has no conversation.
     """
     trace, conversations = read_mooncake()
+    first, stop = (round(share * len(conversations)) for share in (window.start, window.end))
+    if first >= stop:
+        raise ConfigError(f"--window: none of the {len(conversations)} conversations lies within {window}")
+    conversations = conversations[first:stop]
     n = min(n, len(conversations))
     start = int(stream(seed, "window").integers(0, len(conversations) - n + 1))
     return traced_plans(trace, conversations[start : start + n], scale)
