@@ -23,7 +23,7 @@ def word_count(text: str) -> str:
 
 
 def run(client: openai.OpenAI, question: str, calls: int, max_tokens: int) -> str:
-    """Return the last answer of an agent that makes ``calls`` calls, each with the whole conversation so far."""
+    """Return the last output of an agent that makes ``calls`` calls, each with the whole conversation so far."""
     model = client.models.list().data[0].id
     messages = [{"role": "user", "content": question}]
     answer = ""

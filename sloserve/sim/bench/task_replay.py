@@ -45,7 +45,7 @@ async def replay_tasks(
     """Drive all tasks of ``run`` to their ends.
 
     A call is sent when the calls that it follows have completed and its tool or user has taken its time; its prompt has
-    their real outputs in it. A task of which a call does not complete ends unfinished.
+    their real outputs in it. A task ends unfinished if a call of it does not complete.
 
     Args:
         target: The endpoint, and how calls are sent.

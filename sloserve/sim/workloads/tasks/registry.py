@@ -86,7 +86,7 @@ TASK_WORKLOADS: dict[str, TaskWorkload] = {
             "coding",
             "coding agents: prompts of 195k tokens, 20 calls, most of them within 1 s",
             _generator(coding_tasks),
-            0.02,
+            0.005,
         ),
         TaskWorkload(
             "map-reduce",
