@@ -50,7 +50,7 @@ class Continuum(Policy):
     class Settings(Policy.Settings):
         ttl_s: float = 2.0
         """seconds for which KV is kept after a call"""
-        gives_way: bool = True
+        gives_way: bool = False
         """whether kept KV is given up where a call finds no room otherwise"""
 
         def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from sloserve.core.spans import Phase
 from sloserve.estimator.step_time.running_fit import RunningMean
 from sloserve.fleet.contract.plan_in_force import Plan
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport
-from sloserve.fleet.gateway.prediction import NOTHING, Pace, Work, total
+from sloserve.fleet.gateway.prediction import NOTHING, Forecast, Pace, Work, total
 from sloserve.fleet.gateway.prefixes import Beginning, PrefixTable
 from sloserve.scheduler.virtual_queues.contract import ModelState
 
@@ -93,8 +93,8 @@ class GatewayInstance:
         self.prefixes.sent(prompt)
         return flight
 
-    def times_s(self, pace: Pace, new: Work, prompt: Sequence[Beginning], held: Work = NOTHING) -> tuple[float, float]:
-        """Return the seconds from now until the first and the last token of a new request.
+    def times_s(self, pace: Pace, new: Work, prompt: Sequence[Beginning], held: Work = NOTHING) -> Forecast:
+        """Return the expected times of a new request here.
 
         Args:
             pace: Speed of its model on the instance's device.
@@ -201,7 +201,8 @@ class Instances:
         """Choose the instance that a request should go to now; return ``None`` if no instance has room.
 
         The candidates are the instances with room that the plan names for it, or else all with room that serve its
-        model. The one that should complete the request first is chosen.
+        model. The one is chosen where the request costs the least time, its own and that of the requests there. A
+        prompt goes where its prefix is, unless the queue there costs more than to compute the prefix again.
         """
         able = [i for i in self.by_name.values() if i.serves(model, now_s) and i.room > 0]
         if len(able) > 1 and self.plan is not None:
@@ -211,10 +212,10 @@ class Instances:
             return able[0] if able else None
         known = prompt if self.affinity else ()
 
-        def completion_s(one: GatewayInstance) -> float:
-            return one.times_s(self.paces.get((model, one.report.device), UNKNOWN), work, known)[1]
+        def cost_s(one: GatewayInstance) -> float:
+            return one.times_s(self.paces.get((model, one.report.device), UNKNOWN), work, known).cost_s
 
-        return min(able, key=completion_s)
+        return min(able, key=cost_s)
 
     def state_of(self, model: str, now_s: float) -> str:
         """Return the best state of a model on any instance: one of :data:`STATES`.

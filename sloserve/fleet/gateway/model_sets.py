@@ -174,7 +174,8 @@ class ModelSets:
             paces = [pace for (name, _), pace in instances.paces.items() if name == model.name] or [UNKNOWN]
             times = [pace.times_s(RunningSums(), held, new, 0.0, NOTHING) for pace in paces]
         slower = self._slower[model.name].factor(now_s)
-        first_s, completion_s = (slower * seconds for seconds in min(times, key=lambda pair: pair[1]))
+        chosen = min(times, key=lambda forecast: forecast.cost_s)  # as a gateway sends the request
+        first_s, completion_s = slower * chosen.first_s, slower * chosen.completion_s
         return Candidate(
             model=model.name,
             max_model_len=model.max_model_len,

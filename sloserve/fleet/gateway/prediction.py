@@ -1,14 +1,18 @@
-"""Prediction of the time at which an instance would complete a request that is sent there now.
+"""Prediction of the time at which an instance would complete a request that is sent there now, and of what it costs.
 
 Prompts that wait there are computed first, at the rate of full steps; then each token takes a step of all running
 requests, and a request that finds all seats taken waits for one. Requests that come meanwhile are assumed to be like
 the present ones: each of the others ends and another takes its place, and its prompt makes a step longer. All times are
 expected values.
+
+A request also costs the others at the instance time: while its prompt is computed, each of them waits for its next
+token or its turn. Their delays count as its own time does, so that a prompt is not computed again at an instance where
+many wait for it, only because the request itself would be complete a little earlier there.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from sloserve.estimator.completion.group_time import Serving
 from sloserve.estimator.step_time.latency import StepLoad
@@ -43,6 +47,25 @@ def total(works: Iterable[Work]) -> Work:
     return Work(requests, sum(work.prompt_tokens for work in works), sum(work.output_tokens for work in works))
 
 
+class Forecast(NamedTuple):
+    """Expected times of a request at an instance.
+
+    Args:
+        first_s: Seconds from now until its first token.
+        completion_s: Seconds from now until its last token.
+        delays_s: Seconds by which the requests at the instance end later, added up.
+    """
+
+    first_s: float
+    completion_s: float
+    delays_s: float
+
+    @property
+    def cost_s(self) -> float:
+        """Seconds of waiting, its own and the others'."""
+        return self.completion_s + self.delays_s
+
+
 class Pace:
     """The speed of one model on one kind of device."""
 
@@ -59,10 +82,8 @@ class Pace:
             load = StepLoad(prefill_tokens=budget, num_prefills=1, prefill_attention_tokens2=budget**2)
             self._prompt_token_s = serving.latency.step_s(load) / budget
 
-    def times_s(
-        self, running: RunningSums, sent: Work, new: Work, cached_tokens: float, usual: Work
-    ) -> tuple[float, float]:
-        """Return the expected seconds until the first and until the last token of ``new``.
+    def times_s(self, running: RunningSums, sent: Work, new: Work, cached_tokens: float, usual: Work) -> Forecast:
+        """Return the expected times of ``new``.
 
         Args:
             running: Load that the instance last reported.
@@ -75,8 +96,9 @@ class Pace:
         prompts_s = (running.prefill_tokens + sent.prompt_tokens + prompt) * self._prompt_token_s
         others = running.requests + sent.requests
         others_output = running.output_tokens + sent.output_tokens
+        delays_s = others * prompt * self._prompt_token_s
         if self._serving is None:
-            return prompts_s, prompts_s + (others_output + new.output_tokens) * _UNKNOWN_S
+            return Forecast(prompts_s, prompts_s + (others_output + new.output_tokens) * _UNKNOWN_S, delays_s)
         seats = self._serving.engine.max_num_seqs
         context = running.context_tokens + sent.prompt_tokens + new.prompt_tokens
         step = StepLoad(0, 0, min(others + 1, seats), int(context))
@@ -85,7 +107,8 @@ class Pace:
         first_s = prompts_s + (waits + 1.0) * step_s
         followed = min(others, seats) * new.output_tokens / max(usual.output_tokens, 1.0)
         meanwhile_s = followed * self._longer_s(step, usual.prompt_tokens)
-        return first_s, first_s + (max(new.output_tokens, 1.0) - 1.0) * step_s + meanwhile_s
+        completion_s = first_s + (max(new.output_tokens, 1.0) - 1.0) * step_s + meanwhile_s
+        return Forecast(first_s, completion_s, delays_s)
 
     def _longer_s(self, step: StepLoad, prompt_tokens: float) -> float:
         """Return the seconds by which a prompt makes a step longer, or several if it is not computed in one."""

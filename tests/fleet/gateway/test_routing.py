@@ -102,6 +102,29 @@ def test_the_next_round_of_a_conversation_goes_where_the_last_one_went() -> None
     assert chosen(instances, conversation("system " * 2_000)) == "a", "its cache left with its model"
 
 
+def test_a_prompt_leaves_its_prefix_once_the_queue_there_costs_more_than_to_compute_it_again() -> None:
+    prompt = conversation("word " * 20_000, "hello")
+
+    def chosen_with(waiting_tokens: float, others: int, elsewhere: int = 1) -> str | None:
+        loads = {
+            name: RunningSums(requests, prefill_tokens=tokens, context_tokens=1_000.0 * requests)
+            for name, requests, tokens in (("home", others, waiting_tokens), ("other", elsewhere, 0.0))
+        }
+        instances = fleet(report("home"), report("other"))
+        instances.by_name["home"].send(Work(1, 25_000, 10), prompt[:1])
+        told = tuple(report(name, running=load) for name, load in loads.items())
+        instances.reported(AgentReport("a", "unix:a", told), "unix:a", instances.sent(), 0.0)
+        found = instances.choose("m", "c", Work(1, 25_000, 10), prompt, 0.0)
+        return None if found is None else found.name
+
+    assert chosen_with(0.0, 1) == "home"
+    # By its own time alone it would go to the other instance, where one request would wait 25,000 tokens longer.
+    assert chosen_with(20_000.0, 1, elsewhere=1) == "home"
+    assert chosen_with(20_000.0, 1, elsewhere=0) == "other"
+    assert chosen_with(40_000.0, 1, elsewhere=1) == "other"
+    assert chosen_with(40_000.0, 1, elsewhere=8) == "home"
+
+
 @pytest.mark.slow
 def test_beginnings_are_cut_after_messages_and_bounded() -> None:
     first, second = conversation("a", "b"), conversation("a", "b", "c")
