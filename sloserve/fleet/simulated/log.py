@@ -49,6 +49,7 @@ def joined(request: WorkloadRequest, parts: Sequence[RequestLog], kept: Sequence
         last.predicted,
         last.stages if len(parts) == 1 else None,
         sum(part.num_swaps for part in parts),
+        parts[0].cached_tokens,
     )
 
 

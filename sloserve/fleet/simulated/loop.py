@@ -4,9 +4,10 @@ The dispatcher is called when a request arrives; when another has ended or a mod
 than an agent looks (``TICK_S``); every ``HEARTBEAT_S`` while requests are held; and at the time that it names.
 """
 
+import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,11 +39,25 @@ from sloserve.fleet.simulated.output_lengths import OutputLengths
 from sloserve.fleet.simulated.simulated_instance import FleetClock, History, InstalledModel, SimulatedInstance
 from sloserve.fleet.simulated.weight_copies import WeightCopies
 from sloserve.scheduler.settings import KEY
+from sloserve.sim.closed_loop import Source
 
 TICK_S = 0.02
 HEARTBEAT_S = 0.1
 _STUCK_S = 1800.0
 """Seconds without a request given or ended and without a switch, after which held requests are never served."""
+
+
+class _Open(Source):
+    """Requests that all arrive whatever becomes of the others."""
+
+    def __init__(self, workload: Sequence[WorkloadRequest]) -> None:
+        self._workload = workload
+
+    def first(self) -> Sequence[WorkloadRequest]:
+        return self._workload
+
+    def after(self, request: WorkloadRequest, outcome: Outcome, now_s: float) -> tuple[()]:
+        return ()
 
 
 class FleetRun:
@@ -74,6 +89,10 @@ class FleetRun:
         self._history: History = {}
         self._refused: set[str] = set()
         self._num_ended = 0
+        self._source: Source = _Open(())
+        self._coming: list[tuple[float, int, WorkloadRequest]] = []
+        """Heap of the requests that are known and have not arrived, each with its number."""
+        self._requests: dict[str, WorkloadRequest] = {}
         self._lengths = OutputLengths()
         self._changed_s = 0.0
         self._dirty = self._arrived = False
@@ -128,19 +147,31 @@ class FleetRun:
 
     def run(self, workload: Sequence[WorkloadRequest], on_progress: Callable[[int], None] | None = None) -> FleetLog:
         """Serve ``workload`` (ascending arrivals) to its end; ``on_progress`` gets the number of ended requests."""
+        return self.run_source(_Open(workload), on_progress)
+
+    def run_source(self, source: Source, on_progress: Callable[[int], None] | None = None) -> FleetLog:
+        """Serve the requests of ``source``, some of which may follow others, until nothing is left to do.
+
+        Clients do not leave: ``Source.leaves_s`` is not asked.
+
+        Args:
+            source: Source of the requests, which the run uses up.
+            on_progress: Called with the number of ended requests.
+        """
+        self._source = source
         if self._oracle:
-            self._lengths = OutputLengths({request.request_id: request for request in workload})
-        next_arrival, tick_at, ticked_s, reported = 0, math.inf, -math.inf, 0
+            self._lengths = OutputLengths(self._requests)
+        self._add(source.first())
+        tick_at, ticked_s, reported = math.inf, -math.inf, 0
         while True:
-            arrival_s = workload[next_arrival].arrival_s if next_arrival < len(workload) else math.inf
+            arrival_s = self._coming[0][0] if self._coming else math.inf
             first = min(self.instances, key=lambda instance: instance.at)
             now_s = min(arrival_s, first.at, tick_at)
             if now_s == math.inf or (arrival_s == math.inf and now_s > self._changed_s + _STUCK_S):
                 break
             self._clock.now_s = max(now_s, self._clock.now_s)
             if arrival_s <= now_s:
-                self._arrive(workload[next_arrival], 0)
-                next_arrival += 1
+                self._arrive(heapq.heappop(self._coming)[-1], 0)
             elif first.at <= now_s:
                 was_serving = first.serving
                 first.advance()
@@ -155,14 +186,19 @@ class FleetRun:
             else:
                 tick_at = ticked_s + HEARTBEAT_S if self._held else math.inf
             tick_at = min(tick_at, max(self._dispatcher.wakes_s, self._clock.now_s))
-            if self._num_ended == len(workload):  # only the last steps remain
+            if self._num_ended == len(self._requests):  # only the last steps remain
                 tick_at = math.inf
             if on_progress is not None and self._num_ended >= reported + 50:
                 reported = self._num_ended
                 on_progress(reported)
         for instance in self.instances:
             instance.finish()
-        return self._log(workload)
+        return self._log(sorted(self._requests.values(), key=lambda request: request.arrival_s))
+
+    def _add(self, requests: Iterable[WorkloadRequest]) -> None:
+        for request in requests:
+            heapq.heappush(self._coming, (request.arrival_s, len(self._requests), request))
+            self._requests[request.request_id] = request
 
     def _begin(self, memory: Mapping[str, WeightCopies]) -> None:
         """Choose the models to begin with.
@@ -202,6 +238,7 @@ class FleetRun:
         self._changed_s = self._clock.now_s
         self._lengths.ended(request.model, tokens)
         self._dispatcher.ended(request.request_id, tokens, self)
+        self._add(self._source.after(request, Outcome.COMPLETED, self._clock.now_s))
 
     def _carry_out(self, operations: Sequence[Operation]) -> None:
         for operation in operations:
@@ -224,9 +261,10 @@ class FleetRun:
             elif isinstance(operation, Drop):
                 self._by_name[operation.instance].drop(operation.model)
             elif isinstance(operation, Refuse):
-                del self._held[operation.request_id]
+                request, _ = self._held.pop(operation.request_id)
                 self._refused.add(operation.request_id)
                 self._num_ended += 1
+                self._add(self._source.after(request, Outcome.REJECTED, self._clock.now_s))
 
     def _log(self, workload: Sequence[WorkloadRequest]) -> FleetLog:
         engines: dict[int, tuple[Any, list[WorkloadRequest]]] = {
