@@ -8,7 +8,7 @@ import socket
 import ssl
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -111,12 +111,14 @@ class Agent:
         self.plan: Callable[[], tuple[int, int] | None] = lambda: None
         """Term and version of the plan that is followed; the follower of the plan sets it."""
 
-    def report(self, *, swaps: bool = True) -> AgentReport:
-        """Return the agent's report on itself, for the store and for its endpoint.
+    def report(self, *, for_store: bool = True) -> AgentReport:
+        """Return the agent's report on itself, for the store or for its endpoint.
 
         Args:
-            swaps: Whether it contains the measured swaps, too: one for each pair of models.
+            for_store: Whether planners read it: then it contains the measured swaps, one for each pair of models, and
+                not the prompts of the last seconds, which gateways read.
         """
+        instances = tuple(instance.report() for instance in self.instances.values())
         held: dict[str, int] = {}
         for (_, model), size in self._memory.held.items():
             held[model] = held.get(model, 0) + size
@@ -124,9 +126,9 @@ class Agent:
         return AgentReport(
             host=self._settings.host,
             door=self.endpoint,
-            instances=tuple(instance.report() for instance in self.instances.values()),
+            instances=tuple(replace(one, cached={}) for one in instances) if for_store else instances,
             plan=self.plan(),
-            swaps=self.costs.swaps(names) if swaps else (),
+            swaps=self.costs.swaps(names) if for_store else (),
             held_bytes=held,
         )
 
@@ -159,7 +161,7 @@ class Agent:
             self.instances[name] = Instance(
                 name, settings.device, models, parts, self._durable, settings.drain_max_s, devices
             )
-        app = AgentServer(self.instances, lambda: self.report(swaps=False), settings.endpoint_key)
+        app = AgentServer(self.instances, lambda: self.report(for_store=False), settings.endpoint_key)
         config = uvicorn.Config(
             app,
             http=bounded_http(),

@@ -9,7 +9,7 @@ from typing import Any, Final
 import aiohttp
 
 from sloserve.core.errors import EngineError
-from sloserve.fleet.contract.endpoint import MODEL_HEADER, Refusal, Refused
+from sloserve.fleet.contract.endpoint import MODEL_HEADER, PREFIX_HEADER, Refusal, Refused
 from sloserve.fleet.streamed import Streamed
 from sloserve.wire.headers import HOP_BY_HOP
 
@@ -21,7 +21,7 @@ _SHOWN_BYTES: Final = 300
 """Most bytes of an engine's error that are repeated in the agent's errors."""
 _LEFT_OUT: Final = frozenset(
     {name.decode() for name in HOP_BY_HOP}
-    | {"host", "content-length", "authorization", "accept-encoding", MODEL_HEADER}
+    | {"host", "content-length", "authorization", "accept-encoding", MODEL_HEADER, PREFIX_HEADER}
 )
 """Headers that are not passed on: they belong to one hop, are written again for the next, or are not for engines to see
 

@@ -22,9 +22,18 @@ from sloserve.fleet.agent.engine_requests import line_of, stream_of
 from sloserve.fleet.agent.engine_set import EngineSet, HostParts
 from sloserve.fleet.agent.engine_spec import ServedModel
 from sloserve.fleet.agent.pulse import Pulse
+from sloserve.fleet.agent.recent_prefixes import RecentPrefixes
 from sloserve.fleet.agent.switch_methods import SwitchMethod
 from sloserve.fleet.agent.tenant_service import SHARE_EVERY_S, InstanceSharing
-from sloserve.fleet.contract.endpoint import DurableWork, InstanceResponse, LineSize, Refusal, Refused
+from sloserve.fleet.contract.endpoint import (
+    PREFIX_HEADER,
+    DurableWork,
+    InstanceResponse,
+    LineSize,
+    Refusal,
+    Refused,
+    read_prefixes,
+)
 from sloserve.fleet.contract.reports import InstanceReport
 from sloserve.fleet.supervised import Faults, supervised
 from sloserve.scheduler.virtual_queues.contract import ModelState, RunningSums
@@ -92,6 +101,7 @@ class Instance:
         self._switching = asyncio.Lock()
         self._is_switching = self._is_leaving = False
         self._pulse = Pulse(host.clock)
+        self._recent = RecentPrefixes()
         self._switches = 0
         """Number of begins and ends of switches of engines."""
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -129,6 +139,7 @@ class Instance:
             streams=engine.requests.streams if engine else 0,
             room=engine.places.left(len(engine.requests)) if engine and serves else 0,
             room_for_streams=engine.places.for_streams if engine else 0,
+            cached=self._recent.reported(now_s),
             drain_s=min(drain_s, self._drain_max_s),
             parked=self._engines.parked,
             service_s={} if self._service is None else self._service.of_instance(self._name),
@@ -155,6 +166,7 @@ class Instance:
                 self._spawn(self._check_health(engine))
 
         engine.requests.begin(request)
+        self._recent.sent(read_prefixes(headers.get(PREFIX_HEADER, "")), now_s)
         sending = asyncio.ensure_future(engine.client.send(method, path, headers, body, ended))
         request.cancel = sending.cancel
         try:
@@ -250,6 +262,7 @@ class Instance:
         finally:
             self._switches += 1
             self._pulse.reset()
+            self._recent.clear()
         self._phase, self._active, self._since_s = Phase.SERVING, model.name, self._clock.monotonic_s()
         self._report_to_work(self._durable.serves)
         return True

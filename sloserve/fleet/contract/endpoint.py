@@ -6,16 +6,19 @@ request needs the fleet's key as ``Authorization: Bearer KEY``; without it the r
 ``#HOST``, the host name that its certificate must have.
 
 - ``GET /state``: the agent's report, :class:`~sloserve.fleet.contract.reports.AgentReport` as JSON, without the swaps
-  that it has measured: gateways ask many times a second, and planners find them in the store.
+  that it has measured: gateways ask many times a second, and planners find them in the store. It names the prompts of
+  the last seconds, which the store does not get.
 - ``POST /instances/NAME/...`` (``NAME`` percent-encoded, one segment): the rest of the path is a route of vLLM's
   server, and the engine's response is passed on as it arrives. ``x-sloserve-model`` names the model that is meant,
-  ``x-request-id`` goes through all hops.
+  ``x-request-id`` goes through all hops. ``x-sloserve-prefix`` names beginnings of the prompt for reports, see
+  :func:`stated_prefixes`; no engine sees it.
 - A refusal has status 503 and ``x-sloserve-refused`` with one of the values of :class:`Refusal`: nothing of a response
   has been passed on, so the request may be sent elsewhere, or here later. A response begins with its first byte.
 - If an engine breaks off before its first byte, the response is 502 with ``x-sloserve-refused: died``; after the first
   byte the connection ends without the end of its body.
 """
 
+import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,6 +28,25 @@ from sloserve.fleet.contract.reports import InstanceReport
 
 MODEL_HEADER: Final = "x-sloserve-model"
 REFUSED_HEADER: Final = "x-sloserve-refused"
+PREFIX_HEADER: Final = "x-sloserve-prefix"
+_MOST_PREFIXES: Final = 4
+"""Most beginnings that are read of one request."""
+_PREFIX: Final = re.compile(r"([0-9a-f]{2,64})=([0-9]{1,9})")
+
+
+def stated_prefixes(prompt: Mapping[str, int]) -> str:
+    """Return the value of ``x-sloserve-prefix``: each digest in hexadecimal digits and its tokens, ``9f3c=1200,...``.
+
+    Args:
+        prompt: Tokens of beginnings of the prompt, by digest.
+    """
+    return ",".join(f"{digest}={tokens}" for digest, tokens in prompt.items())
+
+
+def read_prefixes(text: str) -> dict[str, int]:
+    """Return what :func:`stated_prefixes` was given; what has another form is left out."""
+    found = (_PREFIX.fullmatch(part) for part in text.split(",", _MOST_PREFIXES)[:_MOST_PREFIXES])
+    return {match[1]: int(match[2]) for match in found if match is not None}
 
 
 class Refusal(StrEnum):

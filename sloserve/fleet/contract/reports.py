@@ -36,7 +36,8 @@ class InstanceReport:
         streams: Number of these requests that are streamed to clients.
         room: Number of further requests that it takes now.
         room_for_streams: Number of these places that are reserved for streams; lines of batches may not use them.
-        cached: Tokens of each prefix that is known to be in its cache, by digest; bounded, newest last.
+        cached: Tokens of each prompt that streams brought in the last seconds, and that its prefix cache should have by
+            now, by digest; bounded, newest last. Only the endpoint reports it, for gateways.
         drain_s: Expected seconds until all that it runs has ended, or is parked, if its model were to leave now;
             planners count it as part of the swap.
         parked: Number of streams that wait in sleeping engines, by model; they continue once it is active again.

@@ -24,7 +24,7 @@ from sloserve.core.errors import (
 from sloserve.core.finished import Latency
 from sloserve.core.outcome import Outcome
 from sloserve.engine.metrics.task_table import StartedCall
-from sloserve.fleet.contract.endpoint import Refusal, Refused
+from sloserve.fleet.contract.endpoint import PREFIX_HEADER, Refusal, Refused, stated_prefixes
 from sloserve.fleet.gateway.agent_connections import BrokenResponse, EngineResponse
 from sloserve.fleet.gateway.choosing import ResponseTimes
 from sloserve.fleet.gateway.gateway_request import GatewayRequest
@@ -37,7 +37,7 @@ from sloserve.fleet.gateway.model_choice import ModelChoice
 from sloserve.fleet.gateway.parts import GatewayState
 from sloserve.fleet.gateway.passing import PassedResponse
 from sloserve.fleet.gateway.prediction import Work
-from sloserve.fleet.gateway.prefixes import beginnings
+from sloserve.fleet.gateway.prefixes import beginnings, names_of
 from sloserve.fleet.sizes import GENERATING
 from sloserve.scheduler.admission.admission import Ticket, Together
 from sloserve.scheduler.admission.prediction import ArrivingRequest
@@ -232,6 +232,8 @@ class Dispatch:
         parts, request, instance, late_s = self._parts, self._request, sent.instance, held.held_s + held.away_s
         parts.metrics.sent(parts.clock.monotonic_s() - request.arrival_s - late_s, request.slo_class, held.held_s)
         headers = request.headers_after(late_s)
+        if held.prompt:
+            headers.append((PREFIX_HEADER, stated_prefixes(names_of(held.prompt))))
         return await parts.agents.send(
             instance.endpoint, instance.name, request.route, headers, request.body, request.model
         )

@@ -68,6 +68,8 @@ class GatewayInstance:
         if report.active != self.report.active or report.phase is not Phase.SERVING:
             self.prefixes.clear()
             self._computed, self._output = RunningMean(), RunningMean()
+        else:
+            self.prefixes.reported(report.cached)
         self.report, self.endpoint, self.seen_s = report, endpoint, now_s
         self._ended = 0
         if self._refused_at is not None and sent_before >= self._refused_at:

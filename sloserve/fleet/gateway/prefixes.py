@@ -1,4 +1,6 @@
-"""Prompt beginnings that an instance has in its prefix cache, as far as a gateway knows: the ones that it sent there.
+"""Prompt beginnings that an instance has in its prefix cache, as far as a gateway knows.
+
+These are the ones that it sent there, and whole prompts that other gateways sent there, which the agent reports.
 
 A prompt is cut where another is likely to go on alike: a conversation after each message, a text every 2,048 bytes. The
 digest of each beginning covers all that stands before the cut.
@@ -6,7 +8,7 @@ digest of each beginning covers all that stands before the cut.
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -15,6 +17,8 @@ from sloserve.wire.body import BYTES_PER_TOKEN
 
 MOST: Final = 4096
 """Most beginnings that are remembered of one instance."""
+_NAMED: Final = 2
+"""Beginnings of a prompt that reports name."""
 _CUTS: Final = 64
 """Most cuts of one prompt: the last ones, since a longer match is worth more."""
 _TEXT_BYTES: Final = 2048
@@ -88,8 +92,25 @@ def _pieces(messages: memoryview, prompt: memoryview) -> Iterator[memoryview]:
             yield text[start : start + _TEXT_BYTES]
 
 
+def names_of(prompt: Sequence[Beginning]) -> dict[str, int]:
+    """Return what reports say of a prompt: the tokens of its longest beginnings by digest, in hexadecimal digits.
+
+    The longest is the whole prompt, with which a conversation goes on. A text goes on within its last piece, and so
+    does a conversation of which the last message is changed: then the beginning before it is found again.
+    """
+    return {one.digest.hex(): one.tokens for one in prompt[-_NAMED:]}
+
+
+def _digest_of(name: str) -> bytes:
+    """Return the digest of a name in a report; empty if it is none."""
+    try:
+        return bytes.fromhex(name)
+    except ValueError:
+        return b""
+
+
 class PrefixTable:
-    """Beginnings that one instance was sent; the ones not sent for longest are forgotten first."""
+    """Beginnings of prompts that one instance computed; the ones not sent for longest are forgotten first."""
 
     def __init__(self) -> None:
         self._tokens: OrderedDict[bytes, int] = OrderedDict()
@@ -104,6 +125,15 @@ class PrefixTable:
             self._tokens.move_to_end(digest)
         while len(self._tokens) > MOST:
             self._tokens.popitem(last=False)
+
+    def reported(self, cached: Mapping[str, int]) -> None:
+        """Record beginnings that the instance computes, as its agent reports them: some came through other gateways.
+
+        Args:
+            cached: Tokens of each beginning by its digest in hexadecimal digits.
+        """
+        new = {digest: tokens for name, tokens in cached.items() if (digest := _digest_of(name)) not in self._tokens}
+        self.sent([Beginning(digest, tokens) for digest, tokens in new.items() if digest])
 
     def cached_tokens(self, prompt: Sequence[Beginning]) -> int:
         """Return the number of tokens of a prompt that the instance should have in its cache."""

@@ -22,7 +22,15 @@ from sloserve.fleet.agent.engine_client import EngineClient
 from sloserve.fleet.agent.engine_requests import AwaitedRequests
 from sloserve.fleet.agent.engine_spec import ServedModel
 from sloserve.fleet.agent.instance import Instance
-from sloserve.fleet.contract.endpoint import MODEL_HEADER, REFUSED_HEADER, InstanceResponse, LineSize, Refusal, Refused
+from sloserve.fleet.contract.endpoint import (
+    MODEL_HEADER,
+    PREFIX_HEADER,
+    REFUSED_HEADER,
+    InstanceResponse,
+    LineSize,
+    Refusal,
+    Refused,
+)
 from sloserve.fleet.contract.reports import agent_report
 from sloserve.fleet.gateway.agent_connections import AgentConnections
 from sloserve.scheduler.virtual_queues.contract import ModelState
@@ -540,13 +548,18 @@ def test_the_door_on_the_wire(tmp_path: Path) -> None:
             assert report.instances[0].active == "chat" and agent.report().swaps and not report.swaps
 
             async def post(path: str, model: str = "chat", **body: Any) -> aiohttp.ClientResponse:
-                headers = {MODEL_HEADER: model, "x-request-id": "r-7"}
+                headers = {MODEL_HEADER: model, "x-request-id": "r-7", PREFIX_HEADER: "9f3c=1200"}
                 sent = {"model": model, "prompt": "a", "max_tokens": 4, **body}
                 return await http.post(f"/instances/node%2F0{path}", json=sent, headers=headers)
 
             answer = await post("/v1/completions")
             assert answer.headers["x-request-id"] == "r-7" and launcher.started[0].engine.seen[-1] == "r-7"
             assert (await answer.json())["choices"][0]["text"] == reply("chat", "a", 4)
+            # Gateways read which prompts came; the store does not get them, and a cache that leaves is forgotten.
+            assert agent.report(for_store=False).instances[0].cached == {"9f3c": 1200}
+            assert agent.report().instances[0].cached == {}
+            await instance.switch("code")
+            assert instance.report().cached == {} and await instance.switch("chat")
             other = await post("/v1/completions", "code")
             assert (other.status, other.headers[REFUSED_HEADER]) == (503, "other-model")
             for path in ("/sleep", "/collective_rpc", "/sloserve/park", "/v1/load_lora_adapter", "/v1/../sleep"):

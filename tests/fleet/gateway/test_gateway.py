@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from sloserve.core.spans import Phase
 from sloserve.fleet import bounded_protocol as protocol
+from sloserve.fleet.contract.endpoint import PREFIX_HEADER, stated_prefixes
 from sloserve.fleet.gateway.gateway import GatewayDependencies
+from sloserve.fleet.gateway.prefixes import beginnings, names_of, part
 from sloserve.fleet.gateway.serve import config
 from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.scheduler.admission.admission import Admission
@@ -80,6 +83,9 @@ def test_a_request_reaches_its_engine_and_its_answer_comes_back(tmp_path: Path) 
             assert stream.headers["content-type"].startswith("text/event-stream")
             came = to.first.came[0]
             assert came["x-request-id"] == "mine" and came["x-tenant-id"] == "local" and "authorization" not in came
+            assert came[PREFIX_HEADER] == stated_prefixes(
+                names_of(beginnings("chat", part(msgspec.Raw()), part(msgspec.Raw(b'"abc"'))))
+            )
             missing = await to.complete(max_tokens="x")
             assert missing.status_code == 400 and "request body" in missing.json()["error"]["message"]
             for n in (1e9, 10**9, 0, "x"):

@@ -26,7 +26,7 @@ from sloserve.fleet.gateway.instances import FRESH_S, Instances
 from sloserve.fleet.gateway.keys import LOCAL, Tenant
 from sloserve.fleet.gateway.limits import RequestPlaces
 from sloserve.fleet.gateway.prediction import Pace, Work
-from sloserve.fleet.gateway.prefixes import MOST, PrefixTable, beginnings, part
+from sloserve.fleet.gateway.prefixes import MOST, PrefixTable, beginnings, names_of, part
 from sloserve.scheduler.settings import PluginSettings
 from sloserve.scheduler.virtual_queues.contract import ModelState, RunningSums
 from sloserve.wire.asgi import SLO_KNOWN
@@ -123,6 +123,22 @@ def test_a_prompt_leaves_its_prefix_once_the_queue_there_costs_more_than_to_comp
     assert chosen_with(20_000.0, 1, elsewhere=0) == "other"
     assert chosen_with(40_000.0, 1, elsewhere=1) == "other"
     assert chosen_with(40_000.0, 1, elsewhere=8) == "home"
+
+
+def test_a_prompt_goes_where_another_gateway_sent_the_call_before_it() -> None:
+    first = conversation("system " * 2_000, "hello")
+    for cached, instance in (
+        (names_of(first), "b"),
+        (names_of(conversation("system " * 2_000, "hello", "a last message that is changed")), "b"),
+        (names_of(conversation("other " * 2_000)), "a"),
+        ({"no digest": 9_000, "": 9_000}, "a"),
+    ):
+        instances = fleet(report("a"), report("b", cached=cached))
+        assert chosen(instances, conversation("system " * 2_000, "hello", "answer", "and?")) == instance
+    instances = fleet(report("a"), report("b", cached=names_of(first)))
+    for one in (report("b", phase=Phase.DRAINING, cached=names_of(first)), report("b")):
+        instances.reported(AgentReport("a", "unix:a", (one,)), "unix:a", instances.sent(), 0.0)
+    assert chosen(instances, conversation("system " * 2_000, "hello", "answer", "and?")) == "a"
 
 
 @pytest.mark.slow

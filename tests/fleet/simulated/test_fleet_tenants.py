@@ -79,5 +79,5 @@ def test_without_shares_agents_and_gateway_exchange_nothing() -> None:
     without = replace(FLEET, settings=FLEET.settings.model_copy(update={"tenant_shares": None}))
     fleet = LiveFleet("qlm")
     run = FleetRun(without, fleet, ModelEngine, policy="auto")
-    assert "share" not in fleet._every_s and fleet._gateway._held._shares is None
+    assert "share" not in fleet._every_s and fleet._gateways[0]._held._shares is None
     assert not any(isinstance(one, SetElsewhere) for one in fleet.tick(run))

@@ -9,6 +9,7 @@ from sloserve.core.spans import Phase
 from sloserve.fleet.agent.engine_places import EnginePlaces
 from sloserve.fleet.agent.engine_requests import EngineRequests, InFlightRequest
 from sloserve.fleet.agent.giving_way import GivingWay
+from sloserve.fleet.agent.recent_prefixes import RecentPrefixes
 from sloserve.fleet.contract.endpoint import Refusal
 from sloserve.fleet.contract.reports import InstanceReport
 from sloserve.fleet.simulated.dispatcher import InstanceView, WaitingRequest
@@ -73,6 +74,7 @@ class AgentInstance:
         at_hand: Requests that are claimed and not sent yet, each with its group.
         parked: Streams by model that began before their model left; they continue once it is back.
         giving_way: Groups of which running lines give way to the first group of the queue.
+        recent: Prompts that it reports to gateways; ``None`` for none.
         is_woken: Whether there may be lines to pull: a look at the plan is over, or a request has ended.
         is_switching: Whether the instance is between the order to switch and the end of the switch.
     """
@@ -89,11 +91,14 @@ class AgentInstance:
     sent: dict[str, Sent] = field(default_factory=dict)
     parked: dict[str, list[Sent]] = field(default_factory=dict)
     giving_way: GivingWay = GivingWay()
+    recent: RecentPrefixes | None = None
     _in_flight: dict[str, EngineRequests] = field(default_factory=dict)
 
     def look(self) -> None:
         """Note a switch that has ended."""
         if self.view.serving:
+            if self.recent is not None and self.view.active != self.serves:
+                self.recent.clear()
             self.serves, self.is_switching = self.view.active, False
 
     @property
@@ -176,4 +181,5 @@ class AgentInstance:
             drain_s=min(drain_s, drain_max_s),
             parked={model: len(streams) for model, streams in self.parked.items()},
             service_s=service_s,
+            cached={} if self.recent is None else self.recent.reported(now_s),
         )

@@ -61,7 +61,9 @@ class LiveFleet(Dispatcher):
         self._next: tuple[float, Plan] | None = None
         self._planned_for: tuple[object, float] = None, -math.inf
         self._reports: dict[str, tuple[AgentReport, float]] = {}
-        self._demand: tuple[GatewayReport, float] = GatewayReport(), 0.0
+        self._demand: tuple[tuple[GatewayReport, ...], float] = (), 0.0
+        self._gateway_of: dict[str, SimulatedGateway] = {}
+        self._draws = stream(seed, "fleet/gateways")
         self._every_s: dict[str, float] = {}
         self._due_s: dict[str, float] = {}
 
@@ -74,9 +76,12 @@ class LiveFleet(Dispatcher):
         options, periods = self._options, self._options.periods
         self._urgent = min((one.rank for one in fleet.settings.classes), default=0)
         self._view = view
-        self._gateway = SimulatedGateway(
-            fleet, self._send, prefixes=options.prefixes and fleet.gateway.affinity, shares=options.share
-        )
+        self._gateways = [
+            SimulatedGateway(
+                fleet, self._send, prefixes=options.prefixes and fleet.gateway.affinity, shares=options.share
+            )
+            for _ in range(options.gateways)
+        ]
         self._agents = [
             SimulatedAgent(
                 host.name,
@@ -133,7 +138,7 @@ class LiveFleet(Dispatcher):
     def ended(self, request_id: str, tokens: int, view: FleetView) -> None:
         sent = self._where.pop(request_id).ended(request_id, tokens, view.now_s, complete=True)
         if sent.ref is None:
-            self._gateway.ended(request_id, tokens)
+            self._gateway_of.pop(request_id).ended(request_id, tokens)
 
     def tick(self, view: FleetView) -> Sequence[Operation]:
         now_s = view.now_s
@@ -142,8 +147,10 @@ class LiveFleet(Dispatcher):
         if self._next is not None and now_s >= self._next[0]:
             self._store.plan, self._next = self._next[1], None
         self._run_loops(now_s)
-        refused = list(self._gateway.let_go(now_s))
-        refused += [one.request_id for one in self._streams if not self._gateway.arrived(one, now_s)]
+        refused = [request_id for gateway in self._gateways for request_id in gateway.let_go(now_s)]
+        refused += [one.request_id for one in self._streams if not self._gateway_for(one).arrived(one, now_s)]
+        for request_id in refused:
+            del self._gateway_of[request_id]
         self._streams.clear()
         self._operations += [Refuse(request_id) for request_id in refused]
         for agent in self._agents:
@@ -151,6 +158,12 @@ class LiveFleet(Dispatcher):
         done = list(self._operations)
         self._operations.clear()
         return done
+
+    def _gateway_for(self, request: WaitingRequest) -> SimulatedGateway:
+        """Return the gateway through which a request comes."""
+        if request.request_id not in self._gateway_of:
+            self._gateway_of[request.request_id] = self._gateways[int(self._draws.integers(len(self._gateways)))]
+        return self._gateway_of[request.request_id]
 
     def _run_loops(self, now_s: float) -> None:
         if "share" in self._every_s and self._is_due("share", now_s):
@@ -162,19 +175,25 @@ class LiveFleet(Dispatcher):
                 agent.read_others(others, now_s)
             self._reports = {agent.host: (agent.report(now_s), now_s) for agent in self._agents}
         if self._is_due("report", now_s):
-            self._demand = self._gateway.report(now_s, self._store.plan), now_s
+            self._demand = tuple(one.report(now_s, self._store.plan) for one in self._gateways), now_s
         if self._is_due("plan", now_s):
             self._plan(now_s)
         if now_s >= self._due_s["ask"] and not self._options.one_queue:
             for agent in self._agents:
-                self._gateway.asked(agent.report(now_s), now_s)
+                report = agent.report(now_s)
+                for gateway in self._gateways:
+                    gateway.asked(report, now_s)
         if self._is_due("look", now_s):
             self._look(now_s)
         periods = self._options.periods
         if now_s >= self._due_s["ask"]:
-            self._due_s["ask"] = now_s + (periods.ask_soon_s if self._gateway.waits else periods.ask_s)
-        elif self._gateway.waits:
+            self._due_s["ask"] = now_s + (periods.ask_soon_s if self._waits else periods.ask_s)
+        elif self._waits:
             self._due_s["ask"] = min(self._due_s["ask"], now_s + periods.ask_soon_s)
+
+    @property
+    def _waits(self) -> bool:
+        return any(gateway.waits for gateway in self._gateways)
 
     def _plan(self, now_s: float) -> None:
         instances = [one for agent in self._agents for one in agent.instances.values()]
@@ -188,7 +207,7 @@ class LiveFleet(Dispatcher):
         demand, reported_s = self._demand
         members = LiveMembers(
             tuple((report, now_s - at_s) for report, at_s in self._reports.values()),
-            tuple((one, now_s - reported_s) for one in demand.demand),
+            tuple((one, now_s - reported_s) for report in demand for one in report.demand),
         )
         plan = self._planned(now_s, durable, members)
         took_s = self._cost.seconds(sum(map(len, plan.queues.values())))

@@ -63,6 +63,8 @@ class Options:
         warm: Whether weights are kept in host memory.
         balance: The way in which groups are assigned to instances.
         prefixes: Whether streams go where their prefix should be cached, as far as that pays.
+        gateways: Number of gateways; each stream comes through one of them, drawn from the seed.
+        reported_prefixes: Whether gateways learn from agents which prompts came through other gateways.
         one_queue: Whether all requests wait in the queue of lines; else requests of the most urgent class pass it as
             streams.
         park: Whether, under ``one_queue``, requests leave at once when their model does; else they get time to end.
@@ -77,6 +79,8 @@ class Options:
     warm: bool = True
     balance: Balance = Balance.PLANNED
     prefixes: bool = True
+    gateways: int = 1
+    reported_prefixes: bool = True
     one_queue: bool = False
     park: bool = False
     share: bool = True

@@ -7,10 +7,12 @@ from sloserve.core.clock import ManualClock
 from sloserve.fleet.agent.claims import lines_to_claim, may_leave
 from sloserve.fleet.agent.giving_way import LineInEngine, lines_to_preempt, running_groups
 from sloserve.fleet.agent.orders import agendas, planned
+from sloserve.fleet.agent.recent_prefixes import RecentPrefixes
 from sloserve.fleet.agent.tenant_service import TenantService
 from sloserve.fleet.contract.endpoint import Refusal
 from sloserve.fleet.contract.reports import AgentReport
 from sloserve.fleet.fleet import Fleet
+from sloserve.fleet.gateway.prefixes import names_of
 from sloserve.fleet.planner_rule import preempts_lines
 from sloserve.fleet.simulated.dispatcher import (
     Drop,
@@ -25,6 +27,7 @@ from sloserve.fleet.simulated.dispatcher import (
 )
 from sloserve.fleet.simulated.live.agent_instance import NO_SERVICE, AgentInstance
 from sloserve.fleet.simulated.live.live_options import Options
+from sloserve.fleet.simulated.live.simulated_gateway import beginnings_of
 from sloserve.fleet.simulated.live.simulated_store import SimulatedStore
 from sloserve.scheduler.virtual_queues.contract import ModelState
 from sloserve.scheduler.virtual_queues.fleet_operations import Queued
@@ -45,7 +48,12 @@ class SimulatedAgent:
     ) -> None:
         self.host, self._store, self._options, self._operations = host, store, options, operations
         self._switching, self._where = fleet.switching, where
-        self.instances = {view.name: AgentInstance(view, options.places) for view in views}
+        self.instances = {
+            view.name: AgentInstance(
+                view, options.places, recent=RecentPrefixes() if options.reported_prefixes else None
+            )
+            for view in views
+        }
         self._agendas = agendas(fleet, self.instances)
         if not options.warm:
             self._agendas = {name: replace(one, host_bytes=0) for name, one in self._agendas.items()}
@@ -88,6 +96,8 @@ class SimulatedAgent:
         refusal = one.refusal(request)
         if refusal is None:
             self._give(one, request, None, now_s)
+            if one.recent is not None:
+                one.recent.sent(names_of(beginnings_of(request)), now_s)
         return refusal
 
     def note(self) -> None:

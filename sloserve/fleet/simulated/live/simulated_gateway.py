@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from sloserve.core.request import PREFIX_BLOCK_TOKENS
 from sloserve.core.slo import ClassTable
 from sloserve.fleet.contract.endpoint import Refusal
 from sloserve.fleet.contract.plan_in_force import Plan
@@ -117,7 +118,7 @@ class SimulatedGateway:
             rank=request.rank,
             until_s=request.arrival_s + self._hold_max_s,
             work=Work(1, request.prompt_tokens, output),
-            prompt=_beginnings(request),
+            prompt=beginnings_of(request),
             tenant=request.tenant,
         )
         self._of[held] = request.request_id
@@ -144,8 +145,10 @@ class SimulatedGateway:
             stream.sent.end()
 
 
-def _beginnings(request: WaitingRequest) -> tuple[Beginning, ...]:
-    ends = (min(request.prefix_block_tokens * (i + 1), request.prompt_tokens) for i in range(len(request.prefix_ids)))
-    return chained(
-        request.model, ((id_.to_bytes(8, "little"), end) for id_, end in zip(request.prefix_ids, ends, strict=True))
-    )
+def beginnings_of(request: WaitingRequest) -> tuple[Beginning, ...]:
+    """Return the beginnings of a request's prompt, cut about where messages of a conversation end."""
+    ids, size = request.prefix_ids, max(PREFIX_BLOCK_TOKENS // request.prefix_block_tokens, 1)
+    pieces = (ids[start : start + size] for start in range(0, len(ids), size))
+    ends = (min(request.prefix_block_tokens * (i + size), request.prompt_tokens) for i in range(0, len(ids), size))
+    texts = (b"".join(id_.to_bytes(8, "little", signed=True) for id_ in piece) for piece in pieces)
+    return chained(request.model, zip(texts, ends, strict=True))
