@@ -12,7 +12,9 @@ from sloserve.scheduler.registry import make_policy, policy_names
 Make = Callable[..., Snapshot]
 NOW_S = 1000.0
 
-OWN_ORDER = {"fcfs", "multires", "orca", "sa", "sa-batches", "sarathi", "sync-coupled"}
+OWN_ORDER = {
+    "continuum", "fcfs", "multires", "orca", "sa", "sa-batches", "sarathi", "sync-coupled", "thunder-agent",
+}  # fmt: skip
 """They leave the order of service to vLLM, which serves in the order of admission."""
 PROMPTS_ALONE = {"vllm-2023"}
 """They compute prompts in steps of their own, in which decodes pause."""

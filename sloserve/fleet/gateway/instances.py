@@ -203,8 +203,9 @@ class Instances:
         """Choose the instance that a request should go to now; return ``None`` if no instance has room.
 
         The candidates are the instances with room that the plan names for it, or else all with room that serve its
-        model. The one is chosen where the request costs the least time, its own and that of the requests there. A
-        prompt goes where its prefix is, unless the queue there costs more than to compute the prefix again.
+        model. The one is chosen where the request costs the least time: its own time and the delay of the requests
+        that are there. A prompt goes where its prefix is, unless the queue there costs more than to compute the prefix
+        again.
         """
         able = [i for i in self.by_name.values() if i.serves(model, now_s) and i.room > 0]
         if len(able) > 1 and self.plan is not None:

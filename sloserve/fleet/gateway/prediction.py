@@ -62,7 +62,7 @@ class Forecast(NamedTuple):
 
     @property
     def cost_s(self) -> float:
-        """Seconds of waiting, its own and the others'."""
+        """Seconds that the request takes, with the seconds by which it delays other requests."""
         return self.completion_s + self.delays_s
 
 

@@ -1,0 +1,164 @@
+"""What do the tasks of agents gain if a fleet sends each call where its prefix is?
+
+The closed loop of ``benchmarks.policies.agent_tasks`` on a fleet in virtual time: Llama 3 70B on INSTANCES times four
+A100 with a KV cache of 96,000 tokens each. A call comes when the call before has ended and its tool has run, and its
+prompt repeats the whole conversation. The live fleet's own gateways, planner and agents decide; engines run stock's
+scheduler, or ``auto`` without a word about tasks, at the rate at which stock or ``auto`` begins to fall behind.
+
+- ``random``, ``least-loaded``: each call is assigned on arrival, to any instance or to the one with the fewest;
+- ``affinity off``: a gateway with ``affinity: false``;
+- ``affinity``: a gateway as it is;
+- ``3 gateways, own prompts``: each call comes through one of three gateways, which know what they sent themselves;
+- ``3 gateways``: the same, and agents report the prompts of the last seconds to all of them, as it is.
+
+    python -m benchmarks.fleet.task_affinity [--seeds 4] [--quick]
+
+Prints and writes benchmarks/results/task_affinity.json.gz: share of tasks in time, mean and p99 of their latency, share
+of prompt tokens that prefix caches had, and prompt tokens computed over those that a cache which forgets nothing would
+leave to compute; means over seeds, and differences from ``affinity off`` in tasks in time with half of their 95 %
+intervals, paired by seed.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.arguments import parser_for
+from benchmarks.policies.agent_tasks import KV_BLOCKS, PROFILE, unloaded_s
+from benchmarks.policies.agent_workload import BLOCK, AgentLoop, arriving, draw_tasks, nothing
+from benchmarks.policies.auto_judged import half_95
+from benchmarks.publish import RESULTS, aligned, write_result
+from sloserve.core.outcome import Outcome
+from sloserve.core.request import WorkloadRequest
+from sloserve.core.slo import ClassTable
+from sloserve.fleet.file import parse_fleet
+from sloserve.fleet.fleet import Fleet
+from sloserve.fleet.planner_rule import EDF
+from sloserve.fleet.simulated.dispatcher import Dispatcher
+from sloserve.fleet.simulated.dispatchers.assigned import LeastLoaded, Random
+from sloserve.fleet.simulated.live.live_fleet import LiveFleet
+from sloserve.fleet.simulated.live.live_options import Options
+from sloserve.fleet.simulated.loop import FleetRun
+from sloserve.sim.closed_loop import Source
+from sloserve.sim.model.engine import ModelEngine
+
+INSTANCES, TASKS, QUICK_TASKS = 2, 70, 4
+RATES = {"stock": 0.14, "auto": 0.18}
+"""Tasks per second and instance, by the policy of the engines."""
+FILE = f"""
+models: {{agents: {{profile: {PROFILE}}}}}
+hosts: {{node: {{device: a100x4, width: 4, devices: {4 * INSTANCES}, host_memory_gib: 999}}}}
+settings: {{policy: auto, classes: {{task: {{rank: 0}}}}}}
+"""
+OFF = "affinity off"
+WAYS = {
+    OFF: Options(prefixes=False),
+    "affinity": Options(),
+    "3 gateways, own prompts": Options(gateways=3, reported_prefixes=False),
+    "3 gateways": Options(gateways=3),
+}
+NAMES = ("random", "least-loaded", *WAYS)
+FIGURES = {
+    "in_time": "in time", "mean_s": "mean s", "p99_s": "p99 s", "hit_rate": "hits", "computed_over_needed": "computed",
+}  # fmt: skip
+
+
+class Calls(Source):
+    """The calls of tasks as requests for the fleet's model."""
+
+    def __init__(self, loop: AgentLoop, classes: ClassTable) -> None:
+        self._loop, self._slo = loop, classes.slo("task", classes["task"].targets)
+
+    def first(self) -> list[WorkloadRequest]:
+        return self._named(self._loop.first())
+
+    def after(self, request: WorkloadRequest, outcome: Outcome, now_s: float) -> list[WorkloadRequest]:
+        return self._named(self._loop.after(request, outcome, now_s))
+
+    def _named(self, requests: Iterable[WorkloadRequest]) -> list[WorkloadRequest]:
+        return [replace(request, model="agents", slo=self._slo) for request in requests]
+
+
+def fleet() -> Fleet:
+    """Return the fleet, with the KV cache of the runs on one engine."""
+    read = parse_fleet(FILE)
+    (model,) = read.models.values()
+    size = {"kv_capacity_tokens": KV_BLOCKS * BLOCK}
+    profiles = {device: profile.model_copy(update=size) for device, profile in model.profiles.items()}
+    return replace(read, models={"agents": replace(model, profiles=profiles)})
+
+
+def dispatcher(name: str, seed: int) -> Dispatcher:
+    if name in WAYS:
+        return LiveFleet(EDF, WAYS[name], seed)
+    return LeastLoaded() if name == "least-loaded" else Random(seed)
+
+
+def row_of(name: str, policy: str, seed: int, n: int = TASKS) -> dict[str, Any]:
+    """Return the figures of one run of ``n`` tasks."""
+    served = fleet()
+    (profile,) = served.models["agents"].profiles.values()
+    tasks = arriving(draw_tasks(n, seed), seed, RATES[policy] * INSTANCES, unloaded_s(n, seed))
+    loop = AgentLoop(tasks, nothing, profile)
+    run = FleetRun(
+        served,
+        dispatcher(name, seed),
+        ModelEngine,
+        policy=None if policy == "stock" else policy,
+        seed=seed,
+        prefix_caching=True,
+    )
+    requests = run.run_source(Calls(loop, served.settings.classes)).run.requests
+    ended_s = np.array([loop.ended_s.get(task.number, math.nan) for task in tasks])
+    latency_s = ended_s - np.array([task.arrival_s for task in tasks])
+    prompts = sum(one.request.prompt_tokens for one in requests)
+    computed = prompts - sum(one.cached_tokens - one.recomputed_tokens for one in requests)
+    return {
+        "name": name,
+        "policy": policy,
+        "seed": seed,
+        "in_time": float(np.mean(ended_s <= [task.deadline_s for task in tasks])),
+        "mean_s": float(np.nanmean(latency_s)),
+        "p99_s": float(np.nanpercentile(latency_s, 99)),
+        "hit_rate": sum(one.cached_tokens for one in requests) / prompts,
+        "computed_over_needed": computed / sum(sum(task.prompts) - sum(task.repeated) for task in tasks),
+        "unfinished": int(np.isnan(ended_s).sum()),
+    }
+
+
+def means(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the means of each way under each policy, with differences from ``affinity off`` paired by seed."""
+    rows = []
+    for policy in RATES:
+        off = [one["in_time"] for one in runs if (one["name"], one["policy"]) == (OFF, policy)]
+        for name in NAMES:
+            own = [one for one in runs if (one["name"], one["policy"]) == (name, policy)]
+            added = np.array([one["in_time"] for one in own]) - off
+            row: dict[str, Any] = {"name": name, "policy": policy, "unfinished": sum(one["unfinished"] for one in own)}
+            row |= {figure: float(np.mean([one[figure] for one in own])) for figure in FIGURES}
+            rows.append(row | {"less_off": float(added.mean()), "less_off_half_95": half_95(added)})
+    return rows
+
+
+def main() -> None:
+    parser = parser_for(__doc__, seeds=4)
+    parser.add_argument("--quick", action="store_true", help="two seeds of few tasks; writes nothing")
+    given = parser.parse_args()
+    seeds, n = (2, QUICK_TASKS) if given.quick else (given.seeds, TASKS)
+    runs = [row_of(name, policy, seed, n) for policy in RATES for seed in range(seeds) for name in NAMES]
+    rows = means(runs)
+    shown = [["engines", "calls go", *FIGURES.values(), f"less {OFF}"]]
+    for row in rows:
+        added = f"{row['less_off']:+.3f} +- {row['less_off_half_95']:.3f}"
+        shown.append([row["policy"], row["name"], *(f"{row[figure]:.3f}" for figure in FIGURES), added])
+    print(aligned(shown))
+    if not given.quick:
+        settings = {"profile": PROFILE, "kv_blocks": KV_BLOCKS, "instances": INSTANCES, "tasks": n, "rates": RATES}
+        write_result(RESULTS / "task_affinity.json.gz", {**settings, "rows": rows, "runs": runs})
+
+
+if __name__ == "__main__":
+    main()
