@@ -174,7 +174,8 @@ async def agree(
             raise refused
     if prompts is not None:
         return Agreed(settings, prompts, settings.return_token_ids and bool(found.output_ids))
-    tried = [await _try(endpoint, trial, sample_text(words), settings, clock) for words in CALIBRATION_WORDS]
+    plain = replace(settings, headers={})
+    tried = [await _try(endpoint, trial, sample_text(words), plain, clock) for words in CALIBRATION_WORDS]
     counted = [exchange.prompt_tokens for exchange in tried]
     return Agreed(settings, calibrated(list(zip(CALIBRATION_WORDS, counted, strict=True))))
 

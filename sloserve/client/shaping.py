@@ -47,13 +47,20 @@ def ramp_up(requests: Sequence[WorkloadRequest], ramp_s: float) -> list[Workload
     return [replace(request, arrival_s=warped(request.arrival_s)) for request in requests]
 
 
-def check_context(requests: Sequence[WorkloadRequest], context_tokens: int | None, *, estimated: bool) -> None:
+CAPS = "cap them with --max-prompt-tokens and --max-output-tokens"
+"""The remedy for requests that are too long."""
+
+
+def check_context(
+    requests: Sequence[WorkloadRequest], context_tokens: int | None, *, estimated: bool, remedy: str = CAPS
+) -> None:
     """Raise ConfigError if a prompt and its output do not fit the model's context; the error names the longest request.
 
     Args:
         requests: The requests of a workload.
         context_tokens: Length of the model's context; ``None`` if it is not known, and then nothing is checked.
         estimated: Whether prompts are words, with an estimated length in tokens.
+        remedy: What to do about requests that are too long.
     """
     if context_tokens is None:
         return
@@ -65,5 +72,5 @@ def check_context(requests: Sequence[WorkloadRequest], context_tokens: int | Non
         raise ConfigError(
             f"{len(over)} of {len(requests)} requests are longer than the model's context of {context_tokens} tokens"
             f"{margin}; the longest, {longest.request_id}, has {longest.prompt_tokens} + {longest.output_tokens}; "
-            "cap them with --max-prompt-tokens and --max-output-tokens"
+            f"{remedy}"
         )

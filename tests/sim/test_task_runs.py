@@ -64,6 +64,11 @@ def test_a_task_that_no_engine_of_this_size_can_serve_names_the_remedy() -> None
         logs(kv_blocks=60)
 
 
+def test_tasks_run_on_an_engine_with_swap_space() -> None:
+    found = logs(policy="stock,auto", swap_space_gib=1.0, task_count=2)
+    assert [len(log.tasks or ()) for log in found.values()] == [2, 2]
+
+
 @pytest.mark.slow
 def test_runs_do_not_depend_on_the_number_of_processes() -> None:
     alone, pooled = (

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from sloserve.client.endpoint import Agreed, Endpoint, agree, open_endpoint
 from sloserve.client.payload import Api, payload, task_headers
-from sloserve.client.shaping import check_context
+from sloserve.client.shaping import CAPS, check_context
 from sloserve.client.workload_replay import ReplayedRun, replay
 from sloserve.core.clock import Clock
 from sloserve.core.errors import ConfigError
@@ -124,8 +124,10 @@ async def _get_ready(
     endpoint = await stack.enter_async_context(
         open_endpoint(url, model=target.model, api_key=target.api_key, settings=settings.replay)
     )
+    remedy = CAPS if settings.tasks is None else f"give --task-scale below {settings.tasks.scale:g}"
     for point in todo:
-        check_context(point.requests, endpoint.context_tokens, estimated=settings.prompts is None)
+        estimated = settings.prompts is None
+        check_context(point.requests, endpoint.context_tokens, estimated=estimated, remedy=remedy)
     by_ids = settings.tasks is not None and settings.prompts is not None
     states_tasks = settings.tasks is not None and settings.tasks.hints.task and settings.slo_sent is not SendSLO.NONE
     headers = task_headers(TaskCall(f"{_run_id(clock)}-trial", last=True), 0.0) if states_tasks else {}

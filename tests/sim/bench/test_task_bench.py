@@ -213,6 +213,12 @@ def test_without_a_profile_tasks_have_no_deadline_unless_one_is_given(run_bench:
     assert result["runs"][0]["tasks_in_time"] == 1.0
 
 
+def test_tasks_that_do_not_fit_the_context_are_refused_with_the_remedy(run_bench: RunBench, fake: FakeServer) -> None:
+    fake.models = [{"id": "fake", "max_model_len": 100}]
+    with pytest.raises(ConfigError, match=r"2 of 8 requests are longer .* give --task-scale below 1"):
+        run_bench()
+
+
 def test_an_endless_output_is_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     from sloserve.client import stream
 

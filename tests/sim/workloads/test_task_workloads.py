@@ -17,6 +17,7 @@ from sloserve.sim.workloads.tasks.coding import CONTEXT_TOKENS, coding_tasks, re
 from sloserve.sim.workloads.tasks.map_reduce import MAP, PLAN, REDUCE, map_reduce_tasks
 from sloserve.sim.workloads.tasks.offered import asked_tasks, parse_deadline, parse_hints
 from sloserve.sim.workloads.tasks.plan import BLOCK, TaskPlan
+from sloserve.sim.workloads.tasks.react import react_tasks
 from sloserve.sim.workloads.tasks.registry import CHAT_SLOS, TASK_WORKLOADS, slos_of_calls, task_workload
 from sloserve.sim.workloads.tasks.small_beside_large import LARGE, SMALL, small_beside_large_tasks
 from sloserve.sim.workloads.tasks.source import NO_HINTS, TaskHints
@@ -45,6 +46,16 @@ def test_a_seed_decides_the_tasks_and_scale_divides_their_lengths(name: str) -> 
     assert min(outputs(draw(6, 0, 0.001))) == BLOCK
     early, late = WHOLE.halves()
     assert draw(6, 0, 1.0, early) == full != draw(6, 0, 1.0, late)
+
+
+def test_react_has_the_stated_lengths_and_times() -> None:
+    plans = [plan for seed in range(4) for plan in react_tasks(100, seed)]
+    calls = [len(plan.calls) for plan in plans]
+    assert min(calls) >= 3 and max(calls) <= 50 and np.mean(calls) == pytest.approx(10, rel=0.1)
+    inner = [plan.output_tokens(i) for plan in plans for i in range(len(plan.calls) - 1)]
+    assert np.median(inner) == pytest.approx(110, rel=0.1)
+    waits_s = [call.wait_s for plan in plans for call in plan.calls if call.after]
+    assert np.median(waits_s) == pytest.approx(2.0, rel=0.1)
 
 
 def test_coding_has_the_published_lengths_and_times() -> None:
