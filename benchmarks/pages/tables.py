@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import pandas as pd
 from scipy.stats import gmean
 
-from benchmarks.pages import held_out, hosting, tenants
+from benchmarks.pages import held_out, hosting, tasks, tenants
 from benchmarks.pages.results import (
     around,
     at_latency,
@@ -412,6 +412,42 @@ def auto_tail_loads() -> pd.DataFrame:
     found = pd.DataFrame(columns)
     found = found.map(lambda value: value if isinstance(value, str) else f"{value:.2f}")
     return found.rename_axis("load")
+
+
+@table("tasks.react")
+def tasks_react() -> pd.DataFrame:
+    """Agents that call tools, on an engine with KV for a dozen of them."""
+    return tasks.in_time("react")
+
+
+@table("tasks.coding")
+def tasks_coding() -> pd.DataFrame:
+    """Coding agents with prompts of 195,000 tokens."""
+    return tasks.in_time("coding")
+
+
+@table("tasks.map_reduce")
+def tasks_map_reduce() -> pd.DataFrame:
+    """Planners with bursts of sub-agents."""
+    return tasks.in_time("map-reduce")
+
+
+@table("tasks.chat")
+def tasks_chat() -> pd.DataFrame:
+    """Chats, by the calls that meet their TTFT."""
+    return tasks.in_time("chat")
+
+
+@table("tasks.burst")
+def tasks_burst() -> pd.DataFrame:
+    """A burst of small tasks beside a large one."""
+    return tasks.burst()
+
+
+@table("tenants.settings")
+def tenants_settings() -> pd.DataFrame:
+    """Every setting of tenants: what the others have when the first asks for more than its share."""
+    return tenants.settings()
 
 
 @table("tenants.burst")

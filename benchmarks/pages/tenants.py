@@ -76,8 +76,8 @@ def settings() -> pd.DataFrame:
 
 
 def _runs(setting: str) -> pd.DataFrame:
-    """Return the runs of a setting of three tenants, with names of policies and the mean attainment of the others."""
-    runs = rows("tenants", "runs", setting=setting).copy()
+    """Return the H100's runs of a setting of three tenants, with names of policies and what the others have."""
+    runs = rows("tenants", "runs", setting=setting, profile="h100-llama3-8b").copy()
     names = [POLICIES[key] for key in zip(runs.policy, runs.shares, strict=True)]
     runs["policy"] = pd.Categorical(names, [name for name in POLICIES.values() if name in names], ordered=True)
     runs = runs.sort_values(["load", "policy"])

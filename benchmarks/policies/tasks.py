@@ -65,7 +65,7 @@ CELLS = {
     "coding": Cell("h200x4-qwen3-235b", 16, 512, rate=0.007),
     "map-reduce": Cell("h100-llama3-8b", 40, 64, 6000, 0.08),
     "chat": Cell("h100-llama3-8b", 200, 64, 3000, 2.0),
-    "small-beside-large": Cell("a100-llama3-70b-tp4", 64, 128, 6000),
+    "small-beside-large": Cell("h100-llama3-8b", 64, 64, 6000),
 }
 
 
