@@ -103,13 +103,14 @@ class StatedTask:
 
 def overlaid(lower: Mapping[str, Field], upper: Mapping[str, Field]) -> dict[str, Field]:
     """Return the fields of both levels; where both state one, or a deadline in any form, ``upper`` wins."""
-    kept = {key: item for key, item in lower.items() if key not in _ENDS or not any(end in upper for end in _ENDS)}
-    return kept | dict(upper)
+    if TASK_E2E_MS in upper or TASK_DEADLINE in upper:
+        lower = {key: item for key, item in lower.items() if key not in _ENDS}
+    return {**lower, **upper}
 
 
 def without_task(stated: dict[str, Field]) -> dict[str, Field]:
     """Take the fields of a task out of what a request states, and return them."""
-    return {key: stated.pop(key) for key in TASK_KEYS if key in stated}
+    return {} if stated.keys().isdisjoint(TASK_KEYS) else {key: stated.pop(key) for key in TASK_KEYS if key in stated}
 
 
 def stated_task(
@@ -159,6 +160,8 @@ def iso_text(epoch_s: float) -> str:
 
 def body_aliases(session_id: Any, conversation: Any, metadata: Any, previous: Any, cache_key: Any) -> dict[str, str]:
     """Return the values of :data:`BODY_ALIASES` in the fields of a body; others than names are left out."""
+    if session_id is conversation is metadata is previous is cache_key is None:
+        return {}
     of_conversation = conversation.get("id") if isinstance(conversation, dict) else conversation
     of_metadata = metadata.get("task_id") if isinstance(metadata, dict) else None
     values = (session_id, of_conversation, previous, of_metadata, cache_key)

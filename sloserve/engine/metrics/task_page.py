@@ -5,6 +5,7 @@ is made of its name with a key, and holds what this process has seen of the task
 is the sum of their rows (:func:`task_of`). A row becomes visible with its number, which is written last.
 """
 
+import math
 from collections.abc import Sequence
 from enum import IntEnum
 from pathlib import Path
@@ -240,25 +241,29 @@ def is_running(task: Task, now_s: float, idle_s: float) -> bool:
 
 def task_of(rows: Sequence[FloatArray]) -> Task:
     """Return the task of which ``rows`` are the parts of one or several processes; the latest of its name counts."""
-    table = np.array(rows)
-    table = table[table[:, Column.GENERATION] == table[:, Column.GENERATION].max()]
-    first, latest = table[table[:, Column.BEGAN].argmin()], table[table[:, Column.ENDED].argmax()]
-    stated = table[~np.isnan(table[:, Column.STATED])]
-    due_s = None if not stated.size else float(stated[stated[:, Column.STATED].argmax(), Column.DUE])
+    parts: list[list[float]] = [row.tolist() for row in rows]
+    if len(parts) > 1:
+        latest = max(part[Column.GENERATION] for part in parts)
+        parts = [part for part in parts if part[Column.GENERATION] == latest]
+    # Few numbers of few processes: Python is faster here than an array.
+    (began, due, stated, hint, calls, running, tools, active, ended, last, over, generation, class_id, late, broken,
+     counted) = zip(*parts, strict=True)  # fmt: skip
+    first, final = began.index(min(began)), ended.index(max(ended))
+    dated = [(at_s, due_s) for at_s, due_s in zip(stated, due, strict=True) if not math.isnan(at_s)]
     return Task(
-        generation=int(first[Column.GENERATION]),
-        class_id=int(first[Column.CLASS]),
-        began_s=float(first[Column.BEGAN]),
-        due_s=due_s,
-        hint=int(table[:, Column.HINT].max()) or None,
-        calls=int(table[:, Column.CALLS].sum()),
-        open=int(table[:, Column.OPEN].sum()),
-        tools_s=float(table[:, Column.TOOLS].sum()),
-        active_s=float(table[:, Column.ACTIVE].max()),
-        ended_s=float(latest[Column.ENDED]),
-        is_last=bool(table[:, Column.LAST].any()),
-        is_over=bool(table[:, Column.OVER].any()),
-        is_late=bool(table[:, Column.LATE].any()),
-        is_broken=bool(latest[Column.BROKEN]),
-        is_counted=bool(table[:, Column.COUNTED].any()),
+        generation=int(generation[0]),
+        class_id=int(class_id[first]),
+        began_s=began[first],
+        due_s=max(dated)[1] if dated else None,
+        hint=int(max(hint)) or None,
+        calls=int(sum(calls)),
+        open=int(sum(running)),
+        tools_s=sum(tools),
+        active_s=max(active),
+        ended_s=ended[final],
+        is_last=any(last),
+        is_over=any(over),
+        is_late=any(late),
+        is_broken=bool(broken[final]),
+        is_counted=any(counted),
     )

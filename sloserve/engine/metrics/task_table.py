@@ -113,7 +113,7 @@ class TaskTable:
 
     def running(self, key: int, now_s: float) -> Task | None:
         """Return the task with a number, if it has begun and not ended."""
-        task = self._pages.task(key)
+        task = self._seen(key)
         return task if task is not None and is_running(task, now_s, self._idle_s) else None
 
     def call_begins(
@@ -140,7 +140,7 @@ class TaskTable:
             hint: Number of calls that the client expects, if the call states it.
             is_last: Whether the call is stated to be the last.
         """
-        before = self._pages.task(key)
+        before = self._seen(key)
         goes_on = before is not None and is_running(before, now_s, self._idle_s)
         row = self._row(key, before, now_s, class_id, tenant, goes_on=goes_on)
         if row is None:
@@ -221,10 +221,18 @@ class TaskTable:
         """Return the tasks of all processes that have not ended, and at most ``most`` of them one by one."""
         return self._pages.open_tasks(now_s, self._idle_s, most)
 
+    def _seen(self, key: int) -> Task | None:
+        """Return the latest task of a name; ``None`` if no process has a row of one."""
+        place = self._place_of.get(key)
+        rows = [] if place is None else [self._pages.own.rows[place]]
+        rows += [row for page in self._pages.others if (row := page.row(key)) is not None]
+        return task_of(rows) if rows else None
+
     def _known(self, key: int) -> Task:
         """Return the latest task of a name that has a row on this process' page."""
-        own = self._pages.own.rows[self._place_of[key]]
-        return task_of([own, *(row for page in self._pages.others if (row := page.row(key)) is not None)])
+        found = self._seen(key)
+        assert found is not None
+        return found
 
     def _own(self, key: int) -> Task:
         """Return the task of which this process' page has a row, also where a later one of its name has begun."""
@@ -304,17 +312,19 @@ class TaskTable:
         """
         rows = self._pages.own.rows
         idle = rows[:, Column.OPEN] == 0
-        of_most = np.zeros(idle.size, np.bool_)
-        most = max(self._places_of, key=lambda tenant: len(self._places_of[tenant]))
-        of_most[list(self._places_of[most])] = True
-        for mask in (idle & (rows[:, Column.OVER] > 0), idle & of_most, idle):
-            places = np.flatnonzero(mask)
-            if places.size:
-                key = int(self._pages.own.keys[places[rows[places, Column.ACTIVE].argmin()]])
-                self._end_by_age(key)
-                self._forget(key)
-                return True
-        return False
+        places = np.flatnonzero(idle & (rows[:, Column.OVER] > 0))
+        if not places.size:
+            most = max(self._places_of.values(), key=lambda of_tenant: len(of_tenant))
+            of_most = np.fromiter(most, np.int64, len(most))
+            places = of_most[idle[of_most]]
+        if not places.size:
+            places = np.flatnonzero(idle)
+        if not places.size:
+            return False
+        key = int(self._pages.own.keys[places[rows[places, Column.ACTIVE].argmin()]])
+        self._end_by_age(key)
+        self._forget(key)
+        return True
 
     def _forget(self, key: int) -> None:
         place, tenant = self._place_of.pop(key), self._tenant_of.pop(key)
