@@ -1,14 +1,25 @@
 """Tasks at a gateway: what the engine gets of them, and admission."""
 
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from sloserve.core.clock import ManualClock
+from sloserve.core.errors import QueueFull
+from sloserve.fleet.gateway.agent_connections import AgentConnections
+from sloserve.fleet.gateway.demand import DemandMeter
+from sloserve.fleet.gateway.forward import RequestAccounting
 from sloserve.fleet.gateway.gateway_request import GatewayRequest, GatewayRequestReader
 from sloserve.fleet.gateway.gateway_tasks import GatewayTasks
+from sloserve.fleet.gateway.held import Hold
+from sloserve.fleet.gateway.instances import Instances
 from sloserve.fleet.gateway.keys import Tenant
+from sloserve.fleet.gateway.metrics import GatewayMetrics
+from sloserve.fleet.gateway.model_choice import ModelChoice
+from sloserve.fleet.gateway.parts import GatewayState
+from sloserve.fleet.gateway.passing import PassedResponse
+from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.scheduler.settings import PluginSettings, plugin_settings
 from sloserve.wire.body import read_body
 from sloserve.wire.headers import read_headers
@@ -76,7 +87,7 @@ def test_an_alias_is_the_same_at_the_gateway_and_the_engine(headers: list[tuple[
     gateway = Gateway()
     request = gateway.request(*headers, body=body)
     found = gateway.at_engine(gateway.call(*headers, body=body), request.body)
-    assert found == request.stated_task is not None
+    assert found is not None and found == request.stated_task
     dated = gateway.at_engine(gateway.call(*headers, ("x-slo-task-e2e-ms", "5000"), body=body), request.body)
     assert dated is not None and (dated.kind, dated.id) == (found.kind, found.id)
     assert (dated.deadline_s is None) == (dated.e2e_s is not None)
@@ -109,3 +120,39 @@ def test_tasks_of_a_gateway_end_by_age_and_are_bounded() -> None:
     gateway.clock.advance_to(gateway.clock.now_s() + 200.0)
     gateway.tasks.arriving(gateway.request())
     assert len(gateway.tasks) == 0
+
+
+class Waits:
+    """A response that has not begun."""
+
+    begun, status, first_s = False, 0, None
+
+
+@pytest.mark.parametrize("alias", [False, True])
+def test_a_gateway_refuses_no_call_of_a_task_in_progress(alias: bool) -> None:
+    clock = ManualClock(T0)
+    settings = plugin_settings({"sloserve": {"admission": {"mode": "cap", "max_waiting": 1}}})
+    instances = Instances()
+    parts = GatewayState(
+        ("m",), settings, GatewaySettings(), clock, instances, AgentConnections(60.0),
+        Hold(instances, clock, 1), DemandMeter(settings.classes), GatewayMetrics(),
+    )  # fmt: skip
+
+    def arrives(*headers: tuple[str, str]) -> RequestAccounting:
+        raw = [(name.encode(), value.encode()) for name, value in headers]
+        request = parts.reader.read(raw, b'{"model":"m"}', Tenant("acme"), "id", ROUTE, clock.monotonic_s())
+        found = RequestAccounting(parts, request, cast(PassedResponse, Waits()))
+        found.admit("m")
+        return found
+
+    named = ("x-session-id", "run-7") if alias else ID
+    arrives(named).ended(cast(ModelChoice, None), completed=False)
+    arrives()
+    with pytest.raises(QueueFull):
+        arrives(("x-slo-task-id", "new"))
+    arrives(named)
+    if alias:
+        with pytest.raises(QueueFull):
+            arrives(named)
+    else:
+        arrives(named)
