@@ -156,7 +156,7 @@ class PluginSettings(_Settings):
         unknown_headers: Whether an ``x-slo-*`` header that resembles none of ours is ignored or refused.
         task_aliases: Headers, and fields of the body, in which clients name their sessions; the first that a request
             has names its task, if it states no ``task_id``.
-        task_idle_s: Seconds without a call after which a task has ended.
+        task_idle_s: Seconds without a call after which a task has ended, unless its deadline is later.
         max_tasks: Most tasks that each API process knows at a time.
         tenants: The most urgent class that each tenant may use.
         tenant_default: The most urgent class of other tenants; ``None`` for no limit.

@@ -203,7 +203,8 @@ class TaskPages:
         keys = np.concatenate([page.keys for page in pages])
         rows = np.concatenate([page.rows for page in pages])
         is_over = rows[:, Column.OVER] > 0
-        runs = ~is_over & ((rows[:, Column.OPEN] > 0) | (now_s - rows[:, Column.ACTIVE] <= idle_s)) & (keys > 0)
+        is_young = (now_s - rows[:, Column.ACTIVE] <= idle_s) | (now_s <= rows[:, Column.DUE])
+        runs = ~is_over & ((rows[:, Column.OPEN] > 0) | is_young) & (keys > 0)
         ended = set(zip(keys[is_over].tolist(), rows[is_over, Column.GENERATION].tolist(), strict=True))
         for at in np.flatnonzero(runs & np.isin(keys, keys[is_over])).tolist():  # another process saw its end
             runs[at] = (int(keys[at]), float(rows[at, Column.GENERATION])) not in ended
@@ -235,8 +236,9 @@ class OpenTasks(NamedTuple):
 
 
 def is_running(task: Task, now_s: float, idle_s: float) -> bool:
-    """Return whether a task has ended neither by its client's word nor by its age."""
-    return not task.is_over and (task.open > 0 or now_s - task.active_s <= idle_s)
+    """Return whether a task has ended neither by its client's word nor by its age, which its deadline prolongs."""
+    is_young = now_s - task.active_s <= idle_s or (task.due_s is not None and now_s <= task.due_s)
+    return not task.is_over and (task.open > 0 or is_young)
 
 
 def task_of(rows: Sequence[FloatArray]) -> Task:

@@ -1,8 +1,8 @@
 """The tasks of a server: when each began, by when it is due, its calls so far, and how it ended.
 
 A task begins with its first call that is let in. It ends when the call that its client says is the last has ended and
-no other call of it is open; else when it has been idle for a time, and then it ended with its last call. The next call
-of the same name begins another task.
+no other call of it is open; else when it has been idle for a time and its deadline, if it has one, has passed, and then
+it ended with its last call. The next call of the same name begins another task.
 
 Each of several API processes keeps what it has seen on its own page (:mod:`sloserve.engine.metrics.task_page`) and
 reads the pages of the others, so that a task begins once and is due at one time whichever process serves its calls. Two

@@ -104,6 +104,17 @@ def test_a_task_without_a_last_call_ends_by_age_with_its_latest_call() -> None:
     assert process.heard.late == [] and len(process.table) == 0
 
 
+def test_a_task_with_a_long_deadline_is_known_until_then() -> None:
+    """Its tools may run for an hour; a deadline that began anew with the next call would be none."""
+    process = Process()
+    process.call(7, 10.0, 12.0, e2e_s=1000.0)
+    process.table.sweep(900.0)
+    assert process.table.open_tasks(900.0).of_class == [0, 1]
+    assert process.call(7, 900.0, 901.0, e2e_s=1000.0).task.due_s == 1010.0
+    process.table.sweep(1010.5)
+    assert process.heard.outcomes == [(IN_TIME, 2, 891.0)] and process.table.open_tasks(1010.5).of_class == []
+
+
 def test_a_call_after_the_deadline_makes_a_task_late_once() -> None:
     process = Process()
     process.call(7, 10.0, 12.0, e2e_s=5.0)
