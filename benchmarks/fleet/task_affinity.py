@@ -11,26 +11,32 @@ scheduler, or ``auto`` without a word about tasks, at the rate at which stock or
 - ``3 gateways, own prompts``: each call comes through one of three gateways, which know what they sent themselves;
 - ``3 gateways``: the same, and agents report the prompts of the last seconds to all of them, as it is.
 
-    python -m benchmarks.fleet.task_affinity [--seeds 4] [--quick]
+``--section conversations`` has the conversations of ``paced``'s section ``rounds`` in virtual time instead, with and
+without affinity, on four H100s at a light load.
 
-Prints and writes benchmarks/results/task_affinity.json.gz: share of tasks in time, mean and p99 of their latency, share
-of prompt tokens that prefix caches had, and prompt tokens computed over those that a cache which forgets nothing would
-leave to compute; means over seeds, and differences from ``affinity off`` in tasks in time with half of their 95 %
-intervals, paired by seed.
+    python -m benchmarks.fleet.task_affinity [--section tasks] [--seeds 4] [--quick]
+
+Prints and writes its part of benchmarks/results/task_affinity.json.gz. Tasks: share of tasks in time, mean and p99 of
+their latency, share of prompt tokens that prefix caches had, and prompt tokens computed over those that a cache which
+forgets nothing would leave to compute; means over seeds, and differences from ``affinity off`` in tasks in time with
+half of their 95 % intervals, paired by seed. Conversations: times to the first token, per token and of whole requests,
+means over seeds.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.arguments import parser_for
+from benchmarks.fleet.paced_models import ROUTING, rounds_predicted
 from benchmarks.policies.agent_tasks import KV_BLOCKS, PROFILE, unloaded_s
 from benchmarks.policies.agent_workload import BLOCK, AgentLoop, arriving, draw_tasks, nothing
 from benchmarks.policies.auto_judged import half_95
-from benchmarks.publish import RESULTS, aligned, write_result
+from benchmarks.publish import RESULTS, aligned, read_json, write_result
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import ClassTable
@@ -143,11 +149,14 @@ def means(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
-    parser = parser_for(__doc__, seeds=4)
-    parser.add_argument("--quick", action="store_true", help="two seeds of few tasks; writes nothing")
-    given = parser.parse_args()
-    seeds, n = (2, QUICK_TASKS) if given.quick else (given.seeds, TASKS)
+def of_conversations(seeds: int) -> dict[str, Any]:
+    """Return the means of the conversations with and without affinity, by name."""
+    found = {name: [rounds_predicted(name, seed) for seed in range(seeds)] for name in ROUTING}
+    return {name: {key: float(np.mean([row[key] for row in rows])) for key in rows[0]} for name, rows in found.items()}
+
+
+def of_tasks(seeds: int, n: int) -> dict[str, Any]:
+    """Return the figures of ``n`` tasks, and print them."""
     runs = [row_of(name, policy, seed, n) for policy in RATES for seed in range(seeds) for name in NAMES]
     rows = means(runs)
     shown = [["engines", "calls go", *FIGURES.values(), f"less {OFF}"]]
@@ -155,9 +164,24 @@ def main() -> None:
         added = f"{row['less_off']:+.3f} +- {row['less_off_half_95']:.3f}"
         shown.append([row["policy"], row["name"], *(f"{row[figure]:.3f}" for figure in FIGURES), added])
     print(aligned(shown))
-    if not given.quick:
-        settings = {"profile": PROFILE, "kv_blocks": KV_BLOCKS, "instances": INSTANCES, "tasks": n, "rates": RATES}
-        write_result(RESULTS / "task_affinity.json.gz", {**settings, "rows": rows, "runs": runs})
+    settings = {"profile": PROFILE, "kv_blocks": KV_BLOCKS, "instances": INSTANCES, "tasks": n, "rates": RATES}
+    return {**settings, "rows": rows, "runs": runs}
+
+
+def main() -> None:
+    parser = parser_for(__doc__, section="tasks", seeds=4)
+    parser.add_argument("--quick", action="store_true", help="two seeds of few tasks; writes nothing without --out")
+    parser.add_argument("--out", type=Path, help="instead of task_affinity.json.gz")
+    given = parser.parse_args()
+    out = given.out or (None if given.quick else RESULTS / "task_affinity.json.gz")
+    seeds, n = (2, QUICK_TASKS) if given.quick else (given.seeds, TASKS)
+    if given.section == "tasks":
+        found = of_tasks(seeds, n)
+    else:
+        found = {"conversations": of_conversations(seeds)}
+        print(found)
+    if out is not None:
+        write_result(out, {**read_json(out), **found})
 
 
 if __name__ == "__main__":

@@ -514,6 +514,30 @@ def auto_agents() -> pd.DataFrame:
     return chosen(pd.DataFrame(texts).fillna("–"), names, "policy, stated")
 
 
+@table("fleet.tasks")
+def fleet_tasks() -> pd.DataFrame:
+    """Tasks of agents on two engines in time, by where their calls go, under stock's scheduler and under `auto`."""
+    found = rows("task_affinity").set_index(["policy", "name"])
+    texts = {}
+    for policy, engines in (("stock", "stock"), ("auto", "`auto`")):
+        of = found.loc[policy]
+        added = (100 * of.less_off).map("{:+.1f} ± ".format) + (100 * of.less_off_half_95).map("{:.1f}".format)
+        added["affinity off"] = ""
+        texts[f"{engines}: tasks in time"] = of.in_time.map("{:.0%}".format)
+        texts["less `affinity: false`, points" if policy == "stock" else "less `affinity: false`"] = added
+        texts[f"{engines}: cache hits"] = of.hit_rate.map("{:.0%}".format)
+        texts[f"{engines}: prompt tokens computed, x needed"] = of.computed_over_needed.map("{:.1f}".format)
+    names = {
+        "random": "to any engine",
+        "least-loaded": "to the engine with the fewest requests",
+        "affinity off": "as with `affinity: false`",
+        "affinity": "as a gateway sends them",
+        "3 gateways, own prompts": "through three gateways that know their own requests alone",
+        "3 gateways": "through three gateways",
+    }
+    return chosen(pd.DataFrame(texts), names, "calls go")
+
+
 @table("swap.overload")
 def swap_overload() -> pd.DataFrame:
     """What swap space adds to each policy under overload, with half of the 95 % interval."""
