@@ -23,6 +23,7 @@ import numpy as np
 from benchmarks.baselines.programs import PROGRAM_COLUMNS, Program, Programs
 from sloserve.core.arrays import IntArray
 from sloserve.core.rows import Rows, State
+from sloserve.lso.blocks import blocks_of
 from sloserve.scheduler.options import check_within
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 
@@ -99,7 +100,7 @@ class Continuum(Policy):
             return engine.free_slots
         block_size = engine.layout.block_size
         shared = self._programs.shared_tokens // block_size
-        kept = {key: max(-(-one.tokens // block_size) - shared, 0) for key, one in self._kept.items()}
+        kept = {key: max(blocks_of(one.tokens, block_size) - shared, 0) for key, one in self._kept.items()}
         needed = engine.layout.to_admit(rows.prompt_tokens[order] + rows.output_tokens[order])
         if snapshot.running.size:  # they hold the prompt that all share
             needed = np.maximum(needed - shared, 0)
