@@ -8,7 +8,7 @@ KV cache of 96,000 tokens, which holds about a dozen of their conversations; cod
 tokens on Qwen3-235B on four H200, which hold eight of them; planners with bursts of sub-agents, and chats, on Llama 3
 8B on an H100 with a KV cache of 96,000 and 48,000 tokens; and a burst of small tasks beside a large one, which has no
 load. A task is due after twice its latency on an idle engine and 5 s; chats have no deadline, and their calls a TTFT of
-1 s. The load is a multiple of the rate at which about half of stock's tasks (of a chat's calls) are in time.
+1 s. The load is a multiple of a rate at which a third to three quarters of stock's tasks (of chats' calls) are in time.
 
 Every policy runs with the prefix cache. ``swap`` has swap space as well, which keeps the KV of ended calls; under
 ``fcfs`` that is the order of arrival with the KV cache extended to the host, as a connector that offloads KV extends
@@ -64,7 +64,7 @@ CELLS = {
     "react": Cell("a100-llama3-70b-tp4", 60, 128, 6000, 0.08),
     "coding": Cell("h200x4-qwen3-235b", 16, 512, rate=0.007),
     "map-reduce": Cell("h100-llama3-8b", 40, 64, 6000, 0.08),
-    "chat": Cell("h100-llama3-8b", 200, 64, 3000, 2.0),
+    "chat": Cell("h100-llama3-8b", 400, 64, 3000, 10.0),
     "small-beside-large": Cell("h100-llama3-8b", 64, 64, 6000),
 }
 

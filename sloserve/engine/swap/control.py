@@ -133,6 +133,7 @@ class SwapControl:
             ending: The request.
             engine: What the engine can do; its ``swap`` is :meth:`facts`.
         """
+        self.retained.claim(request_id, ending)
         kept_tokens = self.store.tokens_of(request_id)
         return self.retained.is_worth_keeping(ending, kept_tokens, self._steps.decodes, engine)
 

@@ -75,13 +75,13 @@ class _Ended:
         kept_as: Id under which the store may keep its KV.
         contents: Contents of its full blocks, prompt and output, in order.
         is_call: Whether it was a call of a task.
-        is_continued: Whether a request continued it.
+        continued: The part of its blocks with which the request began that continued it; 0 if none did.
     """
 
     kept_as: str
     contents: Sequence[Hashable]
     is_call: bool
-    is_continued: bool = False
+    continued: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class RetainedKV:
         self._undecided.append(new)
         if len(self._undecided) > CONTINUED_WINDOW:
             decided = self._undecided.popleft()
-            self._continued[decided.is_call].add(float(decided.is_continued))
+            self._continued[decided.is_call].add(decided.continued)
 
     def arrived(self, request_id: str, contents: Sequence[Hashable], block_tokens: int, hit_tokens: int) -> int:
         """Give a request that arrives what is kept of the ended request that it continues.
@@ -197,12 +197,24 @@ class RetainedKV:
     def _adopt(
         self, request_id: str, found: _Ended, contents: Sequence[Hashable], block_tokens: int, hit_tokens: int
     ) -> int:
-        found.is_continued = True
-        most = min(len(contents), len(found.contents))
-        # Contents name all tokens before them, so that two requests agree up to a place and nowhere behind it.
-        same = bisect_right(range(most), False, key=lambda i: contents[i] != found.contents[i])
+        same = _equal_blocks(contents, found.contents)
         tokens = same * block_tokens
+        found.continued = same / len(found.contents)
         self._lost.add(1.0 - min(hit_tokens / tokens, 1.0) if tokens else 0.0)
+        return self._take_over(request_id, found, tokens)
+
+    def claim(self, request_id: str, ending: Ending) -> None:
+        """Give a request that ends what is kept of an ended one with the same prompt, so that it is not copied again.
+
+        Samples of one prompt, the branches of a beam search, and a request that is sent again have the same prompt.
+        Nothing happens if the request has KV on the host already.
+        """
+        if ending.key in self._ended and not self._store.tokens_of(request_id):
+            found = self._ended.pop(ending.key)
+            self._take_over(request_id, found, _equal_blocks(ending.contents, found.contents) * ending.block_tokens)
+
+    def _take_over(self, request_id: str, found: _Ended, tokens: int) -> int:
+        """Keep the first ``tokens`` tokens of an ended request for another; return how many are kept."""
         self._store.trim(found.kept_as, tokens)
         if not tokens or not self._store.tokens_of(found.kept_as):
             self._store.drop(found.kept_as, "differs")
@@ -211,6 +223,15 @@ class RetainedKV:
         kept = self._store.tokens_of(request_id)
         self._store.let_last(request_id, self.worth_s(kept))
         return kept
+
+
+def _equal_blocks(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
+    """Return with how many equal blocks two requests begin.
+
+    Contents name all tokens before them, so that two requests agree up to a place and nowhere behind it.
+    """
+    most = min(len(one), len(other))
+    return bisect_right(range(most), False, key=lambda i: one[i] != other[i])
 
 
 def _stretch(block_tokens: int) -> int:

@@ -48,6 +48,7 @@ class Engine:
         """End a request; return the places of the blocks that are copied."""
         ending = Ending(blocks, BLOCK, prompt_blocks * BLOCK, call)  # type: ignore[arg-type]
         copied: list[int] = []
+        self.retained.claim(name, ending)
         if self.is_worth(ending, self.store.tokens_of(name)):
             kept = self.store.store(name, ending.tokens, self.retained.worth_s(ending.tokens), ending.tokens)
             copied = [] if kept is None else [place for of_group in kept[0] for place in of_group]
@@ -97,6 +98,27 @@ def test_what_the_device_still_has_is_not_loaded_and_stays_kept() -> None:
     at.arrive("a.1", [*FIRST, *contents(("result", 10))], hit_blocks=52)
     at.store.unused("a.1", "found_elsewhere")
     assert at.store.tokens_of("a.1") == 52 * BLOCK
+
+
+def test_samples_of_one_prompt_copy_it_once() -> None:
+    at = Engine()
+    prompt = contents(("system", 40), ("question", 8))
+    first, second = ([*prompt, *contents((text, 6))] for text in ("one answer", "another answer"))
+    assert at.end("a", first, prompt_blocks=48) == list(range(54))
+    assert at.end("b", second, prompt_blocks=48) == list(range(48, 54))
+    assert at.store.used_blocks == 54
+    assert at.arrive("c", [*second, *contents(("more", 4))]) == 54 * BLOCK
+
+
+def test_a_prompt_of_which_little_is_continued_is_worth_little() -> None:
+    """Questions of one stretch on the same long document: the next one repeats the document, and not the answer."""
+    at = Engine(host_blocks=10**6)
+    document = contents(("document", 40))
+    for i in range(2 * CONTINUED_WINDOW):
+        asked = [*document, *contents((f"question {i}", 2), (f"answer {i}", 360))]
+        at.arrive(f"r{i}", asked[:42], hit_blocks=40)
+        at.end(f"r{i}", asked, prompt_blocks=42)
+    assert at.retained._continued[False].value < 0.12  # noqa: SLF001
 
 
 def test_the_last_call_of_a_task_is_not_kept() -> None:
