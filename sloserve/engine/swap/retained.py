@@ -169,6 +169,7 @@ class RetainedKV:
         self._number += 1
         new = _Ended(f"retained {self._number}", ending.contents, ending.call is not None)
         self._store.hand_over(request_id, new.kept_as)
+        self._store.let_last(new.kept_as, self.worth_s(self._store.tokens_of(new.kept_as)))
         self._ended[key] = new
         self._undecided.append(new)
         if len(self._undecided) > CONTINUED_WINDOW:

@@ -36,6 +36,7 @@ class _State:
         least: The fewest tokens that what is kept can serve.
         settled: Tokens that are kept and will not be taken back.
         places: Places of its blocks in each group; ``blocks``, the host blocks, belong to them in this order.
+        lasting_worth_s: What each of its blocks is worth while its request has KV; ``None`` if it does not last.
     """
 
     tokens: int
@@ -47,7 +48,11 @@ class _State:
     loading: bool = False
     void: bool = False
     stays: bool = False
-    lasts: bool = False
+    lasting_worth_s: float | None = None
+
+    @property
+    def lasts(self) -> bool:
+        return self.lasting_worth_s is not None
 
     @property
     def worth_per_block(self) -> float:
@@ -145,6 +150,9 @@ class SwapStore:
         self, request_id: str, state: _State, tokens: int, known: int, places: list[range], worth_s: float
     ) -> tuple[list[range], list[int]] | None:
         """Keep ``tokens`` tokens of a request with first ones that are kept already; return what :meth:`store` does."""
+        if not count(places):
+            self.counters["swap_refused_empty"] += 1
+            return None
         settled_tokens = min(state.settled, tokens)
         settled = self.needed.full_blocks(settled_tokens)
         needed = sum(max(len(new) - len(old), 0) for new, old in zip(places, state.places, strict=True))
@@ -233,6 +241,7 @@ class SwapStore:
         if state is None or state.loading or not 0 <= first_token < frontier or not least <= frontier <= state.tokens:
             kept = 0 if state is None or state.loading else state.tokens
             raise ValueError(f"cannot load tokens {first_token} to {frontier} of {request_id}: {kept} are kept")
+        self._settle(request_id, state, frontier)
         places = self.needed.places(frontier, frontier, first_token)
         starts = accumulate(map(len, state.places), initial=0)
         blocks = [
@@ -258,6 +267,8 @@ class SwapStore:
         if (state.stays or state.lasts) and not state.void and not failed:
             usable = not state.stays
             state.loading = state.stays = False
+            if usable:
+                self._has_kv(state)
             return usable
         self._release(request_id)
         return not failed and not state.void
@@ -289,22 +300,40 @@ class SwapStore:
         else:
             self._release(request_id)
 
-    def unused(self, request_id: str, reason: str) -> None:
+    def unused(self, request_id: str, num_tokens: int, reason: str) -> None:
         """Record that a request has KV without what is kept for it, which is given up unless it lasts.
 
         Args:
             request_id: Id of the request.
+            num_tokens: Tokens of the request that are known, prompt and output.
             reason: An identifier, as for :meth:`drop`.
         """
         state = self._states.get(request_id)
-        if state is not None and not state.lasts:
+        if state is None or not state.lasts:
             self.drop(request_id, reason)
+        elif not state.loading and num_tokens > 1:
+            self._settle(request_id, state, num_tokens - 1)
+            self._has_kv(state)
 
     def let_last(self, request_id: str, worth_s: float) -> None:
-        """Let what is kept for a request last beyond its next load, and be worth ``worth_s`` from now on."""
+        """Let what is kept for a request last while the request has KV, and be worth ``worth_s`` then and now."""
         state = self._states.get(request_id)
         if state is not None:
-            state.lasts, state.worth_s = True, worth_s
+            state.worth_s, state.lasting_worth_s = worth_s, worth_s / len(state.blocks)
+
+    def _settle(self, request_id: str, state: _State, tokens: int) -> None:
+        """Cut state that lasts to the tokens with which its request goes on, and never takes back.
+
+        What is behind them may be the KV of rejected drafts, in the place of tokens that the request has later.
+        """
+        if state.lasts:
+            self.trim(request_id, tokens)
+            state.settled = state.tokens
+
+    def _has_kv(self, state: _State) -> None:
+        """Let state that lasts be worth no more than KV that nobody waits for, since its request has its own."""
+        if state.lasting_worth_s is not None:
+            state.worth_s = state.lasting_worth_s * len(state.blocks)
 
     def trim(self, request_id: str, tokens: int) -> None:
         """Keep the first ``tokens`` tokens only of what is kept; needs a layout in which a request reads all blocks."""

@@ -115,7 +115,9 @@ class KVSwap:
         """Drop the KV kept for a request that runs without it: the prefix cache has it all."""
         if index in self._kept:
             self._kept.discard(index)
-            self.control.store.unused(self._requests.handles[index].request_id, "found_elsewhere")
+            counts = self._requests
+            num_tokens = int(counts.tokens[index])
+            self.control.store.unused(counts.handles[index].request_id, num_tokens, "found_elsewhere")
 
     def told(self, told: Told) -> list[int]:
         """Record what the worker reports with a step's output; return the requests with finished loads."""

@@ -156,7 +156,7 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
             # It runs without: the prefix cache has it all, or another connector of a MultiConnector has more.
             frontier = self.contained(0, self.store.frontier, request.request_id, request.num_tokens)
             reason = "found_elsewhere" if frontier else "taken_back"
-            self.contained(None, self.store.unused, request.request_id, reason)
+            self.contained(None, self.store.unused, request.request_id, request.num_tokens, reason)
             return
         order = self.contained(None, self._load, request, blocks, num_external_tokens)
         if order is None:

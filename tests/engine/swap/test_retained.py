@@ -96,7 +96,7 @@ def test_what_the_device_still_has_is_not_loaded_and_stays_kept() -> None:
     at = Engine()
     at.end("a.0", FIRST, prompt_blocks=48)
     at.arrive("a.1", [*FIRST, *contents(("result", 10))], hit_blocks=52)
-    at.store.unused("a.1", "found_elsewhere")
+    at.store.unused("a.1", 62 * BLOCK, "found_elsewhere")
     assert at.store.tokens_of("a.1") == 52 * BLOCK
 
 
