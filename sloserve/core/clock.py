@@ -56,8 +56,14 @@ class SteadyClock:
         stamp counts, and the result is the present time at the latest. If the host's clock was set within that moment,
         the result is off by as much.
         """
-        now_s, host_s = self.now_s(), self._host.now_s()
-        return stamped_s if abs(host_s - now_s) < _NOT_SET_S else now_s - max(host_s - stamped_s, 0.0)
+        ahead_s = self.host_ahead_s
+        return min(stamped_s - ahead_s, self.now_s()) if ahead_s else stamped_s
+
+    @property
+    def host_ahead_s(self) -> float:
+        """Seconds by which the host's clock is ahead of this one since it was set; 0 if it has not been set."""
+        ahead_s = self._host.now_s() - self.now_s()
+        return 0.0 if abs(ahead_s) < _NOT_SET_S else ahead_s
 
 
 class ManualClock:

@@ -31,9 +31,9 @@ class TaskCall:
     calls: int | None = None
     last: bool = False
 
-    def from_start(self, start_s: float) -> "TaskCall":
-        """Return the call with its deadline in epoch seconds, of a run that starts at ``start_s``."""
-        return self if self.due_s is None else replace(self, due_s=start_s + self.due_s)
+    def later(self, seconds: float) -> "TaskCall":
+        """Return the call with its deadline by a clock that is ahead by ``seconds``, such as the start of a run."""
+        return self if self.due_s is None else replace(self, due_s=self.due_s + seconds)
 
 
 class TaskNumbers:

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from sloserve.core.rows import LENGTH_QUANTILES
-from sloserve.core.slo import DUE_NOW_S
+from sloserve.core.slo import DUE_NOW_S, MAX_TARGET_S
 from sloserve.core.stated import StatedSLO
 from sloserve.core.tasks import TaskCall
 from sloserve.engine.port import EngineRequest
@@ -65,13 +65,13 @@ def static_columns(request: QueuedRequest, stated: StatedSLO) -> dict[str, float
 def _call_columns(call: TaskCall, arrival_s: float, e2e_s: float | None) -> dict[str, float]:
     """Return the columns that a request has as a call of a task.
 
-    What is left of the task's deadline is its e2e target, unless it has a tighter one of its own. A deadline that has
-    passed is none, as is a TTFT that is due now.
+    What is left of the task's deadline is its e2e target, unless it has a tighter one of its own, up to the largest
+    target that a request may have. A deadline that has passed is none, as is a TTFT that is due now.
     """
     columns: dict[str, float] = {"task_calls": call.calls or 0, "task_last": call.last}
     if call.due_s is not None:
         columns["task_due_s"] = call.due_s
-        left_s = call.due_s - arrival_s
+        left_s = min(call.due_s - arrival_s, MAX_TARGET_S)
         if left_s > DUE_NOW_S:
             columns["e2e_s"] = left_s if e2e_s is None else min(left_s, e2e_s)
     return columns

@@ -20,5 +20,5 @@ def test_the_task_without_a_call_for_longest_is_forgotten_first() -> None:
 
 
 def test_a_deadline_counts_from_the_start_of_a_run() -> None:
-    assert TaskCall("a", due_s=5.0, last=True).from_start(100.0) == TaskCall("a", due_s=105.0, last=True)
-    assert TaskCall("a").from_start(100.0) == TaskCall("a")
+    assert TaskCall("a", due_s=5.0, last=True).later(100.0) == TaskCall("a", due_s=105.0, last=True)
+    assert TaskCall("a").later(100.0) == TaskCall("a")

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sloserve.core.slo import DEFAULT_CLASSES, DUE_NOW_S, Targets
+from sloserve.core.slo import DEFAULT_CLASSES, DUE_NOW_S, MAX_TARGET_S, Targets
 from sloserve.core.stated import StatedSLO
 from sloserve.core.tasks import TaskCall
 from sloserve.engine.columns import static_columns
@@ -40,6 +40,10 @@ def test_what_is_left_of_the_deadline_of_a_task_is_the_target_of_its_call() -> N
     assert task_row(TaskCall("t", due_s=NOW_S - 10.0), e2e_s=60.0)["e2e_s"] == 20.0
     found = task_row(TaskCall("t", due_s=NOW_S + 50.0, calls=7, last=True))
     assert (found["task"], found["task_due_s"], found["task_calls"], found["task_last"]) == (3, NOW_S + 50.0, 7, True)
+
+
+def test_a_deadline_in_a_far_future_is_no_larger_target_than_a_request_may_have() -> None:
+    assert task_row(TaskCall("t", due_s=2.5e11))["e2e_s"] == MAX_TARGET_S
 
 
 def test_a_deadline_that_has_passed_and_a_task_without_one_are_no_target() -> None:

@@ -149,7 +149,7 @@ class ModelEngine(EventLoop):
             self._index_of[item.request_id] = request.index
             self._stages.arrived(item.request_id, item.arrival_s)
             if planned is not None and planned.planner is not None and self._stated is not None:
-                call = None if item.call is None else item.call.from_start(epoch_s)
+                call = None if item.call is None else item.call.later(epoch_s)
                 args = with_internal(to_xargs(item.slo, item.output_tokens), length, item.tenant or None, call)
                 planned.state(request, self._stated.read(args, item.adapter or None))
         scheduler.add(added)

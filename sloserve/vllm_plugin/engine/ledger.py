@@ -8,6 +8,7 @@ request's SLO.
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -87,9 +88,16 @@ class EngineStats:
         self._preemptions = 0
         self._steps = self._tokens = 0
 
-    def enqueued(self, request: Request) -> StatedSLO:
-        """Count a new request; return what it states."""
+    def enqueued(self, request: Request, host_ahead_s: float = 0.0) -> StatedSLO:
+        """Count a new request; return what it states.
+
+        Args:
+            request: The request.
+            host_ahead_s: Seconds by which the host's clock, by which its task is due, is ahead of the scheduler's.
+        """
         stated = self._read(request)
+        if host_ahead_s and stated.call is not None:
+            stated = replace(stated, call=stated.call.later(-host_ahead_s))
         self.slo_of[request.request_id] = stated
         self._waiting[request.request_id] = stated.class_id
         self.stages.arrived(request.request_id, request.arrival_time)

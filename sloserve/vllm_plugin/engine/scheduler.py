@@ -375,7 +375,7 @@ class SLOScheduler(ContainedScheduler):
     def _added(self, request: Request) -> None:
         if request.request_id not in self.requests:
             return
-        stated: StatedSLO | None = self._booking(None, self._ledger.enqueued, request)
+        stated: StatedSLO | None = self._booking(None, self._ledger.enqueued, request, self._clock.host_ahead_s)
         if self._swapping is not None:
             self._booking(None, self._swapping.arrived, request)
         if self._planner is not None and stated is not None:

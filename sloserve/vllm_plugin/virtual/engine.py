@@ -184,7 +184,7 @@ class VirtualEngine(EventLoop):
         for item in items:
             max_tokens = self._front_end.max_tokens(item)
             length = self._front_end.length(item, epoch_s + item.arrival_s)
-            call = None if item.call is None else item.call.from_start(epoch_s)
+            call = None if item.call is None else item.call.later(epoch_s)
             stated = with_internal(to_xargs(item.slo, item.output_tokens), length, item.tenant or None, call)
             params = SamplingParams(max_tokens=max_tokens, temperature=0.0, extra_args=stated)
             params.update_from_generation_config({}, eos_token_id=_EOS)

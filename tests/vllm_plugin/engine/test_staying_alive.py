@@ -10,7 +10,9 @@ import pytest
 
 from sloserve.core.outcome import Outcome
 from sloserve.core.rows import Rows, State
+from sloserve.core.tasks import TaskCall
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
+from sloserve.wire.xargs import with_call
 from tests import bounded
 
 pytestmark = pytest.mark.vllm
@@ -109,6 +111,23 @@ def test_a_wall_clock_that_steps_back_does_not_stop_planning(build: Build, reque
             step(engine)
         plans = scheduler.slo_counters["plans"], scheduler._shadow.figures["plans"]
         assert plans == pytest.approx((10 * (i + 1),) * 2, abs=2)
+
+
+@pytest.mark.parametrize("set_by_s", [0.0, -3600.0, 3600.0])
+def test_the_deadline_of_a_task_is_a_time_of_the_clock_on_which_the_scheduler_compares_times(
+    build: Build, set_by_s: float
+) -> None:
+    """The front end states deadlines by the host's clock as it stands then."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.request import Request
+
+    engine = build("edf")
+    scheduler, clock = engine.scheduler, engine._clock
+    clock.set_wall(clock.now_s() + set_by_s)
+    params = SamplingParams(max_tokens=1, extra_args=with_call(None, TaskCall("t", clock.now_s() + 30.0)))
+    scheduler.add_request(Request("a", [2], params, None, arrival_time=clock.now_s()))
+    rows, slot = scheduler._planner.table.rows, scheduler._planner.table.slot_of["a"]
+    assert rows.e2e_s[slot] == pytest.approx(30.0, abs=1e-3)
 
 
 class LastLength(Scripted):
