@@ -35,10 +35,11 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 @dataclass
 class Run:
-    """What a run produced: the tokens of each call's output by its id, and the tokens that all steps computed."""
+    """What a run produced: the tokens of each call's output by its id, tokens that were computed, and preemptions."""
 
     outputs: dict[str, list[int]]
     computed_tokens: int
+    preemptions: int = 0
 
 
 def serve(engine: Engine, *, differs: bool = False) -> Run:
@@ -64,6 +65,7 @@ def serve(engine: Engine, *, differs: bool = False) -> Run:
     def counted(*args: Any) -> Any:
         output = schedule(*args)
         run.computed_tokens += output.total_num_scheduled_tokens
+        run.preemptions += len(output.preempted_req_ids or ())
         return output
 
     engine.scheduler.schedule = counted
@@ -96,7 +98,9 @@ def test_outputs_equal_stock_and_less_is_computed(engine: Engine, policy: str, d
     counters = engine.scheduler.slo_counters
     assert len(ours.outputs) == TASKS * CALLS and ours.outputs == stock.outputs
     assert counters["internal_errors"] == counters["plan_errors"] == counters["swap_failures"] == 0
-    assert counters["swap_loads"] > 0
+    assert counters["swap_loads"] > 0 and counters["swap_stores_of_ended"] > 0
+    refused = sum(n for name, n in counters.items() if name.startswith("swap_refused_"))
+    assert counters["swap_stores"] + refused == ours.preemptions
     assert ours.computed_tokens < 0.9 * stock.computed_tokens
 
 

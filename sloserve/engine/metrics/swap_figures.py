@@ -38,6 +38,7 @@ class SwapFigures:
     """Pool gauges in bytes over all ranks of the engine, as of the last step; all else counts from its start.
 
     Args:
+        swap_stores_of_ended: Ended requests with KV that is kept for others; ``swap_stores`` are preempted ones.
         swapped_by_policy: Stores of ``swap_stores`` for requests that a plan preempted.
         swap_out_seconds: Seconds during which copies to the host ran, of the rank that took longest.
         swap_in_seconds: Seconds during which copies to the device ran, of the rank that took longest.
@@ -48,6 +49,7 @@ class SwapFigures:
     swap_pool_peak_bytes: float
     swap_pool_total_bytes: float
     swap_stores: float
+    swap_stores_of_ended: float
     swap_loads: float
     swap_failures: float
     swapped_by_policy: float
@@ -97,7 +99,7 @@ def swap_families(pages: Sequence[SwapPage], prefix: str) -> list[Metric]:
         return CounterMetricFamily(f"{prefix}{name}", documentation, labels=["engine", *labels])
 
     pool = GaugeMetricFamily(
-        f"{prefix}swap_pool_bytes", "Host memory for the KV of preempted requests", labels=["engine", "kind"]
+        f"{prefix}swap_pool_bytes", "Host memory for the KV of preempted and ended requests", labels=["engine", "kind"]
     )
     swaps = HistogramMetricFamily(
         f"{prefix}request_swaps",
@@ -106,6 +108,9 @@ def swap_families(pages: Sequence[SwapPage], prefix: str) -> list[Metric]:
     )
     events = {
         "swap_stores": counter("swap_stores", "Preemptions with the KV kept in the host pool"),
+        "swap_stores_of_ended": counter(
+            "swap_stores_of_ended", "Ended requests with the KV kept in the host pool for those that continue them"
+        ),
         "swap_loads": counter("swap_loads", "Loads of kept KV that were begun"),
         "swap_failures": counter("swap_failures", "Stores and loads that failed; the KV is computed again"),
     }

@@ -68,8 +68,9 @@ class SwapStore:
     Args:
         host_blocks: Blocks that the pool has, numbered from 0.
         groups: The KV cache groups, in the order in which a request's blocks are listed.
-        counters: Counters to which counts are added: ``swap_stores``, ``swap_loads``, ``swap_failures``,
-            ``swapped_out_tokens``, ``swapped_in_tokens``, ``swap_refused_<refusal>`` and ``swap_dropped_<reason>``.
+        counters: Counters to which counts are added: ``swap_stores``, ``swap_stores_of_ended``, ``swap_loads``,
+            ``swap_failures``, ``swapped_out_tokens``, ``swapped_in_tokens``, ``swap_refused_<refusal>`` and
+            ``swap_dropped_<reason>``.
     """
 
     def __init__(self, host_blocks: int, groups: Sequence[KVGroups], counters: Counter[str] | None = None) -> None:
@@ -104,7 +105,7 @@ class SwapStore:
         return 0 if state is None or state.void else state.tokens
 
     def store(
-        self, request_id: str, tokens: int, worth_s: float, least: int | None = None
+        self, request_id: str, tokens: int, worth_s: float, least: int | None = None, *, ends: bool = False
     ) -> tuple[list[range], list[int]] | None:
         """Keep the KV with which a request goes on after its first ``tokens`` tokens.
 
@@ -117,6 +118,7 @@ class SwapStore:
             worth_s: Engine seconds that it saves not to compute these tokens again.
             least: The fewest tokens with which it may go on, where the last computed ones may not count; ``None`` where
                 all do.
+            ends: Whether the request ends, so that it counts as no preemption, kept or refused.
 
         Returns: the places of the blocks to copy in each group, and the host blocks for them in the same order;
         ``None`` if nothing is kept. Of state that lasts, blocks that are kept already are not among them.
@@ -126,7 +128,21 @@ class SwapStore:
         places = self.needed.places(least, tokens)
         state = self._states.get(request_id)
         if state is not None and state.lasts and not state.loading and self.needed.keeps_all:
-            return self._extend(request_id, state, tokens, known, places, worth_s)
+            kept = self._extend(request_id, state, tokens, known, places, worth_s)
+        else:
+            kept = self._begin(request_id, tokens, least, known, places, worth_s)
+        if isinstance(kept, str):
+            if not ends:
+                self.counters[f"swap_refused_{kept}"] += 1
+            return None
+        self.counters["swap_stores_of_ended" if ends else "swap_stores"] += 1
+        self.peak_blocks = max(self.peak_blocks, self.used_blocks)
+        return kept
+
+    def _begin(
+        self, request_id: str, tokens: int, least: int, known: int, places: list[range], worth_s: float
+    ) -> tuple[list[range], list[int]] | Refusal:
+        """Keep ``tokens`` tokens of a request in the place of all that was kept; return what :meth:`store` does."""
         self.drop(request_id, "preempted_again")
         needed = count(places)
         refusal: Refusal | None = None
@@ -139,26 +155,23 @@ class SwapStore:
         elif not self._make_room(needed, worth_s / needed, request_id):
             refusal = "full"
         if refusal is not None:
-            self.counters[f"swap_refused_{refusal}"] += 1
-            return None
+            return refusal
         blocks = self._take(needed)
         self._states[request_id] = _State(tokens, least, known, places, blocks, worth_s)
-        self._count_store(tokens)
+        self.counters["swapped_out_tokens"] += tokens
         return places, list(blocks)
 
     def _extend(
         self, request_id: str, state: _State, tokens: int, known: int, places: list[range], worth_s: float
-    ) -> tuple[list[range], list[int]] | None:
+    ) -> tuple[list[range], list[int]] | Refusal:
         """Keep ``tokens`` tokens of a request with first ones that are kept already; return what :meth:`store` does."""
         if not count(places):
-            self.counters["swap_refused_empty"] += 1
-            return None
+            return "empty"
         settled_tokens = min(state.settled, tokens)
         settled = self.needed.full_blocks(settled_tokens)
         needed = sum(max(len(new) - len(old), 0) for new, old in zip(places, state.places, strict=True))
         if not self._make_room(needed, worth_s / count(places), request_id):
-            self.counters["swap_refused_full"] += 1
-            return None
+            return "full"
         blocks: list[int] = []
         ids: list[int] = []
         start = 0
@@ -171,7 +184,7 @@ class SwapStore:
             ids += held[full:]
         copied = [range(full, new.stop) for new, full in zip(places, settled, strict=True)]
         state.tokens, state.settled, state.places, state.blocks, state.worth_s = tokens, known, places, blocks, worth_s
-        self._count_store(tokens - settled_tokens)
+        self.counters["swapped_out_tokens"] += tokens - settled_tokens
         return copied, ids
 
     def _take(self, count: int) -> list[int]:
@@ -179,11 +192,6 @@ class SwapStore:
         taken = self._free[: -count - 1 : -1]
         del self._free[len(self._free) - count :]
         return taken
-
-    def _count_store(self, tokens: int) -> None:
-        self.peak_blocks = max(self.peak_blocks, self.used_blocks)
-        self.counters["swap_stores"] += 1
-        self.counters["swapped_out_tokens"] += tokens
 
     def _make_room(self, needed: int, worth_per_block: float, request_id: str) -> bool:
         """Free ``needed`` blocks of state that is worth less a block than this; return whether that was possible.

@@ -61,7 +61,7 @@ class KVSwap:
         ending = Ending(contents, self._kv.block_size, int(counts.prompt[index]), request.workload.call)
         self._ending = index, ending
         if self.control.is_worth_retaining(request.request_id, ending, engine):
-            self._store(index, ending.tokens, ending.tokens, self.control.retained.worth_s(ending.tokens))
+            self._store(index, ending.tokens, ending.tokens, self.control.retained.worth_s(ending.tokens), ends=True)
 
     def before_preempt(self, index: int, engine: EngineFacts) -> None:
         """Keep the KV of a request that is about to lose its blocks, if the copy is worth its cost."""
@@ -78,9 +78,10 @@ class KVSwap:
         if self._store(index, int(counts.computed[index]), int(counts.tokens[index]) - 1, worth_s):
             self._kept.add(index)
 
-    def _store(self, index: int, tokens: int, known: int, worth_s: float) -> bool:
+    def _store(self, index: int, tokens: int, known: int, worth_s: float, *, ends: bool = False) -> bool:
         """Copy the KV of ``tokens`` tokens, of which ``known`` are not taken back; return whether there is room."""
-        kept = self.control.store.store(self._requests.handles[index].request_id, tokens, worth_s, known)
+        request_id = self._requests.handles[index].request_id
+        kept = self.control.store.store(request_id, tokens, worth_s, known, ends=ends)
         if kept is None:
             return False
         _, host_ids = kept

@@ -172,20 +172,20 @@ class Swapping:
         self._ending = request.request_id, ending
         if self._control.is_worth_retaining(request.request_id, ending, self._engine()):
             worth_s = self._control.retained.worth_s(ending.tokens)
-            self._store(request, worth_s, ending.tokens)
+            self._store(request, worth_s, ending.tokens, ends=True)
 
     def keep(self, request: Request) -> bool:
         """Keep the KV of a running request, whatever that saves. Return whether there is room for it."""
         return self._reason_against(request) is None and self._store(request, math.inf)
 
-    def _store(self, request: Request, worth_s: float, tokens: int | None = None) -> bool:
-        """Keep the KV of a request's first ``tokens`` tokens, or of all; return whether anything is copied."""
+    def _store(self, request: Request, worth_s: float, tokens: int | None = None, *, ends: bool = False) -> bool:
+        """Keep the KV of a request's first ``tokens`` tokens, or of all; return whether it is kept."""
         tokens = request.num_computed_tokens if tokens is None else tokens
         blocks = compat.block_ids(self._scheduler, request)
-        stored = self._connector.update_state_before_preempt(request, blocks, tokens, worth_s)
+        stored = self._connector.update_state_before_preempt(request, blocks, tokens, worth_s, ends=ends)
         if stored:
             self._control.stores(stored)
-        return stored > 0
+        return stored is not None
 
     def _worth_s(self, request: Request, tokens: int) -> float | None:
         return self._control.worth_s(request.request_id, tokens, self._engine())

@@ -100,31 +100,39 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         self._on_load, self._on_report, self._are_copying = on_load, on_report, are_copying
 
     def update_state_before_preempt(
-        self, request: Request, block_ids: tuple[list[int], ...], num_computed_tokens: int, worth_s: float = 0.0
-    ) -> int:
+        self,
+        request: Request,
+        block_ids: tuple[list[int], ...],
+        num_computed_tokens: int,
+        worth_s: float = 0.0,
+        *,
+        ends: bool = False,
+    ) -> int | None:
         """Order that the KV of a request, which is about to lose its blocks, is stored.
 
-        Return how many blocks are stored, 0 if nothing is.
+        Return how many blocks are copied, 0 if all that is kept was copied before; ``None`` if nothing is kept.
 
         Args:
             request: The request.
             block_ids: The request's blocks, of each KV cache group.
             num_computed_tokens: Tokens that have their KV in the blocks once the steps in flight are over.
             worth_s: Engine seconds that it saves not to compute them again; decides which KV stays in a full pool.
+            ends: Whether the request ends.
         """
-        stored = self.contained(None, self._order_store, request, block_ids, num_computed_tokens, worth_s)
-        if stored is None:
+        stored = self.contained(-1, self._order_store, request, block_ids, num_computed_tokens, worth_s, ends)
+        if stored == -1:
             # What is noted as kept may never be copied, and must not be loaded.
             self.contained(None, self.store.drop, request.request_id, "failed")
-        return stored or 0
+            return None
+        return stored
 
     def _order_store(
-        self, request: Request, block_ids: tuple[list[int], ...], num_computed_tokens: int, worth_s: float
-    ) -> int:
+        self, request: Request, block_ids: tuple[list[int], ...], num_computed_tokens: int, worth_s: float, ends: bool
+    ) -> int | None:
         # Drafts may be rejected yet, and output in flight dropped: it goes on with the tokens known now at least.
-        kept = self.store.store(request.request_id, num_computed_tokens, worth_s, request.num_tokens - 1)
+        kept = self.store.store(request.request_id, num_computed_tokens, worth_s, request.num_tokens - 1, ends=ends)
         if kept is None:
-            return 0
+            return None
         places, host_ids = kept
         if host_ids:
             self._orders.stores.append(Copy(request.request_id, _device_ids(block_ids, places), host_ids))

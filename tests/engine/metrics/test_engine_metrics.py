@@ -124,6 +124,7 @@ def test_swapping_is_shown_where_there_is_a_pool(tmp_path: Path, scrape: Callabl
     write(
         page,
         swap_stores=8,
+        swap_stores_of_ended=70,
         swapped_by_policy=3,
         swap_loads=2,
         swap_failures=1,
@@ -136,6 +137,7 @@ def test_swapping_is_shown_where_there_is_a_pool(tmp_path: Path, scrape: Callabl
     shown = {
         ("swap_pool_bytes", "kind", "used"): 3, ("swap_pool_bytes", "kind", "peak"): 7,
         ("swap_pool_bytes", "kind", "total"): 9, ("swap_stores_total",): 8, ("swap_loads_total",): 2,
+        ("swap_stores_of_ended_total",): 70,
         ("swap_failures_total",): 1, ("swap_bytes_total", "direction", "out"): 2e12,
         ("swap_bytes_total", "direction", "in"): 0, ("swap_seconds_total", "direction", "in"): 4.5,
         ("swap_tokens_total", "direction", "in"): 12, ("swap_refusals_total", "reason", "full"): 13,

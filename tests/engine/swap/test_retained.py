@@ -50,7 +50,8 @@ class Engine:
         copied: list[int] = []
         self.retained.claim(name, ending)
         if self.is_worth(ending, self.store.tokens_of(name)):
-            kept = self.store.store(name, ending.tokens, self.retained.worth_s(ending.tokens), ending.tokens)
+            worth_s = self.retained.worth_s(ending.tokens)
+            kept = self.store.store(name, ending.tokens, worth_s, ending.tokens, ends=True)
             copied = [] if kept is None else [place for of_group in kept[0] for place in of_group]
         self.retained.ended(name, ending)
         self.store.drop(name, "ended")
@@ -177,6 +178,15 @@ def test_ended_prompts_are_bounded_and_the_oldest_are_forgotten() -> None:
     assert at.arrive("r0.1", contents(("r0", 52), ("more", 4))) == 0
     assert at.arrive("r1.1", contents(("r1", 52), ("more", 4))) > 0
     assert at.counters["swap_dropped_not_continued"] == 1
+
+
+def test_a_request_that_ends_counts_as_no_preemption_kept_or_refused() -> None:
+    at = Engine(host_blocks=60)
+    assert at.end("a", contents(("a", 52)), 48) != []
+    at.store.store("preempted", 58 * BLOCK, worth_s=1.0)
+    assert at.end("b", contents(("b", 52)), 48) == []
+    assert (at.counters["swap_stores_of_ended"], at.counters["swap_stores"]) == (1, 1)
+    assert not any("refused" in name for name in at.counters)
 
 
 def test_weights_that_change_void_what_is_retained() -> None:

@@ -95,6 +95,14 @@ class TestScheduler:
         assert ours.load_ended("r", failed=False)
         assert ours.store.free_blocks == 8
 
+    def test_state_that_lasts_is_kept_without_a_copy_where_nothing_is_new(self) -> None:
+        ours, request = connector(), request_of(65)
+        assert ours.update_state_before_preempt(request, ([4, 2, 6, 8],), 64) == 2
+        ours.store.let_last("r", 1e-9)
+        assert ours.update_state_before_preempt(request, ([4, 2, 6, 8],), 64) == 0
+        assert ours.update_state_before_preempt(request_of(999), ([4, 2, 6, 8],), 998) is None
+        assert len(ours.build_connector_meta(None).stores) == 1
+
     def test_rejected_drafts_do_not_come_back(self) -> None:
         ours = connector()
         ours.update_state_before_preempt(request_of(70), ([4, 2, 6],), 75)
@@ -188,13 +196,13 @@ class TestGroups:
     def test_a_block_that_vllm_has_given_back_is_never_stored(self) -> None:
         ours, request = connector("window 40"), request_of(105)
         assert ours.update_state_before_preempt(request, ([0, 0, 6, 7],), 104) == 2
-        assert ours.update_state_before_preempt(request, ([0, 0, 0, 7],), 104) == 0
+        assert ours.update_state_before_preempt(request, ([0, 0, 0, 7],), 104) is None
         assert ours.store.counters["swap_dropped_failed"] == 1
         assert ours.store.free_blocks == 8
 
     def test_chunks_that_read_nothing_before_their_end_are_not_kept(self) -> None:
         ours, request = connector("chunk 64"), request_of(65)
-        assert ours.update_state_before_preempt(request, ([0, 0],), 64) == 0
+        assert ours.update_state_before_preempt(request, ([0, 0],), 64) is None
         assert ours.store.counters["swap_refused_empty"] == 1
         assert ours.update_state_before_preempt(request_of(60), ([1, 2],), 64) == 2
         assert ours.get_num_new_matched_tokens(request, 0) == (0, False)  # it goes on after 64, which needs no block
