@@ -60,6 +60,8 @@ _HEADER_OF: Final = {key: name for name, key in FIELDS.items() if key in TASK_KE
 _ENDS: Final = (TASK_E2E_MS, TASK_DEADLINE)
 """The two ways to state a deadline, of which a request uses one."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_S: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
+"""The latest time that is written: zones and rounding bring later ones to a year of five digits, which has no form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +156,8 @@ def stated_task(
 
 
 def iso_text(epoch_s: float) -> str:
-    """Return a time as a deadline is stated: ISO 8601 in UTC, to the microsecond."""
-    return datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="microseconds")
+    """Return a time as a deadline is stated: ISO 8601 in UTC, to the microsecond; at least 1970 and at most 9999."""
+    return datetime.fromtimestamp(min(max(epoch_s, 0.0), _LAST_S), UTC).isoformat(timespec="microseconds")
 
 
 def body_aliases(session_id: Any, conversation: Any, metadata: Any, previous: Any, cache_key: Any) -> dict[str, str]:

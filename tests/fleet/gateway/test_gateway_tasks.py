@@ -57,6 +57,18 @@ class Gateway:
         return resolve(self.settings.rules, None, fields, read_body(body)).task
 
 
+@pytest.mark.parametrize(
+    ("stated", "passed_on"),
+    [
+        ("9999-12-31T23:59:59.999999Z", "9999-12-31T00:00:00.000000+00:00"),
+        ("9999-12-31T23:59:59-12:00", "9999-12-31T00:00:00.000000+00:00"),
+        ("0001-01-01T00:00:00+12:00", "1970-01-01T00:00:00.000000+00:00"),
+    ],
+)
+def test_deadlines_at_the_ends_of_time_are_passed_on(stated: str, passed_on: str) -> None:
+    assert Gateway().call(ID, ("x-slo-task-deadline", stated))["x-slo-task-deadline"] == passed_on
+
+
 def test_every_engine_gets_the_deadline_that_counts_from_the_first_call() -> None:
     gateway = Gateway()
     for _ in range(3):
