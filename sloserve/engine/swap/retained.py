@@ -36,6 +36,8 @@ LEAST_TOKENS: Final = 512
 """Tokens of the shortest prompt that is kept: shorter ones are computed fast."""
 MOST_ENDED: Final = 1024
 """Ended prompts that are remembered; the oldest are forgotten first."""
+MOST_BLOCKS: Final = 2**20
+"""Blocks of ended prompts that are remembered; their contents take about 80 MB of memory."""
 CONTINUED_WINDOW: Final = 256
 """Ended prompts that count for the chance that a prompt is continued. One that is not continued before as many others
 have ended counts as a prompt that is not; the host may keep it for longer."""
@@ -73,7 +75,7 @@ class _Ended:
 
     Args:
         kept_as: Id under which the store may keep its KV.
-        contents: Contents of its full blocks, prompt and output, in order.
+        contents: Contents of its full blocks, prompt and output, in order; empty once they are not needed any more.
         is_call: Whether it was a call of a task.
         continued: The part of its blocks with which the request began that continued it; 0 if none did.
     """
@@ -128,7 +130,7 @@ class RetainedKV:
         # By whether the request was a call of a task.
         self._continued = {is_call: _Chance(CONTINUED_WINDOW) for is_call in (False, True)}
         self._lost = _Chance(LOST_WINDOW)
-        self._number = 0
+        self._number = self._blocks = 0
         self._undecided: deque[_Ended] = deque()  # the last CONTINUED_WINDOW
 
     def is_worth_keeping(self, ending: Ending, kept_tokens: int, running: StepLoad, engine: EngineFacts) -> bool:
@@ -156,14 +158,10 @@ class RetainedKV:
     def ended(self, request_id: str, ending: Ending) -> None:
         """Note a request that ended, and keep what the store has of its KV for the one that continues it."""
         key = ending.key
-        if key is None:
+        if key is None or not self._store.needed.keeps_all:
             return
-        before = self._ended.pop(key, None)
-        if before is not None:  # the same prompt again, which continues none
-            self._store.drop(before.kept_as, "retained_again")
-        elif len(self._ended) == MOST_ENDED:
-            _, oldest = self._ended.popitem(last=False)
-            self._store.drop(oldest.kept_as, "not_continued")
+        if key in self._ended:  # the same prompt again, which continues none
+            self._forget(key, "retained_again")
         if ending.call is not None and ending.call.last:
             return
         self._number += 1
@@ -171,6 +169,9 @@ class RetainedKV:
         self._store.hand_over(request_id, new.kept_as)
         self._store.let_last(new.kept_as, self.worth_s(self._store.tokens_of(new.kept_as)))
         self._ended[key] = new
+        self._blocks += len(new.contents)
+        while len(self._ended) > MOST_ENDED or (self._blocks > MOST_BLOCKS and len(self._ended) > 1):
+            self._forget(next(iter(self._ended)), "not_continued")
         self._undecided.append(new)
         if len(self._undecided) > CONTINUED_WINDOW:
             decided = self._undecided.popleft()
@@ -190,19 +191,14 @@ class RetainedKV:
         stretch = _stretch(block_tokens)
         whole = len(contents) // stretch * stretch
         for place in range(whole, max(whole - LOOK_BACK * stretch, 0), -stretch):
-            found = self._ended.pop(contents[place - 1], None)
-            if found is not None:
-                return self._adopt(request_id, found, contents, block_tokens, hit_tokens)
+            if contents[place - 1] in self._ended:
+                found, ended = self._take(contents[place - 1])
+                same = _equal_blocks(contents, ended)
+                tokens = same * block_tokens
+                found.continued = same / len(ended)
+                self._lost.add(1.0 - min(hit_tokens / tokens, 1.0) if tokens else 0.0)
+                return self._take_over(request_id, found, tokens)
         return 0
-
-    def _adopt(
-        self, request_id: str, found: _Ended, contents: Sequence[Hashable], block_tokens: int, hit_tokens: int
-    ) -> int:
-        same = _equal_blocks(contents, found.contents)
-        tokens = same * block_tokens
-        found.continued = same / len(found.contents)
-        self._lost.add(1.0 - min(hit_tokens / tokens, 1.0) if tokens else 0.0)
-        return self._take_over(request_id, found, tokens)
 
     def claim(self, request_id: str, ending: Ending) -> None:
         """Give a request that ends what is kept of an ended one with the same prompt, so that it is not copied again.
@@ -211,8 +207,19 @@ class RetainedKV:
         Nothing happens if the request has KV on the host already.
         """
         if ending.key in self._ended and not self._store.tokens_of(request_id):
-            found = self._ended.pop(ending.key)
-            self._take_over(request_id, found, _equal_blocks(ending.contents, found.contents) * ending.block_tokens)
+            found, contents = self._take(ending.key)
+            self._take_over(request_id, found, _equal_blocks(ending.contents, contents) * ending.block_tokens)
+
+    def _take(self, key: Hashable) -> tuple[_Ended, Sequence[Hashable]]:
+        """Remove an ended prompt from those that are known; return it, and the contents of its blocks."""
+        found = self._ended.pop(key)
+        contents, found.contents = found.contents, ()
+        self._blocks -= len(contents)
+        return found, contents
+
+    def _forget(self, key: Hashable, reason: str) -> None:
+        """Forget an ended prompt, and give up its KV."""
+        self._store.drop(self._take(key)[0].kept_as, reason)
 
     def _take_over(self, request_id: str, found: _Ended, tokens: int) -> int:
         """Keep the first ``tokens`` tokens of an ended request for another; return how many are kept."""

@@ -180,6 +180,19 @@ def test_ended_prompts_are_bounded_and_the_oldest_are_forgotten() -> None:
     assert at.counters["swap_dropped_not_continued"] == 1
 
 
+def test_the_memory_that_ended_prompts_take_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt of 200k tokens has 12,500 contents, which take a megabyte."""
+    monkeypatch.setattr("sloserve.engine.swap.retained.MOST_BLOCKS", 120)
+    at = Engine(host_blocks=10**6)
+    for name in ("a", "b", "c"):
+        at.end(name, contents((name, 52)), 48)
+    assert at.arrive("a.1", contents(("a", 52), ("more", 4))) == 0
+    assert at.arrive("b.1", contents(("b", 52), ("more", 4))) == 52 * BLOCK
+    assert at.store.used_blocks == 104
+    at.end("longest", contents(("longest", 200)), 190)
+    assert at.arrive("longest.1", contents(("longest", 200), ("more", 4))) == 200 * BLOCK
+
+
 def test_a_request_that_ends_counts_as_no_preemption_kept_or_refused() -> None:
     at = Engine(host_blocks=60)
     assert at.end("a", contents(("a", 52)), 48) != []
