@@ -63,7 +63,7 @@ class Cell:
 CELLS = {
     "react": Cell("a100-llama3-70b-tp4", 60, 128, 6000, 0.08),
     "coding": Cell("h200x4-qwen3-235b", 16, 512, rate=0.007),
-    "map-reduce": Cell("h100-llama3-8b", 40, 64, 6000, 0.08),
+    "map-reduce": Cell("h100-llama3-8b", 40, 64, 12000, 0.08),
     "chat": Cell("h100-llama3-8b", 400, 64, 3000, 10.0),
     "small-beside-large": Cell("h100-llama3-8b", 64, 64, 6000),
 }
@@ -79,6 +79,8 @@ class Setting:
 
 
 RIVALS = ("edf-split", "plas", "atlas", "thunder-agent", "continuum")
+PATIENT = "thunder-agent:threshold=0.8:interval_s=1" + BUDGET
+"""ThunderAgent with constants that are better for it here than its own."""
 SETTINGS = {
     "stock": Setting("stock"),
     "fcfs, swap": Setting("fcfs", swap=True),
@@ -88,6 +90,8 @@ SETTINGS = {
     "auto, tasks, swap": Setting("auto", STATED, swap=True),
     **{f"{name}*": Setting(name + BUDGET, STATED) for name in RIVALS},
     **{f"{name}*, swap": Setting(name + BUDGET, STATED, swap=True) for name in RIVALS},
+    "thunder-agent*, 1 s": Setting(PATIENT, STATED),
+    "thunder-agent*, 1 s, swap": Setting(PATIENT, STATED, swap=True),
     "auto, a third of the calls stated, swap": Setting("auto", "id,deadline,calls=0.3,last", swap=True),
     "auto, three times the calls stated, swap": Setting("auto", "id,deadline,calls=3,last", swap=True),
 }

@@ -125,7 +125,7 @@ class PrefixReuse:
         return float(later @ np.where(is_kept, blocks_on_host if on_host else blocks, 0.0))
 
     def _by_age(self, now_s: float) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return how many prompts of each range of ages are waited for, their blocks, and those that the host keeps."""
+        """Return how many prompts of each range of ages are waited for, their blocks, and their blocks on the host."""
         ended_s = self._ended_s[: self._size]
         first = ended_s.searchsorted(now_s - AGES_S[1:], side="right")  # the first prompt that is younger than each age
         ends = np.append(self._size, first)

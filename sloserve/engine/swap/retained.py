@@ -5,12 +5,12 @@ on the device, and the prefix cache drops it as soon as others need the blocks. 
 again. Here such KV is copied to the swap space when its request ends, and loaded for the request that continues it, as
 far as the device does not have it by then.
 
-Ended prompts are known by the content of their last whole stretch; a request
-continues the ended one whose content it finds latest in its prompt, and takes over its KV up to the last block in which
-the two agree. KV is copied where that saves engine time: the chance that the prompt is continued, times the chance that
-the device has lost it by then, times the time to compute it, against the time that the copy takes of the engine. Both
-chances are learned, from all ended prompts, copied or not; those of calls of tasks apart from the others. A call that
-its client says is a task's last is not kept.
+Ended prompts are known by the content of their last whole stretch of tokens. A request looks for such contents in its
+own prompt, from the end; it continues the request that it finds first, and takes over its KV up to the last block in
+which the two agree. KV is copied where that saves engine time: the chance that the prompt is continued, times the chance
+that the device has lost it by then, times the time to compute it, against the time that the copy takes of the engine.
+Both chances are learned from all ended prompts, copied or not, and separately for calls of tasks. The KV of a call is
+not kept if its client says that it is the last of its task.
 
 The pool prefers preempted requests, which surely come back. Of retained KV it gives up the one that ended first.
 """
@@ -127,7 +127,7 @@ class RetainedKV:
     def __init__(self, store: SwapStore) -> None:
         self._store = store
         self._ended: OrderedDict[Hashable, _Ended] = OrderedDict()
-        # By whether the request was a call of a task.
+        # Prompts of calls of tasks are counted apart.
         self._continued = {is_call: _Chance(CONTINUED_WINDOW) for is_call in (False, True)}
         self._lost = _Chance(LOST_WINDOW)
         self._number = self._blocks = 0
@@ -138,7 +138,7 @@ class RetainedKV:
 
         Args:
             ending: The request.
-            kept_tokens: Its first tokens, of which the host has the KV.
+            kept_tokens: The number of its first tokens with KV on the host.
             running: Decodes that run.
             engine: What the engine can do.
         """
@@ -211,7 +211,7 @@ class RetainedKV:
             self._take_over(request_id, found, _equal_blocks(ending.contents, contents) * ending.block_tokens)
 
     def _take(self, key: Hashable) -> tuple[_Ended, Sequence[Hashable]]:
-        """Remove an ended prompt from those that are known; return it, and the contents of its blocks."""
+        """Remove an ended prompt from the known ones; return it, and the contents of its blocks."""
         found = self._ended.pop(key)
         contents, found.contents = found.contents, ()
         self._blocks -= len(contents)

@@ -52,7 +52,7 @@ class KVSwap:
         return self.control.retained.arrived(request_id, contents, self._kv.block_size, hit_tokens) > 0
 
     def ending(self, index: int, engine: EngineFacts) -> None:
-        """Keep the KV of a running request whose output is complete, if later requests may continue it."""
+        """Keep the KV of a running request with a complete output, if later requests may continue it."""
         counts = self._requests
         request = counts.handles[index]
         contents = self._kv.contents(index, int(counts.tokens[index]) - 1)
