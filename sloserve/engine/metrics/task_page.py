@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from sloserve.core.arrays import FloatArray
 from sloserve.core.clock import Clock
+from sloserve.core.slo import MAX_TARGET_S
 from sloserve.engine.metrics.page_folder import TASKS, PageFile
 from sloserve.engine.metrics.page_memory import PageMemory, found
 
@@ -203,7 +204,8 @@ class TaskPages:
         keys = np.concatenate([page.keys for page in pages])
         rows = np.concatenate([page.rows for page in pages])
         is_over = rows[:, Column.OVER] > 0
-        is_young = (now_s - rows[:, Column.ACTIVE] <= idle_s) | (now_s <= rows[:, Column.DUE])
+        age_s = now_s - rows[:, Column.ACTIVE]
+        is_young = (age_s <= idle_s) | ((now_s <= rows[:, Column.DUE]) & (age_s <= MAX_TARGET_S))
         runs = ~is_over & ((rows[:, Column.OPEN] > 0) | is_young) & (keys > 0)
         ended = set(zip(keys[is_over].tolist(), rows[is_over, Column.GENERATION].tolist(), strict=True))
         for at in np.flatnonzero(runs & np.isin(keys, keys[is_over])).tolist():  # another process saw its end
@@ -236,8 +238,13 @@ class OpenTasks(NamedTuple):
 
 
 def is_running(task: Task, now_s: float, idle_s: float) -> bool:
-    """Return whether a task has ended neither by its client's word nor by its age, which its deadline prolongs."""
-    is_young = now_s - task.active_s <= idle_s or (task.due_s is not None and now_s <= task.due_s)
+    """Return whether a task has ended neither by its client's word nor by its age.
+
+    Its deadline prolongs it, but not beyond the largest target of a request after its last call: a deadline may lie in
+    any future.
+    """
+    age_s = now_s - task.active_s
+    is_young = age_s <= idle_s or (task.due_s is not None and now_s <= task.due_s and age_s <= MAX_TARGET_S)
     return not task.is_over and (task.open > 0 or is_young)
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloserve.core.clock import ManualClock
+from sloserve.core.slo import MAX_TARGET_S
 from sloserve.engine.metrics.task_page import REFRESH_S, TaskPage, TaskPages
 from sloserve.engine.metrics.task_table import (
     IN_TIME,
@@ -113,6 +114,16 @@ def test_a_task_with_a_long_deadline_is_known_until_then() -> None:
     assert process.call(7, 900.0, 901.0, e2e_s=1000.0).task.due_s == 1010.0
     process.table.sweep(1010.5)
     assert process.heard.outcomes == [(IN_TIME, 2, 891.0)] and process.table.open_tasks(1010.5).of_class == []
+
+
+def test_a_deadline_in_a_far_future_keeps_no_task_for_ever() -> None:
+    process = Process()
+    process.call(7, 10.0, 12.0, due_s=1e11)
+    assert process.table.running(7, 12.0 + MAX_TARGET_S) and process.table.open_tasks(12.0 + MAX_TARGET_S).of_class
+    assert process.table.running(7, 13.0 + MAX_TARGET_S) is None
+    assert not process.table.open_tasks(13.0 + MAX_TARGET_S).of_class
+    process.table.sweep(13.0 + MAX_TARGET_S)
+    assert process.heard.outcomes == [(IN_TIME, 1, 2.0)] and len(process.table) == 0
 
 
 def test_a_call_after_the_deadline_makes_a_task_late_once() -> None:
