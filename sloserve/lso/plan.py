@@ -41,6 +41,7 @@ class SwapFacts:
         block_bytes: Bytes of one KV block, over all layers and ranks.
         total_blocks: KV blocks that the pool holds.
         free_blocks: Blocks of the pool that keep nothing.
+        yielding_blocks: Blocks of the pool that keep what any preempted request displaces: KV of ended requests.
         bytes_per_s: Rate of the link in one direction, above 0, as observed so far.
         out_s: Seconds until the copies to the host that are queued now have ended; 0 if there are none.
         in_s: Seconds until the copies to the device that are queued now have ended; 0 if there are none.
@@ -56,6 +57,12 @@ class SwapFacts:
     in_s: float = 0.0
     wait_s: float = 0.0
     staging_bytes: int = STAGING_BYTES
+    yielding_blocks: int = 0
+
+    @property
+    def available_blocks(self) -> int:
+        """Blocks of the pool that a request which is preempted now can have."""
+        return self.free_blocks + self.yielding_blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ def preemption_price(rows: Rows, slots: IntArray, engine: EngineFacts) -> FloatA
     """
     price = np.ones(slots.size)
     swap = engine.swap
-    if swap is None or not swap.free_blocks or not slots.size:
+    if swap is None or not swap.available_blocks or not slots.size:
         return price
     tokens = rows.prompt_tokens[slots] + rows.output_tokens[slots]
     running = _decodes(rows)
@@ -126,8 +126,8 @@ def preemption_price(rows: Rows, slots: IntArray, engine: EngineFacts) -> FloatA
     copied = [swap_s(context, engine.layout, swap) for context in contexts.tolist()]
     shares = [min(s / r, 1.0) if r > 0.0 else 1.0 for s, r in zip(copied, again, strict=True)]
     found: FloatArray = np.interp(tokens, contexts, shares)
-    # A full pool gives up what it keeps for another, which is then computed again.
-    found[needed_blocks(engine.layout, tokens) > swap.free_blocks] = 1.0
+    # A full pool gives up what it keeps for another preempted request, which is then computed again.
+    found[needed_blocks(engine.layout, tokens) > swap.available_blocks] = 1.0
     return found
 
 

@@ -137,6 +137,8 @@ def test_the_price_of_a_preemption_is_a_share_of_computing_it_again() -> None:
     small = engine_of(profile, pool_of(profile, free_blocks=200))
     assert preemption_price(snapshot.rows, slots, small)[-1] == 1.0  # more than the pool has room for
     assert preemption_price(snapshot.rows, slots[:0], small).size == 0
+    full = engine_of(profile, pool_of(profile, free_blocks=0, yielding_blocks=profile.kv_blocks))
+    assert preemption_price(snapshot.rows, slots, full).tolist() == price.tolist(), "it displaces KV of ended requests"
 
 
 class Noted:

@@ -201,4 +201,5 @@ class SwapControl:
             total_blocks=store.host_blocks,
             free_blocks=store.free_blocks,
         )
-        return replace(facts, wait_s=self._waits.mean_s(self._clock.monotonic_s()))
+        wait_s = self._waits.mean_s(self._clock.monotonic_s())
+        return replace(facts, wait_s=wait_s, yielding_blocks=store.yielding_blocks)

@@ -37,6 +37,7 @@ class _State:
         settled: Tokens that are kept and will not be taken back.
         places: Places of its blocks in each group; ``blocks``, the host blocks, belong to them in this order.
         lasting_worth_s: What each of its blocks is worth while its request has KV; ``None`` if it does not last.
+        yields: Whether it gives way to any preempted request.
     """
 
     tokens: int
@@ -49,6 +50,7 @@ class _State:
     void: bool = False
     stays: bool = False
     lasting_worth_s: float | None = None
+    yields: bool = False
 
     @property
     def lasts(self) -> bool:
@@ -80,10 +82,18 @@ class SwapStore:
         self.peak_blocks = 0
         self._free = list(range(host_blocks - 1, -1, -1))
         self._states: dict[str, _State] = {}
+        self._yielding: int | None = 0
 
     @property
     def free_blocks(self) -> int:
         return len(self._free)
+
+    @property
+    def yielding_blocks(self) -> int:
+        """Blocks of state that gives way to any preempted request, since no request waits for it."""
+        if self._yielding is None:
+            self._yielding = sum(len(one.blocks) for one in self._states.values() if one.yields and not one.loading)
+        return self._yielding
 
     @property
     def used_blocks(self) -> int:
@@ -135,6 +145,7 @@ class SwapStore:
             if not ends:
                 self.counters[f"swap_refused_{kept}"] += 1
             return None
+        self._states[request_id].yields, self._yielding = ends, None
         self.counters["swap_stores_of_ended" if ends else "swap_stores"] += 1
         self.peak_blocks = max(self.peak_blocks, self.used_blocks)
         return kept
@@ -257,7 +268,7 @@ class SwapStore:
             for one, kept_at, start in zip(places, state.places, starts, strict=False)
             for block in state.blocks[start + one.start - kept_at.start : start + one.stop - kept_at.start]
         ]
-        state.loading = True
+        state.loading, self._yielding = True, None
         self.counters["swap_loads"] += 1
         self.counters["swapped_in_tokens"] += frontier - first_token
         return places, blocks
@@ -274,7 +285,7 @@ class SwapStore:
             self.counters["swap_failures"] += 1
         if (state.stays or state.lasts) and not state.void and not failed:
             usable = not state.stays
-            state.loading = state.stays = False
+            state.loading, state.stays, self._yielding = False, False, None
             if usable:
                 self._has_kv(state)
             return usable
@@ -328,6 +339,7 @@ class SwapStore:
         state = self._states.get(request_id)
         if state is not None:
             state.worth_s, state.lasting_worth_s = worth_s, worth_s / len(state.blocks)
+            state.yields, self._yielding = True, None
 
     def _settle(self, request_id: str, state: _State, tokens: int) -> None:
         """Cut state that lasts to the tokens with which its request goes on, and never takes back.
@@ -342,6 +354,7 @@ class SwapStore:
         """Let state that lasts be worth no more than KV that nobody waits for, since its request has its own."""
         if state.lasting_worth_s is not None:
             state.worth_s = state.lasting_worth_s * len(state.blocks)
+            state.yields, self._yielding = True, None
 
     def trim(self, request_id: str, tokens: int) -> None:
         """Keep the first ``tokens`` tokens only of what is kept; needs a layout in which a request reads all blocks."""
@@ -354,6 +367,7 @@ class SwapStore:
             self._free.extend(reversed(state.blocks[start + len(new) : start + len(old)]))
             start += len(old)
         state.tokens, state.settled, state.places, state.blocks = tokens, min(state.settled, tokens), places, blocks
+        self._yielding = None
 
     def hand_over(self, request_id: str, to: str) -> None:
         """Keep what is kept for a request for ``to`` instead, for which nothing may be kept yet.
@@ -372,3 +386,4 @@ class SwapStore:
 
     def _release(self, request_id: str) -> None:
         self._free.extend(reversed(self._states.pop(request_id).blocks))
+        self._yielding = None

@@ -160,7 +160,9 @@ class Conversations(RuleBasedStateMachine):
     def only_kv_that_somebody_waits_for_is_worth_much(self) -> None:
         for name, state in self.store._states.items():
             if name not in self.requests or self.requests[name].runs:
-                assert state.loading or state.worth_s < 1e-6
+                assert state.loading or (state.worth_s < 1e-6 and state.yields)
+        yielding = [state for state in self.store._states.values() if state.worth_s < 1e-6 and not state.loading]
+        assert self.store.yielding_blocks == sum(len(state.blocks) for state in yielding if state.yields)
 
     def teardown(self) -> None:
         if hasattr(self, "patched"):

@@ -202,6 +202,21 @@ def test_a_request_that_ends_counts_as_no_preemption_kept_or_refused() -> None:
     assert not any("refused" in name for name in at.counters)
 
 
+def test_what_is_kept_of_ended_requests_gives_way_to_preempted_ones() -> None:
+    """Else a preemption would count as a whole recomputation once the pool is full of what nobody waits for."""
+    at = Engine(host_blocks=110)
+    at.end("a", contents(("a", 52)), 48)
+    at.end("b", contents(("b", 52)), 48)
+    assert (at.store.free_blocks, at.store.yielding_blocks) == (6, 104)
+    at.store.store("preempted", 58 * BLOCK, worth_s=1.0)
+    assert (at.store.free_blocks, at.store.yielding_blocks) == (0, 52)
+    assert at.arrive("b.1", contents(("b", 52), ("more", 4))) == 52 * BLOCK
+    at.store.load("b.1", 0, 52 * BLOCK)
+    assert at.store.yielding_blocks == 0
+    at.store.loaded("b.1")
+    assert at.store.yielding_blocks == 52
+
+
 def test_weights_that_change_void_what_is_retained() -> None:
     at = Engine()
     at.end("a.0", FIRST, prompt_blocks=48)
