@@ -178,7 +178,7 @@ class Snapshot:
             that they hold together: a block of a shared prefix counts for every holder there.
         awaited_blocks: Expected number of blocks that no request holds and that later requests will find again in the
             prefix cache.
-        awaited_on_host: The number of these blocks that swap space keeps as well, so that nothing is lost if they are used.
+        awaited_on_host: The number of these blocks that swap space keeps as well; nothing is lost if they are used.
         standing: Standing of the tenants; ``None`` where shares decide nothing. Requests of lower levels come
             first (:meth:`by_level`), and some give way to the others even while they run (:meth:`gives_way`).
     """

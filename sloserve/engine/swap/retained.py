@@ -7,10 +7,10 @@ far as the device does not have it by then.
 
 Ended prompts are known by the content of their last whole stretch of tokens. A request looks for such contents in its
 own prompt, from the end; it continues the request that it finds first, and takes over its KV up to the last block in
-which the two agree. KV is copied where that saves engine time: the chance that the prompt is continued, times the chance
-that the device has lost it by then, times the time to compute it, against the time that the copy takes of the engine.
-Both chances are learned from all ended prompts, copied or not, and separately for calls of tasks. The KV of a call is
-not kept if its client says that it is the last of its task.
+which the two agree. KV is copied where that saves engine time: the chance that the prompt is continued, times the
+chance that the device has lost it by then, times the time to compute it, against the time that the copy takes of the
+engine. Both chances are learned from all ended prompts, copied or not, and separately for calls of tasks. The KV of a
+call is not kept if its client says that it is the last of its task.
 
 The pool prefers preempted requests, which surely come back. Of retained KV it gives up the one that ended first.
 """
