@@ -119,8 +119,9 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
             worth_s: Engine seconds that it saves not to compute them again; decides which KV stays in a full pool.
             ends: Whether the request ends.
         """
-        stored = self.contained(-1, self._order_store, request, block_ids, num_computed_tokens, worth_s, ends)
-        if stored == -1:
+        failed: int | None = -1
+        stored = self.contained(failed, self._order_store, request, block_ids, num_computed_tokens, worth_s, ends)
+        if stored == failed:
             # What is noted as kept may never be copied, and must not be loaded.
             self.contained(None, self.store.drop, request.request_id, "failed")
             return None
