@@ -432,12 +432,6 @@ def tasks_map_reduce() -> pd.DataFrame:
     return tasks.in_time("map-reduce")
 
 
-@table("tasks.chat")
-def tasks_chat() -> pd.DataFrame:
-    """Chats, by the calls that meet their TTFT."""
-    return tasks.in_time("chat")
-
-
 @table("tasks.burst")
 def tasks_burst() -> pd.DataFrame:
     """A burst of small tasks beside a large one."""
