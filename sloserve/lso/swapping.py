@@ -89,7 +89,7 @@ def swap_s(tokens: int, layout: KVLayout, swap: SwapFacts) -> float:
 def retention_cost_s(tokens: int, layout: KVLayout, swap: SwapFacts) -> float:
     """Return the engine seconds that it takes to copy the KV of ``tokens`` to the host while others run.
 
-    Nobody waits for the copy, and most of it need never come back, so that only packing and a full link count.
+    No request waits for the copy, and most of it need never come back, so that only packing and a full link count.
     """
     if tokens <= 0:
         return 0.0

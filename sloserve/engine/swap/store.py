@@ -351,7 +351,7 @@ class SwapStore:
             state.settled = state.tokens
 
     def _has_kv(self, state: _State) -> None:
-        """Let state that lasts be worth no more than KV that nobody waits for, since its request has its own."""
+        """Let state that lasts be worth no more than KV for which no request waits, since its request has its own."""
         if state.lasting_worth_s is not None:
             state.worth_s = state.lasting_worth_s * len(state.blocks)
             state.yields, self._yielding = True, None
