@@ -4,7 +4,7 @@ The KV cache holds two and a half of the five conversations, so that a call find
 host kept it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from sloserve.engine.swap import retained
+from tests.equality.copiers import LateCopier, copying_by
 from tests.equality.engine import ENGINE_WARNINGS, Engine, EngineConfig, started
 
 pytestmark = [pytest.mark.vllm, *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS)]
@@ -42,13 +43,14 @@ class Run:
     preemptions: int = 0
 
 
-def serve(engine: Engine, *, differs: bool = False) -> Run:
+def serve(engine: Engine, *, differs: bool = False, beside: Callable[[], object] = lambda: None) -> Run:
     """Serve the calls of all tasks: each follows when the call before has ended.
 
     Args:
         engine: The engine.
         differs: Whether a call repeats the prompt of the call before without the end of its output, as where a template
             leaves out what a model thought.
+        beside: Called before each step.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -76,6 +78,7 @@ def serve(engine: Engine, *, differs: bool = False) -> Run:
     for task in range(TASKS):
         call(task, 0)
     for _ in range(MOST_STEPS):
+        beside()
         for output in engine.llm.step():
             task, number = map(int, output.request_id.split("."))
             tokens = list(output.outputs[0].token_ids)
@@ -102,6 +105,28 @@ def test_outputs_equal_stock_and_less_is_computed(engine: Engine, policy: str, d
     refused = sum(n for name, n in counters.items() if name.startswith("swap_refused_"))
     assert counters["swap_stores"] + refused == ours.preemptions
     assert ours.computed_tokens < 0.9 * stock.computed_tokens
+
+
+def test_a_new_request_with_a_load_that_is_given_up_is_computed(engine: Engine) -> None:
+    """The workers have never seen it, so that it cannot be resumed as a preempted request is."""
+    engine.use_stock()
+    stock = serve(engine)
+    engine.use_sloserve({"policy": "auto"})
+    swapping = engine.scheduler._swapping
+    given_up: list[str] = []
+
+    def gives_up() -> None:
+        loads = [
+            request_id for request_id in swapping.loads if engine.scheduler.requests[request_id].num_preemptions == 0
+        ]
+        if loads and len(given_up) < 3:
+            given_up.extend(loads)
+            engine.scheduler.weights_changed()
+
+    with copying_by(LateCopier, 3):
+        ours = serve(engine, beside=gives_up)
+    assert given_up and ours.outputs == stock.outputs
+    assert engine.scheduler.slo_counters["internal_errors"] == 0
 
 
 def test_kv_of_other_weights_does_not_come_back(engine: Engine) -> None:

@@ -51,7 +51,10 @@ def fetching(scheduler: Any) -> list[Request]:
 
 
 def take_back(scheduler: Any, request: Request) -> list[Any]:
-    """Make a waiting request that loads KV, or has loaded it, wait as if it had just been preempted, in front.
+    """Make a waiting request that loads KV, or has loaded it, wait in front, without KV.
+
+    A request that was never preempted is new to the workers, as in vLLM's own promotion of a loaded request: they know
+    nothing of it that could be resumed.
 
     Returns: its blocks, which now belong to no request; they go back to the pool by :func:`free`.
     """
@@ -64,7 +67,7 @@ def take_back(scheduler: Any, request: Request) -> list[Any]:
     if hasattr(scheduler, "_set_kv_fetch_stage"):  # since 0.32
         scheduler._set_kv_fetch_stage(request, None)
     scheduler.encoder_cache_manager.free(request)
-    request.status = RequestStatus.PREEMPTED
+    request.status = RequestStatus.PREEMPTED if request.num_preemptions else RequestStatus.WAITING
     request.num_computed_tokens = 0
     scheduler.waiting.prepend_request(request)
     return blocks
