@@ -34,7 +34,7 @@ import numpy as np
 from benchmarks.arguments import parser_for
 from benchmarks.fleet.paced_models import ROUTING, rounds_predicted
 from benchmarks.policies.agent_tasks import KV_BLOCKS, PROFILE, unloaded_s
-from benchmarks.policies.agent_workload import BLOCK, AgentLoop, arriving, draw_tasks, nothing
+from benchmarks.policies.agent_workload import AgentLoop, nothing
 from benchmarks.policies.auto_judged import half_95
 from benchmarks.publish import RESULTS, aligned, read_json, write_result
 from sloserve.core.outcome import Outcome
@@ -50,6 +50,9 @@ from sloserve.fleet.simulated.live.live_options import Options
 from sloserve.fleet.simulated.loop import FleetRun
 from sloserve.sim.closed_loop import Source
 from sloserve.sim.model.engine import ModelEngine
+from sloserve.sim.workloads.tasks.arrivals import arriving
+from sloserve.sim.workloads.tasks.plan import BLOCK
+from sloserve.sim.workloads.tasks.react import react_tasks
 
 INSTANCES, TASKS, QUICK_TASKS = 2, 70, 4
 RATES = {"stock": 0.14, "auto": 0.18}
@@ -107,7 +110,7 @@ def row_of(name: str, policy: str, seed: int, n: int = TASKS) -> dict[str, Any]:
     """Return the figures of one run of ``n`` tasks."""
     served = fleet()
     (profile,) = served.models["agents"].profiles.values()
-    tasks = arriving(draw_tasks(n, seed), seed, RATES[policy] * INSTANCES, unloaded_s(n, seed))
+    tasks = arriving(react_tasks(n, seed), seed, RATES[policy] * INSTANCES, unloaded_s(n, seed))
     loop = AgentLoop(tasks, nothing, profile)
     run = FleetRun(
         served,
@@ -118,20 +121,21 @@ def row_of(name: str, policy: str, seed: int, n: int = TASKS) -> dict[str, Any]:
         prefix_caching=True,
     )
     requests = run.run_source(Calls(loop, served.settings.classes)).run.requests
-    ended_s = np.array([loop.ended_s.get(task.number, math.nan) for task in tasks])
-    latency_s = ended_s - np.array([task.arrival_s for task in tasks])
+    outcomes = loop.outcomes()
+    latency_s = np.array([math.nan if one.latency_s is None else one.latency_s for one in outcomes])
+    new = sum(task.prompt_tokens(i) - task.repeated_tokens(i) for task in tasks for i in range(len(task.calls)))
     prompts = sum(one.request.prompt_tokens for one in requests)
     computed = prompts - sum(one.cached_tokens - one.recomputed_tokens for one in requests)
     return {
         "name": name,
         "policy": policy,
         "seed": seed,
-        "in_time": float(np.mean(ended_s <= [task.deadline_s for task in tasks])),
+        "in_time": float(np.mean([bool(one.in_time) for one in outcomes])),
         "mean_s": float(np.nanmean(latency_s)),
         "p99_s": float(np.nanpercentile(latency_s, 99)),
         "hit_rate": sum(one.cached_tokens for one in requests) / prompts,
-        "computed_over_needed": computed / sum(sum(task.prompts) - sum(task.repeated) for task in tasks),
-        "unfinished": int(np.isnan(ended_s).sum()),
+        "computed_over_needed": computed / new,
+        "unfinished": int(np.isnan(latency_s).sum()),
     }
 
 
