@@ -95,7 +95,7 @@ def completed(words: str) -> set[str]:
 def test_a_shell_completes_commands_flags_and_names() -> None:
     assert completed("sloserve ch") == {"check-config"}
     assert {"--slo-config", "--swap-space-gib", "--log-format"} <= completed("sloserve serve --")
-    assert completed("sloserve serve --policy ed") == {"edf"}
+    assert completed("sloserve serve --policy sj") == {"sjf"}
     assert completed("sloserve serve --preset chat") == {"chat", "chat-and-jobs"}
     assert completed("sloserve schema pro") == {"profile"}
     assert completed("sloserve serve --log-format j") == {"json"}
