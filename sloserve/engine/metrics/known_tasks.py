@@ -13,7 +13,7 @@ from typing import Final
 
 from sloserve.core.clock import Clock
 from sloserve.core.slo import DUE_NOW_S, MAX_TARGET_S, SLO
-from sloserve.engine.metrics.task_page import OpenTasks, Task, TaskPages
+from sloserve.engine.metrics.task_page import KnownTask, OpenTasks, TaskPages
 from sloserve.engine.metrics.task_table import StartedCall, TaskListener, TaskTable
 from sloserve.wire.tasks import CHAIN, StatedTask
 
@@ -34,7 +34,7 @@ class ArrivingTask:
 
     stated: StatedTask
     name: bytes
-    running: Task | None
+    running: KnownTask | None
     due_s: float | None
 
     @property
@@ -142,7 +142,7 @@ class KnownTasks:
         else:
             self._table.call_ends(started, self._clock.monotonic_s(), completed=completed)
 
-    def now(self, started: StartedCall) -> Task:
+    def now(self, started: StartedCall) -> KnownTask:
         """Return the task of a call as it is now."""
         return self._pages.of_generation(started.key, started.task.generation) or started.task
 

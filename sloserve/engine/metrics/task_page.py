@@ -62,7 +62,7 @@ class Column(IntEnum):
     COUNTED = 15
 
 
-class Task(NamedTuple):
+class KnownTask(NamedTuple):
     """One task, as all API processes together have seen it.
 
     Args:
@@ -181,12 +181,12 @@ class TaskPages:
         """Return all pages, this process' own first."""
         return [self.own, *self.others]
 
-    def task(self, key: int) -> Task | None:
+    def task(self, key: int) -> KnownTask | None:
         """Return the task with a number; ``None`` if no process has seen it."""
         rows = [row for page in self.every() if (row := page.row(key)) is not None]
         return task_of(rows) if rows else None
 
-    def of_generation(self, key: int, generation: int) -> Task | None:
+    def of_generation(self, key: int, generation: int) -> KnownTask | None:
         """Return one of the tasks of a name, which may have ended; ``None`` if no process has a row of it."""
         rows = [row for page in self.every() if (row := page.row(key)) is not None]
         rows = [row for row in rows if row[Column.GENERATION] == generation]
@@ -215,7 +215,7 @@ class TaskPages:
         keys, rows = keys[order], rows[order]
         _, first = np.unique(keys, return_index=True)
         classes = np.bincount(rows[first, Column.CLASS].astype(np.int64))
-        shown: dict[int, Task] = {}
+        shown: dict[int, KnownTask] = {}
         for at in np.sort(first)[:most].tolist():
             key = int(keys[at])
             task = self.task(key)
@@ -234,10 +234,10 @@ class OpenTasks(NamedTuple):
     """
 
     of_class: list[int]
-    least_slack: dict[int, Task]
+    least_slack: dict[int, KnownTask]
 
 
-def is_running(task: Task, now_s: float, idle_s: float) -> bool:
+def is_running(task: KnownTask, now_s: float, idle_s: float) -> bool:
     """Return whether a task has ended neither by its client's word nor by its age.
 
     Its deadline prolongs it, but not beyond the largest target of a request after its last call: a deadline may lie in
@@ -248,7 +248,7 @@ def is_running(task: Task, now_s: float, idle_s: float) -> bool:
     return not task.is_over and (task.open > 0 or is_young)
 
 
-def task_of(rows: Sequence[FloatArray]) -> Task:
+def task_of(rows: Sequence[FloatArray]) -> KnownTask:
     """Return the task of which ``rows`` are the parts of one or several processes; the latest of its name counts."""
     parts: list[list[float]] = [row.tolist() for row in rows]
     if len(parts) > 1:
@@ -259,7 +259,7 @@ def task_of(rows: Sequence[FloatArray]) -> Task:
      counted) = zip(*parts, strict=True)  # fmt: skip
     first, final = began.index(min(began)), ended.index(max(ended))
     dated = [(at_s, due_s) for at_s, due_s in zip(stated, due, strict=True) if not math.isnan(at_s)]
-    return Task(
+    return KnownTask(
         generation=int(generation[0]),
         class_id=int(class_id[first]),
         began_s=began[first],

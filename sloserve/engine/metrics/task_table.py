@@ -23,7 +23,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from sloserve.core.arrays import FloatArray
-from sloserve.engine.metrics.task_page import Column, OpenTasks, Task, TaskPages, is_running, task_of
+from sloserve.engine.metrics.task_page import Column, KnownTask, OpenTasks, TaskPages, is_running, task_of
 
 IN_TIME, LATE, NO_DEADLINE, INCOMPLETE = "in_time", "late", "no_deadline", "incomplete"
 OUTCOMES: Final = (IN_TIME, LATE, NO_DEADLINE, INCOMPLETE)
@@ -44,7 +44,7 @@ class StartedCall:
     """
 
     key: int
-    task: Task
+    task: KnownTask
     tenant: str | None
     arrival_s: float
     says_last: bool
@@ -68,7 +68,7 @@ class EndedTask:
     """
 
     key: int
-    task: Task
+    task: KnownTask
     tenant: str | None
     outcome: str
 
@@ -111,7 +111,7 @@ class TaskTable:
     def __len__(self) -> int:
         return len(self._place_of)
 
-    def running(self, key: int, now_s: float) -> Task | None:
+    def running(self, key: int, now_s: float) -> KnownTask | None:
         """Return the task with a number, if it has begun and not ended."""
         task = self._seen(key)
         return task if task is not None and is_running(task, now_s, self._idle_s) else None
@@ -165,7 +165,7 @@ class TaskTable:
             task = task._replace(is_late=True)
         return StartedCall(key, task, tenant, now_s, is_last, tool_s)
 
-    def call_ends(self, call: StartedCall, now_s: float, *, completed: bool) -> Task | None:
+    def call_ends(self, call: StartedCall, now_s: float, *, completed: bool) -> KnownTask | None:
         """Record that a call has ended; return its task as of now, or ``None`` if the table has forgotten it.
 
         Args:
@@ -221,26 +221,26 @@ class TaskTable:
         """Return the tasks of all processes that have not ended, and at most ``most`` of them one by one."""
         return self._pages.open_tasks(now_s, self._idle_s, most)
 
-    def _seen(self, key: int) -> Task | None:
+    def _seen(self, key: int) -> KnownTask | None:
         """Return the latest task of a name; ``None`` if no process has a row of one."""
         place = self._place_of.get(key)
         rows = [] if place is None else [self._pages.own.rows[place]]
         rows += [row for page in self._pages.others if (row := page.row(key)) is not None]
         return task_of(rows) if rows else None
 
-    def _known(self, key: int) -> Task:
+    def _known(self, key: int) -> KnownTask:
         """Return the latest task of a name that has a row on this process' page."""
         found = self._seen(key)
         assert found is not None
         return found
 
-    def _own(self, key: int) -> Task:
+    def _own(self, key: int) -> KnownTask:
         """Return the task of which this process' page has a row, also where a later one of its name has begun."""
         row = self._pages.own.rows[self._place_of[key]]
         return self._pages.of_generation(key, int(row[Column.GENERATION])) or task_of([row])
 
     def _row(
-        self, key: int, before: Task | None, now_s: float, class_id: int, tenant: str | None, *, goes_on: bool
+        self, key: int, before: KnownTask | None, now_s: float, class_id: int, tenant: str | None, *, goes_on: bool
     ) -> FloatArray | None:
         """Return this process' row of the task of which a call begins; ``None`` if there is no room for it."""
         place, generation = self._place_of.get(key), 0
@@ -266,7 +266,7 @@ class TaskTable:
         self._places_of[tenant].add(place)
         return row
 
-    def _becomes_late(self, row: FloatArray, task: Task, tenant: str | None, now_s: float) -> bool:
+    def _becomes_late(self, row: FloatArray, task: KnownTask, tenant: str | None, now_s: float) -> bool:
         if task.due_s is None or now_s <= task.due_s or task.is_late or task.is_over or not task.ended_s:
             return False
         row[Column.LATE] = 1.0
@@ -293,7 +293,7 @@ class TaskTable:
         others = (float(found[Column.ACTIVE]) for page in self._pages.others if (found := page.row(key)) is not None)
         row[Column.ACTIVE] = max(now_s, math.nextafter(max(others, default=-math.inf), math.inf))
 
-    def _ended(self, key: int, task: Task, tenant: str | None) -> None:
+    def _ended(self, key: int, task: KnownTask, tenant: str | None) -> None:
         if task.is_late:
             outcome = LATE
         elif task.is_broken:

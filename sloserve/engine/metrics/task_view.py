@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sloserve.engine.metrics.task_page import OpenTasks, Task
+from sloserve.engine.metrics.task_page import KnownTask, OpenTasks
 
 MOST_SHOWN: Final = 20
 """Tasks in a view; the others are counted."""
@@ -22,7 +22,7 @@ def tasks_now(found: OpenTasks, classes: Sequence[str], at_s: float, now_s: floa
         now_s: The present time by the monotonic clock, in seconds.
     """
 
-    def row(key: int, task: Task) -> dict[str, Any]:
+    def row(key: int, task: KnownTask) -> dict[str, Any]:
         return {
             "name": f"{key >> _NAME_BITS:08x}",
             "class": classes[task.class_id],

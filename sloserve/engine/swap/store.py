@@ -215,15 +215,15 @@ class SwapStore:
         less = [(s.worth_per_block, i) for i, s in self._states.items() if not s.loading and i != request_id]
         less = sorted(one for one in less if one[0] < worth_per_block)
         chosen: list[str] = []
-        for _, request_id in less:
-            chosen.append(request_id)
-            missing -= len(self._states[request_id].blocks)
+        for _, other in less:
+            chosen.append(other)
+            missing -= len(self._states[other].blocks)
             if missing <= 0:
                 break
         else:
             return False
-        for request_id in chosen:
-            self.drop(request_id, "worth_less")
+        for other in chosen:
+            self.drop(other, "worth_less")
         return True
 
     def frontier(self, request_id: str, num_tokens: int) -> int:

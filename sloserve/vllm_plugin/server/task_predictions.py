@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sloserve.core.predicted import MEDIAN, P90, Quantiles
-from sloserve.engine.metrics.task_page import Task
+from sloserve.engine.metrics.task_page import KnownTask
 from sloserve.engine.metrics.task_table import EndedTask, StartedCall
 from sloserve.estimator.conformal import ConformalQuantiles, Promise
 from sloserve.estimator.tasks import TaskHabits
@@ -84,7 +84,7 @@ class TaskPredictions:
             self._promised.popitem(last=False)
         return None if promise.quantiles is None else Quantiles(promise.quantiles[MEDIAN], promise.quantiles[P90])
 
-    def call_ended(self, task: Task, tenant: str | None, number: int, call_s: float) -> None:
+    def call_ended(self, task: KnownTask, tenant: str | None, number: int, call_s: float) -> None:
         """Learn from a call that has ended.
 
         Args:
