@@ -35,6 +35,7 @@ from sloserve.estimator.planning_cost import PlanningCost
 from sloserve.lso.decode_first import service_order
 from sloserve.lso.engine_pace import pace_of
 from sloserve.lso.lengths import Lengths
+from sloserve.lso.standing import Standing
 from sloserve.lso.step_budget import MOST_PROMPTS, StepBudget
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot, check_plan
 from sloserve.scheduler.settings import PluginSettings
@@ -147,6 +148,10 @@ class Planner:
     def balances(self, now_s: float) -> Balances | None:
         """Return what the tenants have had and are due; ``None`` where they have no shares."""
         return None if self._shares is None else self._shares.balances(self.table.rows, now_s)
+
+    def standing(self) -> Standing | None:
+        """Return where the tenants stand within their shares; ``None`` where shares decide nothing."""
+        return None if self._shares is None else self._shares.standing(self.table.rows)
 
     def learn_from(self, dropped: "Planner") -> None:
         """Continue with what the policies and the step budget of a planner learned that was dropped with its rows."""

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+import numpy as np
+
+from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 from sloserve.core.in_words import figure
 from sloserve.scheduler.policy import EngineFacts
 
@@ -66,6 +69,17 @@ class Why(IntEnum):
     """The same as PLAN, but the deadlines are equal, or one of the two requests has none: the other one's number."""
     PLAN_ALONE = 13
     """The plan took its KV, and no request waits for it."""
+    QUEUE = 14
+    """Other requests are admitted before it: how many."""
+    CLASS = 15
+    """The same, and some of them are of more urgent classes: how many of these, of how many."""
+    GIVEN_UP = 16
+    """The plan admits other requests before it, which has missed a deadline, and preempts none for it: how many go
+    first, and how many run.
+    """
+    SHARE = 17
+    """The tenant has had more than its share of the engine: how many requests of other tenants go first, of how many.
+    """
 
 
 SAYS: Final[Mapping[Why, str]] = {
@@ -83,8 +97,30 @@ SAYS: Final[Mapping[Why, str]] = {
     Why.PLAN_LATER: "preempted for request {figure}, although that is due {of} s later",
     Why.PLAN_OTHER: "preempted for request {figure}",
     Why.PLAN_ALONE: "preempted by the plan",
+    Why.QUEUE: "{figure} requests are admitted before it",
+    Why.CLASS: "{of} requests are admitted before it, {figure} of them of more urgent classes",
+    Why.GIVEN_UP: "it has missed a deadline, so {figure} requests go first and none of the {of} that run gives way",
+    Why.SHARE: "its tenant has had more than its share, so {figure} requests of other tenants go first",
 }
 """The sentence for each reason, with the two figures in their places."""
+
+_REFUSE = "refuse requests early with --admission predict"
+_MORE_KV = f"Give the KV cache more memory or swap space (--swap-space-gib), add a replica, or {_REFUSE}."
+NEXT_STEP: Final[Mapping[Why, str]] = {
+    Why.TOKENS: f"The engine computes as much as it can: add a replica, or {_REFUSE}.",
+    Why.PLACES: f"Raise --max-num-seqs if the KV cache has room; otherwise add a replica, or {_REFUSE}.",
+    Why.LIMIT: _MORE_KV,
+    Why.BLOCKS: _MORE_KV,
+    Why.KV_SHORT: _MORE_KV,
+    Why.BLOCKED: "Look in the server's log for slow grammars, KV transfers or sessions without input.",
+    Why.ENGINE: "POST /sloserve/unpark wakes a parked engine.",
+    Why.GIVEN_UP: f"More work arrives than the engine can do in time: add a replica, or {_REFUSE}.",
+    Why.SHARE: "Raise the weight of the tenant under tenant_shares if it should have more.",
+}
+"""What an operator can do about each reason; a reason that is left out needs nothing."""
+
+_OF_QUEUE: Final = frozenset({Why.NOTHING, Why.QUEUE, Why.CLASS})
+"""Reasons of a waiting request that wait for what holds up the first request of the queue."""
 
 
 def sentence(says: str, first: float | None, of: float | None) -> str:
@@ -99,6 +135,74 @@ class Cause:
     why: Why = Why.NOTHING
     figure: float = _NAN
     of: float = _NAN
+
+
+def told_with_head(own: Cause, head: Cause) -> tuple[str, str | None]:
+    """Return why a waiting request waits, as a sentence, and what an operator can do about it.
+
+    A request behind others waits for what holds up the first of the queue.
+
+    Args:
+        own: Cause of the request itself.
+        head: Cause of the first request of the queue.
+    """
+    said = sentence(SAYS[own.why], own.figure, own.of) if own.why else ""
+    if own.why not in _OF_QUEUE or not head.why:
+        return said, NEXT_STEP.get(own.why)
+    of_head = sentence(SAYS[head.why], head.figure, head.of)
+    return (f"{said}, and the first of them waits: {of_head}" if said else of_head), NEXT_STEP.get(head.why)
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """Requests of the queue, in the order of admission, ``[n]`` each.
+
+    Args:
+        class_rank: Rank of the class of each request; lower ranks are more urgent.
+        level: Level of the tenant of each request within its share; lower levels go first.
+        missed: Whether each request has missed a deadline that its plan reads.
+    """
+
+    class_rank: IntArray
+    level: IntArray
+    missed: BoolArray
+
+
+def queue_causes(queue: Queued, places: IntArray, head: Cause, running: int) -> FloatArray:
+    """Return the cause of each request of a queue, by the first rule that holds, ``[m, 3]``.
+
+    - It has missed a deadline: a plan serves the requests first that can still meet theirs.
+    - It is the first: what holds up the first.
+    - Requests of lower levels go before it: its tenant has had more than its share.
+    - Requests of more urgent classes go before it.
+    - Other requests go before it.
+
+    Args:
+        queue: The queue.
+        places: Places of the requests in the queue, ``[m]``.
+        head: Cause of the first request.
+        running: Number of running requests.
+    """
+    found = np.full((places.size, 3), _NAN)
+    found[:, 0], found[:, 1] = Why.QUEUE, places
+    for why, key in ((Why.CLASS, queue.class_rank), (Why.SHARE, queue.level)):
+        lower = _lower_before(key)[places]
+        found[lower > 0] = np.stack((np.full(places.size, int(why)), lower, places), axis=1)[lower > 0]
+    found[places == 0] = head.why, head.figure, head.of
+    missed = queue.missed[places]
+    found[missed] = np.stack((np.full(places.size, int(Why.GIVEN_UP)), places, np.full(places.size, running)), axis=1)[
+        missed
+    ]
+    return found
+
+
+def _lower_before(key: IntArray) -> IntArray:
+    """Return for each place the number of places before it that have a lower key, ``[n]``."""
+    found = np.zeros(key.size, np.int64)
+    for value in np.unique(key)[1:].tolist():
+        here = key == value
+        found[here] = np.cumsum(key < value)[here]
+    return found
 
 
 def preempted_for(number: float, due_later_s: float) -> Cause:

@@ -1,10 +1,23 @@
-"""Why a request was preempted: the sentence says which of the two is due first, and no duration is negative."""
+"""Why a request waits or was preempted: sentences say which request goes first, and no duration is negative."""
 
 import math
 
+import numpy as np
 import pytest
 
-from sloserve.engine.why import PHASE_IN_WORDS, SAYS, Phase, Why, preempted_for, sentence
+from sloserve.engine.why import (
+    NEXT_STEP,
+    PHASE_IN_WORDS,
+    SAYS,
+    Cause,
+    Phase,
+    Queued,
+    Why,
+    preempted_for,
+    queue_causes,
+    sentence,
+    told_with_head,
+)
 
 
 @pytest.mark.parametrize(
@@ -24,3 +37,33 @@ def test_it_says_which_request_is_due_first(due_later_s: float, why: Why, said: 
 
 def test_each_reason_and_each_phase_has_words() -> None:
     assert set(SAYS) == set(Why) and len(PHASE_IN_WORDS) == len(Phase)
+
+
+def test_each_request_of_a_queue_has_a_reason() -> None:
+    head = Cause(Why.BLOCKS, 12.0, 4.0)
+    queue = Queued(
+        class_rank=np.array([1, 0, 2, 1, 1, 0]),
+        level=np.array([0, 0, 0, 0, 1, 1]),
+        missed=np.array([False, False, False, False, False, True]),
+    )
+    found = queue_causes(queue, np.arange(6), head, running=3).tolist()
+    assert found[0] == [Why.BLOCKS, 12, 4]
+    assert found[1][:2] == [Why.QUEUE, 1]
+    assert found[2] == [Why.CLASS, 2, 2]
+    assert found[3] == [Why.CLASS, 1, 3]
+    assert found[4] == [Why.SHARE, 4, 4]
+    assert found[5] == [Why.GIVEN_UP, 5, 3]
+    late_first = Queued(queue.class_rank, queue.level, ~queue.missed)
+    assert queue_causes(late_first, np.array([0]), head, running=3).tolist() == [[Why.GIVEN_UP, 0, 3]]
+
+
+def test_a_request_behind_others_is_told_what_holds_up_the_first() -> None:
+    head = Cause(Why.BLOCKS, 12.0, 4.0)
+    said, next_step = told_with_head(Cause(Why.CLASS, 2.0, 3.0), head)
+    assert said == (
+        "3 requests are admitted before it, 2 of them of more urgent classes, and the first of them waits: it needs 12 "
+        "KV blocks, and 4 are free"
+    )
+    assert next_step == NEXT_STEP[Why.BLOCKS]
+    assert told_with_head(Cause(Why.SHARE, 2.0), head) == (sentence(SAYS[Why.SHARE], 2, None), NEXT_STEP[Why.SHARE])
+    assert told_with_head(Cause(), Cause()) == ("", None)

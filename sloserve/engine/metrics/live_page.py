@@ -31,7 +31,7 @@ NEAR: Final[IntArray] = np.arange(0, 65, 8)
 
 ROW: Final = (
     "number", "class_id", "phase", "since_s", "arrival_s", "due_s", "prompt_tokens", "computed_tokens", "output_tokens",
-    "preemptions", "ahead", "why", "figure", "of",
+    "preemptions", "ahead", "missed", "why", "figure", "of",
 )  # fmt: skip
 """Columns of a drawn request; times are epoch seconds.
 
@@ -39,6 +39,7 @@ ROW: Final = (
 - ``since_s``: when its phase began.
 - ``due_s``: its next deadline, nan for none.
 - ``ahead``: waiting requests before it in the order of admission, -1 if it runs.
+- ``missed``: 1 if it has missed the deadline of its first token or of its whole output, so that it will not be in time.
 - ``why``, ``figure``, ``of``: its :class:`~sloserve.engine.why.Cause`.
 """
 
@@ -58,6 +59,8 @@ class Frame:
         head: Why the first of the waiting requests was not admitted.
         counts: Requests by class and phase, ``[classes, len(Phase)]``.
         late: Requests with a missed next deadline by class, ``[classes]``.
+        missed: Requests that have missed the deadline of their first token or of their whole output, by class,
+            ``[classes]``; a request that had its first token too late counts until it ends.
         next_due_s: Earliest deadline by class, nan for none, ``[classes]``.
         foreseen: Mean and standard deviation of the KV blocks that the running requests will hold NEAR, ``[2, t]``;
             ``None`` if nothing is known of the lengths of outputs.
@@ -72,6 +75,7 @@ class Frame:
     head: Cause
     counts: IntArray
     late: IntArray
+    missed: IntArray
     next_due_s: FloatArray
     foreseen: FloatArray | None
     rows: FloatArray
@@ -84,7 +88,8 @@ class _Layout:
         self.classes = classes
         self.counts = len(_HEAD)
         self.late = self.counts + classes * len(Phase)
-        self.next_due = self.late + classes
+        self.missed = self.late + classes
+        self.next_due = self.missed + classes
         self.foreseen = self.next_due + classes
         self.rows = self.foreseen + 2 * NEAR.size
         self.size = self.rows + MOST_ROWS * len(ROW)
@@ -125,7 +130,8 @@ class LiveWriter:
             head.why, head.figure, head.of, foreseen is not None,
         )  # fmt: skip
         slots[layout.counts : layout.late] = frame.counts.ravel()
-        slots[layout.late : layout.next_due] = frame.late
+        slots[layout.late : layout.missed] = frame.late
+        slots[layout.missed : layout.next_due] = frame.missed
         slots[layout.next_due : layout.foreseen] = frame.next_due_s
         if foreseen is not None:
             slots[layout.foreseen : layout.rows] = foreseen.ravel()
@@ -183,7 +189,8 @@ class LiveReader:
             total_blocks=int(head["total_blocks"]),
             head=Cause(Why(int(head["why"])), head["figure"], head["of"]),
             counts=slots[layout.counts : layout.late].astype(np.int64).reshape(layout.classes, len(Phase)),
-            late=slots[layout.late : layout.next_due].astype(np.int64),
+            late=slots[layout.late : layout.missed].astype(np.int64),
+            missed=slots[layout.missed : layout.next_due].astype(np.int64),
             next_due_s=slots[layout.next_due : layout.foreseen],
             foreseen=foreseen,
             rows=slots[layout.rows : layout.rows + drawn * len(ROW)].reshape(drawn, len(ROW)),

@@ -1,31 +1,65 @@
-"""States of a class or a tenant that watchers see, by its own requests alone."""
+"""States of a class or a tenant that watchers see, by the share of its own requests that are in time.
 
-from collections.abc import Sequence
-from typing import Any, Final
-
-GOOD_SHARE: Final = 0.9
-"""Share of its targets in the last minute below which a class is shown as bad."""
-BAD, LATE, FINE = "bad", "late", "fine"
-"""States of a class, by its own requests alone.
-
-A class is bad if it meets less than :data:`GOOD_SHARE`, or if none of its requests ended and some are late. It is late
-if it meets that share and some requests are late now. It is fine if no request is late.
+The error budget is the share of requests that may miss their targets. The burn rate is the share that missed them, in
+multiples of the budget. A request that has missed a deadline counts as soon as it has, even while it is served: its end
+may be minutes away.
 """
 
+from collections.abc import Sequence
+from typing import Final
 
-def state_of(late: int, met: float) -> str:
-    """Return the state of a class or a tenant: fine, late or bad.
+from sloserve.core.attainment_window import SHOWN_SPANS_S
+from sloserve.core.in_words import duration
+
+GOOD_SHARE: Final = 0.9
+"""Share of requests in time below which a class or a tenant is shown as bad; the rest is its error budget."""
+FAST_BURN: Final = 3.0
+"""Burn rate of the last minute from which on a state is bad although the ten minutes before were good."""
+BAD, LATE, FINE = "bad", "late", "fine"
+"""States of a class or a tenant.
+
+It is bad if it burns more than its budget in the last minute as well as in the last ten, or in the last minute at
+:data:`FAST_BURN`. It is late if some of its requests are late or have missed a deadline, and fine otherwise.
+"""
+
+Attained = Sequence[Sequence[float | int | None]]
+"""Share of requests in time and number of requests, for each of the spans, the shortest first."""
+
+
+def burn_rates(attained: Attained, missed: int = 0) -> list[float | None]:
+    """Return the burn rate for each span, ``None`` where no request with targets ended or has missed a deadline.
 
     Args:
-        late: Number of its late requests.
-        met: Share of its targets that were met; -1 if no request with targets ended in the last minute.
+        attained: Requests that ended.
+        missed: Requests that have not ended and have missed a deadline.
     """
-    if 0.0 <= met < GOOD_SHARE or (late and met < 0.0):
+    found: list[float | None] = []
+    for share, ended in attained:
+        total = (ended or 0) + missed
+        failed = (1.0 - (share or 0.0)) * (ended or 0) + missed
+        found.append(round(failed / total / (1.0 - GOOD_SHARE), 2) if total else None)
+    return found
+
+
+def state_of(late: int, burning: Sequence[float | None], missed: int = 0) -> str:
+    """Return the state of a class or a tenant.
+
+    Args:
+        late: Number of its requests that are late now.
+        burning: Burn rates, see :func:`burn_rates`.
+        missed: Number of its requests that have not ended and have missed a deadline.
+    """
+    short, *longer = burning
+    if short is not None and short > 1.0 and (short >= FAST_BURN or all(rate and rate > 1.0 for rate in longer)):
         return BAD
-    return LATE if late else FINE
+    return LATE if late or missed else FINE
 
 
-def share_met(attained: Sequence[Any]) -> float:
-    """Return the share of targets met in the shortest span, or -1 where nothing ended in it."""
-    share = attained[0][0]
-    return -1.0 if share is None else float(share)
+def in_time(attained: Attained) -> str:
+    """Return the shares of requests in time as a sentence without its subject; empty if no request ended."""
+    said = [
+        f"{share:.0%} of {ended:,} in time within {duration(span_s)}"
+        for span_s, (share, ended) in zip(SHOWN_SPANS_S, attained, strict=True)
+        if share is not None
+    ]
+    return ", ".join(said)

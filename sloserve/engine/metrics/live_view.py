@@ -19,17 +19,17 @@ from sloserve.core.clock import Clock
 from sloserve.core.latency_window import quantiles_s
 from sloserve.engine.metrics.engine_page import PageSnapshot, find_pages
 from sloserve.engine.metrics.live_page import MOST_ROWS, NEAR, ROW, Frame, LiveReader, find_live_pages
-from sloserve.engine.metrics.live_state import BAD, share_met, state_of
+from sloserve.engine.metrics.live_state import BAD, FINE, burn_rates, in_time, state_of
 from sloserve.engine.metrics.process_page import LATENCIES, Board
 from sloserve.engine.metrics.task_page import OpenTasks
 from sloserve.engine.metrics.task_view import MOST_SHOWN as MOST_TASKS_SHOWN
 from sloserve.engine.metrics.task_view import tasks_now
 from sloserve.engine.metrics.tenant_view import tenants_now
-from sloserve.engine.why import PHASE_IN_WORDS, SAYS, Cause, Phase, Why, sentence
+from sloserve.engine.why import PHASE_IN_WORDS, SAYS, Cause, Phase, Why, told_with_head
 
 COLUMNS: Final = tuple(name for name in ROW if name != "number")
 """Columns of a row; its key is the rank and the number."""
-_DUE, _PHASE, _CLASS, _WHY = (ROW.index(name) for name in ("due_s", "phase", "class_id", "why"))
+_DUE, _PHASE, _CLASS, _WHY, _MISSED = (ROW.index(name) for name in ("due_s", "phase", "class_id", "why", "missed"))
 _NUMBER = ROW.index("number")
 
 
@@ -119,10 +119,10 @@ class LiveView:
         }
 
     def _classes_now(self, frames: Sequence[Frame], at_s: float, now_s: float) -> dict[str, Any]:
-        """Return figures of the classes, and sentences about the classes with late requests.
+        """Return figures of the classes, and sentences about the classes that are not fine.
 
-        ``by_class`` holds the figures, ``headlines`` the sentences, the class that meets the smallest share of its
-        targets first, and ``alarms`` says of each sentence whether its class does badly.
+        ``by_class`` holds the figures, ``headlines`` the sentences, the class with the highest burn rate first,
+        ``alarms`` whether each class is bad, and ``advice`` what an operator can do about each, if anything.
 
         Args:
             frames: Frames of the engines.
@@ -130,12 +130,14 @@ class LiveView:
             now_s: The present time by the monotonic clock, in seconds.
         """
         by_class = self._by_class(frames, at_s, now_s)
-        late = [(i, name, by_class[name]) for i, name in enumerate(self._classes) if by_class[name]["late"]]
-        late.sort(key=lambda one: share_met(one[2]["attained"]))
+        wrong = [(i, name, by_class[name]) for i, name in enumerate(self._classes) if by_class[name]["state"] != FINE]
+        wrong.sort(key=lambda one: (one[2]["state"] != BAD, -(one[2]["burn"][0] or 0.0)))
+        told = [_headline(frames, i, name, one, at_s) for i, name, one in wrong]
         return {
             "by_class": by_class,
-            "headlines": [_headline(frames, i, name, one["late"], at_s) for i, name, one in late],
-            "alarms": [one["state"] == BAD for _, _, one in late],
+            "headlines": [said for said, _ in told],
+            "alarms": [one["state"] == BAD for _, _, one in wrong],
+            "advice": [next_step for _, next_step in told],
         }
 
     def _by_class(self, frames: Sequence[Frame], at_s: float, now_s: float) -> dict[str, dict[str, Any]]:
@@ -143,29 +145,48 @@ class LiveView:
         found = {}
         for i, name in enumerate(self._classes):
             late = _sum(frame.late[i] + _is_newly_late(frame, i, at_s).sum() for frame in frames)
+            missed = _sum(frame.missed[i] for frame in frames)
             attained = shown((board.ended[i] for board in boards), now_s)
+            burning = burn_rates(attained, missed)
             found[name] = {
                 **{phase.name.lower(): _sum(frame.counts[i, phase] for frame in frames) for phase in Phase},
                 "late": late,
+                "missed": missed,
                 "next_due_s": _known(np.nanmin([math.inf, *(frame.next_due_s[i] for frame in frames)])),
                 "latency_s": {
                     figure: quantiles_s((board.latency[i, at] for board in boards), now_s)
                     for at, figure in enumerate(LATENCIES)
                 },
                 "attained": attained,
-                "state": state_of(late, share_met(attained)),
+                "burn": burning,
+                "state": state_of(late, burning, missed),
             }
         return found
 
 
-def _headline(frames: Sequence[Frame], class_id: int, name: str, late: int, at_s: float) -> str:
-    """Return what most of the late requests of a class do, and what holds up the one that is late for the longest."""
+def _headline(
+    frames: Sequence[Frame], class_id: int, name: str, figures: Mapping[str, Any], at_s: float
+) -> tuple[str, str | None]:
+    """Return how a class fares and what holds its requests up, as a sentence, and what an operator can do about it.
+
+    Args:
+        frames: Frames of the engines.
+        class_id: Number of the class.
+        name: Name of the class.
+        figures: Figures of the class, as ``by_class`` has them.
+        at_s: The present time, in epoch seconds.
+    """
+    parts = [in_time(figures["attained"])]
+    late, missed = figures["late"], figures["missed"]
+    if late or missed:
+        what = "with a missed deadline" if missed else "late"
+        parts.append(f"{max(late, missed):,} {what}")
+    said, next_step = f"{name}: {'; '.join(filter(None, parts))}", None
     mostly = _mostly(frames, class_id, at_s)
-    if mostly is None:  # none of them is drawn
-        return f"{name}: {late:,} late"
-    phase, count, cause = mostly
-    why = f": {sentence(SAYS[cause.why], cause.figure, cause.of)}" if cause.why else ""
-    return f"{name}: {late:,} late, {count} of them {PHASE_IN_WORDS[phase]}{why}"
+    if mostly is not None:  # none of them is drawn otherwise
+        phase, count, (why, next_step) = mostly
+        said += f", {count} of them {PHASE_IN_WORDS[phase]}" + (f": {why}" if why else "")
+    return said, next_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,19 +217,23 @@ def _rows(rank: int, frame: Frame, most: int) -> dict[str, list[Any]]:
     return {f"{rank}-{int(row[_NUMBER])}": [_known(row[i]) for i in columns] for row in rows.tolist()}
 
 
-def _mostly(frames: Sequence[Frame], class_id: int, at_s: float) -> tuple[Phase, int, Cause] | None:
-    """Return the phase of most drawn late requests of a class, their number, and what holds up the latest of them.
+def _mostly(frames: Sequence[Frame], class_id: int, at_s: float) -> tuple[Phase, int, tuple[str, str | None]] | None:
+    """Return the phase of most requests of a class that are late, their number, and why the latest of them is held up.
 
-    The result is ``None`` if no request is late. A request in the queue that has no cause of its own waits for the
-    first request of the queue.
+    The reason comes with what an operator can do about it. If no request is late now, requests that have missed a
+    deadline are taken. The result is ``None`` if no such request is drawn.
     """
-    late = [(row, frame) for frame in frames for row in frame.rows[_is_late(frame, class_id, at_s)]]
+    is_late = [_is_late(frame, class_id, at_s) for frame in frames]
+    if not any(one.any() for one in is_late):
+        is_late = [(frame.rows[:, _CLASS] == class_id) & (frame.rows[:, _MISSED] > 0.0) for frame in frames]
+    late = [(row, frame) for frame, of in zip(frames, is_late, strict=True) for row in frame.rows[of]]
     if not late:
         return None
     ((phase, count),) = Counter(int(row[_PHASE]) for row, _ in late).most_common(1)
     row, frame = min((one for one in late if one[0][_PHASE] == phase), key=lambda one: float(one[0][_DUE]))
     own = Cause(Why(int(row[_WHY])), float(row[_WHY + 1]), float(row[_WHY + 2]))
-    return Phase(phase), count, frame.head if phase == Phase.WAITING and own.why is Why.NOTHING else own
+    head = frame.head if phase == Phase.WAITING else Cause()
+    return Phase(phase), count, told_with_head(own, head)
 
 
 def _is_late(frame: Frame, class_id: int, at_s: float) -> NDArray[np.bool_]:

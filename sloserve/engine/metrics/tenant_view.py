@@ -6,7 +6,7 @@ from typing import Any, Final
 from sloserve.core.attainment_window import shown
 from sloserve.core.tenants import OTHER
 from sloserve.engine.metrics.engine_page import PageSnapshot
-from sloserve.engine.metrics.live_state import share_met, state_of
+from sloserve.engine.metrics.live_state import burn_rates, state_of
 from sloserve.engine.metrics.process_page import Board, tenant_windows
 from sloserve.engine.metrics.tenant_figures import TenantFigures, by_label, own_name
 
@@ -52,7 +52,7 @@ def tenants_now(pages: Sequence[PageSnapshot], boards: Iterable[Board], now_s: f
                 "fair": round(fair, 4),
                 "debt_s": round(one.debt_s, 1) + 0.0,  # which is not -0.0
                 "attained": attained,
-                "state": state_of(0, share_met(attained)),
+                "state": state_of(0, burn_rates(attained)),
             }
         )
     rows.sort(key=_worst_first)

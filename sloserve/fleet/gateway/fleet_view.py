@@ -9,7 +9,7 @@ what the gateway routes by: the last report of each agent, and its own held requ
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -17,6 +17,7 @@ from typing import Any, Final
 from sloserve.core.attainment_window import SHOWN_SPANS_S
 from sloserve.core.in_words import duration
 from sloserve.core.spans import Phase
+from sloserve.engine.metrics.live_state import BAD, Attained, burn_rates, in_time, state_of
 from sloserve.fleet.contract.reports import Demand
 from sloserve.fleet.gateway.instances import FRESH_S, UNAVAILABLE, GatewayInstance
 from sloserve.fleet.gateway.parts import GatewayState
@@ -77,6 +78,7 @@ class FleetView:
         known = sorted(instances.by_name.values(), key=lambda one: one.name)
         rows = {one.name: self._row(one, now_s, epoch_s) for one in known}
         self._courses = {name: self._courses[name] for name in rows}
+        by_class = {name: _figures(attained) for name, attained in parts.attained.by_class(now_s).items()}
         groups = sorted(parts.demand.report(parts.hold.held, now_s).demand, key=lambda one: -one.held)
         plan = instances.plan
         hosts = _hosts(rows)
@@ -85,8 +87,8 @@ class FleetView:
             "fleet": True,
             "classes": list(parts.settings.classes.names),
             "spans_s": list(SHOWN_SPANS_S),
-            "headlines": [*self._late(groups, now_s), *_silent(hosts)],
-            "by_class": {name: {"attained": met} for name, met in parts.attained.by_class(now_s).items()},
+            "headlines": [*_missing(by_class), *self._late(groups, now_s), *_silent(hosts)],
+            "by_class": by_class,
             "columns": list(COLUMNS),
             "models": {name: self._model(name, now_s) for name in sorted(parts.models)[:MOST_NAMED]},
             "hosts": dict(list(hosts.items())[:MOST_NAMED]),
@@ -189,6 +191,19 @@ def _hosts(rows: dict[str, list[Any]]) -> dict[str, dict[str, int]]:
         host["instances"] += 1
         host[LOST] += row[1] == LOST
     return found
+
+
+def _figures(attained: Attained) -> dict[str, Any]:
+    """Return the figures of a class: shares of requests in time, burn rates and the state that follows from them."""
+    burning = burn_rates(attained)
+    return {"attained": attained, "burn": burning, "state": state_of(0, burning)}
+
+
+def _missing(by_class: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return for each class that misses its targets its shares of requests in time, the highest burn rate first."""
+    bad = [(name, one) for name, one in by_class.items() if one["state"] == BAD]
+    bad.sort(key=lambda one: -one[1]["burn"][0])
+    return [f"{name}: {in_time(one['attained'])}" for name, one in bad]
 
 
 def _silent(hosts: dict[str, dict[str, int]]) -> list[str]:

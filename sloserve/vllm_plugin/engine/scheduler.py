@@ -340,7 +340,7 @@ class SLOScheduler(ContainedScheduler):
         if port is None:
             page.close()
             return
-        self._watched = Watched(self, self._ledger, port, len(self._settings.classes.names), page)
+        self._watched = Watched(self, self._ledger, port, self._settings.classes, page)
 
     def _shown_port(self) -> VllmPort | None:
         """Return a port; ``None`` with a KV cache with blocks that cannot be counted, which was logged."""

@@ -12,10 +12,11 @@ from vllm.v1.request import Request, RequestStatus
 
 from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 from sloserve.core.kernels.requests import counts_of, slots_found
+from sloserve.core.slo import ClassTable
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.metrics.live_page import FRAME_EVERY_S, MOST_ROWS, NEAR, ROW, Frame, LiveWriter
 from sloserve.engine.planner import Planner
-from sloserve.engine.why import Cause, Phase, StepDone, Why, preempted_for
+from sloserve.engine.why import Cause, Phase, Queued, StepDone, Why, preempted_for, queue_causes
 from sloserve.lso.forecast import OCCUPANCY_COLUMNS, counted_once, occupancy
 from sloserve.scheduler.policy import EngineFacts, Plan
 from sloserve.vllm_plugin.engine import compat
@@ -25,6 +26,10 @@ from sloserve.vllm_plugin.engine.vllm_port import VllmPort
 
 _NAN = float("nan")
 _STATIC = ("number", "class_id", "arrival_s", "ttft_due_s", "e2e_due_s", "pace_s", "prompt_tokens")
+_MISSED = len(_STATIC)
+"""Column behind these that says whether the request was seen after it had missed a deadline."""
+_DEADLINES = frozenset({"ttft_s", "e2e_s"})
+"""Columns of which a policy that plans by deadlines reads one."""
 _AT = {name: place for place, name in enumerate(ROW)}
 _READ = ("num_computed_tokens", "_output_token_ids", "status", "num_preemptions")
 """Attributes of each request, fetched in one pass: fetching these objects is most of what a frame costs."""
@@ -34,11 +39,11 @@ _ROWS = 64
 
 
 class _Numbers:
-    """Numbers of the live requests that do not change, with the number that each gets when it is first seen."""
+    """Facts of the live requests that outlast a frame, with the number that each gets when it is first seen."""
 
     def __init__(self) -> None:
         self.slot_of: dict[str, int] = {}
-        self.values: FloatArray = np.zeros((_ROWS, len(_STATIC)))
+        self.values: FloatArray = np.zeros((_ROWS, _MISSED + 1))
         self._free = list(range(_ROWS))
         self._next = 1
 
@@ -69,7 +74,7 @@ class _Numbers:
                 self.values = np.concatenate((self.values, np.zeros_like(self.values)))
                 self._free = list(range(size, 2 * size))
             slot = self.slot_of[request.request_id] = self._free.pop()
-            self.values[slot] = self._next, *_static(request, stats.slo_of.get(request.request_id))
+            self.values[slot] = self._next, *_static(request, stats.slo_of.get(request.request_id)), 0.0
             self._next += 1
         return slot
 
@@ -94,9 +99,12 @@ def _static(request: Request, stated: StatedSLO | None) -> tuple[float, ...]:
 class Watched:
     """Shows one scheduler to its watchers."""
 
-    def __init__(self, scheduler: Any, stats: EngineStats, port: VllmPort, classes: int, page: LiveWriter) -> None:
+    def __init__(
+        self, scheduler: Any, stats: EngineStats, port: VllmPort, classes: ClassTable, page: LiveWriter
+    ) -> None:
         self._scheduler, self._stats, self._port, self._page = scheduler, stats, port, page
-        self._classes = classes
+        self._classes = len(classes.names)
+        self._rank_of = np.array([one.rank for one in classes])
         self._again_s = 0.0
         self._was_empty = True
         self._numbers = _Numbers()
@@ -151,9 +159,10 @@ class Watched:
         if self._preempted:
             self._preempted = {one: cause for one, cause in self._preempted.items() if one in courses}
         facts = self._port.facts(len(scheduler.running), ())
-        live = _Live(self, [*scheduler.running, *aside, *waiting], output, planner, now_s)
+        live = _Live(self, [*scheduler.running, *aside, *waiting], len(waiting), output, planner, now_s)
         self._was_empty = not live.size
         step = step_done(scheduler, self._port, output, plan, planner)
+        head = head_held_up(waiting, step, facts)
         self._page.write(
             Frame(
                 at_s=now_s,
@@ -161,12 +170,13 @@ class Watched:
                 live=live.size,
                 free_blocks=facts.free_blocks,
                 total_blocks=facts.capacity_blocks,
-                head=head_held_up(waiting, step, facts),
+                head=head,
                 counts=live.counts(self._classes),
                 late=np.bincount(live.class_id[live.due_s < now_s], minlength=self._classes),
+                missed=np.bincount(live.class_id[live.missed], minlength=self._classes),
                 next_due_s=live.next_due_s(self._classes),
                 foreseen=None if planner is None else _foreseen(planner, facts),
-                rows=live.rows(step),
+                rows=live.rows(step, head),
             )
         )
 
@@ -175,21 +185,30 @@ class _Live:
     """The unfinished requests, column by column, in the order of service and then of admission."""
 
     def __init__(
-        self, watched: Watched, requests: list[Request], output: Any, planner: Planner | None, now_s: float
+        self,
+        watched: Watched,
+        requests: list[Request],
+        queued: int,
+        output: Any,
+        planner: Planner | None,
+        now_s: float,
     ) -> None:
         self.size = len(requests)
-        self._requests, self._output, self._now_s = requests, output, now_s
+        self._first_queued = self.size - queued
+        self._requests, self._output, self._planner, self._now_s = requests, output, planner, now_s
+        self._rank_of = watched._rank_of
         self._scheduler, self._port, self._preempted = watched._scheduler, watched._port, watched._preempted
         self._courses = watched._stats.stages.courses
         numbers = watched._numbers
         slots = numbers.slots(requests, self._scheduler.requests, watched._stats)
-        self._static = numbers.values[slots]
+        self._static = numbers.values[slots, :_MISSED]
         self._computed, self._output_tokens, self._status, self._preemptions = counts_of(requests, _READ)
         self.class_id = self._static[:, _STATIC.index("class_id")].astype(np.int64)
         paused = slots_found(numbers.slot_of, self._scheduler.slo_paused, "request_id")
         self.phase = self._phases(np.isin(slots, paused) if paused.size else None)
         self._first_token_s = _first_tokens_s(planner, requests)
         self.due_s = self._due_s()
+        self.missed = self._note_missed(numbers.values, slots)
 
     def _phases(self, paused: BoolArray | None) -> IntArray:
         """Return the phase of each request, ``[requests]``.
@@ -221,6 +240,21 @@ class _Live:
         due_s: FloatArray = np.fmin(token_s, e2e_s)
         return due_s
 
+    def _note_missed(self, values: FloatArray, slots: IntArray) -> BoolArray:
+        """Return which requests have missed the deadline of their first token or of their whole output.
+
+        A first token that came too late between two frames is known where a policy needs the time of first tokens.
+
+        Args:
+            values: Facts of requests, which keep the result.
+            slots: Rows of the requests in ``values``.
+        """
+        ttft_due_s, e2e_due_s = (self._static[:, _STATIC.index(name)] for name in ("ttft_due_s", "e2e_due_s"))
+        first_s = np.where(self._output_tokens > 0, self._first_token_s, self._now_s)
+        missed: BoolArray = (values[slots, _MISSED] > 0.0) | (first_s > ttft_due_s) | (self._now_s > e2e_due_s)
+        values[slots, _MISSED] = missed
+        return missed
+
     def counts(self, classes: int) -> IntArray:
         flat = np.bincount(self.class_id * len(Phase) + self.phase, minlength=classes * len(Phase))
         return flat.reshape(classes, len(Phase))
@@ -230,8 +264,13 @@ class _Live:
         np.fmin.at(first, self.class_id, self.due_s)
         return first
 
-    def rows(self, step: StepDone) -> FloatArray:
-        """Return the requests to draw, by number: the ones with the nearest deadline, or the one longest past."""
+    def rows(self, step: StepDone, head: Cause) -> FloatArray:
+        """Return the requests to draw, by number: the ones with the nearest deadline, or the one longest past.
+
+        Args:
+            step: What the step leaves.
+            head: Why the first of the queue was not admitted.
+        """
         drawn = np.arange(len(self._requests))
         if drawn.size > MOST_ROWS:
             drawn = np.argsort(self.due_s, kind="stable")[:MOST_ROWS]
@@ -246,9 +285,13 @@ class _Live:
         rows[:, _AT["due_s"]] = self.due_s[drawn]
         rows[:, _AT["computed_tokens"]] = self._computed[drawn]
         rows[:, _AT["output_tokens"]] = self._output_tokens[drawn]
-        ahead = drawn - len(self._scheduler.running)
-        rows[:, _AT["ahead"]] = np.where(ahead >= 0, ahead, -1)
+        in_queue = drawn >= self._first_queued
+        queued = drawn[in_queue] - self._first_queued
+        rows[:, _AT["ahead"]] = np.where(drawn < len(self._scheduler.running), -1, 0)
+        rows[in_queue, _AT["ahead"]] = queued
+        rows[:, _AT["missed"]] = self.missed[drawn]
         rows[:, _AT["why"] :] = _SERVED
+        rows[in_queue, _AT["why"] :] = queue_causes(self._queue(), queued, head, len(self._scheduler.running))
         # A waiting request that is not blocked has nothing of its own that holds it up.
         plain = (self._status[drawn] == _PLAIN) & (self._computed[drawn] == 0)
         for place in np.flatnonzero((self.phase[drawn] != _DECODE) & ~plain).tolist():
@@ -256,6 +299,21 @@ class _Live:
             if cause is not None:
                 rows[place, _AT["why"] :] = cause.why, cause.figure, cause.of
         return rows
+
+    def _queue(self) -> Queued:
+        """Return what decides the order of the queue, as far as watchers see it."""
+        first, planner = self._first_queued, self._planner
+        missed = np.zeros(self.size - first, np.bool_)
+        if planner is not None and planner.policy.needs & _DEADLINES:
+            missed = self.missed[first:]
+        standing = None if planner is None else planner.standing()
+        level = np.zeros(self.size - first, np.int64)
+        if planner is not None and standing is not None:
+            queued, slot_of = self._requests[first:], planner.table.slot_of
+            known = np.array([one.request_id in slot_of for one in queued], np.bool_)
+            slots = slots_found(slot_of, queued, "request_id")
+            level[known] = standing.level[planner.table.rows.account[slots]]
+        return Queued(self._rank_of[self.class_id[first:]], level, missed)
 
     def _cause(self, place: int, step: StepDone) -> Cause | None:
         """Return what holds one request up by itself; the first of the queue holds up the requests behind it."""

@@ -37,6 +37,7 @@ def frame(at_s: float, rows: int = 3, foreseen: FloatArray | None = None) -> Fra
         head=Cause(Why.BLOCKS, 12.0, 4.0),
         counts=np.arange(2 * len(Phase)).reshape(2, len(Phase)),
         late=np.array([1, 0]),
+        missed=np.array([3, 2]),
         next_due_s=np.array([5.0, np.nan]),
         foreseen=foreseen,
         rows=np.arange(rows * len(ROW), dtype=np.float64).reshape(rows, len(ROW)) + at_s,

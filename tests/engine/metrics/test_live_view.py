@@ -16,7 +16,7 @@ from sloserve.engine.metrics.live_view import COLUMNS, LiveView
 from sloserve.engine.metrics.process_page import Board
 from sloserve.engine.metrics.task_page import TaskPage, TaskPages
 from sloserve.engine.metrics.task_table import EndedTask, TaskTable
-from sloserve.engine.why import SAYS, Cause, Phase, Why
+from sloserve.engine.why import NEXT_STEP, SAYS, Cause, Phase, Why
 
 
 class Unheard:
@@ -39,7 +39,8 @@ def frame(rows: int, *, foreseen: bool = False) -> Frame:
     counts[0, Phase.DECODE] = rows
     known = np.stack((np.full(NEAR.size, 50.04), np.full(NEAR.size, 2.0))) if foreseen else None
     late, next_due_s = np.array([1, 0]), np.array([1e9 + 1.0, np.nan])
-    return Frame(1e9, 0.5, rows, 4, 60, Cause(Why.BLOCKS, 12.0, 4.0), counts, late, next_due_s, known, table)
+    head, missed = Cause(Why.BLOCKS, 12.0, 4.0), np.zeros(2, np.int64)
+    return Frame(1e9, 0.5, rows, 4, 60, head, counts, late, missed, next_due_s, known, table)
 
 
 class Server:
@@ -91,7 +92,9 @@ def test_a_late_class_says_what_most_of_its_late_requests_do_and_why(server: Ser
     server.live[0].write(made)
     # Those in the queue wait for the first of it.
     why = "it needs 12 KV blocks, and 4 are free"
-    assert server.view.read()["headlines"] == [f"urgent: 1 late, 4 of them waiting: {why}"]
+    view = server.view.read()
+    assert view["headlines"] == [f"urgent: 1 late, 4 of them waiting: {why}"]
+    assert view["advice"] == [NEXT_STEP[Why.BLOCKS]]
     made.rows[3, ROW.index("why")] = Why.BLOCKED  # late for the longest of them
     server.live[0].write(made)
     (headline,) = server.view.read()["headlines"]
@@ -107,14 +110,15 @@ def test_a_request_that_became_late_since_the_frame_counts_as_late(server: Serve
     assert view["headlines"] == ["urgent: 3 late, 2 of them waiting: it needs 12 KV blocks, and 4 are free"]
 
 
-def test_a_class_is_judged_by_its_own_requests_and_the_worst_comes_first(server: Server) -> None:
+def test_the_alarm_follows_the_share_in_time_and_not_who_is_late_now(server: Server) -> None:
     server.view.read()
     made = frame(7)
     made.rows[4:, ROW.index("class_id")] = 1
     made.rows[:, ROW.index("due_s")] = 1e9 - 1.0
     made.late[:] = 4, 3
     server.live[0].write(made)
-    assert [one["state"] for one in server.view.read()["by_class"].values()] == ["bad", "bad"]  # nothing has ended
+    view = server.view.read()
+    assert [one["state"] for one in view["by_class"].values()] == ["late", "late"] and view["alarms"] == [False] * 2
     windows = [AttainmentWindow(server.board.ended[i]) for i in range(2)]
     for number in range(50):
         windows[0].record({"ttft": number != 7}, False, 580.0)
@@ -126,9 +130,26 @@ def test_a_class_is_judged_by_its_own_requests_and_the_worst_comes_first(server:
     assert {name: one["state"] for name, one in view["by_class"].items()} == {CLASSES[0]: "late", CLASSES[1]: "bad"}
     assert [line.partition(":")[0] for line in view["headlines"]] == [CLASSES[1], CLASSES[0]]
     assert view["alarms"] == [True, False]
+    # A class that misses its targets is named although none of its requests is late now.
     server.live[0].write(replace(made, at_monotonic_s=601.0, late=np.zeros(2), rows=made.rows[:0]))
-    calm = server.view.read()
-    assert [one["state"] for one in calm["by_class"].values()] == ["fine", "bad"] and calm["headlines"] == []
+    later = server.view.read()
+    assert [one["state"] for one in later["by_class"].values()] == ["fine", "bad"] and later["alarms"] == [True]
+    assert later["headlines"] == [f"{CLASSES[1]}: 50% of 50 in time within 60 s, 50% of 50 in time within 10 min"]
+    assert later["by_class"][CLASSES[1]]["burn"] == [5.0, 5.0]
+
+
+def test_requests_that_missed_a_deadline_raise_the_alarm_before_they_end(server: Server) -> None:
+    server.view.read()
+    made = frame(12)
+    made.rows[:, ROW.index("due_s")] = 1e9 + 60.0
+    made.rows[:9, ROW.index("missed")] = 1.0
+    made.rows[:, ROW.index("phase")] = Phase.DECODE
+    made.missed[0] = 9
+    made.late[:] = 0
+    server.live[0].write(made)
+    view = server.view.read()
+    assert view["by_class"]["urgent"]["burn"] == [10.0, 10.0] and view["by_class"]["urgent"]["state"] == "bad"
+    assert view["headlines"] == ["urgent: 9 with a missed deadline, 9 of them decoding"]
 
 
 def test_attainment_is_of_one_and_of_ten_minutes(server: Server) -> None:

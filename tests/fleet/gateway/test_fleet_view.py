@@ -152,12 +152,23 @@ def test_attainment_is_by_class_over_one_and_ten_minutes() -> None:
     ended(0.5, 4.0)
     ended(2.0, 4.0)
     ended(4.0, 4.0, streamed=False)  # when its first token came is not seen here
-    assert seen.view.read()["by_class"]["interactive"] == {"attained": [[0.6667, 3], [0.6667, 3]]}
+    view = seen.view.read()
+    assert view["by_class"]["interactive"] == {
+        "attained": [[0.6667, 3], [0.6667, 3]],
+        "burn": [3.33, 3.33],
+        "state": "bad",
+    }
+    assert view["headlines"] == ["interactive: 67% of 3 in time within 60 s, 67% of 3 in time within 10 min"]
     seen.clock.advance_to(seen.clock.now_s() + 100.0)
     attained.ended(slo, None, now_s(), streamed=True, rejected=True)
     view = seen.view.read()
-    assert view["by_class"]["interactive"] == {"attained": [[0.0, 1], [0.5, 4]]}
-    assert view["by_class"]["batch"] == {"attained": [[None, 0], [None, 0]]} and view["spans_s"] == [60.0, 600.0]
+    assert view["by_class"]["interactive"]["attained"] == [[0.0, 1], [0.5, 4]]
+    assert view["by_class"]["batch"] == {
+        "attained": [[None, 0], [None, 0]],
+        "burn": [None, None],
+        "state": "fine",
+    }
+    assert view["spans_s"] == [60.0, 600.0]
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ EVIL = "[red]x[/red]\x1b[2J\x07<img onerror>"
 
 def row(**what: Any) -> list[Any]:
     usual = {"class_id": 0, "phase": int(Phase.DECODE), "since_s": 90.0, "arrival_s": 80.0, "due_s": None,
-             "prompt_tokens": 7, "computed_tokens": 7, "output_tokens": 3, "preemptions": 0, "ahead": -1,
+             "prompt_tokens": 7, "computed_tokens": 7, "output_tokens": 3, "preemptions": 0, "ahead": -1, "missed": 0,
              "why": 0, "figure": None, "of": None}  # fmt: skip
     return [(usual | what)[name] for name in COLUMNS]
 

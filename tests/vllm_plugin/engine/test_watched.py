@@ -162,6 +162,33 @@ def test_who_waits_behind_others_goes_first_with_an_earlier_deadline(
     assert (ahead(30.0), ahead(21.5), ahead(15.0)) == (3, 2, 0)
 
 
+def test_a_request_that_the_policy_has_given_up_is_told_so_and_a_later_deadline_gets_it_a_place(
+    build: Build, request_of: RequestOf, watch: Watch
+) -> None:
+    """Two batch requests hold both places; a request that is due at once cannot be in time, and preempts neither."""
+
+    def urgent_rows(ttft_s: float) -> list[dict[str, float]]:
+        work = [request_of(f"jobs{i}", 0.0, 8, 60, slo_class="batch") for i in range(2)]
+        work += [request_of("urgent", 0.2, 8, 4, ttft_s=ttft_s)]
+        frames = watch(build("auto", max_num_seqs=2), work)
+        return [row(frame, 3) for frame in frames if (frame.rows[:, 0] == 3).any()]
+
+    waits = [one for one in urgent_rows(0.001) if one["phase"] == Phase.WAITING]
+    assert len(waits) > 5 and all(one["missed"] == 1.0 for one in waits[1:])
+    assert {(one["why"], one["figure"], one["of"]) for one in waits[1:]} == {(Why.GIVEN_UP, 0, 2)}
+    assert sum(one["phase"] == Phase.WAITING for one in urgent_rows(0.2)) < len(waits) / 2
+
+
+def test_every_request_of_the_queue_says_what_goes_before_it(build: Build, request_of: RequestOf, watch: Watch) -> None:
+    work = [request_of(f"r{i}", 0.0, 8, 30, e2e_s=5.0) for i in range(4)]
+    work += [request_of("job", 0.0, 8, 4, slo_class="batch"), request_of("chat", 0.0, 8, 4)]
+    frame = watch(build("edf:preempt=false", max_num_seqs=3), work)[1]
+    found = [(row(frame, n)["why"], row(frame, n)["figure"], row(frame, n)["of"]) for n in (4, 6, 5)]
+    assert found[0] == (Why.PLACES, 3, 3)
+    assert found[1][:2] == (Why.QUEUE, 1)
+    assert found[2] == (Why.CLASS, 2, 2)
+
+
 @pytest.mark.parametrize("rows", [64, 1], ids=["roomy", "grows with the rival"])
 def test_a_preemption_names_the_request_it_was_for_and_how_much_earlier_that_is_due(
     build: Build, request_of: RequestOf, watch: Watch, monkeypatch: pytest.MonkeyPatch, rows: int
