@@ -18,39 +18,47 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from sloserve.api.server_lock import ServerLock
 from sloserve.core.errors import BadBody, ConfigError, EngineError
 from sloserve.core.files.model import Allowed, check_model, dotted
 from sloserve.core.slo import MAX_TARGET_S
 from sloserve.core.tenants import MOST_TENANTS
-from sloserve.engine.metrics import page_folder
 from sloserve.vllm_plugin.server import engine_control, parking, reloading
-from sloserve.vllm_plugin.server.front_end_of import api_processes, controlling, front_end_of, on_stop
+from sloserve.vllm_plugin.server.front_end_of import (
+    api_processes,
+    controlling,
+    front_end_of,
+    live_settings_of,
+    on_stop,
+)
+from sloserve.vllm_plugin.server.server_lock import ServerLock
 from sloserve.wire import errors, strict_json
 from sloserve.wire.asgi import CLOSE, ClientLeft, refuse, refuse_error, shows_admin_key
 from sloserve.wire.live_feed import LiveFeed
 from sloserve.wire.opening import BodyLimits, BoundedBody
+from sloserve.wire.peers import peer_of
 from sloserve.wire.watch_page import sent_page
 
 logger = logging.getLogger(__name__)
 
 PREFIX = "/sloserve/"
 ROUTES = {
-    "status": "GET",
-    "events": "GET",
-    "policy": "PUT",
-    "tenants": "PUT",
-    "park": "POST",
-    "unpark": "POST",
-    "reload": "POST",
+    "status": ("GET",),
+    "events": ("GET",),
+    "policy": ("PUT",),
+    "settings": ("GET", "PUT"),
+    "tenants": ("PUT",),
+    "park": ("POST",),
+    "unpark": ("POST",),
+    "reload": ("POST",),
 }
+"""Methods of each route."""
 
 MAX_POLICY_CHARS = 500
 MAX_BODY_BYTES = 16384
 """Two policies of the greatest length, every character an escaped pair of surrogates, take 12,000."""
 
 MAX_TENANTS_BYTES = 1 << 18
-"""Bytes of a body with the service of ``MOST_TENANTS`` tenants, for names of 200 bytes."""
+"""Bytes of a body with the service or the weights of ``MOST_TENANTS`` tenants, for names of 200 bytes."""
 
 _PolicyText = Annotated[str | None, Field(strict=True, max_length=MAX_POLICY_CHARS)]
 _POLICY = Allowed(f"the text of a policy, as for --policy, of at most {MAX_POLICY_CHARS} characters")
@@ -134,12 +142,12 @@ class AdminApp:
         if await sent_page(scope, send, route) or not await shows_admin_key(scope, send, self._key):
             return
         if route not in ROUTES:
-            known = ", ".join(f"{method} {PREFIX}{name}" for name, method in ROUTES.items())
+            known = ", ".join(f"{method} {PREFIX}{name}" for name, methods in ROUTES.items() for method in methods)
             await refuse(send, HTTPStatus.NOT_FOUND, f"no such admin route; there are {known}", headers=[CLOSE])
             return
-        if scope["method"] != ROUTES[route]:
-            allow = ("allow", ROUTES[route])
-            message = f"{PREFIX}{route}: the method is {ROUTES[route]}"
+        if scope["method"] not in ROUTES[route]:
+            allow = ("allow", ", ".join(ROUTES[route]))
+            message = f"{PREFIX}{route}: the method is {' or '.join(ROUTES[route])}"
             await refuse(send, HTTPStatus.METHOD_NOT_ALLOWED, message, headers=[allow, CLOSE])
             return
         try:
@@ -181,6 +189,8 @@ class AdminApp:
             async with self._alone(engine):
                 await engine_control.set_policies(engine, change.policy, change.shadow_policy)
                 return await engine_control.status(engine)
+        if route == "settings":
+            return await self._settings(engine, scope, receive)
         if route == "tenants":
             tenants = await _read(TenantsElsewhere, scope, receive, most_bytes=MAX_TENANTS_BYTES)
             return await engine_control.set_elsewhere(engine, tenants.elsewhere_s)
@@ -200,10 +210,21 @@ class AdminApp:
             await parking.unpark(engine)
             return await engine_control.status(engine)
 
+    async def _settings(self, engine: Any, scope: Scope, receive: Receive) -> Any:
+        """Return the settings in force, after a change of them if the request makes one."""
+        live = live_settings_of(engine)
+        if live is None:
+            raise EngineError("the engine does not run sloserve's scheduler, so it has no settings of sloserve")
+        if scope["method"] == "GET":
+            return live.now.as_json()
+        patch = await _read_object(scope, receive, "settings", most_bytes=MAX_TENANTS_BYTES)
+        peer = peer_of(scope)
+        return await live.merge(engine, patch, f"PUT {PREFIX}settings from {'a socket' if peer is None else peer[0]}")
+
     def _alone(self, engine: Any) -> AbstractAsyncContextManager[None]:
         """Return a lock under which something is changed; one request to one of the server's API processes holds it."""
-        is_only = api_processes(engine) < 2
-        return self._lock.held(None if is_only else lambda: page_folder.lock_file(page_folder.page_folder()))
+        live = live_settings_of(engine)
+        return self._lock.held(None) if live is None else live.alone()
 
 
 async def _read(
@@ -213,17 +234,29 @@ async def _read(
 
     Raises: BadBody for a body that cannot be read; ConfigError for values that are not valid.
     """
+    fields = ", ".join(model.model_fields)
+    values = await _read_object(scope, receive, fields, default=default, most_bytes=most_bytes)
+    wanted, problems = check_model(model, values)
+    if wanted is None:
+        raise ConfigError("; ".join(f"{dotted(problem.path)}: {problem.text}" for problem in problems))
+    return wanted
+
+
+async def _read_object(
+    scope: Scope, receive: Receive, fields: str, *, default: bytes = b"", most_bytes: int = MAX_BODY_BYTES
+) -> dict[str, Any]:
+    """Return the JSON object of a body, or ``default`` if the body is empty.
+
+    Raises: BadBody for a body that cannot be read; ConfigError for a body that is no object with ``fields``.
+    """
     body = await BoundedBody(scope, receive, BodyLimits(most_bytes)).read()
     try:
         values = strict_json.loads(body or default)
     except ValueError as error:
         raise ConfigError(f"request body: {error}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"request body: is not an object with {', '.join(model.model_fields)}")
-    wanted, problems = check_model(model, values)
-    if wanted is None:
-        raise ConfigError("; ".join(f"{dotted(problem.path)}: {problem.text}" for problem in problems))
-    return wanted
+        raise ConfigError(f"request body: is not an object with {fields}")
+    return values
 
 
 def _model_name(state: Any) -> str:

@@ -62,15 +62,19 @@ class Callers:
 
     def __init__(self, settings: PluginSettings, clock: Clock) -> None:
         """Read the file of keys, if there is one. Raises: ConfigError if the file has a fault."""
-        self._rules, self._stated = settings.rules, settings.header_rules
-        self._unstated = replace(settings.header_rules, tenant_headers=())
-        self._proxies = TrustedProxies(settings.trusted_proxies)
+        self.follow(settings)
         self._keys: WatchedKeys[ServerTenant] | None = None
         self._admin_key = os.fsencode(os.environ.get(ADMIN_KEY, ""))
         self._warned = False
         if settings.keys is not None:
             classes = settings.classes
             self._keys = WatchedKeys(Path(settings.keys), lambda path: read_server_keys(path, classes), clock)
+
+    def follow(self, settings: PluginSettings) -> None:
+        """Know the senders of the requests to come by other settings; the file of keys stays."""
+        self._rules, self._stated = settings.rules, settings.header_rules
+        self._unstated = replace(settings.header_rules, tenant_headers=())
+        self._proxies = TrustedProxies(settings.trusted_proxies)
 
     @property
     def has_keys(self) -> bool:

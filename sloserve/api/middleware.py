@@ -31,8 +31,8 @@ from sloserve.api.websockets import refuse_websocket, refused_websocket
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import BodyTooLarge, SloServeError
 from sloserve.engine.metrics.tenant_page import TenantPage
-from sloserve.scheduler.settings import ADMIN_KEY, plugin_settings
-from sloserve.vllm_plugin.server.front_end_of import api_processes
+from sloserve.scheduler.settings import ADMIN_KEY, PluginSettings, plugin_settings
+from sloserve.vllm_plugin.server.front_end_of import api_processes, live_settings_of
 from sloserve.vllm_plugin.server.stated import warn_operator
 from sloserve.wire import context, errors
 from sloserve.wire.asgi import first, refuse_error, report_slo, route_path, unsent
@@ -176,9 +176,21 @@ class SLOMiddleware:
 
     def _rules_of(self, engine: Any) -> tuple[BodyLimits, Callers]:
         if self._rules is None:
-            settings = plugin_settings(None if engine is None else engine.vllm_config.additional_config)
-            self._rules = BodyLimits(settings.max_body_bytes, whole_s=math.inf), Callers(settings, self._clock)
+            live = live_settings_of(engine)
+            if live is None:
+                settings = plugin_settings(None if engine is None else engine.vllm_config.additional_config)
+            else:
+                settings = live.now.settings
+                live.tell(self._follow)
+            self._rules = _body_limits(settings), Callers(settings, self._clock)
         return self._rules
+
+    def _follow(self, settings: PluginSettings) -> None:
+        """Serve the requests to come by other settings."""
+        if self._rules is not None:
+            callers = self._rules[1]
+            callers.follow(settings)
+            self._rules = _body_limits(settings), callers
 
     def _admitted(self, scope: Scope, engine: Any, held: ExitStack) -> Caller:
         """Return the sender of a request, and hold what it takes of its tenant's limits until ``held`` is left.
@@ -192,6 +204,10 @@ class SLOMiddleware:
             held.callback(context.request_use.reset, context.request_use.set(use))
         held.callback(context.key_tenant.reset, context.key_tenant.set(tenant))
         return caller
+
+
+def _body_limits(settings: PluginSettings) -> BodyLimits:
+    return BodyLimits(settings.max_body_bytes, whole_s=math.inf)
 
 
 def _prompt_tokens(headers: Iterable[tuple[bytes, bytes]]) -> int:

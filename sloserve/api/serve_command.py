@@ -71,7 +71,8 @@ def serve(
     begin_logging(log_format)
     if allow_untested_vllm:  # the engine's processes check the version, too, and inherit the environment
         os.environ[ALLOW_UNTESTED] = "1"
-    sources = config.read_sources(slo_config, settings.flags() | asdict(http3), settings.preset)
+    given = settings.flags() | asdict(http3)
+    sources = config.read_sources(slo_config, given, settings.preset)
     swap_space.check_size(swap_space_gib)
     key = config.read_admin_key(admin_key, os.environ)
     passed_on = vllm_arguments(context, arguments)
@@ -89,6 +90,7 @@ def serve(
     if listens_on is not None:
         check_port_free(*listens_on)
     args = serve.prepare(passed_on, our_flags(context))
+    additional_config = args.additional_config
     effective = config.settle(sources, args.additional_config)
     serve.check_policies(args, effective.settings)
     serve.check_keys(args, effective.settings)
@@ -101,7 +103,8 @@ def serve(
         swap_space.configure(args, swap_space_gib)
         warning = swap_space.pinning_warning(args, swap_space_gib)
         print_warnings([] if warning is None else [warning])
-    serve.run(args, effective.section, key.value if key else None)
+    source = config.source_text(slo_config, given, settings.preset, additional_config)
+    serve.run(args, effective.section, key.value if key else None, source)
 
 
 def _show_settings(rows: list[tuple[str, str, str]]) -> None:

@@ -75,6 +75,17 @@ class TenantTable:
         """Whether any tenant has more than its own account."""
         return len(self.tenant_of) > len(self.names)
 
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Set the weights of tenants; a tenant that is not named gets 1, and numbers stay.
+
+        A named tenant that finds the table full keeps sharing the number 0.
+
+        Args:
+            weights: Weight by name.
+        """
+        numbers = {self.number_of(name): weight for name, weight in weights.items()}
+        self.weights = np.array([1.0, *(numbers.get(number, 1.0) for number in range(1, len(self.names)))])
+
     def number_of(self, name: str | None) -> int:
         """Return the number of a tenant, a new one for a new name as long as the table has room."""
         if not name:

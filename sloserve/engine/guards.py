@@ -77,9 +77,13 @@ class Ageing:
     def __init__(self, share: float, classes: ClassTable) -> None:
         self._share = share
         self.period = math.ceil(1.0 / share) if share > 0 else None
+        self._since_aged = 0
+        self.follow(classes)
+
+    def follow(self, classes: ClassTable) -> None:
+        """Take the ages from which on requests have aged from ``classes``."""
         self._age_s = np.array([c.aged_after_s for c in classes])
         self._least_age_s = float(self._age_s.min())
-        self._since_aged = 0
 
     def turns(
         self, rows: Rows, waiting: IntArray, now_s: float, running: IntArray = NO_SLOTS, protected: IntArray = NO_SLOTS

@@ -149,6 +149,10 @@ class Planner:
         """Return what the tenants have had and are due; ``None`` where they have no shares."""
         return None if self._shares is None else self._shares.balances(self.table.rows, now_s)
 
+    def follow(self, settings: PluginSettings) -> None:
+        """Follow settings that were changed; only ages of classes concern the planner itself."""
+        self.ageing.follow(settings.classes)
+
     def standing(self) -> Standing | None:
         """Return where the tenants stand within their shares; ``None`` where shares decide nothing."""
         return None if self._shares is None else self._shares.standing(self.table.rows)

@@ -42,6 +42,11 @@ class StatedReader:
         # By type too: True is no number on the wire, and equals 1.
         self._known = lru_cache(KEPT, typed=True)(self._parse)
 
+    def follow(self, classes: ClassTable) -> None:
+        """Read the requests to come by ``classes``, which have the names of the classes so far."""
+        self._classes = classes
+        self._known.cache_clear()
+
     def read(self, extra_args: Mapping[str, Any] | None, adapter: str | None = None) -> StatedSLO:
         """Return what ``extra_args`` state; of a request's further call of the engine, what is left of its targets.
 

@@ -37,6 +37,7 @@ from sloserve.lso.engine_pace import EnginePace
 from sloserve.lso.plan import Snapshot
 from sloserve.lso.standing import LEAST_S, Standing, levels_of
 from sloserve.scheduler.settings import PluginSettings
+from sloserve.scheduler.share_settings import ShareSettings
 
 _LEAST_REPORTED_S: Final = 1e-3
 """Least service in seconds that is reported; an idle engine thus reports none some half-lives later."""
@@ -176,6 +177,12 @@ class TenantShares:
         """Return the shares of an engine with ``settings`` before any service; ``None`` where they have none."""
         shares = settings.tenant_shares
         return None if shares is None else cls(TenantTable(shares.weights), shares.half_life_s)
+
+    def follow(self, shares: ShareSettings) -> None:
+        """Follow other weights and another half-life; what tenants have had so far stays."""
+        self.tenants.set_weights(shares.weights)
+        self._half_life_s = shares.half_life_s
+        self._elsewhere_s = np.zeros(0)  # numbers may have been given to names
 
     @property
     def service_s(self) -> FloatArray:

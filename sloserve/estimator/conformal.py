@@ -73,6 +73,12 @@ class ConformalQuantiles:
         self._sorted: list[float] = []
         self._judged: dict[float, deque[bool]] = {level: deque(maxlen=window) for level in self._at}
 
+    def set_levels(self, levels: Sequence[float]) -> None:
+        """Give the quantiles of ``levels`` to later promises; a level that was known keeps what was learnt of it."""
+        self._at = {level: self._at.get(level, level) for level in sorted(levels)}
+        size = self._latest.maxlen
+        self._judged = {level: self._judged.get(level, deque(maxlen=size)) for level in self._at}
+
     def promise(self, predicted: float, at_least: Mapping[float, float] | None = None) -> Promise:
         """Return what the actual value stays at or below with the probability of each level.
 
@@ -94,7 +100,7 @@ class ConformalQuantiles:
 
         The outcome will say so again; it counts once.
         """
-        if not promise.over and level not in promise.broken:
+        if level in self._at and not promise.over and level not in promise.broken:
             promise.broken.add(level)
             self._judge(level, kept=False)
 
@@ -103,7 +109,7 @@ class ConformalQuantiles:
         for level, limit in (promise.quantiles or {}).items():
             if actual > limit:
                 self.ran_out(promise, level)
-            elif level not in promise.broken:
+            elif level in self._at and level not in promise.broken:
                 self._judge(level, kept=True)
         promise.over = True
         score = max(actual, _LEAST) / max(promise.predicted, _LEAST)

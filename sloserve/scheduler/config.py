@@ -8,6 +8,7 @@ A preset is a file of settings that is shipped with the package: a policy, and s
 """
 
 import difflib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -41,6 +42,9 @@ FLAGS: dict[str, Key] = {
     **{flag: ("http3", field) for field, flag in optional_http3.FLAGS.items()},
 }
 """Flags of ``sloserve serve`` to the settings they are."""
+
+SOURCE = "SLOSERVE_SETTINGS_SOURCE"
+"""Environment variable in which ``sloserve serve`` tells its API processes where settings come from."""
 
 _PRESETS = resources.files("sloserve.scheduler") / "presets"
 
@@ -209,6 +213,32 @@ def settle(sources: Sources, additional_config: Any = None) -> Effective:
     if faults or settings is None:
         raise ConfigError("\n".join(faults))
     return Effective(settings, nested, merged)
+
+
+def source_text(
+    slo_config: Path | None, flags: Mapping[str, Any], preset: str | None, additional_config: Any
+) -> str | None:
+    """Return where settings come from as text for :func:`reread`; ``None`` without a file that can be read again.
+
+    Args:
+        slo_config: Path of the file of settings.
+        flags: Values by the names of :data:`FLAGS`.
+        preset: Name of the preset, if there is one.
+        additional_config: vLLM's additional configuration, as its flag gave it.
+    """
+    if slo_config is None:
+        return None
+    section = (additional_config or {}).get(KEY, {})
+    return json.dumps([str(slo_config.absolute()), dict(flags), preset, section])
+
+
+def reread(text: str) -> Effective:
+    """Return the settings that follow from the sources of :func:`source_text` as they are now.
+
+    Raises: ConfigError that lists everything wrong, each with its place.
+    """
+    slo_config, flags, preset, section = json.loads(text)
+    return settle(read_sources(Path(slo_config), flags, preset), {KEY: section})
 
 
 def read_admin_key(flag: str | None, environment: Mapping[str, str]) -> Given | None:

@@ -120,11 +120,15 @@ class AdmissionSettings(_Settings):
             shares: Shares of the tenants; ``None`` where they have none.
         """
         tenants = None if shares is None else TenantTable(shares.weights)
+        admission = Admission(class_names, still_waiting, elsewhere=elsewhere, tenants=tenants)
+        self.set_rules(admission, class_names, shares)
+        return admission
+
+    def set_rules(self, admission: Admission, class_names: Sequence[str], shares: ShareSettings | None = None) -> None:
+        """Set the rules of ``admission`` to the rules of these settings; parameters as for :meth:`make`."""
         caps = None if self.mode == "none" else {name: self.cap(name) for name in class_names}
         min_chance = self.min_chance if self.mode == "predict" else None
-        return Admission(
-            class_names, still_waiting, caps=caps, min_chance=min_chance, elsewhere=elsewhere, tenants=tenants
-        )
+        admission.set_rules(caps, min_chance, None if shares is None else shares.weights)
 
     def cap(self, class_name: str) -> int:
         """Return how many requests of a class may wait."""

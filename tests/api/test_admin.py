@@ -13,9 +13,12 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 from sloserve.api.admin import MAX_BODY_BYTES, PREFIX, AdminApp
+from sloserve.core.clock import ManualClock
 from sloserve.core.errors import ConfigError, EngineError, EngineNotReady
 from sloserve.core.tenants import MOST_TENANTS
+from sloserve.engine.metrics.process_page import Board, Boards
 from sloserve.vllm_plugin.server import engine_control, parking, reloading
+from sloserve.vllm_plugin.server.live_settings import LiveSettings
 from tests import bounded
 
 KEY = "secret"
@@ -128,7 +131,8 @@ def test_what_is_no_policy_changes_nothing(client: httpx.Client, ranks: Ranks, b
 
 def test_other_routes_methods_and_failures_are_told_in_the_same_format(client: httpx.Client, ranks: Ranks) -> None:
     routes = (
-        "GET /sloserve/status, GET /sloserve/events, PUT /sloserve/policy, PUT /sloserve/tenants, POST /sloserve/park"
+        "GET /sloserve/status, GET /sloserve/events, PUT /sloserve/policy, GET /sloserve/settings, "
+        "PUT /sloserve/settings, PUT /sloserve/tenants, POST /sloserve/park"
     )
     routes += ", POST /sloserve/unpark, POST /sloserve/reload"
     known = f"no such admin route; there are {routes}"
@@ -187,11 +191,42 @@ def test_reload_knows_how_many_processes_hold_names(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(reloading, "reload", reload)
     core_check = SimpleNamespace(controlling=controlling)
-    engine = SimpleNamespace(sloserve_front_end=SimpleNamespace(processes=3, core_check=core_check))
+    engine = SimpleNamespace(sloserve_front_end=SimpleNamespace(processes=3, core_check=core_check, live=None))
     answer = TestClient(ServerApp(engine), headers=BEARER).post(
         PREFIX + "reload", json={"weights_path": "/models/b", "model": "b"}
     )
     assert says(answer, 409) == "parked; unpark it" and given == [engine, None, "/models/b", "b", 3]
+
+
+def test_settings_are_shown_and_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sections: list[dict[str, Any]] = []
+
+    async def set_settings(engine: Any, section: dict[str, Any]) -> str:
+        sections.append(section)
+        return "change"
+
+    monkeypatch.setattr(engine_control, "set_settings", set_settings)
+    clock = ManualClock()
+    live = LiveSettings({"sloserve": {"tenants": {"acme": "batch"}}}, 1, Boards(Board(4, 1), clock), clock)
+    engine = SimpleNamespace(sloserve_front_end=SimpleNamespace(processes=1, live=live))
+    client = TestClient(ServerApp(engine), headers=BEARER)
+    shown = client.get(PREFIX + "settings").json()
+    assert (shown["version"], shown["changed_by"], shown["settings"]["tenants"]) == (0, None, {"acme": "batch"})
+    changed = client.put(PREFIX + "settings", json={"tenants": {"beta": "background"}})
+    assert changed.status_code == 200 and changed.json()["changed"] == {"tenants.beta": [None, "background"]}
+    assert changed.json()["changed_by"].startswith("PUT /sloserve/settings from ")
+    assert sections == [{"tenants": {"acme": "batch", "beta": "background"}}]
+    assert client.get(PREFIX + "settings").json()["version"] == 1
+    for body, message in (
+        (b'{"policy": "edf"}', "policy: is not one of the settings that can change"),
+        (b'{"tenants": {"acme": "nope"}}', "tenants.acme"),
+        (b'["tenants"]', "request body: is not an object with settings"),
+        (b'{"objectives": {"a": "b' + b"x" * (1 << 18), "more than 262144 bytes"),
+    ):
+        refused = client.put(PREFIX + "settings", content=body)
+        assert refused.status_code in (400, 413) and message in refused.json()["error"]["message"], body[:40]
+    assert len(sections) == 1
+    assert "the method is GET or PUT" in says(client.post(PREFIX + "settings"), 405)
 
 
 @pytest.mark.parametrize("header", [None, "Bearer wrong", "Bearer ", f"Basic {KEY}", KEY, "Bearer secr\xe9t"])

@@ -84,7 +84,9 @@ def test_clients_are_told_as_soon_as_the_engine_takes_no_more_work(monkeypatch: 
         app.state.server = SimpleNamespace(started=True, should_exit=False, config=SimpleNamespace())
         app.state.server.config.timeout_graceful_shutdown = 1
         drain, front, shown = Drain(), Http3Front(), SimpleNamespace()
-        app.state.engine_client = SimpleNamespace(vllm_config=shown, sloserve_front_end=SimpleNamespace(drain=drain))
+        app.state.engine_client = SimpleNamespace(
+            vllm_config=shown, sloserve_front_end=SimpleNamespace(drain=drain, live=None)
+        )
         shown.parallel_config = None
         shown.additional_config = {"sloserve": {"http3": {"enabled": True, "self_signed": True}}}
         app.state.args = arguments()

@@ -34,6 +34,7 @@ class FrontEnd:
     def __init__(self) -> None:
         self.drain, self.stopped = Drain(), 0
         self.core_check, self.hanging = self, False
+        self.live = None
 
     async def hangs(self, ask: Any) -> bool:
         return self.hanging

@@ -18,7 +18,7 @@ class Connection:
     def __init__(self, *headers: tuple[str, str], can_answer: bool = True) -> None:
         self.sent: list[Any] = []
         self.invalid = 0
-        front_end = SimpleNamespace(count_invalid=self._count)
+        front_end = SimpleNamespace(count_invalid=self._count, live=None)
         engine = SimpleNamespace(
             vllm_config=SimpleNamespace(additional_config={"sloserve": {}}), sloserve_front_end=front_end
         )

@@ -328,3 +328,13 @@ def test_something_can_always_be_scheduled(
     served = set(at.running.tolist()) - set(made.preempt.tolist()) - set(made.pause.tolist())
     admissible = (at.rows.state[at.waiting] == State.WAITING).any() and not made.pause.size
     assert not at.running.size or served or admissible
+
+
+def test_ages_of_classes_may_change_while_turns_are_counted() -> None:
+    ageing, rows = Ageing(0.25, CLASSES), waiting_rows((0.0, 0))
+    ageing.admitted(np.array([9, 9]), np.array([0]))
+    assert ageing.turns(rows, np.array([0]), 9.0).aged.size == 0
+    sooner = [SLOClass(one.name, one.rank, one.targets, aged_after_s=5.0) for one in CLASSES]
+    ageing.follow(ClassTable({one.name: one for one in sooner}, sooner[0].name))
+    turns = ageing.turns(rows, np.array([0]), 9.0)
+    assert (turns.aged.tolist(), turns.before_next) == ([0], 1)

@@ -1,11 +1,12 @@
 """What a request states is read once for each combination, and exactly as it would be without that."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from sloserve.core.errors import InvalidRequest
-from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.core.slo import DEFAULT_CLASSES, ClassTable, Targets
 from sloserve.core.tenants import TenantTable
 from sloserve.engine.read_stated import StatedReader
 from sloserve.wire.xargs import LENGTH_KEY, of_further_call, parse_slo, with_internal
@@ -63,3 +64,13 @@ def test_a_tenant_has_one_number_where_tenants_matter() -> None:
     reader = StatedReader(DEFAULT_CLASSES, TenantTable({"b": 2.0}))
     assert [reader.read(one).account for one in args] == [2, 1, 2, 0]
     assert [StatedReader(DEFAULT_CLASSES).read(one).account for one in args] == [0, 0, 0, 0]
+
+
+def test_other_classes_hold_for_requests_that_come_later() -> None:
+    reader = StatedReader(DEFAULT_CLASSES)
+    before = reader.read({"slo_class": "batch"})
+    of_batch = replace(DEFAULT_CLASSES["batch"], targets=Targets(e2e_s=9.0))
+    changed = {one.name: of_batch if one.name == "batch" else one for one in DEFAULT_CLASSES}
+    reader.follow(ClassTable(changed, DEFAULT_CLASSES.default.name))
+    after = reader.read({"slo_class": "batch"})
+    assert (before.slo.targets.e2e_s, after.slo.targets.e2e_s) == (None, 9.0) and before.class_id == after.class_id

@@ -21,6 +21,7 @@ from sloserve.lso.ordering import ranked
 from sloserve.lso.standing import GIVES_WAY, Standing
 from sloserve.scheduler.policy import NO_SLOTS, Snapshot
 from sloserve.scheduler.settings import PluginSettings
+from sloserve.scheduler.share_settings import ShareSettings
 from sloserve.sim.model.engine import ModelEngine
 from tests.snapshots import make_snapshot
 
@@ -357,3 +358,24 @@ def test_balances_of_an_engine_without_requests_are_zero() -> None:
     shares = shares_of()
     shares._of_tenants.service_s[:] = 9.0
     assert all(not column.any() for column in shares.balances(make_snapshot().rows, 5.0))
+
+
+def test_weights_and_half_life_may_change_and_what_tenants_have_had_stays() -> None:
+    shares = shares_of(half_life_s=30.0)
+    shares.set_elsewhere({"d": 4.0}, 0.0)
+    snapshot = make([{"account": A}, {"account": B}])
+    shares.charge(snapshot, PACE, 0.0)
+    shares.charge(snapshot, PACE, 10.0)
+    had = shares.service_s
+    shares.follow(ShareSettings(half_life_s=5.0, weights={"b": 2.0, "d": 3.0}))
+    assert shares.tenants.weights.tolist() == [1.0, 1.0, 2.0, 1.0, 3.0] and shares.tenants.names[4] == "d"
+    assert shares.service_s[:4].tolist() == had.tolist()
+    shares.charge(snapshot, PACE, 15.0)
+    assert shares.service_s[A] < had[A] * 0.5 + 5.0, "the shorter half-life holds"
+
+
+def test_a_tenant_without_a_weight_any_more_has_the_weight_of_others() -> None:
+    table = TenantTable({"a": 2.0, "b": 3.0})
+    table.number_of("c")
+    table.set_weights({"c": 5.0, "b": 3.0})
+    assert (table.names, table.weights.tolist()) == (["", "a", "b", "c"], [1.0, 1.0, 3.0, 5.0])

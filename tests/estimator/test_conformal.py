@@ -179,3 +179,17 @@ def test_a_whole_is_never_promised_before_its_part(
 def test_a_level_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="levels"):
         ConformalQuantiles((0.5, 1.0))
+
+
+def test_levels_may_change_and_a_promise_of_before_is_judged_by_the_levels_that_stay() -> None:
+    calibration = ConformalQuantiles((0.5, 0.9))
+    for i in range(2 * MIN_SCORES):
+        calibration.observe(calibration.promise(1.0), 1.0 + 0.1 * (i % 10))
+    before = calibration.promise(1.0)
+    coverage = calibration.coverage(0.5)
+    calibration.set_levels((0.5, 0.8))
+    assert calibration.coverage(0.5) == coverage and calibration.coverage(0.8) is None
+    calibration.ran_out(before, 0.9)
+    calibration.observe(before, 5.0)
+    after = calibration.promise(1.0)
+    assert after.quantiles is not None and list(after.quantiles) == [0.5, 0.8]

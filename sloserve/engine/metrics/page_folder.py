@@ -18,8 +18,9 @@ from pathlib import Path
 ENGINE, API, LIVE, TENANTS, TASKS = ".engine", ".api", ".live", ".tenants", ".tasks"
 """Kinds of pages. An engine has ENGINE and LIVE; API processes have the others, only where a server has several."""
 _LOCK = ".lock"
+_SETTINGS = ".settings"
 
-_UNFINISHED = ".new"
+UNFINISHED = ".new"
 _serial = itertools.count()
 
 
@@ -48,7 +49,7 @@ class PageFile:
             return None
         return (
             PageFile(path, pid, started, parent, rank)
-            if path.suffix in (ENGINE, API, LIVE, TENANTS, TASKS, _LOCK, _UNFINISHED)
+            if path.suffix in (ENGINE, API, LIVE, TENANTS, TASKS, _LOCK, _SETTINGS, UNFINISHED)
             else None
         )
 
@@ -95,7 +96,7 @@ def create(folder: Path, kind: str, rank: int, content: bytes) -> tuple[Path, mm
     Raises: OSError, also when the file system has no room: a store to a page without room behind it would be fatal.
     """
     pid = os.getpid()
-    unfinished = folder / f"{pid}-{_started(pid) or 0}-{os.getppid()}-{rank}-{next(_serial)}{_UNFINISHED}"
+    unfinished = folder / f"{pid}-{_started(pid) or 0}-{os.getppid()}-{rank}-{next(_serial)}{UNFINISHED}"
     fd = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         if os.write(fd, content) < len(content):
@@ -113,8 +114,17 @@ def create(folder: Path, kind: str, rank: int, content: bytes) -> tuple[Path, mm
 
 def lock_file(folder: Path) -> Path:
     """Return the file that one of several API processes locks at a time; it goes with the process that started them."""
+    return _of_starter(folder, _LOCK)
+
+
+def settings_file(folder: Path) -> Path:
+    """Return the file with settings that one of several API processes publishes; it goes as the lock file does."""
+    return _of_starter(folder, _SETTINGS)
+
+
+def _of_starter(folder: Path, kind: str) -> Path:
     parent = os.getppid()
-    return folder / f"{parent}-{_started(parent) or 0}-{parent}-0-0{_LOCK}"
+    return folder / f"{parent}-{_started(parent) or 0}-{parent}-0-0{kind}"
 
 
 def page_files(folder: Path, kind: str) -> list[PageFile]:

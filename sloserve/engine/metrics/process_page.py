@@ -24,7 +24,7 @@ from sloserve.core.stamps import Stamps
 from sloserve.engine.metrics.page_folder import API, PageFile
 from sloserve.engine.metrics.page_memory import PageMemory, found
 
-_CONTROL: Final = 2
+_CONTROL: Final = 3
 PREDICTED: Final = ("ttft", "e2e")
 COVERAGE_WINDOW: Final = 256
 LATENCIES: Final = ("ttft", "tpot", "e2e")
@@ -42,7 +42,8 @@ class Board:
     """One API process' part. The arrays are the memory itself: what is stored there is published.
 
     ``waiting`` holds the waiting requests by class, float64. ``control`` holds the seconds that its calls which keep
-    the core busy have taken, and since when such a call runs, on the host's monotonic clock, 0 for none. ``ended``
+    the core busy have taken, since when such a call runs, on the host's monotonic clock, 0 for none, and the version of
+    the settings that the process follows. ``ended``
     holds stamps of an attainment window by class, ``predicted`` stamps of kept predictions by class and figure of
     :data:`PREDICTED`, ``latency`` stamps of latency windows by class and figure of :data:`LATENCIES`. ``tenants`` holds
     keys of tenants with a label, 0 for none yet. ``tenant_ended`` holds stamps of attainment windows: of requests that
@@ -113,6 +114,15 @@ class Board:
         """Return the seconds that its calls have kept the core busy until now."""
         ended_s, since_s = float(self.control[0]), float(self.control[1])
         return ended_s + (max(now_s - since_s, 0.0) if since_s else 0.0)
+
+    def follows(self, version: int) -> None:
+        """Record the version of the settings that the process follows."""
+        self.control[2] = version
+
+    @property
+    def version(self) -> int:
+        """Version of the settings that the process follows."""
+        return int(self.control[2])
 
     def close(self) -> None:
         """Withdraw the board from the other processes; a second call has no effect."""

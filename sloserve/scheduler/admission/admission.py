@@ -72,15 +72,32 @@ class Admission:
 
         Raises: ConfigError for a cap or a chance out of range.
         """
+        self._tenants = tenants
+        self._backlog = Backlog(class_names, still_waiting, elsewhere, tenants)
+        self._predictor = Predictor(class_names)
+        self.set_rules(caps, min_chance)
+
+    def set_rules(
+        self, caps: Mapping[str, int] | None, min_chance: float | None, weights: Mapping[str, float] | None = None
+    ) -> None:
+        """Set the rules of refusal for requests that come later; requests that wait keep their places.
+
+        Args:
+            caps: Most requests of each class that may wait, at least 1; ``None`` for no limit.
+            min_chance: Least chance to meet its targets with which a request is admitted; ``None`` to admit all.
+            weights: Weight of each tenant, where tenants have shares; ``None`` leaves them as they are.
+
+        Raises: ConfigError for a cap or a chance out of range, and nothing has changed.
+        """
         for name, cap in (caps or {}).items():
             if cap < 1:
                 raise ConfigError(f"admission.max_waiting of class {name!r}: {cap} is not a whole number >= 1")
         if min_chance is not None and not 0.0 < min_chance < 1.0:
             raise ConfigError(f"admission.min_chance: {min_chance} is not within 0..1, ends excluded")
-        self._caps = caps
-        self._min_chance = min_chance
-        self._backlog = Backlog(class_names, still_waiting, elsewhere, tenants)
-        self._predictor = Predictor(class_names, () if min_chance is None else (min_chance,))
+        self._caps, self._min_chance = caps, min_chance
+        self._predictor.set_levels(() if min_chance is None else (min_chance,))
+        if weights is not None and self._tenants is not None:
+            self._tenants.set_weights(weights)
 
     def forecast(self, new: ArrivingRequest, now_s: float) -> Forecast:
         """Return the prediction of a request that arrives now.

@@ -117,6 +117,11 @@ class Predictor:
         )  # for requests that no length model predicts; it takes account of outputs cut short
         self._classes = {name: _OfClass(i, wanted) for i, name in enumerate(class_names)}
 
+    def set_levels(self, levels: Iterable[float]) -> None:
+        """Give the quantiles of ``levels`` besides the median and 0.9 to later requests."""
+        for of_class in self._classes.values():
+            of_class.set_levels(tuple(sorted({MEDIAN, P90, *levels})))
+
     def forecast(
         self, new: ArrivingRequest, ahead: int, interval_s: float | None, now_s: float, *, alone: bool
     ) -> Forecast:
@@ -219,6 +224,11 @@ class _OfClass:
         self._seen = self._seen_since = 0
         self.ttft = ConformalQuantiles(levels)
         self._e2e = {known: ConformalQuantiles(levels) for known in _LengthKnown}
+
+    def set_levels(self, levels: tuple[float, ...]) -> None:
+        """Give the quantiles of other levels to later requests."""
+        for quantiles in (self.ttft, *self._e2e.values()):
+            quantiles.set_levels(levels)
 
     def saw_length(self, *, changed: bool) -> None:
         """Forget the median once enough further outputs have come to change it."""

@@ -88,6 +88,10 @@ class EngineStats:
         self._preemptions = 0
         self._steps = self._tokens = 0
 
+    def follow(self, classes: ClassTable) -> None:
+        """Read the requests to come by ``classes``, which have the names of the classes so far."""
+        self._reader.follow(classes)
+
     def enqueued(self, request: Request, host_ahead_s: float = 0.0) -> StatedSLO:
         """Count a new request; return what it states.
 

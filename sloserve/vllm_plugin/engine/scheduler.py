@@ -39,9 +39,10 @@ from sloserve.estimator.planning_cost import PlanningCost, PlanningCosts
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler import engine_flags
+from sloserve.scheduler.live_settings import check_live
 from sloserve.scheduler.policy import Plan, Policy
 from sloserve.scheduler.registry import make_policy, parse_policy, policy_text
-from sloserve.scheduler.settings import plugin_settings
+from sloserve.scheduler.settings import PluginSettings, plugin_settings
 from sloserve.vllm_plugin.engine import compat, kv_loads, plans_off, private_names
 from sloserve.vllm_plugin.engine.apply import StockLimits, let_in_loaded
 from sloserve.vllm_plugin.engine.asynchronous import asynchronous
@@ -315,6 +316,26 @@ class SLOScheduler(ContainedScheduler):
         policies = {"policy": self._policy_text, "shadow_policy": self._shadow_text, "plans_off": self._plans_off}
         service_s = None if self._shares is None else self._shares.reported(self._clock.now_s())
         return policies | self._ledger.status() | {"tenant_service_s": service_s}
+
+    @property
+    def settings(self) -> PluginSettings:
+        """Settings that are in force."""
+        return self._settings
+
+    def set_settings(self, settings: PluginSettings) -> None:
+        """Follow other settings between two steps; requests that are here keep what they came with.
+
+        Raises: ConfigError for a change that needs a restart, and nothing has changed.
+        """
+        check_live(self._settings, settings)
+        self._settings = settings
+        self._ledger.follow(settings.classes)
+        if self._planner is not None:
+            self._planner.follow(settings)
+        if self._watched is not None:
+            self._watched.follow(settings.classes)
+        if self._shares is not None and settings.tenant_shares is not None:
+            self._shares.follow(settings.tenant_shares)
 
     def set_elsewhere(self, service_s: Mapping[str, float]) -> None:
         """Set what tenants had in the other engines of a fleet, in seconds by name; without shares do nothing."""

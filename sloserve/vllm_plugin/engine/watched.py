@@ -104,12 +104,16 @@ class Watched:
     ) -> None:
         self._scheduler, self._stats, self._port, self._page = scheduler, stats, port, page
         self._classes = len(classes.names)
-        self._rank_of = np.array([one.rank for one in classes])
+        self.follow(classes)
         self._again_s = 0.0
         self._was_empty = True
         self._numbers = _Numbers()
         self._planned: dict[str, Cause] = {}  # of requests about to be preempted
         self._preempted: dict[str, Cause] = {}
+
+    def follow(self, classes: ClassTable) -> None:
+        """Take the ranks of classes from ``classes``."""
+        self._rank_of = np.array([one.rank for one in classes])
 
     def is_due(self, monotonic_s: float) -> bool:
         """Return whether to make a frame of the step that was just scheduled."""

@@ -16,10 +16,11 @@ from typing import Any, Final
 
 from sloserve.core.errors import ConfigError, EngineError
 from sloserve.scheduler.registry import make_policy, parse_policy
+from sloserve.scheduler.settings import KEY, plugin_settings
 
 _INSTALLED = "sloserve_status"
 _CHANGED = "sloserve_changed"
-"""Attribute in which an engine keeps the last change of its policies: the change's id and both earlier policies."""
+"""Attribute in which an engine keeps the last change: the id of the change, and a function that takes it back."""
 
 ANSWER_LIMIT_S = 60.0
 """Seconds for a response: an engine responds between two steps; a first one that compiles takes tens of seconds."""
@@ -35,7 +36,8 @@ def install() -> None:
         return
     core.EngineCore.sloserve_status = _status
     core.EngineCore.sloserve_set_policies = _set_policies
-    core.EngineCore.sloserve_undo_policies = _undo_policies
+    core.EngineCore.sloserve_set_settings = _set_settings
+    core.EngineCore.sloserve_undo = _undo
     core.EngineCore.sloserve_set_elsewhere = _set_elsewhere
     for name in ("EngineCoreProc", "DPEngineCoreProc"):
         cls = getattr(core, name, None)
@@ -75,15 +77,28 @@ def _set_policies(self: Any, change: str, policy: str | None, shadow_policy: str
         scheduler.set_policies(policy, shadow_policy, allow_files=False)
     except ConfigError as error:
         return str(error)
-    setattr(self, _CHANGED, (change, before["policy"], before["shadow_policy"]))
+    back = functools.partial(scheduler.set_policies, before["policy"], before["shadow_policy"] or "")
+    setattr(self, _CHANGED, (change, back))
     return None
 
 
-def _undo_policies(self: Any, change: str) -> None:
-    """Restore the policies before ``change``, if this rank made it and no change after it."""
-    made, policy, shadow_policy = getattr(self, _CHANGED, (None, None, None))
-    if made == change:
-        scheduler_of(self).set_policies(policy, shadow_policy or "")
+def _set_settings(self: Any, change: str, section: Mapping[str, Any]) -> str | None:
+    """Change this rank's settings; return why they cannot be changed, if the settings are at fault."""
+    scheduler = scheduler_of(self)
+    before = scheduler.settings
+    try:
+        scheduler.set_settings(plugin_settings({KEY: section}))
+    except ConfigError as error:
+        return str(error)
+    setattr(self, _CHANGED, (change, functools.partial(scheduler.set_settings, before)))
+    return None
+
+
+def _undo(self: Any, change: str) -> None:
+    """Take ``change`` back, if this rank made it and no change after it."""
+    made, back = getattr(self, _CHANGED, (None, None))
+    if made == change and back is not None:
+        back()
         delattr(self, _CHANGED)
 
 
@@ -129,20 +144,53 @@ async def set_policies(async_llm: Any, policy: str | None = None, shadow_policy:
     for text in (policy, shadow_policy or None):
         if text is not None:
             await asyncio.to_thread(_check, text)  # loading a policy reads files, if only the files of its module
+    await _change_all(async_llm, "policies", "sloserve_set_policies", policy, shadow_policy)
+
+
+async def set_settings(async_llm: Any, section: dict[str, Any]) -> str:
+    """Make every rank follow other settings from its next step on, or change nothing.
+
+    Args:
+        async_llm: The engine client.
+        section: The settings that users wrote.
+
+    Returns: the id of the change, with which :func:`undo` takes it back.
+
+    Raises: ConfigError, and nothing has changed; EngineError when a rank failed, as :func:`set_policies` does.
+    """
+    return await _change_all(async_llm, "settings", "sloserve_set_settings", section)
+
+
+async def undo(async_llm: Any, change: str) -> str:
+    """Take a change back on every rank; return which ranks failed to, and how, empty if none did."""
+    return failures(await call_all(async_llm, "sloserve_undo", change))
+
+
+async def _change_all(async_llm: Any, what: str, method: str, *args: Any) -> str:
+    """Call a method of EngineCore that changes something on every rank, or on none; return the id of the change.
+
+    Args:
+        async_llm: The engine client.
+        what: What is changed, for messages.
+        method: Name of the method, which is called with the id and ``args``.
+        *args: Further arguments of the method.
+
+    Raises: ConfigError if the method refuses the arguments, EngineError if a rank failed.
+    """
     change = uuid.uuid4().hex
-    answers = await call_all(async_llm, "sloserve_set_policies", change, policy, shadow_policy)
+    answers = await call_all(async_llm, method, change, *args)
     if not any(answers):
-        return
-    undone = failures(await call_all(async_llm, "sloserve_undo_policies", change))
+        return change
+    undone = await undo(async_llm, change)
     refused = next((answer for answer in answers if isinstance(answer, str)), None)
     if refused is not None and not failures(answers) and not undone:
         raise ConfigError(refused)
     raise EngineError(
-        f"the policies were not changed: {failures(answers) or refused}; "
+        f"the {what} were not changed: {failures(answers) or refused}; "
         + (
-            f"not every rank went back to its earlier policies: {undone}"
+            f"not every rank went back to its earlier {what}: {undone}"
             if undone
-            else "all ranks follow their earlier policies"
+            else f"all ranks follow their earlier {what}"
         )
     )
 

@@ -28,11 +28,12 @@ from sloserve.engine.metrics.live_view import LiveView
 from sloserve.engine.metrics.process_page import Boards
 from sloserve.scheduler.admission.prediction import ArrivingRequest
 from sloserve.scheduler.admission.queue_view import SWEEP_INTERVAL_S, WaitingPlace
-from sloserve.scheduler.settings import plugin_settings
+from sloserve.scheduler.settings import PluginSettings, plugin_settings
 from sloserve.vllm_plugin.server import whose_call
 from sloserve.vllm_plugin.server.core_check import CoreCheck
 from sloserve.vllm_plugin.server.draining import Drain
 from sloserve.vllm_plugin.server.engine_pages import EnginePages
+from sloserve.vllm_plugin.server.live_settings import LiveSettings
 from sloserve.vllm_plugin.server.observe import EngineCall, Observed, entering
 from sloserve.vllm_plugin.server.request_tasks import RequestTasks
 from sloserve.vllm_plugin.server.shared_pages import board, task_pages
@@ -58,6 +59,7 @@ class FrontEnd:
         settings = plugin_settings(engine.vllm_config.additional_config)
         self._clock, self.processes, self._class_names = clock, processes, settings.classes.names
         self._boards = Boards(board(settings, rank, processes), clock)
+        self.live = LiveSettings(engine.vllm_config.additional_config, processes, self._boards, clock)
         pages = task_pages(settings, rank, processes, clock)
         self._metrics = collectors.install(settings, self._boards, clock, pages)
         self._tasks = RequestTasks(settings, pages, self._metrics.tasks, clock)
@@ -71,10 +73,16 @@ class FrontEnd:
         engine.output_processor.add_request = self._noting_outputs(engine.output_processor.add_request)
         self._pages = EnginePages()
         self._stated = StatedSLOs(settings, self._metrics, self._pages)
+        self.live.tell(self._follow)
         self.drain = Drain()
         self.core_check = CoreCheck(settings.hung_after_s, self._boards)
         # An engine that was killed leaves its page behind; vLLM ends this process soon after.
         atexit.register(remove_pages)
+
+    def _follow(self, settings: PluginSettings) -> None:
+        """Serve the requests to come by other settings."""
+        self._stated.follow(settings)
+        settings.admission.set_rules(self._admission, settings.classes.names, settings.tenant_shares)
 
     def accept(
         self,

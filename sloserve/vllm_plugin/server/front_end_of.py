@@ -6,6 +6,7 @@ from typing import Any
 
 from sloserve.vllm_plugin.server import engine_control
 from sloserve.vllm_plugin.server.front_end import FrontEnd
+from sloserve.vllm_plugin.server.live_settings import LiveSettings
 
 ATTRIBUTE = "sloserve_front_end"
 """Attribute under which an engine client, vLLM's ``AsyncLLM``, has its front end."""
@@ -22,6 +23,12 @@ def controlling(engine: Any) -> AbstractContextManager[None]:
     front_end = front_end_of(engine)
     control: AbstractContextManager[None] = nullcontext() if front_end is None else front_end.core_check.controlling()
     return control
+
+
+def live_settings_of(engine: Any) -> LiveSettings | None:
+    """Return the settings that the server of this engine client follows; ``None`` without a scheduler of ours."""
+    front_end = front_end_of(engine)
+    return None if front_end is None else front_end.live
 
 
 def api_processes(engine: Any) -> int:

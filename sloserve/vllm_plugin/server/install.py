@@ -51,7 +51,9 @@ def install() -> None:
         with ending.stoppable_start():
             stock_init(self, vllm_config, *args, **kwargs)
         rank, processes = kwargs.get("client_index", 0), kwargs.get("client_count", 1)
-        setattr(self, ATTRIBUTE, FrontEnd(self, SystemClock(), rank, processes))
+        front_end = FrontEnd(self, SystemClock(), rank, processes)
+        setattr(self, ATTRIBUTE, front_end)
+        front_end.live.listen(self, rank)
         if plugin_settings(vllm_config.additional_config).keys is not None:
             tenant_models.install()
 

@@ -18,6 +18,7 @@ from sloserve.core.addresses import is_exposed
 from sloserve.core.errors import ConfigError
 from sloserve.core.json_log import warn
 from sloserve.core.listening import check_port_free
+from sloserve.scheduler.config import SOURCE
 from sloserve.scheduler.settings import ADMIN_KEY, KEY, PluginSettings, check_engine_flags
 from sloserve.vllm_plugin.server import rust_front_end, tiny_model
 from sloserve.vllm_plugin.server.early import DEFAULT_HOST, known_flags, long_flag, read_flags
@@ -68,23 +69,32 @@ def prepare(vllm_args: Sequence[str], our_flags: Sequence[str] = ()) -> argparse
     return args
 
 
-def run(args: argparse.Namespace, section: Mapping[str, Any], admin_key: str | None = None) -> None:
+def run(
+    args: argparse.Namespace, section: Mapping[str, Any], admin_key: str | None = None, source: str | None = None
+) -> None:
     """Serve with the settings in ``section`` until the process is asked to stop.
 
     Args:
         args: Parsed arguments of ``vllm serve``.
         section: The settings of sloserve.
         admin_key: Key that opens the admin routes; ``None`` for no such routes.
+        source: Text of :func:`~sloserve.scheduler.config.source_text`, by which the settings are read again;
+            ``None`` without a file of settings.
 
     Raises: ConfigError for anything else that shows before the model is loaded.
     """
     from vllm.entrypoints.cli.serve import ServeSubcommand
 
     from sloserve.vllm_plugin.engine import compat
+    from sloserve.vllm_plugin.server.live_settings import pass_on_hangups
 
     configure(args, section)
     if admin_key is not None:
         os.environ[ADMIN_KEY] = admin_key  # API processes inherit it, and no log shows it
+    os.environ.pop(SOURCE, None)
+    if source is not None:
+        os.environ[SOURCE] = source
+        pass_on_hangups()
     compat.configure_logging(args)
     # Our middleware serves the routes that this warning of vLLM's finds missing.
     logging.getLogger("vllm.plugins").addFilter(_is_no_needless_warning)

@@ -40,6 +40,10 @@ class StatedSLOs:
         self._pages = pages
         self._needs_key = settings.keys is not None
 
+    def follow(self, settings: PluginSettings) -> None:
+        """Read the requests to come by other settings."""
+        self._rules = settings.rules
+
     def check_key(self) -> None:
         """Raise vLLM's error for 500 if the server needs keys, and no middleware of ours has checked the request's."""
         if self._needs_key and context.key_tenant.get() is None:

@@ -30,7 +30,7 @@ class Capped:
 
     def __init__(self, caps: dict[str, int], still_waiting: Callable[[WaitingPlace], bool]) -> None:
         self._admission = Admission(tuple(caps), still_waiting, caps=caps)
-        self.waiting = self._admission.waiting
+        self.waiting, self.set_rules = self._admission.waiting, self._admission.set_rules
 
     def admit(self, class_name: str, request: object, now_s: float) -> Ticket:
         new = ArrivingRequest(DEFAULT_CLASSES.slo(class_name, Targets()), now_s)
@@ -199,3 +199,21 @@ def test_never_above_the_cap_never_refused_below_it_released_once(
         assert len(found) == len(set(found)), "a released ticket was asked about again"
         for each, limit in limits.items():
             assert admission.waiting(each) == len(held[each]) <= limit
+
+
+def test_a_cap_may_change_and_requests_that_wait_keep_their_places() -> None:
+    admission = Capped({"batch": 2}, all_wait)
+    tickets = [admission.admit("batch", None, T0) for _ in range(2)]
+    refused(admission, T0)
+    admission.set_rules({"batch": 3}, None)
+    tickets.append(admission.admit("batch", None, T0 + 60.0))
+    admission.set_rules({"batch": 1}, None)
+    assert admission.waiting("batch") == 3
+    for ticket in tickets[:2]:
+        left(ticket, T0 + 61.0)
+    refused(admission, T0 + 100.0)
+    admission.set_rules(None, None)
+    admission.admit("batch", None, T0 + 100.0)
+    with pytest.raises(ConfigError):
+        admission.set_rules({"batch": 0}, None)
+    admission.admit("batch", None, T0 + 100.0)

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from sloserve.core.errors import ConfigError, EngineError
+from sloserve.scheduler.live_settings import check_live
+from sloserve.scheduler.settings import PluginSettings, plugin_settings
 from sloserve.vllm_plugin.server import engine_control
 from tests import bounded
 
@@ -18,6 +20,7 @@ class Scheduler:
         self.fails: Exception | None = None
         self.service_s: dict[str, float] | None = None
         self.elsewhere_s: dict[str, float] = {}
+        self.settings = plugin_settings(None)
 
     def status(self) -> dict[str, Any]:
         return {
@@ -30,6 +33,12 @@ class Scheduler:
         if self.fails is not None:
             raise self.fails
         self.elsewhere_s = dict(service_s)
+
+    def set_settings(self, settings: PluginSettings) -> None:
+        if self.fails is not None:
+            raise self.fails
+        check_live(self.settings, settings)
+        self.settings = settings
 
     def set_policies(self, policy: str | None, shadow_policy: str | None, *, allow_files: bool = True) -> None:
         if self.fails is not None:
@@ -50,7 +59,8 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
     methods = {
         "sloserve_status": engine_control._status,
         "sloserve_set_policies": engine_control._set_policies,
-        "sloserve_undo_policies": engine_control._undo_policies,
+        "sloserve_set_settings": engine_control._set_settings,
+        "sloserve_undo": engine_control._undo,
         "sloserve_set_elsewhere": engine_control._set_elsewhere,
     }
 
@@ -129,11 +139,26 @@ def test_ranks_that_cannot_go_back_are_named(ranks: list[Engine]) -> None:
 
 def test_a_change_is_undone_once_and_by_its_own_id_alone(ranks: list[Engine]) -> None:
     assert engine_control._set_policies(ranks[0], "a", "edf", None) is None
-    engine_control._undo_policies(ranks[0], "b")
+    engine_control._undo(ranks[0], "b")
     assert ranks[0].scheduler.policy == "edf"
-    engine_control._undo_policies(ranks[0], "a")
-    engine_control._undo_policies(ranks[0], "a")
+    engine_control._undo(ranks[0], "a")
+    engine_control._undo(ranks[0], "a")
     assert ranks[0].scheduler.policy == "fcfs"
+
+
+def test_all_ranks_follow_other_settings_or_none_does(ranks: list[Engine]) -> None:
+    section = {"objectives": {"nightly": "batch"}}
+    change = bounded.run(engine_control.set_settings(None, section))
+    assert [rank.scheduler.settings.objectives for rank in ranks] == [section["objectives"]] * 3
+    assert bounded.run(engine_control.undo(None, change)) == ""
+    assert [rank.scheduler.settings.objectives for rank in ranks] == [{}] * 3
+    ranks[2].scheduler.fails = RuntimeError("out of luck")
+    with pytest.raises(EngineError, match=r"rank 2: out of luck; all ranks follow their earlier settings"):
+        bounded.run(engine_control.set_settings(None, section))
+    assert [rank.scheduler.settings.objectives for rank in ranks] == [{}] * 3
+    ranks[2].scheduler.fails = None
+    with pytest.raises(ConfigError, match="plan_share: 0.05 -> 0.5 needs a restart"):
+        bounded.run(engine_control.set_settings(None, {"plan_share": 0.5}))
 
 
 def test_each_rank_counts_the_other_instances_and_the_other_ranks(ranks: list[Engine]) -> None:

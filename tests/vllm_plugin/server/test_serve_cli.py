@@ -187,7 +187,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Served]:
     monkeypatch.delenv(ADMIN_KEY, raising=False)
     monkeypatch.setattr(serve, "prepare", lambda vllm_args, our_flags: namespace(vllm_args=list(vllm_args)))
     monkeypatch.setattr(
-        serve, "run", lambda args, section, admin_key: calls.append((args.vllm_args, dict(section), admin_key))
+        serve, "run", lambda args, section, admin_key, source: calls.append((args.vllm_args, dict(section), admin_key))
     )
     return calls
 

@@ -12,12 +12,14 @@ import httpx
 import pytest
 from starlette.datastructures import State
 
-from sloserve.api import server_lock
 from sloserve.api.admin import PREFIX, AdminApp
-from sloserve.api.server_lock import ServerLock
+from sloserve.core.clock import ManualClock
 from sloserve.core.errors import EngineError
 from sloserve.engine.metrics import page_folder
-from sloserve.vllm_plugin.server import engine_control
+from sloserve.engine.metrics.process_page import Board, Boards
+from sloserve.vllm_plugin.server import engine_control, server_lock
+from sloserve.vllm_plugin.server.live_settings import LiveSettings
+from sloserve.vllm_plugin.server.server_lock import ServerLock
 from tests import bounded
 
 KEY = "secret"
@@ -41,7 +43,9 @@ class Process:
     """One API process of a server, whose calls reach the ranks one after another, in an order of its own."""
 
     def __init__(self, ranks: list[Rank]) -> None:
-        engine = SimpleNamespace(ranks=ranks, sloserve_front_end=SimpleNamespace(processes=2))
+        clock = ManualClock()
+        live = LiveSettings(None, 2, Boards(Board(4, 1), clock), clock)
+        engine = SimpleNamespace(ranks=ranks, sloserve_front_end=SimpleNamespace(processes=2, live=live))
         self.state = State({"engine_client": engine})
         self._admin = AdminApp(KEY)
 

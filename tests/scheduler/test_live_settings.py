@@ -1,0 +1,67 @@
+"""Settings that may change while a server runs: what differs, and what needs a restart."""
+
+from typing import Any
+
+import pytest
+
+from sloserve.core.errors import ConfigError
+from sloserve.scheduler.live_settings import LIVE, changes, check_live, in_words
+from sloserve.scheduler.settings import PluginSettings, plugin_settings
+
+
+def settings(**section: Any) -> PluginSettings:
+    return plugin_settings({"sloserve": section})
+
+
+CLASSES = {"chat": {"rank": 0, "ttft_ms": 500}, "jobs": {"rank": 1}}
+
+
+def with_classes(classes: dict[str, Any], **section: Any) -> PluginSettings:
+
+    return settings(classes=classes, default_class="chat", **section)
+
+
+def test_each_live_setting_is_one_of_the_settings() -> None:
+    assert set(LIVE) <= set(PluginSettings.model_fields)
+
+
+def test_a_change_is_named_by_its_key_with_both_values() -> None:
+    before = with_classes(CLASSES, tenants={"acme": "jobs"})
+    after = with_classes(
+        {**CLASSES, "chat": {"rank": 0, "ttft_ms": 300}}, tenants={"beta": "jobs"}, admission={"mode": "cap"}
+    )
+    check_live(before, after)
+    assert changes(before, after) == {
+        ("classes", "chat", "ttft_ms"): (500.0, 300.0),
+        ("tenants", "acme"): ("jobs", None),
+        ("tenants", "beta"): (None, "jobs"),
+        ("admission", "mode"): ("none", "cap"),
+    }
+    assert in_words(changes(before, after)).startswith("classes.chat.ttft_ms 500.0 -> 300.0; tenants.acme jobs -> none")
+    assert changes(before, before) == {} and in_words({}) == "no setting differs"
+
+
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ({"policy": "edf"}, "policy: fcfs -> edf needs a restart; PUT /sloserve/policy changes it"),
+        ({"plan_share": 0.5}, "plan_share: 0.05 -> 0.5 needs a restart"),
+        ({"http3": {"idle_s": 5.0}}, "http3.idle_s: 60.0 -> 5.0 needs a restart"),
+        ({"tenant_shares": {"half_life_s": 9.0}}, "tenant_shares: shares are turned on and off by a restart"),
+    ],
+)
+def test_what_needs_a_restart_is_refused_with_both_values(section: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match="nothing was changed") as refused:
+        check_live(settings(), settings(**section))
+    assert says in str(refused.value)
+
+
+def test_names_of_classes_stay() -> None:
+    with pytest.raises(ConfigError, match=r"classes: the server has chat, jobs, and would have jobs, chat:"):
+        check_live(with_classes(CLASSES), with_classes(dict(reversed(CLASSES.items()))))
+
+
+def test_a_long_change_is_shortened() -> None:
+    after = settings(objectives={f"objective-{i}": "batch" for i in range(30)})
+    said = in_words(changes(settings(), after))
+    assert said.endswith("; 10 more") and said.count("->") == 20

@@ -1,0 +1,215 @@
+"""Changes of settings while a server runs: all ranks and all API processes follow, or none does."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sloserve.core.clock import ManualClock
+from sloserve.core.errors import ConfigError, EngineError
+from sloserve.engine.metrics import page_folder
+from sloserve.engine.metrics.process_page import Board, Boards
+from sloserve.scheduler.config import SOURCE, source_text
+from sloserve.scheduler.settings import PluginSettings
+from sloserve.vllm_plugin.server import engine_control, live_settings
+from sloserve.vllm_plugin.server.live_settings import LiveSettings
+from tests import bounded
+
+SECTION = {"classes": {"chat": {"rank": 0, "ttft_ms": 500}, "jobs": {"rank": 1}}, "default_class": "chat"}
+
+
+class Ranks:
+    """Stands for the engines, which follow the section that they are sent."""
+
+    def __init__(self) -> None:
+        self.section: dict[str, Any] = dict(SECTION)
+        self.before: dict[str, Any] = {}
+        self.refuses: Exception | None = None
+        self.undo_fails = ""
+
+    async def set_settings(self, engine: Any, section: dict[str, Any]) -> str:
+        if self.refuses is not None:
+            raise self.refuses
+        self.before, self.section = self.section, section
+        return "change"
+
+    async def undo(self, engine: Any, change: str) -> str:
+        assert change == "change"
+        self.section = self.before
+        return self.undo_fails
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
+    ranks = Ranks()
+    for name in ("set_settings", "undo"):
+        monkeypatch.setattr(engine_control, name, getattr(ranks, name))
+    return ranks
+
+
+class Process:
+    """One API process: its settings, and what followed them."""
+
+    def __init__(self, number: int, processes: int, folder: Path | None) -> None:
+        board = Board(2, 1) if folder is None else Board.published(("chat", "jobs"), 1, number, folder)
+        self.clock = ManualClock(1000.0)
+        self.live = LiveSettings({"sloserve": SECTION}, processes, Boards(board, self.clock, folder), self.clock)
+        self.followed: list[PluginSettings] = []
+        self.live.tell(self.followed.append)
+
+    def ttft_s(self) -> float | None:
+        return self.live.now.settings.classes["chat"].targets.ttft_s
+
+
+@pytest.fixture
+def alone(ranks: Ranks) -> Process:
+    return Process(0, 1, None)
+
+
+@pytest.fixture
+def pair(ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Process]]:
+    monkeypatch.setattr(page_folder, "page_folder", lambda: tmp_path)
+    monkeypatch.setattr(live_settings, "_LOOK_AGAIN_S", 0.0)
+    yield [Process(number, 2, tmp_path) for number in range(2)]
+
+
+PATCH = {"classes": {"chat": {"ttft_ms": 300}}}
+
+
+def test_a_patch_changes_what_it_names_and_is_logged(
+    alone: Process, ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = bounded.run(alone.live.merge(None, {**PATCH, "objectives": {"nightly": "jobs"}}, "PUT from 127.0.0.1"))
+    assert alone.ttft_s() == 0.3 and [one.classes["chat"].targets.ttft_s for one in alone.followed] == [0.3]
+    assert ranks.section["classes"]["chat"] == {"rank": 0, "ttft_ms": 300}
+    assert (answer["version"], answer["changed_by"], answer["changed_at_s"]) == (1, "PUT from 127.0.0.1", 1000.0)
+    assert answer["changed"] == {"classes.chat.ttft_ms": [500.0, 300.0], "objectives.nightly": [None, "jobs"]}
+    said = "sloserve: settings changed by PUT from 127.0.0.1, version 1: classes.chat.ttft_ms 500.0 -> 300.0; "
+    assert capsys.readouterr().out.startswith(said)
+    bounded.run(alone.live.merge(None, {"objectives": {"nightly": None}}, "PUT"))
+    assert alone.live.now.settings.objectives == {} and alone.live.now.version == 2
+
+
+@pytest.mark.parametrize(
+    ("patch", "says"),
+    [
+        ({"polcy": "edf"}, "polcy: is not one of the settings that can change"),
+        ({"policy": "edf"}, "policy: is not one of the settings that can change"),
+        ({"classes": {"chat": {"ttft_ms": -1}}}, "classes.chat.ttft_ms"),
+        ({"classes": {"third": {"rank": 2}}}, "classes are added, removed and renamed by a restart"),
+        ({"tenants": {"acme": "nope"}}, "nope"),
+    ],
+)
+def test_a_change_that_is_not_valid_changes_nothing(
+    alone: Process, ranks: Ranks, patch: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        bounded.run(alone.live.merge(None, patch, "PUT"))
+    assert says in str(refused.value)
+    assert ranks.section == SECTION and alone.followed == [] and alone.live.now.version == 0
+
+
+def test_a_change_that_a_rank_refuses_changes_nothing(alone: Process, ranks: Ranks) -> None:
+    ranks.refuses = EngineError("the settings were not changed: rank 1: dead")
+    with pytest.raises(EngineError, match="rank 1: dead"):
+        bounded.run(alone.live.merge(None, PATCH, "PUT"))
+    assert alone.ttft_s() == 0.5 and alone.followed == [] and alone.live.now.version == 0
+
+
+def test_all_api_processes_follow_before_the_change_is_answered(pair: list[Process], ranks: Ranks) -> None:
+    one, other = pair
+
+    async def change() -> None:
+        changing = asyncio.ensure_future(one.live.merge(None, PATCH, "PUT"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not changing.done() and one.ttft_s() == 0.5
+        other.live._look()
+        await changing
+
+    bounded.run(change())
+    assert (one.ttft_s(), other.ttft_s()) == (0.3, 0.3) and len(other.followed) == 1
+    assert other.live.now.as_json() == one.live.now.as_json()
+    other.live._look()
+    assert len(other.followed) == 1, "it follows a version once"
+    # A process that started later follows at its first look, and the next change may come from any.
+    bounded.run(_with_looks(other.live.merge(None, {"classes": {"chat": {"ttft_ms": 200}}}, "PUT"), one))
+    assert (one.ttft_s(), other.ttft_s()) == (0.2, 0.2) and one.live.now.version == 2
+
+
+async def _with_looks(change: Any, other: Process) -> Any:
+    changing = asyncio.ensure_future(change)
+    while not changing.done():
+        other.live._look()
+        await asyncio.sleep(0)
+    return await changing
+
+
+def test_if_an_api_process_does_not_follow_in_time_all_go_back(pair: list[Process], ranks: Ranks) -> None:
+    one, other = pair
+
+    async def change() -> None:
+        changing = asyncio.ensure_future(one.live.merge(None, PATCH, "PUT"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        one.clock.advance_to(1000.0 + live_settings.FOLLOWED_WITHIN_S)
+        with pytest.raises(EngineError, match=r"an API process did not follow within 10 s; all went back"):
+            await changing
+
+    bounded.run(change())
+    assert ranks.section == SECTION and one.ttft_s() == 0.5
+    other.live._look()
+    assert other.ttft_s() == 0.5 and other.live.now.version == one.live.now.version == 2
+
+
+def test_a_published_file_that_cannot_be_read_changes_nothing(pair: list[Process], tmp_path: Path) -> None:
+    page_folder.settings_file(tmp_path).write_text('{"version": 1, "section": {"polcy"')
+    pair[1].live._look()
+    assert pair[1].ttft_s() == 0.5 and pair[1].followed == []
+
+
+def test_hangup_reads_the_file_again_with_flags_and_preset(
+    alone: Process, ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    for name in ("say", "warn"):
+        monkeypatch.setattr(live_settings, name, lambda line, **fields: said.append(line))
+    file = tmp_path / "slo.yaml"
+    file.write_text(json.dumps({**SECTION, "classes": {"chat": {"rank": 0, "ttft_ms": 300}, "jobs": {"rank": 1}}}))
+    text = source_text(file, {"admission": None, "max_waiting": None}, None, None)
+    assert text is not None
+    monkeypatch.setenv(SOURCE, text)
+
+    async def hang_up() -> None:
+        alone.live.listen(None, 0)
+        try:
+            os.kill(os.getpid(), signal.SIGHUP)
+            while not said:
+                await asyncio.sleep(0)
+            assert alone.ttft_s() == 0.3 and alone.live.now.changed_by == "SIGHUP"
+            file.write_text("classes: [")
+            os.kill(os.getpid(), signal.SIGHUP)
+            while len(said) < 2:
+                await asyncio.sleep(0)
+            assert said[1].startswith(f"SIGHUP: the settings stay as they are: {file}:") and alone.live.now.version == 1
+        finally:
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+
+    bounded.run(hang_up())
+
+
+def test_a_server_without_a_file_leaves_hangup_alone(alone: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SOURCE, raising=False)
+    before = signal.getsignal(signal.SIGHUP)
+
+    async def listen() -> None:
+        alone.live.listen(None, 0)
+
+    bounded.run(listen())
+    assert signal.getsignal(signal.SIGHUP) is before
+    assert source_text(None, {}, None, None) is None
