@@ -112,7 +112,8 @@ class Cell:
             f"hosts: {{a: {{device: {self.profile.partition('-')[0]}, devices: {self.instances * width}, "
             f"width: {width}, host_memory_gib: 400}}}}\n"
             "switching: {min_active_s: 2, max_wait_s: 30, drain_max_s: 20}\n"
-            f"settings:\n  policy: edf\n  classes:\n    {STREAMS}: {{rank: 1, e2e_ms: {1e3 * STREAM_S}}}\n{classes}\n"
+            "settings:\n  policy: edf\n  classes:\n    batch: null\n"
+            f"    {STREAMS}: {{rank: 1, e2e_ms: {1e3 * STREAM_S}}}\n{classes}\n"
         )
 
     def requests(self, fleet: Fleet, seed: int) -> list[WorkloadRequest]:

@@ -63,7 +63,7 @@ settings:
   policy: edf
   classes:
     interactive: {{rank: 1, ttft_ms: {ttft_ms}, tpot_ms: 50}}
-    batch: {{rank: 2, e2e_ms: 3600000}}
+    batch: {{rank: 2, e2e_ms: 3600000, aged_after_s: 60}}
 """
 SWAP_GIB = 64
 INTERACTIVE, BATCH = "interactive", "batch"

@@ -51,7 +51,7 @@ hosts:
 switching: {min_active_s: 1, max_wait_s: 10, drain_max_s: 5}
 settings:
   policy: edf
-  classes: {interactive: {rank: 1, ttft_ms: 5000}, batch: {rank: 2}}
+  classes: {interactive: {rank: 1, ttft_ms: 5000}, batch: {rank: 2, aged_after_s: 60}}
 """
 
 

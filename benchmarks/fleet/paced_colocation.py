@@ -47,7 +47,10 @@ def colocation_file() -> str:
         }
         for name, (policy, seats) in ROWS.items()
     }
-    classes = {"interactive": {"rank": 1, "ttft_ms": 500, "tpot_ms": 50}, "batch": {"rank": 2, "e2e_ms": 3_600_000}}
+    classes = {
+        "interactive": {"rank": 1, "ttft_ms": 500, "tpot_ms": 50},
+        "batch": {"rank": 2, "e2e_ms": 3_600_000, "aged_after_s": 60},
+    }
     made = {
         "models": models,
         "hosts": {"a": {"device": "h100", "devices": 1, "host_memory_gib": 200}},

@@ -37,7 +37,7 @@ def lines_file(planner: str = "qlm") -> str:
         {
             "models": {"chat": chat | {"active_on": ["a/0"]}},
             "hosts": {"a": {"device": "b200", "devices": 1, "host_memory_gib": 400}},
-            "settings": {"classes": {"batch": {"rank": 2, "e2e_ms": 86_400_000}}},
+            "settings": {"classes": {"batch": {"rank": 2, "e2e_ms": 86_400_000, "aged_after_s": 60}}},
             "planner": planner,
         },
         indent=1,

@@ -105,7 +105,7 @@ def models_file(section: str, planner: str = "qlm", *, joining: bool = False) ->
         placed, hosts = {}, {"pool": {"devices": {"h100": {"devices": 1, "host_memory_gib": 400}}}}
     classes = {
         "interactive": {"rank": 1, "e2e_ms": 1e3 * INTERACTIVE_S},
-        "batch": {"rank": 2, "e2e_ms": 1e3 * BATCH_S},
+        "batch": {"rank": 2, "e2e_ms": 1e3 * BATCH_S, "aged_after_s": 60},
     }
     return json.dumps(
         {

@@ -126,6 +126,10 @@ class SLOClass:
     targets: Targets = field(default_factory=Targets)
     aged_after_s: float = 60.0
 
+    def as_config(self) -> dict[str, Any]:
+        """Return the plain values of one entry of the setting ``classes``."""
+        return {"rank": self.rank, "aged_after_s": self.aged_after_s, **self.targets.as_config()}
+
 
 @dataclass(frozen=True, slots=True)
 class SLO:
@@ -136,12 +140,18 @@ class SLO:
 
 
 class ClassTable:
-    """The service classes of one deployment, and which of them a request gets that names none."""
+    """The service classes of one deployment, most urgent first, and the class of a request that names none."""
 
     def __init__(self, classes: Mapping[str, SLOClass], default: str) -> None:
+        """Create a table.
+
+        Args:
+            classes: The classes by name; classes of equal rank keep their order.
+            default: Name of the class of requests that name none.
+        """
         if default not in classes:
             raise ConfigError(f"default class {default!r} is not one of {', '.join(classes)}")
-        self._classes = dict(classes)
+        self._classes = dict(sorted(classes.items(), key=lambda item: item[1].rank))
         self.default = self._classes[default]
 
     def __iter__(self) -> Iterator[SLOClass]:
@@ -158,7 +168,7 @@ class ClassTable:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all classes, in the order they were given."""
+        """Names of all classes, the most urgent first."""
         return tuple(self._classes)
 
     def __getitem__(self, name: str) -> SLOClass:
@@ -179,16 +189,12 @@ class ClassTable:
         return SLO(slo_class, targets.over(slo_class.targets))
 
     def as_config(self) -> dict[str, Any]:
-        """Return plain values, as the settings ``classes`` and ``default_class`` have them; they travel as JSON."""
-        classes = {
-            c.name: {
-                "rank": c.rank,
-                "aged_after_s": c.aged_after_s,
-                **c.targets.as_config(),
-            }
-            for c in self
-        }
-        return {"classes": classes, "default_class": self.default.name}
+        """Return plain values, as the settings ``classes`` and ``default_class`` have them; they travel as JSON.
+
+        A built-in class that is not in the table has the value ``None``, which removes it.
+        """
+        removed = {name: None for name in DEFAULT_CLASSES.names if name not in self}
+        return {"classes": {c.name: c.as_config() for c in self} | removed, "default_class": self.default.name}
 
 
 def _default_classes() -> dict[str, SLOClass]:
@@ -204,4 +210,4 @@ def _default_classes() -> dict[str, SLOClass]:
 
 
 DEFAULT_CLASSES = ClassTable(_default_classes(), default="interactive")
-"""The classes of a deployment that configures none; none of them has targets of its own."""
+"""The built-in classes, over which settings lay theirs; none of them has targets of its own."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.files.model import unknown
+from sloserve.core.slo import ClassTable
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.fleet.file_sections import (
     BatchSection,
@@ -23,6 +24,7 @@ from sloserve.fleet.file_sections import (
 )
 from sloserve.fleet.planner_rule import QLM
 from sloserve.fleet.router_section import FleetRouter
+from sloserve.scheduler.class_settings import stated_classes
 from sloserve.scheduler.settings import PluginSettings
 from sloserve.scheduler.virtual_queues.model_swap import ModelSwap, model_swap
 
@@ -150,6 +152,11 @@ class Fleet:
     def instances(self) -> tuple[tuple[str, Host], ...]:
         """The name and host of each instance, in the order of the file."""
         return tuple((name, host) for host in self.hosts.values() for name in host.instances)
+
+    @property
+    def stated_classes(self) -> ClassTable:
+        """The classes that the file states, which simulated requests have; all classes if it states none."""
+        return stated_classes(self.section, self.settings.classes)
 
     def models_on(self, host: Host) -> tuple[str, ...]:
         """Return the models that an instance of this host can serve: measured on its device at its width."""

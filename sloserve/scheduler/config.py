@@ -19,6 +19,8 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.files.marked_yaml import Node, load_yaml
 from sloserve.core.files.marked_yaml import Path as Key
 from sloserve.core.files.model import Problem, at_place, dotted
+from sloserve.core.slo import DEFAULT_CLASSES
+from sloserve.scheduler.class_settings import CLASSES
 from sloserve.scheduler.settings import (
     ADMIN_KEY,
     KEY,
@@ -107,7 +109,7 @@ def _preset(name: str) -> Sources:
 def read_sources(slo_config: Path | None, flags: Mapping[str, Any], preset: str | None = None) -> Sources:
     """Return what preset, file and flags set.
 
-    Classes of the file are added to the classes of the preset.
+    What the file states of a class is laid over the preset's class, as settings are over the built-in class.
 
     Args:
         slo_config: Path of the file of settings, if there is one.
@@ -122,7 +124,7 @@ def read_sources(slo_config: Path | None, flags: Mapping[str, Any], preset: str 
         if not isinstance(root.value, dict):
             raise root.not_allowed(f"a mapping of settings: {', '.join(PluginSettings.model_fields)}")
         written = {key: Given(value, str(slo_config), root) for key, value in _leaves(root.plain())}
-        sources = {k: given for k, given in sources.items() if not any(_overlap(k, key) for key in written)} | written
+        sources = _laid_over(written, sources)
     for name, value in flags.items():
         if value is not None:
             key = FLAGS[name]
@@ -165,7 +167,8 @@ class Effective:
             entries: dict[Key, Any] = {(name,): value}
             if isinstance(value, dict) and value:
                 entries = {(name, below): entry for below, entry in value.items()}
-            rows += [(dotted(key), _text(entry), self.origin(key)) for key, entry in entries.items()]
+            shown = {k: "removed" if k[0] == CLASSES and x is None else _text(x) for k, x in entries.items()}
+            rows += [(dotted(key), text, self.origin(key)) for key, text in shown.items()]
         return rows
 
     def as_json(self) -> dict[str, Any]:
@@ -239,6 +242,19 @@ def reread(text: str) -> Effective:
     """
     slo_config, flags, preset, section = json.loads(text)
     return settle(read_sources(Path(slo_config), flags, preset), {KEY: section})
+
+
+def _laid_over(written: Sources, below: Sources) -> dict[Key, Given]:
+    """Return the settings ``written``, and of ``below`` the settings that these do not replace.
+
+    An empty mapping of a class leaves the class as it is below, and null removes the class.
+    """
+    of_class = {key for key in written if key[0] == CLASSES and len(key) == 2 and any(_overlap(key, k) for k in below)}
+    kept = {key: given for key, given in written.items() if key not in of_class or given.value != {}}
+    sources = {key: given for key, given in below.items() if not any(_overlap(key, k) for k in kept)}
+    # Of a class that only the preset has, nothing is left that null could remove.
+    removed = {key for key in of_class if written[key].value is None and str(key[1]) not in DEFAULT_CLASSES}
+    return sources | {key: given for key, given in kept.items() if key not in removed}
 
 
 def read_admin_key(flag: str | None, environment: Mapping[str, str]) -> Given | None:

@@ -8,14 +8,15 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.files.json_schema import Written, schema_of
-from sloserve.core.files.model import NOT_TINY, Allowed, Problem, check_model, dotted, unknown
-from sloserve.core.slo import DEFAULT_CLASSES, MAX_TARGET_S, MAX_TDS, ClassTable, SLOClass, Targets
+from sloserve.core.files.model import Allowed, Problem, check_model, dotted, unknown
+from sloserve.core.slo import DEFAULT_CLASSES, ClassTable
 from sloserve.core.tasks import MOST_TASKS
 from sloserve.core.tenants import TenantTable
 from sloserve.estimator.length.at_admission import LengthAtAdmission
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.admission.queue_view import Elsewhere, WaitingPlace
+from sloserve.scheduler.class_settings import SECONDS, Classes, Seconds, class_table, no_class
 from sloserve.scheduler.engine_flags import OWN_ORDER, check_chunks, check_order
 from sloserve.scheduler.registry import make_policy, parse_policy
 from sloserve.scheduler.server_keys import read_server_keys
@@ -31,16 +32,9 @@ from sloserve.wire.tasks import DEFAULT_ALIASES, header_names
 KEY = "sloserve"
 MAX_BODY_BYTES = 32 * 2**20
 MAX_WAITING = 1024
-MAX_RANK = 1000
 ADMIN_KEY = "SLOSERVE_ADMIN_KEY"
 """Environment variable with the key of the admin routes: never a setting, so that no configuration shows it."""
 
-Seconds = Annotated[float, Field(strict=True, gt=0.0, le=MAX_TARGET_S), NOT_TINY]
-SECONDS = Allowed(f"a number of seconds above 0, up to {MAX_TARGET_S:.0f}")
-Target = Annotated[
-    Annotated[float, Field(strict=True, gt=0.0, le=MAX_TARGET_S * 1e3), NOT_TINY] | None,
-    Allowed(f"a number of milliseconds above 0, up to {MAX_TARGET_S * 1e3:.0f}"),
-]
 Count = Annotated[int, Field(strict=True, ge=0), Allowed("a whole number >= 0")]
 Cap = Annotated[int, Field(ge=1)]
 
@@ -65,24 +59,6 @@ def _max_waiting(value: Any) -> int | dict[str, int]:
 
 class _Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
-
-
-class ClassSettings(_Settings):
-    """One service class, see :class:`~sloserve.core.slo.SLOClass`; targets in the wire's names and units."""
-
-    rank: Annotated[int, Field(strict=True, ge=0, le=MAX_RANK), Allowed(f"a whole number from 0 to {MAX_RANK}")]
-    aged_after_s: Annotated[Seconds, SECONDS] = 60.0
-    ttft_ms: Target = None
-    tpot_ms: Target = None
-    e2e_ms: Target = None
-    tds: Annotated[
-        Annotated[float, Field(strict=True, gt=0.0, le=MAX_TDS), NOT_TINY] | None,
-        Allowed(f"a number of tokens per second above 0, up to {MAX_TDS:.0f}"),
-    ] = None
-
-    def slo_class(self, name: str) -> SLOClass:
-        ttft_s, tpot_s, e2e_s = (None if x is None else x / 1e3 for x in (self.ttft_ms, self.tpot_ms, self.e2e_ms))
-        return SLOClass(name, self.rank, Targets(ttft_s, tpot_s, e2e_s, self.tds), self.aged_after_s)
 
 
 class AdmissionSettings(_Settings):
@@ -152,7 +128,7 @@ class PluginSettings(_Settings):
             requests past their class's age, as a share; 0 turns ageing off.
         swapping: Fate of a preempted request's KV if there is swap space: ``cost`` copies it to the host where that
             takes less of the engine's time than computing it again does, ``always`` copies it while there is room.
-        classes: The service classes.
+        classes: The service classes; a file states changes of the built-in ones, see ``class_settings.py``.
         default_class: Name of the class of requests that name none.
         service_tiers: Class by ``service_tier``; entries replace the ones of the default table.
         unknown_class: Whether a request that names an unknown class is refused or gets the default class.
@@ -184,11 +160,7 @@ class PluginSettings(_Settings):
     plan_share: Annotated[float, Field(strict=True, ge=1e-6, le=1.0), Allowed("a number within 1e-06..1")] = 0.05
     aged_share: Annotated[float, Field(strict=True, ge=0.0, le=1.0), Allowed("a number within 0..1")] = 0.05
     swapping: Annotated[Literal["cost", "always"], Allowed("one of cost, always")] = "cost"
-    classes: Annotated[
-        ClassTable,
-        Written(Annotated[dict[str, ClassSettings], Field(min_length=1)]),
-        Allowed("a mapping of at least one class name to settings"),
-    ] = DEFAULT_CLASSES
+    classes: Classes = DEFAULT_CLASSES
     default_class: Annotated[str, Allowed("the name of a class")] = DEFAULT_CLASSES.default.name
     service_tiers: Annotated[dict[str, str], Allowed("a mapping of service tier to class")] = _default_tiers(
         DEFAULT_CLASSES
@@ -300,7 +272,7 @@ def read_settings(section: Any) -> tuple[PluginSettings | None, list[Problem]]:
     """
     if not isinstance(section, Mapping):
         return None, [Problem((), f"{section!r} is not a mapping of settings")]
-    table, problems = _class_table(section)
+    table, problems = class_table(section)
     values = {**section, "classes": table, "default_class": table.default.name}
     for key in ("policy", "shadow_policy"):
         if isinstance(section.get(key), str):
@@ -350,33 +322,13 @@ def policy_problems(section: Mapping[str, Any]) -> list[Problem]:
     return problems
 
 
-def _class_table(section: Mapping[str, Any]) -> tuple[ClassTable, list[Problem]]:
-    """Return the table in ``section`` as far as it can be read, else the built-in one, and what is wrong with it."""
-    problems: list[Problem] = []
-    classes = {c.name: c for c in DEFAULT_CLASSES}
-    given = section.get("classes", None)
-    if isinstance(given, Mapping) and given:
-        made = {name: check_model(ClassSettings, entry, ("classes", name)) for name, entry in given.items()}
-        problems = [problem for _, wrong in made.values() for problem in wrong]
-        classes = {name: (c or ClassSettings(rank=0)).slo_class(name) for name, (c, _) in made.items()}
-    elif "classes" in section:
-        problems.append(Problem(("classes",), f"{given!r} is not a mapping of at least one class name to settings"))
-    default = DEFAULT_CLASSES.default.name if DEFAULT_CLASSES.default.name in classes else next(iter(classes))
-    if "default_class" in section:
-        if section["default_class"] in list(classes):
-            default = section["default_class"]
-        else:
-            problems.append(_no_class(("default_class",), section["default_class"], tuple(classes)))
-    return ClassTable(classes, default), problems
-
-
 def _unknown_names(section: Mapping[str, Any], table: ClassTable) -> list[Problem]:
     """Return the names of unknown classes and service tiers; values that are no names are reported by their type."""
     named: list[tuple[tuple[str, ...], Any]] = [(("tenant_default",), section.get("tenant_default"))]
     for key in ("service_tiers", "tenants", "objectives"):
         entries = section.get(key)
         named += [((key, name), value) for name, value in entries.items()] if isinstance(entries, Mapping) else []
-    problems = [_no_class(path, x, table.names) for path, x in named if isinstance(x, str) and x not in table]
+    problems = [no_class(path, x, table.names) for path, x in named if isinstance(x, str) and x not in table]
     tiers, admission = section.get("service_tiers"), section.get("admission")
     caps = admission.get("max_waiting") if isinstance(admission, Mapping) else None
     for path, names, known in (
@@ -386,10 +338,6 @@ def _unknown_names(section: Mapping[str, Any], table: ClassTable) -> list[Proble
         if isinstance(names, Mapping):
             problems += [Problem((*path, name), unknown(name, known)) for name in names if name not in known]
     return problems
-
-
-def _no_class(path: tuple[str, ...], value: Any, names: tuple[str, ...]) -> Problem:
-    return Problem(path, f"{value!r} is not one of the classes {', '.join(names)}")
 
 
 def settings_schema() -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import yaml
 
-from sloserve.core.slo import ClassTable
+from sloserve.core.slo import DEFAULT_CLASSES, ClassTable
 from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.sim.admissions import NONE, limit_queue, parse_admission
 from sloserve.sim.advise import Advice, Found, RunComparison, is_general
@@ -104,13 +104,31 @@ def settings_yaml(advice: Advice, classes: ClassTable, settings: EngineSettings,
         *(line for judged in advice.judged for line in judged_lines(judged)),
         *tie_lines(advice),
         headline(advice),
+        *_kept_lines(classes),
     ]
     section: dict[str, object] = {"policy": "fcfs" if run.policy == STOCK else run.policy}
     admission = parse_admission(run.admission)[0]
     if run.admission != NONE and admission.mode != "none":
         section["admission"] = admission.model_dump(exclude_defaults=True)
-    section |= classes.as_config()
+    section |= {"classes": _class_changes(classes), "default_class": classes.default.name}
     return "".join(_commented(comments)) + yaml.safe_dump(section, sort_keys=False, width=WIDTH)
+
+
+def _class_changes(classes: ClassTable) -> dict[str, dict[str, object]]:
+    """Return what a server's settings state of ``classes``, beside which it keeps its other built-in classes.
+
+    Ranks are left out where the built-in ranks put the classes into the same order.
+    """
+    built_in = [name for name in DEFAULT_CLASSES.names if name in classes]
+    is_usual = built_in == list(classes.names) and len({c.rank for c in classes}) == len(built_in)
+    left_out = {"rank"} if is_usual else set()
+    return {c.name: {key: x for key, x in c.as_config().items() if key not in left_out} for c in classes}
+
+
+def _kept_lines(classes: ClassTable) -> list[str]:
+    """Return the comment on the built-in classes that the server has beside ``classes``."""
+    kept = [f"{c.name} (rank {c.rank})" for c in DEFAULT_CLASSES if c.name not in classes]
+    return [f"The server keeps its built-in classes beside those below: {', '.join(kept)}."] if kept else []
 
 
 def _commented(lines: list[str]) -> Iterator[str]:

@@ -107,6 +107,10 @@ def test_saying_the_same_twice_is_no_contradiction(made: Made) -> None:
         ("seed: [1\n", None, {}, "f.yaml:2:1: is not YAML"),
         ("polcy: {name: edf}", None, {}, "f.yaml:1:1: polcy: is unknown; known here: "),
         ("classes:\n  a: {ttft_ms: 1}", None, {}, "f.yaml:2:3: classes.a.rank: is missing; needed: a whole number"),
+        (
+            "classes: {batch: null, listener: null}", None, {},
+            "f.yaml:1:24: classes.listener: null removes a class, and 'listener' is unknown; known here: priority, ",
+        ),
         ("classes: {a: {rank: 1, ttft_ms: 1e9}}", None, {}, "f.yaml:1:24: classes.a.ttft_ms: 1000000000.0 is not"),
         ("classes: {}", None, {}, "f.yaml:1:1: classes: {} is not a mapping of at least one class name to settings"),
         ("classes: [a]", None, {}, "f.yaml:1:1: classes: ['a'] is not a mapping of at least one class name"),
@@ -204,8 +208,9 @@ def test_check_config_loads_nothing_heavy_and_puts_each_mistake_on_a_line(tmp_pa
 @pytest.mark.parametrize("name", sorted(presets()))
 def test_a_preset_names_a_policy_and_the_usual_classes_with_targets_that_the_policy_reads(name: str) -> None:
     effective = settle(read_sources(None, {}, name))
-    assert origins(effective)["policy"] == origins(effective)["classes.interactive"] == f"preset {name}"
-    assert set(PluginSettings().classes.names) <= set(effective.settings.classes.names)
+    assert origins(effective)["policy"] == f"preset {name}"
+    plain = {c.name: (c.rank, c.aged_after_s) for c in effective.settings.classes}
+    assert plain.items() >= {c.name: (c.rank, c.aged_after_s) for c in PluginSettings().classes}.items()
     with_targets = [c.name for c in effective.settings.classes if c.targets]
     assert ("interactive" in with_targets) is (name != "agents") and (with_targets == []) is (name == "agents")
     assert effective.settings.policy == "auto"
@@ -227,6 +232,22 @@ def test_a_file_and_a_flag_win_over_a_preset(tmp_path: Path) -> None:
     assert settle(read_sources(file, {"policy": "andes"}, "chat")).settings.policy == "andes"
     with pytest.raises(ConfigError, match=r"--preset: 'chats' is not one of agents, chat, .*; did you mean 'chat'\?"):
         read_sources(None, {}, "chats")
+
+
+def test_a_file_states_changes_of_the_classes_of_a_preset_and_null_removes_one(tmp_path: Path) -> None:
+    file = tmp_path / "f.yaml"
+    file.write_text("classes:\n  batch: {}\n  interactive: {tpot_ms: null}\n  priority: null\n  listener: null\n")
+    effective = settle(read_sources(file, {}, "readers"))
+    assert effective.settings.classes.names == ("interactive", "batch", "background")
+    assert effective.settings.classes["interactive"].targets.stated == ("ttft_s", "tds")
+    assert origins(effective) == {
+        "policy": "preset readers", "classes.interactive": f"preset readers, {file}:3",
+        "classes.batch": f"{file}:2", "classes.priority": f"{file}:4",
+    }  # fmt: skip
+    assert ("classes.priority", "removed", f"{file}:4") in effective.rows()
+    assert plugin_settings({"sloserve": json.loads(json.dumps(effective.section))}) == effective.settings
+    file.write_text("classes:\n  interactive: {}\n  listener: {}\n")
+    assert settle(read_sources(file, {}, "readers")).settings == settle(read_sources(None, {}, "readers")).settings
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,15 @@
 """The plugin's section of vLLM's additional config: what it means, and what a mistake in it gets to read."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.slo import DEFAULT_CLASSES, ClassTable, SLOClass, Targets
+from sloserve.scheduler.class_settings import stated_classes
 from sloserve.scheduler.settings import MAX_WAITING, PluginSettings, plugin_settings, policy_problems
 
 
@@ -32,17 +35,51 @@ def test_options_in_the_name_yield_to_those_of_their_own() -> None:
 def test_classes_of_a_deployment() -> None:
     classes = {"chat": {"rank": 1, "ttft_ms": 500.0}, "batch": {"rank": 0}}
     made = plugin_settings({"sloserve": {"classes": classes, "default_class": "batch"}}).classes
-    assert made.names == ("chat", "batch") and made.default.name == "batch"
+    assert made.names == ("priority", "batch", "interactive", "chat", "background") and made.default.name == "batch"
     assert made["chat"].targets.ttft_s == 0.5
 
 
-def test_the_default_class_is_interactive_where_there_is_one_else_the_first() -> None:
+def test_a_stated_class_keeps_what_it_leaves_out_of_the_built_in_class_and_removes_no_other() -> None:
+    table = plugin_settings({"sloserve": {"classes": {"batch": {"e2e_ms": 60_000}, "interactive": {}}}}).classes
+    assert table.names == DEFAULT_CLASSES.names and table["interactive"] == DEFAULT_CLASSES["interactive"]
+    assert table["batch"] == replace(DEFAULT_CLASSES["batch"], targets=Targets(e2e_s=60.0))
+    moved = plugin_settings({"sloserve": {"classes": {"batch": {"rank": 0}}}}).classes
+    assert moved["batch"].aged_after_s == DEFAULT_CLASSES["batch"].aged_after_s
+    assert moved.names == ("priority", "batch", "interactive", "background")
+
+
+def test_null_removes_a_class() -> None:
+    made = plugin_settings({"sloserve": {"classes": {"background": None, "chat": {"rank": 1}}}})
+    assert made.classes.names == ("priority", "interactive", "chat", "batch")
+    assert "flex" not in made.service_tiers
+    only = dict.fromkeys(DEFAULT_CLASSES.names) | {"chat": {"rank": 5}}
+    assert plugin_settings({"sloserve": {"classes": only, "default_class": "chat"}}).classes.names == ("chat",)
+
+
+def test_a_table_survives_the_trip_through_settings_with_the_order_of_its_classes() -> None:
+    table = ClassTable({name: SLOClass(name, rank=1) for name in ("b", "batch", "a", "interactive")}, "a")
+    assert plugin_settings({"sloserve": table.as_config()}).classes.names == table.names == tuple(table.names)
+    assert plugin_settings({"sloserve": table.as_config()}).classes == table
+
+
+def test_the_default_class_is_interactive_unless_it_is_stated() -> None:
     def default(**section: Any) -> str:
         return plugin_settings({"sloserve": section}).default_class
 
     assert default() == "interactive" and default(default_class="batch") == "batch"
-    assert default(classes={"chat": {"rank": 1}, "jobs": {"rank": 0}}) == "chat"
-    assert default(classes={"chat": {"rank": 1}, "interactive": {"rank": 0}}) == "interactive"
+    assert default(classes={"chat": {"rank": 1}, "jobs": {"rank": 0}}) == "interactive"
+    assert default(classes={"chat": {"rank": 1}, "interactive": None}, default_class="chat") == "chat"
+
+
+def test_simulated_requests_have_the_classes_that_a_file_states() -> None:
+    def names(classes: Any) -> tuple[tuple[str, ...], str]:
+        section = {"classes": classes} if classes else {}
+        found = stated_classes(section, plugin_settings({"sloserve": section}).classes)
+        return found.names, found.default.name
+
+    assert names({"batch": {}, "interactive": {}}) == (("interactive", "batch"), "interactive")
+    assert names({"jobs": {"rank": 1}, "background": None}) == (("jobs",), "jobs")
+    assert names(None) == (DEFAULT_CLASSES.names, "interactive")
 
 
 def test_service_tiers_are_laid_over_those_whose_class_exists() -> None:
@@ -54,7 +91,8 @@ def test_service_tiers_are_laid_over_those_whose_class_exists() -> None:
         "priority": "priority", "standard_only": "interactive",
     }  # fmt: skip
     assert tiers(service_tiers={"flex": "batch"}) == tiers() | {"flex": "batch"}
-    assert tiers(classes={"chat": {"rank": 1}}) == dict.fromkeys(("auto", "default", "standard_only"), "chat")
+    only = {"classes": dict.fromkeys(DEFAULT_CLASSES.names) | {"chat": {"rank": 1}}, "default_class": "chat"}
+    assert tiers(**only) == dict.fromkeys(("auto", "default", "standard_only"), "chat")
     assert tiers(classes={"chat": {"rank": 1}}, service_tiers={"flex": "chat"})["flex"] == "chat"
 
 
@@ -71,7 +109,11 @@ EVERYTHING = {
     "seed": 3,
     "plan_share": 1,
     "aged_share": 0.0,
-    "classes": {"chat": {"rank": 0, "aged_after_s": 5.0, "ttft_ms": 500.0}, "jobs": {"rank": 9, "aged_after_s": 60.0}},
+    "classes": {
+        "chat": {"rank": 0, "aged_after_s": 5.0, "ttft_ms": 500.0},
+        "jobs": {"rank": 9, "aged_after_s": 60.0},
+        **dict.fromkeys(DEFAULT_CLASSES.names),
+    },
     "default_class": "jobs",
     "service_tiers": {"auto": "jobs", "default": "chat", "priority": "chat", "standard_only": "jobs"},
     "unknown_class": "default",
@@ -144,7 +186,35 @@ def test_policies_that_cannot_be_made(section: dict[str, Any], told: list[tuple[
         ({"polcy": "edf"}, f"sloserve.polcy: is unknown; known here: {KNOWN}; did you mean 'policy'?"),
         ({"classes": ["chat"]}, "sloserve.classes: ['chat'] is not a mapping of at least one class name to settings"),
         ({"classes": {}}, "sloserve.classes: {} is not a mapping of at least one class name to settings"),
-        ({"classes": {"a": {}}}, "sloserve.classes.a.rank: is missing; needed: a whole number from 0 to 1000"),
+        (
+            {"classes": {"a": {}}},
+            "sloserve.classes.a.rank: is missing; needed: a whole number from 0 to 1000, and a lower one is more "
+            "urgent; the built-in classes have priority 0, interactive 1, batch 2, background 3",
+        ),
+        (
+            {"classes": {"a": 5}},
+            "sloserve.classes.a: 5 is not a mapping with rank, aged_after_s, ttft_ms, tpot_ms, e2e_ms, tds; null "
+            "removes a class",
+        ),
+        (
+            {"classes": {"bach": None}},
+            f"sloserve.classes.bach: null removes a class, and 'bach' is unknown; known here: {CLASSES}; did you mean "
+            "'batch'?",
+        ),
+        (
+            {"classes": dict.fromkeys(DEFAULT_CLASSES.names)},
+            "sloserve.classes: all classes are removed; keep at least one",
+        ),
+        (
+            {"classes": {"interactive": None}},
+            "sloserve.classes.interactive: null removes the class of requests that name none; state another as "
+            "default_class: priority or batch or background",
+        ),
+        (
+            {"classes": {"background": None}, "service_tiers": {"flex": "background"}},
+            "sloserve.service_tiers.flex: 'background' is not one of the classes priority, interactive, batch; classes "
+            "removes it with null",
+        ),
         ({"classes": {"a": {"rank": 1.0}}}, "sloserve.classes.a.rank: 1.0 is not a whole number from 0 to 1000"),
         (
             {"classes": {"a": {"rank": 1, "ttft_ms": 0}}},

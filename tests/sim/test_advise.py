@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from sloserve.cli import app
 from sloserve.core.errors import ConfigError
-from sloserve.core.slo import DEFAULT_CLASSES
+from sloserve.core.slo import DEFAULT_CLASSES, ClassTable, SLOClass, Targets
 from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.scheduler.config import read_sources, settle
 from sloserve.scheduler.registry import main_policies
@@ -199,6 +199,21 @@ def test_the_file_is_one_that_the_server_reads(
     file.write_text(text)
     found = settle(read_sources(file, {}))
     assert found.settings.policy == policy.partition(":")[0]
+
+
+@pytest.mark.parametrize("ranks", [{"interactive": 0, "batch": 1}, {"batch": 0, "interactive": 1}, {"chat": 0}])
+def test_the_file_keeps_the_classes_that_the_workload_does_not_have(ranks: dict[str, int], tmp_path: Path) -> None:
+    own = {name: SLOClass(name, rank, Targets(e2e_s=2.0 + rank), 30.0) for name, rank in ranks.items()}
+    table, file = ClassTable(own, next(iter(own))), tmp_path / "advice.yaml"
+    file.write_text(settings_yaml(advice_of("edf"), table, SETTINGS, "a trace on an engine"))
+    served = settle(read_sources(file, {})).settings
+    assert {*served.classes.names} == {*ranks, *DEFAULT_CLASSES.names} and served.default_class == table.default.name
+    assert [name for name in served.classes.names if name in ranks] == list(table.names)
+    assert all(served.classes[name] == replace(own[name], rank=served.classes[name].rank) for name in ranks)
+    usual = list(ranks) == ["interactive", "batch"]
+    assert ("rank:" in file.read_text()) is not usual
+    assert [c for c in served.classes if c.name not in ranks] == [c for c in DEFAULT_CLASSES if c.name not in ranks]
+    assert "keeps its built-in classes beside those below: priority (rank 0)" in file.read_text()
 
 
 @pytest.mark.parametrize(

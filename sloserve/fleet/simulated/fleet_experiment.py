@@ -67,7 +67,7 @@ class FleetExperiment:
             )
             for model in self.fleet.models.values()
         ]
-        return self.workload.requests(self.max_requests, seed, rps, models, self.fleet.settings.classes)
+        return self.workload.requests(self.max_requests, seed, rps, models, self.fleet.stated_classes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

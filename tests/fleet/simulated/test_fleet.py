@@ -16,12 +16,14 @@ from sloserve.estimator.step_time.profile import load_profile
 from sloserve.fleet.simulated.dispatcher import Dispatcher, FleetView, Give, Operation, Switch, WaitingRequest
 from sloserve.fleet.simulated.dispatchers.by_name import DISPATCHERS, FleetRunName
 from sloserve.fleet.simulated.dispatchers.shepherd import shares
+from sloserve.fleet.simulated.fleet_experiment import FleetExperiment
 from sloserve.fleet.simulated.live.live_fleet import LiveFleet
 from sloserve.fleet.simulated.live.live_options import AT_ONCE, Options
 from sloserve.fleet.simulated.loop import FleetRun, engine_settings
 from sloserve.fleet.simulated.simulate_fleet import assumptions
 from sloserve.fleet.simulated.weight_copies import WeightCopies
 from sloserve.sim.model.engine import ModelEngine
+from sloserve.sim.workloads.multi_model import FleetWorkload
 from tests.fleet.simulated.fleets import fleet_of, request, run, scarce_fleet
 
 pytestmark = pytest.mark.slow  # each runs whole fleets
@@ -385,6 +387,14 @@ def test_a_wrong_name_of_a_run_says_what_there_is(name: str, message: str) -> No
     with pytest.raises(ConfigError, match=".*") as caught:
         FleetRunName.parse(name)
     assert message in str(caught.value)
+
+
+def test_simulated_requests_have_only_the_classes_that_the_file_states() -> None:
+    """The server would serve its other built-in classes too, which no request of the workload has."""
+    fleet = fleet_of()
+    assert {"priority", "background"} < {*fleet.settings.classes.names}
+    asked = FleetExperiment(fleet, FleetWorkload("w-a"), ("static",), (5.0,), max_requests=60).requests(0, 5.0)
+    assert {one.slo.slo_class.name for one in asked} == {"urgent", "batch"}
 
 
 def test_stands_for_stock_where_nothing_is_said() -> None:

@@ -75,7 +75,7 @@ def test_prompts_are_computed_whole_where_chunked_prefill_is_off(
     """And none waits for ever: requests age, plans set limits, and steps are as long as the longest request."""
     engine = build(
         policy,
-        section={"plan_share": 1.0, "classes": {"default": {"rank": 100, "aged_after_s": 0.05}}},
+        section={"plan_share": 1.0, "classes": {"interactive": {"rank": 100, "aged_after_s": 0.05}}},
         max_num_batched_tokens=256,
         max_num_seqs=8,
         kv_blocks=70,

@@ -74,7 +74,7 @@ class LiveFleet(Dispatcher):
     def begin(self, view: FleetView) -> Sequence[Switch]:
         fleet = replace(view.fleet, planner=self._planner)
         options, periods = self._options, self._options.periods
-        self._urgent = min((one.rank for one in fleet.settings.classes), default=0)
+        self._urgent = min(one.rank for one in fleet.stated_classes)
         self._view = view
         self._gateways = [
             SimulatedGateway(
