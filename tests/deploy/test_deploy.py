@@ -23,7 +23,11 @@ DEPLOY = ROOT / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 FOLDERS = ["base", "cpu", "fleet"]
 VERSIONS = ["1.30", "1.34"]
-MONITOR = Draft202012Validator(json.loads((Path(__file__).parent / "schemas" / "servicemonitor.json").read_text()))
+OF_OPERATORS = {
+    kind: Draft202012Validator(json.loads((Path(__file__).parent / "schemas" / f"{kind.lower()}.json").read_text()))
+    for kind in ("ServiceMonitor", "PrometheusRule", "ScaledObject", "InferencePool")
+}
+"""Schemas of objects that are no part of Kubernetes itself."""
 SLACK_S = 10
 """Docs: a grace period is ten seconds more than the time that requests have."""
 
@@ -61,8 +65,8 @@ def test_kubernetes_knows_every_object_and_field(folder: str) -> None:
 
     made = objects(folder)
     for one in made:
-        if one["kind"] == "ServiceMonitor":
-            MONITOR.validate(one)
+        if one["kind"] in OF_OPERATORS:
+            OF_OPERATORS[one["kind"]].validate(one)
             continue
         for version in VERSIONS:
             kubernetes_validate.validate(one, version, strict=True)
@@ -74,7 +78,7 @@ def test_the_operator_would_refuse_a_mistyped_field_of_a_monitor() -> None:
     made = yaml.safe_load((KUBERNETES / "base" / "monitor.yaml").read_text())
     made["spec"]["endpoints"][0]["intervall"] = made["spec"]["endpoints"][0].pop("interval")
     with pytest.raises(ValidationError, match="'intervall' was unexpected"):
-        MONITOR.validate(made)
+        OF_OPERATORS["ServiceMonitor"].validate(made)
 
 
 @pytest.mark.slow

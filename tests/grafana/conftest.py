@@ -1,0 +1,78 @@
+"""A scrape of a server, of which the dashboard and the alerts ask only what it shows."""
+
+from types import SimpleNamespace
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from sloserve.core.clock import ManualClock
+from sloserve.core.finished import Latency
+from sloserve.core.outcome import Outcome
+from sloserve.core.predicted import Predicted, Quantiles
+from sloserve.core.served import ServedRequest
+from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.engine.metrics.collectors import FrontEndMetrics
+from sloserve.engine.metrics.engine_page import Layout, PageWriter, find_pages
+from sloserve.engine.metrics.process_page import Board, Boards
+from sloserve.engine.metrics.task_metrics import OpenTasksGauge
+from sloserve.engine.metrics.task_page import TaskPage, TaskPages
+from sloserve.http3.listener_figures import Http3Figures
+from sloserve.http3.listener_metrics import Http3Collector
+
+
+@pytest.fixture(scope="module")
+def metrics_text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A scrape of a server that has served a request and has a shadow policy; of vLLM's metrics those we ask for."""
+    folder = tmp_path_factory.mktemp("pages")
+    page = PageWriter(DEFAULT_CLASSES.names, 0, folder, tenant_rows=3)
+    page.name_tenants(["", "acme"])
+    page.set_policies("edf", "sjf", None)
+    for name in (
+        "shadow_agreement_count",
+        "shadow_gain_count",
+        "step_factor_constant",
+        "step_error",
+        "swap_pool_total_bytes",
+    ):
+        page.values[Layout.at[name]] = 1
+    registry = CollectorRegistry(auto_describe=True)
+    metrics = FrontEndMetrics(
+        DEFAULT_CLASSES.names,
+        (),
+        Boards(Board(len(DEFAULT_CLASSES.names), 5), ManualClock()),
+        ManualClock(),
+        lambda: [found.snapshot() for found in find_pages(folder)],
+        registry,
+        open_tasks=OpenTasksGauge(DEFAULT_CLASSES.names, TaskPages(TaskPage(1), ManualClock()), 1.0, ManualClock()),
+    )
+    metrics.tasks.task_started(0, "acme")
+    metrics.tasks.task_late(0, "acme")
+    slo = DEFAULT_CLASSES.slo(None, Targets(ttft_s=1.0))
+    told = Predicted(Quantiles(0.1, 0.2), Quantiles(1.0, 2.0))
+    latency = Latency(0.1, 0.1, 1.0)
+    metrics.record(ServedRequest(slo, Outcome.COMPLETED, "acme", latency, qoe=1.0, output_tokens=10, predicted=told))
+    _vllm_metrics(registry)
+    _http3_metrics(registry)
+    text = generate_latest(registry).decode()
+    page.close()
+    return text
+
+
+def _vllm_metrics(registry: CollectorRegistry) -> None:
+    """Source: vllm/v1/metrics/loggers.py. The integration test asks a live server whether these are still right."""
+    labels = ["model_name", "engine"]
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        Gauge(f"vllm:{name}", name, labels, registry=registry).labels("tiny", "0")
+    for name in (
+        "prompt_tokens", "generation_tokens", "num_preemptions", "prefix_cache_hits", "prefix_cache_queries",
+    ):  # fmt: skip
+        Counter(f"vllm:{name}", name, labels, registry=registry).labels("tiny", "0")
+    Histogram("vllm:inter_token_latency_seconds", "itl", labels, registry=registry).labels("tiny", "0")
+
+
+def _http3_metrics(registry: CollectorRegistry) -> None:
+    """Of a listener that has answered in time."""
+    figures = Http3Figures()
+    figures.deadlines[DEFAULT_CLASSES.default.name].met += 1
+    listener = SimpleNamespace(front=SimpleNamespace(figures=figures), protocols=set(), inode=0)
+    registry.register(Http3Collector(listener))  # type: ignore[arg-type]

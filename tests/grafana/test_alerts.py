@@ -1,0 +1,83 @@
+"""The alerts ask only for what a server shows, and each has a place in the docs; promtool tests when they fire."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.rule_objects import SOURCE, made_from
+from tests.grafana.queries import check_dashboard
+
+ROOT = Path(__file__).parents[2]
+SERIES = ROOT / "tests" / "deploy" / "prometheus" / "sloserve.test.yaml"
+PAGE = ROOT / "docs" / "alerts.md"
+RULES = [rule for group in yaml.safe_load(SOURCE.read_text())["groups"] for rule in group["rules"]]
+ALERTS = [rule for rule in RULES if "alert" in rule]
+OF_A_SCRAPE = {"namespace", "job", "instance"}
+"""Labels that Prometheus or its operator adds."""
+
+
+def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run promtool; the test is skipped without it."""
+    path = shutil.which("promtool")
+    if path is None:
+        pytest.skip("NOT TESTED: the alerts need promtool (Debian's package prometheus), which is not installed")
+    return subprocess.run([path, *arguments], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_promtool_accepts_the_rules() -> None:
+    checked = promtool("check", "rules", str(SOURCE))
+    assert checked.returncode == 0 and f"{len(RULES)} rules found" in checked.stdout, checked.stdout + checked.stderr
+
+
+@pytest.mark.slow
+def test_each_alert_fires_and_does_not_fire_as_its_series_say() -> None:
+    tested = promtool("test", "rules", str(SERIES))
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+def test_each_alert_has_series_that_fire_it_and_series_that_do_not() -> None:
+    tests = [one for test in yaml.safe_load(SERIES.read_text())["tests"] for one in test.get("alert_rule_test", [])]
+    fired = {one["alertname"] for one in tests if one["exp_alerts"]}
+    named = {alert["alert"] for alert in ALERTS}
+    assert fired == named == {one["alertname"] for one in tests}
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+def test_each_alert_says_how_urgent_it_is_what_it_is_and_what_to_do(alert: dict[str, Any]) -> None:
+    assert set(alert["labels"]) == {"severity"} and alert["labels"]["severity"] in ("critical", "warning")
+    notes = alert["annotations"]
+    assert set(notes) == {"summary", "description", "runbook_url"}
+    assert notes["summary"].endswith(".") and notes["description"].rstrip().endswith(".")
+    assert notes["runbook_url"] == f"docs/alerts.md#{alert['alert'].lower()}"
+    section = PAGE.read_text().split(f"\n## {alert['alert']}\n")[1].split("\n## ")[0]
+    assert section.strip().startswith(f"*{alert['labels']['severity'].capitalize()}.*")
+
+
+def test_the_page_describes_no_alert_that_does_not_exist() -> None:
+    assert re.findall(r"^## (\w+)$", PAGE.read_text(), re.MULTILINE) == [alert["alert"] for alert in ALERTS]
+
+
+def test_every_query_of_the_rules_can_be_answered(metrics_text: str) -> None:
+    """Recorded series count as metrics, with the labels that their rules keep; ``up`` is Prometheus' own."""
+    recorded = "".join(f'{rule["record"]}{{namespace="",class=""}} 1\n' for rule in RULES if "record" in rule)
+    targets = [{"expr": re.sub(r"\bnamespace, ", "", rule["expr"]), "legendFormat": ""} for rule in RULES]
+    board = {"panels": [{"title": "rules", "targets": targets}], "templating": {"list": []}}
+    assert check_dashboard(board, f'{metrics_text.removesuffix("# EOF")}{recorded}up{{job=""}} 1\n') == []
+
+
+def test_labels_in_texts_are_labels_of_the_alert() -> None:
+    for alert in ALERTS:
+        used = set(re.findall(r"\$labels\.(\w+)", str(alert["annotations"])))
+        kept = set(re.findall(r"\w+", " ".join(re.findall(r"by \(([^)]*)\)", alert["expr"]))))
+        recorded = {"class"} if "class:" in alert["expr"] else set()
+        assert used <= kept | recorded | OF_A_SCRAPE, alert["alert"]
+
+
+def test_what_is_made_from_the_rules_is_up_to_date() -> None:
+    stale = [path for path, text in made_from(SOURCE.read_text()).items() if path.read_text() != text]
+    assert stale == [], "python -m tests.deploy.rule_objects"
