@@ -17,6 +17,7 @@ LIVE: Final = (
     "service_tiers",
     "unknown_class",
     "objectives",
+    "priority_headers",
     "unknown_headers",
     "tenants",
     "tenant_default",

@@ -18,6 +18,7 @@ from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.admission.queue_view import Elsewhere, WaitingPlace
 from sloserve.scheduler.class_settings import SECONDS, Classes, Seconds, class_table, no_class
 from sloserve.scheduler.engine_flags import OWN_ORDER, check_chunks, check_order
+from sloserve.scheduler.priority_settings import PriorityTables
 from sloserve.scheduler.registry import make_policy, parse_policy
 from sloserve.scheduler.server_keys import read_server_keys
 from sloserve.scheduler.share_settings import ShareSettings
@@ -26,6 +27,7 @@ from sloserve.scheduler.tenant_settings import Proxies, TenantHeaders
 from sloserve.wire.headers import TENANTS, HeaderRules
 from sloserve.wire.optional_http3 import Http3Settings
 from sloserve.wire.peers import LOOPBACK
+from sloserve.wire.priorities import PriorityHeaders
 from sloserve.wire.resolve import Rules
 from sloserve.wire.tasks import DEFAULT_ALIASES, header_names
 
@@ -133,6 +135,8 @@ class PluginSettings(_Settings):
         service_tiers: Class by ``service_tier``; entries replace the ones of the default table.
         unknown_class: Whether a request that names an unknown class is refused or gets the default class.
         objectives: Class by a gateway's inference objective; an objective that is not named has no effect.
+        priority_headers: Class by value of each header with which another router states a priority; an objective comes
+            before them. A value that is not listed has no effect; of numbers the largest that is not above it counts.
         unknown_headers: Whether an ``x-slo-*`` header that resembles none of ours is ignored or refused.
         task_aliases: Headers, and fields of the body, in which clients name their sessions; the first that a request
             has names its task, if it states no ``task_id``.
@@ -167,6 +171,7 @@ class PluginSettings(_Settings):
     )
     unknown_class: Annotated[Literal["reject", "default"], Allowed("one of reject, default")] = "reject"
     objectives: Annotated[dict[str, str], Allowed("a mapping of objective to class")] = {}
+    priority_headers: PriorityTables = {}
     unknown_headers: Annotated[Literal["ignore", "reject"], Allowed("one of ignore, reject")] = "ignore"
     task_aliases: TaskAliases = DEFAULT_ALIASES
     task_idle_s: Annotated[Seconds, SECONDS] = 600.0
@@ -188,7 +193,12 @@ class PluginSettings(_Settings):
     @property
     def header_rules(self) -> HeaderRules:
         """Rules by which headers are read."""
-        return HeaderRules(self.tenant_headers, self.unknown_headers == "reject", header_names(self.task_aliases))
+        return HeaderRules(
+            self.tenant_headers,
+            self.unknown_headers == "reject",
+            header_names(self.task_aliases),
+            PriorityHeaders(self.priority_headers).names,
+        )
 
     @property
     def rules(self) -> Rules:
@@ -201,6 +211,7 @@ class PluginSettings(_Settings):
             tenant_default=self.tenant_default,
             objectives=self.objectives,
             task_aliases=self.task_aliases,
+            priorities=PriorityHeaders(self.priority_headers),
         )
 
     def make_lengths(self) -> LengthAtAdmission | None:
@@ -328,6 +339,10 @@ def _unknown_names(section: Mapping[str, Any], table: ClassTable) -> list[Proble
     for key in ("service_tiers", "tenants", "objectives"):
         entries = section.get(key)
         named += [((key, name), value) for name, value in entries.items()] if isinstance(entries, Mapping) else []
+    tables = section.get("priority_headers")
+    for header, entries in tables.items() if isinstance(tables, Mapping) else ():
+        if isinstance(entries, Mapping):
+            named += [(("priority_headers", str(header), str(of)), value) for of, value in entries.items()]
     problems = [no_class(path, x, table.names) for path, x in named if isinstance(x, str) and x not in table]
     tiers, admission = section.get("service_tiers"), section.get("admission")
     caps = admission.get("max_waiting") if isinstance(admission, Mapping) else None

@@ -28,7 +28,7 @@ from sloserve.core.errors import (
     Unauthorized,
     UnknownModel,
 )
-from sloserve.wire.headers import DROPPED_REASON, RETRY_AFTER
+from sloserve.wire.headers import DROPPED_REASON, LLM_D_DROPPED_REASON, RETRY_AFTER
 
 STATUS: dict[type[SloServeError], HTTPStatus] = {
     InvalidRequest: HTTPStatus.BAD_REQUEST,
@@ -59,7 +59,18 @@ REASON: dict[type[SloServeError], str] = {
     SLOUnattainable: "rejected-slo-unattainable",
     DeadlinePassed: "rejected-ttl-expired",
 }
-"""Value of ``x-slo-dropped-reason``, in llm-d's words."""
+"""Value of ``x-slo-dropped-reason``."""
+
+LLM_D_REASON: dict[type[SloServeError], str] = {
+    QueueFull: "rejected-saturated",
+    SLOUnattainable: "rejected-saturated",
+    DeadlinePassed: "rejected-ttl-expired",
+    ShuttingDown: "rejected-shutting-down",
+}
+"""Value of ``x-llm-d-request-dropped-reason``.
+
+llm-d has no value for targets that cannot be met: the nearest one says that the servers are saturated.
+"""
 
 
 def status(error: SloServeError) -> HTTPStatus:
@@ -82,9 +93,9 @@ def headers(error: SloServeError) -> list[tuple[str, str]]:
         found.append((RETRY_AFTER, str(retry_after_s)))
     if isinstance(error, RateLimited):
         found += error.headers
-    why = reason(error)
-    if why is not None:
-        found.append((DROPPED_REASON, why))
+    for name, words in ((DROPPED_REASON, REASON), (LLM_D_DROPPED_REASON, LLM_D_REASON)):
+        if type(error) in words:
+            found.append((name, words[type(error)]))
     return found
 
 

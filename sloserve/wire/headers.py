@@ -75,13 +75,16 @@ RFC 9110, Sec. 7.6.1; RFC 9114, Sec. 4.2."""
 REQUEST_ID = "x-request-id"
 RETRY_AFTER = "retry-after"
 DROPPED_REASON = "x-slo-dropped-reason"
+LLM_D_DROPPED_REASON = "x-llm-d-request-dropped-reason"
+"""llm-d's header for the same, with values of llm-d's own list. Source: llm-d-router, pkg/common/error."""
+
 PREDICTED_TTFT = "x-slo-predicted-ttft-ms"
 PREDICTED_E2E = "x-slo-predicted-e2e-ms"
 PREDICTED_TASK = "x-slo-predicted-task-ms"
 ANSWERS = frozenset({DROPPED_REASON, PREDICTED_TTFT, PREDICTED_E2E, PREDICTED_TASK})
 """Names of our headers that stand in responses; a proxy that copies them into a request gets no error."""
 
-EXPOSED = (REQUEST_ID, RETRY_AFTER, *sorted(ANSWERS))
+EXPOSED = (REQUEST_ID, RETRY_AFTER, LLM_D_DROPPED_REASON, *sorted(ANSWERS))
 """Headers of a response that a page of another origin may read, if the server lets it read responses at all."""
 
 DUE_NOW = f"{DUE_NOW_S * 1e3:g}"
@@ -132,11 +135,13 @@ class HeaderRules:
         tenant_headers: Names of headers that state the tenant, in lower case.
         reject_unknown: Whether every unknown ``x-slo-*`` header is refused.
         session_headers: Names of headers that may name a task, in lower case, see :mod:`sloserve.wire.tasks`.
+        priority_headers: Names of headers that state a priority, in lower case, see :mod:`sloserve.wire.priorities`.
     """
 
     tenant_headers: tuple[str, ...] = TENANTS
     reject_unknown: bool = False
     session_headers: frozenset[bytes] = frozenset()
+    priority_headers: frozenset[bytes] = frozenset()
 
     @functools.cached_property
     def tenant_names(self) -> frozenset[bytes]:
@@ -159,6 +164,7 @@ class HeaderFields:
         ignored: Names of ``x-slo-*`` headers that are not ours.
         sessions: Values of headers that may name a task, by the header's name.
         final: Whether a header of Dynamo says that no further request of the session follows.
+        priorities: Values of headers that state a priority, by the header's name; of a repeated header the first.
     """
 
     fields: dict[str, Field] = field(default_factory=dict)
@@ -171,6 +177,7 @@ class HeaderFields:
     ignored: tuple[str, ...] = ()
     sessions: dict[str, str] = field(default_factory=dict)
     final: bool = False
+    priorities: dict[str, str] = field(default_factory=dict)
 
 
 DEFAULT_RULES = HeaderRules()
@@ -188,6 +195,8 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DE
     for raw_name, raw_value in headers:
         if raw_name in rules.session_headers:
             found.sessions.setdefault(raw_name.decode("latin-1"), raw_value.decode("latin-1").strip())
+        if raw_name in rules.priority_headers:
+            found.priorities.setdefault(raw_name.decode("latin-1"), raw_value.decode("latin-1"))
         is_tenant = raw_name in rules.tenant_names
         if not (is_tenant or raw_name.startswith(b"x-")):
             continue

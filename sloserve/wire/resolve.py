@@ -1,6 +1,7 @@
 """One SLO out of all statements of a request: header over body over service tier over the default class.
 
-A gateway's objective stands for a header that names a class, where no header does. A tenant that is held to a class may
+A gateway's objective, or a priority that another router's header states, stands for a header that names a class, where
+no header does. A tenant that is held to a class may
 ask for nothing more urgent: neither a class, nor a target that is tighter than the target of its class or that its
 class does not have, nor a deadline of a task, nor a ``priority`` ahead of vLLM's default.
 
@@ -17,6 +18,7 @@ from sloserve.core.errors import InvalidRequest
 from sloserve.core.slo import SLO, ClassTable, SLOClass, Targets
 from sloserve.wire.body import BodyFields
 from sloserve.wire.headers import Field, HeaderFields, HeaderRules, read_headers
+from sloserve.wire.priorities import PriorityHeaders
 from sloserve.wire.tasks import DEFAULT_ALIASES, StatedTask, overlaid, stated_task, without_task
 from sloserve.wire.xargs import PREFIX, TARGET_KEYS, parse_slo, stated_targets
 
@@ -47,6 +49,7 @@ class Rules:
         tenant_default: The most urgent class of tenants that are not named; ``None`` for no limit.
         objectives: Class by a gateway's objective; an objective that is not named has no effect.
         task_aliases: Headers and fields of the body that may name a task, see :mod:`sloserve.wire.tasks`.
+        priorities: Headers of other routers that state a priority, with the classes that it stands for.
     """
 
     classes: ClassTable
@@ -56,6 +59,7 @@ class Rules:
     tenant_default: str | None = None
     objectives: Mapping[str, str] = field(default_factory=dict)
     task_aliases: tuple[str, ...] = DEFAULT_ALIASES
+    priorities: PriorityHeaders = field(default_factory=lambda: PriorityHeaders({}))
 
     @functools.cached_property
     def merge(self) -> Callable[[_Stated, str | None], tuple[SLO, dict[str, Any]]]:
@@ -107,13 +111,13 @@ def resolve(
         if _is_ours(key):
             stated[key] = Field(f"{XARGS}.{key}", value)
     stated = overlaid(stated, body.fields)
-    if headers.objective is not None and str(headers.objective.value) in rules.objectives:
-        stated[CLASS] = Field(headers.objective.name, rules.objectives[str(headers.objective.value)])
+    named = _class_of_router(rules, headers)
+    if named is not None:
+        stated[CLASS] = named
     stated = overlaid(stated, headers.fields)
     task = stated_task(without_task(stated), rules.task_aliases, headers, body.sessions)
     if body.tier is not None:
-        named = _class_of_tier(rules, body.tier)
-        stated.setdefault(CLASS, Field("service_tier", named))
+        stated.setdefault(CLASS, Field("service_tier", _class_of_tier(rules, body.tier)))
     if rules.unknown_to_default and CLASS in stated and stated[CLASS].value not in rules.classes.names:
         del stated[CLASS]
     ceiling = rules.tenants.get(headers.tenant or "", rules.tenant_default)
@@ -182,6 +186,14 @@ def _served_tier(rules: Rules, tier: str | None, class_name: str) -> str | None:
     if tier != "auto" and rules.service_tiers.get(tier) == class_name:
         return tier
     return next((name for name in TIERS if rules.service_tiers.get(name) == class_name), None)
+
+
+def _class_of_router(rules: Rules, headers: HeaderFields) -> Field | None:
+    """Return the class for which a gateway's objective stands, else a router's priority; ``None`` if neither does."""
+    if headers.objective is not None and str(headers.objective.value) in rules.objectives:
+        return Field(headers.objective.name, rules.objectives[str(headers.objective.value)])
+    found = rules.priorities.find(headers.priorities)
+    return None if found is None else Field(*found)
 
 
 def _class_of_tier(rules: Rules, tier: str) -> str:

@@ -291,6 +291,11 @@ def test_presets_are_listed_and_checked(monkeypatch: pytest.MonkeyPatch, capsys:
     ("text", "says"),
     [
         ("objectives: {a: gold}", "objectives.a: 'gold' is not one of the classes priority"),
+        ("priority_headers: {x-p: {1: gold}}", "priority_headers.x-p.1: 'gold' is not one of the classes priority"),
+        ("priority_headers: {x-slo-class: {1: batch}}", "priority_headers: .* is not a mapping of at most 8 header"),
+        ("priority_headers: {x-p: {}}", "priority_headers: .* is not a mapping of at most 8 header"),
+        ("priority_headers: {x-p: {1: 2}}", "priority_headers: .* is not a mapping of at most 8 header"),
+        ("priority_headers: [x-p]", "priority_headers: .* is not a mapping of at most 8 header"),
         ("unknown_headers: allow", "unknown_headers: 'allow' is not one of ignore, reject"),
         ("tenant_headers: x-a", "tenant_headers: 'x-a' is not a list of header names"),
         ("tenant_headers: [x-slo-class]", "tenant_headers: .* is not a list of header names"),

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import sloserve
-from sloserve.core.errors import QueueFull, SloServeError, SLOUnattainable
+from sloserve.core.errors import QueueFull, ShuttingDown, SloServeError, SLOUnattainable
 from sloserve.wire import errors
+from sloserve.wire.headers import EXPOSED
 
 
 def subclasses(cls: type[SloServeError]) -> Iterator[type[SloServeError]]:
@@ -36,7 +37,11 @@ def test_every_error_is_raised_somewhere() -> None:
 def test_full_queue() -> None:
     error = QueueFull("queue full", 7, "batch")
     assert errors.status(error) is HTTPStatus.TOO_MANY_REQUESTS
-    assert errors.headers(error) == [("retry-after", "7"), ("x-slo-dropped-reason", "rejected-saturated")]
+    assert errors.headers(error) == [
+        ("retry-after", "7"),
+        ("x-slo-dropped-reason", "rejected-saturated"),
+        ("x-llm-d-request-dropped-reason", "rejected-saturated"),
+    ]
     assert errors.body(HTTPStatus.TOO_MANY_REQUESTS, str(error)) == {
         "error": {"message": "queue full", "type": "Too Many Requests", "param": None, "code": 429}
     }
@@ -46,4 +51,23 @@ def test_full_queue() -> None:
 def test_unattainable_targets(retry_after_s: int | None, told: list[tuple[str, str]]) -> None:
     error = SLOUnattainable("too slow", retry_after_s, "batch")
     assert errors.status(error) is HTTPStatus.TOO_MANY_REQUESTS
-    assert errors.headers(error) == [*told, ("x-slo-dropped-reason", "rejected-slo-unattainable")]
+    assert errors.headers(error) == [
+        *told,
+        ("x-slo-dropped-reason", "rejected-slo-unattainable"),
+        ("x-llm-d-request-dropped-reason", "rejected-saturated"),
+    ]
+
+
+OF_LLM_D = {
+    "rejected-saturated", "rejected-ttl-expired", "rejected-context-cancelled", "rejected-shutting-down", "evicted",
+    "evicted-queue-pressure", "evicted-priority",
+}  # fmt: skip
+"""Source: llm-d-router, pkg/common/error/error.go."""
+
+
+def test_clients_of_llm_d_find_its_header_with_a_value_of_its_list_wherever_ours_is() -> None:
+    assert set(errors.REASON) <= set(errors.LLM_D_REASON) and set(errors.LLM_D_REASON.values()) <= OF_LLM_D
+    assert "x-llm-d-request-dropped-reason" in EXPOSED
+    error = ShuttingDown("the server is stopping", 3)
+    assert dict(errors.headers(error)).get("x-llm-d-request-dropped-reason") == "rejected-shutting-down"
+    assert "x-slo-dropped-reason" not in dict(errors.headers(error))

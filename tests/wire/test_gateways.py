@@ -156,6 +156,55 @@ def test_an_objective_stands_for_a_header_that_names_a_class() -> None:
         read(objective | {"x-gateway-inference-objective": "other"}, {})
 
 
+PRIORITIES = {
+    "X-Dynamo-Request-Priority": {-100: "background", 0: "interactive", 10: "priority"},
+    "x-smg-priority": {"system": "priority", "interactive": "interactive", "bulk": "background"},
+}
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "name"),
+    [
+        ({"x-dynamo-request-priority": "10"}, {}, "priority"),
+        ({"x-dynamo-request-priority": "2147483647"}, {}, "priority"),
+        ({"x-dynamo-request-priority": " 9 "}, {}, "interactive"),
+        ({"x-dynamo-request-priority": "-1"}, {}, "background"),
+        ({"x-dynamo-request-priority": "-101"}, {}, "batch"),  # below all levels: no effect
+        ({"x-dynamo-request-priority": "high"}, {}, "batch"),
+        ({"x-dynamo-request-priority": "9" * 4000}, {}, "batch"),
+        ({"x-dynamo-request-priority": "\u0661"}, {}, "batch"),
+        ({"x-smg-priority": "BULK"}, {}, "background"),
+        ({"x-smg-priority": "default"}, {}, "batch"),
+        ({"x-smg-priority": ""}, {}, "batch"),
+        # The first of the setting's headers that has an effect.
+        ({"x-smg-priority": "bulk", "x-dynamo-request-priority": "10"}, {}, "priority"),
+        ({"x-smg-priority": "bulk", "x-dynamo-request-priority": "?"}, {}, "background"),
+        ({"x-smg-priority": "bulk"}, {"slo": {"class": "priority"}, "service_tier": "priority"}, "background"),
+        ({"x-smg-priority": "bulk", "x-slo-class": "interactive"}, {}, "interactive"),
+        ({"x-smg-priority": "bulk", "x-llm-d-inference-objective": "chat-premium"}, {}, "priority"),
+        ({"x-smg-priority": "bulk", "x-llm-d-inference-objective": "unmapped"}, {}, "background"),
+        ({"x-smg-priority": "system", "x-tenant-id": "trial"}, {}, "batch"),  # held to its class
+    ],
+)
+def test_priorities_of_other_routers_stand_for_classes(
+    headers: dict[str, str], body: dict[str, Any], name: str
+) -> None:
+    raw = {key: value.encode().decode("latin-1") for key, value in headers.items()}
+    _, found = read(raw, body, priority_headers=PRIORITIES, default_class="batch")
+    assert found.slo.slo_class.name == name
+
+
+def test_priorities_have_no_effect_unless_they_are_mapped() -> None:
+    assert read({"x-smg-priority": "bulk", "x-dynamo-request-priority": "1"}, {})[1].slo == read({}, {})[1].slo
+
+
+def test_settings_with_priorities_travel_as_json() -> None:
+    settings = plugin_settings({"sloserve": {"priority_headers": PRIORITIES}})
+    again = plugin_settings({"sloserve": json.loads(json.dumps(settings.as_config()))})
+    assert again == settings and again.header_rules == settings.header_rules
+    assert again.header_rules.priority_headers == {b"x-dynamo-request-priority", b"x-smg-priority"}
+
+
 @pytest.mark.parametrize("text", ["0", "-3.5", "-0", " 0 "])
 @pytest.mark.parametrize("name", ["x-slo-ttft-ms", "x-llm-d-slo-ttft-ms"])
 def test_a_header_may_say_that_a_first_token_is_due_already(name: str, text: str) -> None:
