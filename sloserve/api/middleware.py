@@ -112,7 +112,8 @@ class SLOMiddleware:
 
     async def _serve(self, request: OpenedRequest, caller: Caller, engine: Any, form: errors.Form) -> None:
         scope, send = caller.scope, request.send
-        http = HTTPContext(self._clock.monotonic_s(), says_end=True, on_slo=functools.partial(report_slo, scope))
+        on_slo = functools.partial(report_slo, scope)
+        http = HTTPContext(self._clock.monotonic_s(), says_end=True, on_slo=on_slo, path=route_path(scope))
         if scope["method"] == "POST":
             if await refused_for_stopping(engine, send, form=form):
                 return

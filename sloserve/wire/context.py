@@ -84,6 +84,7 @@ class HTTPContext:
         on_slo: Called with its SLO once the whole request is read.
         slo_class: The most urgent class by the key of its tenant; ``None`` for the class that the settings give it.
         task: The task of which it is a call; ``None`` if it states none, or no call of the engine was let in yet.
+        path: Route of the request.
     """
 
     arrival_s: float
@@ -99,6 +100,7 @@ class HTTPContext:
     on_slo: Callable[[SLO], None] = lambda slo: None
     slo_class: str | None = None
     task: TaskHandle | None = None
+    path: str = ""
 
     def read_headers(self, headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DEFAULT_RULES) -> None:
         try:

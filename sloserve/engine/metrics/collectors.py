@@ -29,6 +29,7 @@ from sloserve.core.tenants import NONE, OTHER
 from sloserve.engine.metrics.class_metrics import COUNTS, AttainmentGauge, ClassMetrics, CoverageGauge, Families
 from sloserve.engine.metrics.engine_metrics import PageCollector
 from sloserve.engine.metrics.engine_page import PageSnapshot, find_pages
+from sloserve.engine.metrics.gen_ai_metrics import GENERATE_CONTENT, GenAiMetrics
 from sloserve.engine.metrics.process_page import Boards, tenant_key, tenant_windows
 from sloserve.engine.metrics.task_metrics import OpenTasksGauge, TaskMetrics
 from sloserve.engine.metrics.task_page import TaskPages
@@ -129,6 +130,7 @@ class FrontEndMetrics:
         snapshots: Callable[[], Iterable[PageSnapshot]],
         registry: CollectorRegistry = REGISTRY,
         open_tasks: Collector | None = None,
+        model: str = "",
     ) -> None:
         """Create and register the metrics of a front end.
 
@@ -141,6 +143,7 @@ class FrontEndMetrics:
                 :class:`~sloserve.engine.metrics.engine_metrics.PageCollector`.
             registry: Registry of metrics.
             open_tasks: Collector of tasks that have not ended; ``None`` for none.
+            model: Name of the model for clients; empty if it is not known.
 
         Raises: ValueError if such metrics already exist in ``registry``.
         """
@@ -163,7 +166,10 @@ class FrontEndMetrics:
             *([] if open_tasks is None else [open_tasks]),
         ]
         self.tasks = TaskMetrics(names, self._tenants.of)
-        self._collectors: list[Collector] = [*self._families.all(), *self.tasks.all(), *self._computed]
+        self._gen_ai = GenAiMetrics(model)
+        self._collectors: list[Collector] = [
+            *self._families.all(), *self.tasks.all(), *self._gen_ai.all(), *self._computed
+        ]  # fmt: skip
         for collector in self._collectors:
             registry.register(collector)
 
@@ -172,14 +178,20 @@ class FrontEndMetrics:
         for collector in self._computed:
             yield from collector.collect()
 
-    def record(self, served: ServedRequest) -> None:
+    def record(self, served: ServedRequest, operation: str = GENERATE_CONTENT, age_s: float = 0.0) -> None:
         """Record a request that ended, also one that was refused.
+
+        Args:
+            served: How the request fared.
+            operation: Operation of the request's route, see :mod:`sloserve.engine.metrics.gen_ai_metrics`.
+            age_s: Seconds since the request arrived.
 
         Raises: KeyError for a class that is not in the table.
         """
         now_s = self._clock.monotonic_s()
         self._classes[served.slo.slo_class.name].record(served, now_s)
         self._of(served.tenant).record(served, now_s)
+        self._gen_ai.record(served, operation, age_s)
 
     def _of(self, tenant: str | None) -> TenantMetrics:
         label = self._tenants.of(tenant)
@@ -219,7 +231,9 @@ class FrontEndMetrics:
 _installed: FrontEndMetrics | None = None
 
 
-def install(settings: PluginSettings, boards: Boards, clock: Clock, tasks: TaskPages | None = None) -> FrontEndMetrics:
+def install(
+    settings: PluginSettings, boards: Boards, clock: Clock, tasks: TaskPages | None = None, model: str = ""
+) -> FrontEndMetrics:
     """Install and return the metrics of this process; metrics of an engine it had before are dropped, as vLLM does."""
     global _installed
     if _installed is not None:
@@ -234,6 +248,7 @@ def install(settings: PluginSettings, boards: Boards, clock: Clock, tasks: TaskP
         open_tasks=None
         if tasks is None
         else OpenTasksGauge(settings.classes.names, tasks, settings.task_idle_s, clock),
+        model=model,
     )
     return _installed
 

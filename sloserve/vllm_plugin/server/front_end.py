@@ -23,6 +23,7 @@ from sloserve.core.predicted import Predicted
 from sloserve.core.served import ServedRequest
 from sloserve.engine.metrics import collectors
 from sloserve.engine.metrics.engine_page import remove_pages
+from sloserve.engine.metrics.gen_ai_metrics import operation_of
 from sloserve.engine.metrics.known_tasks import ArrivingTask
 from sloserve.engine.metrics.live_view import LiveView
 from sloserve.engine.metrics.process_page import Boards
@@ -61,14 +62,15 @@ class FrontEnd:
         self._boards = Boards(board(settings, rank, processes), clock)
         self.live = LiveSettings(engine.vllm_config.additional_config, processes, self._boards, clock)
         pages = task_pages(settings, rank, processes, clock)
-        self._metrics = collectors.install(settings, self._boards, clock, pages)
+        model = _served_name(engine)
+        self._metrics = collectors.install(settings, self._boards, clock, pages, model)
         self._tasks = RequestTasks(settings, pages, self._metrics.tasks, clock)
         self._admission = settings.admission.make(
             settings.classes.names, self._still_waiting, self._boards, settings.tenant_shares
         )
         self._lengths = settings.make_lengths()
         self._sweeping = False
-        self._tracing = Tracing.of(engine.output_processor)
+        self._tracing = Tracing.of(engine.output_processor, model)
         self._states = engine.output_processor.request_states
         engine.output_processor.add_request = self._noting_outputs(engine.output_processor.add_request)
         self._pages = EnginePages()
@@ -123,6 +125,7 @@ class FrontEnd:
             started=self._started,
             ended=functools.partial(self._ended, http),
         )
+        observed.operation = operation_of("" if http is None else http.path)
         observed.stated = stating_keys(sampling_params.extra_args)
         length = self._predict_length(observed, prompt, sampling_params)
         call = observed.call()
@@ -378,7 +381,7 @@ class FrontEnd:
         if observed.task is not None:
             outcome = served.outcome
             observed.task.ends(completed=outcome is Outcome.COMPLETED, refused=outcome is Outcome.REJECTED)
-        self._metrics.record(served)
+        self._metrics.record(served, observed.operation, observed.age_s())
         if http is not None:
             http.served.append(served)
             if served.outcome is Outcome.EVICTED and self.drain.begun:
@@ -388,6 +391,12 @@ class FrontEnd:
         from sloserve.vllm_plugin.server.stopped import stopped
 
         return stopped(self.drain.error("gave the request up")) if self.drain.begun else None
+
+
+def _served_name(engine: Any) -> str:
+    """Return the name of the model for clients; empty if this vLLM does not have it where it is expected."""
+    name = getattr(getattr(engine.vllm_config, "model_config", None), "served_model_name", "")
+    return name if isinstance(name, str) else ""
 
 
 def _is_streamed(output_kind: Any) -> bool:

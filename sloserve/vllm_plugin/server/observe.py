@@ -25,6 +25,7 @@ from sloserve.core.qoe import expectation
 from sloserve.core.served import Interruptions, ServedRequest
 from sloserve.core.slo import SLO
 from sloserve.core.tasks import TaskCall
+from sloserve.engine.metrics.gen_ai_metrics import GENERATE_CONTENT
 from sloserve.scheduler.admission.admission import Ticket, Together
 from sloserve.vllm_plugin.server.call_figures import CallFigures, RequestFigures, Span, spans_in_engine
 
@@ -67,6 +68,7 @@ class Observed:
         task: The call of a task that it is, or is a part of; ``None`` if it states no task.
         task_call: The task as the engine gets it; a request of several calls of the engine gets one of its own.
         expired: Whether it was given up because its time to live was over.
+        operation: Operation of its route, by the conventions for generative AI.
         is_answered: Whether its HTTP response has ended, or there is none to wait for.
         counts: Called with numbers of output tokens as they become known; ``None`` if they count for nothing.
     """
@@ -93,6 +95,7 @@ class Observed:
         self.task: TaskOfRequest | None = None
         self.task_call: TaskCall | None = None
         self.expired = False
+        self.operation = GENERATE_CONTENT
         self.is_answered = True
         self.counts: Callable[[int], None] | None = None
         self.standing: ServedRequest | None = None

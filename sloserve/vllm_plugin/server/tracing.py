@@ -17,6 +17,7 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.served import ServedRequest
 from sloserve.core.slo import SLO
 from sloserve.engine.containment import Containment
+from sloserve.engine.metrics.gen_ai_metrics import INPUT_TOKENS, OUTPUT_TOKENS, attributes_of
 from sloserve.vllm_plugin.server.call_figures import latency_of, spans_in_engine
 from sloserve.vllm_plugin.server.observe import EngineCall, Observed, entering
 from sloserve.wire.trace_way import HEADER, RequestTrace
@@ -32,15 +33,21 @@ _SPAN_NAME: Final = "llm_request"
 class Tracing:
     """The traces of one engine client's requests."""
 
-    def __init__(self, output_processor: Any) -> None:
+    def __init__(self, output_processor: Any, model: str) -> None:
+        self._model = model
         self._calls: WeakKeyDictionary[Any, EngineCall] = WeakKeyDictionary()
         self._containment = Containment(Counter(), "sloserve failed to add its facts to a trace")
         self._stock = output_processor.do_tracing
         output_processor.do_tracing = self._do_tracing
 
     @classmethod
-    def of(cls, output_processor: Any) -> "Tracing | None":
-        """Return the tracing of an output processor; ``None`` if vLLM does not trace, or in a way not known here."""
+    def of(cls, output_processor: Any, model: str = "") -> "Tracing | None":
+        """Return the tracing of an output processor; ``None`` if vLLM does not trace, or in a way not known here.
+
+        Args:
+            output_processor: vLLM's output processor.
+            model: Name of the model for clients; empty if it is not known.
+        """
         if not getattr(output_processor, "tracing_enabled", False):
             return None
         from opentelemetry import trace
@@ -50,7 +57,7 @@ class Tracing:
             logger.warning("traces will lack sloserve's facts: this vLLM makes its spans in an unknown way")
             return None
         add(_processor())
-        return cls(output_processor)
+        return cls(output_processor, model)
 
     def entered(self, state: Any) -> None:
         """Record that a request entered the engine.
@@ -80,8 +87,11 @@ class Tracing:
         e2e_s = call.request.age_s()
         # A further call of a request has no verdict: the request is judged as a whole, and has no span of its own.
         spans = spans_in_engine([state.stats], e2e_s) if call.is_first else []
-        attributes = slo_attributes(call.request, latency_of(spans, e2e_s) if spans else None) | _way_attributes(
-            way, state.stats.num_preemptions
+        attributes = (
+            slo_attributes(call.request, latency_of(spans, e2e_s) if spans else None)
+            | _way_attributes(way, state.stats.num_preemptions)
+            | attributes_of(call.request.operation, self._model)
+            | {INPUT_TOKENS: state.prompt_len, OUTPUT_TOKENS: state.stats.num_generation_tokens}
         )
 
         def put(span: Any) -> None:

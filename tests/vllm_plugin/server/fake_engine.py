@@ -62,7 +62,7 @@ class Metrics:
     def ignored(self, names: tuple[str, ...]) -> None:
         self.ignored_names += names
 
-    def record(self, served: ServedRequest) -> None:
+    def record(self, served: ServedRequest, operation: str, age_s: float) -> None:
         self.served.append(served)
 
     def rejected(self, slo_class: str | None, reason: str | None) -> None:

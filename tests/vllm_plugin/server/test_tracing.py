@@ -10,12 +10,20 @@ from sloserve.core.clock import ManualClock
 from sloserve.core.predicted import Predicted, Quantiles
 from sloserve.core.served import Interruptions
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.engine.metrics.gen_ai_metrics import operation_of
 from sloserve.vllm_plugin.server.observe import EngineCall, Observed, entering
 from sloserve.vllm_plugin.server.tracing import Tracing
 from sloserve.wire.trace_way import HEADER, RequestTrace, TraceEvent
 
 pytestmark = pytest.mark.vllm
 
+GEN_AI = {
+    "gen_ai.operation.name": "chat",
+    "gen_ai.provider.name": "vllm",
+    "gen_ai.request.model": "tiny",
+    "gen_ai.usage.input_tokens": 2,
+    "gen_ai.usage.output_tokens": 7,
+}
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -67,6 +75,7 @@ def state_of(**stats: Any) -> State:
     told = {"arrival_time": 1e6, "queued_ts": 10.0, "scheduled_ts": 10.1, "first_token_ts": 10.2, "last_token_ts": 10.8,
             "num_generation_tokens": 7, "first_token_latency": 0.2}  # fmt: skip
     found = State(prompt_token_ids=[1, 2], prompt_embeds=None, external_req_id="x", top_p=1.0, max_tokens_param=9)
+    found.prompt_len = 2
     found.temperature, found.n, found.stats = 0.5, 1, RequestStateStats(**told | stats)
     return found
 
@@ -80,9 +89,10 @@ def entered(tracing: Tracing, one: EngineCall, state: State) -> None:
 
 
 def test_a_span_has_class_targets_verdict_and_what_befell_the_request(spans: Any, processor: Any) -> None:
-    clock, tracing = ManualClock(), Tracing.of(processor)
+    clock, tracing = ManualClock(), Tracing.of(processor, "tiny")
     assert tracing is not None
     one, state = observed(clock, ttft_s=0.5, tpot_s=0.05), state_of(num_preemptions=1)
+    one.request.operation = operation_of("/v1/chat/completions")
     entered(tracing, one, state)
     clock.advance_to(clock.now_s() + 1.0)
     way = RequestTrace(preempted_s=0.25, left_out=3)
@@ -102,6 +112,8 @@ def test_a_span_has_class_targets_verdict_and_what_befell_the_request(spans: Any
         "sloserve.preemptions": 1, "sloserve.preempted_s": 0.25, "sloserve.paused_s": 0.0,
         "sloserve.events_left_out": 3,
     }  # fmt: skip
+    # vLLM's own span has older names of the same conventions, and no operation, provider and model.
+    assert {name: span.attributes[name] for name in GEN_AI} == GEN_AI
     first, second = span.events
     assert (first.name, first.timestamp) == ("sloserve.admitted", int((1e6 + 0.1) * 1e9))
     assert dict(first.attributes) == {"sloserve.why": "places", "sloserve.figure": 4.0, "sloserve.of": 4.0}
