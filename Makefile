@@ -13,6 +13,7 @@
 #   make compat VLLM=0.31.0   the tests that run vLLM, in an environment of their own with another version; TESTS=tests/sim for
 #                some. What passed is written into docs/kv-layouts.md
 #   make interop  client libraries and load generators against a server, from environments of their own
+#   make deploy-check   the manifests, the Helm chart and the alerts, with helm, kubectl and promtool fetched where they are not installed
 #   make ray     a fleet on a Ray cluster of several nodes on this machine, whose parts are killed: 20 minutes
 #   make report  the papers' tables, every experiment and the benchmarks of report.toml, small, as one page; FULL=1 as published
 #   make demo-fleet   three tiny models on one device, streams, a batch, one engine killed; ends by itself
@@ -48,7 +49,7 @@ export CUDACXX ?= $(NVCC)
 # Compiled modules are kept, whatever the environment says: compiling them takes the fast tests a fifth of their time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: docs env stub serve demo-fleet ray report test whole clients check static words fast compat interop clean
+.PHONY: docs env stub serve demo-fleet ray report test whole clients check static words fast compat interop deploy-check clean
 
 # In two steps, of which serving needs the first. What is imported is compiled to bytecode when it is; only the development
 # environment compiles all, for shells that forbid it later.
@@ -152,6 +153,11 @@ interop: env
 	$(BIN)/uv pip install -q --python .venv-interop/load/bin/python $(TORCH_FROM) "torch==$$($(OUR_TORCH))" guidellm aiperf
 	npm install --silent --no-audit --no-fund --prefix .venv-interop openai
 	$(BIN)/python -m pytest -q --timeout=900 tests/interop
+
+# make test has the same tests; what it lacks it says.
+deploy-check: env
+	$(BIN)/python -m tests.deploy.tools build/deploy-tools
+	PATH="$$PATH:$(abspath build/deploy-tools)" $(PYTEST) -rs tests/deploy/test_deploy.py tests/deploy/test_helm.py tests/grafana
 
 clean:
 	rm -rf .venv .venv-compat-* .venv-interop build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -3,73 +3,37 @@
 Nothing is started: the manifests are rendered by kubectl and checked against Kubernetes' schemas offline.
 """
 
-import json
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
 from sloserve.fleet.file import read_fleet
+from tests.deploy.rendered import (
+    DEPLOY,
+    KUBERNETES,
+    OF_OPERATORS,
+    ROOT,
+    by_kind,
+    check_selectors,
+    kustomized,
+    pods,
+    tool,
+    validate,
+)
 
-ROOT = Path(__file__).parents[2]
-DEPLOY = ROOT / "deploy"
-KUBERNETES = DEPLOY / "kubernetes"
-FOLDERS = ["base", "cpu", "fleet"]
-VERSIONS = ["1.30", "1.34"]
-OF_OPERATORS = {
-    kind: Draft202012Validator(json.loads((Path(__file__).parent / "schemas" / f"{kind.lower()}.json").read_text()))
-    for kind in ("ServiceMonitor", "PrometheusRule", "ScaledObject", "InferencePool")
-}
-"""Schemas of objects that are no part of Kubernetes itself."""
+FOLDERS = ["base", "cpu", "tp8", "fleet", "llm-d"]
 SLACK_S = 10
 """Docs: a grace period is ten seconds more than the time that requests have."""
-
-
-def objects(folder: str) -> list[Any]:
-    """What kubectl makes of a folder; a test is skipped without it."""
-    if shutil.which("kubectl") is None:
-        pytest.skip("NOT TESTED: the manifests need kubectl, which is not installed")
-    command = ["kubectl", "kustomize", str(KUBERNETES / folder)]
-    made = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert made.returncode == 0, made.stderr
-    return list(yaml.safe_load_all(made.stdout))
-
-
-def tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A program of the environment, else of the system; a test is skipped without it."""
-    path = Path(sys.executable).parent / name
-    found = str(path) if path.exists() else shutil.which(name)
-    if found is None:
-        pytest.skip(f"NOT TESTED: {name} is not installed")
-    return subprocess.run([found, *arguments], capture_output=True, text=True, timeout=60, check=False)
-
-
-def pods(made: list[Any]) -> dict[str, Any]:
-    """Specifications of pods by the name of what makes them."""
-    return {
-        one["metadata"]["name"]: one["spec"]["template"]["spec"] for one in made if "template" in one.get("spec", {})
-    }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_kubernetes_knows_every_object_and_field(folder: str) -> None:
-    import kubernetes_validate
-
-    made = objects(folder)
-    for one in made:
-        if one["kind"] in OF_OPERATORS:
-            OF_OPERATORS[one["kind"]].validate(one)
-            continue
-        for version in VERSIONS:
-            kubernetes_validate.validate(one, version, strict=True)
+    made = kustomized(folder)
+    validate(made)
     kinds = {one["kind"] for one in made}
     assert {"Deployment", "Service", "PodDisruptionBudget", "ServiceMonitor", "ConfigMap"} <= kinds
 
@@ -84,27 +48,21 @@ def test_the_operator_would_refuse_a_mistyped_field_of_a_monitor() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_selectors_find_what_they_are_for(folder: str) -> None:
-    made = objects(folder)
-    labels = [one["spec"]["template"]["metadata"]["labels"] for one in made if "template" in one.get("spec", {})]
-    services = [one["metadata"]["labels"] for one in made if one["kind"] == "Service"]
-    for one in made:
-        if one["kind"] == "Service":
-            assert any(one["spec"]["selector"].items() <= of.items() for of in labels), one
-        elif one["kind"] in ("PodDisruptionBudget", "ServiceMonitor"):
-            sought, among = one["spec"]["selector"]["matchLabels"], labels if "Pod" in one["kind"] else services
-            assert any(sought.items() <= of.items() for of in among), one
+    check_selectors(kustomized(folder))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_pods_have_time_to_finish_no_rights_and_only_documented_secrets(folder: str) -> None:
-    made = objects(folder)
+    made = kustomized(folder)
     page = (ROOT / "docs" / "kubernetes.md").read_text()
     drain_s = 0.0 if folder != "fleet" else read_fleet(KUBERNETES / "fleet" / "fleet.yaml").switching.drain_max_s
     for name, pod in pods(made).items():
         (container,) = pod["containers"]
         limit_s = [float(a.partition("=")[2]) for a in container["args"] if a.startswith("--shutdown-timeout=")]
         sleep_s = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        if name == "picker":
+            continue  # llm-d's own
         if name != "planner":
             assert pod["terminationGracePeriodSeconds"] >= (limit_s or [drain_s])[0] + sleep_s + SLACK_S, name
             assert {"livenessProbe", "readinessProbe"} <= set(container), name
@@ -116,9 +74,59 @@ def test_pods_have_time_to_finish_no_rights_and_only_documented_secrets(folder: 
 
 
 @pytest.mark.slow
+def test_eight_gpus_have_their_ranks_and_memory_between_them() -> None:
+    made = by_kind(kustomized("tp8"))
+    pod = made["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert "--tensor-parallel-size=8" in container["args"]
+    assert (
+        container["resources"]["limits"]["nvidia.com/gpu"]
+        == "8"
+        == container["resources"]["requests"]["nvidia.com/gpu"]
+    )
+    shm = {volume["name"]: volume for volume in pod["volumes"]}["shm"]
+    assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "32Gi"}
+    assert made["PersistentVolumeClaim"]["spec"]["resources"]["requests"]["storage"] == "1Ti"
+
+
+@pytest.mark.slow
+def test_the_pool_the_picker_and_the_settings_of_llm_d_fit_each_other() -> None:
+    made = kustomized("llm-d")
+    named = {(one["kind"], one["metadata"]["name"]): one for one in made}
+    pool, server = named["InferencePool", "sloserve"]["spec"], named["Deployment", "sloserve"]["spec"]
+    assert server["replicas"] == 2
+    assert pool["targetPorts"] == [{"number": server["template"]["spec"]["containers"][0]["ports"][0]["containerPort"]}]
+    ref = pool["endpointPickerRef"]
+    assert ref["port"]["number"] in [port["port"] for port in named["Service", ref["name"]]["spec"]["ports"]]
+    picker = named["Deployment", "picker"]["spec"]["template"]["spec"]["containers"][0]
+    assert "--pool-name=sloserve" in picker["args"]
+    configs = {name.rsplit("-", 1)[0]: one["data"] for (kind, name), one in named.items() if kind == "ConfigMap"}
+    plugins = yaml.safe_load(configs["picker-config"]["picker-config.yaml"])
+    (profile,) = plugins["schedulingProfiles"]
+    assert {one["pluginRef"] for one in profile["plugins"]} <= {one["type"] for one in plugins["plugins"]}
+    objectives = {name for kind, name in named if kind == "InferenceObjective"}
+    assert set(yaml.safe_load(configs["sloserve-settings"]["serve.yaml"])["objectives"]) == objectives
+    backends = [ref for rule in named["HTTPRoute", "sloserve"]["spec"]["rules"] for ref in rule["backendRefs"]]
+    assert all(("InferencePool", ref["name"]) in named for ref in backends)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", ["base", "fleet"])
+def test_a_deployment_can_show_its_live_page(folder: str) -> None:
+    """The routes of the page do not exist without the admin key."""
+    shown = {
+        name
+        for name, pod in pods(kustomized(folder)).items()
+        for of in pod["containers"][0]["env"]
+        if of["name"] == "SLOSERVE_ADMIN_KEY" and of["valueFrom"]["secretKeyRef"]["key"] == "key"
+    }
+    assert shown == {"sloserve" if folder == "base" else "gateway"}
+
+
+@pytest.mark.slow
 def test_the_fleet_has_a_host_for_each_agent_and_a_door_where_it_listens() -> None:
     fleet = read_fleet(KUBERNETES / "fleet" / "fleet.yaml", to_run=True)
-    made = {(one["kind"], one["metadata"]["name"]): one.get("spec") for one in objects("fleet")}
+    made = {(one["kind"], one["metadata"]["name"]): one.get("spec") for one in kustomized("fleet")}
     agents, service = made["StatefulSet", "agents"], made["Service", "agents"]
     (port,) = agents["template"]["spec"]["containers"][0]["ports"]
     names = [f"agents-{number}" for number in range(agents["replicas"])]
@@ -133,9 +141,10 @@ def test_settings_pass_their_check_and_flags_exist() -> None:
 
     from sloserve.cli import app
 
-    checked = CliRunner().invoke(app, ["check-config", str(KUBERNETES / "base" / "serve.yaml")])
-    assert checked.exit_code == 0, checked.output
-    started = [pod["containers"][0]["args"] for pod in pods(objects("fleet")).values()]
+    for folder in ("base", "llm-d"):
+        checked = CliRunner().invoke(app, ["check-config", str(KUBERNETES / folder / "serve.yaml")])
+        assert checked.exit_code == 0, checked.output
+    started = [pod["containers"][0]["args"] for pod in pods(kustomized("fleet")).values()]
     assert {arguments[1] for arguments in started} == {"gateway", "planner", "agent"}
     for arguments in started:
         shown = CliRunner().invoke(app, [*arguments[:2], "--help"]).output
@@ -147,12 +156,15 @@ def test_settings_pass_their_check_and_flags_exist() -> None:
 def test_the_recipe_of_the_image_is_clean_and_knows_the_extras() -> None:
     import tomllib
 
-    linted = tool("hadolint", str(DEPLOY / "Dockerfile"))
-    assert linted.returncode == 0, linted.stdout
+    for name in ("Dockerfile", "Dockerfile.vllm"):
+        linted = tool("hadolint", str(DEPLOY / name))
+        assert linted.returncode == 0, linted.stdout
     text = (DEPLOY / "Dockerfile").read_text()
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert {name for group in re.findall(r'"\.\[([\w,]+)\]"', text) for name in group.split(",")} <= set(extras)
-    kept = re.findall(r"^!(\S+)", (DEPLOY / "Dockerfile.dockerignore").read_text(), re.MULTILINE)
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text()
+    assert (DEPLOY / "Dockerfile.vllm.dockerignore").read_text() == ignored
+    kept = re.findall(r"^!(\S+)", ignored, re.MULTILINE)
     assert [name for name in kept if not (ROOT / name).exists()] == []
     assert {"pyproject.toml", "CMakeLists.txt", "csrc", "sloserve", "README.md", "LICENSE"} <= set(kept)
 
