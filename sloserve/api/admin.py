@@ -177,7 +177,8 @@ class AdminApp:
             if shown is None:
                 raise EngineError("the engine does not run sloserve's scheduler, so it has no live view")
             state = scope["app"].state
-            self._feed = LiveFeed(shown.live_view(lambda: _model_name(state)).read)
+            view = shown.live_view(lambda: _model_name(state))
+            self._feed = LiveFeed(view.read, history=shown.load.history)
             on_stop(engine, self._feed.close)
         return self._feed
 

@@ -2,7 +2,8 @@
 
 A *view* is one object. It is read again for each event while there are watchers, and not at all without them. Its part
 ``rows`` is an object of arrays by key; in a change it holds the rows that are new or different, and ``null`` for rows
-that are gone. Every other part of a change replaces the one before; a part that is missing has not changed.
+that are gone. Every other part of a change replaces the one before; a part that is missing has not changed. A snapshot
+may have one part more, ``history``, which no change repeats.
 
 A watcher that does not read as fast as frames come is dropped, and never waited for. Any number may ask, but only
 :data:`MOST_WATCHERS` are served by one process, and no frame is longer than :data:`MOST_BYTES`.
@@ -24,8 +25,12 @@ EVERY_S: Final = 0.5
 MOST_WATCHERS: Final = 8
 MOST_BYTES: Final = 64 * 1024
 ROWS: Final = "rows"
-_MOST_VIEW_BYTES = MOST_BYTES - 8 * 1024
-"""Most bytes of a view: a change may name each old row as gone, beside all rows of the new view."""
+_MOST_MORE_BYTES = 12 * 1024
+_MOST_VIEW_BYTES = MOST_BYTES - _MOST_MORE_BYTES
+"""Most bytes of a view: a change may name each old row as gone, beside all rows of the new view, and a snapshot has the
+history.
+"""
+HISTORY: Final = "history"
 _BEHIND = 4
 """Most frames that a watcher may be behind: two seconds."""
 _HEADERS = (
@@ -64,6 +69,17 @@ def fitted(view: View) -> View:
     return {**view, ROWS: kept}
 
 
+def recent(history: View) -> View:
+    """Return ``history`` with only as many of its latest rows as a snapshot has room for."""
+    spare, kept = _MOST_MORE_BYTES - len(_json({HISTORY: {**history, ROWS: []}})), 0
+    for row in reversed(history[ROWS]):
+        spare -= len(_json(row)) + 1
+        if spare < 0:
+            break
+        kept += 1
+    return {**history, ROWS: history[ROWS][len(history[ROWS]) - kept :]}
+
+
 def frame(kind: str, value: View) -> bytes:
     """Return one event as bytes of the stream.
 
@@ -81,14 +97,18 @@ def _json(value: Any) -> bytes:
 class LiveFeed:
     """The watchers of one process."""
 
-    def __init__(self, read: Callable[[], View], *, in_loop: bool = False) -> None:
+    def __init__(
+        self, read: Callable[[], View], *, in_loop: bool = False, history: Callable[[], View] | None = None
+    ) -> None:
         """Create a feed without watchers.
 
         Args:
             read: Returns the present view; called by one caller at a time, in a thread.
             in_loop: Whether ``read`` is called in the event loop instead, because its facts change there.
+            history: Returns what came before, with ``columns`` and ``rows``, the oldest first; called in the event loop
+                when a watcher comes. ``None`` for a feed without history.
         """
-        self._read, self._in_loop = read, in_loop
+        self._read, self._in_loop, self._history = read, in_loop, history
         self._watchers: set[_Watcher] = set()
         self._reading: asyncio.Task[None] | None = None
         self._view: View | None = None
@@ -110,7 +130,7 @@ class LiveFeed:
         watcher = _Watcher()
         self._watchers.add(watcher)
         if self._view is not None:
-            watcher.offer(frame("snapshot", self._view))
+            watcher.offer(self._snapshot(self._view))
         if self._reading is None:
             self._reading = asyncio.create_task(self._keep_reading())
         try:
@@ -157,7 +177,11 @@ class LiveFeed:
         change = None if self._view is None else frame("change", changes(self._view, view))
         self._view = view
         for watcher in list(self._watchers):
-            watcher.offer(change if change is not None and watcher.begun else frame("snapshot", view))
+            watcher.offer(change if change is not None and watcher.begun else self._snapshot(view))
+
+    def _snapshot(self, view: View) -> bytes:
+        """Return the first event of a watcher, with the history, which no change repeats."""
+        return frame("snapshot", view if self._history is None else {**view, HISTORY: recent(self._history())})
 
 
 class _Watcher:

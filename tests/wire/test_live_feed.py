@@ -198,3 +198,21 @@ def test_a_view_that_cannot_be_read_sends_watchers_away(
 
     run(test, monkeypatch)
     assert "could not be read" in caplog.text
+
+
+def test_a_watcher_gets_the_history_once_when_it_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        samples = [[1.0], [2.0]]
+        feed = LiveFeed(Counting(), history=lambda: {"columns": ["at_s"], "rows": samples})
+        first = Client(feed)
+        (kind, snapshot), (then, change) = (await first.events(2))[:2]
+        assert (kind, snapshot["history"]) == ("snapshot", {"columns": ["at_s"], "rows": [[1.0], [2.0]]})
+        assert then == "change" and "history" not in change
+        samples.append([3.0])
+        second = Client(feed)
+        ((kind, snapshot),) = (await second.events(1))[:1]
+        assert kind == "snapshot" and snapshot["history"]["rows"][-1] == [3.0]
+        await first.leave()
+        await second.leave()
+
+    run(test, monkeypatch)

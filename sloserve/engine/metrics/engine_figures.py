@@ -63,6 +63,8 @@ class EngineFigures(SwapFigures):
         paused_steps: Request-steps in which a request was paused.
         limited_steps: Steps in which the step budget limited the prompt tokens.
         malformed_slo: Requests served without the SLO that they could not state.
+        step_seconds: Seconds that the timed steps took.
+        step_timed: Steps that were timed.
     """
 
     last_step_s: float
@@ -108,3 +110,5 @@ class EngineFigures(SwapFigures):
     step_factor_decode: float
     step_factor_draft: float
     step_drafts: float
+    step_seconds: float
+    step_timed: float

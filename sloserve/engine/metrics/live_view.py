@@ -44,6 +44,7 @@ class LiveView:
         clock: Clock,
         folder: Path | None = None,
         tasks: Callable[[int], OpenTasks] = lambda most: OpenTasks([], {}),
+        parts: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         """Create the view of one API process.
 
@@ -54,7 +55,9 @@ class LiveView:
             clock: Clock of this process.
             folder: Folder of the pages; ``None`` for the usual one.
             tasks: Function that returns the tasks that have not ended, at most the given number of them one by one.
+            parts: Function that returns further parts of the view, by name.
         """
+        self._parts = parts
         self._tasks = tasks
         self._model, self._classes, self._boards, self._clock = model, tuple(classes), boards, clock
         self._folder = folder
@@ -83,12 +86,14 @@ class LiveView:
             "classes": list(self._classes),
             "columns": list(COLUMNS),
             "phases": [phase.name.lower() for phase in Phase],
+            "phases_say": list(PHASE_IN_WORDS),
             "reasons": [why.name.lower() for why in Why],
             "says": [SAYS[why] for why in Why],
             "near": NEAR.tolist(),
             "spans_s": list(SHOWN_SPANS_S),
             "engines": [self._engine(page, frame, each) for page, frame in pairs],
             "rows": rows,
+            **self._parts(),
             **tenants_now([page for page, _ in pairs], self._boards(), now_s),
             **tasks_now(self._tasks(MOST_TASKS_SHOWN), self._classes, at_s, now_s),
             **self._classes_now([frame for _, frame in pairs if frame is not None], at_s, now_s),

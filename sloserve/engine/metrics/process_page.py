@@ -21,6 +21,7 @@ from sloserve.core.attainment_window import MAX_REQUESTS
 from sloserve.core.clock import Clock
 from sloserve.core.latency_window import MAX_LATENCIES
 from sloserve.core.stamps import Stamps
+from sloserve.engine.metrics import load_history
 from sloserve.engine.metrics.page_folder import API, PageFile
 from sloserve.engine.metrics.page_memory import PageMemory, found
 
@@ -47,7 +48,8 @@ class Board:
     holds stamps of an attainment window by class, ``predicted`` stamps of kept predictions by class and figure of
     :data:`PREDICTED`, ``latency`` stamps of latency windows by class and figure of :data:`LATENCIES`. ``tenants`` holds
     keys of tenants with a label, 0 for none yet. ``tenant_ended`` holds stamps of attainment windows: of requests that
-    name no tenant, then of the first of ``tenants``.
+    name no tenant, then of the first of ``tenants``. ``history`` holds samples of the load, see
+    :mod:`sloserve.engine.metrics.load_history`.
     """
 
     def __init__(self, classes: int, tenants: int, memory: PageMemory | None = None) -> None:
@@ -62,7 +64,9 @@ class Board:
         self.memory = memory
         numbers = np.zeros(floats) if memory is None else memory.floats
         self.waiting: FloatArray = numbers[:classes]
-        self.control: FloatArray = numbers[classes:]
+        self.control: FloatArray = numbers[classes : classes + _CONTROL]
+        history = numbers[classes + _CONTROL :]
+        self.history: FloatArray = history.reshape(load_history.SLOTS, load_history.width(classes))
         parts = np.zeros(words, np.uint64) if memory is None else memory.words
         ended, predicted = classes * MAX_REQUESTS, classes * len(PREDICTED) * COVERAGE_WINDOW
         self.ended: Stamps = parts[:ended].reshape(classes, MAX_REQUESTS)
@@ -131,10 +135,14 @@ class Board:
 
 
 def sizes(classes: int, tenants: int) -> tuple[int, int]:
-    """Return the slots of float64 and of uint64 that a board needs: 20 KiB a class, 1 KiB a tenant with a window."""
+    """Return the slots of float64 and of uint64 that a board needs.
+
+    That is 18 KiB, 22 KiB more for each class, and 1 KiB for each tenant with a window.
+    """
     stamps = MAX_REQUESTS + len(PREDICTED) * COVERAGE_WINDOW + len(LATENCIES) * MAX_LATENCIES
     windows = 1 + min(tenants, MOST_TENANT_WINDOWS)
-    return classes + _CONTROL, classes * stamps + tenants + windows * TENANT_WINDOW
+    floats = classes + _CONTROL + load_history.SLOTS * load_history.width(classes)
+    return floats, classes * stamps + tenants + windows * TENANT_WINDOW
 
 
 def tenant_key(tenant: str) -> int:

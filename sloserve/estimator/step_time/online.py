@@ -83,6 +83,10 @@ class OnlineLatency:
         """Share of the last few hundred steps that were no larger than the steps before them."""
         self.drafts = 0.0
         """Mean number of draft tokens that a decode has had in a recent step."""
+        self.timed = 0
+        """Steps observed since this engine started; :attr:`observed` counts the ones of an earlier run as well."""
+        self.seconds = 0.0
+        """Seconds that these steps took."""
 
     @property
     def observed(self) -> int:
@@ -110,6 +114,8 @@ class OnlineLatency:
 
     def observe(self, load: StepLoad, duration_s: float) -> None:
         """Record that a step of ``load`` took ``duration_s``."""
+        self.timed += 1
+        self.seconds += duration_s
         if load.decode_seqs and (load.draft_tokens or self.drafts):
             drafts = (load.draft_tokens or 0) / load.decode_seqs
             # The first drafts count at once: until then the engine had none, and none of its steps says how many.
@@ -139,6 +145,8 @@ class OnlineLatency:
             "step_factor_decode": decode,
             "step_factor_draft": draft,
             "step_drafts": self.drafts,
+            "step_seconds": self.seconds,
+            "step_timed": float(self.timed),
         }
 
     def state(self) -> Mapping[str, Any]:

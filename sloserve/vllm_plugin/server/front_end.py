@@ -35,6 +35,7 @@ from sloserve.vllm_plugin.server.core_check import CoreCheck
 from sloserve.vllm_plugin.server.draining import Drain
 from sloserve.vllm_plugin.server.engine_pages import EnginePages
 from sloserve.vllm_plugin.server.live_settings import LiveSettings
+from sloserve.vllm_plugin.server.load_shown import LoadShown
 from sloserve.vllm_plugin.server.observe import EngineCall, Observed, entering
 from sloserve.vllm_plugin.server.request_tasks import RequestTasks
 from sloserve.vllm_plugin.server.shared_pages import board, task_pages
@@ -64,6 +65,7 @@ class FrontEnd:
         pages = task_pages(settings, rank, processes, clock)
         model = _served_name(engine)
         self._metrics = collectors.install(settings, self._boards, clock, pages, model)
+        self.load = LoadShown(engine.vllm_config, self._boards, self._class_names, clock)
         self._tasks = RequestTasks(settings, pages, self._metrics.tasks, clock)
         self._admission = settings.admission.make(
             settings.classes.names, self._still_waiting, self._boards, settings.tenant_shares
@@ -342,10 +344,12 @@ class FrontEnd:
         Args:
             model: Returns the model's name for clients.
         """
-        return LiveView(model, self._class_names, self._boards.look, self._clock, tasks=self._tasks.known.open_tasks)
+        tasks, parts = self._tasks.known.open_tasks, self.load.parts
+        return LiveView(model, self._class_names, self._boards.look, self._clock, tasks=tasks, parts=parts)
 
     def close(self) -> None:
         """Stop the other API processes from counting this one; what is in flight is still served."""
+        self.load.stop()
         self._boards.own.close()
         self._tasks.known.close()
 
