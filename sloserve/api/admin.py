@@ -35,7 +35,6 @@ from sloserve.wire import errors, strict_json
 from sloserve.wire.asgi import CLOSE, ClientLeft, refuse, refuse_error, shows_admin_key
 from sloserve.wire.live_feed import LiveFeed
 from sloserve.wire.opening import BodyLimits, BoundedBody
-from sloserve.wire.peers import peer_of
 from sloserve.wire.watch_page import sent_page
 
 logger = logging.getLogger(__name__)
@@ -63,6 +62,9 @@ MAX_TENANTS_BYTES = 1 << 18
 _PolicyText = Annotated[str | None, Field(strict=True, max_length=MAX_POLICY_CHARS)]
 _POLICY = Allowed(f"the text of a policy, as for --policy, of at most {MAX_POLICY_CHARS} characters")
 
+_Name = Annotated[str | None, Field(strict=True, min_length=1, max_length=60)]
+_NAME = Allowed("text of 1 to 60 characters")
+
 _Path = Annotated[str, Field(strict=True, min_length=1, max_length=4096)]
 _PATH = Allowed("text of 1 to 4096 characters")
 
@@ -72,13 +74,28 @@ _LEVEL = Allowed("0 or 1; what a sleep of level 2 forgets cannot be parked")
 class PolicyChange(BaseModel):
     """A change of the policies that the scheduler follows; a field that is left out stays as it is.
 
-    An empty ``shadow_policy`` turns shadow mode off.
+    An empty ``shadow_policy`` turns shadow mode off. ``by`` is a name for the record, and ``undo`` the id of the last
+    change of the policy, which the status shows.
     """
 
     model_config = ConfigDict(extra="forbid")
 
     policy: Annotated[_PolicyText, _POLICY] = None
     shadow_policy: Annotated[_PolicyText, _POLICY] = None
+    by: Annotated[_Name, _NAME] = None
+    undo: Annotated[_Name, _NAME] = None
+
+    def check(self) -> None:
+        """Raise ConfigError where a policy is stated beside the change that is undone."""
+        if self.undo is not None and self.policy is not None:
+            raise ConfigError("undo: excludes policy, since it brings the earlier policy back; leave one of them out")
+
+
+def _who(scope: Scope, stated: str | None) -> str:
+    """Return who asks for a change, as far as it is known: the stated name, and the client's address."""
+    client = scope.get("client")
+    address = f"from {client[0]}" if client else ""
+    return f"{stated} {address}".strip() if stated else address
 
 
 def _seconds_by_name(value: Any) -> dict[str, float]:
@@ -187,8 +204,12 @@ class AdminApp:
             return await engine_control.status(engine)
         if route == "policy":
             change = await _read(PolicyChange, scope, receive)
+            change.check()
             async with self._alone(engine):
-                await engine_control.set_policies(engine, change.policy, change.shadow_policy)
+                by = _who(scope, change.by)
+                await engine_control.set_policies(
+                    engine, change.policy, change.shadow_policy, by=by, undoes=change.undo
+                )
                 return await engine_control.status(engine)
         if route == "settings":
             return await self._settings(engine, scope, receive)
@@ -219,8 +240,7 @@ class AdminApp:
         if scope["method"] == "GET":
             return live.now.as_json()
         patch = await _read_object(scope, receive, "settings", most_bytes=MAX_TENANTS_BYTES)
-        peer = peer_of(scope)
-        return await live.merge(engine, patch, f"PUT {PREFIX}settings from {'a socket' if peer is None else peer[0]}")
+        return await live.merge(engine, patch, f"PUT {PREFIX}settings {_who(scope, None)}".strip())
 
     def _alone(self, engine: Any) -> AbstractAsyncContextManager[None]:
         """Return a lock under which something is changed; one request to one of the server's API processes holds it."""

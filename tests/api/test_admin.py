@@ -34,6 +34,7 @@ class Ranks:
         self.fails: Exception | None = None
         self.parked_at: int | None = None
         self.elsewhere_s: dict[str, float] | None = None
+        self.asked: list[tuple[str, str | None]] = []
 
     async def set_elsewhere(self, engine: Any, service_s: dict[str, float]) -> list[dict[str, Any]]:
         self.elsewhere_s = service_s
@@ -45,7 +46,10 @@ class Ranks:
             raise self.fails
         return [{"rank": r, "policy": self.policy, "shadow_policy": self.shadow_policy} for r in range(2)]
 
-    async def set_policies(self, engine: Any, policy: str | None, shadow_policy: str | None) -> None:
+    async def set_policies(
+        self, engine: Any, policy: str | None, shadow_policy: str | None, *, by: str, undoes: str | None
+    ) -> None:
+        self.asked.append((by, undoes))
         if policy is not None and policy not in ("edf", "fcfs"):
             raise ConfigError(f"unknown policy {policy!r}; installed: edf, fcfs")
         self.policy = self.policy if policy is None else policy
@@ -107,16 +111,24 @@ def test_status_and_change(client: httpx.Client, ranks: Ranks) -> None:
     assert client.put(PREFIX + "policy", json={"shadow_policy": ""}).json()[0]["shadow_policy"] is None
     assert client.put(f"/behind{PREFIX}policy", json={}).status_code == 200
     assert ranks.policy == "edf"
+    assert ranks.asked[-1] == ("from testclient", None)
+    assert client.put(PREFIX + "policy", json={"undo": "ab12", "by": "anna"}).status_code == 200
+    assert ranks.asked[-1] == ("anna from testclient", "ab12")
 
 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
         (b'{"policy": "nope"}', "unknown policy 'nope'; installed: edf, fcfs"),
-        (b'{"polciy": "edf"}', "polciy: is unknown; known here: policy, shadow_policy; did you mean 'policy'?"),
+        (
+            b'{"polciy": "edf"}',
+            "polciy: is unknown; known here: policy, shadow_policy, by, undo; did you mean 'policy",
+        ),
         (b'{"policy": "%s"}' % (b"x" * 2000), "is not the text of a policy, as for --policy, of at most 500 char"),
         (b'{"policy": 5, "shadow_policy": []}', "policy: 5 is not the text of a policy, as for --policy, of at most "),
-        (b'"edf"', "request body: is not an object with policy, shadow_policy"),
+        (b'"edf"', "request body: is not an object with policy, shadow_policy, by, undo"),
+        (b'{"policy": "edf", "undo": "ab12"}', "undo: excludes policy, since it brings the earlier policy back"),
+        (b'{"policy": "edf", "by": "%s"}' % (b"x" * 61), "is not text of 1 to 60 characters"),
         (b"", "request body: is not JSON: "),
         (b"[" * 8000, "request body: is not JSON: "),
         (b"1" * 8000, "request body: "),

@@ -20,8 +20,9 @@ from sloserve.engine.metrics.page_folder import ENGINE, PageFile
 from sloserve.engine.metrics.page_memory import PageMemory, found
 from sloserve.engine.metrics.swap_figures import DROPS, REFUSALS, SWAP_BUCKETS, swap_bucket
 from sloserve.engine.metrics.tenant_figures import FIGURES, NAME_BYTES, TenantFigures, read_rows, to_bytes
+from sloserve.engine.policy_change import PolicyChanged
 
-_TEXT_BYTES = 1024
+_TEXT_BYTES = 4096
 
 PLAN_BUCKETS_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
 """Upper bounds of the histogram of planning times; one more bucket holds what took longer."""
@@ -33,6 +34,7 @@ class PageSnapshot(EngineFigures):
 
     Args:
         plans_off: Why vLLM schedules by itself although the policy plans.
+        policy_change: The last change of the policy; ``None`` if the engine has followed one policy since its start.
         plan_seconds: Plans in each bucket of :data:`PLAN_BUCKETS_S` and above.
         swaps: Requests that ended, in each bucket of ``SWAP_BUCKETS`` and above.
         swap_refused: Refused copies to the host, by reason.
@@ -49,6 +51,7 @@ class PageSnapshot(EngineFigures):
     policy: str
     shadow_policy: str | None
     plans_off: str | None
+    policy_change: PolicyChanged | None
     plan_seconds: tuple[int, ...]
     swaps: tuple[int, ...]
     swap_refused: dict[str, int]
@@ -126,13 +129,16 @@ class PageWriter:
         self._next = 0
         self._tenant_names = layout.tenant_names
 
-    def set_policies(self, policy: str, shadow_policy: str | None, plans_off: str | None) -> None:
-        """Write which policies are at work, or why they are not."""
+    def set_policies(
+        self, policy: str, shadow_policy: str | None, plans_off: str | None, change: PolicyChanged | None = None
+    ) -> None:
+        """Write which policies are at work, or why they are not, and how the policy was changed last."""
         off = None if plans_off is None else plans_off[:200]
-        text = json.dumps([policy, shadow_policy, off]).encode()
+        plain = None if change is None else change.plain()
+        text = json.dumps([policy, shadow_policy, off, plain]).encode()
         if len(text) > _TEXT_BYTES - 4:
-            names = [policy.partition(":")[0][:100], (shadow_policy or "").partition(":")[0][:100] or None, off]
-            text = json.dumps(names).encode()
+            names = policy.partition(":")[0][:100], (shadow_policy or "").partition(":")[0][:100] or None
+            text = json.dumps([*names, off, None if change is None else change.brief().plain()]).encode()
         other = 1 - int(self._text_slot[0])
         struct.pack_into(f"<I{len(text)}s", self._memory.scratch, other * _TEXT_BYTES, len(text), text)
         self._text_slot[0] = other
@@ -178,7 +184,7 @@ class PageReader:
         at = int(values[-1]) * _TEXT_BYTES
         (length,) = struct.unpack_from("<I", self._memory.scratch, at)
         text = bytes(self._memory.scratch[at + 4 : at + 4 + length])
-        policy, shadow_policy, plans_off = json.loads(text or '["", null, null]')
+        policy, shadow_policy, plans_off, change = json.loads(text or '["", null, null, null]')
 
         def by_class(first: int) -> dict[str, int]:
             return {name: int(values[first + i]) for i, name in enumerate(self.classes)}
@@ -191,6 +197,7 @@ class PageReader:
             policy=policy,
             shadow_policy=shadow_policy,
             plans_off=plans_off,
+            policy_change=None if change is None else PolicyChanged(**change),
             plan_seconds=tuple(int(n) for n in values[layout.plan_seconds : layout.swaps]),
             swaps=tuple(int(n) for n in values[layout.swaps : layout.waiting]),
             swap_refused={name: int(values[layout.at[f"swap_refused_{name}"]]) for name in REFUSALS},

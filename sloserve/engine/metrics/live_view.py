@@ -113,6 +113,7 @@ class LiveView:
             "policy": page.policy,
             "shadow_policy": page.shadow_policy,
             "plans_off": page.plans_off,
+            "policy_change": None if page.policy_change is None else page.policy_change.brief().plain(),
             "steps": int(page.steps),
             "plan_s": self._planned[page.pid].each_s,
             "shadow": _shadow(page),

@@ -127,7 +127,9 @@ def _together(rings: Iterable[FloatArray], now_s: float) -> FloatArray:
     counted = np.r_[1:_FIRST_WHOLE, _CLASSES : found.shape[1]]
     known = ~np.isnan(stacked[..., counted]).all(axis=0)
     found[:, counted] = np.where(known, np.nansum(stacked[..., counted], axis=0), np.nan)
-    return found[~np.isnan(found[:, 0])]
+    is_taken = ~np.isnan(found[:, 0])
+    taken: FloatArray = found[is_taken]
+    return taken
 
 
 def _in_order(ring: FloatArray, first: int) -> FloatArray | None:

@@ -24,6 +24,7 @@ from sloserve.core.tenants import TenantTable
 from sloserve.engine.metrics.engine_page import SCALARS, Layout, PageWriter
 from sloserve.engine.metrics.swap_figures import SWAP_COUNTERS, SWAP_SCALARS
 from sloserve.engine.metrics.tenant_figures import TenantRows
+from sloserve.engine.policy_change import PolicyChanged
 from sloserve.engine.read_stated import StatedReader
 from sloserve.engine.stages import Stages
 from sloserve.engine.tenant_shares import Balances, TenantShares
@@ -248,9 +249,11 @@ class EngineStats:
         page.values[:] = self._values
         self._values, self._page = page.values, page
 
-    def say_policies(self, policy: str, shadow_policy: str | None, plans_off: str | None) -> None:
+    def say_policies(
+        self, policy: str, shadow_policy: str | None, plans_off: str | None, change: PolicyChanged | None
+    ) -> None:
         if self._page is not None:
-            self._page.set_policies(policy, shadow_policy, plans_off)
+            self._page.set_policies(policy, shadow_policy, plans_off, change)
 
     def close(self) -> None:
         """Take the page away; counting goes on."""

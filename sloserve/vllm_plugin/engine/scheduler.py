@@ -32,6 +32,7 @@ from sloserve.engine.metrics.live_page import LiveWriter
 from sloserve.engine.metrics.tenant_figures import TenantRows
 from sloserve.engine.planned_step import Step
 from sloserve.engine.planner import Planner
+from sloserve.engine.policy_change import PolicyChanged
 from sloserve.engine.shadow import Shadow
 from sloserve.engine.step_clock import StepClock
 from sloserve.engine.tenant_shares import TenantShares
@@ -113,6 +114,7 @@ class SLOScheduler(ContainedScheduler):
     _watched: Watched | None = None
     _later: tuple[Callable[[], None], ...] = ()  # report the last scheduled step to watchers and traces
     _traced: Traced | None = None
+    _policy_change: PolicyChanged | None = None
     _round: _Round | None = None
 
     TELLS_BEFORE_PREEMPTING = True
@@ -281,6 +283,16 @@ class SLOScheduler(ContainedScheduler):
         self._plan_pause_s = PLAN_AGAIN_S
         self._say_policies()
 
+    @property
+    def policy_change(self) -> PolicyChanged | None:
+        """The last change of the policy at work, for people who ask who made it; ``None`` since the start."""
+        return self._policy_change
+
+    def note_change(self, change: PolicyChanged | None) -> None:
+        """Record the last change of the policy at work."""
+        self._policy_change = change
+        self._say_policies()
+
     def _use(self, policy: Policy, shadow: Shadow | None, text: str) -> None:
         planner = self._make_planner(policy, shadow, text)
         if planner is not None:
@@ -314,8 +326,9 @@ class SLOScheduler(ContainedScheduler):
         """Return the state and the figures of the scheduler, in plain values."""
         self._ledger.step_times(self.step_clock.latency.figures())
         policies = {"policy": self._policy_text, "shadow_policy": self._shadow_text, "plans_off": self._plans_off}
+        change = None if self._policy_change is None else self._policy_change.plain()
         service_s = None if self._shares is None else self._shares.reported(self._clock.now_s())
-        return policies | self._ledger.status() | {"tenant_service_s": service_s}
+        return policies | {"policy_change": change} | self._ledger.status() | {"tenant_service_s": service_s}
 
     @property
     def settings(self) -> PluginSettings:
@@ -375,7 +388,7 @@ class SLOScheduler(ContainedScheduler):
         return None if port is None else Traced(self, self._ledger, port)
 
     def _say_policies(self) -> None:
-        self._ledger.say_policies(self._policy_text, self._shadow_text, self._plans_off)
+        self._ledger.say_policies(self._policy_text, self._shadow_text, self._plans_off, self._policy_change)
 
     # What we do in vLLM's calls, see ContainedScheduler.
 

@@ -14,7 +14,10 @@ from collections import Counter
 from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
+from sloserve.core.clock import SystemClock
 from sloserve.core.errors import ConfigError, EngineError
+from sloserve.core.json_log import say
+from sloserve.engine.policy_change import MOST_BY_CHARS, PolicyChanged
 from sloserve.scheduler.registry import make_policy, parse_policy
 from sloserve.scheduler.settings import KEY, plugin_settings
 
@@ -69,17 +72,47 @@ def _status(self: Any) -> dict[str, Any]:
     return {"rank": getattr(self, "engine_index", 0), **scheduler_of(self).status()}
 
 
-def _set_policies(self: Any, change: str, policy: str | None, shadow_policy: str | None) -> str | None:
-    """Change this rank's policies; return why they cannot be changed, if the texts are at fault."""
+def _set_policies(
+    self: Any,
+    change: str,
+    policy: str | None,
+    shadow_policy: str | None,
+    by: str = "",
+    at_s: float = 0.0,
+    undoes: str | None = None,
+) -> str | None:
+    """Change this rank's policies; return why they cannot be changed, if the request is at fault.
+
+    Args:
+        self: The engine.
+        change: Id of the change.
+        policy: Policy to follow; ``None`` leaves it as it is.
+        shadow_policy: Policy to score; ``None`` leaves it as it is, and an empty one turns shadow mode off.
+        by: Who asks for it.
+        at_s: Time of the change, in epoch seconds.
+        undoes: Id of the change of the policy that is undone, in place of ``policy``; it must be the last one.
+    """
     scheduler = scheduler_of(self)
-    before = scheduler.status()
+    before, last = scheduler.status(), scheduler.policy_change
+    if undoes is not None:
+        if last is None or last.id != undoes:
+            return f"undo: {undoes!r} is not the last change of the policy; GET /sloserve/status shows the last one"
+        policy = last.before
     try:
-        scheduler.set_policies(policy, shadow_policy, allow_files=False)
+        # A policy that the engine has followed before may name a file: its operator gave it.
+        scheduler.set_policies(policy, shadow_policy, allow_files=undoes is not None)
     except ConfigError as error:
         return str(error)
-    back = functools.partial(scheduler.set_policies, before["policy"], before["shadow_policy"] or "")
+    if policy is not None:
+        scheduler.note_change(PolicyChanged(change, at_s, by, before["policy"]))
+    back = functools.partial(_restore_policies, scheduler, before, last)
     setattr(self, _CHANGED, (change, back))
     return None
+
+
+def _restore_policies(scheduler: Any, before: Mapping[str, Any], last: PolicyChanged | None) -> None:
+    scheduler.set_policies(before["policy"], before["shadow_policy"] or "")
+    scheduler.note_change(last)
 
 
 def _set_settings(self: Any, change: str, section: Mapping[str, Any]) -> str | None:
@@ -130,13 +163,22 @@ async def answered(async_llm: Any) -> None:
     await call_all(async_llm, "sloserve_status", limit_s=None)
 
 
-async def set_policies(async_llm: Any, policy: str | None = None, shadow_policy: str | None = None) -> None:
+async def set_policies(
+    async_llm: Any,
+    policy: str | None = None,
+    shadow_policy: str | None = None,
+    *,
+    by: str = "",
+    undoes: str | None = None,
+) -> None:
     """Make every rank follow the policy and score the shadow policy from its next step on, or change nothing.
 
     Args:
         async_llm: The engine client.
         policy: Policy to follow, as for ``--policy``, without options that name files; ``None`` leaves it as it is.
         shadow_policy: Policy to score, likewise; an empty one turns shadow mode off.
+        by: Who asks for the change, for the record.
+        undoes: Id of the last change of the policy, which is undone; ``policy`` is ``None`` then.
 
     Raises: ConfigError, and nothing has changed; EngineError when a rank failed: it says which, and whether the others
     went back to what they followed before.
@@ -144,7 +186,10 @@ async def set_policies(async_llm: Any, policy: str | None = None, shadow_policy:
     for text in (policy, shadow_policy or None):
         if text is not None:
             await asyncio.to_thread(_check, text)  # loading a policy reads files, if only the files of its module
-    await _change_all(async_llm, "policies", "sloserve_set_policies", policy, shadow_policy)
+    by, at_s = by[:MOST_BY_CHARS], round(SystemClock().now_s(), 3)
+    await _change_all(async_llm, "policies", "sloserve_set_policies", policy, shadow_policy, by, at_s, undoes)
+    if policy is not None or undoes is not None:
+        say(f"policy changed by {by!r}: {policy if undoes is None else f'{undoes} was undone'}", by=by)
 
 
 async def set_settings(async_llm: Any, section: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ import pytest
 from sloserve.core.served import Interruptions
 from sloserve.engine.metrics.engine_page import PLAN_BUCKETS_S, Layout, PageWriter, find_pages, remove_pages
 from sloserve.engine.metrics.page_folder import page_folder, sweep
+from sloserve.engine.policy_change import MOST_BY_CHARS, PolicyChanged
 from tests import bounded
 
 CLASSES = ("urgent", "lax")
@@ -112,11 +113,25 @@ def test_the_policies_can_change_and_a_name_may_be_too_long(tmp_path: Path) -> N
     page = PageWriter(CLASSES, 0, tmp_path)
     (reader,) = find_pages(tmp_path)
     said = []
-    for policies in (("edf", None, None), ("sjf:length=oracle", "edf", "r" * 300), (f"edf:{'x' * 2000}", "sjf", "MLA")):
+    for policies in (("edf", None, None), ("sjf:length=oracle", "edf", "r" * 300), (f"edf:{'x' * 5000}", "sjf", "MLA")):
         page.set_policies(*policies)
         found = reader.snapshot()
         said.append((found.policy, found.shadow_policy, found.plans_off))
     assert said == [("edf", None, None), ("sjf:length=oracle", "edf", "r" * 200), ("edf", "sjf", "MLA")]
+
+
+def test_the_last_change_of_the_policy_is_shown_whatever_its_length(tmp_path: Path) -> None:
+    page = PageWriter(CLASSES, 0, tmp_path)
+    (reader,) = find_pages(tmp_path)
+    page.set_policies("edf", None, None)
+    assert reader.snapshot().policy_change is None
+    change = PolicyChanged("ab12", 1.7e9, "anna from 10.0.0.7", "sjf:length=oracle")
+    page.set_policies("edf", None, None, change)
+    assert reader.snapshot().policy_change == change
+    long = PolicyChanged("ab12", 1.7e9, "\N{SNOWMAN}" * MOST_BY_CHARS, "\N{SNOWMAN}" * 500)
+    page.set_policies("\N{SNOWMAN}" * 500, "\N{SNOWMAN}" * 500, "\N{SNOWMAN}" * 500, long)
+    found = reader.snapshot()
+    assert found.policy_change == long.brief() and found.policy == "\N{SNOWMAN}" * 100
 
 
 @pytest.mark.slow

@@ -80,14 +80,29 @@ def test_a_snapshot_holds_the_longest_history_beside_the_longest_view() -> None:
         figures |= {name: float(rng.uniform(1e5, 1e6)) for name in load_history.WHOLE}
         figures |= {"step_seconds": i * 7.77, "timed_steps": i * 100.0, "joules": i * 1234.5}
         record(own, figures, [(i * 0.777, float(i))] * classes, 50.0 + EVERY_S * i)
-    history = {"columns": list(ROW), "rows": rows([own], 1.7e9, 50.0 + EVERY_S * (SLOTS - 1))}
+    history: dict[str, Any] = {"columns": list(ROW), "rows": rows([own], 1.7e9, 50.0 + EVERY_S * (SLOTS - 1))}
     assert len(history["rows"]) == 120 and len(history["rows"][-1][-1]) == load_history.MOST_CLASSES
     kept = recent(history)
     assert kept["rows"] == history["rows"][-len(kept["rows"]) :] and len(kept["rows"]) > 80
     view = fitted({"rows": {f"0-{i}": ["x" * 400] * 3 for i in range(200)}})
     assert len(frame("snapshot", {**view, "history": kept})) <= MOST_BYTES
-    figures = [2.31, 0, 1310, 388, 16, 42, 0.914, 0.31, None, 0.0213, 0.97, 612, 41.2, [0.51, 0.52, 0.98, None]]
-    ordinary = {"columns": list(ROW), "rows": [[1_764_295_355.123, *figures]] * 120}
+    usual: list[Any] = [
+        2.31,
+        0,
+        1310,
+        388,
+        16,
+        42,
+        0.914,
+        0.31,
+        None,
+        0.0213,
+        0.97,
+        612,
+        41.2,
+        [0.51, 0.52, 0.98, None],
+    ]
+    ordinary = {"columns": list(ROW), "rows": [[1_764_295_355.123, *usual]] * 120}
     assert recent(ordinary) == ordinary
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from sloserve.core.errors import ConfigError, EngineError
+from sloserve.engine.policy_change import PolicyChanged
 from sloserve.scheduler.live_settings import check_live
 from sloserve.scheduler.settings import PluginSettings, plugin_settings
 from sloserve.vllm_plugin.server import engine_control
@@ -19,6 +20,7 @@ class Scheduler:
         self.policy, self.shadow_policy = "fcfs", None
         self.fails: Exception | None = None
         self.service_s: dict[str, float] | None = None
+        self.policy_change: PolicyChanged | None = None
         self.elsewhere_s: dict[str, float] = {}
         self.settings = plugin_settings(None)
 
@@ -28,6 +30,9 @@ class Scheduler:
             "shadow_policy": self.shadow_policy,
             "tenant_service_s": self.service_s,
         }
+
+    def note_change(self, change: PolicyChanged | None) -> None:
+        self.policy_change = change
 
     def set_elsewhere(self, service_s: dict[str, float]) -> None:
         if self.fails is not None:
@@ -159,6 +164,50 @@ def test_all_ranks_follow_other_settings_or_none_does(ranks: list[Engine]) -> No
     ranks[2].scheduler.fails = None
     with pytest.raises(ConfigError, match="plan_share: 0.05 -> 0.5 needs a restart"):
         bounded.run(engine_control.set_settings(None, {"plan_share": 0.5}))
+
+
+def test_the_last_change_of_the_policy_says_who_made_it_and_can_be_undone(ranks: list[Engine]) -> None:
+    bounded.run(engine_control.set_policies(None, "edf", "sjf", by="anna from 10.0.0.7"))
+    first = [rank.scheduler.policy_change for rank in ranks]
+    assert first[0] is not None and first == [first[0]] * 3
+    assert (first[0].by, first[0].before) == ("anna from 10.0.0.7", "fcfs") and first[0].at_s > 1.7e9
+    change(shadow_policy="")
+    assert [rank.scheduler.policy_change for rank in ranks] == first, "a shadow policy decides nothing"
+    with pytest.raises(ConfigError, match="'nosuch' is not the last change of the policy"):
+        bounded.run(engine_control.set_policies(None, undoes="nosuch"))
+    bounded.run(engine_control.set_policies(None, undoes=first[0].id, by="ben"))
+    assert followed() == [("fcfs", None)] * 3
+    undone = ranks[0].scheduler.policy_change
+    assert undone is not None and (undone.by, undone.before) == ("ben", "edf")
+    bounded.run(engine_control.set_policies(None, undoes=undone.id))
+    assert followed() == [("edf", None)] * 3, "an undone change can be made again"
+
+
+def test_a_change_that_a_rank_refuses_leaves_the_record_of_the_last_one(ranks: list[Engine]) -> None:
+    change("sjf")
+    recorded = [rank.scheduler.policy_change for rank in ranks]
+    ranks[2].scheduler.fails = ConfigError("policy edf cannot")
+    with pytest.raises(ConfigError, match="policy edf cannot"):
+        change("edf")
+    assert [rank.scheduler.policy_change for rank in ranks] == recorded
+
+
+def test_a_policy_of_the_operator_comes_back_although_it_names_a_file(ranks: list[Engine], tmp_path: Path) -> None:
+    given: list[bool] = []
+    for rank in ranks:
+        rank.scheduler.policy = f"sa:profile={tmp_path}"
+    change("edf")
+    (last,) = {rank.scheduler.policy_change for rank in ranks}
+    follow = ranks[0].scheduler.set_policies
+
+    def set_policies(policy: str | None, shadow_policy: str | None, *, allow_files: bool = True) -> None:
+        given.append(allow_files)
+        follow(policy, shadow_policy)
+
+    ranks[0].scheduler.set_policies = set_policies  # type: ignore[method-assign]
+    assert last is not None
+    bounded.run(engine_control.set_policies(None, undoes=last.id))
+    assert followed()[0][0] == f"sa:profile={tmp_path}" and given == [True]
 
 
 def test_each_rank_counts_the_other_instances_and_the_other_ranks(ranks: list[Engine]) -> None:
