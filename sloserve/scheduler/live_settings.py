@@ -1,7 +1,7 @@
 """Settings that may change while a server runs, and what a change may not touch.
 
 Requests that an engine has keep the targets and the class that they came with; a change holds for later requests. Names
-and order of the classes stay, because figures, pages and rows of requests name a class by its number.
+of the classes, and their order by rank, stay, because figures, pages and rows of requests name a class by its number.
 """
 
 from collections.abc import Iterator, Mapping
@@ -52,7 +52,8 @@ def check_live(before: PluginSettings, after: PluginSettings) -> None:
     if before.classes.names != after.classes.names:
         faults.append(
             f"classes: the server has {', '.join(before.classes.names)}, and would have "
-            f"{', '.join(after.classes.names)}: classes are added, removed and renamed by a restart"
+            f"{', '.join(after.classes.names)}: a restart adds, removes and renames classes, and changes their order by "
+            "rank"
         )
     if (before.tenant_shares is None) != (after.tenant_shares is None):
         faults.append("tenant_shares: shares are turned on and off by a restart; weights and half_life_s can change")

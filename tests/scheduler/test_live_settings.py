@@ -56,9 +56,13 @@ def test_what_needs_a_restart_is_refused_with_both_values(section: dict[str, Any
     assert says in str(refused.value)
 
 
-def test_names_of_classes_stay() -> None:
-    with pytest.raises(ConfigError, match=r"classes: the server has chat, jobs, and would have jobs, chat:"):
-        check_live(with_classes(CLASSES), with_classes(dict(reversed(CLASSES.items()))))
+def test_names_and_order_of_classes_stay() -> None:
+    before = with_classes(CLASSES)
+    swapped = with_classes({"chat": {"rank": 1}, "jobs": {"rank": 0}})
+    for after in (swapped, with_classes({**CLASSES, "third": {"rank": 7}})):
+        with pytest.raises(ConfigError, match=r"classes: the server has .*, and would have .*: a restart adds"):
+            check_live(before, after)
+    check_live(before, with_classes({"chat": {"rank": 0}, "jobs": {"rank": 1, "aged_after_s": 5.0}}))
 
 
 def test_a_long_change_is_shortened() -> None:

@@ -4,8 +4,6 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import vllm
-
 import sloserve
 from sloserve.core.clock import Clock
 from sloserve.engine.metrics import load_history
@@ -14,6 +12,7 @@ from sloserve.engine.metrics.load_sampler import LoadSampler
 from sloserve.engine.metrics.process_page import Boards
 from sloserve.scheduler.settings import ADMIN_KEY
 from sloserve.vllm_plugin.server.gpus import Gpus, gpus_of
+from sloserve.vllm_plugin.versions import installed_vllm
 
 
 class LoadShown:
@@ -39,7 +38,7 @@ class LoadShown:
     def parts(self) -> dict[str, Any]:
         """Return the parts of a view that do not depend on the engines' frames."""
         latest = self._rows(1)
-        versions = {"version": sloserve.__version__, "vllm": vllm.__version__}
+        versions = {"version": sloserve.__version__, "vllm": installed_vllm()}
         return {
             "server": {**versions, "started_s": round(self._started_s, 3)},
             "load": dict(zip(load_history.ROW, latest[0], strict=True)) if latest else None,

@@ -101,7 +101,7 @@ def test_a_patch_changes_what_it_names_and_is_logged(
         ({"polcy": "edf"}, "polcy: is not one of the settings that can change"),
         ({"policy": "edf"}, "policy: is not one of the settings that can change"),
         ({"classes": {"chat": {"ttft_ms": -1}}}, "classes.chat.ttft_ms"),
-        ({"classes": {"third": {"rank": 2}}}, "classes are added, removed and renamed by a restart"),
+        ({"classes": {"third": {"rank": 2}}}, "a restart adds, removes and renames classes"),
         ({"tenants": {"acme": "nope"}}, "nope"),
     ],
 )
