@@ -52,8 +52,8 @@ def check_live(before: PluginSettings, after: PluginSettings) -> None:
     if before.classes.names != after.classes.names:
         faults.append(
             f"classes: the server has {', '.join(before.classes.names)}, and would have "
-            f"{', '.join(after.classes.names)}: a restart adds, removes and renames classes, and changes their order by "
-            "rank"
+            f"{', '.join(after.classes.names)}: a restart adds, removes and renames classes, and changes their "
+            "order by rank"
         )
     if (before.tenant_shares is None) != (after.tenant_shares is None):
         faults.append("tenant_shares: shares are turned on and off by a restart; weights and half_life_s can change")
