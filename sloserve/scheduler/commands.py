@@ -89,6 +89,14 @@ class SettingsFlags:
         ),
     ] = None
 
+    record_mib: Annotated[
+        int | None,
+        typer.Option(
+            help="Record what each engine is asked and does in at most this number of MiB, without text or names; "
+            "`sloserve record` reads it. Default: 0, off."
+        ),
+    ] = None
+
     def flags(self) -> dict[str, object]:
         """Return all flags but the preset, which stands for several settings."""
         return {name: value for name, value in asdict(self).items() if name != "preset"}

@@ -41,6 +41,7 @@ FLAGS: dict[str, Key] = {
     "swapping": ("swapping",),
     "keys": ("keys",),
     "trusted_proxies": ("trusted_proxies",),
+    "record_mib": ("record_mib",),
     **{flag: ("http3", field) for field, flag in optional_http3.FLAGS.items()},
 }
 """Flags of ``sloserve serve`` to the settings they are."""

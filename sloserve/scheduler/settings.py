@@ -34,6 +34,8 @@ from sloserve.wire.tasks import DEFAULT_ALIASES, header_names
 KEY = "sloserve"
 MAX_BODY_BYTES = 32 * 2**20
 MAX_WAITING = 1024
+MOST_RECORD_MIB = 1 << 20
+RECORD_MIB = f"a whole number of MiB from 0 to {MOST_RECORD_MIB}"
 ADMIN_KEY = "SLOSERVE_ADMIN_KEY"
 """Environment variable with the key of the admin routes: never a setting, so that no configuration shows it."""
 
@@ -152,6 +154,8 @@ class PluginSettings(_Settings):
         max_tenant_labels: Most tenants with metrics of their own; the rest is ``other``.
         hung_after_s: Seconds without any response after which an engine core counts as hung; more than its longest step
             takes.
+        record_mib: Most MiB of the recording of each engine; 0 for none.
+        record_folder: Folder of recordings; ``None`` for ``sloserve/recordings`` in the user's folder of state.
         http3: Whether the server listens on UDP too, and how.
     """
 
@@ -188,6 +192,8 @@ class PluginSettings(_Settings):
     max_body_bytes: Annotated[int, Field(strict=True, ge=1), Allowed("a whole number of bytes >= 1")] = MAX_BODY_BYTES
     max_tenant_labels: Count = 50
     hung_after_s: Annotated[Seconds, SECONDS] = 300.0
+    record_mib: Annotated[int, Field(strict=True, ge=0, le=MOST_RECORD_MIB), Allowed(RECORD_MIB)] = 0
+    record_folder: Annotated[str | None, Allowed("the path of a folder")] = None
     http3: Annotated[Http3Settings, Allowed("a mapping with enabled, scheduler and limits")] = Http3Settings()
 
     @property

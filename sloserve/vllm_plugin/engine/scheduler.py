@@ -50,6 +50,7 @@ from sloserve.vllm_plugin.engine.asynchronous import asynchronous
 from sloserve.vllm_plugin.engine.contained_scheduler import ContainedScheduler
 from sloserve.vllm_plugin.engine.ledger import EngineStats
 from sloserve.vllm_plugin.engine.other_connectors import hold_back_preempted
+from sloserve.vllm_plugin.engine.recorded import Recorded, accepted_drafts, start_recording
 from sloserve.vllm_plugin.engine.step_load import step_load
 from sloserve.vllm_plugin.engine.swapping import Parked, Swapping
 from sloserve.vllm_plugin.engine.traced import Traced
@@ -114,6 +115,7 @@ class SLOScheduler(ContainedScheduler):
     _watched: Watched | None = None
     _later: tuple[Callable[[], None], ...] = ()  # report the last scheduled step to watchers and traces
     _traced: Traced | None = None
+    _recorded: Recorded | None = None
     _policy_change: PolicyChanged | None = None
     _round: _Round | None = None
 
@@ -282,6 +284,10 @@ class SLOScheduler(ContainedScheduler):
         self._policy_spec, self._policy_text, self._shadow_text = spec, policy_text(*spec), shadow_text
         self._plan_pause_s = PLAN_AGAIN_S
         self._say_policies()
+        if self._recorded is not None:
+            self._booking(
+                None, self._recorded.policy_changed, self._policy_text, self._shadow_text, self._clock.now_s()
+            )
 
     @property
     def policy_change(self) -> PolicyChanged | None:
@@ -331,6 +337,11 @@ class SLOScheduler(ContainedScheduler):
         return policies | {"policy_change": change} | self._ledger.status() | {"tenant_service_s": service_s}
 
     @property
+    def policy_texts(self) -> tuple[str, str | None]:
+        """Texts of the policy and of the shadow policy."""
+        return self._policy_text, self._shadow_text
+
+    @property
     def settings(self) -> PluginSettings:
         """Settings that are in force."""
         return self._settings
@@ -366,6 +377,8 @@ class SLOScheduler(ContainedScheduler):
             self.show_on(LiveWriter(len(names), rank))
         except OSError as error:
             logger.warning("sloserve cannot publish the scheduler's figures, metrics will lack them: %s", error)
+        if self._settings.record_mib:
+            self._recorded = start_recording(self, rank, self._clock)
         self._say_policies()
 
     def show_on(self, page: LiveWriter) -> None:
@@ -392,7 +405,14 @@ class SLOScheduler(ContainedScheduler):
 
     # What we do in vLLM's calls, see ContainedScheduler.
 
+    def record(self, recorded: Recorded) -> None:
+        """Record what this scheduler is asked and does from the next request on."""
+        self._recorded = recorded
+
     def _close_pages(self) -> None:
+        if self._recorded is not None:
+            self._booking(None, self._recorded.close)
+            self._recorded = None
         if self._counts:
             self._booking(None, self._ledger.close)
         if self._watched is not None:
@@ -410,6 +430,8 @@ class SLOScheduler(ContainedScheduler):
         if request.request_id not in self.requests:
             return
         stated: StatedSLO | None = self._booking(None, self._ledger.enqueued, request, self._clock.host_ahead_s)
+        if self._recorded is not None and stated is not None:
+            self._booking(None, self._recorded.arrived, request, stated)
         if self._swapping is not None:
             self._booking(None, self._swapping.arrived, request)
         if self._planner is not None and stated is not None:
@@ -428,6 +450,8 @@ class SLOScheduler(ContainedScheduler):
             self._booking(None, self._watched.preempted, request, self._clock.monotonic_s())
         if self._traced is not None:
             self._booking(None, self._traced.preempted, request, is_swapped)
+        if self._recorded is not None:
+            self._booking(None, self._recorded.preempted, request, is_swapped, self._clock.now_s())
         if self._planner is not None:
             self._planner.preempted(request)
 
@@ -441,6 +465,8 @@ class SLOScheduler(ContainedScheduler):
             self._booking(None, self._ledger.freed, request, self._clock.now_s())
         if self._traced is not None:
             self._booking(None, self._traced.ended, request)
+        if self._recorded is not None:
+            self._booking(None, self._recorded.ended, request, self._clock.now_s())
         if self._swapping is not None:
             self._booking(None, self._swapping.ended, request)
 
@@ -462,6 +488,9 @@ class SLOScheduler(ContainedScheduler):
     def _after_output(self, outputs: Any, scheduler_output: SchedulerOutput, model_runner_output: Any) -> None:
         if self._counts:
             self._booking(None, self._clock_output)
+        if self._recorded is not None:
+            accepted = self._booking(0, accepted_drafts, scheduler_output, model_runner_output)
+            self._booking(None, self._recorded.output, self._clock.now_s(), accepted)
         if self._planner is not None:
             self._planner.progressed(outputs, self._clock.now_s(), scheduler_output, model_runner_output)
 
@@ -513,6 +542,8 @@ class SLOScheduler(ContainedScheduler):
                 self._booking(None, self._watched.preempting, victims, plan, self._planner, at.monotonic_s)
             if self._traced is not None:
                 self._booking(None, self._traced.preempting, step.preempt, step.plan, self._planner)
+            if self._recorded is not None:
+                self._booking(None, self._recorded.preempting, step.preempt)
         return step.preempt
 
     def _narrow_step(self) -> None:
@@ -545,13 +576,15 @@ class SLOScheduler(ContainedScheduler):
         self._planning(None, self._note_admissions, output, at.monotonic_s)
         self._booking(None, self._book, output, self.slo_paused, at.now_s)
         plan = Plan.IDENTITY if at.step is None else at.step.plan
+        load: StepLoad = self._booking(_NO_LOAD, step_load, output)  # a step with an unreadable load has an output
+        if self._recorded is not None:
+            self._later += (partial(self._recorded.stepped, output, load, self.slo_paused, at.now_s, at.monotonic_s),)
         if self._traced is not None:
             self._later += (partial(self._traced.stepped, output, plan, self._planner, self.slo_paused, at.now_s),)
         if self._watched is not None and self._booking(False, self._watched.is_due, at.monotonic_s):
             self._later += (partial(self._watched.write, output, plan, self._planner, at.now_s, at.monotonic_s),)
         if not output.total_num_scheduled_tokens:
             self._report_step()
-        load: StepLoad = self._booking(_NO_LOAD, step_load, output)  # a step with an unreadable load has an output
         self._booking(None, self.step_clock.scheduled, load, at.monotonic_s)
 
     def _note_admissions(self, output: SchedulerOutput, monotonic_s: float) -> None:

@@ -1,0 +1,1 @@
+"""Recordings of what an engine was asked and did, from which ``sloserve whatif`` replays it."""

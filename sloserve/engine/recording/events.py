@@ -1,0 +1,209 @@
+"""Events of a recording: numbers and salted names alone, no text, no token and no id of a request.
+
+Times are epoch seconds of the engine's steady clock. A request is known by a number that the recorder hands out. Names
+of tenants, tasks and adapters, and contents of prompts, are keyed hashes; the key is never written, so that equal names
+are equal within one recording and mean nothing outside it. 0 stands for no name.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+FORMAT: Final = 1
+"""Version of the events; a reader refuses others."""
+STRETCH_TOKENS: Final = 64
+"""Tokens of a prompt that one of its hashes stands for, as far as whole KV blocks allow."""
+HASH_BYTES: Final = 8
+
+
+class _Event(msgspec.Struct, array_like=True, gc=False):
+    """An event as an array that begins with its tag, which is compact and has no names of fields."""
+
+
+class Head(_Event, tag=0):
+    """Facts of the engine, which begin each segment.
+
+    Args:
+        format: :data:`FORMAT`.
+        at_s: When the segment begins.
+        engine: Sizes and limits of the engine, see :func:`~sloserve.vllm_plugin.engine.recorded.engine_facts`.
+        settings: Settings that decide what the scheduler does, with salted names of tenants.
+        policy: Text of the policy at work.
+        shadow_policy: Text of the shadow policy; ``None`` for none.
+        stretch_tokens: Tokens that one hash of a prompt stands for.
+        live: Numbers of the unfinished requests.
+    """
+
+    format: int
+    at_s: float
+    engine: dict[str, Any]
+    settings: dict[str, Any]
+    policy: str
+    shadow_policy: str | None
+    stretch_tokens: int
+    live: list[int]
+
+
+class Arrived(_Event, tag=1):
+    """A request that the engine was given.
+
+    Args:
+        number: Number of the request.
+        at_s: When it arrived at the server.
+        class_id: Number of its class.
+        ttft_s: Target in seconds, like the following; ``None`` for none.
+        tds: Target in tokens per second; ``None`` for none.
+        prompt_tokens: Tokens of its prompt.
+        max_tokens: Most tokens of its output; ``None`` for no limit of its own.
+        output_tokens: Length of the output that it states; ``None`` if it states none.
+        priority: vLLM's priority.
+        tenant: Tenant of the request, salted.
+        adapter: LoRA adapter of the request, salted.
+        task: The task that it is a call of, salted.
+        task_due_s: When the task is due; ``None`` for no deadline.
+        task_calls: Number of the task's calls as its client states it; ``None`` if it does not.
+        task_last: Whether it is the last call of its task.
+        prompt: Salted hashes of its prompt, :data:`HASH_BYTES` bytes for each whole stretch: two requests have the same
+            hash at a place if their prompts are equal up to the end of that stretch.
+    """
+
+    number: int
+    at_s: float
+    class_id: int
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float | None
+    tds: float | None
+    prompt_tokens: int
+    max_tokens: int | None
+    output_tokens: int | None
+    priority: int
+    tenant: int
+    adapter: int
+    task: int
+    task_due_s: float | None
+    task_calls: int | None
+    task_last: bool
+    prompt: bytes
+
+
+class Admitted(_Event, tag=2):
+    """A request that a step began to serve, for the first time or again after a preemption.
+
+    Args:
+        cached_tokens: Tokens of it with KV that was there already.
+    """
+
+    number: int
+    at_s: float
+    cached_tokens: int
+    again: bool
+
+
+class FirstToken(_Event, tag=3):
+    """A request that has its first token."""
+
+    number: int
+    at_s: float
+
+
+class Ended(_Event, tag=4):
+    """A request that left the engine.
+
+    Args:
+        completed: Whether its output is complete; otherwise it was aborted.
+        output_tokens: Tokens of its output.
+        preemptions: How often it was preempted.
+        contents: Salted hashes of prompt and output together, from the first stretch that the prompt does not fill.
+    """
+
+    number: int
+    at_s: float
+    completed: bool
+    output_tokens: int
+    preemptions: int
+    contents: bytes
+
+
+class Preempted(_Event, tag=5):
+    """A request that lost its KV.
+
+    Args:
+        planned: Whether the plan preempted it; otherwise vLLM did for lack of blocks.
+        swapped: Whether the host keeps its KV.
+    """
+
+    number: int
+    at_s: float
+    planned: bool
+    swapped: bool
+
+
+class Paused(_Event, tag=6):
+    """A request that the plan passes over, or serves again.
+
+    Args:
+        on: Whether the pause begins.
+    """
+
+    number: int
+    at_s: float
+    on: bool
+
+
+class Stepped(_Event, tag=7):
+    """A step of the engine; fields after ``end_s`` are its load, see :class:`~..latency.StepLoad`.
+
+    Args:
+        start_s: When it was scheduled.
+        end_s: When its output was there.
+        running: Requests that run after it was scheduled.
+        waiting: Requests that wait then.
+        free_blocks: Blocks of the KV cache that are free then.
+        accepted_tokens: Draft tokens that were accepted in it.
+    """
+
+    start_s: float
+    end_s: float
+    prefill_tokens: int
+    num_prefills: int
+    decode_seqs: int
+    decode_context_tokens: int
+    prefill_attention_tokens2: int
+    draft_tokens: int
+    running: int
+    waiting: int
+    free_blocks: int
+    accepted_tokens: int
+
+
+class PolicyChanged(_Event, tag=8):
+    """Another policy, or another shadow policy, is at work."""
+
+    at_s: float
+    policy: str
+    shadow_policy: str | None
+
+
+class Refused(_Event, tag=9):
+    """A request that the front end refused, which no engine was given.
+
+    Args:
+        reason: The reason, as metrics name it.
+        prompt_tokens: Tokens of its prompt; ``None`` if the prompt was not read.
+    """
+
+    at_s: float
+    class_id: int
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float | None
+    tds: float | None
+    prompt_tokens: int | None
+    reason: str
+    tenant: int
+
+
+Event = (
+    Head | Arrived | Admitted | FirstToken | Ended | Preempted | Paused | Stepped | PolicyChanged | Refused
+)  # msgspec reads the union by the tags

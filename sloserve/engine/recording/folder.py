@@ -1,0 +1,50 @@
+"""The folder of recordings, and the bound on what ended recordings leave in it."""
+
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+from sloserve.core.user_folders import user_folder
+from sloserve.engine.recording.segments import SUFFIX
+
+_WRITTEN_WITHIN_S: Final = 3600.0
+"""Seconds after its last frame for which a segment counts as one of a running server."""
+
+
+def recordings_folder(named: str | None) -> Path:
+    """Return the folder that the settings name, else the user's own.
+
+    Raises: ConfigError if no folder can be created.
+    """
+    return user_folder("XDG_STATE_HOME", ".local/state") / "recordings" if named is None else Path(named)
+
+
+def stem(rank: int, now_s: float) -> str:
+    """Return the beginning of the names of this process' segments: the time of its start, and its rank."""
+    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now_s))}-{os.getpid()}-rank{rank}"
+
+
+def trim(folder: Path, most_bytes: int, now_s: float) -> None:
+    """Remove the oldest segments of ended recordings until the rest of them takes ``most_bytes``.
+
+    Args:
+        folder: The folder.
+        most_bytes: Bytes that ended recordings may take.
+        now_s: The present time, in epoch seconds.
+
+    Raises: OSError if the folder cannot be read.
+    """
+    if not folder.is_dir():
+        return
+    ended = []
+    for path in folder.glob(f"*{SUFFIX}"):
+        found = path.stat()
+        if now_s - found.st_mtime > _WRITTEN_WITHIN_S:
+            ended.append((found.st_mtime, found.st_size, path))
+    left = sum(size for _, size, _ in ended)
+    for _, size, path in sorted(ended):
+        if left <= most_bytes:
+            return
+        path.unlink(missing_ok=True)
+        left -= size

@@ -1,0 +1,276 @@
+"""Record what one scheduler is asked and does, see :mod:`sloserve.engine.recording`.
+
+Without a recorder nothing here runs. With one, a step costs a few microseconds, and nothing here changes what is
+decided.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from vllm.v1.request import Request, RequestStatus
+
+import sloserve
+from sloserve.core.clock import Clock
+from sloserve.core.errors import ConfigError
+from sloserve.core.stated import StatedSLO
+from sloserve.engine.recording.events import (
+    FORMAT,
+    STRETCH_TOKENS,
+    Admitted,
+    Arrived,
+    Ended,
+    FirstToken,
+    Head,
+    Paused,
+    PolicyChanged,
+    Preempted,
+    Stepped,
+)
+from sloserve.engine.recording.folder import recordings_folder, stem, trim
+from sloserve.engine.recording.recorder import Recorder, Salt
+from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.vllm_plugin.engine import compat
+from sloserve.vllm_plugin.engine.prefix_cache import prompt_contents
+from sloserve.vllm_plugin.engine.vllm_port import admitted_ids
+from sloserve.vllm_plugin.versions import installed_vllm
+from sloserve.wire.xargs import stated_tenant
+
+logger = logging.getLogger(__name__)
+
+_SETTINGS: Final = ("classes", "default_class", "seed", "plan_share", "aged_share", "swapping", "tenant_shares")
+"""Settings of a recording: the ones that decide what the scheduler does."""
+_MOST_IN_FLIGHT = 64
+"""More steps than any engine has in flight; the oldest is forgotten, since its output was lost."""
+
+
+def start_recording(scheduler: Any, rank: int, clock: Clock) -> "Recorded | None":
+    """Return a recording of a scheduler into the folder of its settings; ``None`` if it cannot begin, which is logged.
+
+    Args:
+        scheduler: The scheduler.
+        rank: Rank of the engine.
+        clock: Clock of the scheduler.
+    """
+    settings = scheduler.settings
+    try:
+        folder = recordings_folder(settings.record_folder)
+        trim(folder, settings.record_mib << 20, clock.now_s())
+        return Recorded(scheduler, folder, stem(rank, clock.now_s()), settings.record_mib << 20, clock)
+    except (ConfigError, OSError) as error:
+        logger.warning("nothing is recorded: %s", error)
+        return None
+
+
+def engine_facts(scheduler: Any) -> dict[str, Any]:
+    """Return the sizes and limits of an engine, in the names of vLLM's flags where they have one."""
+    config = scheduler.vllm_config
+    cache, limits, model = config.cache_config, config.scheduler_config, config.model_config
+    drafts = config.speculative_config
+    return {
+        "model": str(model.served_model_name),
+        "sloserve": sloserve.__version__,
+        "vllm": installed_vllm(),
+        "kv_blocks": scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1,  # vLLM keeps one for itself
+        "block_size": int(scheduler.block_size),
+        "max_num_seqs": int(limits.max_num_seqs),
+        "max_num_batched_tokens": int(limits.max_num_batched_tokens),
+        "max_model_len": int(model.max_model_len),
+        "enable_prefix_caching": bool(cache.enable_prefix_caching),
+        "enable_chunked_prefill": bool(limits.enable_chunked_prefill),
+        "async_scheduling": bool(limits.async_scheduling),
+        "num_speculative_tokens": 0 if drafts is None else int(drafts.num_speculative_tokens),
+        "tensor_parallel_size": int(config.parallel_config.tensor_parallel_size),
+    }
+
+
+def accepted_drafts(scheduler_output: Any, model_runner_output: Any) -> int:
+    """Return how many draft tokens a step accepted."""
+    drafted = scheduler_output.scheduled_spec_decode_tokens
+    if not drafted:
+        return 0
+    sampled, index = model_runner_output.sampled_token_ids, model_runner_output.req_id_to_index
+    return sum(max(len(sampled[index[one]]) - 1, 0) for one in drafted if one in index)
+
+
+class Recorded:
+    """Records one scheduler."""
+
+    def __init__(
+        self, scheduler: Any, folder: Path, stem: str, most_bytes: int, clock: Clock, salt: Salt | None = None
+    ) -> None:
+        """Begin a recording.
+
+        Args:
+            scheduler: The scheduler.
+            folder: Folder of the segments.
+            stem: Beginning of the names of the segments.
+            most_bytes: Most bytes of all segments together.
+            clock: Clock of the scheduler.
+            salt: Key of the hashes; ``None`` for a new one.
+
+        Raises: OSError if the first segment cannot be created.
+        """
+        self._scheduler, self._salt, self._facts = scheduler, salt or Salt(), engine_facts(scheduler)
+        self._clock = clock
+        self._recorder = Recorder(folder, stem, most_bytes, self._head)
+        self._number_of: dict[str, int] = {}
+        self._next = 1
+        self._unbegun: dict[str, Request] = {}  # admitted requests without a token
+        self._planned: frozenset[str] = frozenset()
+        self._paused: Sequence[Request] = ()
+        self._in_flight: deque[tuple[float, StepLoad, int, int, int]] = deque(maxlen=_MOST_IN_FLIGHT)
+
+    def _head(self) -> Head:
+        """Return the facts with which a segment begins now."""
+        settings = self._scheduler.settings.as_config()
+        kept = {name: settings[name] for name in _SETTINGS}
+        shares = settings["tenant_shares"]
+        if shares is not None:
+            weights = {str(self._salt.name(name)): weight for name, weight in shares["weights"].items()}
+            kept["tenant_shares"] = {**shares, "weights": weights}
+        policy, shadow_policy = self._scheduler.policy_texts
+        live = list(self._number_of.values())
+        return Head(FORMAT, self._clock.now_s(), self._facts, kept, policy, shadow_policy, STRETCH_TOKENS, live)
+
+    def arrived(self, request: Request, stated: StatedSLO) -> None:
+        """Record a request that was enqueued, and what it states."""
+        number = self._number_of[request.request_id] = self._next
+        self._next += 1
+        params, targets, call, salt = request.sampling_params, stated.slo.targets, stated.call, self._salt
+        prompt = prompt_contents(self._scheduler, request, STRETCH_TOKENS)
+        self._recorder.add(
+            Arrived(
+                number,
+                request.arrival_time,
+                stated.class_id,
+                targets.ttft_s,
+                targets.tpot_s,
+                targets.e2e_s,
+                targets.tds,
+                request.num_prompt_tokens,
+                None if params is None else params.max_tokens,
+                stated.output_tokens,
+                request.priority,
+                salt.name(None if params is None else stated_tenant(params.extra_args or {})),
+                salt.name(compat.lora_name(request)),
+                salt.name(None if call is None else call.key),
+                None if call is None else call.due_s,
+                None if call is None else call.calls,
+                call is not None and call.last,
+                salt.contents(prompt),
+            )
+        )
+
+    def preempting(self, victims: Sequence[Request]) -> None:
+        """Record which requests the plan is about to preempt."""
+        self._planned = frozenset(one.request_id for one in victims)
+
+    def preempted(self, request: Request, is_swapped: bool, now_s: float) -> None:
+        """Record that a request lost its KV."""
+        number = self._number_of.get(request.request_id)
+        if number is not None:
+            # An asynchronous step that was in flight may still bring its first token.
+            self._recorder.add(Preempted(number, now_s, request.request_id in self._planned, is_swapped))
+
+    def stepped(self, output: Any, load: StepLoad, paused: Sequence[Request], now_s: float, monotonic_s: float) -> None:
+        """Record a step that was scheduled.
+
+        Args:
+            output: The ``SchedulerOutput`` of the step.
+            load: The load of the step.
+            paused: Requests that the plan passes over.
+            now_s: Start of the step, in epoch seconds.
+            monotonic_s: The same by the monotonic clock, in seconds.
+        """
+        scheduler = self._scheduler
+        self._planned = frozenset()
+        resumed = output.scheduled_cached_reqs.resumed_req_ids
+        for request_id in admitted_ids(output):
+            request, number = scheduler.requests.get(request_id), self._number_of.get(request_id)
+            if request is None or number is None:
+                continue
+            stats = request.prefill_stats
+            cached = 0 if stats is None else int(stats.num_cached_tokens)
+            self._recorder.add(Admitted(number, now_s, cached, request_id in resumed))
+            if not request.num_output_tokens:
+                self._unbegun[request_id] = request
+        if paused or self._paused:
+            self._repaused(paused, now_s)
+        running, waiting = scheduler.get_request_counts()
+        free_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        self._in_flight.append((now_s, load, running, waiting, free_blocks))
+        self._recorder.tick(monotonic_s)
+
+    def _repaused(self, paused: Sequence[Request], now_s: float) -> None:
+        before, self._paused = self._paused, paused
+        if before == paused:
+            return
+        for changed, on in ((set(paused).difference(before), True), (set(before).difference(paused), False)):
+            for request in changed:
+                number = self._number_of.get(request.request_id)
+                if number is not None:
+                    self._recorder.add(Paused(number, now_s, on))
+
+    def output(self, now_s: float, accepted: int) -> None:
+        """Record that the oldest step in flight gave its output.
+
+        Args:
+            now_s: The present time, in epoch seconds.
+            accepted: Draft tokens that were accepted in it.
+        """
+        begun = [one for one, request in self._unbegun.items() if request.num_output_tokens]
+        for request_id in begun:
+            del self._unbegun[request_id]
+            self._recorder.add(FirstToken(self._number_of[request_id], now_s))
+        if not self._in_flight:
+            return
+        start_s, load, running, waiting, free_blocks = self._in_flight.popleft()
+        self._recorder.add(
+            Stepped(
+                start_s,
+                now_s,
+                load.prefill_tokens,
+                load.num_prefills,
+                load.decode_seqs,
+                load.decode_context_tokens,
+                load.prefill_attention_tokens2,
+                load.draft_tokens or 0,
+                running,
+                waiting,
+                free_blocks,
+                accepted,
+            )
+        )
+
+    def ended(self, request: Request, now_s: float) -> None:
+        """Record that a request left the engine, in whatever way."""
+        number = self._number_of.pop(request.request_id, None)
+        if number is None:
+            return
+        if self._unbegun.pop(request.request_id, None) is not None and request.num_output_tokens:
+            self._recorder.add(FirstToken(number, now_s))
+        prompt = prompt_contents(self._scheduler, request, STRETCH_TOKENS)
+        size = self._scheduler.kv_cache_manager.block_pool.hash_block_size if prompt else 1
+        stretch = max(STRETCH_TOKENS // size, 1)
+        contents = request.block_hashes[stretch - 1 :: stretch][len(prompt) :] if prompt else ()
+        self._recorder.add(
+            Ended(
+                number,
+                now_s,
+                request.status != RequestStatus.FINISHED_ABORTED,
+                request.num_output_tokens,
+                request.num_preemptions,
+                self._salt.contents(contents),
+            )
+        )
+
+    def policy_changed(self, policy: str, shadow_policy: str | None, now_s: float) -> None:
+        """Record other policies."""
+        self._recorder.add(PolicyChanged(now_s, policy, shadow_policy))
+
+    def close(self) -> None:
+        """Write what there is, and end the recording."""
+        self._recorder.close()
