@@ -25,6 +25,7 @@ from sloserve.core.errors import ConfigError, EngineError
 from sloserve.core.json_log import say, warn
 from sloserve.engine.metrics import page_folder
 from sloserve.engine.metrics.process_page import Boards
+from sloserve.scheduler.class_settings import CLASSES
 from sloserve.scheduler.config import SOURCE, reread
 from sloserve.scheduler.live_settings import LIVE, changes, check_live, in_words
 from sloserve.scheduler.settings import KEY, PluginSettings, plugin_settings
@@ -115,7 +116,11 @@ class LiveSettings:
             if name not in LIVE:
                 raise ConfigError(f"{name}: is not one of the settings that can change: {', '.join(LIVE)}")
         async with self.alone():
-            return await self._change(engine, _merged(self.now.section, patch), by)
+            self._look()
+            section = _merged(self.now.section, patch)
+            if section.get(CLASSES) == {}:  # the last class that was set is removed: the built-in ones are left
+                del section[CLASSES]
+            return await self._change(engine, section, by)
 
     async def change(self, engine: Any, section: Mapping[str, Any], by: str) -> dict[str, Any]:
         """Make every rank and every API process follow other settings, or none.

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from sloserve.core.errors import ConfigError, EngineError
 from sloserve.engine.metrics import page_folder
 from sloserve.engine.metrics.process_page import Board, Boards
 from sloserve.scheduler.config import SOURCE, source_text
-from sloserve.scheduler.settings import PluginSettings
+from sloserve.scheduler.settings import PluginSettings, plugin_settings
 from sloserve.vllm_plugin.server import engine_control, live_settings
 from sloserve.vllm_plugin.server.live_settings import LiveSettings
 from tests import bounded
@@ -55,10 +55,10 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
 class Process:
     """One API process: its settings, and what followed them."""
 
-    def __init__(self, number: int, processes: int, folder: Path | None) -> None:
+    def __init__(self, number: int, processes: int, folder: Path | None, section: Mapping[str, Any] = SECTION) -> None:
         board = Board(2, 1) if folder is None else Board.published(("chat", "jobs"), 1, number, folder)
         self.clock = ManualClock(1000.0)
-        self.live = LiveSettings({"sloserve": SECTION}, processes, Boards(board, self.clock, folder), self.clock)
+        self.live = LiveSettings({"sloserve": section}, processes, Boards(board, self.clock, folder), self.clock)
         self.followed: list[PluginSettings] = []
         self.live.tell(self.followed.append)
 
@@ -93,6 +93,13 @@ def test_a_patch_changes_what_it_names_and_is_logged(
     assert capsys.readouterr().out.startswith(said)
     bounded.run(alone.live.merge(None, {"objectives": {"nightly": None}}, "PUT"))
     assert alone.live.now.settings.objectives == {} and alone.live.now.version == 2
+
+
+def test_null_takes_back_what_was_set_of_the_only_class(ranks: Ranks) -> None:
+    process = Process(0, 1, None, {})
+    for patch in ({"batch": {"e2e_ms": 60000}}, {"batch": None}):
+        bounded.run(process.live.merge(None, {"classes": patch}, "PUT"))
+    assert process.live.now.settings == plugin_settings(None) and process.live.now.version == 2
 
 
 @pytest.mark.parametrize(
@@ -142,10 +149,11 @@ def test_all_api_processes_follow_before_the_change_is_answered(pair: list[Proce
     assert (one.ttft_s(), other.ttft_s()) == (0.2, 0.2) and one.live.now.version == 2
 
 
-async def _with_looks(change: Any, other: Process) -> Any:
+async def _with_looks(change: Any, *others: Process) -> Any:
     changing = asyncio.ensure_future(change)
     while not changing.done():
-        other.live._look()
+        for other in others:
+            other.live._look()
         await asyncio.sleep(0)
     return await changing
 
@@ -165,6 +173,26 @@ def test_if_an_api_process_does_not_follow_in_time_all_go_back(pair: list[Proces
     assert ranks.section == SECTION and one.ttft_s() == 0.5
     other.live._look()
     assert other.ttft_s() == 0.5 and other.live.now.version == one.live.now.version == 2
+
+
+def test_a_patch_is_laid_over_what_was_published_last(pair: list[Process], tmp_path: Path) -> None:
+    one, other = pair
+    stuck = Process(2, 3, tmp_path)
+
+    async def change() -> None:
+        changing = asyncio.ensure_future(one.live.merge(None, PATCH, "PUT"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        other.live._look()
+        assert other.ttft_s() == 0.3
+        one.clock.advance_to(1000.0 + live_settings.FOLLOWED_WITHIN_S)
+        with pytest.raises(EngineError, match="did not follow"):
+            await changing
+        await _with_looks(other.live.merge(None, {"max_body_bytes": 7}, "PUT"), one, stuck)
+
+    bounded.run(change())
+    assert [process.ttft_s() for process in (one, other, stuck)] == [0.5] * 3, "it was taken back"
+    assert stuck.live.now.settings.max_body_bytes == 7
 
 
 def test_a_published_file_that_cannot_be_read_changes_nothing(pair: list[Process], tmp_path: Path) -> None:
