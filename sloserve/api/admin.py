@@ -7,6 +7,7 @@ read, and every route gets the same response. The files of the page, which hold 
 servers, are the one exception.
 """
 
+import json
 import logging
 import os
 from collections.abc import Mapping
@@ -273,6 +274,12 @@ async def _read_object(
     body = await BoundedBody(scope, receive, BodyLimits(most_bytes)).read()
     try:
         values = strict_json.loads(body or default)
+        json.dumps(values, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:  # neither an engine nor standard output takes one
+        half = ascii(error.object[error.start])
+        raise ConfigError(f"request body: has half of a surrogate pair, {half}, which is no character") from None
+    except RecursionError:
+        raise ConfigError("request body: its values are nested too deep") from None
     except ValueError as error:
         raise ConfigError(f"request body: {error}") from None
     if not isinstance(values, dict):

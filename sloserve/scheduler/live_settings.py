@@ -62,8 +62,11 @@ def check_live(before: PluginSettings, after: PluginSettings) -> None:
 
 
 def in_words(changed: Mapping[Key, tuple[Any, Any]]) -> str:
-    """Return changes as one line for a log."""
-    said = [f"{dotted(key)} {_shown(old)} -> {_shown(new)}" for key, (old, new) in list(changed.items())[:_MOST_SHOWN]]
+    """Return changes as one line for a log, whatever the names in them hold."""
+    said = [
+        f"{_shown(dotted(key))} {_shown(old)} -> {_shown(new)}"
+        for key, (old, new) in list(changed.items())[:_MOST_SHOWN]
+    ]
     if len(changed) > _MOST_SHOWN:
         said.append(f"{len(changed) - _MOST_SHOWN} more")
     return "; ".join(said) or "no setting differs"
@@ -83,4 +86,5 @@ def _differing(before: Any, after: Any, key: Key) -> Iterator[tuple[Key, tuple[A
 
 def _shown(value: Any) -> str:
     text = "none" if value is None else str(value)
+    text = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text[: _MOST_CHARS + 1])
     return text if len(text) <= _MOST_CHARS else text[: _MOST_CHARS - 1] + "…"

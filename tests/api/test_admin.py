@@ -234,6 +234,8 @@ def test_settings_are_shown_and_changed(monkeypatch: pytest.MonkeyPatch) -> None
         (b'{"tenants": {"acme": "nope"}}', "tenants.acme"),
         (b'["tenants"]', "request body: is not an object with settings"),
         (b'{"objectives": {"a": "b' + b"x" * (1 << 18), "more than 262144 bytes"),
+        (b'{"tenants": {"a\\ud800": "batch"}}', r"half of a surrogate pair, '\ud800', which is no character"),
+        *((b'{"tenants": ' + b"[" * n + b"]" * n + b"}", "") for n in range(700, 1000, 10)),
     ):
         refused = client.put(PREFIX + "settings", content=body)
         assert refused.status_code in (400, 413) and message in refused.json()["error"]["message"], body[:40]

@@ -65,6 +65,12 @@ def test_names_and_order_of_classes_stay() -> None:
     check_live(before, with_classes({"chat": {"rank": 0}, "jobs": {"rank": 1, "aged_after_s": 5.0}}))
 
 
+def test_a_change_is_one_line_whatever_its_names_hold() -> None:
+    said = in_words({("tenants", "a\nsloserve: forged"): (None, "x\x1b[2J"), ("tenants", "b" * 200): (None, "jobs")})
+    assert said.startswith("tenants.a\N{REPLACEMENT CHARACTER}sloserve: forged none -> x\N{REPLACEMENT CHARACTER}[2J; ")
+    assert said.isprintable() and len(said) < 250
+
+
 def test_a_long_change_is_shortened() -> None:
     after = settings(objectives={f"objective-{i}": "batch" for i in range(30)})
     said = in_words(changes(settings(), after))
