@@ -94,6 +94,7 @@ class LiveSettings:
         self.lock = ServerLock()
         self._processes, self._boards, self._clock = processes, boards, clock
         self._followers: list[Callable[[PluginSettings], None]] = []
+        self._changing: set[asyncio.Task[dict[str, Any]]] = set()
         self._seen: tuple[int, int] | None = None  # the published file when it was last read
         if processes > 1:
             self._keep_looking()
@@ -110,24 +111,11 @@ class LiveSettings:
     async def merge(self, engine: Any, patch: Mapping[str, Any], by: str) -> dict[str, Any]:
         """Change the settings by a JSON merge patch (RFC 7396): ``null`` removes what users wrote.
 
-        Result and errors are as for :meth:`change`; a setting that cannot change is an error even if its value stays.
-        """
-        for name in patch:
-            if name not in LIVE:
-                raise ConfigError(f"{name}: is not one of the settings that can change: {', '.join(LIVE)}")
-        async with self.alone():
-            self._look()
-            section = _merged(self.now.section, patch)
-            if section.get(CLASSES) == {}:  # the last class that was set is removed: the built-in ones are left
-                del section[CLASSES]
-            return await self._change(engine, section, by)
-
-    async def change(self, engine: Any, section: Mapping[str, Any], by: str) -> dict[str, Any]:
-        """Make every rank and every API process follow other settings, or none.
+        A setting that cannot change is an error even if its value stays.
 
         Args:
             engine: The engine client.
-            section: All settings that users wrote.
+            patch: The patch.
             by: Origin of the change, for the log.
 
         Returns: the settings in force, and what has changed.
@@ -135,10 +123,26 @@ class LiveSettings:
         Raises: ConfigError for settings that are not valid or need a restart, and nothing has changed; EngineError if a
         rank or a process did not follow: it says which, and whether the others went back.
         """
+        for name in patch:
+            if name not in LIVE:
+                raise ConfigError(f"{name}: is not one of the settings that can change: {', '.join(LIVE)}")
+        # A request may be cancelled, as when the server stops or a middleware of the operator's ends it. A change is
+        # not: the ranks would follow it without the API processes.
+        changing = asyncio.ensure_future(self._merge(engine, patch, by))
+        self._changing.add(changing)
+        changing.add_done_callback(self._changing.discard)
+        return await asyncio.shield(changing)
+
+    async def _merge(self, engine: Any, patch: Mapping[str, Any], by: str) -> dict[str, Any]:
         async with self.alone():
+            self._look()
+            section = _merged(self.now.section, patch)
+            if section.get(CLASSES) == {}:  # the last class that was set is removed: the built-in ones are left
+                del section[CLASSES]
             return await self._change(engine, section, by)
 
     async def _change(self, engine: Any, section: Mapping[str, Any], by: str) -> dict[str, Any]:
+        """Make every rank and every API process follow other settings, or none; see :meth:`merge`."""
         self._look()
         before = self.now
         settings = plugin_settings({KEY: section})
@@ -205,8 +209,10 @@ class LiveSettings:
             pass
 
     def _look_again(self) -> None:
-        self._look()
-        self._keep_looking()
+        try:
+            self._look()
+        finally:
+            self._keep_looking()
 
     def _look(self) -> None:
         """Follow what another process published since the last look."""
@@ -217,15 +223,15 @@ class LiveSettings:
             found = file.stat()
             if (seen := (found.st_mtime_ns, found.st_ino)) == self._seen:
                 return
+            self._seen = seen  # also of a file that cannot be read, which is reported once
             published = json.loads(file.read_bytes())
             section, version = published["section"], int(published["version"])
             if version > self.now.version:
                 settings = plugin_settings({KEY: section})
                 self._adopt(InForce(settings, section, version, published["changed_at_s"], published["changed_by"]))
-            self._seen = seen
         except FileNotFoundError:
             return
-        except (OSError, ValueError, KeyError, ConfigError):
+        except (OSError, ValueError, KeyError, TypeError, ConfigError):
             logger.exception("sloserve cannot read the settings that another API process published")
 
     # The file of --slo-config, which is read again on SIGHUP.
@@ -256,8 +262,10 @@ class LiveSettings:
 
     async def _reread(self, engine: Any, source: str) -> None:
         try:
-            effective = await asyncio.to_thread(reread, source)
-            await self.change(engine, effective.section, "SIGHUP")
+            # Read under the lock: of two hang-ups at once, the one that changes the settings last has read last.
+            async with self.alone():
+                effective = await asyncio.to_thread(reread, source)
+                await self._change(engine, effective.section, "SIGHUP")
         except (ConfigError, EngineError) as error:
             warn(f"SIGHUP: the settings stay as they are: {error}")
         except Exception:

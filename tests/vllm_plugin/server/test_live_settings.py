@@ -195,10 +195,32 @@ def test_a_patch_is_laid_over_what_was_published_last(pair: list[Process], tmp_p
     assert stuck.live.now.settings.max_body_bytes == 7
 
 
-def test_a_published_file_that_cannot_be_read_changes_nothing(pair: list[Process], tmp_path: Path) -> None:
-    page_folder.settings_file(tmp_path).write_text('{"version": 1, "section": {"polcy"')
-    pair[1].live._look()
+@pytest.mark.parametrize("text", ['{"version": 1, "section": {"polcy"', "[]", '{"version": null, "section": {}}'])
+def test_a_published_file_that_cannot_be_read_changes_nothing(
+    pair: list[Process], tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    page_folder.settings_file(tmp_path).write_text(text)
+    for _ in range(3):
+        pair[1].live._look()
     assert pair[1].ttft_s() == 0.5 and pair[1].followed == []
+    assert len(caplog.records) == 1, "it is reported once, not at each look"
+
+
+def test_a_request_that_is_cancelled_leaves_no_change_half_made(pair: list[Process], ranks: Ranks) -> None:
+    one, other = pair
+
+    async def change() -> None:
+        request = asyncio.ensure_future(one.live.merge(None, PATCH, "PUT"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert ranks.section != SECTION and one.ttft_s() == 0.5
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        await _with_looks(one.live.merge(None, {"max_body_bytes": 7}, "PUT"), other)
+
+    bounded.run(change())
+    assert (one.ttft_s(), other.ttft_s(), one.live.now.version) == (0.3, 0.3, 2)
 
 
 def test_hangup_reads_the_file_again_with_flags_and_preset(
