@@ -17,7 +17,15 @@ from sloserve.core.errors import ConfigError
 from sloserve.engine.metrics.engine_page import sweep_pages
 from sloserve.scheduler.settings import KEY, check_engine_flags, check_settings, plugin_settings
 from sloserve.vllm_plugin import seeded_prompts
-from sloserve.vllm_plugin.server import ending, engine_control, parking, reloading, rust_front_end, tenant_models
+from sloserve.vllm_plugin.server import (
+    ending,
+    engine_control,
+    live_settings,
+    parking,
+    reloading,
+    rust_front_end,
+    tenant_models,
+)
 from sloserve.vllm_plugin.server.core_check import CONTROL
 from sloserve.vllm_plugin.server.front_end import FrontEnd
 from sloserve.vllm_plugin.server.front_end_of import ATTRIBUTE, controlling, core_hangs, front_end_of, has_failed
@@ -51,6 +59,7 @@ def install() -> None:
         with ending.stoppable_start():
             stock_init(self, vllm_config, *args, **kwargs)
         rank, processes = kwargs.get("client_index", 0), kwargs.get("client_count", 1)
+        live_settings.outlast_hangups()  # they come once the front end has published its page
         front_end = FrontEnd(self, SystemClock(), rank, processes)
         setattr(self, ATTRIBUTE, front_end)
         front_end.live.listen(self, rank)

@@ -246,7 +246,12 @@ class LiveSettings:
             rank: Number of this API process, from 0.
         """
         source = os.environ.get(SOURCE)
-        if source is None or rank or threading.current_thread() is not threading.main_thread():
+        if (
+            source is None
+            or rank
+            or _hangups_are_ignored()
+            or threading.current_thread() is not threading.main_thread()
+        ):
             return
         reading: set[asyncio.Task[None]] = set()
 
@@ -275,8 +280,12 @@ class LiveSettings:
 def pass_on_hangups() -> None:
     """Pass SIGHUP on to the API process that reads the file of settings again, until one does in this process.
 
-    Without a handler the signal would end the server.
+    Without a handler the signal would end the server. Where it is ignored from the start, as under nohup, that stays:
+    the processes that this one starts would not ignore a signal that it handles, and would end with the terminal.
     """
+    if _hangups_are_ignored():
+        say("SIGHUP is ignored, as under nohup, and does not read the file of settings again")
+        return
 
     def pass_on(number: int, frame: Any) -> None:
         try:
@@ -286,9 +295,24 @@ def pass_on_hangups() -> None:
                 return
         except OSError:
             pass
-        warn("SIGHUP: the server still starts, and has read its settings; send it again once it serves")
+        _warn_of_start()
 
     signal.signal(signal.SIGHUP, pass_on)
+
+
+def outlast_hangups() -> None:
+    """Have SIGHUP not end this API process, which another one started, before it reads the file of settings again."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if SOURCE in os.environ and is_main and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, lambda number, frame: _warn_of_start())
+
+
+def _hangups_are_ignored() -> bool:
+    return signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def _warn_of_start() -> None:
+    warn("SIGHUP: the server still starts, and has read its settings; send it again once it serves")
 
 
 def _write(new: InForce) -> None:

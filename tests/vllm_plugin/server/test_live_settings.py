@@ -263,3 +263,39 @@ def test_a_server_without_a_file_leaves_hangup_alone(alone: Process, monkeypatch
     bounded.run(listen())
     assert signal.getsignal(signal.SIGHUP) is before
     assert source_text(None, {}, None, None) is None
+
+
+@pytest.fixture
+def hangup() -> Iterator[None]:
+    """Keep the handler of SIGHUP as it is."""
+    before = signal.getsignal(signal.SIGHUP)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_a_server_under_nohup_ignores_hangups_and_so_do_its_engines(
+    alone: Process, monkeypatch: pytest.MonkeyPatch, hangup: None
+) -> None:
+    monkeypatch.setenv(SOURCE, "[]")
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    live_settings.pass_on_hangups()
+    live_settings.outlast_hangups()
+
+    async def listen() -> None:
+        alone.live.listen(None, 0)
+
+    bounded.run(listen())
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, "processes that are started inherit this alone"
+
+
+def test_a_hangup_before_an_api_process_listens_does_not_end_it(
+    monkeypatch: pytest.MonkeyPatch, hangup: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(SOURCE, raising=False)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    live_settings.outlast_hangups()
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL, "a server without a file of settings ends"
+    monkeypatch.setenv(SOURCE, "[]")
+    live_settings.outlast_hangups()
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert "SIGHUP: the server still starts" in capsys.readouterr().err
