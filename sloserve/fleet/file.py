@@ -28,6 +28,7 @@ from pydantic import BaseModel, Field
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.files.json_schema import schema_of
+from sloserve.core.files.kinds import reading
 from sloserve.core.files.marked_yaml import Node, load_yaml, parse_yaml
 from sloserve.core.files.model import Allowed, Problem, at_place, check_model, unknown
 from sloserve.estimator.step_time.profile import load_profile, profile_names
@@ -84,7 +85,8 @@ def read_fleet(path: str | Path, *, to_run: bool = False) -> Fleet:
 
     Raises: ConfigError that lists every fault, one line each.
     """
-    return _fleet(load_yaml(Path(path)), str(path), to_run)
+    with reading("fleet", Path(path)):
+        return _fleet(load_yaml(Path(path)), str(path), to_run)
 
 
 def parse_fleet(text: str, source: str = "fleet", *, to_run: bool = False) -> Fleet:

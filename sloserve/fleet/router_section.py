@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.files.kinds import reading
 from sloserve.core.files.marked_yaml import load_yaml
 from sloserve.core.files.model import Problem, at_place, check_model, unknown
-from sloserve.fleet.router.settings import AUTO, RouterSettings, router_in, router_problems
+from sloserve.fleet.router.settings import AUTO, ROUTER_FILE, RouterSettings, router_in, router_problems
 
 _AT: Final = "router"
 
@@ -48,8 +49,9 @@ def read_section(
     if isinstance(section, str):
         path = folder / section
         try:
-            root = load_yaml(path)
-            router = FleetRouter(router_in(root), path.parent)
+            with reading(ROUTER_FILE, path):
+                root = load_yaml(path)
+                router = FleetRouter(router_in(root), path.parent)
         except ConfigError as error:
             return None, [Problem((_AT,), str(error))]
         found = _misfits(router.settings, models, classes)

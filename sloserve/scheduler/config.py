@@ -7,18 +7,20 @@ because neither is meant to yield.
 A preset is a file of settings that is shipped with the package: a policy, and service classes for it.
 """
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.files.kinds import reading
 from sloserve.core.files.marked_yaml import Node, load_yaml
 from sloserve.core.files.marked_yaml import Path as Key
 from sloserve.core.files.model import Problem, at_place, dotted
+from sloserve.core.nearest import did_you_mean
 from sloserve.core.slo import DEFAULT_CLASSES
 from sloserve.scheduler.class_settings import CLASSES
 from sloserve.scheduler.settings import (
@@ -50,6 +52,9 @@ SOURCE = "SLOSERVE_SETTINGS_SOURCE"
 """Environment variable in which ``sloserve serve`` tells its API processes where settings come from."""
 
 _PRESETS = resources.files("sloserve.scheduler") / "presets"
+
+_SETTINGS_FILE = "settings"
+"""What a file of settings is among :data:`~sloserve.core.files.kinds.KINDS`."""
 
 ADDITIONAL = "--additional-config"
 DEFAULT = "default"
@@ -100,9 +105,7 @@ def presets() -> dict[str, str]:
 def _preset(name: str) -> Sources:
     known = presets()
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ConfigError(f"--preset: {name!r} is not one of {', '.join(known)}{hint}")
+        raise ConfigError(f"--preset: {name!r} is not one of {', '.join(known)}{did_you_mean(name, known)}")
     with resources.as_file(_PRESETS / f"{name}.yaml") as file:
         return {key: Given(value, f"preset {name}") for key, value in _leaves(load_yaml(file).plain())}
 
@@ -121,9 +124,10 @@ def read_sources(slo_config: Path | None, flags: Mapping[str, Any], preset: str 
     """
     sources: dict[Key, Given] = {} if preset is None else dict(_preset(preset))
     if slo_config is not None:
-        root = load_yaml(slo_config)
-        if not isinstance(root.value, dict):
-            raise root.not_allowed(f"a mapping of settings: {', '.join(PluginSettings.model_fields)}")
+        with reading(_SETTINGS_FILE, slo_config):
+            root = load_yaml(slo_config)
+            if not isinstance(root.value, dict):
+                raise root.not_allowed(f"a mapping of settings: {', '.join(PluginSettings.model_fields)}")
         written = {key: Given(value, str(slo_config), root) for key, value in _leaves(root.plain())}
         sources = _laid_over(written, sources)
     for name, value in flags.items():
@@ -187,6 +191,12 @@ def settle(sources: Sources, additional_config: Any = None) -> Effective:
 
     Raises: ConfigError that lists everything wrong, each with its place.
     """
+    file = next((given.source for given in sources.values() if given.root is not None), None)
+    with nullcontext() if file is None else reading(_SETTINGS_FILE, Path(file)):
+        return _settled(sources, additional_config)
+
+
+def _settled(sources: Sources, additional_config: Any) -> Effective:
     if not isinstance(additional_config or {}, Mapping):
         raise ConfigError(f"{ADDITIONAL}: {additional_config!r} is not a JSON object")
     section = (additional_config or {}).get(KEY, {})

@@ -6,7 +6,6 @@ comparisons with papers and rivals, ``sloserve.policies_for_tests`` for tests al
 """
 
 import dataclasses
-import difflib
 import functools
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint
@@ -17,6 +16,7 @@ from typing import Any, get_args, get_type_hints
 from sloserve.core import numbers
 from sloserve.core.errors import ConfigError
 from sloserve.core.extras import explained
+from sloserve.core.nearest import did_you_mean
 from sloserve.core.registrations import registered
 from sloserve.scheduler.policy import Policy
 
@@ -107,8 +107,7 @@ def policy_class(name: str) -> type[Policy]:
     """
     found = _entry_points().get(name)
     if found is None:
-        close = difflib.get_close_matches(name, policy_names(), n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(name, policy_names())
         listed = [", ".join(policy_names(for_experiments=apart)) for apart in (False, True)]
         raise ConfigError(f"unknown policy {name!r}; installed: {listed[0]}; for experiments: {listed[1]}{hint}")
     try:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.files.json_schema import Written, schema_of
+from sloserve.core.files.kinds import reading
 from sloserve.core.files.model import Allowed, Problem, check_model, dotted, unknown
 from sloserve.core.slo import DEFAULT_CLASSES, ClassTable
 from sloserve.core.tasks import MOST_TASKS
@@ -313,13 +314,19 @@ def file_problems(settings: PluginSettings) -> list[Problem]:
     for key, load in (
         ("profile", lambda: None if settings.profile is None else load_profile(settings.profile)),
         ("length_model", settings.make_lengths),
-        ("keys", lambda: None if settings.keys is None else read_server_keys(Path(settings.keys), settings.classes)),
+        ("keys", lambda: _read_keys(settings)),
     ):
         try:
             load()
         except ConfigError as error:
             problems.append(Problem((key,), str(error)))
     return problems
+
+
+def _read_keys(settings: PluginSettings) -> None:
+    if settings.keys is not None:
+        with reading("server_keys", Path(settings.keys)):
+            read_server_keys(Path(settings.keys), settings.classes)
 
 
 def policy_problems(section: Mapping[str, Any]) -> list[Problem]:

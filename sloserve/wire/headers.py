@@ -5,7 +5,6 @@ is an error, not a default: its sender means something by it. An ``x-slo-*`` hea
 another software's, and is passed over unless the deployment has it refused.
 """
 
-import difflib
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,6 +13,7 @@ from typing import NamedTuple
 
 from sloserve.core import numbers
 from sloserve.core.errors import InvalidRequest
+from sloserve.core.nearest import nearest
 from sloserve.core.predicted import Predicted, Quantiles, worst
 from sloserve.core.slo import DUE_NOW_S, MAX_TARGET_S
 
@@ -250,9 +250,8 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DE
 def _likely(name: str) -> str | None:
     """Return the header of ours of which ``name`` is a misspelling; ``None`` if it resembles none."""
     stem = _stem(name)
-    found = difflib.get_close_matches(stem, _OF_TASK, n=1, cutoff=_CLOSE_TASK)
-    found = found or difflib.get_close_matches(stem, _OTHERS, n=1, cutoff=_CLOSE)
-    return _KNOWN[found[0]] if found else None
+    found = nearest(stem, _OF_TASK, _CLOSE_TASK) or nearest(stem, _OTHERS, _CLOSE)
+    return None if found is None else _KNOWN[found]
 
 
 def stating(xargs: Mapping[str, object]) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ from typing import Final
 import sloserve
 from sloserve.core.errors import ConfigError
 from sloserve.core.json_lines import lines_of
+from sloserve.core.nearest import did_you_mean
 
 _PACKAGE: Final = Path(sloserve.__file__).parent
 _PLACES: Final = (_PACKAGE / "configs", _PACKAGE.parent / "configs")
@@ -46,7 +47,7 @@ def copied(names: list[str], folder: Path) -> list[Path]:
     found = examples()
     for name in names:
         if name not in found:
-            raise ConfigError(f"no example {name!r}; there are: {', '.join(found)}")
+            raise ConfigError(f"no example {name!r}; there are: {', '.join(found)}{did_you_mean(name, found)}")
     copies = {found[name]: folder / name for name in names or found}
     there = [str(copy) for copy in copies.values() if copy.exists()]
     if there:

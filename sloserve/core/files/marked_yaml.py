@@ -4,7 +4,6 @@ Values are of YAML's safe subset, and ``1e3`` is a number as in YAML 1.2. Keys a
 error, and so is an alias that contains itself.
 """
 
-import difflib
 import math
 import pathlib
 import re
@@ -16,6 +15,7 @@ import yaml
 
 from sloserve.core import numbers
 from sloserve.core.errors import ConfigError, shown
+from sloserve.core.nearest import did_you_mean
 
 Path = tuple[str | int, ...]
 """Path to a value in nested mappings and lists: keys, and indices from 0."""
@@ -84,9 +84,7 @@ class Node:
             raise self.not_allowed(f"a mapping with {', '.join(keys)}" if keys else "a mapping")
         for key, entry in self.value.items():
             if keys is not None and key not in keys:
-                close = difflib.get_close_matches(key, keys, n=1)
-                hint = f"; did you mean {close[0]!r}?" if close else ""
-                raise entry.fail(f"unknown key; allowed: {', '.join(keys)}{hint}")
+                raise entry.fail(f"unknown key; allowed: {', '.join(keys)}{did_you_mean(key, keys)}")
         return dict(self.value)
 
     def text(self) -> str:

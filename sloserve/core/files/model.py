@@ -1,6 +1,5 @@
 """Errors of pydantic models as sentences for operators: which field, its value, which values it may have."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, get_args
@@ -12,6 +11,7 @@ from pydantic_core import CoreSchema
 from sloserve.core import numbers
 from sloserve.core.errors import ConfigError, shown
 from sloserve.core.files.marked_yaml import Node, Path, parse_yaml
+from sloserve.core.nearest import did_you_mean
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -90,8 +90,7 @@ def dotted(path: Path) -> str:
 
 def unknown(name: object, known: tuple[str, ...]) -> str:
     """Return the words for a name that is not one of ``known``."""
-    close = difflib.get_close_matches(str(name), known, n=1)
-    return f"is unknown; known here: {', '.join(known)}" + (f"; did you mean {close[0]!r}?" if close else "")
+    return f"is unknown; known here: {', '.join(known)}{did_you_mean(name, known)}"
 
 
 def _problem(model: type[BaseModel], detail: Mapping[str, Any]) -> Problem:

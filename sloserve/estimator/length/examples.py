@@ -13,6 +13,7 @@ import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.errors import ConfigError
+from sloserve.core.files.kinds import reading
 from sloserve.estimator.length.remaining import KnownRequests
 
 _TOKEN = re.compile(r"\w+|[^\w\s]")
@@ -81,9 +82,10 @@ def read_examples(path: Path) -> Examples:
 
     Raises: ConfigError that names file, line, field, value and what is allowed.
     """
-    rows = list(_rows(path))
-    if not rows:
-        raise ConfigError(f"{path}: has no requests; at least one line is needed")
+    with reading("examples", path):
+        rows = list(_rows(path))
+        if not rows:
+            raise ConfigError(f"{path}: has no requests; at least one line is needed")
 
     def column(name: str) -> list[Any] | None:
         return [row[name] for row in rows] if all(name in row for row in rows) else None

@@ -15,6 +15,7 @@ import numpy as np
 
 from sloserve.core.arrays import FloatArray
 from sloserve.core.errors import ConfigError
+from sloserve.core.files.kinds import reading
 from sloserve.estimator.length.forest import Forest, forest_from_json
 from sloserve.estimator.length.prompt_words import words_from_json
 from sloserve.estimator.length.quantiles import QuantileLengths, quantile_lengths
@@ -66,6 +67,11 @@ def load_length_model(path: Path) -> LengthModel:
 
     Raises: ConfigError if there is no such file or it is malformed.
     """
+    with reading("length_model", path):
+        return _loaded(path)
+
+
+def _loaded(path: Path) -> LengthModel:
     try:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:

@@ -5,7 +5,6 @@ simulator counts the steps outside. A file with anything missing, unknown or out
 that lists every problem.
 """
 
-import difflib
 import functools
 from collections.abc import Mapping
 from importlib.resources.abc import Traversable
@@ -16,8 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.files.json_schema import schema_of
+from sloserve.core.files.kinds import reading
 from sloserve.core.files.model import read_yaml_model
 from sloserve.core.kernels.kv_layout import STATE_WINDOW, KVGroups, KVLayout
+from sloserve.core.nearest import did_you_mean
 from sloserve.estimator.data_files import data_folders
 from sloserve.estimator.step_time.inverse import ROUNDING
 from sloserve.estimator.step_time.latency import Bilinear, DistServe, Hinge, NotNegative, Positive, StepLoad
@@ -290,8 +291,7 @@ def _closest(name: str) -> str:
 
     A message does not list all of them: a client's error has a bounded length, and new profiles would lengthen it.
     """
-    close = difflib.get_close_matches(name, profile_names(), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return did_you_mean(name, profile_names())
 
 
 def load_profile(name_or_path: str | Path) -> Profile:
@@ -314,7 +314,8 @@ def load_profile(name_or_path: str | Path) -> Profile:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise ConfigError(f"profile {name}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    return read_yaml_model(Profile, name, text)
+    with reading("profile", path):
+        return read_yaml_model(Profile, name, text)
 
 
 @functools.cache

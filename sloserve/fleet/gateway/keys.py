@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sloserve.core.clock import Clock
 from sloserve.core.files.json_schema import schema_of
+from sloserve.core.files.kinds import reading
 from sloserve.core.files.marked_yaml import Node, load_yaml
 from sloserve.core.files.model import Allowed
 from sloserve.core.slo import ClassTable
@@ -91,7 +92,8 @@ class KeyFile:
         """Read the file. Raises: ConfigError if the file has a fault."""
         self._keys: WatchedKeys[Tenant] | None = None
         if path is not None:
-            self._keys = WatchedKeys(path, lambda file: read_keys(file, classes, models), clock)
+            with reading("keys", path):
+                self._keys = WatchedKeys(path, lambda file: read_keys(file, classes, models), clock)
 
     @property
     def is_open(self) -> bool:

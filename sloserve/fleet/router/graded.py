@@ -17,6 +17,7 @@ from typing import Any, Final
 import yaml
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.files.kinds import reading
 from sloserve.core.json_lines import lines_of
 from sloserve.fleet.router.settings import parse_router
 
@@ -175,7 +176,8 @@ def _read(path: Path, metric: str, filtered: str | None) -> Iterator[Graded]:
     elif SAMPLES.fullmatch(path.name):
         yield from _samples(path, metric, filtered)
     else:
-        yield from _plain(path)
+        with reading("grades", path):
+            yield from _plain(path)
 
 
 def _task(path: Path) -> str:

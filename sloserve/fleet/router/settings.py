@@ -17,13 +17,14 @@ file, line, column, key, value and what is allowed.
 """
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.files.json_schema import schema_of
+from sloserve.core.files.kinds import reading
 from sloserve.core.files.marked_yaml import Node, load_yaml, parse_yaml
 from sloserve.core.files.model import NOT_TINY, Allowed, Problem, at_place, check_model, unknown
 from sloserve.estimator.step_time.latency import StepLoad
@@ -131,9 +132,14 @@ class RouterSettings(_Section):
         return QualityTable(self.quality, self.task_by_class)
 
 
+ROUTER_FILE: Final = "router"
+"""What a router's file is among :data:`~sloserve.core.files.kinds.KINDS`."""
+
+
 def read_router(path: Path) -> RouterSettings:
     """Return the settings in the file at ``path``. Raises: ConfigError that lists every fault, one line each."""
-    return router_in(load_yaml(path))
+    with reading(ROUTER_FILE, path):
+        return router_in(load_yaml(path))
 
 
 def parse_router(text: str, source: str = "router") -> RouterSettings:

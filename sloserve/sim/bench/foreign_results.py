@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from sloserve.core import json_text
 from sloserve.core.errors import ConfigError, shown
+from sloserve.core.files.kinds import reading
 from sloserve.core.finished import Latency
 from sloserve.core.json_lines import lines_of
 from sloserve.core.outcome import Outcome
@@ -78,6 +79,11 @@ class Run:
 
 def read_runs(path: Path) -> list[Run]:
     """Return the runs of a file; a file of guidellm may have several. Raises: ConfigError for a file without runs."""
+    with reading("requests", path):
+        return _runs(path)
+
+
+def _runs(path: Path) -> list[Run]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

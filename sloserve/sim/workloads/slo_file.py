@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.files.json_schema import JsonSchema, titled
+from sloserve.core.files.kinds import reading
 from sloserve.core.files.marked_yaml import Node, load_yaml
 from sloserve.core.slo import MAX_TARGET_S, MAX_TDS, SLOClass, Targets
 from sloserve.core.speeds import SPEEDS
@@ -100,8 +101,8 @@ def read_slo_file(path: str | Path) -> SLOAssignment:
 
     Raises: ConfigError for a file that cannot be read, or a key or value that is not allowed.
     """
-    root = load_yaml(Path(path))
-    return parse_slos(root, str(path))
+    with reading("slo", Path(path)):
+        return parse_slos(load_yaml(Path(path)), str(path))
 
 
 def parse_slos(root: Node, source: str) -> SLOAssignment:

@@ -6,12 +6,12 @@ drawn from a stream of its own, so another SLO file, rate or policy leaves the a
 are.
 """
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.nearest import did_you_mean
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import SLOClass, Targets
 from sloserve.sim.workloads.arrival_processes import ArrivalProcess, Bursts, Gamma, OnOff, Poisson, generate
@@ -269,9 +269,7 @@ def workload(name: str) -> Workload:
     Raises: ConfigError for an unknown name.
     """
     if name not in WORKLOADS:
-        close = difflib.get_close_matches(name, WORKLOADS, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ConfigError(f"unknown workload {name!r}; known: {', '.join(WORKLOADS)}{hint}")
+        raise ConfigError(f"unknown workload {name!r}; known: {', '.join(WORKLOADS)}{did_you_mean(name, WORKLOADS)}")
     return WORKLOADS[name]
 
 

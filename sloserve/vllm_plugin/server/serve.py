@@ -6,18 +6,20 @@ checked without loading a model is checked first, and fails with one message.
 
 import argparse
 import atexit
-import difflib
 import gc
 import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from sloserve.core.addresses import is_exposed
 from sloserve.core.errors import ConfigError
+from sloserve.core.files.kinds import otherwise
 from sloserve.core.json_log import warn
 from sloserve.core.listening import check_port_free
+from sloserve.core.nearest import nearest
 from sloserve.scheduler.config import SOURCE
 from sloserve.scheduler.settings import ADMIN_KEY, KEY, PluginSettings, check_engine_flags
 from sloserve.vllm_plugin.server import rust_front_end, tiny_model
@@ -242,7 +244,8 @@ def check_arguments(vllm_args: Sequence[str], our_flags: Sequence[str]) -> argpa
 def check_model(vllm_args: Sequence[str]) -> None:
     """Check the model at first sight.
 
-    Raises: ConfigError where there is none, where it is a path and nothing is there, and for an unknown built-in one.
+    Raises: ConfigError where there is none, where it is a path and nothing or a file of ours is there, and for an
+    unknown built-in one.
     """
     named = {arg.partition("=")[0] for arg in vllm_args}
     if named & {"--model", "--config", "--help", "-h"}:
@@ -255,6 +258,10 @@ def check_model(vllm_args: Sequence[str]) -> None:
     tiny_model.check_name(model)
     if model.startswith(("/", "./", "../", "~")) and not os.path.exists(os.path.expanduser(model)):
         raise ConfigError(f"model {model}: there is no such folder or file; give one, or a name on the model hub")
+    path = Path(model).expanduser()
+    found = otherwise("model", "a model", path) if path.is_file() else None
+    if found is not None:
+        raise ConfigError(found)
 
 
 def listens_on(flags: argparse.Namespace) -> tuple[str, int] | None:
@@ -277,12 +284,12 @@ def check_flags(vllm_args: Sequence[str], our_flags: Sequence[str]) -> None:
         name = long_flag(argument)
         if name is None or any(flag.startswith(name) for flag in known):  # argparse knows beginnings, too
             continue
-        close = difflib.get_close_matches(name, [*known, *our_flags], n=1, cutoff=0.75)
-        if close:
-            raise ConfigError(f"no such flag: {name}; did you mean {close[0]}?")
+        close = nearest(name, [*known, *our_flags], cutoff=0.75)
+        if close is not None:
+            raise ConfigError(f"no such flag: {name}; did you mean {close}?")
 
 
 def _did_you_mean(message: str, known_flags: Sequence[str]) -> str:
     unknown = re.search(r"unrecognized arguments:.*?(--[\w.-]+)", message)
-    close = difflib.get_close_matches(unknown[1], known_flags, n=1) if unknown else []
-    return f"; did you mean {close[0]}?" if close else ""
+    close = nearest(unknown[1], known_flags) if unknown else None
+    return "" if close is None else f"; did you mean {close}?"

@@ -1,12 +1,11 @@
 """Read the model and the flags of ``vllm serve`` on our command line: all but mistyped flags of ours are passed on."""
 
-import difflib
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.nearest import nearest
 from sloserve.vllm_plugin.server.early import known_flags, long_flag
 
 VLLMArguments = Annotated[
@@ -44,7 +43,7 @@ def vllm_arguments(context: typer.Context, arguments: list[str] | None) -> list[
         if flag is None or flag in theirs:
             continue
         written = argument.partition("=")[0]
-        close = nearest(flag, ours)
+        close = nearest(flag.replace("_", "-"), ours, NEARLY)
         if close is not None:
             raise ConfigError(f"no such flag: {written}; did you mean {close}?")
         if flag.removeprefix(SLO_PREFIX) in TARGETS:
@@ -56,8 +55,3 @@ def vllm_arguments(context: typer.Context, arguments: list[str] | None) -> list[
         if flag.startswith(OUR_PREFIXES):
             raise ConfigError(f"no such flag: {written}; see sloserve {context.info_name} --help")
     return arguments or []
-
-
-def nearest(flag: str, known: Sequence[str]) -> str | None:
-    """Return the flag in ``known`` that was probably meant; ``None`` if none is near."""
-    return next(iter(difflib.get_close_matches(flag.replace("_", "-"), known, n=1, cutoff=NEARLY)), None)

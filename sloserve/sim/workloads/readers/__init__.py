@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.files.kinds import reading
 from sloserve.sim.workloads.readers import azure, project_csv, timed_json, vllm_datasets
 from sloserve.sim.workloads.readers.found import find_trace
 from sloserve.sim.workloads.readers.prefix_blocks import block_tokens, small_ids
@@ -85,8 +86,9 @@ def read_trace(
     path = find_trace(path)
     if prefix_block_tokens is not None and prefix_block_tokens < 1:
         raise ConfigError(f"--trace-block-tokens: {prefix_block_tokens} is not a whole number of tokens from 1")
-    found = _format_of(path, trace_format)
-    rows = _READERS[found](path, count, trace_format is not None).served(path)
+    with reading("trace", path):
+        found = _format_of(path, trace_format)
+        rows = _READERS[found](path, count, trace_format is not None).served(path)
     block = block_tokens(path, rows, prefix_block_tokens)
     arrival_s, unit = rows.arrival_s, f"times in {rows.unit}"
     if arrival_s is None and draw_arrivals:

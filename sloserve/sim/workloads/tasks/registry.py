@@ -1,6 +1,5 @@
 """Workloads of tasks by name: what draws the tasks, their classes, deadlines and the rate at which they arrive."""
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,6 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.nearest import did_you_mean
 from sloserve.core.slo import DEFAULT_CLASSES, SLO, SLOClass, Targets
 from sloserve.sim.workloads.seeding import stream
 from sloserve.sim.workloads.slo_assignment import ClassRule, SLOAssignment
@@ -111,8 +111,7 @@ TASK_WORKLOADS: dict[str, TaskWorkload] = {
 def task_workload(name: str) -> TaskWorkload:
     """Return the workload of tasks ``name``. Raises: ConfigError for an unknown name."""
     if name not in TASK_WORKLOADS:
-        close = difflib.get_close_matches(name, TASK_WORKLOADS, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(name, TASK_WORKLOADS)
         raise ConfigError(f"--tasks: unknown workload {name!r}; known: {', '.join(TASK_WORKLOADS)}{hint}")
     return TASK_WORKLOADS[name]
 
