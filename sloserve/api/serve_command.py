@@ -56,7 +56,7 @@ def serve(
         ),
     ] = False,
 ) -> None:
-    """Serve MODEL with vLLM's OpenAI server under an SLO-aware policy.
+    """Serve MODEL with vLLM's server and an SLO-aware policy.
 
     Every flag of `vllm serve` is accepted and passed on. The server listens on 127.0.0.1 unless --host says otherwise.
     MODEL may be builtin:tiny, a model with random weights that needs no download. Requests state SLOs in headers

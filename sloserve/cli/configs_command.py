@@ -20,7 +20,10 @@ def configs(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """List the example files of servers, fleets, SLOs and dashboards, or copy them to a folder of yours."""
+    """List the example files, or copy them to a folder.
+
+    There are files for servers, fleets, SLOs and dashboards.
+    """
     from sloserve.core.files.examples import copied, examples, purpose
 
     if names or to is not None:

@@ -18,10 +18,11 @@ def doctor(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Check vLLM, CUDA, memory and limits, clock, ports and extras, and say what to do about each.
+    """Check this machine and installation before serving.
 
-    Nothing is changed, and vLLM is not loaded. The exit status is 1 if there is a fault, which keeps a server from
-    starting; a warning and an absent part do not. See docs/doctor.md.
+    Looked at are vLLM, CUDA, memory and limits, clock, ports and extras, and each finding says what to do. Nothing
+    is changed, and vLLM is not loaded. The exit status is 1 if there is a fault, which keeps a server from starting; a
+    warning and an absent part do not. See docs/doctor.md.
     """
     from sloserve.cli.doctor.examine import examine
     from sloserve.cli.doctor.finding import State

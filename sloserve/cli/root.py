@@ -1,7 +1,8 @@
 """The command ``sloserve`` without its subcommands, and its exit statuses."""
 
 import sys
-from typing import Annotated, Any, NoReturn
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -12,17 +13,42 @@ from sloserve.cli.registered import import_commands
 from sloserve.core.errors import ConfigError
 from sloserve.core.extras import explained
 from sloserve.core.json_lines import lines_of
+from sloserve.core.nearest import nearest
 
 _UsageError: Any = typer.BadParameter.__mro__[1]
 """The class of typer's usage errors; its module differs, since only some versions of typer bring their own click."""
 
 
 class OneLine(TyperGroup):
-    """A group of commands with errors in one line and strict numbers.
+    """A group of commands with errors in one line, strict numbers and help that is not cut.
 
     Wrong flags and arguments are reported in one line, as all other mistakes are; numbers in flags are read by our
-    rule.
+    rule. The help lists commands under :attr:`headings`, each with its whole first sentence.
     """
+
+    headings: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """Names of commands by the heading of the help under which they stand; all others stand under the last heading."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a section of the help for each heading that has commands."""
+        shown = {name: one for name in self.list_commands(ctx) if not (one := self.get_command(ctx, name)).hidden}
+        widest = max(map(len, shown), default=0)
+        for heading, names in self._sections(shown).items():
+            with formatter.section(heading):
+                formatter.write_dl([(f"{name:<{widest}}", _first_sentence(shown[name].help)) for name in names])
+
+    def _sections(self, shown: Collection[str]) -> dict[str, list[str]]:
+        """Return the names of commands by the heading that they stand under."""
+        sections = {heading: [name for name in names if name in shown] for heading, names in self.headings.items()}
+        others = [name for name in shown if not any(name in names for names in self.headings.values())]
+        sections["Other commands" if self.headings else "Commands"] = others
+        return {heading: names for heading, names in sections.items() if names}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that ``args`` name. Raises: ConfigError if there is none of this name."""
+        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            raise ConfigError(_unknown("command", args[0], self.list_commands(ctx), ctx))
+        return super().resolve_command(ctx, args)
 
     def get_command(self, *args: Any, **named: Any) -> Any:
         command = super().get_command(*args, **named)
@@ -46,11 +72,45 @@ def _one_line(error: Any) -> Exception:
     said = error.format_message().strip().removesuffix(".")
     if error.ctx is None or "\n" in said:
         return error  # type: ignore[no-any-return]
-    command = error.ctx.command_path.removeprefix(error.ctx.find_root().command_path)
-    return ConfigError(f"{said}; see sloserve{command} --help")
+    option = getattr(error, "option_name", None)
+    if type(error).__name__ == "NoSuchOption" and option is not None:
+        flags = [flag for parameter in error.ctx.command.params for flag in parameter.opts]
+        return ConfigError(_unknown("flag", option, flags, error.ctx))
+    return ConfigError(f"{said}; see {_path(error.ctx)} --help")
 
 
-app = typer.Typer(cls=OneLine, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+def _unknown(what: str, name: str, known: Iterable[str], ctx: Any) -> str:
+    """Return the message on a name that the command of ``ctx`` does not have."""
+    close = nearest(name, known)
+    hint = f"; see {_path(ctx)} --help" if close is None else f"; did you mean {close}? See {_path(ctx)} --help"
+    return f"no such {what}: {name}{hint}"
+
+
+def _path(ctx: Any) -> str:
+    """Return the words that call the command of ``ctx``, from ``sloserve`` on."""
+    return f"sloserve{ctx.command_path.removeprefix(ctx.find_root().command_path)}"
+
+
+def _first_sentence(text: str | None) -> str:
+    """Return the first sentence of a command's help, on one line."""
+    words = " ".join((text or "").partition("\n\n")[0].split())
+    first, end, _ = words.partition(". ")
+    return f"{first}." if end else words
+
+
+class Root(OneLine):
+    """The commands of ``sloserve`` itself."""
+
+    headings: ClassVar[Mapping[str, Sequence[str]]] = {
+        "Serve": ("serve", "check-config", "policies", "presets", "doctor"),
+        "While serving": ("status", "top", "key", "edge"),
+        "Measure and choose": ("advise", "simulate", "workloads", "bench", "judge", "profile", "train-length"),
+        "Files": ("configs", "schema"),
+        "Several models": ("fleet", "train-router", "router-quality"),
+    }
+
+
+app = typer.Typer(cls=Root, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 def main() -> None:

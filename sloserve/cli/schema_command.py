@@ -39,9 +39,9 @@ def schema(
         ),
     ],
 ) -> None:
-    """Print the JSON schema of a kind of file, with which editors complete and check it.
+    """Print the JSON schema of a kind of file, for editors.
 
-    A first line `# yaml-language-server: $schema=PATH` names it to the YAML extension of VS Code, Neovim and others;
-    the files in configs/ have that line. See docs/editors.md.
+    Editors complete and check a file with its schema. A first line `# yaml-language-server: $schema=PATH` names it
+    to the YAML extension of VS Code, Neovim and others; the files in configs/ have that line. See docs/editors.md.
     """
     print(schema_text(kind), end="")

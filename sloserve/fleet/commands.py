@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from sloserve.cli.log_flag import LogFlag, LogFormat, begin_logging
 from sloserve.cli.option_groups import with_option_groups
 from sloserve.cli.output_flags import JsonFlag
-from sloserve.cli.root import app
+from sloserve.cli.root import OneLine, app
 from sloserve.core.json_log import say
+from sloserve.core.nearest import nearest
 from sloserve.sim.report.watch_commands import DEFAULT_URL, UrlFlag, show
 from sloserve.wire import optional_http3
 from sloserve.wire.http3_flags import Http3Flags
@@ -91,13 +91,18 @@ class HostFlags:
     ] = None
 
 
-class _FileFirst(TyperGroup):
+class _FileFirst(OneLine):
     """Makes ``sloserve fleet FILE`` mean ``sloserve fleet run FILE``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] != "--help":
+        if args and args[0] not in self.commands and args[0] != "--help" and not self._mistyped(args[0]):
             args = ["run", *args]
         return super().parse_args(ctx, args)
+
+    def _mistyped(self, word: str) -> bool:
+        """Return whether ``word`` is like the name of a command, and not like the name of a file."""
+        is_path = "." in word or "/" in word or Path(word).exists()
+        return not is_path and nearest(word, self.commands) is not None
 
 
 fleet_app = typer.Typer(cls=_FileFirst, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -106,10 +111,10 @@ app.add_typer(fleet_app, name="fleet")
 
 @fleet_app.callback()
 def _fleet() -> None:
-    """Serve several models on several devices: `sloserve fleet FILE` starts everything that FILE describes.
+    """Serve several models on several devices.
 
-    The parts can also be started one by one, on one machine or on several that share a PostgreSQL store. See
-    docs/fleet-serving.md.
+    `sloserve fleet FILE` starts everything that FILE describes. The parts can also be started one by one, on one
+    machine or on several that share a PostgreSQL store. See docs/fleet-serving.md.
     """
 
 
@@ -124,7 +129,10 @@ def run(
     log_format: LogFlag = LogFormat.TEXT,
     engine_module: EngineFlag = None,
 ) -> None:
-    """Start gateway, planner and an agent for each host, and serve until Ctrl-C. `sloserve fleet FILE` is the same."""
+    """Start gateway, planner and agents, and serve until Ctrl-C.
+
+    There is an agent for each host. `sloserve fleet FILE` is the same.
+    """
     from sloserve.fleet.gateway import serve
     from sloserve.fleet.run.all_in_one import run_fleet
     from sloserve.fleet.run.live import place_of
@@ -146,9 +154,9 @@ def agent(
     log_format: LogFlag = LogFormat.TEXT,
     engine_module: EngineFlag = None,
 ) -> None:
-    """Start the agent of one host: it owns the host's devices and starts the engines.
+    """Start the agent of one host, which starts its engines.
 
-    The host stands in FILE, or joins the fleet by one of FILE's pool.devices.
+    The agent owns the host's devices. The host stands in FILE, or joins the fleet by one of FILE's pool.devices.
     """
     from sloserve.fleet.run import live
     from sloserve.fleet.run.agent_process import run_agent
@@ -208,7 +216,10 @@ def pool(
     log_format: LogFlag = LogFormat.TEXT,
     engine_module: EngineFlag = None,
 ) -> None:
-    """Start an agent on each node of the Ray cluster that FILE's pool.ray names. `sloserve fleet FILE` does it, too."""
+    """Start an agent on each node of a Ray cluster.
+
+    FILE's pool.ray names the cluster. `sloserve fleet FILE` does it, too.
+    """
     from sloserve.fleet.run.live import place_of
     from sloserve.fleet.run.pool_process import serve_pool
 
@@ -219,7 +230,10 @@ def pool(
 
 @fleet_app.command()
 def key(as_json: JsonFlag = False) -> None:
-    """Print a new key for a client, and its hash for the file of keys (--keys); `sloserve key` is the same."""
+    """Print a new key for a client, and its hash.
+
+    The hash belongs in the file of keys (--keys); `sloserve key` is the same.
+    """
     make_key(as_json)
 
 
@@ -231,9 +245,10 @@ def certificates(
         typer.Option("--host", help="Host that joins, of no section in FILE; may be given more than once."),
     ] = None,
 ) -> None:
-    """Make the authority and the certificates of FILE's fleet, or renew what ends within 30 days.
+    """Make or renew the certificates of FILE's fleet.
 
-    The certificates are for its gateways, and for agents of hosts with ``door``.
+    Renewed is what ends within 30 days. The certificates are of the fleet's authority, its gateways, and the agents of
+    hosts with `door`.
     """
     from sloserve.core.errors import ConfigError
     from sloserve.fleet.run.live import certificates_of
@@ -249,7 +264,7 @@ def certificates(
 
 @fleet_app.command()
 def upgrade(file: FileArgument, state: StateFlag = None) -> None:
-    """Make the tables of the store, or bring them to this version's schema, as the role that owns them.
+    """Bring the tables of the store to this version's schema.
 
     Every process does so when it starts, if it may. Where it may not (deploy/postgres/roles.sql), run this first, with
     the owner's address in SLOSERVE_FLEET_STORE.
@@ -270,9 +285,10 @@ def usage(
     as_json: JsonFlag = False,
     state: StateFlag = None,
 ) -> None:
-    """Print what tenants have used of the fleet, by hour: requests, tokens of prompts and of outputs.
+    """Print what tenants have used of the fleet, by hour.
 
-    Streams and single requests count, lines of batches do not. The store keeps 92 days.
+    Printed are requests, and tokens of prompts and of outputs. Streams and single requests count, lines of batches
+    do not. The store keeps 92 days.
     """
     from sloserve.fleet.run.live import place_of
     from sloserve.fleet.store.store import open_store
@@ -293,7 +309,7 @@ def logs(
     lines: Annotated[int, typer.Option(min=1, max=100_000, help="Number of lines per engine.")] = 50,
     state: StateFlag = None,
 ) -> None:
-    """Print the last log lines of the engines of MODEL on this machine."""
+    """Print the last log lines of MODEL's engines here."""
     from sloserve.core.errors import ConfigError, UnknownModel
     from sloserve.fleet.agent.engine_logs import last_lines
     from sloserve.fleet.run.live import place_of
@@ -307,9 +323,10 @@ def logs(
 
 @fleet_app.command("top")
 def fleet_top(url: UrlFlag = DEFAULT_URL) -> None:
-    """Show what a fleet does now: instances and their models, switches, waiting requests. Ctrl-C ends it.
+    """Show live what a fleet does, until Ctrl-C.
 
-    The key is the gateway's admin key, read from the environment: SLOSERVE_ADMIN_KEY. See docs/watch.md.
+    Shown are instances and their models, switches and waiting requests. The key is the gateway's admin key, read
+    from the environment: SLOSERVE_ADMIN_KEY. See docs/watch.md.
     """
     show(url)
 

@@ -112,8 +112,9 @@ def check_config(
     settings: SettingsFlags,
     as_json: JsonFlag = False,
 ) -> None:
-    """Check settings without starting a server, of a file or of flags: print the effective ones, or every mistake.
+    """Check a settings file or flags without starting a server.
 
+    Printed are the effective settings, each with the place where it was written, or every mistake.
     The exit status is 0 if `sloserve serve --slo-config FILE` with the same flags would accept them, else 2.
     """
     from sloserve.scheduler import config
@@ -139,7 +140,7 @@ def print_warnings(warnings: list[str]) -> None:
 
 @app.command()
 def presets(as_json: JsonFlag = False) -> None:
-    """List the shipped presets."""
+    """List the presets, each a policy with classes."""
     from sloserve.scheduler import config
 
     show_names(config.presets(), as_json)
@@ -153,7 +154,7 @@ def policies(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """List the installed policies, or show what NAME does and its options.
+    """List the policies, or describe NAME and its options.
 
     Options follow the policy's name, as in edf:preempt=false:max_preemptions=1.
     """

@@ -51,8 +51,9 @@ def advise(
         "advice.yaml"
     ),
 ) -> None:
-    """Recommend policy, engine flags and admission for a workload, and write them as settings.
+    """Recommend a policy, engine flags and an admission.
 
+    They are recommended for a workload and written as settings.
     Combinations are tried on the earlier half of the workload, in a fast model of vLLM's scheduler. The best one is
     compared with stock vLLM at stock's best flags on the later half, and advised only if it is better there. Without
     --rps, --rate-scale or --load the load is the workload's own rate. Give your engine's --max-num-seqs,

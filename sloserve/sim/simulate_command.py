@@ -45,7 +45,10 @@ def simulate(
     *,
     options: SimulateOptions,
     experiment: Annotated[
-        str | None, typer.Option(help="A named set of these flags; `sloserve workloads` lists them. Flags override it.")
+        str | None,
+        typer.Option(
+            help="A named set of these flags; `sloserve workloads --experiments` lists them. Flags override it."
+        ),
     ] = None,
     tune: Annotated[
         list[str] | None,
@@ -59,8 +62,9 @@ def simulate(
     jobs: Annotated[int, typer.Option(help="Number of processes; results do not depend on it.")] = 1,
     output: OutputFlags,
 ) -> None:
-    """Compare policies on a workload, in virtual time, with vLLM's real scheduler or a model of it.
+    """Compare policies on a workload in virtual time.
 
+    Steps are planned by vLLM's real scheduler, or by a model of it.
     Stock (vLLM's AsyncScheduler) and every policy get the same requests and run through the same loop. Without --rps,
     --rate-scale or --load a trace is replayed at its recorded rate, and a named workload at 0.7, 1, 1.5 and 2 times
     stock's capacity. See docs/simulate.md.

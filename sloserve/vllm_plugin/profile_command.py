@@ -41,8 +41,9 @@ def profile(
     ] = None,
     measuring: MeasuringFlags,
 ) -> None:
-    """Measure step times of MODEL on this machine, and write a profile for simulations and predictions.
+    """Measure the step times of MODEL on this machine.
 
+    The profile that is written serves simulations and predictions.
     Steps of many sizes are timed on vLLM's real engine, and a latency form is fitted to them; its error is measured on
     steps that the fit did not see. An interrupted run continues where it stopped. MODEL may be builtin:tiny. See
     docs/profile.md.

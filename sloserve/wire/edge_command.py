@@ -52,11 +52,11 @@ class UpstreamFlags:
 @app.command()
 @with_option_groups
 def edge(upstream: UpstreamFlags, listen: ListenFlags, log_format: LogFlag = LogFormat.TEXT) -> None:
-    """Forward the requests of HTTP clients to an engine host over one QUIC connection.
+    """Forward HTTP requests to an engine host over QUIC.
 
-    The engine host runs `sloserve serve --http3`; with `--ssl-cert-reqs 2 --ssl-ca-certs FILE` it requires --certfile.
-    Keys and request ids are forwarded. /ready is 200 while there is a connection, and an
-    engine host that is silent for 4 s has none. See docs/edge.md.
+    They share one connection. The engine host runs `sloserve serve --http3`; with `--ssl-cert-reqs 2
+    --ssl-ca-certs FILE` it requires --certfile. Keys and request ids are forwarded. /ready is 200 while there is a
+    connection, and an engine host that is silent for 4 s has none. See docs/edge.md.
     """
     from sloserve.wire.optional_http3 import part
 

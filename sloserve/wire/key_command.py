@@ -8,7 +8,10 @@ from sloserve.cli.root import app
 
 @app.command()
 def key(as_json: JsonFlag = False) -> None:
-    """Print a new key for a client, and its hash for a file of keys: --keys of `serve` and of `fleet`."""
+    """Print a new key for a client, and its hash.
+
+    The hash belongs in the file that `serve` and `fleet` take as --keys.
+    """
     from sloserve.wire.keys import new_key
 
     made, digest = new_key()

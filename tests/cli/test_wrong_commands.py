@@ -61,13 +61,39 @@ WRONG = {
     ),
     "a flag of simulate mistyped": (
         ["simulate", "--polcy", "edf"],
-        "No such option: --polcy (Possible options: --policy",
+        "no such flag: --polcy; did you mean --policy? See sloserve simulate --help",
     ),
     "a value that is not a number": (
         ["simulate", "--seeds", "x"],
         "Invalid value for '--seeds': 'x' is not a whole number in ASCII digits",
     ),
-    "a command mistyped": (["serv"], "No such command 'serv'. Did you mean 'serve'?; see sloserve --help"),
+    "a command mistyped": (["serv"], "no such command: serv; did you mean serve? See sloserve --help"),
+    "a command in capitals": (["SERVE", "m"], "no such command: SERVE; did you mean serve? See sloserve --help"),
+    "a policy in capitals": (["serve", "m", "--policy", "EDF"], "did you mean 'edf'?"),
+    "a part of a fleet mistyped": (["fleet", "agnet", FLEET], "no such command: agnet; did you mean agent? See"),
+    "a fleet's file as settings": (
+        ["check-config", FLEET],
+        "this is a fleet's file, not a settings file of a server; use sloserve fleet configs/fleet-tiny.yaml",
+    ),
+    "a fleet's file as a model": (["serve", FLEET], "this is a fleet's file, not a model; use sloserve fleet"),
+    "settings as a fleet": (
+        ["fleet", "configs/serve.yaml"],
+        "use sloserve serve MODEL --slo-config configs/serve.yaml",
+    ),
+    "an SLO file as settings": (
+        ["serve", "m", "--slo-config", "configs/slo-10s.yaml"],
+        "this is an SLO file of a workload, not a settings file of a server; use sloserve simulate --slo",
+    ),
+    "a fleet's keys for a server": (
+        ["serve", "m", "--keys", "configs/keys.yaml"],
+        "this is a fleet's file of keys, not a server's file of keys; use sloserve fleet FILE --keys",
+    ),
+    "a router's file as a fleet": (["fleet", "configs/router.yaml"], "name it in a fleet's file as router: configs/"),
+    "a profile as a trace": (
+        ["simulate", "--trace", "configs/cpu-tiny.yaml"],
+        "this is a profile of an engine, not a trace",
+    ),
+    "a class without a rank": (["serve", "m", "--slo-config", "RANKLESS"], "classes.vip.rank: is missing; needed: "),
     "nothing to simulate": (["simulate"], "give one of --workload and --trace"),
     "no such workload": (["simulate", "--workload", "no"], "unknown workload 'no'; known: sharegpt-poisson, "),
     "no server to load": (["bench"], "Missing option '--url'; see sloserve bench --help"),
@@ -137,9 +163,12 @@ def test_a_wrong_command_is_one_line_and_soon(mistake: str, tmp_path: Path) -> N
     lacks, arguments, message = ALL[mistake]
     bad = tmp_path / "bad.yaml"
     bad.write_text("polcy: edf\n")
+    rankless = tmp_path / "rankless.yaml"
+    rankless.write_text("classes: {vip: {ttft_ms: 100}}\n")
     environment = {name: value for name, value in os.environ.items() if name != "SLOSERVE_ADMIN_KEY"}
     with socket.create_server(("127.0.0.1", 0)) as taken:
         stands_for = {"TAKEN": str(taken.getsockname()[1]), "STATE": str(tmp_path), "BAD": str(bad)}
+        stands_for["RANKLESS"] = str(rankless)
         command = [sys.executable, "-c", RUN, lacks, *(stands_for.get(word, word) for word in arguments)]
         before = os.times()
         ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd=ROOT)

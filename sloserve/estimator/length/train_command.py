@@ -31,8 +31,9 @@ def train_length(
     seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
     as_json: JsonFlag = False,
 ) -> None:
-    """Train a model of output lengths on DATA.jsonl, and report its quality on held-out requests.
+    """Train a model of output lengths on DATA.jsonl.
 
+    Its quality is reported on held-out requests.
     The final model is trained on all of DATA. No model is written if it predicts the held-out requests no better than
     the distribution of their task, and a server leaves out tasks for which it does not. The file holds numbers only;
     predicting needs only numpy. See docs/profile.md.

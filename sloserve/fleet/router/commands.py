@@ -46,8 +46,9 @@ def train_router(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Train a router, which chooses the model of each request, in a simulation of ROUTER.yaml or from logs.
+    """Train a router, which chooses a model for each request.
 
+    It is trained in a simulation of ROUTER.yaml, or from logs.
     The policy is compared with each model alone and with greedy, which needs no training: the best model for the task
     that should be in time. It is written after each tenth of the training. Serving it needs only numpy. A policy from
     logs is written only if the log shows that it is not worse than greedy. See docs/router.md.
@@ -96,7 +97,7 @@ def router_quality(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Make the router's quality table from graded answers, with intervals.
+    """Make a router's quality table from graded answers.
 
     Written is a router's file with `models` and `quality`: accuracy relative to the best model of each task. Comments
     have accuracies with Wilson's 95 % intervals. See docs/router.md.

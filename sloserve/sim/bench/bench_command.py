@@ -19,8 +19,9 @@ def bench(
     output: OutputFlags,
     more_goodput: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="[KEY:MS]")] = None,
 ) -> None:
-    """Send a workload to an OpenAI endpoint and measure latencies, attainment and goodput.
+    """Send a workload to a server and measure its service.
 
+    The server has the API of OpenAI; latencies, attainment and goodput are measured.
     Requests, table, plots and raw logs are the same as in `sloserve simulate`; a JSON file has the keys of `vllm bench
     serve`. Without --rps or --rate-scale the workload has its own rate. Latency counts from when a request was due.
     Nothing is retried: 429 and 503 count as rejections; another 4xx stops the run. See docs/bench.md.

@@ -45,7 +45,7 @@ def judge(
     ] = 0.0,
     as_json: JsonFlag = False,
 ) -> None:
-    """Say how many requests of a result file met stated targets.
+    """Say how many requests of a result met their targets.
 
     Read are `vllm bench serve --save-result --save-detailed`, guidellm's benchmarks.json and aiperf's
     profile_export.jsonl. A request without a complete answer met none. See docs/bench.md.

@@ -23,7 +23,9 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 @app.command()
 def top(url: UrlFlag = DEFAULT_URL) -> None:
-    """Show what a server does now: its requests, why they wait, attainment, the KV cache. Press Ctrl-C to end it.
+    """Show live what a server does, until Ctrl-C.
+
+    Shown are its requests, why they wait, attainment and the KV cache.
 
     The admin key is read from the environment: SLOSERVE_ADMIN_KEY. See docs/watch.md.
     """
