@@ -8,6 +8,7 @@ others of a mean or a rate take a tenth of the space. Equal results leave equal 
 import csv
 import gzip
 import io
+import itertools
 import json
 import os
 import platform
@@ -24,6 +25,7 @@ from sloserve.vllm_plugin.versions import installed_vllm
 RESULTS = Path(__file__).parent / "results"
 RUNS = "runs.csv.gz"
 """The runs in the folder of an experiment."""
+_COMMIT = re.compile(r"# Commit (\w+), (.+?);")
 _LONG_NUMBER = re.compile(r"\d+\.\d{11,}(?:e[-+]\d+)?")
 
 
@@ -41,6 +43,16 @@ def provenance() -> dict[str, object]:
 def write_result(path: Path, figures: Mapping[str, Any]) -> None:
     """Write ``figures`` and their provenance as JSON; figures that bring their own provenance keep it."""
     write_json(path, {**provenance(), **figures})
+
+
+def caption(folder: Path) -> str:
+    """Return what the results in ``folder`` were measured on: the title of their table, commit and versions."""
+    above = itertools.takewhile(
+        lambda line: line and not line.startswith("+"), load_text(folder / "table.txt").split("\n")
+    )
+    title = " ".join(line.strip() for line in above)
+    commit = _COMMIT.match(load_text(folder / "command.txt"))
+    return f"{folder.name}: {title}" + ("" if commit is None else f"; commit {commit[1]}, {commit[2]}")
 
 
 def write_json(path: Path, value: Any, **options: Any) -> None:

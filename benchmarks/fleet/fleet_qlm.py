@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.arguments import parser_for
 from benchmarks.fleet.cells import BATCH_S, INTERACTIVE_S, STATIC, Cell, Plant, Row, at, ladder, tuned
 from benchmarks.fleet.fleet_tables import RATE, gains, table
-from benchmarks.publish import RESULTS, RUNS, write_runs, write_table
+from benchmarks.publish import RESULTS, RUNS, caption, write_runs, write_table
 
 SEEDS, TUNING_SEED = 3, 100
 COLLATE, SHEPHERD = "collate/stock", "shepherd/stock"
@@ -397,7 +397,7 @@ def main() -> None:
     print(text, f"{(time.process_time() - began_s) / 60.0:.1f} minutes of CPU time", sep="")
     from benchmarks.fleet.fleet_figure import draw  # matplotlib: only where runs happen
 
-    draw(section, rows, out / "attainment.png")
+    draw(section, rows, out / "attainment.png", caption(out))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from benchmarks.http3.quic_endpoints import CLASSES, TCP_CONGESTIONS, WINDOW, Ru
 from benchmarks.http3.quic_link import ADDRESSES, Link, LinkShape, link, why_not
 from benchmarks.http3.quic_virtual import LinkLoop
 from benchmarks.http3.quic_virtual import run as virtual_run
-from benchmarks.publish import RESULTS, RUNS, read_rows, write_rows, write_table
+from benchmarks.publish import RESULTS, RUNS, caption, read_rows, write_rows, write_table
 from sloserve.http3.certificates import CertificateFiles, make_certificate, write_certificate
 from sloserve.http3.stream_schedulers import SCHEDULERS
 from sloserve.sim.report.statistics import Mean, mean_interval
@@ -240,7 +240,7 @@ def failed_bars(rows: Sequence[dict[str, Any]]) -> list[str]:
     return found + ([f"edf in total: {edf:.1f} % < {ml:.1f} % of ml"] if edf < ml else [])
 
 
-def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+def draw(rows: Sequence[dict[str, Any]], path: Path, about: str) -> None:
     """Shares in time, and the 5th to 95th percentile of latency, of the burst with a constant window: all from one
     backend, the wire where QUIC ran there too, else each name says which. Intervals: 95 %, of the mean over seeds.
     """
@@ -268,7 +268,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     figure.axes[3].set_ylabel("latency, s")
     figure.axes[3].legend(fontsize=7, title="percentile", title_fontsize=7)
     figure.supxlabel(f"{told}; 95 % intervals of means over seeds", fontsize=8)
-    write_figure(figure, path)
+    write_figure(figure, path, about)
 
 
 def drawn_groups(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, list[dict[str, Any]]], str]:
@@ -307,7 +307,7 @@ def main() -> None:
     args = parser.parse_args()
     path = args.out / RUNS
     if args.draw:
-        draw(read_rows(path), args.out / "latency.png")
+        draw(read_rows(path), args.out / "latency.png", caption(args.out))
         return
     chosen = args.only or [c.name for c in CONDITIONS]
     runs = [run for c in CONDITIONS if c.name in chosen for run in runs_of(c) if run["seed"] <= (args.seeds or c.seeds)]
@@ -337,7 +337,7 @@ def main() -> None:
     print(table_of(rows))
     print(f"{sum(float(r['cpu_s']) for r in rows):.0f} s of CPU time")
     if {"quic", "tcp-n", "tcp-1"} <= {row["transport"] for row in rows if row["condition"] == DRAWN}:
-        draw(rows, args.out / "latency.png")
+        draw(rows, args.out / "latency.png", caption(args.out))
         print("\n".join(failed_bars(rows)) or "all bars are met")
 
 

@@ -226,13 +226,25 @@ def drawn(rows: Sequence[dict[str, Any]]) -> Figure:
     return figure
 
 
+def about(found: Mapping[str, Any]) -> str:
+    """Return the caption of the picture: cells, load, seeds and versions."""
+    rows = with_all_orders(of_stock(found["rows"]))
+    cells, seeds = len(rows.drop_duplicates(["workload", "profile"])), sorted(rows.seed.unique())
+    return (
+        f"auto_tail: {cells} workloads without targets at {rows.load.unique()[0]} times stock's capacity, seed "
+        f"{', '.join(map(str, seeds))}, {found['requests']} requests each; commit {found['commit']}, sloserve "
+        f"{found['sloserve']}, engine model of vLLM {found['vllm']}"
+    )
+
+
 def main() -> None:
     out = RESULTS / "auto_tail.json.gz"
     parser = parser_for(__doc__, workers=2, seeds=3, requests=400, workloads="", policies="", out=out, plot=False)
     given = parser.parse_args()
     if given.plot:
         with styled():
-            write_figure(drawn(read_json(given.out)["rows"]), RESULTS / "auto_tail.png")
+            found = read_json(given.out)
+            write_figure(drawn(found["rows"]), RESULTS / "auto_tail.png", about(found))
         return
     workloads, policies = (set(names.split(",")) - {""} for names in (given.workloads, given.policies))
     rows: list[dict[str, Any]] = read_json(given.out).get("rows", [])

@@ -14,6 +14,11 @@ from sloserve.sim.workloads.tasks.offered import describe_tasks
 from sloserve.vllm_plugin.versions import installed_vllm
 
 
+def vllm_version_of(engine_kind: str) -> str:
+    """Return the version of vLLM that runs in an engine of this kind, or that the engine models."""
+    return str(installed_vllm()) if engine_kind == VLLM else MODELLED_VLLM
+
+
 def write_experiment(
     experiment: Experiment,
     out_dir: Path,
@@ -36,7 +41,7 @@ def write_experiment(
     write_result(
         out_dir / RESULT_JSON,
         runs,
-        vllm_version=str(installed_vllm()) if experiment.engine_kind == VLLM else MODELLED_VLLM,
+        vllm_version=vllm_version_of(experiment.engine_kind),
         profile=experiment.profile.name,
         workload={
             "name": experiment.workload.name,

@@ -15,7 +15,7 @@ from sloserve.sim.report.compare import TASK_METRICS, compare, load_unit
 from sloserve.sim.report.experience import GOOD_QOE, replies_of
 from sloserve.sim.report.latency_capacity import latency_capacity
 from sloserve.sim.report.load_capacity import load_capacity
-from sloserve.sim.report.logs import RESULT_JSON, LogWriter, Verdicts
+from sloserve.sim.report.logs import RESULT_JSON, LogWriter, Verdicts, with_versions
 from sloserve.sim.report.runs_csv import RUNS_CSV, write_runs
 from sloserve.sim.report.summary import LatencySample, admission_record, latencies
 from sloserve.sim.report.tables import capacity_table, class_latency_table, summary_table
@@ -23,7 +23,7 @@ from sloserve.sim.report.task_sample import TaskSample, task_sample
 from sloserve.sim.report.task_table import task_table
 from sloserve.sim.report.tenant_report import alone_s, tenant_record
 from sloserve.sim.report.tenant_table import tenant_table
-from sloserve.sim.result_file import write_experiment
+from sloserve.sim.result_file import vllm_version_of, write_experiment
 from sloserve.sim.run_name import RunName
 from sloserve.sim.tuning import Axes, Tuned, tuned_halves
 
@@ -92,7 +92,10 @@ def simulate(
     verdicts = Verdicts(comparisons=comparisons, qoe_capacity=by_qoe, latency_capacity=by_latency)
     write_experiment(experiment, out_dir, runs, verdicts, counters, tuned)
     write_runs(out_dir / RUNS_CSV, [run | {"counters": of_run} for run, of_run in zip(runs, counters, strict=True)])
-    plots = write_plots(out_dir, runs, samples, tasks=tasks)
+    slos = experiment.slos or experiment.workload.slos
+    title = f"{_title(experiment)}, targets of {slos.source}"
+    about = with_versions(title, vllm_version_of(experiment.engine_kind))
+    plots = write_plots(out_dir, runs, samples, about=about, tasks=tasks)
     console.print(summary_table(runs, comparisons, title=_title(experiment)))
     for line in _failed_plans(runs, counters):
         console.print(line, soft_wrap=True, highlight=False)
@@ -137,8 +140,9 @@ def _title(experiment: Experiment) -> str:
     drafts = engine.drafts
     drafted = "" if drafts is None else f"{drafts.num_tokens} drafts accepted at {drafts.acceptance:g}, "
     offered = f"{experiment.max_requests} {'requests' if experiment.tasks is None else 'tasks'}"
+    seeds = f"{len(experiment.seeds)} seed{'s' * (len(experiment.seeds) > 1)}"
     return (
-        f"{experiment.workload.name} on {experiment.profile.title}, {len(experiment.seeds)} seeds of "
+        f"{experiment.workload.name} on {experiment.profile.title}, {seeds} of "
         f"{offered}, {engine.kv_blocks} KV blocks of {engine.block_size}, "
         f"max_num_seqs {engine.max_num_seqs}, {drafted}{ageing}, {_SCHEDULERS[experiment.engine_kind]}"
     )

@@ -10,6 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from sloserve import __version__
 from sloserve.core import json_text
 from sloserve.core.arrays import FloatArray
 from sloserve.core.errors import ConfigError
@@ -213,7 +214,11 @@ def draw(system: System, judged: Judged, folder: Path) -> None:
     for i, task in enumerate(system.tasks):
         shares[task] = np.array([each.where(np.flatnonzero(each.task == i)).shares(models) for each in policy])
     rewards = {name: [float(each.reward.mean()) for each in of] for name, of in judged.by_rate.items()}
-    plot_rates(folder / "rates.png", judged.rates, rewards, shares)
+    about = (
+        f"{', '.join(system.models)} on {system.devices} devices, outputs of {system.output_tokens} tokens, "
+        f"{len(judged.rates)} rates, simulated; sloserve {__version__}"
+    )
+    plot_rates(folder / "rates.png", judged.rates, rewards, shares, about)
     first = {name: of.where(np.flatnonzero(of.system == 0)) for name, of in judged.changing.items()}
     running: dict[str, tuple[FloatArray, FloatArray]] = {}
     windowed: dict[str, tuple[FloatArray, FloatArray]] = {}
@@ -222,4 +227,4 @@ def draw(system: System, judged: Judged, folder: Path) -> None:
         running[name] = count, np.asarray(np.cumsum(of.reward) / count, np.float64)
         last = windows(of)
         windowed[name] = np.asarray(count[count.size - last.size :], np.float64), last
-    plot_changing(folder / "changing.png", first["policy"].rate_per_s, windowed, running)
+    plot_changing(folder / "changing.png", first["policy"].rate_per_s, windowed, running, about)

@@ -19,16 +19,15 @@ from sloserve.fleet.simulated.fleet_experiment import FleetExperiment, FleetResu
 from sloserve.sim.build_experiment import listed, numbers
 from sloserve.sim.experiment import VLLM
 from sloserve.sim.experiment_options import FleetOptions
-from sloserve.sim.model import MODELLED_VLLM
 from sloserve.sim.report.compare import REQUESTS, compare
 from sloserve.sim.report.load_capacity import LoadCapacity, load_capacity
-from sloserve.sim.report.logs import RESULT_JSON, LogWriter, write_result
+from sloserve.sim.report.logs import RESULT_JSON, LogWriter, with_versions, write_result
 from sloserve.sim.report.runs_csv import RUNS_CSV, write_runs
 from sloserve.sim.report.summary import LatencySample, latencies, summarize
 from sloserve.sim.report.tables import capacity_table, class_latency_table, summary_table
+from sloserve.sim.result_file import vllm_version_of
 from sloserve.sim.simulation import MIN_TABLE_WIDTH
 from sloserve.sim.workloads.multi_model import FleetWorkload
-from sloserve.vllm_plugin.versions import installed_vllm
 
 IN_TIME = 0.9
 """Share of requests that must meet their SLO: throughput is the highest rate with this share (QLM, Sec. 8)."""
@@ -94,8 +93,9 @@ def simulate_fleet(
     carried = load_capacity(runs, "slo_attainment", IN_TIME, baseline=baseline)
     _write(experiment, out_dir, runs, carried)
     write_runs(out_dir / RUNS_CSV, runs)
-    plots = write_plots(out_dir, runs, samples, baseline=baseline)
-    plots.append(write_timeline(out_dir, shown, f"{shown_rps:g} req/s, seed {experiment.seeds[0]}"))
+    about = with_versions(_title(experiment), vllm_version_of(experiment.engine_kind))
+    plots = write_plots(out_dir, runs, samples, about=about, baseline=baseline)
+    plots.append(write_timeline(out_dir, shown, f"{shown_rps:g} req/s, seed {experiment.seeds[0]}", about))
     console.print(summary_table(runs, comparisons, title=_title(experiment)))
     by_class = class_latency_table(runs)
     if by_class is not None:
@@ -159,9 +159,10 @@ def swap_table(runs: Sequence[dict[str, Any]]) -> Table:
 def _title(experiment: FleetExperiment) -> str:
     fleet = experiment.fleet
     engine = "vLLM's scheduler" if experiment.engine_kind == VLLM else "engine model"
+    seeds = f"{len(experiment.seeds)} seed{'s' * (len(experiment.seeds) > 1)}"
     return (
         f"{experiment.workload.name}: {len(fleet.models)} models on {len(fleet.instances)} instances, "
-        f"{len(experiment.seeds)} seeds of {experiment.max_requests} requests, {engine}"
+        f"{seeds} of {experiment.max_requests} requests, {engine}"
     )
 
 
@@ -172,7 +173,7 @@ def _write(
     write_result(
         out_dir / RESULT_JSON,
         runs,
-        vllm_version=str(installed_vllm()) if experiment.engine_kind == VLLM else MODELLED_VLLM,
+        vllm_version=vllm_version_of(experiment.engine_kind),
         profile=", ".join(sorted({p.name for model in fleet.models.values() for p in model.profiles.values()})),
         workload={
             "name": workload.name,

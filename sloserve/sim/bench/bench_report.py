@@ -23,7 +23,7 @@ from sloserve.core.runlog import RunLog, StepLog
 from sloserve.core.task_outcome import TaskOutcome
 from sloserve.sim.bench.build_bench import Bench, LoadPoint
 from sloserve.sim.report.compare import TASK_METRICS, Comparison, compare, load_unit
-from sloserve.sim.report.logs import RESULT_JSON, LogWriter, Verdicts, write_result
+from sloserve.sim.report.logs import RESULT_JSON, LogWriter, Verdicts, with_versions, write_result
 from sloserve.sim.report.summary import LatencySample, latencies, summarize
 from sloserve.sim.report.tables import SHORT_UNITS, summary_table
 from sloserve.sim.report.task_sample import TaskSample, task_sample
@@ -160,7 +160,8 @@ class BenchReporter:
             settings=self._settings(),
             verdicts=Verdicts(comparisons=comparisons),
         )
-        plots = write_plots(self._out_dir, self._runs, self._samples, baseline=first, tasks=self._tasks)
+        about = with_versions(self._title(), str(self._endpoints[first]["version"]))
+        plots = write_plots(self._out_dir, self._runs, self._samples, about=about, baseline=first, tasks=self._tasks)
         self._console.print(summary_table(self._runs, comparisons, title=self._title()))
         for table in (task_table(self._runs, comparisons), tenant_table(self._runs)):
             if table is not None:

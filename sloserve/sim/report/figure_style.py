@@ -5,6 +5,7 @@ palette of Okabe and Ito, which colour-blind readers can distinguish; markers di
 """
 
 import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,6 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
+from numpy.typing import NDArray
 from PIL import Image
 
 from sloserve.core.arrays import FloatArray
@@ -46,7 +48,6 @@ Any other policy gets a colour that its figure does not use yet.
 """
 
 DASHES: Sequence[Any] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)))
-HATCHES = ("", "////", "....", "xxxx")
 PALENESS = (0.0, 0.35, 0.55)
 """The share of white in the colour of a policy with the 1st, 2nd and 3rd set of its options."""
 
@@ -58,6 +59,10 @@ NAME_LETTERS = 34
 """The longest line of a policy's name in letters, beside a bar or above a panel."""
 MAX_LOAD_PANELS = 4
 """The most panels of a figure that has one for each load."""
+DPI = 100
+"""Pixels per inch of figures against load."""
+CAPTION_SIZE, CAPTION_LINE_IN, CAPTION_LETTER_IN = 7, 0.135, 0.06
+"""The size of the letters below a figure in points, the height of a line and the mean width of a letter in inches."""
 LEGEND_ROW_IN = 0.19
 """The height of a row of the legend, in inches."""
 
@@ -71,7 +76,6 @@ STYLE: Mapping[str, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": "#666666",
-    "hatch.linewidth": 0.6,
     "legend.frameon": False,
     "legend.title_fontsize": 8,
     "legend.handlelength": 2.6,
@@ -85,11 +89,35 @@ def styled() -> AbstractContextManager[None]:
     return matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE})
 
 
-def write_figure(figure: Figure, path: Path) -> None:
-    """Write the figure as PNG with a palette, a third of the size; equal figures leave equal bytes."""
+def write_figure(figure: Figure, path: Path, about: str = "", *, colours: int = _COLOURS_KEPT) -> None:
+    """Write the figure as PNG with a palette, a third of the size; equal figures leave equal bytes.
+
+    Args:
+        figure: The figure.
+        path: Path of the file.
+        about: What was measured, which is written below the figure: workload, profile, load, seeds, versions.
+        colours: Number of colours of the palette.
+    """
+    pixels = _pixels(figure)
+    if about:
+        lines = textwrap.wrap(about, int(figure.get_figwidth() / CAPTION_LETTER_IN), break_on_hyphens=False)
+        height_in = CAPTION_LINE_IN * (len(lines) + 0.6)
+        strip = Figure(figsize=(figure.get_figwidth(), height_in), dpi=figure.dpi)
+        strip.text(0.01, 0.98, "\n".join(lines), va="top", fontsize=CAPTION_SIZE, color="#444444")
+        below = _pixels(strip)[:, : pixels.shape[1]]
+        pixels = np.concatenate([pixels, np.pad(below, _missing(pixels, below), constant_values=255)])
+    Image.fromarray(pixels).convert("RGB").quantize(colours).save(path, optimize=True)
+
+
+def _pixels(figure: Figure) -> NDArray[np.uint8]:
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
-    Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB").quantize(_COLOURS_KEPT).save(path, optimize=True)
+    return np.asarray(canvas.buffer_rgba())
+
+
+def _missing(wide: NDArray[np.uint8], narrow: NDArray[np.uint8]) -> list[tuple[int, int]]:
+    """Return by how much to pad each axis of ``narrow``, which may lack a column of pixels by rounding."""
+    return [(0, 0), (0, wide.shape[1] - narrow.shape[1]), (0, 0)]
 
 
 Styles = Mapping[str, Mapping[str, Any]]
@@ -99,8 +127,8 @@ Styles = Mapping[str, Mapping[str, Any]]
 def line_styles(policies: Sequence[str], baseline: str = BASELINE) -> dict[str, dict[str, Any]]:
     """Return colour, marker and dashes of each policy, in the order of ``policies`` with the baseline last.
 
-    A policy with options (``sjf:length=oracle``, ``edf+predict``) has the colour of the plain policy, paler, with other
-    dashes and another marker.
+    Neighbours differ in colour, marker and dashes, so that lines that cover each other differ. A policy with
+    options (``sjf:length=oracle``, ``edf+predict``) has the colour of the plain policy, paler.
     """
     others = [policy for policy in policies if policy != baseline]
     colours = _colours(others)
@@ -115,7 +143,7 @@ def line_styles(policies: Sequence[str], baseline: str = BASELINE) -> dict[str, 
         styles[policy] = {
             "color": paler(colours[name], PALENESS[variant % len(PALENESS)]),
             "marker": MARKERS[i % len(MARKERS)],
-            "linestyle": DASHES[variant % len(DASHES)],
+            "linestyle": DASHES[i % len(DASHES)],
         }
     if baseline in policies:
         styles[baseline] = {"color": "black", "marker": "o", "markerfacecolor": "white", "linestyle": (0, (4, 2))}
@@ -125,16 +153,11 @@ def line_styles(policies: Sequence[str], baseline: str = BASELINE) -> dict[str, 
 def bar_style(style: Mapping[str, Any]) -> dict[str, Any]:
     """Return the style of a bar that belongs to a line of ``style``.
 
-    A hatch stands for the line's dashes; the baseline's bar is white with a black edge, as its markers are.
+    The baseline's bar is white with a black edge, as its markers are; names stand beside the others.
     """
     if "markerfacecolor" in style:
         return {"color": style["markerfacecolor"], "edgecolor": style["color"], "linewidth": 1.0}
-    return {
-        "color": style["color"],
-        "edgecolor": "white",
-        "linewidth": 0.0,
-        "hatch": HATCHES[DASHES.index(style["linestyle"])],
-    }
+    return {"color": style["color"]}
 
 
 def plain_name(policy: str) -> str:

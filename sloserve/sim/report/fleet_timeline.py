@@ -47,8 +47,8 @@ def timeline_figure(spans: Mapping[str, Sequence[Span]], title: str) -> Figure:
     return figure
 
 
-def write_timeline(out_dir: Path, spans: Mapping[str, Sequence[Span]], title: str) -> Path:
-    """Write the figure; return its path."""
+def write_timeline(out_dir: Path, spans: Mapping[str, Sequence[Span]], title: str, about: str) -> Path:
+    """Write the figure, with ``about`` below it; return its path."""
     with styled():
-        write_figure(timeline_figure(spans, title), out_dir / TIMELINE_PNG)
+        write_figure(timeline_figure(spans, title), out_dir / TIMELINE_PNG, about)
     return out_dir / TIMELINE_PNG

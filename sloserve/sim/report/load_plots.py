@@ -1,22 +1,30 @@
 """Figures against load: attainment, QoE, normalised latency, throughput with preemptions, utilisation.
 
-Values are means over seeds, error bars the 95 % intervals of intervals.py: of the difference from the baseline, paired
-by seed. Experiments at a single load are drawn as bars.
+Values are means over seeds, with whiskers for the interval of the mean. Further panels show the difference from the
+baseline, paired by seed, with its own interval (intervals.py). Experiments at a single load are drawn as bars.
 """
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 
 from sloserve.sim.report.compare import CAPACITY, load_of, load_unit, loads_of
 from sloserve.sim.report.figure_style import (
     BAR_HEIGHT,
+    DPI,
+    LETTER_IN,
     Styles,
     add_legend,
     bar_style,
     bars_height_in,
     baseline_first,
+    folded,
     load_name,
     name_bars,
     names_width_in,
@@ -24,12 +32,15 @@ from sloserve.sim.report.figure_style import (
     three_digits,
     write_value,
 )
-from sloserve.sim.report.intervals import Pick, drawn_mean, interval_note, reference_of
+from sloserve.sim.report.intervals import Pick, drawn_difference, drawn_mean, interval_note, reference_of
 from sloserve.sim.report.summary import Run
 
 MAX_CLASS_PANELS = 3
 MAX_LOAD_TICKS = 7
-PANEL_IN, HEIGHT_IN, MIN_WIDTH_IN = 3.4, 3.5, 5.6
+PANEL_IN, HEIGHT_IN, MIN_WIDTH_IN, DIFFERENCE_IN = 3.4, 3.2, 5.6, 1.9
+BARS_IN, DIFFERENCES_IN = 2.0, 1.3
+WIDEST, THINNEST = 2.8, 1.1
+"""The widths of the line that is drawn first and of the line that is drawn last, in points."""
 DODGE_SHARE, DODGED_SHARE = 0.011, 0.6
 """The space between the error bars of two policies at one load, and the most space that all of them take.
 
@@ -57,9 +68,13 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """A mean at one load, and how far its interval reaches below and above it.
+    """A value to draw, and how far its whisker reaches below and above it; a whisker ends at the limits of the value.
 
-    The interval lies between 0 and the highest possible value.
+    Args:
+        load: The load.
+        value: The mean, or the mean difference.
+        below: Length of the whisker below the value.
+        above: Length of the whisker above the value.
     """
 
     load: float
@@ -127,79 +142,132 @@ def _against_load(
     """
     if len(loads_of(runs)) == 1:
         return _bars(runs, styles, panels, scale, name)
-    figure = Figure(figsize=(max(PANEL_IN * len(panels), MIN_WIDTH_IN), HEIGHT_IN), dpi=150, layout="constrained")
-    row = figure.subplots(1, len(panels), squeeze=False, sharey=scale.common)[0]
-    reference = reference_of(styles)
-    for (title, pick), axes in zip(panels, row, strict=True):
-        for (policy, style), offset in zip(styles.items(), _dodge(loads_of(runs), len(styles)), strict=True):
-            points = _points(runs, policy, reference, pick, scale)
-            axes.errorbar(
-                [point.load + offset for point in points],
-                [point.value for point in points],
-                yerr=[[point.below for point in points], [point.above for point in points]],
-                capsize=1.5,
-                elinewidth=0.8,
-                label=policy,
-                **style,
-            )
+    reference = reference_of(styles, runs)
+    rows = 1 if reference is None else 2
+    figure = Figure(
+        figsize=(max(PANEL_IN * len(panels), MIN_WIDTH_IN), HEIGHT_IN + (rows - 1) * DIFFERENCE_IN),
+        dpi=DPI,
+        layout="constrained",
+    )
+    ratios = (HEIGHT_IN, DIFFERENCE_IN)[:rows]
+    grid = figure.subplots(
+        rows, len(panels), squeeze=False, sharey="row" if scale.common else False, sharex=True, height_ratios=ratios
+    )
+    for (title, pick), axes in zip(panels, grid[0], strict=True):
+        _lines(axes, runs, styles, {policy: _points(runs, policy, pick, scale) for policy in styles})
         axes.set_title(title)
         axes.set_ylim(*_limits(scale))
         if scale.percent:
             axes.yaxis.set_major_formatter(percent_labels(axes.get_ylim()[1]))
+    if reference is not None:
+        for (_, pick), axes in zip(panels, grid[1], strict=True):
+            differences = {policy: _differences(runs, policy, reference, pick, scale) for policy in styles}
+            _lines(axes, runs, styles, differences)
+            axes.axhline(0.0, color="black", linewidth=1.0, linestyle=(0, (4, 2)))
+        grid[1][0].set_ylabel(_difference_name(reference, scale))
+    for axes in grid[-1]:
         if len(loads_of(runs)) <= MAX_LOAD_TICKS:
             axes.set_xticks(loads_of(runs), [f"{load:.3g}" for load in loads_of(runs)])
         unit = load_unit(runs)
         axes.set_xlabel(f"load ({unit})" if unit == CAPACITY else f"offered {unit}")
     if name is not None:
-        row[0].set_ylabel(name)
+        grid[0][0].set_ylabel(name)
     add_legend(figure, interval_note(runs, reference))
     return figure
 
 
+def _lines(axes: Axes, runs: Sequence[Run], styles: Styles, points_of: Mapping[str, Sequence[_Point]]) -> None:
+    """Draw the points of each policy as a line; lines that are drawn later are thinner, so that no line is hidden."""
+    offsets = _dodge(loads_of(runs), len(styles))
+    widths = np.linspace(WIDEST, THINNEST, len(styles)).tolist()
+    for (policy, style), offset, width in zip(styles.items(), offsets, widths, strict=True):
+        points = points_of[policy]
+        axes.errorbar(
+            [point.load + offset for point in points],
+            [point.value for point in points],
+            yerr=[[point.below for point in points], [point.above for point in points]],
+            capsize=1.5,
+            elinewidth=0.8,
+            linewidth=width,
+            label=policy,
+            **style,
+        )
+
+
 def _bars(runs: Sequence[Run], styles: Styles, panels: Sequence[Panel], scale: Scale, name: str | None) -> Figure:
-    """Draw a bar for each policy, the baseline on top; the names beside the bars are the legend."""
-    policies = baseline_first(styles)
-    figure = Figure(
-        figsize=(2.4 * len(panels) + names_width_in(policies), bars_height_in(policies)), dpi=150, layout="constrained"
-    )
-    row = figure.subplots(1, len(panels), squeeze=False, sharey=True, sharex=scale.common)[0]
-    reference = reference_of(styles)
-    for (title, pick), axes in zip(panels, row, strict=True):
+    """Draw a bar for each policy, the baseline on top; the names beside the bars are the legend.
+
+    Beside each panel of bars there is a panel with the differences from the baseline.
+    """
+    policies, reference = baseline_first(styles), reference_of(styles, runs)
+    each = (BARS_IN,) if reference is None else (BARS_IN, DIFFERENCES_IN)
+    width_in = sum(each) * len(panels) + names_width_in(policies)
+    figure = Figure(figsize=(width_in, bars_height_in(policies)), dpi=DPI, layout="constrained")
+    row = figure.subplots(1, len(each) * len(panels), squeeze=False, sharey=True, width_ratios=each * len(panels))[0]
+    for (title, pick), axes in zip(panels, row[:: len(each)], strict=True):
         for place, policy in enumerate(policies):
-            for point in _points(runs, policy, reference, pick, scale):
+            for point in _points(runs, policy, pick, scale):
                 axes.barh(place, point.value, height=BAR_HEIGHT, label=policy, **bar_style(styles[policy]))
                 text = f"{100.0 * point.value:.1f} %" if scale.percent else three_digits(point.value)
                 write_value(axes, place, text)
-                if point.below or point.above:
-                    reach = [[point.below], [point.above]]
-                    axes.errorbar([point.value], [place], xerr=reach, color="black", capsize=2.0, elinewidth=0.9)
+                _whisker(axes, point, place, fmt="none")
         axes.set_title(title)
         axes.set_xlim(*_limits(scale))
         if scale.percent:
             axes.xaxis.set_major_formatter(percent_labels(axes.get_xlim()[1]))
+    if reference is not None:
+        for (_, pick), axes in zip(panels, row[1::2], strict=True):
+            for place, policy in enumerate(policies):
+                for point in _differences(runs, policy, reference, pick, scale):
+                    _whisker(axes, point, place, fmt="o", markersize=3.5)
+            axes.axvline(0.0, color="black", linewidth=1.0, linestyle=(0, (4, 2)))
+            axes.set_title(_difference_name(reference, scale), fontsize="small")
     for axes in row:
         name_bars(axes, policies)
         axes.label_outer()
     at = load_name(loads_of(runs)[0], load_unit(runs))
-    note = interval_note(runs, reference)
-    figure.supxlabel((f"{name}, {at}" if name else at) + (f"\n{note}" if note else ""), fontsize="medium")
+    note = textwrap.fill(interval_note(runs, reference), int(width_in / LETTER_IN))
+    figure.supxlabel((f"{name}, {at}" if name else at) + f"\n{note}", fontsize="medium")
     return figure
+
+
+def _whisker(axes: Axes, point: _Point, place: int, **style: Any) -> None:
+    """Draw the whisker of a bar, or a point with its whisker, with a white edge so that it shows on a dark bar."""
+    if style["fmt"] != "none" or point.below or point.above:
+        reach = [[point.below], [point.above]]
+        drawn = axes.errorbar([point.value], [place], xerr=reach, color="black", capsize=2.0, elinewidth=0.9, **style)
+        for artist in drawn.get_children():
+            artist.set_path_effects([withStroke(linewidth=2.2, foreground="white")])
 
 
 def _limits(scale: Scale) -> tuple[float, float | None]:
     return (0.0, 1.04 * scale.highest) if scale.common else (0.0, None)
 
 
-def _points(runs: Sequence[Run], policy: str, reference: str | None, pick: Pick, scale: Scale) -> list[_Point]:
+def _difference_name(reference: str, scale: Scale) -> str:
+    return f"difference from\n{folded(reference)}{' (points)' if scale.percent else ''}"
+
+
+def _points(runs: Sequence[Run], policy: str, pick: Pick, scale: Scale) -> list[_Point]:
     """Return the means of one policy's runs, loads ascending; a load without values is left out."""
     points = []
     for load in loads_of(runs):
-        found = drawn_mean([run for run in runs if load_of(run) == load], policy, reference, pick)
+        found = drawn_mean([run for run in runs if load_of(run) == load], policy, pick)
         if found is not None:
-            # An interval is not drawn below 0 or above the highest value, whatever the t interval says.
             below = 0.0 if found.low is None else found.value - max(found.low, 0.0)
             above = 0.0 if found.high is None else min(found.high, scale.highest) - found.value
             points.append(_Point(load, found.value, below, above))
+    return points
+
+
+def _differences(runs: Sequence[Run], policy: str, reference: str, pick: Pick, scale: Scale) -> list[_Point]:
+    """Return the differences of one policy from ``reference``, loads ascending; of shares in points."""
+    points, unit = [], 100.0 if scale.percent else 1.0
+    for load in loads_of(runs) if policy != reference else ():
+        found = drawn_difference([run for run in runs if load_of(run) == load], policy, reference, pick)
+        if found is not None and found.low is not None and found.high is not None:
+            reach = unit * (found.high - found.value)
+            points.append(_Point(load, unit * found.value, reach, reach))
     return points
 
 

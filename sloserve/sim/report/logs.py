@@ -164,6 +164,11 @@ class Verdicts:
     latency_capacity: Sequence[LoadCapacity] = ()
 
 
+def with_versions(title: str, vllm_version: str) -> str:
+    """Return the caption of a figure: ``title``, which says what was measured, and the versions that measured it."""
+    return f"{title}; sloserve {__version__}, vLLM {vllm_version}"
+
+
 def write_result(
     path: Path,
     runs: Sequence[Mapping[str, Any]],

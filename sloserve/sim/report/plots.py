@@ -53,6 +53,7 @@ def write_plots(
     runs: Sequence[Run],
     samples: Sequence[LatencySample],
     *,
+    about: str,
     baseline: str = BASELINE,
     tasks: Sequence[TaskSample] = (),
 ) -> list[Path]:
@@ -65,6 +66,7 @@ def write_plots(
         out_dir: Folder of the files.
         runs: Records of the runs.
         samples: Latencies of each run.
+        about: What was measured, to be written below each figure: workload, profile, seeds and versions.
         baseline: The policy that the others are compared with.
         tasks: Tasks of each run that has any.
     """
@@ -102,7 +104,7 @@ def write_plots(
         figures[TIMELINES_PNG] = lambda: timelines_figure(replies, styles, name)
     for file, draw in figures.items():
         with styled():
-            write_figure(draw(), out_dir / file)
+            write_figure(draw(), out_dir / file, about)
     return [out_dir / file for file in figures]
 
 

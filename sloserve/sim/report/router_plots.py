@@ -9,16 +9,25 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from sloserve.core.arrays import FloatArray
-from sloserve.sim.report.figure_style import COLOURS, MARKERS, add_legend, plain_log_ticks, styled, write_figure
+from sloserve.sim.report.figure_style import COLOURS, DASHES, MARKERS, add_legend, plain_log_ticks, styled, write_figure
 
 
 def plot_rates(
-    path: Path, rates: Sequence[float], rewards: Mapping[str, Sequence[float]], shares: Mapping[str, FloatArray]
+    path: Path,
+    rates: Sequence[float],
+    rewards: Mapping[str, Sequence[float]],
+    shares: Mapping[str, FloatArray],
+    about: str,
 ) -> None:
     """Plot the reward of each rule by rate, and beside it the share of each model: of all requests, and of each task.
 
-    ``shares`` has the shares by ``all`` or task, ``[rates, models]``; models are named as the rules of ``rewards`` that
-    come first.
+    Args:
+        path: Path of the file.
+        rates: Requests per second.
+        rewards: Reward at each rate by rule.
+        shares: Shares by ``all`` or task, ``[rates, models]``; models are named as the rules of ``rewards`` that come
+            first.
+        about: What was simulated, to be written below the figure.
     """
     with styled():
         panels = 1 + len(shares)
@@ -27,12 +36,16 @@ def plot_rates(
         figure = Figure(figsize=(3.1 * columns + 0.4, 2.4 * rows + 0.5), dpi=110, layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False, sharex=True).ravel()
         for i, (name, values) in enumerate(rewards.items()):
-            style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
+            style = {
+                "color": COLOURS[i % len(COLOURS)],
+                "marker": MARKERS[i % len(MARKERS)],
+                "linestyle": DASHES[i % len(DASHES)],
+            }
             axes[0].plot(rates, values, label=name, **style)
         axes[0].set(xscale="log", ylim=(0.0, 1.02), ylabel="mean quality in time", title="reward")
         for at, (task, of) in zip(axes[1:], shares.items(), strict=False):
             for i in range(of.shape[1]):
-                at.plot(rates, of[:, i], color=COLOURS[i], marker=MARKERS[i])
+                at.plot(rates, of[:, i], color=COLOURS[i], marker=MARKERS[i], linestyle=DASHES[i % len(DASHES)])
             at.set(ylim=(0.0, 1.02), title=f"sent to: {task}")
         for at in axes[panels:]:
             at.set_axis_off()
@@ -41,7 +54,7 @@ def plot_rates(
             at.tick_params(labelbottom=True)
         plain_log_ticks(axes[0])
         add_legend(figure)
-        write_figure(figure, path)
+        write_figure(figure, path, about)
 
 
 def plot_changing(
@@ -49,11 +62,16 @@ def plot_changing(
     rate_per_s: FloatArray,
     windowed: Mapping[str, tuple[FloatArray, FloatArray]],
     running: Mapping[str, tuple[FloatArray, FloatArray]],
+    about: str,
 ) -> None:
     """Plot the running mean and the mean of the last 20 requests of each rule, above the rate of arrivals.
 
-    ``windowed`` and ``running`` have by rule the number of requests served until then, and the mean, request by
-    request.
+    Args:
+        path: Path of the file.
+        rate_per_s: Requests per second at each request.
+        windowed: Number of requests served until then and the mean of the last 20, request by request, by rule.
+        running: The same with the mean of all requests until then.
+        about: What was simulated, to be written below the figure.
     """
     with styled():
         figure = Figure(figsize=(7.2, 5.4), dpi=110, layout="constrained")
@@ -65,4 +83,4 @@ def plot_changing(
         axes[2].plot(range(rate_per_s.size), rate_per_s, color="black", linewidth=0.8)
         axes[2].set(yscale="log", ylabel="requests/s", xlabel="request")
         add_legend(figure)
-        write_figure(figure, path)
+        write_figure(figure, path, about)

@@ -18,7 +18,7 @@ from sloserve.sim.report.figure_style import (
     three_digits,
     write_value,
 )
-from sloserve.sim.report.intervals import drawn_mean, interval_note, reference_of
+from sloserve.sim.report.intervals import drawn_mean, interval_note
 from sloserve.sim.report.summary import Run
 
 STAGES: Mapping[str, tuple[str, str]] = {
@@ -36,7 +36,7 @@ Work begins at the axis, so that it can be compared. No stage has the colour of 
 def completion_split_figure(runs: Sequence[Run], styles: Styles, load: str) -> Figure:
     """Draw the mean seconds in each stage of completed requests, over seeds.
 
-    The error bar is the interval of their sum (intervals.py). ``runs`` are the runs at one load, ``load`` is its name.
+    The whisker is the interval of their sum (intervals.py). ``runs`` are the runs at one load, ``load`` is its name.
     """
     splits = {
         policy: [s for run in runs if run["policy"] == policy and (s := run["completion_split"]) is not None]
@@ -46,14 +46,13 @@ def completion_split_figure(runs: Sequence[Run], styles: Styles, load: str) -> F
     figure = Figure(figsize=(4.5 + names_width_in(shown), bars_height_in(shown) + 0.3), dpi=150, layout="constrained")
     axes = figure.subplots()
     left = [0.0] * len(shown)
-    reference = reference_of(styles)
     for stage, (label, colour) in STAGES.items():
         widths = [sum(split[stage] for split in splits[policy]) / len(splits[policy]) for policy in shown]
         axes.barh(range(len(shown)), widths, left=left, height=BAR_HEIGHT, color=colour, label=label)
         left = [before + width for before, width in zip(left, widths, strict=True)]
     for place, policy in enumerate(shown):
         write_value(axes, place, f"{three_digits(left[place])} s")
-        total = drawn_mean(runs, policy, reference, _total_s)
+        total = drawn_mean(runs, policy, _total_s)
         if total is not None and total.low is not None:
             reach = [[min(total.value - total.low, total.value)], [total.value - total.low]]
             axes.errorbar([total.value], [place], xerr=reach, color="black", capsize=2.0, elinewidth=0.9)
@@ -61,7 +60,7 @@ def completion_split_figure(runs: Sequence[Run], styles: Styles, load: str) -> F
     axes.set_xlim(left=0.0)
     axes.set_xlabel("mean e2e latency (s)")
     axes.set_title(load)
-    add_legend(figure, interval_note(runs, reference))
+    add_legend(figure, interval_note(runs))
     return figure
 
 

@@ -4,7 +4,7 @@ The intervals are Student's t: there are few seeds, and means are roughly normal
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,20 +39,6 @@ def mean_interval(values: Sequence[float]) -> Mean | None:
     standard_error = float(np.std(sample, ddof=1)) / math.sqrt(sample.size)
     reach = float(stdtrit(sample.size - 1, 0.5 + CONFIDENCE / 2.0)) * standard_error
     return Mean(mean, mean - reach, mean + reach, int(sample.size))
-
-
-def paired_interval(values: Mapping[int, float], reference: Mapping[int, float]) -> Mean | None:
-    """Return the mean of ``values`` within the interval of their differences from ``reference``; both are by seed.
-
-    The interval keeps its width and is moved to the mean. There is none where fewer than two seeds have both; the
-    result is ``None`` if there are no values.
-    """
-    mean = mean_interval(list(values.values()))
-    difference = mean_interval([values[seed] - reference[seed] for seed in values if seed in reference])
-    if mean is None or difference is None or difference.high is None:
-        return mean and Mean(mean.value, None, None, mean.n)
-    reach = difference.high - difference.value
-    return Mean(mean.value, mean.value - reach, mean.value + reach, mean.n)
 
 
 def mean_of(samples: NDArray[Any]) -> float | None:
