@@ -80,9 +80,13 @@ def _one_line(error: Any) -> Exception:
 
 
 def _unknown(what: str, name: str, known: Iterable[str], ctx: Any) -> str:
-    """Return the message on a name that the command of ``ctx`` does not have."""
-    close = nearest(name, known)
-    hint = f"; see {_path(ctx)} --help" if close is None else f"; did you mean {close}? See {_path(ctx)} --help"
+    """Return the message on a name that the command of ``ctx`` does not have.
+
+    Dashes at the beginning do not count when names are compared: all flags have them.
+    """
+    bare = {one.lstrip("-"): one for one in known}
+    close = nearest(name.lstrip("-"), bare)
+    hint = f"; see {_path(ctx)} --help" if close is None else f"; did you mean {bare[close]}? See {_path(ctx)} --help"
     return f"no such {what}: {name}{hint}"
 
 
