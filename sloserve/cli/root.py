@@ -69,7 +69,7 @@ class OneLine(TyperGroup):
 
 def _one_line(error: Any) -> Exception:
     """Return the one-line error to show; the error itself if it shows the help, since nothing was given."""
-    said = error.format_message().strip().removesuffix(".")
+    said = error.format_message().strip().removesuffix(".").replace("Value error, ", "")  # pydantic's words
     if error.ctx is None or "\n" in said:
         return error  # type: ignore[no-any-return]
     option = getattr(error, "option_name", None)

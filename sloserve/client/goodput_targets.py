@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from sloserve.core import numbers
 from sloserve.core.errors import ConfigError
+from sloserve.core.nearest import did_you_mean
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import SLO, Targets
 
@@ -73,7 +74,7 @@ def _targets(flag: str, pairs: Sequence[str], text: str) -> Targets:
         if not colon:
             raise ConfigError(f"{flag}: {pair!r} is not of the form key:milliseconds, as in ttft:500")
         if key not in KEYS:
-            raise ConfigError(f"{flag}: {key!r} is not a known key; known: {', '.join(KEYS)}")
+            raise ConfigError(f"{flag}: {key!r} is not a known key; known: {', '.join(KEYS)}{did_you_mean(key, KEYS)}")
         if KEYS[key] in found:
             raise ConfigError(f"{flag}: {key} is given twice in {text!r}")
         try:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.nearest import did_you_mean
 from sloserve.core.registrations import registered
 from sloserve.sim.workloads.readers.found import find_trace
 
@@ -53,7 +54,7 @@ def experiment_flags(name: str) -> dict[str, Any]:
     known = experiments()
     if name not in known:
         listed = ", ".join(known) or "none, since only a checkout of sloserve brings some"
-        raise ConfigError(f"unknown experiment {name!r}; known: {listed}")
+        raise ConfigError(f"unknown experiment {name!r}; known: {listed}{did_you_mean(name, known)}")
     row = known[name]
     if row.trace is None:
         return dict(row.flags)

@@ -77,7 +77,7 @@ WRONG = {
     ),
     "a fleet's file as a model": (["serve", FLEET], "this is a fleet's file, not a model; use sloserve fleet"),
     "settings as a fleet": (
-        ["fleet", "configs/serve.yaml"],
+        ["fleet", "configs/tenants.yaml"],
         "use sloserve serve MODEL --slo-config configs/serve.yaml",
     ),
     "an SLO file as settings": (
@@ -94,6 +94,11 @@ WRONG = {
         "this is a profile of an engine, not a trace",
     ),
     "a class without a rank": (["serve", "m", "--slo-config", "RANKLESS"], "classes.vip.rank: is missing; needed: "),
+    "an experiment in capitals": (["simulate", "--experiment", "Azure-conv"], "did you mean 'azure-conv'?"),
+    "a choice in capitals": (
+        ["serve", "m", "--log-format", "JSON"],
+        "'JSON' is not one of 'text', 'json'; see sloserve serve --help",
+    ),
     "nothing to simulate": (["simulate"], "give one of --workload and --trace"),
     "no such workload": (["simulate", "--workload", "no"], "unknown workload 'no'; known: sharegpt-poisson, "),
     "no server to load": (["bench"], "Missing option '--url'; see sloserve bench --help"),

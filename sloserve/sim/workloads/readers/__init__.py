@@ -28,6 +28,7 @@ import numpy as np
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.files.kinds import reading
+from sloserve.core.nearest import did_you_mean
 from sloserve.sim.workloads.readers import azure, project_csv, timed_json, vllm_datasets
 from sloserve.sim.workloads.readers.found import find_trace
 from sloserve.sim.workloads.readers.prefix_blocks import block_tokens, small_ids
@@ -106,7 +107,8 @@ def read_trace(
 def _format_of(path: Path, trace_format: str | None) -> TraceFormat:
     if trace_format is not None:
         if trace_format not in list(TraceFormat):
-            raise ConfigError(f"unknown trace format {trace_format!r}; known: {', '.join(TraceFormat)}")
+            hint = did_you_mean(trace_format, TraceFormat)
+            raise ConfigError(f"unknown trace format {trace_format!r}; known: {', '.join(TraceFormat)}{hint}")
         return TraceFormat(trace_format)
     with open_trace(path) as lines:
         first = next((line for line in lines if line.strip()), "").strip()
