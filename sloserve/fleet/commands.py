@@ -133,12 +133,13 @@ def run(
 
     There is an agent for each host. `sloserve fleet FILE` is the same.
     """
-    from sloserve.fleet.gateway import serve
+    _log(log_format)
+    fleet = _read(file, _gateway_fields(asdict(gateway) | asdict(http3)))
+
+    from sloserve.fleet.gateway import serve  # a mistake in the file is reported before these are loaded
     from sloserve.fleet.run.all_in_one import run_fleet
     from sloserve.fleet.run.live import place_of
 
-    _log(log_format)
-    fleet = _read(file, _gateway_fields(asdict(gateway) | asdict(http3)))
     options = _agent_options(lease_s, engine_module)
     planner_s = min(lease_s, 5.0)
     serve.run(run_fleet(fleet, place_of(fleet, state), say, agent_options=options, lease_s=planner_s))

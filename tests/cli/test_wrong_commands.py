@@ -78,7 +78,7 @@ WRONG = {
     "a fleet's file as a model": (["serve", FLEET], "this is a fleet's file, not a model; use sloserve fleet"),
     "settings as a fleet": (
         ["fleet", "configs/tenants.yaml"],
-        "use sloserve serve MODEL --slo-config configs/serve.yaml",
+        "use sloserve serve MODEL --slo-config configs/tenants.yaml",
     ),
     "an SLO file as settings": (
         ["serve", "m", "--slo-config", "configs/slo-10s.yaml"],
