@@ -149,7 +149,7 @@ interop: OUR_TORCH = $(BIN)/python -c 'import importlib.metadata as m; print(m.v
 interop: env
 	test -x .venv-interop/bin/python || $(PYTHON) -m venv .venv-interop
 	test -x .venv-interop/load/bin/python || $(PYTHON) -m venv .venv-interop/load
-	$(BIN)/uv pip install -q --python .venv-interop/bin/python openai 'litellm[proxy]' langchain-openai 'llama-index-llms-openai-like>=0.8'
+	$(BIN)/uv pip install -q --python .venv-interop/bin/python openai 'litellm[proxy]' langchain-openai openai-agents 'llama-index-llms-openai-like>=0.8'
 	$(BIN)/uv pip install -q --python .venv-interop/load/bin/python $(TORCH_FROM) "torch==$$($(OUR_TORCH))" guidellm aiperf
 	npm install --silent --no-audit --no-fund --prefix .venv-interop openai
 	$(BIN)/python -m pytest -q --timeout=900 tests/interop
