@@ -1,9 +1,9 @@
 """One SLO out of all statements of a request: header over body over service tier over the default class.
 
-A gateway's objective, or a priority that another router's header states, stands for a header that names a class, where
-no header does. A tenant that is held to a class may
-ask for nothing more urgent: neither a class, nor a target that is tighter than the target of its class or that its
-class does not have, nor a deadline of a task, nor a ``priority`` ahead of vLLM's default.
+A gateway's objective stands for a header that names a class, where no header does; so does a priority that another
+router's header states. A tenant that is held to a class may ask for nothing more urgent: neither a class, nor a target
+that is tighter than the target of its class or that its class does not have, nor a deadline of a task, nor a
+``priority`` ahead of vLLM's default.
 
 The result is written as the flat ``slo_*`` keys of ``vllm_xargs``, the one form that reaches the engine, so that there
 is a single reader of values (:mod:`sloserve.wire.xargs`) and the engine cannot tell how an SLO was stated.

@@ -1,8 +1,8 @@
 """Latencies under the names of OpenTelemetry's conventions for generative AI, beside ours.
 
-Tools that know these names show a server without being told about ours. Buckets are those of the conventions, which are
-the same for each server; ours are finer where targets usually are. Labels have few values: an operation for each kind
-of route, and one model, the name under which the server was started.
+Tools that know these names show a server without knowing ours. The conventions fix the buckets, which are the same for
+each server; ours are finer where targets usually are. Labels have few values: an operation for each kind of route, and
+one model, the name under which the server was started.
 
 Source: OpenTelemetry semantic conventions 1.37, Generative AI model server metrics.
 """
@@ -97,7 +97,7 @@ class GenAiMetrics:
 
 
 def _histogram(name: str, documentation: str, buckets_s: tuple[float, ...], *more: str) -> Histogram:
-    """Return a histogram in seconds whose name and labels are those of the conventions, as Prometheus spells them."""
+    """Return a histogram in seconds with name and labels of the conventions, as Prometheus spells them."""
     labels = [label.replace(".", "_") for label in (OPERATION, PROVIDER, MODEL, *more)]
     return Histogram(
         f"gen_ai_server_{name.replace('.', '_')}_seconds", documentation, labels, buckets=buckets_s, registry=None
