@@ -34,6 +34,16 @@ def test_promtool_accepts_the_rules() -> None:
     assert checked.returncode == 0 and f"{len(RULES)} rules found" in checked.stdout, checked.stdout + checked.stderr
 
 
+def test_prometheus_of_compose_reads_the_rules(tmp_path: Path) -> None:
+    compose = ROOT / "deploy" / "compose"
+    mounts = yaml.safe_load((compose / "compose.yaml").read_text())["services"]["prometheus"]["volumes"]
+    here, there, _ = next(mount for mount in mounts if "rules" in mount).split(":")
+    settings = tmp_path / "prometheus.yml"
+    settings.write_text((compose / "prometheus.yaml").read_text().replace(there, str((compose / here).resolve())))
+    checked = promtool("check", "config", str(settings))
+    assert checked.returncode == 0 and f"{len(RULES)} rules found" in checked.stdout, checked.stdout + checked.stderr
+
+
 @pytest.mark.slow
 def test_each_alert_fires_and_does_not_fire_as_its_series_say() -> None:
     tested = promtool("test", "rules", str(SERIES))
