@@ -121,6 +121,7 @@ def test_who_has_no_token_in_time_gets_a_429_and_its_work_is_ended(stream: bool)
     answer, took_s = serve(app, "250")
     assert answer.status_code == 429
     assert answer.headers["x-slo-dropped-reason"] == "rejected-ttl-expired" and answer.headers["retry-after"] == "7"
+    assert answer.headers["x-llm-d-request-dropped-reason"] == "rejected-ttl-expired"
     assert answer.json()["error"]["message"] == (
         "no token within the 250 ms of x-request-ttl-ms; retry in 7 s or allow for more"
     )

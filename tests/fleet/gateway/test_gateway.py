@@ -297,6 +297,7 @@ def test_a_model_that_stays_active_nowhere_is_refused_after_the_longest_wait(tmp
             answer = await to.complete(model="legal")
             assert answer.status_code == 429 and 1 <= int(answer.headers["retry-after"]) <= 30
             assert answer.headers["x-slo-dropped-reason"] == "rejected-saturated"
+            assert answer.headers["x-llm-d-request-dropped-reason"] == "rejected-saturated"
 
     run(test)
 
