@@ -13,7 +13,7 @@ MADE: Final = (
     "# Made from deploy/prometheus/sloserve.rules.yaml by `python -m tests.deploy.rule_objects`: change that file.\n"
 )
 OBJECT: Final = """\
-# Needs the Prometheus operator; leave it out of kustomization.yaml where there is none.
+# Needs the Prometheus operator; leave ../alerts out of kustomization.yaml where there is none.
 apiVersion: monitoring.coreos.com/v1
 kind: PrometheusRule
 metadata: {name: sloserve}
@@ -26,7 +26,7 @@ def made_from(source: str) -> dict[Path, str]:
     rules = source[source.index("groups:\n") :]
     indented = "".join(f"  {line}" if line.strip() else line for line in rules.splitlines(keepends=True))
     return {
-        ROOT / "deploy" / "kubernetes" / "base" / "rules.yaml": MADE + OBJECT + indented,
+        ROOT / "deploy" / "kubernetes" / "alerts" / "rules.yaml": MADE + OBJECT + indented,
         ROOT / "deploy" / "helm" / "sloserve" / "files" / "sloserve.rules.yaml": MADE + rules,
     }
 

@@ -35,7 +35,7 @@ def test_kubernetes_knows_every_object_and_field(folder: str) -> None:
     made = kustomized(folder)
     validate(made)
     kinds = {one["kind"] for one in made}
-    assert {"Deployment", "Service", "PodDisruptionBudget", "ServiceMonitor", "ConfigMap"} <= kinds
+    assert {"Deployment", "Service", "PodDisruptionBudget", "ServiceMonitor", "PrometheusRule", "ConfigMap"} <= kinds
 
 
 def test_the_operator_would_refuse_a_mistyped_field_of_a_monitor() -> None:
