@@ -18,6 +18,11 @@ SUFFIXES = {
     "histogram": ("_bucket", "_sum", "_count"),
     "summary": ("", "_sum", "_count"),
 }
+OF_PROMETHEUS: "Scrape" = {
+    "up": {"job": set(), "instance": set()},
+    "ALERTS": {"alertname": set(), "alertstate": {"pending", "firing"}, "severity": {"critical", "warning"}},
+}
+"""Series that Prometheus makes itself, and the labels of our alerts."""
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 _LABEL_VALUES = re.compile(r"label_values\((?:(?P<selector>.+),\s*)?(?P<label>\w+)\)")
 _LEGEND = re.compile(r"\{\{\s*(\w+)\s*\}\}")
@@ -32,7 +37,7 @@ def check_dashboard(dashboard: dict[str, Any], metrics_text: str) -> list[str]:
 
     metrics_text: a scrape in Prometheus' text format.
     """
-    scrape = read_scrape(metrics_text)
+    scrape = read_scrape(metrics_text) | OF_PROMETHEUS
     variables = {variable["name"] for variable in dashboard["templating"]["list"]}
     problems = []
     for where, query, legend in queries(dashboard):

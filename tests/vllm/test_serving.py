@@ -248,6 +248,9 @@ def test_metrics_count_what_was_served(server: Server, http: httpx.Client) -> No
     assert samples(server, "sloserve:shadow_plans_total")
     assert sum(samples(server, "sloserve:plans_total").values()) > 0
     assert "vllm:num_requests_running" in server.metrics()
+    named = f'gen_ai_operation_name="text_completion",gen_ai_provider_name="vllm",gen_ai_request_model="{MODEL}"'
+    for name in ("time_to_first_token", "time_per_output_token"):
+        assert f"gen_ai_server_{name}_seconds_count{{{named}}}" in server.metrics()
 
 
 schema = schemathesis.openapi.from_dict(document())
