@@ -164,7 +164,10 @@ def test_a_target_that_cannot_be_met_is_refused_under_predict_alone(metrics: Met
             server.serve(http)
         assert caught.value.status == 429
         assert http.rejection is not None and len(http.predicted) == 1
-        assert errors.headers(http.rejection) == [("x-slo-dropped-reason", "rejected-slo-unattainable")]
+        assert errors.headers(http.rejection) == [
+            ("x-slo-dropped-reason", "rejected-slo-unattainable"),
+            ("x-llm-d-request-dropped-reason", "rejected-saturated"),
+        ]
         assert metrics.reasons == ["rejected-slo-unattainable"] and metrics.served[-1].good is False
 
 
