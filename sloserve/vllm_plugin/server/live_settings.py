@@ -255,7 +255,12 @@ class LiveSettings:
             return
         reading: set[asyncio.Task[None]] = set()
 
+        at_terminal = _has_terminal()
+
         def hang_up() -> None:
+            if at_terminal and not _has_terminal():
+                _end()
+                return
             task = asyncio.get_running_loop().create_task(self._reread(engine, source))
             reading.add(task)
             task.add_done_callback(reading.discard)
@@ -280,14 +285,20 @@ class LiveSettings:
 def pass_on_hangups() -> None:
     """Pass SIGHUP on to the API process that reads the file of settings again, until one does in this process.
 
-    Without a handler the signal would end the server. Where it is ignored from the start, as under nohup, that stays:
-    the processes that this one starts would not ignore a signal that it handles, and would end with the terminal.
+    Without a handler the signal would end the server, as it still does where the server's terminal is gone. Where it is
+    ignored from the start, as under nohup, that stays: the processes that this one starts would not ignore a signal
+    that it handles, and would end with the terminal.
     """
     if _hangups_are_ignored():
         say("SIGHUP is ignored, as under nohup, and does not read the file of settings again")
         return
 
+    at_terminal = _has_terminal()
+
     def pass_on(number: int, frame: Any) -> None:
+        if at_terminal and not _has_terminal():
+            _end()
+            return
         try:
             first = next(iter(page_folder.page_files(page_folder.page_folder(), page_folder.API)), None)
             if first is not None and first.pid != os.getpid():
@@ -309,6 +320,23 @@ def outlast_hangups() -> None:
 
 def _hangups_are_ignored() -> bool:
     return signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def _has_terminal() -> bool:
+    """Return whether this process has a controlling terminal."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+def _end() -> None:
+    """End this process as SIGTERM does, since its terminal is gone: nobody would see that it still holds the device."""
+    logger.warning(
+        "SIGHUP: the terminal is gone, so the server ends; start it under nohup, setsid or systemd to keep it"
+    )
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _warn_of_start() -> None:

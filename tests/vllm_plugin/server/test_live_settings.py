@@ -299,3 +299,36 @@ def test_a_hangup_before_an_api_process_listens_does_not_end_it(
     live_settings.outlast_hangups()
     os.kill(os.getpid(), signal.SIGHUP)
     assert "SIGHUP: the server still starts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_server_ends_with_its_terminal(
+    alone: Process, monkeypatch: pytest.MonkeyPatch, hangup: None, capsys: pytest.CaptureFixture[str], gone: bool
+) -> None:
+    terminal = [True, True, not gone, not gone]
+    asked: list[int] = []
+    stock = signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+    monkeypatch.setattr(live_settings, "_has_terminal", lambda: terminal.pop(0))
+    monkeypatch.setattr(alone.live, "_reread", lambda engine, source: asyncio.sleep(0, asked.append(0)))
+    monkeypatch.setenv(SOURCE, "[]")
+
+    async def hang_up() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        live_settings.pass_on_hangups()
+        passing_on = signal.getsignal(signal.SIGHUP)
+        alone.live.listen(None, 0)
+        try:
+            os.kill(os.getpid(), signal.SIGHUP)
+            while not asked:
+                await asyncio.sleep(0)
+        finally:
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, passing_on)
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    try:
+        bounded.run(hang_up())
+    finally:
+        signal.signal(signal.SIGTERM, stock)
+    assert asked == ([signal.SIGTERM] * 2 if gone else [0])
+    assert ("the server still starts" in capsys.readouterr().err) != gone
