@@ -15,7 +15,7 @@ class PolicyChanged:
     Args:
         id: Name of the change, by which it is undone.
         at_s: Time of the change, in epoch seconds.
-        by: Who asked for it, as far as the server knows: the name that the request states, and its address.
+        by: Origin of the request, as far as the server knows: the name that it states, and its address.
         before: Text of the policy that it replaced.
     """
 

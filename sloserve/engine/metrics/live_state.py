@@ -11,8 +11,9 @@ from typing import Final
 from sloserve.core.attainment_window import SHOWN_SPANS_S
 from sloserve.core.in_words import duration
 
-GOOD_SHARE: Final = 0.9
-"""Share of requests in time below which a class or a tenant is shown as bad; the rest is its error budget."""
+GOOD_SHARE: Final = 0.95
+"""Share of requests in time below which a class or a tenant is shown as bad; the rest is its error budget. The alerts of
+deploy/prometheus have the same objective by default."""
 FAST_BURN: Final = 3.0
 """Burn rate of the last minute from which on a state is bad although the ten minutes before were good."""
 BAD, LATE, FINE = "bad", "late", "fine"

@@ -74,7 +74,7 @@ class LoadSampler:
         """Create a sampler that has not started.
 
         Args:
-            ring: Where the samples are kept, see :mod:`sloserve.engine.metrics.load_history`.
+            ring: Memory of the samples, see :mod:`sloserve.engine.metrics.load_history`.
             classes: Names of the service classes.
             snapshots: Function that reads the engines' pages; may raise OSError.
             clock: Clock of this process.

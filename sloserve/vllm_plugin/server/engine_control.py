@@ -88,7 +88,7 @@ def _set_policies(
         change: Id of the change.
         policy: Policy to follow; ``None`` leaves it as it is.
         shadow_policy: Policy to score; ``None`` leaves it as it is, and an empty one turns shadow mode off.
-        by: Who asks for it.
+        by: Origin of the request.
         at_s: Time of the change, in epoch seconds.
         undoes: Id of the change of the policy that is undone, in place of ``policy``; it must be the last one.
     """
@@ -177,7 +177,7 @@ async def set_policies(
         async_llm: The engine client.
         policy: Policy to follow, as for ``--policy``, without options that name files; ``None`` leaves it as it is.
         shadow_policy: Policy to score, likewise; an empty one turns shadow mode off.
-        by: Who asks for the change, for the record.
+        by: Origin of the request, for the record.
         undoes: Id of the last change of the policy, which is undone; ``policy`` is ``None`` then.
 
     Raises: ConfigError, and nothing has changed; EngineError when a rank failed: it says which, and whether the others

@@ -135,7 +135,7 @@ def test_the_alarm_follows_the_share_in_time_and_not_who_is_late_now(server: Ser
     later = server.view.read()
     assert [one["state"] for one in later["by_class"].values()] == ["fine", "bad"] and later["alarms"] == [True]
     assert later["headlines"] == [f"{CLASSES[1]}: 50% of 50 in time within 60 s, 50% of 50 in time within 10 min"]
-    assert later["by_class"][CLASSES[1]]["burn"] == [5.0, 5.0]
+    assert later["by_class"][CLASSES[1]]["burn"] == [10.0, 10.0]
 
 
 def test_requests_that_missed_a_deadline_raise_the_alarm_before_they_end(server: Server) -> None:
@@ -148,7 +148,7 @@ def test_requests_that_missed_a_deadline_raise_the_alarm_before_they_end(server:
     made.late[:] = 0
     server.live[0].write(made)
     view = server.view.read()
-    assert view["by_class"]["urgent"]["burn"] == [10.0, 10.0] and view["by_class"]["urgent"]["state"] == "bad"
+    assert view["by_class"]["urgent"]["burn"] == [20.0, 20.0] and view["by_class"]["urgent"]["state"] == "bad"
     assert view["headlines"] == ["urgent: 9 with a missed deadline, 9 of them decoding"]
 
 

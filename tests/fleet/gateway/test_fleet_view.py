@@ -155,7 +155,7 @@ def test_attainment_is_by_class_over_one_and_ten_minutes() -> None:
     view = seen.view.read()
     assert view["by_class"]["interactive"] == {
         "attained": [[0.6667, 3], [0.6667, 3]],
-        "burn": [3.33, 3.33],
+        "burn": [6.67, 6.67],
         "state": "bad",
     }
     assert view["headlines"] == ["interactive: 67% of 3 in time within 60 s, 67% of 3 in time within 10 min"]
