@@ -108,7 +108,16 @@ class Root(OneLine):
     headings: ClassVar[Mapping[str, Sequence[str]]] = {
         "Serve": ("serve", "check-config", "policies", "presets", "doctor"),
         "While serving": ("status", "top", "key", "edge"),
-        "Measure and choose": ("advise", "simulate", "workloads", "bench", "judge", "profile", "train-length"),
+        "Measure and choose": (
+            "advise",
+            "simulate",
+            "workloads",
+            "bench",
+            "judge",
+            "profile",
+            "record",
+            "train-length",
+        ),
         "Files": ("configs", "schema"),
         "Several models": ("fleet", "train-router", "router-quality"),
     }

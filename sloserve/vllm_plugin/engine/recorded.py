@@ -115,6 +115,8 @@ class Recorded:
         """
         self._scheduler, self._salt, self._facts = scheduler, salt or Salt(), engine_facts(scheduler)
         self._clock = clock
+        size = scheduler.kv_cache_manager.block_pool.hash_block_size
+        self._stretch_tokens = max(STRETCH_TOKENS // size, 1) * size
         self._recorder = Recorder(folder, stem, most_bytes, self._head)
         self._number_of: dict[str, int] = {}
         self._next = 1
@@ -133,7 +135,7 @@ class Recorded:
             kept["tenant_shares"] = {**shares, "weights": weights}
         policy, shadow_policy = self._scheduler.policy_texts
         live = list(self._number_of.values())
-        return Head(FORMAT, self._clock.now_s(), self._facts, kept, policy, shadow_policy, STRETCH_TOKENS, live)
+        return Head(FORMAT, self._clock.now_s(), self._facts, kept, policy, shadow_policy, self._stretch_tokens, live)
 
     def arrived(self, request: Request, stated: StatedSLO) -> None:
         """Record a request that was enqueued, and what it states."""
