@@ -119,6 +119,8 @@ NEXT_STEP: Final[Mapping[Why, str]] = {
 }
 """What an operator can do about each reason; a reason that is left out needs nothing."""
 
+_OF_RUNNING: Final = frozenset({Why.PLACES, Why.LIMIT, Why.BLOCKS})
+"""Reasons of the first of the queue that a preemption could end."""
 _OF_QUEUE: Final = frozenset({Why.NOTHING, Why.QUEUE, Why.CLASS})
 """Reasons of a waiting request that wait for what holds up the first request of the queue."""
 
@@ -160,7 +162,7 @@ class Queued:
     Args:
         class_rank: Rank of the class of each request; lower ranks are more urgent.
         level: Level of the tenant of each request within its share; lower levels go first.
-        missed: Whether each request has missed a deadline that its plan reads.
+        missed: Whether each request has missed a deadline, if its plan serves such requests last.
     """
 
     class_rank: IntArray
@@ -171,7 +173,8 @@ class Queued:
 def queue_causes(queue: Queued, places: IntArray, head: Cause, running: int) -> FloatArray:
     """Return the cause of each request of a queue, by the first rule that holds, ``[m, 3]``.
 
-    - It has missed a deadline: a plan serves the requests first that can still meet theirs.
+    - It has missed a deadline: the plan serves the requests first that can still meet theirs. This does not hold while
+      the engine is paused, nor for the first of the queue if no running request could make room for it.
     - It is the first: what holds up the first.
     - Requests of lower levels go before it: its tenant has had more than its share.
     - Requests of more urgent classes go before it.
@@ -189,7 +192,10 @@ def queue_causes(queue: Queued, places: IntArray, head: Cause, running: int) -> 
         lower = _lower_before(key)[places]
         found[lower > 0] = np.stack((np.full(places.size, int(why)), lower, places), axis=1)[lower > 0]
     found[places == 0] = head.why, head.figure, head.of
-    missed = queue.missed[places]
+    # A paused engine admits none, and the first of the queue is given up only if one that runs could give way.
+    missed = queue.missed[places] & (head.why is not Why.ENGINE)
+    if head.why not in _OF_RUNNING or not running:
+        missed &= places > 0
     found[missed] = np.stack((np.full(places.size, int(Why.GIVEN_UP)), places, np.full(places.size, running)), axis=1)[
         missed
     ]

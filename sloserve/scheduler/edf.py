@@ -91,6 +91,10 @@ class EDF(Policy):
         """Return the deadlines by which the policy orders requests, as :func:`deadlines_s` does."""
         return deadlines_s(rows, slots, self.settings.default_tds)
 
+    @property
+    def gives_up(self) -> bool:
+        return bool(self.settings.late_last)
+
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         waiting_due = self.due_s(snapshot.rows, snapshot.waiting)
         late = waiting_due < now_s

@@ -58,6 +58,11 @@ class Policy(ABC):
         self.seed = seed
 
     @property
+    def gives_up(self) -> bool:
+        """Whether its plans serve waiting requests that can be in time before the ones that have missed a deadline."""
+        return False
+
+    @property
     def reads(self) -> frozenset[str]:
         """All columns that must be kept: the columns that its plans and its step budget read."""
         return self.needs | (StepBudget.NEEDS if self.settings.step_budget else frozenset())

@@ -57,6 +57,22 @@ def test_each_request_of_a_queue_has_a_reason() -> None:
     assert queue_causes(late_first, np.array([0]), head, running=3).tolist() == [[Why.GIVEN_UP, 0, 3]]
 
 
+@pytest.mark.parametrize(
+    ("head", "running", "first", "second"),
+    [
+        (Cause(Why.ENGINE), 3, Why.ENGINE, Why.QUEUE),
+        (Cause(Why.TOKENS, 8.0, 8.0), 3, Why.TOKENS, Why.GIVEN_UP),
+        (Cause(), 0, Why.NOTHING, Why.GIVEN_UP),
+        (Cause(Why.PLACES, 3.0, 3.0), 3, Why.GIVEN_UP, Why.GIVEN_UP),
+    ],
+)
+def test_a_request_is_given_up_only_where_the_plan_holds_it_up(
+    head: Cause, running: int, first: Why, second: Why
+) -> None:
+    queue = Queued(np.zeros(2, np.int64), np.zeros(2, np.int64), np.ones(2, np.bool_))
+    assert queue_causes(queue, np.arange(2), head, running)[:, 0].tolist() == [first, second]
+
+
 def test_a_request_behind_others_is_told_what_holds_up_the_first() -> None:
     head = Cause(Why.BLOCKS, 12.0, 4.0)
     said, next_step = told_with_head(Cause(Why.CLASS, 2.0, 3.0), head)

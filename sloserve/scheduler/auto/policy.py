@@ -45,6 +45,8 @@ class Auto(PredictingPolicy):
 
     plans_on_events = True
 
+    gives_up = True
+
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
         step_budget: bool = True

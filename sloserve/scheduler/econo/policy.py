@@ -92,6 +92,10 @@ class Econo(PredictingPolicy):
     def is_idle(self, waiting: int, running: int, engine: EngineFacts) -> bool:
         return not waiting and engine.has_room_for(running)
 
+    @property
+    def gives_up(self) -> bool:
+        return bool(self.settings.late_last)
+
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         rows, engine = snapshot.rows, snapshot.engine
         if self.is_idle(snapshot.waiting.size, snapshot.running.size, engine):

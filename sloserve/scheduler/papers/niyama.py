@@ -49,6 +49,10 @@ class Niyama(PredictingPolicy):
             check_lengths(self.length, self.length_error)
             check_within(self, 0.0, 1e6, "alpha_ms")
 
+    @property
+    def gives_up(self) -> bool:
+        return bool(self.settings.relegate)
+
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         rows, engine, queued = snapshot.rows, snapshot.engine, snapshot.waiting.size
         slots = np.concatenate((snapshot.waiting, snapshot.running))

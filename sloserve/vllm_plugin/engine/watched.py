@@ -28,8 +28,6 @@ _NAN = float("nan")
 _STATIC = ("number", "class_id", "arrival_s", "ttft_due_s", "e2e_due_s", "pace_s", "prompt_tokens")
 _MISSED = len(_STATIC)
 """Column behind these that says whether the request was seen after it had missed a deadline."""
-_DEADLINES = frozenset({"ttft_s", "e2e_s"})
-"""Columns of which a policy that plans by deadlines reads one."""
 _AT = {name: place for place, name in enumerate(ROW)}
 _READ = ("num_computed_tokens", "_output_token_ids", "status", "num_preemptions")
 """Attributes of each request, fetched in one pass: fetching these objects is most of what a frame costs."""
@@ -308,7 +306,7 @@ class _Live:
         """Return what decides the order of the queue, as far as watchers see it."""
         first, planner = self._first_queued, self._planner
         missed = np.zeros(self.size - first, np.bool_)
-        if planner is not None and planner.policy.needs & _DEADLINES:
+        if planner is not None and planner.policy.gives_up:
             missed = self.missed[first:]
         standing = None if planner is None else planner.standing()
         level = np.zeros(self.size - first, np.int64)

@@ -179,6 +179,20 @@ def test_a_request_that_the_policy_has_given_up_is_told_so_and_a_later_deadline_
     assert sum(one["phase"] == Phase.WAITING for one in urgent_rows(0.2)) < len(waits) / 2
 
 
+@pytest.mark.parametrize(
+    ("policy", "gives_up"),
+    [("edf:preempt=false", True), ("edf:preempt=false:late_last=false", False), ("econo", False)],
+)
+def test_only_a_policy_that_serves_late_requests_last_has_given_one_up(
+    build: Build, request_of: RequestOf, watch: Watch, policy: str, gives_up: bool
+) -> None:
+    work = [request_of(f"r{i}", 0.0, 8, 30, e2e_s=50.0) for i in range(4)]
+    work += [request_of(f"late{i}", 0.0, 8, 4, ttft_s=0.001) for i in range(3)]
+    frame = watch(build(policy, max_num_seqs=3), work)[1]
+    queued = frame.rows[:, ROW.index("ahead")] > 0
+    assert queued.any() and (Why.GIVEN_UP in frame.rows[queued, ROW.index("why")]) == gives_up
+
+
 def test_every_request_of_the_queue_says_what_goes_before_it(build: Build, request_of: RequestOf, watch: Watch) -> None:
     work = [request_of(f"r{i}", 0.0, 8, 30, e2e_s=5.0) for i in range(4)]
     work += [request_of("job", 0.0, 8, 4, slo_class="batch"), request_of("chat", 0.0, 8, 4)]
