@@ -9,6 +9,8 @@ from typing import Any, Final
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.files.model import dotted
+from sloserve.core.slo import DEFAULT_CLASSES, ClassTable
+from sloserve.scheduler.class_settings import CLASSES
 from sloserve.scheduler.settings import PluginSettings
 
 LIVE: Final = (
@@ -39,6 +41,19 @@ Key = tuple[str, ...]
 def changes(before: PluginSettings, after: PluginSettings) -> dict[Key, tuple[Any, Any]]:
     """Return the settings that differ, with the values before and after; ``None`` stands for one that is absent."""
     return dict(_differing(before.as_config(), after.as_config(), ()))
+
+
+def in_order(section: Mapping[str, Any], before: ClassTable) -> dict[str, Any]:
+    """Return settings that users wrote with their classes in the order of ``before``.
+
+    Classes of one rank have the order in which they are stated, after the built-in ones that are not stated. So a
+    target that is stated of a class, or no longer stated, would change the order of the classes.
+    """
+    stated = section.get(CLASSES)
+    if not (isinstance(stated, Mapping) and stated):
+        return dict(section)
+    ordered = {name: stated.get(name, {}) for name in before.names if name in stated or name in DEFAULT_CLASSES}
+    return {**section, CLASSES: ordered | {name: entry for name, entry in stated.items() if name not in ordered}}
 
 
 def check_live(before: PluginSettings, after: PluginSettings) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sloserve.core.errors import ConfigError
-from sloserve.scheduler.live_settings import LIVE, changes, check_live, in_words
+from sloserve.scheduler.live_settings import LIVE, changes, check_live, in_order, in_words
 from sloserve.scheduler.settings import PluginSettings, plugin_settings
 
 
@@ -63,6 +63,32 @@ def test_names_and_order_of_classes_stay() -> None:
         with pytest.raises(ConfigError, match=r"classes: the server has .*, and would have .*: a restart adds"):
             check_live(before, after)
     check_live(before, with_classes({"chat": {"rank": 0}, "jobs": {"rank": 1, "aged_after_s": 5.0}}))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"nightly": {"rank": 2}}, {"nightly": {"rank": 2}, "batch": {"e2e_ms": 60_000}}),
+        ({"nightly": {"rank": 2}, "batch": {"e2e_ms": 60_000}}, {"nightly": {"rank": 2}}),
+        ({"b": {"rank": 7}, "a": {"rank": 7}}, {"a": {"rank": 7, "ttft_ms": 5}, "b": {"rank": 7}}),
+        ({"background": None, "nightly": {"rank": 2}}, {"nightly": {"rank": 2}, "batch": {}, "background": None}),
+    ],
+)
+def test_classes_of_one_rank_keep_their_order_whichever_are_stated(
+    before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    now, wanted = (plugin_settings({"sloserve": {"classes": classes}}) for classes in (before, after))
+    with pytest.raises(ConfigError, match="changes their order"):
+        check_live(now, wanted)
+    found = plugin_settings({"sloserve": in_order({"classes": after}, now.classes)})
+    check_live(now, found)
+    assert found.classes.names == now.classes.names
+    assert {one.name: one for one in found.classes} == {one.name: one for one in wanted.classes}
+
+
+@pytest.mark.parametrize("section", [{}, {"classes": None}, {"classes": {}}, {"classes": ["batch"]}])
+def test_what_states_no_classes_stays_as_it_is(section: dict[str, Any]) -> None:
+    assert in_order(section, plugin_settings(None).classes) == section
 
 
 def test_a_change_is_one_line_whatever_its_names_hold() -> None:

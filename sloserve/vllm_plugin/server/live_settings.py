@@ -27,7 +27,7 @@ from sloserve.engine.metrics import page_folder
 from sloserve.engine.metrics.process_page import Boards
 from sloserve.scheduler.class_settings import CLASSES
 from sloserve.scheduler.config import SOURCE, reread
-from sloserve.scheduler.live_settings import LIVE, changes, check_live, in_words
+from sloserve.scheduler.live_settings import LIVE, changes, check_live, in_order, in_words
 from sloserve.scheduler.settings import KEY, PluginSettings, plugin_settings
 from sloserve.vllm_plugin.server import engine_control
 from sloserve.vllm_plugin.server.server_lock import ServerLock
@@ -145,12 +145,13 @@ class LiveSettings:
         """Make every rank and every API process follow other settings, or none; see :meth:`merge`."""
         self._look()
         before = self.now
+        section = in_order(section, before.settings.classes)
         settings = plugin_settings({KEY: section})
         check_live(before.settings, settings)
         changed = changes(before.settings, settings)
         if changed:
             new = InForce(settings, section, before.version + 1, round(self._clock.now_s(), 3), by)
-            undo = await engine_control.set_settings(engine, dict(section))
+            undo = await engine_control.set_settings(engine, section)
             unfollowed = await self._publish(new)
             if unfollowed is not None:
                 self._take_back(before)
