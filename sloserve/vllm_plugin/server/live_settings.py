@@ -232,7 +232,10 @@ class LiveSettings:
                 self._adopt(InForce(settings, section, version, published["changed_at_s"], published["changed_by"]))
         except FileNotFoundError:
             return
-        except (OSError, ValueError, KeyError, TypeError, ConfigError):
+        except OSError:  # such as too many open files: the file itself may be right
+            self._seen = None
+            logger.exception("sloserve cannot read the settings that another API process published")
+        except (ValueError, KeyError, TypeError, ConfigError):
             logger.exception("sloserve cannot read the settings that another API process published")
 
     # The file of --slo-config, which is read again on SIGHUP.

@@ -206,6 +206,25 @@ def test_a_published_file_that_cannot_be_read_changes_nothing(
     assert len(caplog.records) == 1, "it is reported once, not at each look"
 
 
+def test_a_published_file_is_read_again_after_a_fault_of_the_system(
+    pair: list[Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page_folder.settings_file(tmp_path).write_text(
+        json.dumps({"version": 1, "section": {"max_body_bytes": 7}, "changed_at_s": 1.0, "changed_by": "PUT"})
+    )
+    read = Path.read_bytes
+
+    def fail(path: Path) -> bytes:
+        monkeypatch.setattr(Path, "read_bytes", read)
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    pair[1].live._look()
+    assert pair[1].live.now.version == 0
+    pair[1].live._look()
+    assert pair[1].live.now.version == 1
+
+
 def test_a_request_that_is_cancelled_leaves_no_change_half_made(pair: list[Process], ranks: Ranks) -> None:
     one, other = pair
 
