@@ -123,6 +123,9 @@ def _set_settings(self: Any, change: str, section: Mapping[str, Any]) -> str | N
         scheduler.set_settings(plugin_settings({KEY: section}))
     except ConfigError as error:
         return str(error)
+    except Exception:  # a part of the scheduler may follow the new ones, and the response will be that none does
+        scheduler.set_settings(before)
+        raise
     setattr(self, _CHANGED, (change, functools.partial(scheduler.set_settings, before)))
     return None
 

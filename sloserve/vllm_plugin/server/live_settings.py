@@ -336,7 +336,7 @@ def _has_terminal() -> bool:
 
 
 def _end() -> None:
-    """End this process as SIGTERM does, since its terminal is gone: nobody would see that it still holds the device."""
+    """End this process as SIGTERM does: its terminal is gone, and the server would hold its device unseen."""
     logger.warning(
         "SIGHUP: the terminal is gone, so the server ends; start it under nohup, setsid or systemd to keep it"
     )

@@ -210,6 +210,21 @@ def test_a_policy_of_the_operator_comes_back_although_it_names_a_file(ranks: lis
     assert followed()[0][0] == f"sa:profile={tmp_path}" and given == [True]
 
 
+def test_a_rank_that_fails_half_way_goes_back_as_well(ranks: list[Engine]) -> None:
+    scheduler = ranks[1].scheduler
+    before, follow = scheduler.settings, scheduler.set_settings
+
+    def set_settings(settings: PluginSettings) -> None:
+        follow(settings)
+        if settings is not before:
+            raise RuntimeError("half way")
+
+    scheduler.set_settings = set_settings  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match="rank 1: half way; all ranks follow their earlier settings"):
+        bounded.run(engine_control.set_settings(None, {"max_body_bytes": 7}))
+    assert [rank.scheduler.settings for rank in ranks] == [before] * 3
+
+
 def test_each_rank_counts_the_other_instances_and_the_other_ranks(ranks: list[Engine]) -> None:
     for rank, service_s in zip(ranks, ({"a": 1.0}, {"a": 2.0, "b": 5.0}, {}), strict=True):
         rank.scheduler.service_s = service_s
