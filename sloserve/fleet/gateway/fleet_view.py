@@ -66,8 +66,14 @@ class _Course:
 class FleetView:
     """Reads the view of :mod:`sloserve.wire.live_feed` for a gateway; it sees switches while there are watchers."""
 
-    def __init__(self, parts: GatewayState) -> None:
-        self._parts = parts
+    def __init__(self, parts: GatewayState, more: Callable[[], View] = dict) -> None:
+        """Create the view of one gateway.
+
+        Args:
+            parts: State of the gateway.
+            more: Function that returns further parts of the view, by name.
+        """
+        self._parts, self._more = parts, more
         self._courses: dict[str, _Course] = {}
         self._switches: deque[dict[str, Any]] = deque(maxlen=MOST_SWITCHES)
 
@@ -108,6 +114,7 @@ class FleetView:
             "held": len(parts.hold),
             "plan": None if plan is None else {"late_s": round(plan.late_s, 1), "needed": plan.instances_needed},
             "switches": list(self._switches),
+            **self._more(),
             "rows": rows,
         }
 
@@ -223,15 +230,16 @@ class WatchRoutes:
     Args:
         key: Admin key.
         read: View of the fleet, called in the event loop.
+        history: The load of the last ten minutes, called in the event loop; ``None`` for none.
     """
 
-    def __init__(self, key: str, read: Callable[[], View]) -> None:
+    def __init__(self, key: str, read: Callable[[], View], history: Callable[[], View] | None = None) -> None:
         self._key = os.fsencode(key)
-        self._feed = LiveFeed(read, in_loop=True)
+        self._feed = LiveFeed(read, in_loop=True, history=history)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = scope["path"].removeprefix(PREFIX)
-        if await sent_page(scope, send, name) or not await shows_admin_key(scope, send, self._key):
+        if await sent_page(scope, send, name, "gateway") or not await shows_admin_key(scope, send, self._key):
             return
         if scope["path"] != EVENTS:
             message = f"there is no such route; there is GET {EVENTS}"

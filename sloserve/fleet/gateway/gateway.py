@@ -17,6 +17,7 @@ from sloserve.core.addresses import is_exposed
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import SLO, ClassTable, Targets
+from sloserve.engine.metrics import load_history
 from sloserve.fleet.batch_api.files import check_shared, open_files
 from sloserve.fleet.batch_api.lines import Limits
 from sloserve.fleet.batch_api.routes import BatchApi
@@ -26,6 +27,7 @@ from sloserve.fleet.gateway.agent_connections import AgentConnections
 from sloserve.fleet.gateway.app import TENANT, GatewayApp
 from sloserve.fleet.gateway.batch_work import BatchWork
 from sloserve.fleet.gateway.demand import DemandMeter
+from sloserve.fleet.gateway.fleet_load import FleetLoad
 from sloserve.fleet.gateway.fleet_view import FleetView, WatchRoutes
 from sloserve.fleet.gateway.held import Hold
 from sloserve.fleet.gateway.instances import Instances
@@ -115,7 +117,12 @@ class Gateway:
         self.watch = Watch(name, around.store, around.endpoints, self.parts, use)
         self._checking: asyncio.Task[None] | None = None
         batches, self._work = self._batches(around, clock)
-        self.watching = None if around.admin_key is None else WatchRoutes(around.admin_key, FleetView(self.parts).read)
+        self._load = FleetLoad(self.parts)
+        self.watching = None
+        if around.admin_key is not None:
+            view = FleetView(self.parts, self._load.parts)
+            self.watching = WatchRoutes(around.admin_key, view.read, self._load.history)
+        self._sampling: asyncio.Task[None] | None = None
         self.app = GatewayApp(
             self.parts,
             self.keys,
@@ -132,6 +139,9 @@ class Gateway:
         every_s = min(self.parts.limits.silent_max_s / 4, CHECK_S)
         checking = supervised("streams without progress are not ended", self._check_streams, every_s)
         self._checking = asyncio.create_task(checking)
+        if self.watching is not None:
+            sampling = supervised("no samples of the load are taken", self._load.sample, load_history.EVERY_S)
+            self._sampling = asyncio.create_task(sampling)
         if self._work is not None:
             self._work.start()
 
@@ -141,6 +151,8 @@ class Gateway:
             return
         self._checking.cancel()
         self._checking = None
+        if self._sampling is not None:
+            self._sampling.cancel()
         try:
             await self.watch.stop()
             if self._work is not None:

@@ -110,6 +110,15 @@ class GatewayMetrics:
     def ended(self, model: str, slo_class: str, outcome: Outcome) -> None:
         self._child(self._requests, model, slo_class, outcome.value).inc()
 
+    def ended_by_outcome(self) -> Counter[Outcome]:
+        """Return how many requests have ended, by outcome."""
+        found: Counter[Outcome] = Counter()
+        for family in self._requests.collect():
+            for one in family.samples:
+                if one.name.endswith("_total"):
+                    found[Outcome(one.labels["outcome"])] += int(one.value)
+        return found
+
     def chose(self, model: str, why: str, shadow: str | None) -> None:
         """Count a model that was chosen for a request that left it open."""
         self._child(self._auto, model, why).inc()

@@ -11,8 +11,10 @@ import pytest
 from sloserve.client.watching import watch
 from sloserve.core.clock import ManualClock
 from sloserve.core.finished import Latency
+from sloserve.core.outcome import Outcome
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.core.spans import Phase
+from sloserve.engine.metrics.load_history import EVERY_S, ROW
 from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup
 from sloserve.fleet.contract.reports import AgentReport, to_json
 from sloserve.fleet.gateway.fleet_view import COLUMNS, LOST, MOST_NAMED, FleetView
@@ -22,6 +24,7 @@ from sloserve.fleet.gateway.instances import FRESH_S
 from sloserve.fleet.gateway.prediction import Work
 from sloserve.fleet.store.store import Store, open_store
 from sloserve.wire.live_feed import fitted
+from sloserve.wire.rate_limits import RateQuota
 from tests import bounded
 from tests.bounded import until
 from tests.fleet.gateway.played_agents import Played, PlayedAgent, fleet, serving
@@ -233,3 +236,27 @@ def test_without_an_admin_key_a_gateway_has_no_feed(tmp_path: Path) -> None:
                 assert (await http.get("/sloserve/events")).status_code == 404
 
     bounded.run(test())
+
+
+def test_a_gateway_shows_its_load_over_ten_minutes() -> None:
+    seen = Observed()
+    load, metrics = seen.gateway._load, seen.gateway.metrics
+    seen.reports("node-a/0")
+    assert load.parts() == {"load": None} and load.history()["rows"] == []
+
+    async def sampled(requests: int, refused: int) -> None:
+        for outcome, count in ((Outcome.COMPLETED, requests), (Outcome.REJECTED, refused)):
+            for _ in range(count):
+                metrics.ended("chat", "interactive", outcome)
+        seen.gateway.parts.rates._tenants["acme"].use.output_tokens += 50 * requests
+        await load.sample()
+        seen.clock.advance_to(seen.clock.now_s() + EVERY_S)
+
+    seen.clock.advance_to(seen.clock.now_s() + 100.0)
+    seen.gateway.parts.rates.admit("acme", RateQuota())
+    for requests, refused in ((2, 0), (10, 5)):
+        bounded.run(sampled(requests, refused))
+    latest = FleetView(seen.gateway.parts, load.parts).read()["load"]
+    assert (latest["requests_per_s"], latest["refused_per_s"], latest["output_tokens_per_s"]) == (2, 1, 100)
+    assert (latest["running"], latest["waiting"], latest["kv_used"], latest["attained"]) == (0, 0, None, [])
+    assert [dict(zip(ROW, row, strict=True)) for row in load.history()["rows"]] == [latest]
