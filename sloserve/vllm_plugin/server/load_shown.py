@@ -27,7 +27,9 @@ class LoadShown:
             classes: Names of the service classes.
             clock: Clock of this process.
         """
-        self._boards, self._clock, self._started_s = boards, clock, clock.now_s()
+        self._boards, self._clock = boards, clock
+        versions = {"version": sloserve.__version__, "vllm": installed_vllm()}
+        self._server = {**versions, "started_s": round(clock.now_s(), 3)}
         gpus = Gpus(gpus_of(getattr(vllm_config, "parallel_config", None)))
         self._sampler = LoadSampler(
             boards.own.history, classes, lambda: [page.snapshot() for page in find_pages()], clock, gpus
@@ -38,9 +40,8 @@ class LoadShown:
     def parts(self) -> dict[str, Any]:
         """Return the parts of a view that do not depend on the engines' frames."""
         latest = self._rows(1)
-        versions = {"version": sloserve.__version__, "vllm": installed_vllm()}
         return {
-            "server": {**versions, "started_s": round(self._started_s, 3)},
+            "server": self._server,
             "load": dict(zip(load_history.ROW, latest[0], strict=True)) if latest else None,
             "gpus": self._sampler.gpus,
         }
