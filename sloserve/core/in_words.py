@@ -1,6 +1,7 @@
 """Figures and durations as people read them, on a terminal and in the sentences of the live feed."""
 
 import math
+from collections.abc import Sequence
 
 
 def figure(value: float | None) -> str:
@@ -30,3 +31,23 @@ def due(left_s: float | None) -> str:
     if left_s is None or left_s >= 0.0:
         return duration(left_s)
     return f"{duration(-left_s)} late"
+
+
+def in_one_unit(seconds: Sequence[float | None]) -> tuple[str, list[str]]:
+    """Return the durations of one column in the unit and with the decimals that suit the longest; empty for none.
+
+    ``inOneUnit`` of clients/page/src/dom.ts says the same; a test compares them.
+
+    Returns: the unit, and a text for each duration; a negative one keeps its sign.
+    """
+    known = [abs(one) for one in seconds if one is not None]
+    longest_s = max(known, default=0.0)
+    if 0.0 < longest_s < 1.0:
+        unit, factor = "ms", 1e3
+    elif longest_s < 120.0:
+        unit, factor = "s", 1.0
+    else:
+        unit, factor = ("min", 1.0 / 60.0) if longest_s < 7200.0 else ("h", 1.0 / 3600.0)
+    shown = longest_s * factor
+    decimals = 2 if shown < 9.995 else 1 if shown < 99.95 else 0
+    return unit, ["" if one is None else f"{one * factor:.{decimals}f}" for one in seconds]

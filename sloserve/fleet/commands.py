@@ -324,7 +324,7 @@ def logs(
 
 @fleet_app.command("top")
 def fleet_top(url: UrlFlag = DEFAULT_URL) -> None:
-    """Show live what a fleet does, until Ctrl-C.
+    """Show live what a fleet does, until q or Ctrl-C.
 
     Shown are instances and their models, switches and waiting requests. The key is the gateway's admin key, read
     from the environment: SLOSERVE_ADMIN_KEY. See docs/watch.md.

@@ -1,7 +1,6 @@
 """``sloserve top`` and ``sloserve status``: the live feed of a server or of a fleet, in a terminal."""
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Final
@@ -12,8 +11,7 @@ from sloserve.cli.root import app
 from sloserve.core import json_text
 from sloserve.core.errors import ConfigError
 
-_AGAIN_S: Final = 2.0
-_OTHER_LINES: Final = 20
+_OTHER_LINES: Final = 24
 """The number of lines of a screen beside the rows of requests."""
 _MOST_ROWS: Final = 200
 
@@ -23,9 +21,9 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 @app.command()
 def top(url: UrlFlag = DEFAULT_URL) -> None:
-    """Show live what a server does, until Ctrl-C.
+    """Show live what a server does, until q or Ctrl-C.
 
-    Shown are its requests, why they wait, attainment and the KV cache.
+    Shown are its requests, why they wait, attainment and the KV cache. The key ? shows the other keys.
 
     The admin key is read from the environment: SLOSERVE_ADMIN_KEY. See docs/watch.md.
     """
@@ -44,13 +42,14 @@ def status(
     from rich.console import Console
 
     from sloserve.client.watching import LostServer, watch
+    from sloserve.sim.report.live_requests import Choice
     from sloserve.sim.report.live_screen import screen
 
     console = Console(highlight=False)
     try:
         with _of_this_version(url):
             view = _settled(watch(url, _admin_key()))
-            shown = None if as_json else screen(view, _MOST_ROWS, console.width)
+            shown = None if as_json else screen(view, _MOST_ROWS, console.width, Choice(late=True))
     except LostServer as error:
         raise ConfigError(str(error)) from error
     if as_json:
@@ -94,27 +93,19 @@ def _admin_key() -> str:
 
 
 def show(url: str) -> None:
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
+    """Show the feed of the server or gateway at ``url`` until a key ends it."""
+    from rich.console import Console, RenderableType
 
-    from sloserve.client.watching import LostServer, watch
-    from sloserve.sim.report.live_screen import plain, screen
+    from sloserve.client.watching import watch
+    from sloserve.sim.report.live_screen import screen
+    from sloserve.sim.report.top_keys import TopState
+    from sloserve.sim.report.top_screen import run
 
     key = _admin_key()
-    console = Console(highlight=False)
-    waits = Text("waiting for the first view")
-    with Live(waits, console=console, screen=console.is_terminal, auto_refresh=False) as live:
-        try:
-            while True:
-                try:
-                    for view in watch(url, key):
-                        rows = max(console.height - _OTHER_LINES, 3)
-                        with _of_this_version(url):
-                            live.update(screen(view, rows, console.width), refresh=True)
-                except LostServer as error:
-                    said = Text.assemble(("lost: ", "bold red"), plain(error), f"; retrying every {_AGAIN_S:g} s")
-                    live.update(said, refresh=True)
-                    time.sleep(_AGAIN_S)
-        except KeyboardInterrupt:
-            pass
+
+    def drawn(view: dict[str, Any], console: Console, state: TopState) -> RenderableType:
+        rows = max(console.height - _OTHER_LINES, 3)
+        with _of_this_version(url):
+            return screen(view, rows, console.width, state.choice)
+
+    run(lambda: watch(url, key), drawn, Console(highlight=False))

@@ -11,9 +11,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from sloserve.core.in_words import due, duration, in_one_unit
 from sloserve.engine.metrics.live_view import COLUMNS
 from sloserve.engine.why import SAYS, Phase, Why, sentence
-from sloserve.sim.report.live_screen import due, duration, plain, reason, screen, took
+from sloserve.sim.report.live_fleet import STATES
+from sloserve.sim.report.live_requests import Choice, reason
+from sloserve.sim.report.live_screen import latency, screen
+from sloserve.sim.report.live_text import plain
 
 EVIL = "[red]x[/red]\x1b[2J\x07<img onerror>"
 
@@ -66,7 +70,7 @@ def test_a_late_request_and_why_it_waits_are_the_first_row() -> None:
     keys = [line[0] for line in lines if line and line[0].startswith("0-")]
     assert keys == ["0-2", "0-3", "0-1"]
     assert (
-        "3.0 s late" in text
+        all(late in text for late in ("3.00 late", " 3.0 late"))
         and "-" not in re.sub(r"0-[0-9]", "", text)
         and "preempted for request 2, which is due 93 s earlier" in text
     )
@@ -74,18 +78,26 @@ def test_a_late_request_and_why_it_waits_are_the_first_row() -> None:
     assert text.index("urgent: 1 late, 1 of them waiting: all places") < text.index("rank 0")
     said_already = view(headlines=["urgent: 1 late: it needs 12 KV blocks, and 4 are free"])
     assert shown(said_already).count("and 4 are free") == 1
-    assert "50%; running requests hold 75% ± 10% in 64 steps" in text and "50%" in text.split("next due")[1]
+    assert "50%; running requests hold 75% ± 10% in 64 steps" in text and "50%" in text.split("met 1m")[1]
 
 
 def test_each_class_has_the_latency_of_its_latest_requests() -> None:
     header, urgent = (
-        next(line for line in shown(view()).splitlines() if word in line) for word in ("TTFT", "3.0 s late")
+        next(line for line in shown(view()).splitlines() if word in line) for word in ("TTFT,", "3.00 late")
     )
-    assert "TTFT p50,99  TPOT p50,99  e2e p50,99" in header
-    assert "0.21, 1.7 s" in urgent and "6.1, 42 ms" in urgent
-    assert [took(one) for one in (None, [0.9994, 0.9996], [8.4, 31.9], [0.00012, 0.5])] == [
-        "", "999, 1000 ms", "8.4, 32 s", "0.12, 500 ms",
-    ]  # fmt: skip
+    assert re.search(r"due, s +TTFT, s +TPOT, ms +e2e, s", header)
+    assert "0.21, 1.74" in urgent and "6.1, 42.0" in urgent
+    assert "median, 99th percentile" in shown(view())
+
+
+def test_a_column_has_one_unit() -> None:
+    assert in_one_unit([None, 0.0061, 0.213]) == ("ms", ["", "6", "213"])
+    assert in_one_unit([0.0061, 1.74]) == ("s", ["0.01", "1.74"])
+    assert in_one_unit([8.4, -31.9]) == ("s", ["8.4", "-31.9"])
+    assert in_one_unit([30.0, 600.0]) == ("min", ["0.5", "10.0"]) and in_one_unit([7200.0]) == ("h", ["2.00"])
+    assert in_one_unit([0.0, None]) == ("s", ["0.00", ""]) and in_one_unit([]) == ("s", [])
+    slow_and_fast = [[0.213, 1.74], None, [8.4, 31.9]]
+    assert latency("ttft", slow_and_fast) == ("TTFT, s", ["0.2, 1.7", "", "8.4, 31.9"])
 
 
 @pytest.mark.parametrize("width", [80, 200])
@@ -95,8 +107,7 @@ def test_no_figure_of_a_class_is_cut_on_a_narrow_or_a_wide_screen(width: int) ->
     table = text[text.index("class") : text.index("no request is live")]
     assert table.count(name) == 2
     assert all(
-        word in table
-        for word in ("0.21, 1.7 s", "6.1, 42 ms", "passed" if width == 80 else "3.0 s late", "50%", "preempted")
+        word in table for word in ("0.21, 1.74", "6.1, 42.0", "3.00 late", "50%", "preempted", "in prefill", "decoding")
     )
 
 
@@ -105,9 +116,9 @@ def test_a_narrow_screen_says_why_before_all_else_and_cuts_no_figure() -> None:
     name = "a class whose name takes a long time to say"
     late = view(classes=[name], by_class={name: view()["by_class"]["urgent"]}, rows=rows, model="m")
     lines = shown(late, width=80).splitlines()
-    assert lines[1].startswith("urgent: 1 late") and all(len(line) <= 80 for line in lines)
+    assert lines[0].startswith("urgent: 1 late") and all(len(line) <= 80 for line in lines)
     (wanted,) = (line for line in lines if line.startswith("0-117"))
-    assert all(word in wanted for word in ("a class who…", "preempted", "3.0 s late"))
+    assert all(word in wanted for word in ("a class who…", "preempted", "3.00 late"))
     assert "preempted for request 1,234" in " ".join(lines) and sum("a class who…" in line for line in lines) == 3
 
 
@@ -122,9 +133,9 @@ def test_tenants_are_shown_with_their_share_and_debt(width: int) -> None:
     rows = [tenant(EVIL), tenant("b", debt_s=-4.26, attained=[[None, 0], [1.0, 2]], state="fine")]
     text = shown(view(tenants=rows, more_tenants=7), width=width)
     header, first, second, more = text[text.index("tenant") :].splitlines()[:4]
-    assert header.split() == "tenant weight running waiting service share debt met 1m 10m".split()
-    assert first.split()[-9:] == ["2", "3", "17", "71%", "50%", "+4.3", "s", "50%", "75%"] and "\x1b" not in first
-    assert second.split() == ["b", "2", "3", "17", "71%", "50%", "-4.3", "s", "100%"] and more == "7 more tenants"
+    assert header.split() == "tenant met 1m 10m weight running waiting service share debt, s".split()
+    assert first.split()[-8:] == ["50%", "75%", "2", "3", "17", "71%", "50%", "+4.26"] and "\x1b" not in first
+    assert second.split() == ["b", "100%", "2", "3", "17", "71%", "50%", "-4.26"] and more == "7 more tenants"
 
 
 def test_no_table_of_tenants_is_shown_without_tenants() -> None:
@@ -142,10 +153,10 @@ def test_open_tasks_are_shown_with_what_is_left_of_their_time(width: int) -> Non
     rows = [odd, task("b", expected=None, open=0, due_s=None), *(task(str(i)) for i in range(9))]
     lines = shown(view(tasks=rows, open_tasks=40), width=width).splitlines()
     (at,) = (i for i, line in enumerate(lines) if line.startswith("task"))
-    assert lines[at].split() == "task class calls running for due in tools".split()
-    assert "\x1b" not in lines[at + 1] and "5.0 s late" in lines[at + 1]
-    assert lines[at + 2].split() == ["b", "urgent", "3", "0", "40", "s", "25%"]
-    assert lines[at + 3].split() == ["0", "urgent", "3", "of", "12", "1", "40", "s", "5.0", "s", "25%"]
+    assert lines[at].split() == "task class due in, s calls running for, s tools".split()
+    assert "\x1b" not in lines[at + 1] and "5.00 late" in lines[at + 1]
+    assert lines[at + 2].split() == ["b", "urgent", "3", "0", "40.0", "25%"]
+    assert lines[at + 3].split() == ["0", "urgent", "5.00", "3", "of", "12", "1", "40.0", "25%"]
     assert lines[at + 6] == "35 more tasks" and all(len(line) <= width for line in lines)
 
 
@@ -201,7 +212,79 @@ def test_a_class_is_coloured_by_its_own_requests() -> None:
     (jobs,) = (
         line.split() for line in shown(made, width=200).splitlines() if line.startswith("jobs") and "52%" in line
     )
-    assert jobs[1:4] == ["0", "0.0", "s"], "none is late, so the next deadline is not in the past"
+    assert jobs[1:4] == ["52%", "0", "0.00"], "none is late, so the next deadline is not in the past"
+
+
+def test_the_next_step_stands_below_what_is_wrong() -> None:
+    advice = {
+        "headlines": ["urgent: 1 late", "lax: 2 late"],
+        "alarms": [True, False],
+        "advice": ["Add a replica.", None],
+    }
+    first, second, third, *_ = shown(view(**advice)).splitlines()
+    assert (first, second, third) == ("urgent: 1 late", "next step: Add a replica.", "lax: 2 late")
+
+
+def test_the_load_stands_in_one_line_and_what_is_not_known_is_left_out() -> None:
+    known = {"requests_per_s": 5.43, "refused_per_s": 0, "output_tokens_per_s": 2818, "running": 190, "waiting": 792}
+    load = {**known, "prefix_hit_share": 0.25, "accepted_share": None, "step_s": 0.0401, "gpu_busy": 0.98}
+    said = (
+        "5.4 requests/s, 2,818 output tokens/s, 190 running, 792 queued, prefix hits 25%, a step takes 40.1 ms, GPU 98%"
+    )
+    assert said in shown(view(load=load), width=200)
+    assert "3 refused/s" in shown(view(load={"refused_per_s": 3}), width=200)
+    server = {"version": "0.1.0", "vllm": "0.32.0", "started_s": -10_700.0}
+    assert "sloserve 0.1.0, vLLM 0.32.0, up 3.0 h" in shown(view(server=server))
+
+
+def test_the_last_change_of_the_policy_says_who_made_it() -> None:
+    (engine,) = view()["engines"]
+    change = {"id": "a", "at_s": 40.0, "by": f"anna{EVIL} from 10.0.0.7", "before": "fcfs"}
+    text = shown(view(engines=[engine | {"policy_change": change}]), width=200)
+    assert (
+        "the policy was changed from fcfs 60 s ago by anna" in text and "from 10.0.0.7" in text and "\x1b" not in text
+    )
+
+
+def overloaded(**what: Any) -> dict[str, Any]:
+    rows = {
+        "0-1": row(phase=int(Phase.WAITING), due_s=80.0, missed=1, ahead=2, why=int(Why.GIVEN_UP), figure=2, of=16),
+        "0-2": row(due_s=100.1, output_tokens=1234),
+        "0-3": row(phase=int(Phase.WAITING), due_s=110.0, ahead=0),
+        "0-4": row(phase=int(Phase.WAITING), due_s=130.0, ahead=7, arrival_s=10.0),
+        "0-5": row(phase=int(Phase.PREFILL), due_s=None, prompt_tokens=4000, computed_tokens=1500, class_id=1),
+    }
+    one = view()["by_class"]["urgent"]
+    return view(rows=rows, classes=["urgent", "lax"], by_class={"urgent": one, "lax": one}, **what)
+
+
+def keys(made: dict[str, Any], choice: Choice) -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=200, highlight=False, color_system=None).print(screen(made, 10, 200, choice))
+    return [line.split()[0] for line in out.getvalue().splitlines() if line.startswith("0-")]
+
+
+def test_requests_that_can_still_be_in_time_come_first_and_the_others_are_a_count() -> None:
+    text = shown(overloaded(), width=200)
+    assert keys(overloaded(), Choice()) == ["0-3", "0-4", "0-2", "0-5"]
+    assert "1 request has missed a deadline and cannot be in time any more (urgent 1); l shows them" in text
+    assert keys(overloaded(), Choice(late=True)) == ["0-3", "0-4", "0-2", "0-5", "0-1"]
+
+
+def test_each_row_says_why_it_is_where_it_is() -> None:
+    text = shown(overloaded(), width=200)
+    assert "1,234 tokens are out" in text and "1,500 of 4,000 prompt tokens are computed" in text
+    assert "7 requests are admitted before it; for the first of them, it needs 12 KV blocks, and 4 are free" in text
+    assert all(word not in text for word in (" prefill  0", "decode ")), "phases are in words"
+
+
+def test_requests_are_sorted_and_filtered_as_chosen() -> None:
+    made = overloaded()
+    assert keys(made, Choice(sort="deadline")) == ["0-2", "0-3", "0-4", "0-5"]
+    assert keys(made, Choice(sort="class"))[0] == "0-5" and keys(made, Choice(sort="age"))[0] == "0-4"
+    assert keys(made, Choice(sort="phase"))[0] == "0-2"
+    assert keys(made, Choice(filter="LAX")) == ["0-5"] and keys(made, Choice(filter="0-3")) == ["0-3"]
+    assert keys(made, Choice(filter="nothing like it")) == []
 
 
 def test_the_page_says_durations_and_sentences_as_the_terminal_does() -> None:
@@ -215,16 +298,21 @@ def test_the_page_says_durations_and_sentences_as_the_terminal_does() -> None:
         import { buildSync } from "esbuild";
         const built = buildSync({ entryPoints: ["src/dom.ts"], bundle: true, format: "esm", write: false });
         const page = await import("data:text/javascript," + encodeURIComponent(built.outputFiles[0].text));
-        const { seconds, figures, says } = JSON.parse(process.argv[1]);
+        const { seconds, figures, says, columns } = JSON.parse(process.argv[1]);
         const all = says.flatMap((one) => figures.map((figure) => page.sentence(one, figure, figure)));
-        console.log(JSON.stringify([seconds.map(page.duration), seconds.map(page.due), all]));
+        const times = [seconds.map(page.duration), seconds.map(page.due), all, columns.map(page.inOneUnit)];
+        console.log(JSON.stringify(times));
     """
     says = [SAYS[why] for why in Why]
-    asked = json.dumps({"seconds": seconds, "figures": figures, "says": says})
+    columns = [seconds, [0.0061, 0.213], [8.4, -31.9, None], [0.999], [30.0, 600.0], [7200.0], [9.996, 99.96], []]
+    asked = json.dumps({"seconds": seconds, "figures": figures, "says": says, "columns": columns})
     command = ["node", "--input-type=module", "-e", script, asked]
     told = json.loads(subprocess.run(command, cwd=page, check=True, capture_output=True, text=True, timeout=120).stdout)
     sentences = [sentence(one, figure, figure) for one in says for figure in figures]
-    assert told == [[duration(s) for s in seconds], [due(s) for s in seconds], sentences]
+    units = [list(in_one_unit(column)) for column in columns]
+    assert told == [[duration(s) for s in seconds], [due(s) for s in seconds], sentences, units]
+    states = (page / "src" / "states.ts").read_text()
+    assert all(f'{state}: "{says}"' in states for state, says in STATES.items())
 
 
 def test_a_fleet_shows_what_waits_and_who_is_lost() -> None:
@@ -246,8 +334,15 @@ def test_a_fleet_shows_what_waits_and_who_is_lost() -> None:
     assert (
         text.startswith("urgent of [red]x")
         and "no instance serves it" in text
-        and text.count("1.0 s late") == 2
+        and "the first 1.0 s late" in text
+        and "1.00 late" in text
         and "in 3.5 s, 10 s ago" in text
     )
     assert "62%" in text.split("met 1m")[1]
-    assert "swapping" in text and "\x1b" not in text and "1 more instances" in shown(fleet, most=1)
+    assert (
+        "switching models" in text
+        and "swapping" not in text
+        and "silent" in text
+        and "\x1b" not in text
+        and "1 more instances" in shown(fleet, most=1)
+    )

@@ -1,0 +1,363 @@
+"""A server and a gateway as watchers see them: an overload in which urgent classes are late and batch is in time."""
+
+import asyncio
+import json
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+import numpy as np
+
+from sloserve.engine.metrics import load_history
+from sloserve.engine.metrics.live_view import COLUMNS
+from sloserve.engine.why import NEXT_STEP, PHASE_IN_WORDS, SAYS, Phase, Why
+from sloserve.fleet.gateway.fleet_view import COLUMNS as FLEET_COLUMNS
+from sloserve.fleet.gateway.fleet_view import WatchRoutes
+from sloserve.wire.asgi import Receive, Scope, Send, answer
+
+KEY = "the-admin-key-canary"
+EVIL = "<img src=x onerror=alert(1)>"
+LIVE = 1000
+CROWD = 200
+"""Instances."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Names that users choose: a model, a class, a second model, a policy, a tenant; and the words of an output."""
+
+    model: str
+    batch: str
+    second: str
+    policy: str
+    tenant: str
+    words: tuple[str, ...]
+
+
+HOSTILE = Names(EVIL, EVIL, EVIL, EVIL, EVIL, tuple(EVIL if i == 3 else f" word{i}" for i in range(40)))
+"""Names that become markup in a page that does not escape them."""
+
+SENTENCES = (
+    "The sea is never still. Wind raises the waves, the moon draws the tides, and slow currents carry warm water from "
+    "the tropics towards the poles. What looks empty from a ship is full of life just below its surface."
+)
+PLAUSIBLE = Names("llama-3-8b", "batch", "code", "nosuch", "initech", tuple(f" {word}" for word in SENTENCES.split()))
+"""Names for the pictures of the documentation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A class of requests in the overload.
+
+    Args:
+        wait_s: How long its requests wait, from and to.
+        target_s: Seconds within which the first token is due.
+    """
+
+    wait_s: tuple[float, float]
+    target_s: float
+
+
+KINDS = (Kind((2.0, 30.0), 12.0), Kind((6.0, 75.0), 25.0), Kind((2.0, 50.0), 300.0))
+ARRIVE_S = 0.4
+"""Seconds between two requests that are drawn."""
+DRAWN = 200
+EPOCH_S = 1_764_295_200.0
+GIB = 1 << 30
+
+
+class PlayedServer:
+    """A server under an overload: 1,000 live requests, of which 200 are drawn, some late, paused and preempted.
+
+    Priority and interactive requests wait too long for their first token, and batch requests are in time.
+    """
+
+    def __init__(self, names: Names = HOSTILE) -> None:
+        self.names = names
+        self.classes = ["priority", "interactive", names.batch]
+        self.frames = 0
+        self.routes = WatchRoutes(KEY, self.view, self.history)
+        self.is_fleet = self.is_crowd = False
+        self.fleet_frames = 0
+        self.policy, self.shadow_policy = "edf", "auto"
+        self.policy_change: dict[str, Any] | None = None
+        self.changes: list[dict[str, Any]] = []
+        self.asked: list[tuple[dict[str, str], dict[str, Any]]] = []
+        """Headers and bodies of requests for replies."""
+
+    @property
+    def now_s(self) -> float:
+        return EPOCH_S + 0.5 * self.frames
+
+    def view(self) -> dict[str, Any]:
+        self.frames += 1
+        if self.is_fleet:
+            return self._fleet(self.now_s)
+        now_s = self.now_s
+        rows = self._rows(now_s)
+        wave = (self.frames % 40) / 40
+        shadow = {"plans": 903, "errors": 0, "agreement": 0.7, "gain": 0.1}
+        return {
+            "at_s": now_s,
+            "model": self.names.model,
+            "server": {"version": "0.1.0", "vllm": "0.32.0", "started_s": EPOCH_S - 3 * 3600},
+            "classes": self.classes,
+            "columns": list(COLUMNS),
+            "phases": [phase.name.lower() for phase in Phase],
+            "phases_say": list(PHASE_IN_WORDS),
+            "reasons": [why.name.lower() for why in Why],
+            "says": [SAYS[why] for why in Why],
+            "near": [0, 32, 64],
+            "spans_s": [60.0, 600.0],
+            "headlines": [
+                "interactive: 51% of 212 in time within 60 s, 78% of 2,140 in time within 10 min; 43 with a missed "
+                "deadline, 39 of them waiting: all places are taken: 190 of 190 requests run",
+                "priority: 62% of 96 in time within 60 s, 91% of 970 in time within 10 min; 12 with a missed "
+                "deadline, 11 of them waiting: all places are taken: 190 of 190 requests run",
+            ],
+            "alarms": [True, False],
+            "advice": [NEXT_STEP[Why.PLACES], None],
+            "engines": [
+                {"rank": 0, "policy": self.policy, "shadow_policy": self.shadow_policy or None, "plans_off": None,
+                 "policy_change": self.policy_change,
+                 "shadow": shadow if self.shadow_policy else None, "steps": self.frames, "plan_s": 0.0011, "live": LIVE,
+                 "drawn": DRAWN, "frame_s": now_s, "held_up": [int(Why.PLACES), 190, 190],
+                 "kv": {"used": 600 + int(300 * wave), "total": 1000,
+                        "foreseen": {"mean": [600, 700, 750], "sigma": [0, 20, 40]}}},
+            ],
+            "tenants": self._tenants(wave) if self.frames > 1 else [],
+            "more_tenants": 7,
+            "tasks": self._tasks(now_s) if self.frames > 1 else [],
+            "open_tasks": 9,
+            "by_class": self._by_class(rows, now_s, wave),
+            "load": dict(zip(load_history.ROW, self._sample(now_s - now_s % 5.0), strict=True)),
+            "gpus": [{"name": "NVIDIA H100 80GB HBM3", "memory_used_bytes": 74 * GIB, "memory_bytes": 80 * GIB,
+                      "busy": 0.98, "power_w": 641.0, "joules": None}],
+            "rows": rows,
+        }  # fmt: skip
+
+    def history(self) -> dict[str, Any]:
+        """Return ten minutes, in which the overload begins after five."""
+        last_s = self.now_s - self.now_s % 5.0
+        return {"columns": list(load_history.ROW), "rows": [self._sample(last_s - 5.0 * i) for i in range(119, -1, -1)]}
+
+    def _sample(self, at_s: float) -> list[Any]:
+        noise = np.random.default_rng(int(at_s))
+        over = min(max((at_s - EPOCH_S + 300.0) / 240.0, 0.0), 1.0)
+
+        def about(value: float, digits: int = 2) -> float:
+            return round(value * float(noise.uniform(0.96, 1.04)), digits)
+
+        by_column = {
+            "at_s": at_s, "requests_per_s": about(4.1 + 1.5 * over), "refused_per_s": 0,
+            "prompt_tokens_per_s": round(about(4100 + 2900 * over)),
+            "output_tokens_per_s": round(about(1900 + 900 * over)),
+            "running": round(about(96 + 94 * over)) if over < 1.0 else 190, "waiting": round(about(810 * over**2)),
+            "kv_used": about(0.42 + 0.5 * over, 3), "prefix_hit_share": about(0.36 - 0.12 * over, 3),
+            "accepted_share": about(0.61, 3), "step_s": about(0.019 + 0.02 * over, 4),
+            "gpu_busy": about(0.7 + 0.25 * over, 2), "power_w": round(about(455 + 190 * over)),
+            "joules_per_good": about(112 + 120 * over, 1),
+            "attained": [about(share, 3) - 0.04 for share in (0.98 - 0.36 * over, 0.97 - 0.46 * over**2, 0.99)],
+        }  # fmt: skip
+        return [by_column[name] for name in load_history.ROW]
+
+    def _by_class(self, rows: dict[str, list[Any]], now_s: float, wave: float) -> dict[str, dict[str, Any]]:
+        at = {name: COLUMNS.index(name) for name in ("class_id", "phase", "due_s", "missed")}
+        latency = (
+            {"ttft": [9.4, 29.8], "tpot": [0.038, 0.071], "e2e": [16.1, 41.0]},
+            {"ttft": [24.213, 71.74], "tpot": [0.041, 0.082], "e2e": [38.4, 97.9]},
+            {"ttft": [11.6, 49.4], "tpot": [0.0083, 0.061], "e2e": [41.0, 94.5]},
+        )
+        attained = (
+            [[0.62, 96], [0.91, 970]],
+            [[round(0.51 - 0.02 * wave, 4), 212], [0.78, 2140]],
+            [[0.98, 50], [0.99, 500]],
+        )
+        found = {}
+        for i, name in enumerate(self.classes):
+            mine = [row for row in rows.values() if row[at["class_id"]] == i]
+            counts = {phase.name.lower(): sum(row[at["phase"]] == phase for row in mine) for phase in Phase}
+            more = ({"waiting": 96, "decode": 30}, {"waiting": 480, "decode": 60}, {"waiting": 84, "decode": 50})[i]
+            found[name] = {
+                **counts,
+                **{phase: counts[phase] + extra for phase, extra in more.items()},
+                "late": (12, 43, 0)[i],
+                "missed": (12, 43, 0)[i],
+                "next_due_s": (now_s - 8.2, now_s - 41.5, now_s + 94.0)[i],
+                "state": ("late", "bad", "fine")[i],
+                "attained": attained[i],
+                "burn": ([3.8, 0.9], [4.9, 2.2], [0.2, 0.1])[i],
+                "latency_s": latency[i],
+            }
+        return found
+
+    def _rows(self, now_s: float) -> dict[str, list[Any]]:
+        """Return the requests that arrived last, each as its age makes it."""
+        last = int((now_s - EPOCH_S) / ARRIVE_S) + DRAWN
+        return dict(self._row(number, now_s) for number in range(last - DRAWN, last))
+
+    def _tenants(self, wave: float) -> list[dict[str, Any]]:
+        """Return three tenants, the first of which meets the smallest share of its targets while another is in debt."""
+        low = {"attained": [[0.62, 90], [0.9, 900]], "state": "bad"}
+        good = {"attained": [[0.98, 50], [0.99, 500]], "state": "fine"}
+        in_debt = {"running": 90, "waiting": 380, "served": 0.71, "fair": 0.25, "debt_s": 11.8 + wave}
+        owed = {"running": 12, "waiting": 6, "served": 0.12, "fair": 0.25, "debt_s": -3.1 - wave}
+        return [
+            {"name": "globex", "weight": 1.0, **in_debt, **low},
+            {"name": "acme", "weight": 2.0, **owed, "fair": 0.5, "debt_s": -8.7, **good},
+            {"name": self.names.tenant, "weight": 1.0, **owed, "attained": [[None, 0], [1.0, 20]], "state": "fine"},
+        ]
+
+    def _tasks(self, now_s: float) -> list[dict[str, Any]]:
+        """Return a task that is late, and one without a deadline."""
+        late = {"calls": 7, "expected": 12, "open": 1, "began_s": now_s - 95.0, "due_s": now_s - 5.0, "tools_s": 19.0}
+        idle = {"calls": 2, "expected": None, "open": 0, "began_s": now_s - 40.0, "due_s": None, "tools_s": 30.0}
+        return [
+            {"name": "3fa92c1b", "class": "interactive", **late},
+            {"name": "00c1d2e3", "class": self.names.batch, **idle},
+        ]
+
+    def _fleet(self, now_s: float) -> dict[str, Any]:
+        """Ten minutes pass in 120 frames; the first instance switches every two minutes, those of a crowd always."""
+        self.fleet_frames += 1
+        batch, second = self.names.batch, self.names.second
+        now_s += 4.5 * self.fleet_frames
+        since_s = now_s - 90.0
+        turn, in_turn = divmod(self.fleet_frames, 24)
+        phase, began = ("swapping", 0) if in_turn < 3 else ("serving", 3)
+        first = [phase, ("chat", second)[turn % 2], now_s - 5.0 * (in_turn - began)]
+        rows = {
+            "node-a/0": ["node-a", *first, None, 12, 12, 20, 0, 0.1],
+            "node-a/1": ["node-a", "swapping", second, now_s - 60.0, 4.0, 0, 0, 0, 2, 0.1],
+            "node-b/0": ["node-b", "lost", "chat", since_s, None, 0, 0, 0, 0, None],
+        }
+        for i in range(CROWD if self.is_crowd else 0):
+            model = ("chat", second)[self.fleet_frames % 2]
+            rows[f"node-c/{i}"] = ["node-c", "serving", model, now_s, None, 1, 1, 1, 0, 0.1]
+        group = {"held": 7, "oldest_s": 4.0, "first_due_in_s": -1.5, "rate_per_s": 2.0, "queues": ["node-a/1"]}
+        switch = {"at_s": now_s - 40.0, "instance": "node-a/0", "leaving": second, "coming": "chat", "seconds": 6.5}
+        return {
+            "at_s": now_s, "fleet": True, "classes": ["interactive", batch], "columns": list(FLEET_COLUMNS),
+            "load": dict(zip(load_history.ROW, self._sample(self.now_s - self.now_s % 5.0), strict=True)),
+            "spans_s": [60.0, 600.0],
+            "headlines": [
+                f"interactive of {second}: 7 held, the first 1.5 s late: no instance serves it; one that switches to "
+                "it is ready in 4.0 s",
+                "hosts with silent agents: node-b",
+            ],
+            "by_class": {
+                "interactive": {"attained": [[0.6, 50], [0.95, 500]], "state": "bad"},
+                batch: {"attained": [[None, 0]] * 2, "state": "fine"},
+            },
+            "models": {"chat": {"state": "ready"}, second: {"state": "coming"}}, "hosts": {},
+            "groups": [{"model": second, "class": "interactive", **group}], "held": 7, "plan": None,
+            "counts": {"models": 2, "groups": 1, "instances": len(rows)},
+            "switches": [switch], "rows": rows,
+        }  # fmt: skip
+
+    def _row(self, number: int, now_s: float) -> tuple[str, list[Any]]:
+        fate = np.random.default_rng(number)
+        class_id, odd, prompt = (0, 1, 1, 1, 2, 2)[fate.integers(6)], fate.integers(12), int(fate.integers(80, 2400))
+        kind, arrival_s = KINDS[class_id], EPOCH_S + ARRIVE_S * (number - DRAWN)
+        age_s, wait_s = now_s - arrival_s, float(fate.uniform(*kind.wait_s))
+        phase, since_s = Phase.DECODE, arrival_s + wait_s + 1.0
+        why: tuple[Why, float | None, float | None] = Why.NOTHING, None, None
+        due_s: float | None = now_s + float(fate.uniform(0.05, 0.45))
+        if age_s < wait_s:
+            ahead = int(wait_s - age_s) * 9
+            phase, since_s, due_s = Phase.WAITING, arrival_s, arrival_s + kind.target_s
+            why = (Why.CLASS, max(ahead // 2, 1), ahead) if class_id == 2 and ahead else (Why.PLACES, 190, 190)
+            if due_s < now_s:
+                why = (Why.GIVEN_UP, ahead, 190)
+        elif age_s < wait_s + 1.0:
+            phase, since_s = Phase.PREFILL, arrival_s + wait_s
+        elif odd == 0 and class_id == 2:
+            phase, since_s, due_s = Phase.PREEMPTED, arrival_s + wait_s + 3.0, arrival_s + kind.target_s
+            why = (Why.PLAN, number + 31, 7.5)
+        elif odd == 1:
+            phase, why = Phase.PAUSED, (Why.PAUSE, 12.5, None)
+        values = {
+            "class_id": class_id, "phase": int(phase), "since_s": since_s, "prompt_tokens": prompt,
+            "arrival_s": arrival_s, "due_s": due_s,
+            "computed_tokens": 0 if phase == Phase.WAITING else prompt // 2 if phase == Phase.PREFILL else prompt,
+            "output_tokens": max(int((age_s - wait_s - 1.0) * 20), 0), "preemptions": int(phase == Phase.PREEMPTED),
+            "ahead": why[2] or 0 if phase == Phase.WAITING else -1, "why": int(why[0]), "figure": why[1], "of": why[2],
+            "missed": int(min(age_s, wait_s + 1.0) > kind.target_s),
+        }  # fmt: skip
+        return f"0-{number}", [values[name] for name in COLUMNS]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/sloserve/policy":
+            await self._change(scope, receive, send)
+            return
+        if scope["path"] == "/v1/completions":
+            await self._reply(scope, receive, send)
+            return
+        if scope["path"].startswith("/sloserve/"):
+            await self.routes(scope, receive, send)
+            return
+        if scope["path"] == "/down":
+            self.routes.close()
+        elif scope["path"] == "/fleet":
+            self.is_fleet = True
+        elif scope["path"] == "/crowd":
+            self.is_crowd = True
+        elif scope["path"] == "/up":
+            self.routes = WatchRoutes(KEY, self.view, self.history)
+        await answer(send, HTTPStatus.OK, str(self.frames).encode(), "text/plain")
+
+    async def _change(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As the admin route: one policy is unknown."""
+        assert scope["method"] == "PUT" and _headers(scope)["authorization"] == f"Bearer {KEY}"
+        change = await _body(receive)
+        self.changes.append(change)
+        if "nosuch" in change.values():
+            error = {"error": {"message": f"unknown policy {self.names.policy}"}}
+            await answer(send, HTTPStatus.BAD_REQUEST, json.dumps(error).encode(), "application/json")
+            return
+        before = self.policy
+        if "undo" in change:
+            assert self.policy_change is not None and change["undo"] == self.policy_change["id"]
+            self.policy = self.policy_change["before"]
+        else:
+            self.policy, self.shadow_policy = change.get("policy", self.policy), change["shadow_policy"]
+        if self.policy != before:
+            by = f"{change.get('by', '')} from 10.0.0.7".strip()
+            self.policy_change = {"id": f"change-{len(self.changes)}", "at_s": self.now_s, "by": by, "before": before}
+        await answer(send, HTTPStatus.OK, b"[]", "application/json")
+
+    async def _reply(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Thirty tokens at once, and ten after a pause, as of a request that was preempted."""
+        self.asked.append((_headers(scope), await _body(receive)))
+        start = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
+        await send(start)
+
+        async def event(data: str, *, more: bool = True) -> None:
+            body = f"data: {data}\n\n".encode()
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+
+        for i, word in enumerate(self.names.words):
+            if i == 30:
+                await asyncio.sleep(1.0)
+            await event(json.dumps({"choices": [{"index": 0, "text": word}], "usage": {"completion_tokens": i + 1}}))
+        told = {
+            "class": "interactive", "outcome": "completed", "targets": {"ttft_ms": 500.0, "e2e_ms": 900.0},
+            "achieved": {"ttft_ms": 12.5, "tpot_ms": 25.0, "e2e_ms": 1010.0}, "met": {"ttft": True, "e2e": False},
+            "qoe": 1.0, "preempted_ms": 1000.0, "output_tokens": 40,
+        }  # fmt: skip
+        await event(json.dumps({"choices": [], "usage": {"completion_tokens": 40}, "slo": told}))
+        await event("[DONE]", more=False)
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    return {name.decode(): value.decode() for name, value in scope["headers"]}
+
+
+async def _body(receive: Receive) -> dict[str, Any]:
+    parts, more = b"", True
+    while more:
+        message = await receive()
+        parts += message.get("body", b"")
+        more = message.get("more_body", False)
+    found: dict[str, Any] = json.loads(parts)
+    return found
