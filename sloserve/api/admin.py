@@ -157,7 +157,7 @@ class AdminApp:
             await send({"type": "websocket.close"})
             return
         route = scope["path"].rpartition(PREFIX)[2]
-        if await sent_page(scope, send, route) or not await shows_admin_key(scope, send, self._key):
+        if await sent_page(scope, send, route, "server") or not await shows_admin_key(scope, send, self._key):
             return
         if route not in ROUTES:
             known = ", ".join(f"{method} {PREFIX}{name}" for name, methods in ROUTES.items() for method in methods)

@@ -1,9 +1,11 @@
 """The page for watching a server, built from ``clients/page``: files that hold no data, so no key is asked for them.
 
-Which file is sent is looked up by name in what the package holds; no path of a request is opened. The page asks for
-the admin key, keeps it in memory and shows it to the live feed alone.
+Which file is sent is looked up by name in what the package holds; no path of a request is opened. Beside the files
+:data:`ABOUT` says which kind of server this is. The page asks for the admin key, keeps it in its tab, and shows it to
+the admin routes alone.
 """
 
+import json
 from collections.abc import Mapping
 from functools import cache
 from http import HTTPStatus
@@ -40,6 +42,9 @@ def _bodies() -> Mapping[str, bytes]:
     return {name: (folder / name).read_bytes() for name in _TYPES}
 
 
+ABOUT: Final = "about.json"
+"""What the page says before it has a key: the kind of server, as the signpost at ``/`` says it."""
+
 _NO_PAGE: Final = "start it with SLOSERVE_ADMIN_KEY in its environment to get the page that shows what it does now"
 
 
@@ -61,15 +66,19 @@ async def sent_signpost(scope: Scope, send: Send, what: str, *, watched: bool) -
     return True
 
 
-async def sent_page(scope: Scope, send: Send, name: str) -> bool:
+async def sent_page(scope: Scope, send: Send, name: str, what: str) -> bool:
     """Answer a GET for the page or one of its files; return ``False`` for any other request.
 
     Args:
         scope: ASGI's scope of the request.
         send: ASGI's ``send``.
         name: The rest of the path behind the prefix, empty for the page itself.
+        what: The kind of server, ``server`` or ``gateway``.
     """
     name = name or "index.html"
+    if scope["method"] == "GET" and name == ABOUT:
+        await answer(send, HTTPStatus.OK, json.dumps({"what": what}).encode(), "application/json", _HEADERS)
+        return True
     if scope["method"] != "GET" or name not in _TYPES:
         return False
     await answer(send, HTTPStatus.OK, _bodies()[name], _TYPES[name], _HEADERS)

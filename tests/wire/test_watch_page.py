@@ -12,263 +12,22 @@ import os
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
 
-from sloserve.engine.metrics.live_view import COLUMNS
-from sloserve.engine.why import SAYS, Phase, Why
-from sloserve.fleet.gateway.fleet_view import COLUMNS as FLEET_COLUMNS
-from sloserve.fleet.gateway.fleet_view import WatchRoutes
+from sloserve.engine.why import NEXT_STEP, Why
 from sloserve.wire import live_feed
-from sloserve.wire.asgi import Receive, Scope, Send, answer
 from sloserve.wire.watch_page import sent_signpost
 from tests import bounded
+from tests.wire.played_server import HOSTILE, KEY, PLAUSIBLE, PlayedServer
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "clients" / "page"
 BUILT = ROOT / "sloserve" / "wire" / "page"
-KEY = "the-admin-key-canary"
-EVIL = "<img src=x onerror=alert(1)>"
 FRAMES = 600
-LIVE = 1000
-CROWD = 200
-"""Instances."""
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    """Names that users choose: a model, a class, a second model, a policy, a tenant; and the words of an output."""
-
-    model: str
-    batch: str
-    second: str
-    policy: str
-    tenant: str
-    words: tuple[str, ...]
-
-
-HOSTILE = Names(EVIL, EVIL, EVIL, EVIL, EVIL, tuple(EVIL if i == 3 else f" word{i}" for i in range(40)))
-"""Names that become markup in a page that does not escape them."""
-
-SENTENCES = (
-    "The sea is never still. Wind raises the waves, the moon draws the tides, and slow currents carry warm water from "
-    "the tropics towards the poles. What looks empty from a ship is full of life just below its surface."
-)
-PLAUSIBLE = Names("llama-3-8b", "batch", "code", "nosuch", "initech", tuple(f" {word}" for word in SENTENCES.split()))
-"""Names for the pictures of the documentation."""
-
-
-class PlayedServer:
-    """A server at work: 1,000 live requests, of which 200 are drawn, some late, paused and preempted."""
-
-    def __init__(self, names: Names = HOSTILE) -> None:
-        self.names = names
-        self.frames = 0
-        self.routes = WatchRoutes(KEY, self.view)
-        self.is_fleet = self.is_crowd = False
-        self.fleet_frames = 0
-        self.policy, self.shadow_policy = "edf", "auto"
-        self.changes: list[dict[str, Any]] = []
-        self.asked: list[tuple[dict[str, str], dict[str, Any]]] = []
-        """Headers and bodies of requests for replies."""
-
-    def view(self) -> dict[str, Any]:
-        self.frames += 1
-        now_s = 1_700_000_000.0 + 0.5 * self.frames
-        if self.is_fleet:
-            return self._fleet(now_s)
-        counts = {phase.name.lower(): 0 for phase in Phase} | {"decode": 120, "waiting": 400, "paused": 10}
-        one = {
-            **counts,
-            "preempted": 10,
-            "late": 4,
-            "next_due_s": now_s - 3.5,
-            "state": "bad",
-        }
-        one["latency_s"] = {"ttft": [0.213, 1.74], "tpot": [0.0061, 0.042], "e2e": [8.4, 31.9]}
-        calm = {
-            **one,
-            "late": 0,
-            "next_due_s": now_s + 20.0,
-            "state": "fine",
-            "decode": 60,
-            "paused": 0,
-            "preempted": 0,
-        }
-        calm["latency_s"] = {"ttft": [2.6, 9.4], "tpot": [0.0083, 0.061], "e2e": [21.0, 74.5]}
-        wave = (self.frames % 40) / 40
-        shadow = {"plans": 9, "errors": 0, "agreement": 0.7, "gain": 0.1}
-        return {
-            "at_s": now_s,
-            "model": self.names.model,
-            "classes": ["interactive", self.names.batch],
-            "columns": list(COLUMNS),
-            "phases": [phase.name.lower() for phase in Phase],
-            "reasons": [why.name.lower() for why in Why],
-            "says": [SAYS[why] for why in Why],
-            "near": [0, 32, 64],
-            "spans_s": [60.0, 600.0],
-            "headlines": ["interactive: 4 late, 3 of them waiting: it needs 12 KV blocks, and 4 are free"],
-            "alarms": [True],
-            "engines": [
-                {"rank": 0, "policy": self.policy, "shadow_policy": self.shadow_policy or None, "plans_off": None,
-                 "shadow": shadow if self.shadow_policy else None, "steps": self.frames, "plan_s": 0.0011, "live": LIVE,
-                 "drawn": 200, "frame_s": now_s, "held_up": [int(Why.BLOCKS), 12, 4],
-                 "kv": {"used": 600 + int(300 * wave), "total": 1000,
-                        "foreseen": {"mean": [600, 700, 750], "sigma": [0, 20, 40]}}},
-            ],
-            "tenants": self._tenants(wave) if self.frames > 1 else [],
-            "more_tenants": 7,
-            "tasks": self._tasks(now_s) if self.frames > 1 else [],
-            "open_tasks": 9,
-            "by_class": {"interactive": {**one, "attained": [[0.8 - 0.3 * wave, 200], [0.9, 2000]]},
-                         self.names.batch: {**calm, "attained": [[0.97, 50], [0.99, 500]]}},
-            "rows": dict(self._row(i + self.frames // 40, i, now_s) for i in range(200)),
-        }  # fmt: skip
-
-    def _tenants(self, wave: float) -> list[dict[str, Any]]:
-        """Return three tenants, the first of which meets the smallest share of its targets while another is in debt."""
-        low = {"attained": [[0.62, 90], [0.9, 900]], "state": "bad"}
-        good = {"attained": [[0.98, 50], [0.99, 500]], "state": "fine"}
-        in_debt = {"running": 90, "waiting": 380, "served": 0.71, "fair": 0.25, "debt_s": 11.8 + wave}
-        owed = {"running": 12, "waiting": 6, "served": 0.12, "fair": 0.25, "debt_s": -3.1 - wave}
-        return [
-            {"name": "globex", "weight": 1.0, **in_debt, **low},
-            {"name": "acme", "weight": 2.0, **owed, "fair": 0.5, "debt_s": -8.7, **good},
-            {"name": self.names.tenant, "weight": 1.0, **owed, "attained": [[None, 0], [1.0, 20]], "state": "fine"},
-        ]
-
-    def _tasks(self, now_s: float) -> list[dict[str, Any]]:
-        """Return a task that is late, and one without a deadline."""
-        late = {"calls": 7, "expected": 12, "open": 1, "began_s": now_s - 95.0, "due_s": now_s - 5.0, "tools_s": 19.0}
-        idle = {"calls": 2, "expected": None, "open": 0, "began_s": now_s - 40.0, "due_s": None, "tools_s": 30.0}
-        return [
-            {"name": "3fa92c1b", "class": "interactive", **late},
-            {"name": "00c1d2e3", "class": self.names.batch, **idle},
-        ]
-
-    def _fleet(self, now_s: float) -> dict[str, Any]:
-        """Ten minutes pass in 120 frames; the first instance switches every two minutes, those of a crowd always."""
-        self.fleet_frames += 1
-        batch, second = self.names.batch, self.names.second
-        now_s += 4.5 * self.fleet_frames
-        since_s = now_s - 90.0
-        turn, in_turn = divmod(self.fleet_frames, 24)
-        phase, began = ("swapping", 0) if in_turn < 3 else ("serving", 3)
-        first = [phase, ("chat", second)[turn % 2], now_s - 5.0 * (in_turn - began)]
-        rows = {
-            "node-a/0": ["node-a", *first, None, 12, 12, 20, 0, 0.1],
-            "node-a/1": ["node-a", "swapping", second, now_s - 60.0, 4.0, 0, 0, 0, 2, 0.1],
-            "node-b/0": ["node-b", "lost", "chat", since_s, None, 0, 0, 0, 0, None],
-        }
-        for i in range(CROWD if self.is_crowd else 0):
-            model = ("chat", second)[self.fleet_frames % 2]
-            rows[f"node-c/{i}"] = ["node-c", "serving", model, now_s, None, 1, 1, 1, 0, 0.1]
-        group = {"held": 7, "oldest_s": 4.0, "first_due_in_s": -1.5, "rate_per_s": 2.0, "queues": ["node-a/1"]}
-        switch = {"at_s": now_s - 40.0, "instance": "node-a/0", "leaving": second, "coming": "chat", "seconds": 6.5}
-        return {
-            "at_s": now_s, "fleet": True, "classes": ["interactive", batch], "columns": list(FLEET_COLUMNS),
-            "spans_s": [60.0, 600.0],
-            "headlines": [
-                f"interactive of {second}: 7 held, the first 1.5 s late: no instance serves it; one that switches to "
-                "it is ready in 4.0 s",
-                "hosts with silent agents: node-b",
-            ],
-            "by_class": {"interactive": {"attained": [[0.6, 50], [0.95, 500]]}, batch: {"attained": [[None, 0]] * 2}},
-            "models": {"chat": {"state": "ready"}, second: {"state": "coming"}}, "hosts": {},
-            "groups": [{"model": second, "class": "interactive", **group}], "held": 7, "plan": None,
-            "counts": {"models": 2, "groups": 1, "instances": len(rows)},
-            "switches": [switch], "rows": rows,
-        }  # fmt: skip
-
-    def _row(self, number: int, place: int, now_s: float) -> tuple[str, list[Any]]:
-        phase, why = Phase.DECODE, (Why.NOTHING, None, None)
-        if place >= 120 or place % 4 == 3:
-            phase = Phase.WAITING
-        elif place % 10 == 1:
-            phase, why = Phase.PAUSED, (Why.PAUSE, 12.5, None)
-        elif place % 10 == 2:
-            phase, why = Phase.PREEMPTED, (Why.PLAN, number - 1, 7.5)
-        values = {
-            "class_id": place % 3 == 0, "phase": int(phase), "since_s": now_s - place / 5, "prompt_tokens": 500,
-            "arrival_s": now_s - place / 4 - 1, "due_s": now_s - 3.5 + place, "computed_tokens": 500,
-            "output_tokens": 40, "preemptions": 0, "ahead": place // 4 if phase == Phase.WAITING else -1,
-            "why": int(why[0]), "figure": why[1], "of": why[2],
-        }  # fmt: skip
-        return f"0-{number}", [int(v) if isinstance(v, bool) else v for v in (values[name] for name in COLUMNS)]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] == "/sloserve/policy":
-            await self._change(scope, receive, send)
-            return
-        if scope["path"] == "/v1/completions":
-            await self._reply(scope, receive, send)
-            return
-        if scope["path"].startswith("/sloserve/"):
-            await self.routes(scope, receive, send)
-            return
-        if scope["path"] == "/down":
-            self.routes.close()
-        elif scope["path"] == "/fleet":
-            self.is_fleet = True
-        elif scope["path"] == "/crowd":
-            self.is_crowd = True
-        elif scope["path"] == "/up":
-            self.routes = WatchRoutes(KEY, self.view)
-        await answer(send, HTTPStatus.OK, str(self.frames).encode(), "text/plain")
-
-    async def _change(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As the admin route: one policy is unknown."""
-        assert scope["method"] == "PUT" and _headers(scope)["authorization"] == f"Bearer {KEY}"
-        change = await _body(receive)
-        self.changes.append(change)
-        if "nosuch" in change.values():
-            error = {"error": {"message": f"unknown policy {self.names.policy}"}}
-            await answer(send, HTTPStatus.BAD_REQUEST, json.dumps(error).encode(), "application/json")
-            return
-        self.policy, self.shadow_policy = change.get("policy", self.policy), change["shadow_policy"]
-        await answer(send, HTTPStatus.OK, b"[]", "application/json")
-
-    async def _reply(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Thirty tokens at once, and ten after a pause, as of a request that was preempted."""
-        self.asked.append((_headers(scope), await _body(receive)))
-        start = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
-        await send(start)  # type: ignore[arg-type]
-
-        async def event(data: str, *, more: bool = True) -> None:
-            body = f"data: {data}\n\n".encode()
-            await send({"type": "http.response.body", "body": body, "more_body": more})
-
-        for i, word in enumerate(self.names.words):
-            if i == 30:
-                await asyncio.sleep(1.0)
-            await event(json.dumps({"choices": [{"index": 0, "text": word}], "usage": {"completion_tokens": i + 1}}))
-        told = {
-            "class": "interactive", "outcome": "completed", "targets": {"ttft_ms": 500.0, "e2e_ms": 900.0},
-            "achieved": {"ttft_ms": 12.5, "tpot_ms": 25.0, "e2e_ms": 1010.0}, "met": {"ttft": True, "e2e": False},
-            "qoe": 1.0, "preempted_ms": 1000.0, "output_tokens": 40,
-        }  # fmt: skip
-        await event(json.dumps({"choices": [], "usage": {"completion_tokens": 40}, "slo": told}))
-        await event("[DONE]", more=False)
-
-
-def _headers(scope: Scope) -> dict[str, str]:
-    return {name.decode(): value.decode() for name, value in scope["headers"]}
-
-
-async def _body(receive: Receive) -> dict[str, Any]:
-    parts, more = b"", True
-    while more:
-        message = await receive()
-        parts += message.get("body", b"")
-        more = message.get("more_body", False)
-    found: dict[str, Any] = json.loads(parts)
-    return found
 
 
 def test_built_files_are_those_that_the_hashes_name() -> None:
@@ -299,6 +58,8 @@ def test_files_are_sent_without_a_key_and_hold_no_paths_of_requests() -> None:
         start, body = bounded.run(asked(path))
         policy = dict(start["headers"])[b"content-security-policy"]
         assert start["status"] == 200 and body["body"] and policy.startswith(b"default-src 'none'; script-src 'self'")
+    start, body = bounded.run(asked("/sloserve/about.json"))
+    assert start["status"] == 200 and json.loads(body["body"]) == {"what": "gateway"}
     for path in ("/sloserve/SHA256SUMS", "/sloserve/../asgi.py", "/sloserve//etc/passwd", "/sloserve/page/page.js"):
         assert bounded.run(asked(path))[0]["status"] == 401
     assert bounded.run(asked("/sloserve/", "POST"))[0]["status"] == 401
@@ -343,7 +104,15 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         with contextlib.closing(server.config.bind_socket()) as listening:
             port = listening.getsockname()[1]
             serving = asyncio.create_task(server.serve([listening]))
-            command = [node, "test/drive.mjs", chromium, f"http://127.0.0.1:{port}/sloserve/", KEY, str(FRAMES), folder]
+            command = [
+                node,
+                "test/drive.mjs",
+                chromium,
+                f"http://127.0.0.1:{port}/sloserve/",
+                KEY,
+                str(FRAMES),
+                str(folder),
+            ]
             done = await asyncio.to_thread(
                 subprocess.run, command, cwd=PAGE, capture_output=True, text=True, timeout=240, check=False
             )
@@ -354,33 +123,64 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         return {**found, "port": port}
 
     found = bounded.run(driven())
-    print({name: found[name] for name in ("heap", "tasks", "long", "axe", "why", "overflow", "lanes", "fleetHeap")})
+    shown = "heap", "tasks", "long", "axe", "why", "overflow", "lanes", "fleetHeap", "inked"
+    print({name: found[name] for name in shown})
     assert found["errors"] == [] and not found["formIsSeen"] and "refused" in found["refused"]
     assert {request.split("/")[2] for request in found["requests"]} == {f"127.0.0.1:{found['port']}"}
     assert found["images"] == 0 and names.model in found["text"]
-    assert found["first"] == "interactive: 4 late, 3 of them waiting: it needs 12 KV blocks, and 4 are free"
-    assert found["text"].count("and 4 are free") == 1, "no sentence stands twice"
-    assert all(took in found["text"] for took in ("0.21, 1.7 s", "6.1, 42 ms", "8.4, 32 s"))
+    # The form says which server this is, which key it wants, and where that is.
+    assert "This is the sloserve gateway at 127.0.0.1" in found["form"] and "SLOSERVE_ADMIN_KEY" in found["form"]
+    # The class, the cause and the next step come first; a cause stands on a line of its own.
+    assert found["first"].startswith("interactive: 51% of 212 in time") and "39 of them waitingCause:" in found["first"]
+    assert f"Next step: {NEXT_STEP[Why.PLACES]}" in found["first"] and found["title"].startswith("! interactive – ")
+    assert found["text"].count("all places are taken") == 2, "what a headline says stands nowhere again"
+    head, priority, interactive, batch = found["classes"]
+    assert head == [
+        "class", "in time, 1 min", "10 min", "late", "next due, s", "TTFT p50 · 99, s", "TPOT p50 · 99, ms",
+        "e2e p50 · 99, s", "waiting", "in prefill", "decoding", "paused", "preempted",
+    ]  # fmt: skip
+    assert priority[:5] == ["priority", "62 % of 96", "91 %", "12", "8.2 late"]
+    assert interactive[5:8] == ["24.2 · 71.7", "41.0 · 82.0", "38.4 · 97.9"] and interactive[4] == "41.5 late"
+    assert batch[0] == names.batch and batch[3:7] == ["0", "94.0", "11.6 · 49.4", "8.3 · 61.0"]
+    assert "sloserve 0.1.0, vLLM 0.32.0 · up 3.0 h" in found["about"]
+    # Ten minutes of load are there at once, in figures and in charts.
+    assert [name for name, *_ in found["tiles"]] == [
+        "Requests/s", "Output tokens/s", "Prompt tokens/s", "Running", "Queue", "KV cache used", "Prefix cache hits",
+        "Drafts accepted", "Step, ms", "GPU busy", "Power, W", "J per good request",
+    ]  # fmt: skip
+    assert all(value for _, value, _ in found["tiles"]) and found["tiles"][5][2] == "→ 75 ± 4 %"
+    assert min(found["inked"]) > 0.6, found["inked"]
+    assert found["gpus"][1] == ["0 NVIDIA H100 80GB HBM3", "98 %", "74.0", "80.0", "641"]
     # Tenants are there once there are two, names stay text, and the one that fares worst is marked.
     first, second, third = found["tenants"]
-    assert first[:6] == ["globex", "1", "90", "380", "71 %", "25 %"] and first[7:] == ["62 % of 90", "90 % of 900"]
-    assert second[:7] == ["acme", "2", "12", "6", "12 %", "50 %", "-8.7 s"] and third[0] == names.tenant
-    assert re.fullmatch(r"\+1[12]\.\d s", first[6]) and third[7:] == ["", "100 % of 20"]
+    assert first[:7] == ["globex", "62 % of 90", "90 %", "1", "90", "380", "71 of 25 %"]
+    assert second == ["acme", "98 % of 50", "99 %", "2", "12", "6", "12 of 50 %", "-8.7"] and third[0] == names.tenant
+    assert re.fullmatch(r"\+1[12]\.\d", first[7]) and third[1:3] == ["–", "100 %"]
     assert found["badTenants"] == ["62 % of 90"] and found["moreTenants"] == "7 more tenants"
     late, idle = found["openTasks"]
-    assert late == ["3fa92c1b", "interactive", "7 of 12", "1", "95 s", "5.0 s late", "20 %"]
-    assert idle[2:] == ["2", "0", "40 s", "", "75 %"] and idle[1] == names.batch
-    assert found["lateTasks"] == ["5.0 s late"] and found["moreTasks"] == "7 more tasks"
-    assert found["whyIsSeen"] and "late" in found["why"] and "Request 0-" in found["why"]
-    assert KEY not in found["stored"] + found["address"] and not any(KEY in one for one in found["requests"])
-    assert found["stored"] == '[{},{},""]'
+    assert late == ["3fa92c1b", "interactive", "5.00 late", "7 of 12", "1", "95.0", "20 %"]
+    assert idle[2:] == ["", "2", "0", "40.0", "75 %"] and idle[1] == names.batch
+    assert found["lateTasks"] == ["5.00 late"] and found["moreTasks"] == "7 more tasks"
+    # Requests that can still be in time come first; the others are folded into a count that opens.
+    assert re.match(r"Request 0-\d+ \((priority|interactive)\): waiting for .*, due in ", found["why"])
+    assert found["why"].endswith("All places are taken: 190 of 190 requests run.")
+    assert re.fullmatch(
+        r"▸ Show: \d+ requests have missed a deadline and cannot be in time any more \(interactive \d+, priority \d+\)",
+        found["fold"],
+    )
+    assert found["unfold"].startswith("▾ Hide") and found["lanesHigh"][1] > found["lanesHigh"][0] + 300
+    assert found["whyIsSeen"]
+    # The key stays in the tab alone, until logout.
+    assert KEY not in found["address"] and not any(KEY in one for one in found["requests"])
+    assert json.loads(found["stored"]) == [{}, {"sloserve-admin-key /sloserve/": KEY}, ""]
+    assert json.loads(found["afterLogout"]) == [{}, {}, ""] and found["asksAgain"]
     assert found["heap"][1] < found["heap"][0] * 1.25
     assert found["tasks"] > FRAMES and max(found["long"], default=0.0) < 50.0, found["long"]
-    assert found["overflow"] <= 0
+    assert len(found["overflow"]) == 6 and max(found["overflow"]) <= 0
     assert [one for one in found["axe"] if one[0] in ("serious", "critical")] == []
     assert found["lost"].startswith("Lost") and found["back"].startswith("Live")
-    # After a reload the key is asked for again; a fleet has its own page.
-    assert found["asksAgain"] and found["images"] == 0 and names.second in found["fleet"]
+    # After a reload the key is not asked for again; a fleet has its own page.
+    assert found["images"] == 0 and names.second in found["fleet"] and found["fleetTiles"] == 5
     assert found["fleetFirst"].startswith(
         f"interactive of {names.second}: 7 held, the first 1.5 s late: no instance serves it"
     )
@@ -390,13 +190,19 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert set(coming) == {"other", "bare"} and coming.count("other") > 5, "it is hatched while the model comes"
     assert "bad" in lost and not {"chat", "other"} & set(lost)
     assert found["fleetHeap"][1] < found["fleetHeap"][0] * 1.1
-    assert "60 % of 50" in found["fleet"] and "1.5 s late" in found["fleet"] and found["fleetCanTry"]
-    # A policy is tried as shadow, its verdict is read, and then it decides.
+    assert "60 % of 50" in found["fleet"] and "1.50 late" in found["fleet"] and found["fleetCanTry"]
+    assert "switching models" in found["fleet"] and "swapping" not in found["fleet"], "states are in words"
+    # A policy is tried as shadow, its verdict is read, the change is confirmed, and it is undone.
     assert " 10.0 points more" in found["verdict"]
     assert "as edf in 70.0 %" in found["verdict"] and found["changeIs"] == ["Change to auto", "Change to sjf", True]
     assert f"Refused: unknown policy {names.policy}." in found["unknown"]
     nosuch, sjf = {"shadow_policy": "nosuch"}, {"shadow_policy": "sjf"}
-    assert played.changes == [nosuch, sjf, {"policy": "sjf", "shadow_policy": ""}]
+    assert "Change the policy from edf to sjf?" in found["question"] and "policy edf" in found["changedByNo"]
+    assert re.fullmatch(r"sjf decides since [\d:]+, when anna from 10\.0\.0\.7 changed it from edf\.", found["atWork"])
+    assert found["undoes"] == "Change the policy from sjf back to edf?"
+    assert re.search(r"edf decides since [\d:]+, when anna .* changed it from sjf\.", found["afterUndo"])
+    nosuch, sjf, undo = {"shadow_policy": "nosuch"}, {"shadow_policy": "sjf"}, {"undo": "change-3", "by": "anna"}
+    assert played.changes == [nosuch, sjf, {"policy": "sjf", "shadow_policy": "", "by": "anna"}, undo]
     # A reply is digested at its reader's pace, however it comes, and the server's report stands beside it.
     (headers, body), *_ = played.asked
     assert KEY not in str(played.asked) and headers["authorization"] == "Bearer user-key-canary"

@@ -1,39 +1,45 @@
-/** Lines over the last ten minutes; what is older is forgotten. */
+/** Lines over time: the load of the last ten minutes, and the tokens of one request. */
 import uPlot from "uplot";
 import { byId } from "./dom";
 
-const MOST = 1200;
+const HIGH = 150;
 
+export interface Line {
+  label: string;
+  stroke: string;
+}
+
+/** Lines of the last ten minutes; where `most` is given, the axis ends there. */
 export class Chart {
-  private data: (number | null)[][];
   private plot: uPlot | undefined;
   private readonly into: HTMLElement;
 
-  constructor(id: string, private readonly series: uPlot.Series[], private readonly bands: uPlot.Band[] = []) {
+  constructor(id: string, private readonly shown: Line[], private readonly most?: number) {
     this.into = byId(id);
-    this.data = [[], ...series.map(() => [])];
     addEventListener("resize", () => this.plot?.setSize(this.size()));
   }
 
-  add(at_s: number, values: (number | null)[]): void {
-    [at_s, ...values].forEach((value, i) => {
-      this.data[i]!.push(value);
-      if (this.data[i]!.length > MOST) this.data[i]!.shift();
-    });
-    if (this.plot === undefined) this.plot = this.made();
-    else this.plot.setData(this.data as uPlot.AlignedData);
+  /** Draws values of each line at `at_s`. */
+  show(at_s: number[], values: (number | null)[][]): void {
+    const data = [at_s, ...values] as uPlot.AlignedData;
+    if (this.plot === undefined) this.plot = this.made(data);
+    else this.plot.setData(data);
   }
 
   private size(): { width: number; height: number } {
-    return { width: Math.max(this.into.clientWidth, 200), height: 150 };
+    return { width: Math.max(this.into.clientWidth, 200), height: HIGH };
   }
 
-  private made(): uPlot {
+  private made(data: uPlot.AlignedData): uPlot {
     const options: uPlot.Options = {
-      ...this.size(), padding: [null, 30, null, null], series: [{}, ...this.series.map((one) => ({ ...one, points: { show: false } }))], bands: this.bands, axes: axes(clock), cursor: { show: false },
-      legend: LEGEND, scales: { y: { range: [0, 105] } },
+      ...this.size(), padding: [8, 22, 0, 0], series: [{}, ...this.shown.map((one) => ({ ...one, width: 2, points: { show: false } }))],
+      axes: axes(clock), cursor: { show: false }, legend: LEGEND,
+      scales: {
+        x: { range: (_plot, _least, most) => [most - 600, most] },
+        y: { range: (_plot, _least, most) => [0, this.most ?? Math.max(most * 1.1, 1)] },
+      },
     };
-    return new uPlot(options, this.data as uPlot.AlignedData, this.into);
+    return new uPlot(options, data, this.into);
   }
 }
 
@@ -51,7 +57,9 @@ function axes(said: (x: number, step: number) => string): uPlot.Axis[] {
   const ink = () => getComputedStyle(document.body).getPropertyValue("--dim");
   const grid = { stroke: () => getComputedStyle(document.body).getPropertyValue("--line"), width: 1 };
   const values: uPlot.Axis.DynamicValues = (_plot, at, _axis, _space, step) => at.map((x) => said(x, step));
-  return [{ stroke: ink, grid, values, space: 80, size: 32 }, { stroke: ink, grid, size: 40 }];
+  const compact: uPlot.Axis.DynamicValues = (_plot, at) => at.map((y) => (y >= 1e4 ? `${y / 1e3}k` : y.toLocaleString("en-US")));
+  const ticks = { ...grid, size: 4 };
+  return [{ stroke: ink, grid, ticks, values, space: 70, size: 28 }, { stroke: ink, grid, ticks, values: compact, space: 30, size: 44 }];
 }
 
 const CURVES = ["#2f81f7", "#1a9e5c", "#8c959f"];

@@ -3,54 +3,68 @@
 export interface Cell {
   text: string;
   look?: string | undefined;
+  /** A share from 0 to 1, drawn as a bar behind the text. */
+  share?: number | null | undefined;
 }
 
 export function byId<T extends HTMLElement>(id: string): T {
   return document.getElementById(id) as T;
 }
 
-/** Shows a table, of which the first `words` columns hold words and the others figures. One that is there is changed
+/** Returns a new element with text. */
+export function made<K extends keyof HTMLElementTagNameMap>(tag: K, text = "", look = ""): HTMLElementTagNameMap[K] {
+  const one = document.createElement(tag);
+  one.textContent = text;
+  if (look !== "") one.className = look;
+  return one;
+}
+
+/** Shows a table, of which the first `words` columns hold words and the others figures. A table that exists is changed
  * where it differs, since laying out a new one takes long. */
 export function table(into: HTMLElement, words: number, head: string[], rows: (string | Cell)[][]): void {
-  let made = into.querySelector("table");
-  if (made === null || made.tHead!.textContent !== head.join("")) {
-    made = document.createElement("table");
-    made.className = `words-${words}`;
-    const top = made.createTHead().insertRow();
+  let shown = into.querySelector("table");
+  if (shown === null || shown.tHead!.textContent !== head.join("")) {
+    shown = made("table", "", `words-${words}`);
+    const top = shown.createTHead().insertRow();
     for (const name of head) {
-      const cell = document.createElement("th");
+      const cell = made("th", name);
       cell.scope = "col";
-      cell.textContent = name;
       top.append(cell);
     }
-    made.createTBody();
-    into.replaceChildren(made);
+    shown.createTBody();
+    into.replaceChildren(shown);
   }
-  const body = made.tBodies[0]!;
+  const body = shown.tBodies[0]!;
   while (body.rows.length > rows.length) body.deleteRow(-1);
   rows.forEach((row, i) => {
     const line = body.rows[i] ?? body.insertRow();
     row.forEach((one, j) => {
-      const cell = line.cells[j] ?? line.insertCell(), { text, look = "" } = typeof one === "string" ? { text: one } : one;
+      const { text, look = "", share }: Cell = typeof one === "string" ? { text: one } : one;
+      const cell = line.cells[j] ?? line.insertCell();
       if (cell.textContent !== text) {
         cell.textContent = text;
         if (j < words) cell.title = text; // a long name is cut
       }
       if (cell.className !== look) cell.className = look;
+      if (cell.dataset["of"] !== head[j]) cell.dataset["of"] = head[j]!;
+      if (share !== undefined) cell.style.setProperty("--share", `${Math.round((share ?? 0) * 100)}%`);
     });
+  });
+}
+
+/** Runs each part of some work in a task of its own, so that none holds up the reader for long. */
+export function inTurn(...parts: (() => void)[]): void {
+  const [first, ...rest] = parts;
+  if (first === undefined) return;
+  setTimeout(() => {
+    first();
+    inTurn(...rest);
   });
 }
 
 export function lines(into: HTMLElement, cells: Cell[]): void {
   if (into.textContent === cells.map((one) => one.text).join("") && cells.length > 0) return;
-  into.replaceChildren(
-    ...cells.map(({ text, look }) => {
-      const line = document.createElement("p");
-      line.textContent = text;
-      if (look) line.className = look;
-      return line;
-    }),
-  );
+  into.replaceChildren(...cells.map(({ text, look }) => made("p", text, look)));
 }
 
 /** A duration in the unit that suits it. A negative one, which clocks that differ make, is 0. */
@@ -67,9 +81,35 @@ export function due(left_s: number | null): string {
   return left_s === null || left_s >= 0 ? duration(left_s) : `${duration(-left_s)} late`;
 }
 
-/** Shares of the requests that met all targets, and of how many. */
-export function shares(attained: [number | null, number][]): string[] {
-  return attained.map(([ratio, had]) => (ratio === null ? "" : `${Math.round(ratio * 100)} % of ${had}`));
+/** The durations of one column in the unit and with the decimals that suit the longest; empty for none. */
+export function inOneUnit(seconds: (number | null)[]): [string, string[]] {
+  const longest_s = Math.max(0, ...seconds.map((one) => Math.abs(one ?? 0)));
+  const [unit, factor]: [string, number] = longest_s > 0 && longest_s < 1 ? ["ms", 1e3] : longest_s < 120 ? ["s", 1]
+    : longest_s < 7200 ? ["min", 1 / 60] : ["h", 1 / 3600];
+  const shown = longest_s * factor, decimals = shown < 9.995 ? 2 : shown < 99.95 ? 1 : 0;
+  return [unit, seconds.map((one) => (one === null ? "" : (one * factor).toFixed(decimals)))];
+}
+
+/** A column of times until deadlines, in one unit: its heading, and its cells, in which what is late says so. */
+export function dueColumn(name: string, left_s: (number | null)[]): [string, Cell[]] {
+  const [unit, texts] = inOneUnit(left_s.map((one) => (one === null ? null : Math.abs(one))));
+  return [`${name}, ${unit}`, texts.map((text, i) => {
+    const isLate = (left_s[i] ?? 0) < 0;
+    return { text: isLate ? `${text} late` : text, look: isLate ? "bad" : undefined };
+  })];
+}
+
+export function percent(share: number | null | undefined): string {
+  return share === null || share === undefined ? "" : `${Math.round(share * 100)} %`;
+}
+
+/** The share of the requests that met all targets, and of how many, as a cell with a bar. */
+export function share([ratio, had]: [number | null, number], look?: string): Cell {
+  return ratio === null ? { text: "–", look: "dim", share: 0 } : { text: `${percent(ratio)} of ${had.toLocaleString("en-US")}`, look: `share ${look ?? ""}`.trim(), share: ratio };
+}
+
+export function count(n: number): Cell {
+  return { text: n.toLocaleString("en-US"), look: n === 0 ? "dim" : undefined };
 }
 
 /** A figure with at most one decimal; `some` for what is not known. */

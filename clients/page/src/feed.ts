@@ -1,4 +1,4 @@
-/** The live feed, read by fetch so that the key is a header: never in an address, never stored. */
+/** The live feed, read by fetch so that the key is a header and never part of an address. */
 
 export type Row = (number | string | null)[];
 export interface View {
@@ -8,7 +8,7 @@ export interface View {
 }
 export class Refused extends Error {}
 
-/** The view after a change; see docs/watch.md. */
+/** The view after a change; see docs/watch-feed.md. */
 export function applied(view: View, change: Partial<View>): View {
   const rows: Record<string, Row> = { ...view.rows };
   for (const [key, row] of Object.entries(change.rows ?? {}) as [string, Row | null][]) {

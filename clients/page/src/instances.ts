@@ -1,7 +1,8 @@
 /** One lane an instance: which model it held over the last ten minutes, and when it served none. */
 import { byId } from "./dom";
 import type { View } from "./feed";
-import { COLOURS, Courses, framed, hatched, seen, written } from "./strips";
+import { inWords } from "./states";
+import { axis, COLOURS, Courses, framed, hatched, seen, written } from "./strips";
 
 const HIGH = 22;
 const SPAN_S = 600;
@@ -43,12 +44,18 @@ export class Instances {
   private draw(): void {
     const view = this.view;
     if (view === undefined) return;
-    const { to, wide, first, last, top, ink, bad, line, dim } = seen(this.canvas, byId("held-rest"), this.names.length, HIGH);
+    const { to, wide, first, last, top, ink, bad, line, dim } = seen(this.canvas, byId("held-rest"), this.names.length, HIGH, axis.HIGH);
     const left = Math.min(150, wide * 0.3);
     const x = (s: number) => left + Math.min(Math.max((s - view.at_s) / SPAN_S + 1, 0), 1) * (wide - left - 3);
     const models = Object.keys(view.models as Record<string, unknown>);
     to.fillStyle = line;
-    for (let s = 0; s <= SPAN_S; s += 120) to.fillRect(x(view.at_s - s), 0, 1, this.canvas.clientHeight);
+    const marks = Array.from({ length: 6 }, (_, i) => SPAN_S - 120 * i);
+    for (const s of marks) to.fillRect(x(view.at_s - s), axis.HIGH, 1, this.canvas.clientHeight);
+    axis.draw(to, marks.map((s) => [x(view.at_s - s) - (s === 0 ? 12 : 0), s === 0 ? "now" : `−${s / 60} min`]), dim, [[2, "instance"]]);
+    to.save();
+    to.beginPath();
+    to.rect(0, axis.HIGH, wide, this.canvas.clientHeight);
+    to.clip();
     this.names.slice(first, last).forEach((name, i) => {
       const y = top(first + i), parts = this.courses.of(name);
       to.fillStyle = ["lost", "failed"].includes(parts.at(-1)!.phase) ? bad : ink;
@@ -64,12 +71,13 @@ export class Instances {
         label(to, part, from, y + HIGH / 2, w, bad);
       });
     });
+    to.restore();
   }
 }
 
 /** The model's name where a bar has room for it, so that no colour has to be looked up. */
 function label(to: CanvasRenderingContext2D, part: Held, x: number, y: number, w: number, bad: string): void {
-  const is = part.phase === "serving", text = is ? part.model : part.phase;
+  const is = part.phase === "serving", text = is ? part.model : inWords(part.phase);
   if ((!is && part.phase !== "lost" && part.phase !== "failed") || w < 24) return;
   to.fillStyle = is ? ON_COLOUR : bad;
   written(to, text, x + 5, y + 1, w - 8);

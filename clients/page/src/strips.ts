@@ -29,10 +29,11 @@ export class Courses<P extends Part> {
   }
 }
 
-/** A canvas in its box, made as high as what is seen of `count` lanes. Returns what to draw on, and which lanes. */
-export function seen(canvas: HTMLCanvasElement, rest: HTMLElement, count: number, lane: number): Seen {
+/** A canvas in its box, made as high as what is seen of `count` lanes below `head` pixels for an axis. Returns what to
+ * draw on, and which lanes. */
+export function seen(canvas: HTMLCanvasElement, rest: HTMLElement, count: number, lane: number, head = 0): Seen {
   const box = canvas.parentElement!;
-  const wide = canvas.clientWidth, all = Math.max(count, 1) * lane;
+  const wide = canvas.clientWidth, all = Math.max(count, 1) * lane + head;
   const high = Math.min(all, Math.floor(innerHeight * 0.6));
   rest.style.height = `${all - high}px`;
   const scale = devicePixelRatio;
@@ -50,7 +51,7 @@ export function seen(canvas: HTMLCanvasElement, rest: HTMLElement, count: number
   const colour = (name: string) => look.getPropertyValue(name);
   const first = Math.floor(box.scrollTop / lane);
   return {
-    to, wide, high, first, last: first + Math.ceil(high / lane) + 1, top: (place) => place * lane - box.scrollTop,
+    to, wide, high, first, last: first + Math.ceil(high / lane) + 1, top: (place) => head + place * lane - box.scrollTop,
     ink: colour("--ink"), bad: colour("--bad"), line: colour("--line"), dim: colour("--dim"),
   };
 }
@@ -80,6 +81,24 @@ export function written(to: CanvasRenderingContext2D, text: string, x: number, y
   }
   if (least > 0) to.fillText(text.slice(0, least) + "…", x, y);
 }
+
+/** The axis of time above the lanes, which stays while they scroll. */
+export const axis = {
+  HIGH: 20,
+  /** Draws marks at their places, as long as none overlaps the one before, and the names of columns. */
+  draw(to: CanvasRenderingContext2D, marks: [number, string][], dim: string, columns: [number, string][]): void {
+    to.fillStyle = dim;
+    for (const [x, name] of columns) to.fillText(name, x, axis.HIGH / 2);
+    const [first, second] = columns;
+    let last = first === undefined ? -6 : first[0] + to.measureText(first[1]).width;
+    for (const [x, name] of marks) {
+      const w = to.measureText(name).width, from = x - w / 2;
+      if (from < last + 6 || from + w > (second?.[0] ?? Infinity) - 6) continue;
+      to.fillText(name, from, axis.HIGH / 2);
+      last = from + w;
+    }
+  },
+};
 
 export function hatched(to: CanvasRenderingContext2D, x: number, y: number, w: number, h: number): void {
   for (let at = x; at < x + w; at += 6) to.fillRect(at, y, Math.min(3, x + w - at), h);

@@ -2,8 +2,11 @@
 // Usage: node drive.mjs CHROMIUM URL KEY FRAMES FOLDER
 import { readFileSync } from "node:fs";
 import { chromium } from "playwright-core";
+import { shrink } from "./small-png.mjs";
 
 const [executablePath, url, key, frames, folder] = process.argv.slice(2);
+/** Widths and colours of the pictures beside the usual one. */
+const kept = ["360 dark", "1920 dark"];
 const args = ["--no-sandbox", "--js-flags=--expose-gc", "--enable-precise-memory-info"];
 const browser = await chromium.launch({ executablePath, args });
 const found = { errors: [], requests: [] };
@@ -22,6 +25,8 @@ const login = async (given) => {
 };
 
 await page.goto(url);
+await page.waitForFunction(() => document.querySelector("#what").textContent !== "");
+found.form = await page.textContent("#login");
 await login("wrong");
 await page.waitForFunction(() => document.querySelector("#state").textContent.includes("refused"));
 found.refused = await state();
@@ -32,6 +37,23 @@ await page.waitForFunction(() => document.querySelector("#lanes").clientHeight >
 found.formIsSeen = await page.isVisible("#login");
 found.images = await page.evaluate(() => document.images.length);
 found.first = await page.textContent("#headlines");
+found.title = await page.title();
+const cells = (id) => page.evaluate((id) => [...document.querySelectorAll(`${id} tr`)].map((row) => [...row.cells].map((cell) => cell.textContent)), id);
+found.classes = await cells("#classes");
+found.about = await page.textContent("#about");
+await page.waitForFunction(() => document.querySelectorAll("#tiles .tile").length > 8);
+found.tiles = await page.evaluate(() => [...document.querySelectorAll("#tiles .tile")].map((tile) => [...tile.children].slice(0, 3).map((one) => one.textContent)));
+await page.waitForSelector("#cache canvas");
+await page.waitForTimeout(300);
+// A chart that is drawn from the server's history has ink over most of its width before a minute has passed.
+found.inked = await page.evaluate(() => ["attainment", "queue", "tokens", "cache"].map((id) => {
+  const canvas = document.querySelector(`#${id} canvas`), { width, height } = canvas;
+  const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
+  const isInk = (x, y) => { const at = 4 * (y * width + x); return Math.max(data[at], data[at + 1], data[at + 2]) - Math.min(data[at], data[at + 1], data[at + 2]) > 60; };
+  const columns = Array.from({ length: width }, (_, x) => Array.from({ length: height }, (_, y) => y).some((y) => isInk(x, y)));
+  return columns.filter(Boolean).length / width;
+}));
+found.gpus = await cells("#gpus");
 found.text = await page.textContent("body");
 await page.waitForSelector("#by-tenant:not([hidden])");
 found.tenants = await page.evaluate(() => [...document.querySelectorAll("#tenants tbody tr")].map((row) => [...row.cells].map((cell) => cell.textContent)));
@@ -41,16 +63,28 @@ found.openTasks = await page.evaluate(() => [...document.querySelectorAll("#task
 found.lateTasks = await page.evaluate(() => [...document.querySelectorAll("#tasks .bad")].map((cell) => cell.textContent));
 found.moreTasks = await page.textContent("#more-tasks");
 await page.focus("#lanes");
-await page.keyboard.press("ArrowDown");
-found.why = await page.textContent("#why");
+// The key and the reading are one task: between two, time goes on and the first request may become late.
+found.why = await page.evaluate(() => {
+  document.querySelector("#lanes").dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowDown" }));
+  return document.querySelector("#why").textContent;
+});
+found.fold = await page.textContent("#late");
+const laneHeight = () => page.evaluate(() => document.querySelector("#rest").clientHeight + document.querySelector("#lanes").clientHeight);
+found.lanesHigh = [await laneHeight()];
+await page.click("#late");
+found.lanesHigh.push(await laneHeight());
+found.unfold = await page.textContent("#late");
+await page.click("#late");
+await page.focus("#lanes");
 found.whyIsSeen = await page.evaluate(() => {
   const { top, bottom } = document.querySelector("#why").getBoundingClientRect();
   return top >= 0 && bottom <= innerHeight;
 });
-const picture = async (name) => {
-  await page.evaluate(() => scrollTo(0, 0));
+const picture = async (name, of = page) => {
+  if (of === page) await page.evaluate(() => scrollTo(0, 0));
   await page.waitForTimeout(300);
-  await page.screenshot({ path: `${folder}/${name}` });
+  await of.screenshot({ path: `${folder}/${name}` });
+  if (process.env.SLOSERVE_SCREENSHOTS) shrink(`${folder}/${name}`);
 };
 // A policy: what is tried, refused, told and changed.
 const verdict = () => page.textContent("#verdict");
@@ -69,10 +103,21 @@ await tries("sjf");
 await page.waitForFunction(() => document.querySelector("#change").textContent.includes("sjf"));
 found.verdict = await verdict();
 found.changeIs.push(await change());
-await (await page.$("section:has(#try)")).screenshot({ path: `${folder}/watch-policy.png` });
 await page.click("#change");
+found.question = await page.textContent("#confirm");
+await page.click("#no");
+found.changedByNo = await page.textContent("#engines");
+await page.click("#change");
+await page.fill("#by", "anna");
+await page.keyboard.press("Enter");
 await page.waitForFunction(() => document.querySelector("#engines").textContent.includes("policy sjf"));
 found.changeIs.push(await page.isDisabled("#change"));
+found.atWork = await page.textContent("#at-work");
+await page.click("#undo");
+found.undoes = await page.textContent("#asked");
+await page.click("#yes");
+await page.waitForFunction(() => document.querySelector("#engines").textContent.includes("policy edf"));
+found.afterUndo = await page.textContent("#at-work");
 // A request of the playground.
 await page.selectOption("#p-route", "completions");
 await page.selectOption("#p-class", "interactive");
@@ -85,8 +130,7 @@ await page.waitForFunction(() => document.querySelector("#told").textContent.sta
 found.read = await page.textContent("#told");
 found.reply = await page.textContent("#reply");
 found.report = await page.textContent("#report");
-await page.waitForTimeout(300);
-await (await page.$("#playground")).screenshot({ path: `${folder}/watch-playground.png` });
+await picture("watch-playground.png", await page.$("#playground"));
 await page.setViewportSize({ width: 1280, height: 960 });
 // The least of some: what a frame that has just come needs is not kept.
 const heap = () => page.evaluate(async () => {
@@ -119,13 +163,19 @@ await page.keyboard.press("ArrowDown");
 await page.keyboard.press("ArrowDown");
 await page.keyboard.press("ArrowDown");
 await picture("watch-light.png");
-found.stored = await page.evaluate(() => JSON.stringify([{ ...localStorage }, { ...sessionStorage }, document.cookie]));
+const stored = () => page.evaluate(() => JSON.stringify([{ ...localStorage }, { ...sessionStorage }, document.cookie]));
+found.stored = await stored();
 found.address = page.url();
-await page.emulateMedia({ colorScheme: "dark" });
-await page.setViewportSize({ width: 360, height: 740 });
-await page.waitForTimeout(800);
-found.overflow = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
-await picture("watch-dark-360.png");
+found.overflow = [];
+for (const [width, height] of [[360, 740], [1280, 960], [1920, 1080]]) {
+  await page.setViewportSize({ width, height });
+  for (const colorScheme of ["light", "dark"]) {
+    await page.emulateMedia({ colorScheme });
+    await page.waitForTimeout(300);
+    found.overflow.push(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth));
+    if (kept.includes(`${width} ${colorScheme}`)) await picture(`watch-${colorScheme}-${width}.png`);
+  }
+}
 const errors = [...found.errors];
 // The page's policy lets no script in but its own, so axe looks at it in an isolated world of the debugger.
 const cdp = await page.context().newCDPSession(page);
@@ -144,14 +194,14 @@ await page.waitForFunction(() => document.querySelector("#state").textContent.st
 found.back = await state();
 found.errors.length = 0; // the browser itself logs what it cannot reach
 await fetch(url + "../fleet");
+await page.setViewportSize({ width: 1280, height: 860 });
 await page.reload();
-found.asksAgain = await page.isVisible("#login");
-await page.setViewportSize({ width: 1100, height: 760 });
-await login(key);
-await page.waitForSelector("#fleet:not([hidden])");
+await page.waitForSelector("#fleet:not([hidden])"); // without asking for the key again
 found.fleetFirst = await page.textContent("#headlines");
 found.fleet = await page.textContent("#fleet");
 found.fleetCanTry = await page.isVisible("#playground");
+await page.waitForSelector("#fleet-tokens canvas");
+found.fleetTiles = await page.evaluate(() => document.querySelectorAll("#fleet-tiles .tile").length);
 found.images += await page.evaluate(() => document.images.length);
 await after(120);
 // Each lane as the colours that follow each other from left to right, short ones left out but where they alternate.
@@ -159,7 +209,7 @@ found.lanes = await page.evaluate(() => {
   const canvas = document.querySelector("#held"), names = { "47,129,247": "chat", "26,158,92": "other", "179,38,30": "bad", "255,138,128": "bad" };
   const left = Math.ceil(Math.min(150, canvas.clientWidth * 0.3) * devicePixelRatio), wide = canvas.width - left - 4;
   const { data } = canvas.getContext("2d").getImageData(left, 0, wide, canvas.height);
-  return [4, 26, 47].map((y, lane) => {
+  return [24, 46, 67].map((y, lane) => {
     const from = 4 * wide * y * devicePixelRatio;
     const seen = Array.from({ length: wide }, (_, i) => names[data.slice(from + 4 * i, from + 4 * i + 3)] ?? "bare");
     const runs = [];
@@ -171,5 +221,10 @@ await picture("watch-fleet.png");
 await fetch(url + "../crowd");
 found.fleetHeap = [await after(70), await after(140)];
 found.errors = [...errors, ...found.errors];
+await page.click("#logout");
+await page.waitForSelector("#login:not([hidden])");
+found.afterLogout = await stored();
+await page.reload();
+found.asksAgain = await page.isVisible("#login");
 console.log(JSON.stringify(found));
 await browser.close();

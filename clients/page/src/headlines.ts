@@ -1,0 +1,38 @@
+/** What is wrong, in the server's own sentences: the class, the cause and the next step, the worst class first. */
+import { byId, made } from "./dom";
+import type { View } from "./feed";
+import { COLOURS } from "./strips";
+
+let shown = "";
+
+/** How a class fares, and behind "N of them decoding:" why. */
+function told(text: string): { how: string; cause?: string } {
+  const [, how, cause] = /^(.*? of them [^:;]+): (.*)$/.exec(text) ?? [];
+  return how === undefined || cause === undefined ? { how: text } : { how, cause };
+}
+
+export function showHeadlines(view: View): void {
+  const said = view["headlines"] as string[], alarms = view["alarms"] as boolean[] | undefined;
+  const advice = (view["advice"] ?? []) as (string | null)[], classes = view["classes"] as string[];
+  const now = JSON.stringify([said, alarms, advice]);
+  if (now === shown) return;
+  shown = now;
+  const isAlarm = (i: number) => alarms?.[i] ?? true;
+  const wrong = said.map((text, i) => {
+    const name = classes.find((one) => text.startsWith(`${one}: `)), box = made("div", "", isAlarm(i) ? "alarm" : "warning");
+    const line = made("p"), { how, cause } = told(name === undefined ? text : text.slice(name.length + 2));
+    if (name !== undefined) line.append(made("b", name, `chip k${classes.indexOf(name) % COLOURS.length}`), ": ");
+    line.append(how);
+    box.append(line);
+    for (const [what, says] of [["Cause", cause], ["Next step", advice[i]]] as const) {
+      if (!says) continue;
+      const more = made("p", "", what === "Cause" ? "cause" : "next");
+      more.append(made("b", `${what}:`), ` ${says}`);
+      box.append(more);
+    }
+    return box;
+  });
+  byId("headlines").replaceChildren(...(wrong.length > 0 ? wrong : [made("div", "Every class is in time.", "calm")]));
+  const late = said.flatMap((text, i) => (isAlarm(i) ? [text.split(": ")[0]!] : []));
+  document.title = `${late.length > 0 ? `! ${late.join(", ")} – ` : ""}${String(view["model"] ?? "fleet")} – sloserve`;
+}

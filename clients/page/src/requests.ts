@@ -1,0 +1,89 @@
+/** The drawn requests of a view: which of them can still be in time, and why each of them is where it is. */
+import { duration, due, figure, sentence } from "./dom";
+import type { View } from "./feed";
+
+export interface Request {
+  key: string;
+  name: string;
+  classId: number;
+  phase: string;
+  /** The phase in words. */
+  says: string;
+  arrival_s: number;
+  since_s: number;
+  due_s: number | null;
+  ahead: number;
+  why: number;
+  figure: number | null;
+  of: number | null;
+  prompt: number;
+  computed: number;
+  output: number;
+  /** Whether it has missed a deadline, so that nothing can bring it in time any more. */
+  isLost: boolean;
+}
+
+/** Requests by what an operator can still do for them, each part by the nearest deadline. */
+export interface Parts {
+  waiting: Request[];
+  served: Request[];
+  late: Request[];
+}
+
+const HELD_UP = new Set(["waiting", "preempted", "swapped"]);
+
+export function parts(view: View): Parts {
+  const at = Object.fromEntries((view["columns"] as string[]).map((name, i) => [name, i])) as Record<string, number>;
+  const classes = view["classes"] as string[], phases = view["phases"] as string[], say = (view["phases_say"] ?? phases) as string[];
+  const all = Object.entries(view.rows).map(([key, row]): Request => {
+    const value = (name: string) => row[at[name]!] as number;
+    const classId = value("class_id"), due_s = value("due_s") as number | null;
+    return {
+      key, classId, name: classes[classId] ?? "", phase: phases[value("phase")] ?? "", says: say[value("phase")] ?? "",
+      arrival_s: value("arrival_s"), since_s: value("since_s"), due_s, ahead: value("ahead"), why: value("why"),
+      figure: value("figure") as number | null, of: value("of") as number | null, prompt: value("prompt_tokens"),
+      computed: value("computed_tokens"), output: value("output_tokens"),
+      isLost: at["missed"] === undefined ? due_s !== null && due_s < view.at_s : Boolean(value("missed")),
+    };
+  });
+  all.sort((a, b) => (a.due_s ?? Infinity) - (b.due_s ?? Infinity) || a.ahead - b.ahead || a.arrival_s - b.arrival_s);
+  return {
+    waiting: all.filter((one) => !one.isLost && HELD_UP.has(one.phase)),
+    served: all.filter((one) => !one.isLost && !HELD_UP.has(one.phase)),
+    late: all.filter((one) => one.isLost),
+  };
+}
+
+/** Counts by class, the largest first, as in "interactive 30, batch 4". */
+export function byClass(requests: Request[]): string {
+  const counts = new Map<string, number>();
+  for (const one of requests) counts.set(one.name, (counts.get(one.name) ?? 0) + 1);
+  return [...counts].sort((a, b) => b[1] - a[1]).map(([name, n]) => `${name} ${n}`).join(", ");
+}
+
+/** A cause as the server says it, with its figures. */
+export function said(view: View, why: number, figure: number | null, of: number | null): string {
+  return sentence((view["says"] as string[])[why] ?? "", figure, of);
+}
+
+/** Why a request waits, or what is done for it. */
+export function reason(view: View, one: Request): string {
+  if (one.why > 0) return said(view, one.why, one.figure, one.of);
+  if (one.phase === "decode") return `${figure(one.output)} tokens are out`;
+  if (one.phase === "prefill") return `${figure(Math.min(one.computed, one.prompt))} of ${figure(one.prompt)} prompt tokens are computed`;
+  if (one.ahead < 0) return "";
+  const rank = Number(one.key.split("-")[0]);
+  const engine = (view["engines"] as { rank: number; held_up: [number, number | null, number | null] }[]).find((e) => e.rank === rank);
+  const first = engine === undefined || engine.held_up[0] === 0 ? "" : said(view, ...engine.held_up);
+  if (one.ahead === 0) return first || "it is the first in the queue";
+  return `${figure(one.ahead)} requests are admitted before it${first === "" ? "" : `; for the first of them, ${first}`}`;
+}
+
+/** All that is known of one request. */
+export function story(view: View, one: Request): string {
+  const left = one.due_s === null ? null : one.due_s - view.at_s;
+  const when = left === null ? "" : `, ${left < 0 ? "" : "due in "}${due(left)}`;
+  const why = one.phase === "decode" && one.why === 0 ? "" : reason(view, one);
+  return `Request ${one.key} (${one.name}): ${one.says} for ${duration(view.at_s - one.since_s)}${when}; ` +
+    `${figure(one.prompt)} prompt tokens, ${figure(one.output)} output.` + (why === "" ? "" : ` ${why.charAt(0).toUpperCase()}${why.slice(1)}.`);
+}
