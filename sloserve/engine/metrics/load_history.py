@@ -116,7 +116,7 @@ def rows(rings: Iterable[FloatArray], epoch_ahead_s: float, now_s: float, most: 
 
 
 def _together(rings: Iterable[FloatArray], now_s: float) -> FloatArray:
-    """Return the samples of all processes as those of one server, the oldest first, ``[samples, width]``."""
+    """Return the samples of all processes as the samples of one server, the oldest first, ``[samples, width]``."""
     first = _slot(now_s) - SLOTS + 1
     parts = [part for ring in rings if (part := _in_order(ring, first)) is not None]
     if not parts:

@@ -10,7 +10,7 @@ from sloserve.fleet.gateway.parts import GatewayState
 
 
 class FleetLoad:
-    """The load of one gateway, by what the gateway counts itself. To be used in its event loop."""
+    """The load of one gateway, by what the gateway counts itself; its methods are called in its event loop."""
 
     def __init__(self, parts: GatewayState) -> None:
         self._parts = parts
