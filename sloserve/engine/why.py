@@ -97,10 +97,10 @@ SAYS: Final[Mapping[Why, str]] = {
     Why.PLAN_LATER: "preempted for request {figure}, although that is due {of} s later",
     Why.PLAN_OTHER: "preempted for request {figure}",
     Why.PLAN_ALONE: "preempted by the plan",
-    Why.QUEUE: "{figure} requests are admitted before it",
-    Why.CLASS: "{of} requests are admitted before it, {figure} of them of more urgent classes",
-    Why.GIVEN_UP: "it has missed a deadline, so {figure} requests go first and none of the {of} that run gives way",
-    Why.SHARE: "its tenant has had more than its share, so {figure} requests of other tenants go first",
+    Why.QUEUE: "requests ahead of it: {figure}",
+    Why.CLASS: "requests ahead of it: {of}, of more urgent classes: {figure}",
+    Why.GIVEN_UP: "it has missed a deadline, so others go first: {figure} that wait, {of} that run",
+    Why.SHARE: "its tenant has had more than its share, so requests of others go first: {figure}",
 }
 """The sentence for each reason, with the two figures in their places."""
 
@@ -152,7 +152,7 @@ def told_with_head(own: Cause, head: Cause) -> tuple[str, str | None]:
     if own.why not in _OF_QUEUE or not head.why:
         return said, NEXT_STEP.get(own.why)
     of_head = sentence(SAYS[head.why], head.figure, head.of)
-    return (f"{said}, and the first of them waits: {of_head}" if said else of_head), NEXT_STEP.get(head.why)
+    return (f"{said}; the first of the queue waits: {of_head}" if said else of_head), NEXT_STEP.get(head.why)
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,8 +77,8 @@ def test_a_request_behind_others_is_told_what_holds_up_the_first() -> None:
     head = Cause(Why.BLOCKS, 12.0, 4.0)
     said, next_step = told_with_head(Cause(Why.CLASS, 2.0, 3.0), head)
     assert said == (
-        "3 requests are admitted before it, 2 of them of more urgent classes, and the first of them waits: it needs 12 "
-        "KV blocks, and 4 are free"
+        "requests ahead of it: 3, of more urgent classes: 2; the first of the queue waits: it needs 12 KV blocks, and "
+        "4 are free"
     )
     assert next_step == NEXT_STEP[Why.BLOCKS]
     assert told_with_head(Cause(Why.SHARE, 2.0), head) == (sentence(SAYS[Why.SHARE], 2, None), NEXT_STEP[Why.SHARE])

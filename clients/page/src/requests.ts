@@ -71,12 +71,7 @@ export function reason(view: View, one: Request): string {
   if (one.why > 0) return said(view, one.why, one.figure, one.of);
   if (one.phase === "decode") return `${figure(one.output)} tokens are out`;
   if (one.phase === "prefill") return `${figure(Math.min(one.computed, one.prompt))} of ${figure(one.prompt)} prompt tokens are computed`;
-  if (one.ahead < 0) return "";
-  const rank = Number(one.key.split("-")[0]);
-  const engine = (view["engines"] as { rank: number; held_up: [number, number | null, number | null] }[]).find((e) => e.rank === rank);
-  const first = engine === undefined || engine.held_up[0] === 0 ? "" : said(view, ...engine.held_up);
-  if (one.ahead === 0) return first || "it is the first in the queue";
-  return `${figure(one.ahead)} requests are admitted before it${first === "" ? "" : `; for the first of them, ${first}`}`;
+  return one.ahead >= 0 ? "the next step admits it" : "";
 }
 
 /** All that is known of one request. */

@@ -12,8 +12,10 @@ from sloserve.core.attainment_window import SHOWN_SPANS_S
 from sloserve.core.in_words import duration
 
 GOOD_SHARE: Final = 0.95
-"""Share of requests in time below which a class or a tenant is shown as bad; the rest is its error budget. The alerts of
-deploy/prometheus have the same objective by default."""
+"""Share of requests in time below which a class or a tenant is shown as bad; the rest is its error budget.
+The alerts of deploy/prometheus have the same objective by default."""
+LEAST_REQUESTS: Final = 3
+"""Requests in a span below which it has no burn rate: one late request alone raises no alarm."""
 FAST_BURN: Final = 3.0
 """Burn rate of the last minute from which on a state is bad although the ten minutes before were good."""
 BAD, LATE, FINE = "bad", "late", "fine"
@@ -28,7 +30,7 @@ Attained = Sequence[Sequence[float | int | None]]
 
 
 def burn_rates(attained: Attained, missed: int = 0) -> list[float | None]:
-    """Return the burn rate for each span, ``None`` where no request with targets ended or has missed a deadline.
+    """Return the burn rate for each span, ``None`` where fewer than :data:`LEAST_REQUESTS` count.
 
     Args:
         attained: Requests that ended.
@@ -38,7 +40,7 @@ def burn_rates(attained: Attained, missed: int = 0) -> list[float | None]:
     for share, ended in attained:
         total = (ended or 0) + missed
         failed = (1.0 - (share or 0.0)) * (ended or 0) + missed
-        found.append(round(failed / total / (1.0 - GOOD_SHARE), 2) if total else None)
+        found.append(round(failed / total / (1.0 - GOOD_SHARE), 2) if total >= LEAST_REQUESTS else None)
     return found
 
 

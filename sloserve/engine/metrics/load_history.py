@@ -1,4 +1,4 @@
-"""Ten minutes of a server's load: a sample every five seconds, kept whether or not anybody watches.
+"""Ten minutes of a server's load: a sample every five seconds, kept with or without watchers.
 
 Each API process keeps samples of its own counters on its board (:mod:`sloserve.engine.metrics.process_page`). A reader
 adds up the boards of all processes, and makes rates and shares of the differences between samples. Figures of the whole

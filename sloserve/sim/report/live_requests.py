@@ -90,10 +90,10 @@ def _told(view: View, key: str, row: dict[str, Any]) -> dict[str, Any]:
     is_lost = bool(row.get("missed", left_s is not None and left_s < 0.0))
     names = {"key": key, "class": str(view["classes"][row["class_id"]]), "phase": phase_in_words(view, row["phase"])}
     held = {"is_held": phase in _HELD, "waits": phase in _WAITS and not is_lost, "is_lost": is_lost}
-    return {**row, **names, **held, "left_s": left_s, "why": _why(view, key, row, phase)}
+    return {**row, **names, **held, "left_s": left_s, "why": _why(view, row, phase)}
 
 
-def _why(view: View, key: str, row: Row, phase: str) -> str:
+def _why(view: View, row: Row, phase: str) -> str:
     """Return why a request waits, or what is done for it."""
     if row["why"]:
         return reason(view, (row["why"], row["figure"], row["of"]))
@@ -102,15 +102,7 @@ def _why(view: View, key: str, row: Row, phase: str) -> str:
     if phase == "prefill":
         done = min(row["computed_tokens"], row["prompt_tokens"])
         return f"{figure(done)} of {figure(row['prompt_tokens'])} prompt tokens are computed"
-    if row["ahead"] < 0:
-        return ""
-    heads = [engine["held_up"] for engine in view["engines"] if str(engine["rank"]) == key.partition("-")[0]]
-    first = reason(view, heads[0]) if heads and heads[0][0] else ""
-    if not row["ahead"]:
-        return first or "it is the first in the queue"
-    return f"{figure(row['ahead'])} requests are admitted before it" + (
-        f"; for the first of them, {first}" if first else ""
-    )
+    return "the next step admits it" if row["ahead"] >= 0 else ""
 
 
 def _has(row: Row, text: str) -> bool:

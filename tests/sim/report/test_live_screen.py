@@ -251,7 +251,7 @@ def overloaded(**what: Any) -> dict[str, Any]:
         "0-1": row(phase=int(Phase.WAITING), due_s=80.0, missed=1, ahead=2, why=int(Why.GIVEN_UP), figure=2, of=16),
         "0-2": row(due_s=100.1, output_tokens=1234),
         "0-3": row(phase=int(Phase.WAITING), due_s=110.0, ahead=0),
-        "0-4": row(phase=int(Phase.WAITING), due_s=130.0, ahead=7, arrival_s=10.0),
+        "0-4": row(phase=int(Phase.WAITING), due_s=130.0, ahead=7, arrival_s=10.0, why=int(Why.QUEUE), figure=7),
         "0-5": row(phase=int(Phase.PREFILL), due_s=None, prompt_tokens=4000, computed_tokens=1500, class_id=1),
     }
     one = view()["by_class"]["urgent"]
@@ -274,7 +274,7 @@ def test_requests_that_can_still_be_in_time_come_first_and_the_others_are_a_coun
 def test_each_row_says_why_it_is_where_it_is() -> None:
     text = shown(overloaded(), width=200)
     assert "1,234 tokens are out" in text and "1,500 of 4,000 prompt tokens are computed" in text
-    assert "7 requests are admitted before it; for the first of them, it needs 12 KV blocks, and 4 are free" in text
+    assert "requests ahead of it: 7" in text and "the next step admits it" in text
     assert all(word not in text for word in (" prefill  0", "decode ")), "phases are in words"
 
 
