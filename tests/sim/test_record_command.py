@@ -10,8 +10,8 @@ from sloserve.core.errors import ConfigError
 from sloserve.engine.recording.events import FORMAT, Arrived, Ended, Event, FirstToken, Head, Stepped
 from sloserve.engine.recording.segments import SegmentWriter
 from sloserve.scheduler.settings import PluginSettings
-from sloserve.sim.workloads.slo_file import load_slo_file
-from sloserve.sim.workloads.trace import load_trace
+from sloserve.sim.build_experiment import build_experiment
+from sloserve.sim.experiment_options import SimulateOptions
 
 SETTINGS = PluginSettings().as_config()
 HEAD = Head(FORMAT, 100.0, {"kv_blocks": 9}, SETTINGS, "edf", None, 64, [])
@@ -76,9 +76,17 @@ def test_a_recording_becomes_a_trace_with_its_targets_and_shared_prompts(
     said = capsys.readouterr().out
     assert "wrote 3 requests" in said and "1 unfinished or without output are left out" in said
     assert "--trace-block-tokens 64" in said
-    workload = load_trace(tmp_path / "out" / "trace.csv", block_tokens=64)
-    slos = load_slo_file(tmp_path / "out" / "slo.yaml")
-    requests = list(slos.assign(workload.requests(3, 0), 0))
+    options = SimulateOptions(
+        policy="edf",
+        engine="model",
+        profile="h100-llama3-8b",
+        trace=tmp_path / "out" / "trace.csv",
+        trace_block_tokens=64,
+        slo=str(tmp_path / "out" / "slo.yaml"),
+        rate_scale=1.0,
+        max_requests=3,
+    )
+    requests = build_experiment(options).requests(0)
     assert [one.arrival_s for one in requests] == [0.0, 1.0, 1.5]
     assert [one.output_tokens for one in requests] == [6, 4, 2]
     assert [one.slo.targets.ttft_s for one in requests] == [0.5, 0.2, None]
