@@ -426,6 +426,12 @@ def tasks_coding() -> pd.DataFrame:
     return tasks.in_time("coding")
 
 
+@table("tasks.chat")
+def tasks_chat() -> pd.DataFrame:
+    """Chats of many turns on a small KV cache; in time are calls, by their TTFT."""
+    return tasks.in_time("chat")
+
+
 @table("tasks.map_reduce")
 def tasks_map_reduce() -> pd.DataFrame:
     """Planners with bursts of sub-agents."""

@@ -137,7 +137,7 @@ class LiveView:
         """
         by_class = self._by_class(frames, at_s, now_s)
         wrong = [(i, name, by_class[name]) for i, name in enumerate(self._classes) if by_class[name]["state"] != FINE]
-        wrong.sort(key=lambda one: (one[2]["state"] != BAD, -(one[2]["burn"][0] or 0.0)))
+        wrong.sort(key=lambda one: (one[2]["state"] != BAD, -(one[2]["burn"][0] or 0.0), one[0]))
         told = [_headline(frames, i, name, one, at_s) for i, name, one in wrong]
         return {
             "by_class": by_class,
