@@ -15,7 +15,9 @@ MOST_ALIASES: Final = 32
 
 
 def _aliases(value: Any) -> tuple[str, ...]:
-    names = [name.lower() for name in value if isinstance(name, str)] if isinstance(value, list | tuple) else []
+    if not isinstance(value, list | tuple):
+        raise ValueError
+    names = [name.lower() for name in value if isinstance(name, str)]
     if len(names) != len(value) or len(names) > MOST_ALIASES:
         raise ValueError
     for name in names:

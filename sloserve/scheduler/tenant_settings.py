@@ -24,7 +24,9 @@ def _trusted(value: Any) -> tuple[str, ...]:
 
 
 def _tenant_headers(value: Any) -> tuple[str, ...]:
-    names = [name.lower() for name in value if isinstance(name, str)] if isinstance(value, list | tuple) else []
+    if not isinstance(value, list | tuple):
+        raise ValueError
+    names = [name.lower() for name in value if isinstance(name, str)]
     if len(names) != len(value) or len(names) > MAX_TENANT_HEADERS:
         raise ValueError
     if any(not HEADER_NAME.fullmatch(name) or is_ours(name) for name in names):

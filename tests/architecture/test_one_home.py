@@ -77,7 +77,12 @@ IDEAS = {
         example="met = targets_met(slo.targets, latency)",
         instead="FinishedRequest.met",
         homes=frozenset(
-            {"sloserve/core/finished.py", "sloserve/client/client_stats.py", "sloserve/client/vllm_record.py"}
+            {
+                "sloserve/core/finished.py",
+                "sloserve/client/client_stats.py",
+                "sloserve/client/vllm_record.py",
+                "sloserve/sim/recorded_run.py",
+            }
         ),
     ),
     "whether a request was good is computed once": Idea(

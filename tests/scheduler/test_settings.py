@@ -296,3 +296,28 @@ def test_a_mistake_is_named_with_its_value_and_what_is_allowed(section: Any, mes
     with pytest.raises(ConfigError) as refused:
         plugin_settings({"sloserve": section})
     assert str(refused.value) == message
+
+
+@pytest.mark.parametrize("name", PluginSettings.model_fields)
+def test_a_value_of_a_wrong_kind_is_a_mistake_and_no_fault(name: str) -> None:
+    """A patch of live settings brings values of any kind; a list of headers that was a number raised TypeError."""
+    inner: list[Any] = [
+        None,
+        True,
+        0,
+        -1.5,
+        "x",
+        [],
+        [0],
+        [None],
+        {},
+        {"a": 0},
+        {"a": None},
+        {"": []},
+        {"a": {"b": []}},
+    ]
+    for value in [*inner, *([one] for one in inner), *({"batch": one} for one in inner)]:
+        try:
+            plugin_settings({"sloserve": {name: value}})
+        except ConfigError as error:
+            assert str(error)

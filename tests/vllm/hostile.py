@@ -54,7 +54,7 @@ ADMIN_CASES = [
     change("a bad shadow policy", {"policy": "fcfs", "shadow_policy": "nope"}, "unknown policy 'nope'"),
     change("a bad policy", {"policy": "edf:preempt=perhaps", "shadow_policy": ""}, "'perhaps' is not true or false"),
     change("a long policy", {"policy": "edf" + ":preempt=no" * 60}, "at most 500 characters"),
-    change("lone surrogates", {"policy": "\ud800", "\udfff": 1}, "should be a valid string"),
+    change("lone surrogates", {"policy": "\ud800", "\udfff": 1}, "has half of a surrogate pair"),
 ]
 
 

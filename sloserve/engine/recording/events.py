@@ -185,25 +185,6 @@ class PolicyChanged(_Event, tag=8):
     shadow_policy: str | None
 
 
-class Refused(_Event, tag=9):
-    """A request that the front end refused, which no engine was given.
-
-    Args:
-        reason: The reason, as metrics name it.
-        prompt_tokens: Tokens of its prompt; ``None`` if the prompt was not read.
-    """
-
-    at_s: float
-    class_id: int
-    ttft_s: float | None
-    tpot_s: float | None
-    e2e_s: float | None
-    tds: float | None
-    prompt_tokens: int | None
-    reason: str
-    tenant: int
-
-
 Event = (
-    Head | Arrived | Admitted | FirstToken | Ended | Preempted | Paused | Stepped | PolicyChanged | Refused
+    Head | Arrived | Admitted | FirstToken | Ended | Preempted | Paused | Stepped | PolicyChanged
 )  # msgspec reads the union by the tags

@@ -15,7 +15,6 @@ from sloserve.engine.recording.events import (
     Paused,
     PolicyChanged,
     Preempted,
-    Refused,
     Stepped,
 )
 from sloserve.engine.recording.segments import SUFFIX, read_segment
@@ -35,7 +34,6 @@ class Recording:
         paused: Pauses in order.
         steps: Steps in order.
         policies: Changes of the policies in order.
-        refused: Requests that the front end refused.
     """
 
     head: Head
@@ -47,7 +45,6 @@ class Recording:
     paused: list[Paused] = field(default_factory=list)
     steps: list[Stepped] = field(default_factory=list)
     policies: list[PolicyChanged] = field(default_factory=list)
-    refused: list[Refused] = field(default_factory=list)
 
     def take(self, event: Event) -> None:
         """Add an event; events of one segment come in order."""
@@ -68,8 +65,6 @@ class Recording:
                 self.steps.append(event)
             case PolicyChanged():
                 self.policies.append(event)
-            case Refused():
-                self.refused.append(event)
 
 
 def recordings(folder: Path) -> dict[str, list[Path]]:

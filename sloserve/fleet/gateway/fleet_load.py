@@ -1,4 +1,4 @@
-"""Ten minutes of a gateway's load: requests, tokens and held requests, sampled whether or not anybody watches."""
+"""Ten minutes of a gateway's load: requests, tokens and held requests, sampled with or without watchers."""
 
 from typing import Any
 

@@ -111,7 +111,7 @@ PREEMPT_ARGUMENTS = ("request", "drop_stale_output")
 REQUEST_ATTRIBUTES = (
     "lora_request", "next_decode_eligible_step", "num_computed_tokens", "num_in_flight_tokens", "num_preemptions",
     "arrival_time", "block_hashes", "is_finished", "is_prefill_chunk", "max_tokens", "mm_features", "num_prompt_tokens",
-    "num_tokens", "prompt_token_ids", "request_id", "sampling_params", "prefill_stats", "resumable",
+    "num_tokens", "priority", "prompt_token_ids", "request_id", "sampling_params", "prefill_stats", "resumable",
     "num_output_tokens", "skip_reading_prefix_cache", "status", "structured_output_request", "trace_headers",
     "_output_token_ids", "spec_token_ids",
 )  # fmt: skip
@@ -209,7 +209,7 @@ FIELDS: Final[dict[type, tuple[str, ...]]] = {
     MultiModalFeatureSpec: ("identifier", "mm_position"),
     NewRequestData: ("num_computed_tokens", "req_id"),
     ObservabilityConfig: ("otlp_traces_endpoint",),
-    ParallelConfig: ("pipeline_parallel_size",),
+    ParallelConfig: ("pipeline_parallel_size", "tensor_parallel_size"),
     PlaceholderRange: ("get_num_embeds", "length", "offset"),
     PrefillStats: ("num_cached_tokens",),
     SamplingParams: ("extra_args",),

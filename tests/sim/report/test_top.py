@@ -59,7 +59,11 @@ def test_bytes_of_a_terminal_are_keys_and_arrows_are_none() -> None:
 def served(played: PlayedServer) -> Iterator[int]:
     server = uvicorn.Server(uvicorn.Config(played, port=0, log_level="error", lifespan="off", ws="none"))
     listening = server.config.bind_socket()
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])), daemon=True)
+
+    def serve() -> None:
+        asyncio.run(server.serve([listening]))
+
+    thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     try:
         yield listening.getsockname()[1]
@@ -93,13 +97,15 @@ class Terminal:
             assert ready and self._read(), f"{wanted} not in {self.text[-3000:]}"
 
     def ends(self) -> int:
-        while self._read():
-            pass
+        with bounded.within("the end of a command", 60.0):
+            while self._read():
+                pass
         return self.process.wait(60.0)
 
     def _read(self) -> bool:
         try:
-            part = os.read(self._master, 1 << 16).decode(errors="replace")
+            with bounded.within("what a terminal writes", 60.0):
+                part = os.read(self._master, 1 << 16).decode(errors="replace")
         except OSError:  # the process is gone
             return False
         self.text += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", part)
