@@ -30,14 +30,14 @@ PARTS = ("arrived", "stepped", "output", "preempting", "preempted", "ended")
 def measure(policy: str, requests: int, steps: int, folder: Path) -> dict[str, Any]:
     engine, clock = engine_of(policy, requests // 2), Stopwatch()
     scheduler, written_s = engine.scheduler, [0.0]
-    write = Recorder._write_batch
+    write = Recorder._write
 
-    def timed_write(self: Recorder, *batch: Any) -> None:
+    def timed_write(self: Recorder) -> None:
         before_s = time.thread_time()
-        write(self, *batch)
+        write(self)
         written_s[0] += time.thread_time() - before_s
 
-    Recorder._write_batch = timed_write  # type: ignore[method-assign]
+    Recorder._write = timed_write  # type: ignore[method-assign]
     recorded = Recorded(scheduler, folder, policy, 64 << 20, engine._clock)
     for name in PARTS:
         setattr(recorded, name, clock.times("recorded", getattr(recorded, name)))
@@ -52,7 +52,7 @@ def measure(policy: str, requests: int, steps: int, folder: Path) -> dict[str, A
 
     hold(engine, clock, requests_to_come(requests * 60, 0), requests, steps, stepped)
     recorded.close()
-    Recorder._write_batch = write  # type: ignore[method-assign]
+    Recorder._write = write  # type: ignore[method-assign]
     size = sum(path.stat().st_size for path in folder.glob(f"{policy}-*"))
     vllm_us, ours_us = (float(np.mean(found[what])) for what in found)
     return {

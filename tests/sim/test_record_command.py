@@ -43,7 +43,7 @@ EVENTS: list[Event] = [
 def folder(tmp_path: Path) -> Path:
     for name, events in (("early-1-rank0", EVENTS[:1]), ("late-2-rank0", EVENTS)):
         writer = SegmentWriter(tmp_path / "recordings", name, 1 << 20)
-        writer.write(events, HEAD)
+        writer.write(events, lambda: HEAD)
         writer.close()
     return tmp_path / "recordings"
 

@@ -1,14 +1,15 @@
 """Collect the events of an engine, and write them from a thread of their own.
 
-An event costs the engine the time to make a small object. Batches go to the thread once a second; it encodes,
-compresses and writes them. If the disk is full or slow the recording ends or loses batches, and serving goes on.
+An event costs the engine the time to make a small object. Once a second the thread takes what has come, encodes,
+compresses and writes it, whether or not the engine makes steps. If the disk is full the recording ends; if it is slow
+events are lost and counted; serving goes on.
 """
 
 import hashlib
 import logging
 import os
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Final
@@ -19,13 +20,9 @@ from sloserve.engine.recording.segments import SegmentWriter
 logger = logging.getLogger(__name__)
 
 EVERY_S: Final = 1.0
-"""Seconds between batches: what a killed process loses."""
+"""Seconds between frames: what a killed process loses."""
 MOST_EVENTS: Final = 1 << 16
-"""Events of a batch at which it goes to the thread whatever the time."""
-MOST_BATCHES: Final = 16
-"""Batches that may wait for the thread; further ones are lost and counted."""
-
-
+"""Most events that may wait for the thread, and most of a frame."""
 CLOSE_S: Final = 5.0
 """Seconds for which the end of a recording waits for the disk."""
 
@@ -65,18 +62,16 @@ class Recorder:
             folder: Folder of the segments.
             stem: Beginning of the names of the files.
             most_bytes: Most bytes of all segments together.
-            head: Function that returns the facts with which a segment begins, as of now.
+            head: Function that returns the facts with which a segment begins, as of now; the thread calls it.
 
         Raises: OSError if the segment cannot be created.
         """
         self._writer = SegmentWriter(folder, stem, most_bytes)
         self._head = head
-        self._events: list[Event] = []
-        self._again_s = 0.0
+        self._events: deque[Event] = deque()  # its methods are safe to call from two threads
         self.lost = 0
-        self._batches: queue.Queue[tuple[list[Event], Head] | None] = queue.Queue(MOST_BATCHES)
-        self._thread = threading.Thread(target=self._write, name="sloserve-recorder", daemon=True)
-        self._failed = False
+        self._closed, self._failed = threading.Event(), False
+        self._thread = threading.Thread(target=self._run, name="sloserve-recorder", daemon=True)
         self._thread.start()
 
     @property
@@ -86,48 +81,34 @@ class Recorder:
 
     def add(self, event: Event) -> None:
         """Record an event."""
+        if self._failed:
+            return
+        if len(self._events) >= MOST_EVENTS:
+            self.lost += 1
+            return
         self._events.append(event)
 
-    def tick(self, monotonic_s: float) -> None:
-        """Hand the events to the thread if it is time; called once a step.
-
-        Args:
-            monotonic_s: The present time of the monotonic clock, in seconds.
-        """
-        if monotonic_s >= self._again_s or len(self._events) >= MOST_EVENTS:
-            self._again_s = monotonic_s + EVERY_S
-            self.flush()
-
-    def flush(self) -> None:
-        """Hand the events to the thread now."""
-        events, self._events = self._events, []
-        if not events or self._failed:
-            return
-        try:
-            self._batches.put_nowait((events, self._head()))
-        except queue.Full:
-            self.lost += len(events)
-
     def close(self) -> None:
-        """Write what there is, and end the recording; a second call has no effect."""
-        self.flush()
-        try:
-            self._batches.put(None, timeout=CLOSE_S)
-        except queue.Full:  # a disk that hangs does not keep the engine from stopping
-            return
+        """Write what there is, and end the recording; a second call has no effect.
+
+        A disk that hangs does not keep the engine from stopping.
+        """
+        self._closed.set()
         self._thread.join(CLOSE_S)
 
-    def _write(self) -> None:
+    def _run(self) -> None:
         try:
-            while (batch := self._batches.get()) is not None:
-                if not self._failed:
-                    self._write_batch(*batch)
+            while not self._closed.wait(EVERY_S):
+                self._write()
+            self._write()
+        except Exception as error:
+            self._failed = True
+            self._events.clear()
+            logger.warning("the recording ends, and serving goes on: %s", error)
         finally:
             self._writer.close()
 
-    def _write_batch(self, events: list[Event], head: Head) -> None:
-        try:
-            self._writer.write(events, head)
-        except OSError as error:
-            self._failed = True
-            logger.warning("the recording ends, and serving goes on: %s", error)
+    def _write(self) -> None:
+        events = [self._events.popleft() for _ in range(len(self._events))]
+        if events:
+            self._writer.write(events, self._head)

@@ -8,7 +8,7 @@ the server can read the files. When all segments together reach their bound, the
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -53,8 +53,12 @@ class SegmentWriter:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._open()
 
-    def write(self, events: Sequence[Event], head: Head) -> None:
-        """Append a frame; begin another segment with ``head`` if this one is full.
+    def write(self, events: Sequence[Event], head: Callable[[], Head]) -> None:
+        """Append a frame; begin another segment if this one is full.
+
+        Args:
+            events: Events of the frame.
+            head: Function that returns the facts with which a segment begins.
 
         Raises: OSError, after which nothing more may be written.
         """
@@ -63,7 +67,7 @@ class SegmentWriter:
             os.close(self._fd)
             self._open()
         if not self._written:
-            frame = MAGIC + frame_of([head]) + frame
+            frame = MAGIC + frame_of([head()]) + frame
         _write_all(self._fd, frame)
         self._written += len(frame)
 

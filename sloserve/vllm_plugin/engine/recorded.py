@@ -177,7 +177,7 @@ class Recorded:
             # An asynchronous step that was in flight may still bring its first token.
             self._recorder.add(Preempted(number, now_s, request.request_id in self._planned, is_swapped))
 
-    def stepped(self, output: Any, load: StepLoad, paused: Sequence[Request], now_s: float, monotonic_s: float) -> None:
+    def stepped(self, output: Any, load: StepLoad, paused: Sequence[Request], now_s: float) -> None:
         """Record a step that was scheduled.
 
         Args:
@@ -185,7 +185,6 @@ class Recorded:
             load: The load of the step.
             paused: Requests that the plan passes over.
             now_s: Start of the step, in epoch seconds.
-            monotonic_s: The same by the monotonic clock, in seconds.
         """
         scheduler = self._scheduler
         self._planned = frozenset()
@@ -204,7 +203,6 @@ class Recorded:
         running, waiting = scheduler.get_request_counts()
         free_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         self._in_flight.append((now_s, load, running, waiting, free_blocks))
-        self._recorder.tick(monotonic_s)
 
     def _repaused(self, paused: Sequence[Request], now_s: float) -> None:
         before, self._paused = self._paused, paused

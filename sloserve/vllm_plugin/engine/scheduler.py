@@ -578,7 +578,7 @@ class SLOScheduler(ContainedScheduler):
         plan = Plan.IDENTITY if at.step is None else at.step.plan
         load: StepLoad = self._booking(_NO_LOAD, step_load, output)  # a step with an unreadable load has an output
         if self._recorded is not None:
-            self._later += (partial(self._recorded.stepped, output, load, self.slo_paused, at.now_s, at.monotonic_s),)
+            self._later += (partial(self._recorded.stepped, output, load, self.slo_paused, at.now_s),)
         if self._traced is not None:
             self._later += (partial(self._traced.stepped, output, plan, self._planner, self.slo_paused, at.now_s),)
         if self._watched is not None and self._booking(False, self._watched.is_due, at.monotonic_s):

@@ -26,7 +26,7 @@ def events(first: int, count: int = 3) -> list[Event]:
 def written(folder: Path, frames: list[list[Event]], most_bytes: int = 1 << 20) -> list[Path]:
     writer = SegmentWriter(folder, "one", most_bytes)
     for frame in frames:
-        writer.write(frame, HEAD)
+        writer.write(frame, lambda: HEAD)
     writer.close()
     return sorted(folder.glob(f"*{SUFFIX}"))
 
@@ -96,7 +96,6 @@ def test_a_recorder_writes_from_its_thread_and_ends_whole(tmp_path: Path) -> Non
     recorder = Recorder(tmp_path, "a", 1 << 20, lambda: HEAD)
     for step in range(40):
         recorder.add(FirstToken(step, float(step)))
-        recorder.tick(step * 0.1)
     recorder.close()
     recorder.close()
     ((_, paths),) = recordings(tmp_path).items()
@@ -109,11 +108,21 @@ def test_a_full_disk_ends_the_recording_and_raises_nothing(tmp_path: Path, monke
 
     recorder = Recorder(tmp_path, "a", 1 << 20, lambda: HEAD)
     monkeypatch.setattr(segments, "_write_all", full)
-    for step in range(3):
-        recorder.add(FirstToken(step, 1.0))
-        recorder.flush()
+    recorder.add(FirstToken(1, 1.0))
     recorder.close()
+    recorder.add(FirstToken(2, 1.0))
     assert recorder.failed
+
+
+def test_events_that_a_slow_disk_leaves_waiting_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sloserve.engine.recording.recorder.MOST_EVENTS", 5)
+    monkeypatch.setattr("sloserve.engine.recording.recorder.EVERY_S", 100.0)
+    recorder = Recorder(tmp_path, "a", 1 << 20, lambda: HEAD)
+    for step in range(9):
+        recorder.add(FirstToken(step, 1.0))
+    recorder.close()
+    ((_, paths),) = recordings(tmp_path).items()
+    assert recorder.lost == 4 and list(read_recording(paths).first_token_s) == [0, 1, 2, 3, 4]
 
 
 def test_names_and_contents_mean_nothing_outside_the_recording() -> None:
