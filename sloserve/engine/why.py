@@ -156,7 +156,7 @@ def told_with_head(own: Cause, head: Cause) -> tuple[str, str | None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Queued:
+class QueueRows:
     """Requests of the queue, in the order of admission, ``[n]`` each.
 
     Args:
@@ -170,7 +170,7 @@ class Queued:
     missed: BoolArray
 
 
-def queue_causes(queue: Queued, places: IntArray, head: Cause, running: int) -> FloatArray:
+def queue_causes(queue: QueueRows, places: IntArray, head: Cause, running: int) -> FloatArray:
     """Return the cause of each request of a queue, by the first rule that holds, ``[m, 3]``.
 
     - It has missed a deadline: the plan serves the requests first that can still meet theirs. This does not hold while

@@ -11,7 +11,7 @@ from sloserve.engine.why import (
     SAYS,
     Cause,
     Phase,
-    Queued,
+    QueueRows,
     Why,
     preempted_for,
     queue_causes,
@@ -41,7 +41,7 @@ def test_each_reason_and_each_phase_has_words() -> None:
 
 def test_each_request_of_a_queue_has_a_reason() -> None:
     head = Cause(Why.BLOCKS, 12.0, 4.0)
-    queue = Queued(
+    queue = QueueRows(
         class_rank=np.array([1, 0, 2, 1, 1, 0]),
         level=np.array([0, 0, 0, 0, 1, 1]),
         missed=np.array([False, False, False, False, False, True]),
@@ -53,7 +53,7 @@ def test_each_request_of_a_queue_has_a_reason() -> None:
     assert found[3] == [Why.CLASS, 1, 3]
     assert found[4] == [Why.SHARE, 4, 4]
     assert found[5] == [Why.GIVEN_UP, 5, 3]
-    late_first = Queued(queue.class_rank, queue.level, ~queue.missed)
+    late_first = QueueRows(queue.class_rank, queue.level, ~queue.missed)
     assert queue_causes(late_first, np.array([0]), head, running=3).tolist() == [[Why.GIVEN_UP, 0, 3]]
 
 
@@ -69,7 +69,7 @@ def test_each_request_of_a_queue_has_a_reason() -> None:
 def test_a_request_is_given_up_only_where_the_plan_holds_it_up(
     head: Cause, running: int, first: Why, second: Why
 ) -> None:
-    queue = Queued(np.zeros(2, np.int64), np.zeros(2, np.int64), np.ones(2, np.bool_))
+    queue = QueueRows(np.zeros(2, np.int64), np.zeros(2, np.int64), np.ones(2, np.bool_))
     assert queue_causes(queue, np.arange(2), head, running)[:, 0].tolist() == [first, second]
 
 

@@ -7,14 +7,14 @@ import pytest
 
 from sloserve.cli import root
 from sloserve.core.errors import ConfigError
-from sloserve.engine.recording.events import FORMAT, Arrived, Ended, Event, FirstToken, Head, Stepped
+from sloserve.engine.recording.events import FORMAT, Arrived, Event, FirstToken, RequestEnded, SegmentHead, Stepped
 from sloserve.engine.recording.segments import SegmentWriter
 from sloserve.scheduler.settings import PluginSettings
 from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment_options import SimulateOptions
 
 SETTINGS = PluginSettings().as_config()
-HEAD = Head(FORMAT, 100.0, {"kv_blocks": 9}, SETTINGS, "edf", None, 64, [])
+HEAD = SegmentHead(FORMAT, 100.0, {"kv_blocks": 9}, SETTINGS, "edf", None, 64, [])
 A, B, C = b"a" * 8, b"b" * 8, b"c" * 8
 
 
@@ -33,9 +33,9 @@ EVENTS: list[Event] = [
     FirstToken(2, 101.6),
     FirstToken(3, 102.0),
     Stepped(101.0, 101.02, 9, 1, 3, 100, 81, 0, 4, 0, 5, 0),
-    Ended(1, 100.9, True, 6, 0, b""),
-    Ended(2, 102.1, True, 4, 1, b""),
-    Ended(3, 103.0, True, 2, 0, b""),
+    RequestEnded(1, 100.9, True, 6, 0, b""),
+    RequestEnded(2, 102.1, True, 4, 1, b""),
+    RequestEnded(3, 103.0, True, 2, 0, b""),
 ]
 
 

@@ -20,7 +20,7 @@ class _Event(msgspec.Struct, array_like=True, gc=False):
     """An event as an array that begins with its tag, which is compact and has no names of fields."""
 
 
-class Head(_Event, tag=0):
+class SegmentHead(_Event, tag=0):
     """Facts of the engine, which begin each segment.
 
     Args:
@@ -87,7 +87,7 @@ class Arrived(_Event, tag=1):
     prompt: bytes
 
 
-class Admitted(_Event, tag=2):
+class RequestAdmitted(_Event, tag=2):
     """A request that a step began to serve, for the first time or again after a preemption.
 
     Args:
@@ -107,7 +107,7 @@ class FirstToken(_Event, tag=3):
     at_s: float
 
 
-class Ended(_Event, tag=4):
+class RequestEnded(_Event, tag=4):
     """A request that left the engine.
 
     Args:
@@ -177,7 +177,7 @@ class Stepped(_Event, tag=7):
     accepted_tokens: int
 
 
-class PolicyChanged(_Event, tag=8):
+class PoliciesChanged(_Event, tag=8):
     """Another policy, or another shadow policy, is at work."""
 
     at_s: float
@@ -186,5 +186,5 @@ class PolicyChanged(_Event, tag=8):
 
 
 Event = (
-    Head | Arrived | Admitted | FirstToken | Ended | Preempted | Paused | Stepped | PolicyChanged
+    SegmentHead | Arrived | RequestAdmitted | FirstToken | RequestEnded | Preempted | Paused | Stepped | PoliciesChanged
 )  # msgspec reads the union by the tags

@@ -6,15 +6,15 @@ from pathlib import Path
 
 from sloserve.core.errors import ConfigError
 from sloserve.engine.recording.events import (
-    Admitted,
     Arrived,
-    Ended,
     Event,
     FirstToken,
-    Head,
     Paused,
-    PolicyChanged,
+    PoliciesChanged,
     Preempted,
+    RequestAdmitted,
+    RequestEnded,
+    SegmentHead,
     Stepped,
 )
 from sloserve.engine.recording.segments import SUFFIX, read_segment
@@ -36,26 +36,26 @@ class Recording:
         policies: Changes of the policies in order.
     """
 
-    head: Head
+    head: SegmentHead
     arrived: dict[int, Arrived] = field(default_factory=dict)
-    admitted: dict[int, Admitted] = field(default_factory=dict)
+    admitted: dict[int, RequestAdmitted] = field(default_factory=dict)
     first_token_s: dict[int, float] = field(default_factory=dict)
-    ended: dict[int, Ended] = field(default_factory=dict)
+    ended: dict[int, RequestEnded] = field(default_factory=dict)
     preempted: list[Preempted] = field(default_factory=list)
     paused: list[Paused] = field(default_factory=list)
     steps: list[Stepped] = field(default_factory=list)
-    policies: list[PolicyChanged] = field(default_factory=list)
+    policies: list[PoliciesChanged] = field(default_factory=list)
 
     def take(self, event: Event) -> None:
         """Add an event; events of one segment come in order."""
         match event:
             case Arrived():
                 self.arrived[event.number] = event
-            case Admitted():
+            case RequestAdmitted():
                 self.admitted.setdefault(event.number, event)
             case FirstToken():
                 self.first_token_s[event.number] = event.at_s
-            case Ended():
+            case RequestEnded():
                 self.ended[event.number] = event
             case Preempted():
                 self.preempted.append(event)
@@ -63,7 +63,7 @@ class Recording:
                 self.paused.append(event)
             case Stepped():
                 self.steps.append(event)
-            case PolicyChanged():
+            case PoliciesChanged():
                 self.policies.append(event)
 
 
@@ -95,7 +95,7 @@ def read_recording(paths: Iterable[Path]) -> Recording:
     for path in paths:
         try:
             for event in read_segment(path):
-                if isinstance(event, Head):
+                if isinstance(event, SegmentHead):
                     recording = recording or Recording(event)
                 elif recording is not None:
                     recording.take(event)

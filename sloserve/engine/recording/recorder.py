@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Final
 
-from sloserve.engine.recording.events import HASH_BYTES, Event, Head
+from sloserve.engine.recording.events import HASH_BYTES, Event, SegmentHead
 from sloserve.engine.recording.segments import SegmentWriter
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Recorder:
         lost: Number of events that were lost because the disk was too slow.
     """
 
-    def __init__(self, folder: Path, stem: str, most_bytes: int, head: Callable[[], Head]) -> None:
+    def __init__(self, folder: Path, stem: str, most_bytes: int, head: Callable[[], SegmentHead]) -> None:
         """Create the first segment.
 
         Args:

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from sloserve.core.errors import ConfigError
-from sloserve.engine.recording.events import FORMAT, Event, Head
+from sloserve.engine.recording.events import FORMAT, Event, SegmentHead
 
 MAGIC: Final = b"sloserve recording 1\n"
 SUFFIX: Final = ".slorec"
@@ -53,7 +53,7 @@ class SegmentWriter:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._open()
 
-    def write(self, events: Sequence[Event], head: Callable[[], Head]) -> None:
+    def write(self, events: Sequence[Event], head: Callable[[], SegmentHead]) -> None:
         """Append a frame; begin another segment if this one is full.
 
         Args:
@@ -101,7 +101,7 @@ def read_segment(path: Path) -> Iterator[Event]:
             events = None if length > MOST_FRAME_BYTES else _events(file.read(length), length, crc)
             if events is None:
                 return
-            if is_first and not (events and isinstance(events[0], Head) and events[0].format == FORMAT):
+            if is_first and not (events and isinstance(events[0], SegmentHead) and events[0].format == FORMAT):
                 raise ConfigError(
                     f"{path}: does not begin with facts of format {FORMAT}; record and read with one version"
                 )

@@ -19,14 +19,14 @@ from sloserve.core.stated import StatedSLO
 from sloserve.engine.recording.events import (
     FORMAT,
     STRETCH_TOKENS,
-    Admitted,
     Arrived,
-    Ended,
     FirstToken,
-    Head,
     Paused,
-    PolicyChanged,
+    PoliciesChanged,
     Preempted,
+    RequestAdmitted,
+    RequestEnded,
+    SegmentHead,
     Stepped,
 )
 from sloserve.engine.recording.folder import recordings_folder, stem, trim
@@ -125,7 +125,7 @@ class Recorded:
         self._paused: Sequence[Request] = ()
         self._in_flight: deque[tuple[float, StepLoad, int, int, int]] = deque(maxlen=_MOST_IN_FLIGHT)
 
-    def _head(self) -> Head:
+    def _head(self) -> SegmentHead:
         """Return the facts with which a segment begins now."""
         settings = self._scheduler.settings.as_config()
         kept = {name: settings[name] for name in _SETTINGS}
@@ -135,7 +135,9 @@ class Recorded:
             kept["tenant_shares"] = {**shares, "weights": weights}
         policy, shadow_policy = self._scheduler.policy_texts
         live = list(self._number_of.values())
-        return Head(FORMAT, self._clock.now_s(), self._facts, kept, policy, shadow_policy, self._stretch_tokens, live)
+        return SegmentHead(
+            FORMAT, self._clock.now_s(), self._facts, kept, policy, shadow_policy, self._stretch_tokens, live
+        )
 
     def arrived(self, request: Request, stated: StatedSLO) -> None:
         """Record a request that was enqueued, and what it states."""
@@ -195,7 +197,7 @@ class Recorded:
                 continue
             stats = request.prefill_stats
             cached = 0 if stats is None else int(stats.num_cached_tokens)
-            self._recorder.add(Admitted(number, now_s, cached, request_id in resumed))
+            self._recorder.add(RequestAdmitted(number, now_s, cached, request_id in resumed))
             if not request.num_output_tokens:
                 self._unbegun[request_id] = request
         if paused or self._paused:
@@ -257,7 +259,7 @@ class Recorded:
         stretch = max(STRETCH_TOKENS // size, 1)
         contents = request.block_hashes[stretch - 1 :: stretch][len(prompt) :] if prompt else ()
         self._recorder.add(
-            Ended(
+            RequestEnded(
                 number,
                 now_s,
                 request.status != RequestStatus.FINISHED_ABORTED,
@@ -269,7 +271,7 @@ class Recorded:
 
     def policy_changed(self, policy: str, shadow_policy: str | None, now_s: float) -> None:
         """Record other policies."""
-        self._recorder.add(PolicyChanged(now_s, policy, shadow_policy))
+        self._recorder.add(PoliciesChanged(now_s, policy, shadow_policy))
 
     def close(self) -> None:
         """Write what there is, and end the recording."""

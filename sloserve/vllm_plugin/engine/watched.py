@@ -16,7 +16,7 @@ from sloserve.core.slo import ClassTable
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.metrics.live_page import FRAME_EVERY_S, MOST_ROWS, NEAR, ROW, Frame, LiveWriter
 from sloserve.engine.planner import Planner
-from sloserve.engine.why import Cause, Phase, Queued, StepDone, Why, preempted_for, queue_causes
+from sloserve.engine.why import Cause, Phase, QueueRows, StepDone, Why, preempted_for, queue_causes
 from sloserve.lso.forecast import OCCUPANCY_COLUMNS, counted_once, occupancy
 from sloserve.scheduler.policy import EngineFacts, Plan
 from sloserve.vllm_plugin.engine import compat
@@ -302,7 +302,7 @@ class _Live:
                 rows[place, _AT["why"] :] = cause.why, cause.figure, cause.of
         return rows
 
-    def _queue(self) -> Queued:
+    def _queue(self) -> QueueRows:
         """Return what decides the order of the queue, as far as watchers see it."""
         first, planner = self._first_queued, self._planner
         missed = np.zeros(self.size - first, np.bool_)
@@ -315,7 +315,7 @@ class _Live:
             known = np.array([one.request_id in slot_of for one in queued], np.bool_)
             slots = slots_found(slot_of, queued, "request_id")
             level[known] = standing.level[planner.table.rows.account[slots]]
-        return Queued(self._rank_of[self.class_id[first:]], level, missed)
+        return QueueRows(self._rank_of[self.class_id[first:]], level, missed)
 
     def _cause(self, place: int, step: StepDone) -> Cause | None:
         """Return what holds one request up by itself; the first of the queue holds up the requests behind it."""

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from sloserve.core.clock import ManualClock
 from sloserve.core.errors import ConfigError
 from sloserve.engine.recording import segments
-from sloserve.engine.recording.events import FORMAT, Ended, Event, FirstToken, Head, Stepped
+from sloserve.engine.recording.events import FORMAT, Event, FirstToken, RequestEnded, SegmentHead, Stepped
 from sloserve.engine.recording.folder import trim
 from sloserve.engine.recording.reading import read_recording, recordings
 from sloserve.engine.recording.recorder import Recorder, Salt
 from sloserve.engine.recording.segments import MAGIC, PARTS, SUFFIX, SegmentWriter, frame_of, read_segment
 
-HEAD = Head(FORMAT, 1.0, {"kv_blocks": 9}, {}, "edf", None, 64, [])
+HEAD = SegmentHead(FORMAT, 1.0, {"kv_blocks": 9}, {}, "edf", None, 64, [])
 
 
 def events(first: int, count: int = 3) -> list[Event]:
@@ -32,7 +32,11 @@ def written(folder: Path, frames: list[list[Event]], most_bytes: int = 1 << 20) 
 
 
 def test_a_segment_is_read_as_it_was_written_and_by_its_user_alone(tmp_path: Path) -> None:
-    frames: list[list[Event]] = [events(1), [Stepped(1.0, 2.0, *range(10))], [Ended(1, 2.5, True, 4, 0, b"\x00\xff")]]
+    frames: list[list[Event]] = [
+        events(1),
+        [Stepped(1.0, 2.0, *range(10))],
+        [RequestEnded(1, 2.5, True, 4, 0, b"\x00\xff")],
+    ]
     (path,) = written(tmp_path / "new", frames)
     assert list(read_segment(path)) == [HEAD, *(event for frame in frames for event in frame)]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -85,7 +89,7 @@ def test_other_files_are_refused_by_name(tmp_path: Path) -> None:
     path.write_bytes(b"policy: edf\n")
     with pytest.raises(ConfigError, match="is not a segment of a recording"):
         list(read_segment(path))
-    path.write_bytes(MAGIC + frame_of([Head(FORMAT + 1, 1.0, {}, {}, "edf", None, 64, [])]))
+    path.write_bytes(MAGIC + frame_of([SegmentHead(FORMAT + 1, 1.0, {}, {}, "edf", None, 64, [])]))
     with pytest.raises(ConfigError, match=f"does not begin with facts of format {FORMAT}"):
         list(read_segment(path))
     with pytest.raises(ConfigError, match="there is no recording; sloserve serve --record-mib 64 makes one"):
