@@ -22,7 +22,11 @@ logger = logging.getLogger(__name__)
 EVERY_S: Final = 1.0
 """Seconds between frames: what a killed process loses."""
 MOST_EVENTS: Final = 1 << 16
-"""Most events that may wait for the thread, and most of a frame."""
+"""Most events that may wait for the thread."""
+MOST_FRAME_EVENTS: Final = 256
+"""Most events of a frame, so that frames of the longest prompts are shorter than a reader accepts."""
+MOST_STRETCHES: Final = 4096
+"""Most hashes of a prompt, the ones of its beginning: a client decides how long prompts are."""
 CLOSE_S: Final = 5.0
 """Seconds for which the end of a recording waits for the disk."""
 
@@ -41,8 +45,9 @@ class Salt:
         return int.from_bytes(self._digest(repr(name).encode(errors="surrogatepass"))) or 1
 
     def contents(self, contents: Sequence[Hashable]) -> bytes:
-        """Return a hash of each entry, one after another."""
-        return b"".join(self._digest(one if isinstance(one, bytes) else repr(one).encode()) for one in contents)
+        """Return a hash of each of the first :data:`MOST_STRETCHES` entries, one after another."""
+        kept = contents[:MOST_STRETCHES]
+        return b"".join(self._digest(one if isinstance(one, bytes) else repr(one).encode()) for one in kept)
 
     def _digest(self, data: bytes) -> bytes:
         return hashlib.blake2b(data, digest_size=HASH_BYTES, key=self._key).digest()
@@ -52,7 +57,7 @@ class Recorder:
     """Takes the events of one engine until it is closed, or until they cannot be written.
 
     Attributes:
-        lost: Number of events that were lost because the disk was too slow.
+        lost: Number of events that were lost because the disk was too slow or a segment has no room for their frame.
     """
 
     def __init__(self, folder: Path, stem: str, most_bytes: int, head: Callable[[], SegmentHead]) -> None:
@@ -109,6 +114,9 @@ class Recorder:
             self._writer.close()
 
     def _write(self) -> None:
-        events = [self._events.popleft() for _ in range(len(self._events))]
-        if events:
-            self._writer.write(events, self._head)
+        left = len(self._events)
+        while left > 0:
+            events = [self._events.popleft() for _ in range(min(left, MOST_FRAME_EVENTS))]
+            left -= len(events)
+            if not self._writer.write(events, self._head):
+                self.lost += len(events)

@@ -53,16 +53,22 @@ class SegmentWriter:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._open()
 
-    def write(self, events: Sequence[Event], head: Callable[[], SegmentHead]) -> None:
+    def write(self, events: Sequence[Event], head: Callable[[], SegmentHead]) -> bool:
         """Append a frame; begin another segment if this one is full.
+
+        A frame that no segment has room for is not written, so that the bound of the recording holds.
 
         Args:
             events: Events of the frame.
             head: Function that returns the facts with which a segment begins.
 
+        Returns: whether the frame was written.
+
         Raises: OSError, after which nothing more may be written.
         """
         frame = frame_of(events)
+        if len(frame) > self._each_bytes:
+            return False
         if self._written and self._written + len(frame) > self._each_bytes:
             os.close(self._fd)
             self._open()
@@ -70,6 +76,7 @@ class SegmentWriter:
             frame = MAGIC + frame_of([head()]) + frame
         _write_all(self._fd, frame)
         self._written += len(frame)
+        return True
 
     def close(self) -> None:
         """Close the last segment; a second call has no effect."""
@@ -93,7 +100,10 @@ def read_segment(path: Path) -> Iterator[Event]:
     Raises: ConfigError for a file that is no segment or has another format; OSError.
     """
     with path.open("rb") as file:
-        if file.read(len(MAGIC)) != MAGIC:
+        begins = file.read(len(MAGIC))
+        if begins != MAGIC and MAGIC.startswith(begins):
+            return  # nothing was written yet, or the process was killed while it wrote the first bytes
+        if begins != MAGIC:
             raise ConfigError(f"{path}: is not a segment of a recording of sloserve")
         is_first = True
         while len(header := file.read(_FRAME.size)) == _FRAME.size:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from sloserve.core.clock import ManualClock
 from sloserve.core.errors import ConfigError
 from sloserve.engine.recording import segments
-from sloserve.engine.recording.events import FORMAT, Event, FirstToken, RequestEnded, SegmentHead, Stepped
+from sloserve.engine.recording.events import FORMAT, HASH_BYTES, Event, FirstToken, RequestEnded, SegmentHead, Stepped
 from sloserve.engine.recording.folder import trim
 from sloserve.engine.recording.reading import read_recording, recordings
-from sloserve.engine.recording.recorder import Recorder, Salt
+from sloserve.engine.recording.recorder import MOST_FRAME_EVENTS, MOST_STRETCHES, Recorder, Salt
 from sloserve.engine.recording.segments import MAGIC, PARTS, SUFFIX, SegmentWriter, frame_of, read_segment
 
 HEAD = SegmentHead(FORMAT, 1.0, {"kv_blocks": 9}, {}, "edf", None, 64, [])
@@ -147,3 +147,29 @@ def test_ended_recordings_keep_to_a_bound(tmp_path: Path) -> None:
     trim(tmp_path, 250, now_s + 7200.0)
     assert sum(path.exists() for path in paths) == 2
     trim(tmp_path / "nowhere", 250, clock.now_s())
+
+
+def test_a_server_that_was_killed_before_the_first_frame_leaves_nothing_to_read(tmp_path: Path) -> None:
+    (whole,) = written(tmp_path, [events(1)])
+    torn = tmp_path / f"one-000001{SUFFIX}"
+    for size in (0, 5, len(MAGIC)):
+        torn.write_bytes(MAGIC[:size])
+        assert list(read_segment(torn)) == []
+        assert list(read_recording([whole, torn]).first_token_s) == [1, 2, 3]
+    with pytest.raises(ConfigError, match="the recording holds nothing yet"):
+        read_recording([torn])
+
+
+def test_prompts_of_any_length_fit_a_frame_that_is_read(tmp_path: Path) -> None:
+    prompt = Salt().contents(range(10 * MOST_STRETCHES))
+    assert len(prompt) == MOST_STRETCHES * HASH_BYTES
+    recorder = Recorder(tmp_path, "a", 1 << 28, lambda: HEAD)
+    for number in range(2 * MOST_FRAME_EVENTS):
+        recorder.add(RequestEnded(number, 1.0, True, 1, 0, prompt))
+    recorder.close()
+    ((_, paths),) = recordings(tmp_path).items()
+    assert len(read_recording(paths).ended) == 2 * MOST_FRAME_EVENTS and not recorder.lost
+    small = Recorder(tmp_path / "small", "a", 1 << 16, lambda: HEAD)
+    small.add(RequestEnded(1, 1.0, True, 1, 0, prompt))
+    small.close()
+    assert small.lost == 1 and not small.failed
