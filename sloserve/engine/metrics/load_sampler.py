@@ -43,7 +43,7 @@ _MEANS: Final = frozenset({"kv_used"})
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class GpuFigures:
     """One GPU as its driver reports it; ``None`` for what it does not report.
 
     Args:
@@ -68,7 +68,7 @@ class LoadSampler:
         classes: Sequence[str],
         snapshots: Callable[[], Iterable[PageSnapshot]],
         clock: Clock,
-        gpus: Callable[[], Sequence[Gpu]] = tuple,
+        gpus: Callable[[], Sequence[GpuFigures]] = tuple,
         registry: CollectorRegistry = REGISTRY,
     ) -> None:
         """Create a sampler that has not started.
@@ -83,7 +83,7 @@ class LoadSampler:
         """
         self._ring, self._classes, self._snapshots, self._clock = ring, tuple(classes), snapshots, clock
         self._read_gpus, self._registry = gpus, registry
-        self._gpus: Sequence[Gpu] = ()
+        self._gpus: Sequence[GpuFigures] = ()
         self._stopped = threading.Event()
 
     @property
@@ -160,7 +160,7 @@ class LoadSampler:
 _AFTER_S: Final = 0.05
 
 
-def _of_gpus(gpus: Sequence[Gpu]) -> dict[str, float]:
+def _of_gpus(gpus: Sequence[GpuFigures]) -> dict[str, float]:
     """Return the mean share of busy time, and the sums of power and energy, where every GPU reports them."""
     found: dict[str, float] = {}
     for figure, name in (("busy", "gpu_busy"), ("power_w", "power_w"), ("joules", "joules")):

@@ -34,7 +34,7 @@ SORTS: Final[Mapping[str, Callable[[Row], tuple[Any, ...]]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ShownRows:
     """What is shown of the requests.
 
     Args:
@@ -59,7 +59,7 @@ def phase_in_words(view: View, phase: int) -> str:
     return PHASE_IN_WORDS[phase] if phase < len(PHASE_IN_WORDS) else str(view["phases"][phase])
 
 
-def requests(view: View, most: int, choice: Choice, *, is_narrow: bool) -> RenderableType:
+def requests(view: View, most: int, choice: ShownRows, *, is_narrow: bool) -> RenderableType:
     """Return the table of requests; the ones that cannot be in time any more are a count, unless they are chosen."""
     rows = [_told(view, key, row) for key, row in columns(view)]
     if not rows:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from sloserve.core.in_words import duration, figure, in_one_unit
 from sloserve.sim.report.live_fleet import fleet
-from sloserve.sim.report.live_requests import Choice, phase_in_words, reason, requests
+from sloserve.sim.report.live_requests import ShownRows, phase_in_words, reason, requests
 from sloserve.sim.report.live_text import (
     BAD,
     CLASS_CHARS,
@@ -52,7 +52,7 @@ _LOAD: Final = {
 """Figures of the load and how they are said; one that is not known is left out."""
 
 
-def screen(view: View, most_rows: int, width: int, choice: Choice | None = None) -> RenderableType:
+def screen(view: View, most_rows: int, width: int, choice: ShownRows | None = None) -> RenderableType:
     """Return the whole screen; what is late or lost comes first.
 
     Args:
@@ -65,7 +65,7 @@ def screen(view: View, most_rows: int, width: int, choice: Choice | None = None)
     parts = (
         fleet(view, most_rows)
         if view.get("fleet")
-        else _server(view, most_rows, choice or Choice(), is_narrow=width < _WIDE)
+        else _server(view, most_rows, choice or ShownRows(), is_narrow=width < _WIDE)
     )
     return Group(*_headlines(view), *_load(view), *parts)
 
@@ -99,7 +99,7 @@ def _brief(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else figure(value)
 
 
-def _server(view: View, most_rows: int, choice: Choice, *, is_narrow: bool) -> Iterable[RenderableType]:
+def _server(view: View, most_rows: int, choice: ShownRows, *, is_narrow: bool) -> Iterable[RenderableType]:
     title = Text.assemble(("sloserve  ", "bold"), plain(view["model"]))
     if view.get("server"):
         server = view["server"]

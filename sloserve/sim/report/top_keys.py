@@ -6,7 +6,7 @@ from typing import Final
 
 from rich.table import Table
 
-from sloserve.sim.report.live_requests import SORTS, Choice
+from sloserve.sim.report.live_requests import SORTS, ShownRows
 from sloserve.sim.report.live_text import DIM
 
 ESCAPE, ENTER, BACKSPACE = "escape", "enter", "backspace"
@@ -53,7 +53,7 @@ class TopState:
         ended: Whether the command ends.
     """
 
-    choice: Choice = Choice()
+    choice: ShownRows = ShownRows()
     helps: bool = False
     typing: str | None = None
     ended: bool = False

@@ -42,14 +42,14 @@ def status(
     from rich.console import Console
 
     from sloserve.client.watching import LostServer, watch
-    from sloserve.sim.report.live_requests import Choice
+    from sloserve.sim.report.live_requests import ShownRows
     from sloserve.sim.report.live_screen import screen
 
     console = Console(highlight=False)
     try:
         with _of_this_version(url):
             view = _settled(watch(url, _admin_key()))
-            shown = None if as_json else screen(view, _MOST_ROWS, console.width, Choice(late=True))
+            shown = None if as_json else screen(view, _MOST_ROWS, console.width, ShownRows(late=True))
     except LostServer as error:
         raise ConfigError(str(error)) from error
     if as_json:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from sloserve.engine.metrics.load_sampler import MOST_GPUS, Gpu
+from sloserve.engine.metrics.load_sampler import MOST_GPUS, GpuFigures
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Gpus:
         self._count, self._nvml = count, nvml
         self._handles: list[Any] | None = None
 
-    def __call__(self) -> Sequence[Gpu]:
+    def __call__(self) -> Sequence[GpuFigures]:
         """Return the GPUs as they are now. It may take long where the driver does, and never raises."""
         if self._handles is None:
             try:
@@ -52,14 +52,14 @@ class Gpus:
             for name in names
         ]
 
-    def _read(self, handle: Any) -> Gpu:
+    def _read(self, handle: Any) -> GpuFigures:
         nvml = self._nvml
         memory = _or_none(nvml.nvmlDeviceGetMemoryInfo, handle)
         used = _or_none(nvml.nvmlDeviceGetUtilizationRates, handle)
         power_mw = _or_none(nvml.nvmlDeviceGetPowerUsage, handle)
         energy_mj = _or_none(nvml.nvmlDeviceGetTotalEnergyConsumption, handle)
         name = _or_none(nvml.nvmlDeviceGetName, handle)
-        return Gpu(
+        return GpuFigures(
             name=name.decode(errors="replace") if isinstance(name, bytes) else str(name or "GPU")[:64],
             memory_used_bytes=None if memory is None else int(memory.used),
             memory_bytes=None if memory is None else int(memory.total),

@@ -11,7 +11,7 @@ from sloserve.core.arrays import FloatArray
 from sloserve.core.clock import ManualClock
 from sloserve.engine.metrics import load_history
 from sloserve.engine.metrics.load_history import EVERY_S, ROW, SLOTS, SPAN_S, record, rows, width
-from sloserve.engine.metrics.load_sampler import Gpu, LoadSampler
+from sloserve.engine.metrics.load_sampler import GpuFigures, LoadSampler
 from sloserve.wire.live_feed import MOST_BYTES, fitted, frame, recent
 
 AHEAD_S = 1_000_000.0
@@ -131,7 +131,7 @@ def test_a_sample_reads_the_counters_of_the_process_the_engines_and_the_gpus() -
     clock, own, reports = (
         late(),
         ring(),
-        [Gpu("GPU", busy=0.4, power_w=300.0, joules=1e6), Gpu("GPU", busy=0.6)],
+        [GpuFigures("GPU", busy=0.4, power_w=300.0, joules=1e6), GpuFigures("GPU", busy=0.6)],
     )
     sampler = LoadSampler(own, ["chat", "batch"], lambda: [page(0), page(1)], clock, lambda: reports, registry())
     sampler.sample()
@@ -171,7 +171,7 @@ def test_a_sampler_takes_a_sample_at_once_and_ends_when_it_is_stopped(monkeypatc
 
 
 def test_a_sampler_that_fails_stops_quietly(caplog: pytest.LogCaptureFixture) -> None:
-    def broken() -> list[Gpu]:
+    def broken() -> list[GpuFigures]:
         raise RuntimeError("out of luck")
 
     LoadSampler(ring(), [], list, ManualClock(1.0), broken, CollectorRegistry())._run()

@@ -15,7 +15,7 @@ from sloserve.core.in_words import due, duration, in_one_unit
 from sloserve.engine.metrics.live_view import COLUMNS
 from sloserve.engine.why import SAYS, Phase, Why, sentence
 from sloserve.sim.report.live_fleet import STATES
-from sloserve.sim.report.live_requests import Choice, reason
+from sloserve.sim.report.live_requests import ShownRows, reason
 from sloserve.sim.report.live_screen import latency, screen
 from sloserve.sim.report.live_text import plain
 
@@ -258,7 +258,7 @@ def overloaded(**what: Any) -> dict[str, Any]:
     return view(rows=rows, classes=["urgent", "lax"], by_class={"urgent": one, "lax": one}, **what)
 
 
-def keys(made: dict[str, Any], choice: Choice) -> list[str]:
+def keys(made: dict[str, Any], choice: ShownRows) -> list[str]:
     out = io.StringIO()
     Console(file=out, width=200, highlight=False, color_system=None).print(screen(made, 10, 200, choice))
     return [line.split()[0] for line in out.getvalue().splitlines() if line.startswith("0-")]
@@ -266,9 +266,9 @@ def keys(made: dict[str, Any], choice: Choice) -> list[str]:
 
 def test_requests_that_can_still_be_in_time_come_first_and_the_others_are_a_count() -> None:
     text = shown(overloaded(), width=200)
-    assert keys(overloaded(), Choice()) == ["0-3", "0-4", "0-2", "0-5"]
+    assert keys(overloaded(), ShownRows()) == ["0-3", "0-4", "0-2", "0-5"]
     assert "1 request has missed a deadline and cannot be in time any more (urgent 1); l shows them" in text
-    assert keys(overloaded(), Choice(late=True)) == ["0-3", "0-4", "0-2", "0-5", "0-1"]
+    assert keys(overloaded(), ShownRows(late=True)) == ["0-3", "0-4", "0-2", "0-5", "0-1"]
 
 
 def test_each_row_says_why_it_is_where_it_is() -> None:
@@ -280,11 +280,11 @@ def test_each_row_says_why_it_is_where_it_is() -> None:
 
 def test_requests_are_sorted_and_filtered_as_chosen() -> None:
     made = overloaded()
-    assert keys(made, Choice(sort="deadline")) == ["0-2", "0-3", "0-4", "0-5"]
-    assert keys(made, Choice(sort="class"))[0] == "0-5" and keys(made, Choice(sort="age"))[0] == "0-4"
-    assert keys(made, Choice(sort="phase"))[0] == "0-2"
-    assert keys(made, Choice(filter="LAX")) == ["0-5"] and keys(made, Choice(filter="0-3")) == ["0-3"]
-    assert keys(made, Choice(filter="nothing like it")) == []
+    assert keys(made, ShownRows(sort="deadline")) == ["0-2", "0-3", "0-4", "0-5"]
+    assert keys(made, ShownRows(sort="class"))[0] == "0-5" and keys(made, ShownRows(sort="age"))[0] == "0-4"
+    assert keys(made, ShownRows(sort="phase"))[0] == "0-2"
+    assert keys(made, ShownRows(filter="LAX")) == ["0-5"] and keys(made, ShownRows(filter="0-3")) == ["0-3"]
+    assert keys(made, ShownRows(filter="nothing like it")) == []
 
 
 def test_the_page_says_durations_and_sentences_as_the_terminal_does() -> None:

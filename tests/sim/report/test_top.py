@@ -18,7 +18,7 @@ import httpx
 import pytest
 import uvicorn
 
-from sloserve.sim.report.live_requests import SORTS, Choice
+from sloserve.sim.report.live_requests import SORTS, ShownRows
 from sloserve.sim.report.top_keys import BACKSPACE, ENTER, ESCAPE, KEYS, TopState, keys_of
 from tests import bounded
 from tests.wire.played_server import KEY, PLAUSIBLE, PlayedServer
@@ -45,7 +45,7 @@ def test_a_filter_is_typed_kept_and_taken_away() -> None:
     assert typed.choice.filter == "batc" and "filter: batc" in typed.says and not typed.ended
     kept = typed.pressed(ENTER)
     assert kept.choice.filter == "batc" and kept.typing is None and kept.pressed("q").ended
-    assert kept.pressed(ESCAPE).choice == Choice() == typed.pressed(ESCAPE).choice
+    assert kept.pressed(ESCAPE).choice == ShownRows() == typed.pressed(ESCAPE).choice
     assert len(after("/", *"x" * 500).choice.filter) == 40
 
 

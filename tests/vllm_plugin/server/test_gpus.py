@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sloserve.engine.metrics.load_sampler import MOST_GPUS, Gpu
+from sloserve.engine.metrics.load_sampler import MOST_GPUS, GpuFigures
 from sloserve.vllm_plugin.server.gpus import Gpus, gpus_of
 
 
@@ -39,7 +39,7 @@ def test_a_gpu_shows_memory_utilisation_power_and_energy(monkeypatch: pytest.Mon
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     nvml = Nvml(8)
     gpus = Gpus(2, nvml)
-    assert list(gpus()) == [Gpu("NVIDIA H100", 60 << 30, 80 << 30, 0.97, 612.345, 9000.0)] * 2
+    assert list(gpus()) == [GpuFigures("NVIDIA H100", 60 << 30, 80 << 30, 0.97, 612.345, 9000.0)] * 2
     gpus()
     assert nvml.begun == 1
     assert len(Gpus(99, Nvml(99))()) == MOST_GPUS
