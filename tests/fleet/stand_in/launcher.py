@@ -48,15 +48,24 @@ class InLoop:
     def kill(self) -> None:
         if not self._ended.done():
             self._ended.set_result(KILLED)
+            loop = asyncio.get_running_loop()
             for listening in getattr(self._server, "servers", []):
-                listening.close()
+                for socket in listening.sockets:
+                    loop.remove_reader(socket)
+                # Python 3.11 leaves the socket of an accepted connection open if its server closes before it is set up.
+                loop.call_soon(listening.close)
             for connection in list(self._server.server_state.connections):
                 connection.transport.abort()
             self._server.should_exit = self._server.force_exit = True
 
     async def gone(self) -> None:
+        """End the engine, with the connections that were accepted while it ended, which the server no longer closes."""
         self.kill()
         await self._serving
+        while connections := list(self._server.server_state.connections):
+            for connection in connections:
+                connection.transport.abort()
+            await asyncio.sleep(0)
 
 
 class InLoopLauncher:
