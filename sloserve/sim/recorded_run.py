@@ -30,6 +30,11 @@ def latency(recording: Recording, number: int) -> Latency | None:
     return latency_of(request.at_s, first_s, end.at_s, end.output_tokens)
 
 
+def in_time(targets: Targets, measured: Latency | None) -> bool:
+    """Return whether a request with targets met all of them."""
+    return all(targets_met(targets, measured).values())
+
+
 def class_names(recording: Recording) -> list[str]:
     """Return the names of the classes in the order of their numbers."""
     stated = recording.head.settings["classes"]
@@ -47,8 +52,7 @@ def attainment(recording: Recording) -> dict[str, float]:
         targets = targets_of(request)
         if not targets or number not in recording.ended:
             continue
-        met = all(targets_met(targets, latency(recording, number)).values())
-        good.setdefault(names[request.class_id], []).append(met)
+        good.setdefault(names[request.class_id], []).append(in_time(targets, latency(recording, number)))
     return {name: round(float(np.mean(met)), 4) for name, met in sorted(good.items())}
 
 

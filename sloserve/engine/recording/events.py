@@ -65,6 +65,7 @@ class Arrived(_Event, tag=1):
         task_last: Whether it is the last call of its task.
         prompt: Salted hashes of its prompt, :data:`HASH_BYTES` bytes for each whole stretch: two requests have the same
             hash at a place if their prompts are equal up to the end of that stretch.
+        reached_s: When it reached the scheduler; ``None`` in recordings that do not say.
     """
 
     number: int
@@ -85,6 +86,7 @@ class Arrived(_Event, tag=1):
     task_calls: int | None
     task_last: bool
     prompt: bytes
+    reached_s: float | None = None
 
 
 class RequestAdmitted(_Event, tag=2):

@@ -40,6 +40,7 @@ class EngineSettings:
         for
             none.
         max_loras: LoRA adapters that may run at once; ``None`` where requests name none.
+        async_scheduling: Whether the next step is scheduled while one runs; otherwise it waits for that one's output.
     """
 
     kv_blocks: int
@@ -56,6 +57,7 @@ class EngineSettings:
     kv_groups: tuple[KVGroups, ...] = ()
     drafts: Drafts | None = None
     max_loras: int | None = None
+    async_scheduling: bool = True
 
     def __post_init__(self) -> None:
         for name in ("kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):

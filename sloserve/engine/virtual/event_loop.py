@@ -5,8 +5,8 @@ does so for one engine with every request given at first; several engines share 
 
 The loop follows vLLM's EngineCore with a batch queue of two: step n+1 is scheduled right after step n was dispatched,
 then n's result is applied, then n+2 is scheduled; the worker runs batches one after another. Requests that arrive while
-n runs join n+2. Planning takes the time of EngineCore's one thread: a step is dispatched when it is planned and the
-step before it is done, whichever is later.
+n runs join n+2. Without asynchronous scheduling n+1 is scheduled once n's result is applied. Planning takes the time of
+EngineCore's one thread: a step is dispatched when it is planned and the step before it is done, whichever is later.
 """
 
 import math
@@ -28,7 +28,7 @@ from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.engine.virtual.virtual_front_end import VirtualFrontEnd
 from sloserve.engine.virtual.virtual_swap_worker import Told, VirtualSwapWorker
 from sloserve.estimator.step_time.latency import StepLoad
-from sloserve.estimator.step_time.noise import StepNoise
+from sloserve.estimator.step_time.noise import StepFactors
 from sloserve.estimator.step_time.profile import Profile
 
 _BATCH_QUEUE = 2
@@ -68,7 +68,7 @@ class EventLoop(ABC):
     scheduler: Any
 
     def __init__(
-        self, settings: EngineSettings, profile: Profile, front_end: VirtualFrontEnd, noise: StepNoise | None
+        self, settings: EngineSettings, profile: Profile, front_end: VirtualFrontEnd, noise: StepFactors | None
     ) -> None:
         self._settings = settings
         self._profile = profile
@@ -85,6 +85,7 @@ class EventLoop(ABC):
         self._awaits_output = False  # what that event is: the output of a step, or else the scheduling of the next
         self._awaits_arrival = False  # whether nothing but an arrival or a copy's end can make it happen earlier
         self._batches: deque[Dispatched] = deque()
+        self._most_batches = _BATCH_QUEUE if settings.async_scheduling else 1
         self._worker_free_s = 0.0
         self._empty = 0  # steps in a row that scheduled nothing
         self._arriving: deque[tuple[float, WorkloadRequest]] = deque()  # and when each reaches the front end
@@ -308,7 +309,11 @@ class EventLoop(ABC):
                 self._worker_free_s = batch.end_s
                 self._batches.append(batch)
                 empty, self._empty = self._empty, 0 if executed else self._empty + 1
-                if len(self._batches) < _BATCH_QUEUE and (executed or self._has_requests()) and empty < _BATCH_QUEUE:
+                if (
+                    len(self._batches) < self._most_batches
+                    and (executed or self._has_requests())
+                    and empty < _BATCH_QUEUE
+                ):
                     if batch.planning_s:
                         self._plan_at(planned_s)
                         return
@@ -365,7 +370,7 @@ class EventLoop(ABC):
             duration_s += rounds * self._round_s
         if not self._profile.within_grid(load):
             self._counters["extrapolated_steps"] += 1
-        return duration_s if self._noise is None else duration_s * self._noise.factor(len(self._steps))
+        return duration_s if self._noise is None else duration_s * self._noise.factor(len(self._steps), self._now_s)
 
     def _swap_counters(self) -> dict[str, int]:
         """Return the bytes that were sent over the link and the most that the pool kept; empty without swap space."""

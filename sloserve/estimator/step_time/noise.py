@@ -4,6 +4,7 @@ Without it, whatever fits step times on line is fitted to the very form that mad
 """
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -14,6 +15,19 @@ STALL_FACTOR = 5.0
 _BLOCK = 1024
 _STREAM = 7
 """Number that separates this stream of chance from others under the same seed."""
+
+
+class StepFactors(Protocol):
+    """Factors on the step times of an engine in virtual time."""
+
+    def factor(self, step: int, now_s: float) -> float:
+        """Return the factor of a step.
+
+        Args:
+            step: Number of the step, counted from 0.
+            now_s: When it is scheduled, in seconds from the start of the run.
+        """
+        ...
 
 
 @dataclass(slots=True)
@@ -38,8 +52,8 @@ class StepNoise:
         if not 0.0 <= self.scatter <= 1.0:
             raise ConfigError(f"--step-noise: {self.scatter} is not within 0..1")
 
-    def factor(self, step: int) -> float:
-        """Return the factor of the ``step``-th step, counted from 0."""
+    def factor(self, step: int, now_s: float = 0.0) -> float:
+        """Return the factor of the ``step``-th step, counted from 0; the time does not matter."""
         if not self.scatter:
             return 1.0
         while step >= len(self._factors):

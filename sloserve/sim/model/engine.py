@@ -25,7 +25,7 @@ from sloserve.engine.virtual.virtual_front_end import VirtualFrontEnd
 from sloserve.engine.virtual.virtual_swap_worker import NOTHING, Told, VirtualSwapWorker
 from sloserve.estimator.planning_cost import NO_PLANNING_COST, PlanningCosts
 from sloserve.estimator.step_time.latency import StepLoad
-from sloserve.estimator.step_time.noise import StepNoise
+from sloserve.estimator.step_time.noise import StepFactors
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.policy import Policy
@@ -71,7 +71,7 @@ class ModelEngine(EventLoop):
         admission: Admission | None = None,
         *,
         planning_costs: PlanningCosts = NO_PLANNING_COST,
-        noise: StepNoise | None = None,
+        noise: StepFactors | None = None,
         policy: Policy | None = None,
     ) -> None:
         plugin = None if additional_config is None else plugin_settings(additional_config)

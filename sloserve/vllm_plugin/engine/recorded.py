@@ -35,6 +35,7 @@ from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.vllm_plugin.engine import compat
 from sloserve.vllm_plugin.engine.prefix_cache import prompt_contents
 from sloserve.vllm_plugin.engine.vllm_port import admitted_ids
+from sloserve.vllm_plugin.kv_groups import layout_of
 from sloserve.vllm_plugin.versions import installed_vllm
 from sloserve.wire.xargs import stated_tenant
 
@@ -83,7 +84,18 @@ def engine_facts(scheduler: Any) -> dict[str, Any]:
         "async_scheduling": bool(limits.async_scheduling),
         "num_speculative_tokens": 0 if drafts is None else int(drafts.num_speculative_tokens),
         "tensor_parallel_size": int(config.parallel_config.tensor_parallel_size),
+        "max_loras": None if config.lora_config is None else int(config.lora_config.max_loras),
+        "kv_groups": _kv_groups(scheduler),
     }
+
+
+def _kv_groups(scheduler: Any) -> list[list[int]]:
+    """Return the KV cache groups of a model with layers that do not all keep the whole context; none for another."""
+    try:
+        layout = layout_of(scheduler)
+    except LookupError:
+        return []
+    return [] if layout.is_full else [list(group) for group in layout.groups]
 
 
 def accepted_drafts(scheduler_output: Any, model_runner_output: Any) -> int:
@@ -165,6 +177,7 @@ class Recorded:
                 None if call is None else call.calls,
                 call is not None and call.last,
                 salt.contents(prompt),
+                self._clock.now_s(),
             )
         )
 

@@ -32,7 +32,7 @@ from sloserve.engine.virtual.virtual_front_end import VirtualFrontEnd
 from sloserve.engine.virtual.virtual_swap_worker import NOTHING, Told, VirtualSwapWorker
 from sloserve.estimator.planning_cost import NO_PLANNING_COST, PlanningCosts
 from sloserve.estimator.step_time.latency import StepLoad
-from sloserve.estimator.step_time.noise import StepNoise
+from sloserve.estimator.step_time.noise import StepFactors
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.settings import KEY, plugin_settings
@@ -106,7 +106,7 @@ class VirtualEngine(EventLoop):
         admission: Admission | None = None,
         *,
         planning_costs: PlanningCosts = NO_PLANNING_COST,
-        noise: StepNoise | None = None,
+        noise: StepFactors | None = None,
     ) -> None:
         lengths = None if additional_config is None else plugin_settings(additional_config).make_lengths()
         super().__init__(settings, profile, VirtualFrontEnd(settings, admission, lengths), noise)

@@ -1,0 +1,1 @@
+"""Replays of recordings in virtual time: what would have happened otherwise."""

@@ -1,0 +1,83 @@
+"""One replay: the traffic of a recording in the engine model, under the recorded policy or another."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sloserve.core.errors import ConfigError
+from sloserve.core.runlog import RunLog
+from sloserve.engine.recording.reading import Recording
+from sloserve.estimator.length.choice import ORACLE
+from sloserve.scheduler.registry import make_policy, parse_policy
+from sloserve.scheduler.settings import KEY
+from sloserve.sim.experiment import MODEL, engine_class
+from sloserve.sim.replay.engine_of import FittedSteps, RecordedPace, engine_settings
+from sloserve.sim.replay.traffic import Traffic
+from sloserve.sim.run_name import STOCK, RunName
+
+_KEPT: Final = ("seed", "plan_share", "aged_share", "swapping", "tenant_shares")
+"""Settings of the recorded server that a replay has too; classes may be others."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replayed:
+    """What is replayed: a recording's settings and step times, and the traffic.
+
+    Args:
+        recording: The recording.
+        fitted: Step times of its engine.
+        traffic: Requests to replay.
+        engine_kind: ``model`` for the engine model, ``vllm`` for vLLM's own scheduler in virtual time.
+    """
+
+    recording: Recording
+    fitted: FittedSteps
+    traffic: Traffic
+    engine_kind: str = MODEL
+
+    def run(self, name: str, seed: int = 0) -> RunLog:
+        """Replay the traffic.
+
+        Planning costs no time of its own here: the recorded times of steps contain the planning that held them up.
+
+        Args:
+            name: The policy with its options, and flags of the engine, see :class:`~sloserve.sim.run_name.RunName`.
+            seed: Seed of how step times vary.
+        """
+        run, traffic = RunName.parse(name), self.traffic
+        settings = run.engine_settings(engine_settings(self.recording))
+        config = None if run.policy == STOCK else self._config(run.policy)
+        pace = RecordedPace(self.fitted, traffic.epoch_s, seed)
+        engine = engine_class(self.engine_kind)(settings, self.fitted.profile, config, noise=pace)
+        for request, reached_s in zip(traffic.requests, traffic.reached_s, strict=True):
+            engine.give(request, now_s=reached_s)
+        leaving = sorted((at_s, request_id) for request_id, at_s in traffic.left_s.items())
+        while engine.at != float("inf") or leaving:
+            if leaving and leaving[0][0] <= engine.at:
+                at_s, request_id = leaving.pop(0)
+                engine.abort(request_id, at_s)
+            else:
+                engine.advance()
+        return engine.log(traffic.requests)
+
+    def _config(self, policy: str) -> dict[str, Any]:
+        stated: Mapping[str, Any] = self.recording.head.settings
+        kept = {name: stated[name] for name in _KEPT if stated.get(name) is not None}
+        return {KEY: {**kept, "policy": policy, **self.traffic.classes.as_config()}}
+
+
+def check_name(name: str) -> None:
+    """Refuse a run that cannot be replayed.
+
+    Raises: ConfigError for an unknown policy, and for one that sees lengths which were not known.
+    """
+    run = RunName.parse(name)
+    if run.policy == STOCK:
+        return
+    policy, options = parse_policy(run.policy)
+    if options.get("length") == ORACLE:
+        raise ConfigError(
+            f"policy {name!r}: length={ORACLE} sees the lengths of outputs, which were not known when the requests "
+            "came; leave it out"
+        )
+    make_policy(policy, options)
