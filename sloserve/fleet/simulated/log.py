@@ -7,7 +7,7 @@ import numpy as np
 
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
-from sloserve.core.runlog import RequestLog, RunLog, StepLog
+from sloserve.core.runlog import RequestLog, RunLog
 from sloserve.core.spans import Span
 
 
@@ -51,11 +51,3 @@ def joined(request: WorkloadRequest, parts: Sequence[RequestLog], kept: Sequence
         sum(part.num_swaps for part in parts),
         parts[0].cached_tokens,
     )
-
-
-def all_steps(logs: Sequence[StepLog]) -> StepLog:
-    """Return the steps of several engines in one log, by their ends."""
-    names = ("end_s", "duration_s", "scheduled_tokens", "running", "waiting", "kv_utilization")
-    columns = {name: np.concatenate([getattr(log, name) for log in logs]) for name in names}
-    order = np.argsort(columns["end_s"], kind="stable")
-    return StepLog(**{name: column[order] for name, column in columns.items()})

@@ -34,12 +34,13 @@ from sloserve.fleet.simulated.dispatcher import (
     model_shares,
     waiting_request,
 )
-from sloserve.fleet.simulated.log import FleetLog, all_steps, joined
+from sloserve.fleet.simulated.log import FleetLog, joined
 from sloserve.fleet.simulated.output_lengths import OutputLengths
 from sloserve.fleet.simulated.simulated_instance import FleetClock, History, InstalledModel, SimulatedInstance
 from sloserve.fleet.simulated.weight_copies import WeightCopies
 from sloserve.scheduler.settings import KEY
 from sloserve.sim.closed_loop import Source
+from sloserve.sim.replicas import all_steps
 
 TICK_S = 0.02
 HEARTBEAT_S = 0.1
