@@ -116,6 +116,7 @@ class Root(OneLine):
             "judge",
             "profile",
             "record",
+            "whatif",
             "train-length",
         ),
         "Files": ("configs", "schema"),

@@ -30,8 +30,7 @@ def show(name: NameArgument = None, folder: FolderFlag = None, as_json: JsonFlag
     """
     from sloserve.sim.recorded_run import summary
 
-    found = _segments(folder)
-    chosen = _chosen(found, name)
+    found, chosen = chosen_segments(folder, name)
     facts = summary(_read(found[chosen]))
     if as_json:
         print(json_text.dumps({"name": chosen, **facts, "recordings": list(found)}, indent=2))
@@ -58,13 +57,22 @@ def export(
     """
     from sloserve.sim.recorded_run import write_trace
 
-    found = _segments(folder)
-    recording = _read(found[_chosen(found, name)])
+    found, chosen = chosen_segments(folder, name)
+    recording = _read(found[chosen])
     written, left_out = write_trace(recording, out)
     reason = f"; {left_out} unfinished or without output are left out" if left_out else ""
     print(f"wrote {written} requests to {out / 'trace.csv'}, their classes to {out / 'slo.yaml'}{reason}")
     flags = f"--trace {out / 'trace.csv'} --trace-block-tokens {recording.head.stretch_tokens} --slo {out / 'slo.yaml'}"
     print(f"try: sloserve simulate {flags} --rate-scale 1 --profile PROFILE --policy stock,edf,auto")
+
+
+def chosen_segments(folder: Path | None, name: str | None) -> tuple[dict[str, list[Path]], str]:
+    """Return the segments of all recordings in a folder by name, and the name of the chosen one.
+
+    Raises: ConfigError if there is no recording, or none of that name.
+    """
+    found = _segments(folder)
+    return found, _chosen(found, name)
 
 
 def _segments(folder: Path | None) -> dict[str, list[Path]]:

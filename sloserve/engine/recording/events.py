@@ -163,6 +163,7 @@ class Stepped(_Event, tag=7):
         waiting: Requests that wait then.
         free_blocks: Blocks of the KV cache that are free then.
         accepted_tokens: Draft tokens that were accepted in it.
+        plan_s: Seconds that a plan made for it took; 0 where the last plan still held.
     """
 
     start_s: float
@@ -177,6 +178,7 @@ class Stepped(_Event, tag=7):
     waiting: int
     free_blocks: int
     accepted_tokens: int
+    plan_s: float = 0.0
 
 
 class PoliciesChanged(_Event, tag=8):

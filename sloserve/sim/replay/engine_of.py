@@ -12,6 +12,7 @@ from sloserve.core.kernels.kv_layout import KVGroups
 from sloserve.engine.recording.reading import Recording
 from sloserve.engine.virtual.drafts import Drafts, spread_of
 from sloserve.engine.virtual.engine_settings import EngineSettings
+from sloserve.estimator.planning_cost import PlanningCosts, planning_costs
 from sloserve.estimator.step_time.fit import MIN_STEPS, FitScore, MeasuredStep, fit_hinge, score
 from sloserve.estimator.step_time.latency import Hinge, StepLoad
 from sloserve.estimator.step_time.profile import Error, Grid, Profile
@@ -21,8 +22,8 @@ MOST_FITTED: Final = 4000
 """Most steps to which step times are fitted: more of them change nothing and take longer."""
 OUTLIER: Final = 3.0
 """A step that takes this many times as long as its load lets expect, or as little, is left out of the fit."""
-SLOW_S: Final = 1.0
-"""Seconds over which the pace of the machine is taken to be the same."""
+NEAR_S: Final = 0.25
+"""Seconds around a step within which the machine is taken to be as slow as it was."""
 _BLOCK: Final = 1024
 
 
@@ -30,16 +31,20 @@ def measured_steps(recording: Recording) -> tuple[list[MeasuredStep], FloatArray
     """Return the steps of a recording with their loads and durations, and when each ended in epoch seconds.
 
     A step's time runs to its output. It runs from the output of the step before it as long as there were requests: what
-    the engine does between two steps, such as taking in requests, slows it down as well. If the engine was
-    idle, the time runs from the step's own scheduling. Steps without tokens are left out.
+    the engine does between two steps, such as taking in requests, slows it down as well. If the engine was idle, the
+    time runs from the step's own scheduling. Where a step is scheduled after the output of the last one, the time of its
+    plan is left out: another policy plans otherwise. Steps without tokens are left out.
     """
     found, end_s, before_s = [], [], float("-inf")
+    is_async = bool(recording.head.engine["async_scheduling"])
     reached_s = np.sort([one.at_s if one.reached_s is None else one.reached_s for one in recording.arrived.values()])
     ended_s = np.sort([one.at_s for number, one in recording.ended.items() if number in recording.arrived])
     for step in recording.steps:
         had = np.searchsorted(reached_s, before_s, "right") > np.searchsorted(ended_s, before_s, "right")
         duration_s = step.end_s - (before_s if had else max(step.start_s, before_s))
         before_s = step.end_s
+        if not is_async:
+            duration_s -= step.plan_s
         load = StepLoad(
             step.prefill_tokens,
             step.num_prefills,
@@ -73,12 +78,14 @@ class FittedSteps:
     end_s: FloatArray
 
 
-def fitted_steps(recording: Recording) -> FittedSteps:
-    """Fit step times to the steps of a recording.
+def fitted_steps(*recordings: Recording) -> FittedSteps:
+    """Fit step times to the steps of engines of one model, each with a recording.
 
     Raises: ConfigError for too few steps with prompts, or without.
     """
-    steps, end_s = measured_steps(recording)
+    measured = [measured_steps(one) for one in recordings]
+    steps = [step for found, _ in measured for step in found]
+    end_s = np.concatenate([found for _, found in measured])
     try:
         form = _fitted(steps)
     except ValueError as error:
@@ -89,7 +96,20 @@ def fitted_steps(recording: Recording) -> FittedSteps:
     fitted_s = np.array([form.step_s(step.load) for step in steps])
     ratio = np.array([step.duration_s for step in steps]) / fitted_s
     found = score(form, steps)
-    return FittedSteps(_profile(recording, form, steps, found), found, ratio, fitted_s, end_s)
+    return FittedSteps(_profile(recordings[0], form, steps, found), found, ratio, fitted_s, end_s)
+
+
+def planning_costs_of(recording: Recording, policy: str) -> PlanningCosts:
+    """Return what planning cost on the recorded machine: the shipped table, as many times as plans took longer.
+
+    Args:
+        recording: The recording.
+        policy: The policy that ran; one that plans nothing leaves the table as it is.
+    """
+    line, table = planning_costs().of(policy).plan, planning_costs()
+    planned = [step for step in recording.steps if step.plan_s]
+    expected_s = sum(line.seconds(step.running, step.waiting) for step in planned)
+    return table.times(sum(step.plan_s for step in planned) / expected_s) if expected_s else table
 
 
 def _fitted(steps: Sequence[MeasuredStep]) -> Hinge:
@@ -183,8 +203,9 @@ def _drafts(num_tokens: int, drafted: int, accepted: int) -> Drafts:
 class RecordedPace:
     """Factors on fitted step times, as the recorded machine had them.
 
-    The machine is as slow at each time as it was then: that is the time of the steps that began within :data:`SLOW_S`
-    over their fitted time. Around it factors scatter; they are drawn from the factors of the recorded steps.
+    A step takes the factor of one of the recorded steps that began within :data:`NEAR_S` of it, so that the machine is
+    as slow at each time as it was, and stalls when it stalled. Steps are drawn in proportion to their fitted times:
+    then a replay of what ran takes as long as it did.
 
     Args:
         fitted: Fitted step times.
@@ -195,24 +216,27 @@ class RecordedPace:
     fitted: FittedSteps
     epoch_s: float
     seed: int
-    _slow: FloatArray = field(init=False)
-    _scatter: FloatArray = field(init=False)
+    _begin_s: FloatArray = field(init=False)
+    _before_s: FloatArray = field(init=False)
     _drawn: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         fitted = self.fitted
-        begin_s = fitted.end_s - fitted.ratio * fitted.fitted_s
-        place = np.maximum((begin_s - self.epoch_s) // SLOW_S, 0).astype(int)
-        size = int(place.max()) + 1
-        took = np.bincount(place, fitted.ratio * fitted.fitted_s, size)
-        expected = np.bincount(place, fitted.fitted_s, size)
-        known = np.flatnonzero(expected)
-        self._slow = np.interp(np.arange(size), known, took[known] / expected[known])
-        self._scatter = fitted.ratio / self._slow[place]
+        begin_s = fitted.end_s - fitted.ratio * fitted.fitted_s - self.epoch_s
+        self._begin_s = np.maximum.accumulate(begin_s)
+        self._before_s = np.concatenate([[0.0], np.cumsum(fitted.fitted_s)])
 
     def factor(self, step: int, now_s: float) -> float:
         """Return the factor of a step, see :class:`~sloserve.estimator.step_time.noise.StepFactors`."""
+        first, last = np.searchsorted(self._begin_s, (now_s - NEAR_S, now_s + NEAR_S)).tolist()
+        if first == last:  # the step that began last before, or the first of all
+            return float(self.fitted.ratio[max(first - 1, 0)])
+        before_s = self._before_s
+        at_s = before_s[first] + self._chance(step) * (before_s[last] - before_s[first])
+        place = int(np.searchsorted(before_s, at_s, side="right")) - 1
+        return float(self.fitted.ratio[min(place, last - 1)])
+
+    def _chance(self, step: int) -> float:
         while step >= len(self._drawn):
-            rng = stream(self.seed, f"pace/{len(self._drawn)}")
-            self._drawn += self._scatter[rng.integers(self._scatter.size, size=_BLOCK)].tolist()
-        return self._drawn[step] * float(self._slow[min(int(now_s // SLOW_S), self._slow.size - 1)])
+            self._drawn += stream(self.seed, f"pace/{len(self._drawn)}").random(_BLOCK).tolist()
+        return self._drawn[step]

@@ -92,9 +92,9 @@ def replayed_fates(log: RunLog, traffic: Traffic, ids: Iterable[str] | None = No
     return _fates(traffic, rows)
 
 
-def ended_ids(recording: Recording, traffic: Traffic) -> set[str]:
+def ended_ids(recording: Recording, traffic: Traffic) -> frozenset[str]:
     """Return the ids of the requests of the traffic that have ended in the recording."""
-    return {one.request_id for one in traffic.requests if int(one.request_id[1:]) in recording.ended}
+    return frozenset(one.request_id for one in traffic.requests if int(one.request_id[1:]) in recording.ended)
 
 
 def _is_judged(traffic: Traffic, request_id: str) -> bool:

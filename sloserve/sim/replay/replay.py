@@ -7,12 +7,14 @@ from typing import Any, Final
 from sloserve.core.errors import ConfigError
 from sloserve.core.runlog import RunLog
 from sloserve.engine.recording.reading import Recording
+from sloserve.engine.virtual.event_loop import EventLoop
 from sloserve.estimator.length.choice import ORACLE
 from sloserve.scheduler.registry import make_policy, parse_policy
 from sloserve.scheduler.settings import KEY
 from sloserve.sim.experiment import MODEL, engine_class
-from sloserve.sim.replay.engine_of import FittedSteps, RecordedPace, engine_settings
+from sloserve.sim.replay.engine_of import FittedSteps, RecordedPace, engine_settings, planning_costs_of
 from sloserve.sim.replay.traffic import Traffic
+from sloserve.sim.replicas import serve_replicated
 from sloserve.sim.run_name import STOCK, RunName
 
 _KEPT: Final = ("seed", "plan_share", "aged_share", "swapping", "tenant_shares")
@@ -28,27 +30,39 @@ class Replayed:
         fitted: Step times of its engine.
         traffic: Requests to replay.
         engine_kind: ``model`` for the engine model, ``vllm`` for vLLM's own scheduler in virtual time.
+        is_joined: Whether the recording is of several engines.
     """
 
     recording: Recording
     fitted: FittedSteps
     traffic: Traffic
     engine_kind: str = MODEL
+    is_joined: bool = False
 
-    def run(self, name: str, seed: int = 0) -> RunLog:
+    def run(self, name: str, replicas: int = 1, *, seed: int = 0) -> RunLog:
         """Replay the traffic.
 
-        Planning costs no time of its own here: the recorded times of steps contain the planning that held them up.
+        Several replicas do not get the requests that clients gave up before their first token.
 
         Args:
             name: The policy with its options, and flags of the engine, see :class:`~sloserve.sim.run_name.RunName`.
+            replicas: Number of engines that share the traffic.
             seed: Seed of how step times vary.
         """
         run, traffic = RunName.parse(name), self.traffic
         settings = run.engine_settings(engine_settings(self.recording))
         config = None if run.policy == STOCK else self._config(run.policy)
-        pace = RecordedPace(self.fitted, traffic.epoch_s, seed)
-        engine = engine_class(self.engine_kind)(settings, self.fitted.profile, config, noise=pace)
+        costs = planning_costs_of(self.recording, self.traffic.policy)
+
+        def engine_of(number: int) -> EventLoop:
+            pace = RecordedPace(self.fitted, traffic.epoch_s, seed + number)
+            make_engine = engine_class(self.engine_kind)
+            return make_engine(settings, self.fitted.profile, config, planning_costs=costs, noise=pace)
+
+        if replicas > 1 or self.is_joined:
+            stayed = [one for one in traffic.requests if one.request_id not in traffic.left_s]
+            return serve_replicated(engine_of, sorted(stayed, key=lambda one: one.arrival_s), replicas)
+        engine = engine_of(0)
         for request, reached_s in zip(traffic.requests, traffic.reached_s, strict=True):
             engine.give(request, now_s=reached_s)
         leaving = sorted((at_s, request_id) for request_id, at_s in traffic.left_s.items())

@@ -50,6 +50,7 @@ class Traffic:
         unfinished: Number of requests that had not ended; the rest of their outputs is drawn.
         epoch_s: Epoch seconds at which a replay begins.
         classes: Classes of the requests.
+        policy: The policy that ran.
     """
 
     requests: Sequence[WorkloadRequest]
@@ -59,6 +60,7 @@ class Traffic:
     unfinished: int
     epoch_s: float
     classes: ClassTable
+    policy: str
 
 
 def span_of(recording: Recording, last_s: float | None) -> Span:
@@ -143,6 +145,7 @@ def traffic(recording: Recording, span: Span, *, seed: int = 0, slos: ClassTable
         unfinished,
         epoch_s,
         classes if slos is None else slos,
+        policy_of(recording, span),
     )
 
 

@@ -135,7 +135,7 @@ class Recorded:
         self._unbegun: dict[str, Request] = {}  # admitted requests without a token
         self._planned: frozenset[str] = frozenset()
         self._paused: Sequence[Request] = ()
-        self._in_flight: deque[tuple[float, StepLoad, int, int, int]] = deque(maxlen=_MOST_IN_FLIGHT)
+        self._in_flight: deque[tuple[float, StepLoad, int, int, int, float]] = deque(maxlen=_MOST_IN_FLIGHT)
 
     def _head(self) -> SegmentHead:
         """Return the facts with which a segment begins now."""
@@ -192,7 +192,9 @@ class Recorded:
             # An asynchronous step that was in flight may still bring its first token.
             self._recorder.add(Preempted(number, now_s, request.request_id in self._planned, is_swapped))
 
-    def stepped(self, output: Any, load: StepLoad, paused: Sequence[Request], now_s: float) -> None:
+    def stepped(
+        self, output: Any, load: StepLoad, paused: Sequence[Request], now_s: float, plan_s: float = 0.0
+    ) -> None:
         """Record a step that was scheduled.
 
         Args:
@@ -200,6 +202,7 @@ class Recorded:
             load: The load of the step.
             paused: Requests that the plan passes over.
             now_s: Start of the step, in epoch seconds.
+            plan_s: Seconds that a plan made for the step took.
         """
         scheduler = self._scheduler
         self._planned = frozenset()
@@ -217,7 +220,7 @@ class Recorded:
             self._repaused(paused, now_s)
         running, waiting = scheduler.get_request_counts()
         free_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-        self._in_flight.append((now_s, load, running, waiting, free_blocks))
+        self._in_flight.append((now_s, load, running, waiting, free_blocks, plan_s))
 
     def _repaused(self, paused: Sequence[Request], now_s: float) -> None:
         before, self._paused = self._paused, paused
@@ -242,7 +245,7 @@ class Recorded:
             self._recorder.add(FirstToken(self._number_of[request_id], now_s))
         if not self._in_flight:
             return
-        start_s, load, running, waiting, free_blocks = self._in_flight.popleft()
+        start_s, load, running, waiting, free_blocks, plan_s = self._in_flight.popleft()
         self._recorder.add(
             Stepped(
                 start_s,
@@ -257,6 +260,7 @@ class Recorded:
                 waiting,
                 free_blocks,
                 accepted,
+                plan_s,
             )
         )
 

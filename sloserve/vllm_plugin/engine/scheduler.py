@@ -152,7 +152,7 @@ class SLOScheduler(ContainedScheduler):
         self.step_clock = StepClock(profile)
         """Clock of this engine's steps: how long they take, and when the steps in flight will end."""
         self._figures_again_s = 0.0
-        self.slo_planning_s = 0.0
+        self.slo_planning_s = self._plan_s = 0.0
         """What planning for the last step costs in virtual time."""
         self._planning_costs = planning_costs
         self._shares = TenantShares.of(settings)
@@ -253,6 +253,7 @@ class SLOScheduler(ContainedScheduler):
         )
 
     def _planned(self, cost_s: float) -> None:
+        self._plan_s = cost_s
         self._ledger.planned(cost_s)
         if self.plan_costs_s is not None:
             self.plan_costs_s.append(cost_s)
@@ -528,7 +529,7 @@ class SLOScheduler(ContainedScheduler):
 
     def _before_step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Request]:
         self._round = None
-        self.slo_paused, self.slo_planning_s = [], 0.0
+        self.slo_paused, self.slo_planning_s, self._plan_s = [], 0.0, 0.0
         self._limits.restore()  # a restore that failed after the last step
         self._round = at = _Round(self._clock.now_s(), self._clock.monotonic_s(), self.slo_counters["swap_stores"])
         self.slo_defers_prompts = self._booking(False, compat.defers_prompts, self, *args, **kwargs)
@@ -578,7 +579,7 @@ class SLOScheduler(ContainedScheduler):
         plan = Plan.IDENTITY if at.step is None else at.step.plan
         load: StepLoad = self._booking(_NO_LOAD, step_load, output)  # a step with an unreadable load has an output
         if self._recorded is not None:
-            self._later += (partial(self._recorded.stepped, output, load, self.slo_paused, at.now_s),)
+            self._later += (partial(self._recorded.stepped, output, load, self.slo_paused, at.now_s, self._plan_s),)
         if self._traced is not None:
             self._later += (partial(self._traced.stepped, output, plan, self._planner, self.slo_paused, at.now_s),)
         if self._watched is not None and self._booking(False, self._watched.is_due, at.monotonic_s):

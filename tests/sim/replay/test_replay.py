@@ -30,7 +30,7 @@ def test_a_replay_of_what_ran_comes_to_what_was_recorded(policy: str, rps: float
     asked, fitted = traffic(recording, span), fitted_steps(recording)
     replayed = Replayed(recording, fitted, asked)
     real = recorded_fates(recording, asked)
-    found = replay_error(real, [replayed_fates(replayed.run(policy, seed), asked) for seed in range(3)])
+    found = replay_error(real, [replayed_fates(replayed.run(policy, seed=seed), asked) for seed in range(3)])
     assert 0.2 < (real.in_time() or 0.0) and (policy == "edf" or (real.in_time() or 1.0) < 0.9)
     assert found.is_trusted, found
     assert abs(found.ttft_p50 or 1.0) < 0.08 and abs(found.ttft_p99 or 1.0) < 0.15
@@ -42,7 +42,9 @@ def test_the_gain_of_another_policy_is_foreseen() -> None:
     recording, _ = played(requests, "fcfs")
     asked = traffic(recording, span_of(recording, None))
     replayed = Replayed(recording, fitted_steps(recording), asked)
-    base, other = ([replayed_fates(replayed.run(name, seed), asked) for seed in range(3)] for name in ("fcfs", "edf"))
+    base, other = (
+        [replayed_fates(replayed.run(name, seed=seed), asked) for seed in range(3)] for name in ("fcfs", "edf")
+    )
     gain = difference(other, base)
     assert gain is not None and gain.low > 0.0
     truth = [np.mean([one.good for one in played(requests, name)[1].requests]) for name in ("fcfs", "edf")]

@@ -1,0 +1,53 @@
+"""Recordings of engines that served one model beside each other, joined to the traffic of all of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from sloserve.core.errors import ConfigError
+from sloserve.engine.recording.events import Arrived, RequestEnded
+from sloserve.engine.recording.reading import Recording, read_recording
+
+
+def beside(found: Mapping[str, Sequence[Path]], chosen: Recording) -> list[Recording]:
+    """Return the recordings of engines of the same model and sizes that ran when the chosen one ended, with that one.
+
+    Args:
+        found: Segments of the recordings of a folder, by name.
+        chosen: One of the recordings.
+
+    Raises: ConfigError for a recording that cannot be read.
+    """
+    end_s = _end_s(chosen)
+    others = [read_recording(paths) for paths in found.values()]
+    same = [one for one in others if one.head.engine == chosen.head.engine and one.steps and one.arrived]
+    return [one for one in same if one.steps[0].start_s < end_s and _end_s(one) > chosen.steps[0].start_s]
+
+
+def _end_s(recording: Recording) -> float:
+    if not recording.steps:
+        raise ConfigError("the recording has no steps yet; there is nothing to replay")
+    return recording.steps[-1].end_s
+
+
+def joined(recordings: Sequence[Recording]) -> Recording:
+    """Return the requests of all recordings as of one engine; its steps are the first one's.
+
+    Numbers of requests change, so that they stay different.
+    """
+    count = len(recordings)
+    arrived: dict[int, Arrived] = {}
+    ended: dict[int, RequestEnded] = {}
+    first_token_s: dict[int, float] = {}
+    for place, one in enumerate(recordings):
+        for number, request in one.arrived.items():
+            own = number * count + place
+            arrived[own] = msgspec.structs.replace(request, number=own)
+            if number in one.ended:
+                ended[own] = msgspec.structs.replace(one.ended[number], number=own)
+            if number in one.first_token_s:
+                first_token_s[own] = one.first_token_s[number]
+    in_order = dict(sorted(arrived.items(), key=lambda item: item[1].at_s))
+    return replace(recordings[0], arrived=in_order, ended=ended, first_token_s=first_token_s, preempted=[], paused=[])
