@@ -1,6 +1,7 @@
 """What a recording says of the requests that it holds, and the trace that they make."""
 
 import csv
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,8 @@ def summary(recording: Recording) -> dict[str, Any]:
         "in_time": attainment(recording),
         "preemptions": len(recording.preempted),
         "policy_changes": len(recording.policies),
+        "refused": dict(Counter(one.reason for one in recording.refused).most_common()),
+        "lost_events": recording.lost,
     }
 
 

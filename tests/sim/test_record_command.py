@@ -7,7 +7,19 @@ import pytest
 
 from sloserve.cli import root
 from sloserve.core.errors import ConfigError
-from sloserve.engine.recording.events import FORMAT, Arrived, Event, FirstToken, RequestEnded, SegmentHead, Stepped
+from sloserve.engine.recording.events import (
+    FORMAT,
+    FRONT_END,
+    SATURATED,
+    TENANT_LIMIT,
+    Arrived,
+    Event,
+    FirstToken,
+    Refused,
+    RequestEnded,
+    SegmentHead,
+    Stepped,
+)
 from sloserve.engine.recording.segments import SegmentWriter
 from sloserve.scheduler.settings import PluginSettings
 from sloserve.sim.build_experiment import build_experiment
@@ -39,12 +51,22 @@ EVENTS: list[Event] = [
 ]
 
 
+API_HEAD = SegmentHead(FORMAT, 100.0, {}, SETTINGS, "edf", None, 0, [], FRONT_END)
+
+
+def refused(reason: str) -> Refused:
+    return Refused(101.0, reason, None, None, None, None, None, None, None, None, 7)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for name, events in (("early-1-rank0", EVENTS[:1]), ("late-2-rank0", EVENTS)):
         writer = SegmentWriter(tmp_path / "recordings", name, 1 << 20)
         writer.write(events, lambda: HEAD)
         writer.close()
+    writer = SegmentWriter(tmp_path / "recordings", "late-2-api0", 1 << 20)
+    writer.write([refused(TENANT_LIMIT), refused(SATURATED), refused(TENANT_LIMIT)], lambda: API_HEAD)
+    writer.close()
     return tmp_path / "recordings"
 
 
@@ -62,6 +84,7 @@ def test_the_latest_recording_is_shown(folder: Path, capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     assert "recording late-2-rank0\n" in out and "others: early-1-rank0" in out
     assert "in time: interactive 0.5\n" in out and "requests: 4\n" in out
+    assert "refused: tenant-limit 2, rejected-saturated 1\n" in out and "lost events: 0\n" in out
     run("record", "show", "early-1-rank0", "--folder", folder, "--json")
     shown = json.loads(capsys.readouterr().out)
     assert (shown["requests"], shown["ended"], shown["in_time"]) == (1, 0, {})

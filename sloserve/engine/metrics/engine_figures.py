@@ -62,6 +62,8 @@ class EngineFigures(SwapFigures):
         vllm_preemptions: Preemptions by vLLM, mostly for lack of KV.
         paused_steps: Request-steps in which a request was paused.
         limited_steps: Steps in which the step budget limited the prompt tokens.
+        recording_lost: Events that the recording lost.
+        recording_failed: 1 once the recording has ended because it could not be written, else 0.
         malformed_slo: Requests served without the SLO that they could not state.
         step_seconds: Seconds that the timed steps took.
         step_timed: Steps that were timed.
@@ -96,6 +98,12 @@ class EngineFigures(SwapFigures):
     )
     malformed_slo: float = field(
         metadata=counter("malformed_slo", "Requests served without the SLO that they could not state")
+    )
+    recording_lost: float = field(
+        metadata=counter("recording_lost_events", "Events that the recording lacks: the disk was too slow")
+    )
+    recording_failed: float = field(
+        metadata=gauge("recording_failed", "1 if the recording has ended because it could not be written")
     )
     shadow_plans: float = field(metadata=counter("shadow_plans", "Plans of the shadow policy, which are never applied"))
     shadow_errors: float = field(metadata=counter("shadow_errors", "Plans on which the shadow policy failed"))

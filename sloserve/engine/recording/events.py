@@ -14,6 +14,18 @@ FORMAT: Final = 1
 STRETCH_TOKENS: Final = 64
 """Tokens of a prompt that one of its hashes stands for, as far as whole KV blocks allow."""
 HASH_BYTES: Final = 8
+ENGINE, FRONT_END = "engine", "front end"
+"""Processes that record: an engine, or an API process, which records what it refuses."""
+
+SATURATED: Final = "rejected-saturated"
+UNATTAINABLE: Final = "rejected-slo-unattainable"
+INVALID: Final = "invalid-request"
+STOPPING: Final = "shutting-down"
+TENANT_LIMIT: Final = "tenant-limit"
+BODY_TOO_LARGE: Final = "body-too-large"
+BY_VLLM: Final = "refused-by-vllm"
+REFUSALS: Final = (SATURATED, UNATTAINABLE, INVALID, STOPPING, TENANT_LIMIT, BODY_TOO_LARGE, BY_VLLM)
+"""Reasons of a refusal; the words of the metrics and of ``x-slo-dropped-reason`` where they have one."""
 
 
 class _Event(msgspec.Struct, array_like=True, gc=False):
@@ -32,6 +44,8 @@ class SegmentHead(_Event, tag=0):
         shadow_policy: Text of the shadow policy; ``None`` for none.
         stretch_tokens: Tokens that one hash of a prompt stands for.
         live: Numbers of the unfinished requests.
+        process: :data:`ENGINE` or :data:`FRONT_END`, the process that records.
+        lost: Events that its process had lost by then.
     """
 
     format: int
@@ -42,6 +56,8 @@ class SegmentHead(_Event, tag=0):
     shadow_policy: str | None
     stretch_tokens: int
     live: list[int]
+    process: str = ENGINE
+    lost: int = 0
 
 
 class Arrived(_Event, tag=1):
@@ -189,6 +205,54 @@ class PoliciesChanged(_Event, tag=8):
     shadow_policy: str | None
 
 
+class Refused(_Event, tag=9):
+    """A request that the front end refused; no engine was given it.
+
+    Args:
+        at_s: When it arrived at the server.
+        reason: One of :data:`REFUSALS`.
+        class_id: Number of its class; ``None`` if it was refused before its SLO was read, as are its targets then.
+        prompt_tokens: Tokens of its prompt; ``None`` if they were not known yet.
+        max_tokens: Most tokens of its output; ``None`` for no limit of its own, or if it was not read.
+        output_tokens: Length of the output that it states; ``None`` if it states none, or it was not read.
+        tenant: Tenant of the request, salted as the engines of the same server do.
+    """
+
+    at_s: float
+    reason: str
+    class_id: int | None
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float | None
+    tds: float | None
+    prompt_tokens: int | None
+    max_tokens: int | None
+    output_tokens: int | None
+    tenant: int
+
+
+class Lost(_Event, tag=10):
+    """Events that should stand here were lost: the disk was too slow, or no segment has room for them.
+
+    Args:
+        at_s: When the loss was noted.
+        events: Number of events since the last such note.
+    """
+
+    at_s: float
+    events: int
+
+
 Event = (
-    SegmentHead | Arrived | RequestAdmitted | FirstToken | RequestEnded | Preempted | Paused | Stepped | PoliciesChanged
+    SegmentHead
+    | Arrived
+    | RequestAdmitted
+    | FirstToken
+    | RequestEnded
+    | Preempted
+    | Paused
+    | Stepped
+    | PoliciesChanged
+    | Refused
+    | Lost
 )  # msgspec reads the union by the tags

@@ -8,6 +8,7 @@ from typing import Final
 from sloserve.core.user_folders import user_folder
 from sloserve.engine.recording.segments import SUFFIX
 
+_FRONT_END: Final = "-api"
 _WRITTEN_WITHIN_S: Final = 3600.0
 """Seconds after its last frame for which a segment counts as one of a running server."""
 
@@ -20,9 +21,39 @@ def recordings_folder(named: str | None) -> Path:
     return user_folder("XDG_STATE_HOME", ".local/state") / "recordings" if named is None else Path(named)
 
 
-def stem(rank: int, now_s: float) -> str:
-    """Return the beginning of the names of this process' segments: the time of its start, and its rank."""
-    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now_s))}-{os.getpid()}-rank{rank}"
+def run_name(now_s: float) -> str:
+    """Return a name for the recordings of a server that this process starts: the time, and the process' number."""
+    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now_s))}-{os.getpid()}"
+
+
+def engine_stem(run: str, rank: int) -> str:
+    """Return the beginning of the names of the segments of an engine.
+
+    Args:
+        run: Name of the server's recordings.
+        rank: Rank of the engine.
+    """
+    return f"{run}-rank{rank}"
+
+
+def front_end_stem(run: str, rank: int) -> str:
+    """Return the beginning of the names of the segments of an API process.
+
+    Args:
+        run: Name of the server's recordings.
+        rank: Number of the API process.
+    """
+    return f"{run}{_FRONT_END}{rank}"
+
+
+def run_of(stem: str) -> str:
+    """Return the name of the server's recordings to which a stem belongs."""
+    return stem.rpartition("-")[0]
+
+
+def is_of_front_end(stem: str) -> bool:
+    """Return whether a stem is one of an API process."""
+    return stem[len(run_of(stem)) :].startswith(_FRONT_END)
 
 
 def trim(folder: Path, most_bytes: int, now_s: float) -> None:

@@ -6,23 +6,27 @@ from pathlib import Path
 
 from sloserve.core.errors import ConfigError
 from sloserve.engine.recording.events import (
+    FRONT_END,
     Arrived,
     Event,
     FirstToken,
+    Lost,
     Paused,
     PoliciesChanged,
     Preempted,
+    Refused,
     RequestAdmitted,
     RequestEnded,
     SegmentHead,
     Stepped,
 )
+from sloserve.engine.recording.folder import is_of_front_end, run_of
 from sloserve.engine.recording.segments import SUFFIX, read_segment
 
 
 @dataclass
 class Recording:
-    """What one engine was asked and did.
+    """What one engine was asked and did, and what the front end of its server refused.
 
     Args:
         head: Facts with which the first segment begins.
@@ -34,6 +38,8 @@ class Recording:
         paused: Pauses in order.
         steps: Steps in order.
         policies: Changes of the policies in order.
+        refused: Requests that the server's front end refused, by arrival; all engines of a server have the same.
+        lost: Number of events that were lost, of the engine and of the front end.
     """
 
     head: SegmentHead
@@ -45,6 +51,8 @@ class Recording:
     paused: list[Paused] = field(default_factory=list)
     steps: list[Stepped] = field(default_factory=list)
     policies: list[PoliciesChanged] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+    lost: int = 0
 
     def take(self, event: Event) -> None:
         """Add an event; events of one segment come in order."""
@@ -68,39 +76,71 @@ class Recording:
 
 
 def recordings(folder: Path) -> dict[str, list[Path]]:
-    """Return the segments of each recording in a folder, the latest recording last.
+    """Return the segments of each engine's recording in a folder, the latest recording last.
 
-    Raises: ConfigError if the folder cannot be read or has no segment.
+    Segments of the front end of the same server follow the engine's own.
+
+    Raises: ConfigError if the folder cannot be read or has no segment of an engine.
     """
     found: dict[str, list[Path]] = {}
+    front_ends: dict[str, list[Path]] = {}
     try:
         for path in sorted(folder.glob(f"*{SUFFIX}")):
-            found.setdefault(path.name.rpartition("-")[0], []).append(path)
+            stem = path.name.rpartition("-")[0]
+            if is_of_front_end(stem):
+                front_ends.setdefault(run_of(stem), []).append(path)
+            else:
+                found.setdefault(stem, []).append(path)
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be read: {error}") from error
     if not found:
         raise ConfigError(f"{folder}: there is no recording; sloserve serve --record-mib 64 makes one")
-    return found
+    return {stem: [*paths, *front_ends.get(run_of(stem), ())] for stem, paths in found.items()}
 
 
 def read_recording(paths: Iterable[Path]) -> Recording:
     """Return the recording in its segments, of which damaged ends are left out.
 
     Args:
-        paths: Segments of one recording, the oldest first.
+        paths: Segments of one engine, the oldest first, then segments of its server's front end, if there are any.
 
-    Raises: ConfigError for files that are no segments, or hold nothing.
+    Raises: ConfigError for files that are no segments, or hold nothing of an engine.
     """
     recording: Recording | None = None
+    refused, lost = list[Refused](), _LostEvents()
     for path in paths:
         try:
             for event in read_segment(path):
-                if isinstance(event, SegmentHead):
-                    recording = recording or Recording(event)
+                lost.take(event, path)
+                if isinstance(event, Refused):
+                    refused.append(event)
+                elif isinstance(event, SegmentHead):
+                    recording = recording or (None if event.process == FRONT_END else Recording(event))
                 elif recording is not None:
                     recording.take(event)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read: {error}") from error
     if recording is None:
         raise ConfigError("the recording holds nothing yet; a running server writes once a second")
+    recording.refused, recording.lost = sorted(refused, key=lambda one: one.at_s), lost.sum
     return recording
+
+
+class _LostEvents:
+    """Counts lost events: each process states its number so far at the beginning of a segment, then what is added."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, int] = {}
+
+    def take(self, event: Event, path: Path) -> None:
+        """Take in an event of a segment."""
+        stem = path.name.rpartition("-")[0]
+        if isinstance(event, SegmentHead):
+            self._of[stem] = max(event.lost, self._of.get(stem, 0))
+        elif isinstance(event, Lost):
+            self._of[stem] = self._of.get(stem, 0) + event.events
+
+    @property
+    def sum(self) -> int:
+        """Number of lost events of all processes."""
+        return sum(self._of.values())

@@ -2,19 +2,20 @@
 
 An event costs the engine the time to make a small object. Once a second the thread takes what has come, encodes,
 compresses and writes it, whether or not the engine makes steps. If the disk is full the recording ends; if it is slow
-events are lost and counted; serving goes on.
+events are lost, counted, and noted in the recording where they are missing; serving goes on.
 """
 
-import hashlib
 import logging
-import os
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from sloserve.engine.recording.events import HASH_BYTES, Event, SegmentHead
+import msgspec
+
+from sloserve.core.clock import Clock, SystemClock
+from sloserve.engine.recording.events import Event, Lost, SegmentHead
 from sloserve.engine.recording.segments import SegmentWriter
 
 logger = logging.getLogger(__name__)
@@ -25,32 +26,8 @@ MOST_EVENTS: Final = 1 << 16
 """Most events that may wait for the thread."""
 MOST_FRAME_EVENTS: Final = 256
 """Most events of a frame, so that frames of the longest prompts are shorter than a reader accepts."""
-MOST_STRETCHES: Final = 4096
-"""Most hashes of a prompt, the ones of its beginning: a client decides how long prompts are."""
 CLOSE_S: Final = 5.0
 """Seconds for which the end of a recording waits for the disk."""
-
-
-class Salt:
-    """Hashes names and contents with a key that is never written."""
-
-    def __init__(self, key: bytes | None = None) -> None:
-        """Take a key of 16 random bytes, unless tests give one."""
-        self._key = os.urandom(16) if key is None else key
-
-    def name(self, name: object) -> int:
-        """Return a hash of a name; 0 for no name."""
-        if name in (None, "", 0):
-            return 0
-        return int.from_bytes(self._digest(repr(name).encode(errors="surrogatepass"))) or 1
-
-    def contents(self, contents: Sequence[Hashable]) -> bytes:
-        """Return a hash of each of the first :data:`MOST_STRETCHES` entries, one after another."""
-        kept = contents[:MOST_STRETCHES]
-        return b"".join(self._digest(one if isinstance(one, bytes) else repr(one).encode()) for one in kept)
-
-    def _digest(self, data: bytes) -> bytes:
-        return hashlib.blake2b(data, digest_size=HASH_BYTES, key=self._key).digest()
 
 
 class Recorder:
@@ -60,7 +37,15 @@ class Recorder:
         lost: Number of events that were lost because the disk was too slow or a segment has no room for their frame.
     """
 
-    def __init__(self, folder: Path, stem: str, most_bytes: int, head: Callable[[], SegmentHead]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        stem: str,
+        most_bytes: int,
+        head: Callable[[], SegmentHead],
+        clock: Clock | None = None,
+        report: Callable[[int, bool], None] = lambda lost, failed: None,
+    ) -> None:
         """Create the first segment.
 
         Args:
@@ -68,13 +53,16 @@ class Recorder:
             stem: Beginning of the names of the files.
             most_bytes: Most bytes of all segments together.
             head: Function that returns the facts with which a segment begins, as of now; the thread calls it.
+            clock: Clock of the events; ``None`` for the host's.
+            report: Called by the thread when events were lost, with their number so far, and when the recording ends
+                because it cannot be written.
 
         Raises: OSError if the segment cannot be created.
         """
         self._writer = SegmentWriter(folder, stem, most_bytes)
-        self._head = head
+        self._head, self._clock, self._report = head, clock or SystemClock(), report
         self._events: deque[Event] = deque()  # its methods are safe to call from two threads
-        self.lost = 0
+        self.lost = self._noted = 0  # noted in the recording, of the lost events
         self._closed, self._failed = threading.Event(), False
         self._thread = threading.Thread(target=self._run, name="sloserve-recorder", daemon=True)
         self._thread.start()
@@ -110,6 +98,7 @@ class Recorder:
             self._failed = True
             self._events.clear()
             logger.warning("the recording ends, and serving goes on: %s", error)
+            self._report(self.lost, True)
         finally:
             self._writer.close()
 
@@ -118,5 +107,12 @@ class Recorder:
         while left > 0:
             events = [self._events.popleft() for _ in range(min(left, MOST_FRAME_EVENTS))]
             left -= len(events)
-            if not self._writer.write(events, self._head):
+            if not self._writer.write(events, self._begins):
                 self.lost += len(events)
+        lost = self.lost
+        if lost > self._noted and self._writer.write([Lost(self._clock.now_s(), lost - self._noted)], self._begins):
+            self._noted = lost
+            self._report(lost, False)
+
+    def _begins(self) -> SegmentHead:
+        return msgspec.structs.replace(self._head(), lost=self._noted)

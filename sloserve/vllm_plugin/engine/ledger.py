@@ -202,6 +202,16 @@ class EngineStats:
         for name, value in figures.items():
             self._values[_AT[name]] = value
 
+    def recording(self, lost: int, failed: bool) -> None:
+        """Set what the recording has lost; its own thread calls this.
+
+        Args:
+            lost: Number of events that were lost.
+            failed: Whether the recording has ended because it cannot be written.
+        """
+        self._values[_AT["recording_lost"]] = lost
+        self._values[_AT["recording_failed"]] = failed
+
     def set_tenants(self, shares: TenantShares, balances: Balances) -> None:
         """Set what the tenants have had and are due."""
         if self._tenant_rows is not None:

@@ -6,7 +6,7 @@ decided.
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,8 +29,10 @@ from sloserve.engine.recording.events import (
     SegmentHead,
     Stepped,
 )
-from sloserve.engine.recording.folder import recordings_folder, stem, trim
-from sloserve.engine.recording.recorder import Recorder, Salt
+from sloserve.engine.recording.folder import engine_stem, recordings_folder, trim
+from sloserve.engine.recording.recorder import Recorder
+from sloserve.engine.recording.run import present_run
+from sloserve.engine.recording.salt import Salt
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.vllm_plugin.engine import compat
 from sloserve.vllm_plugin.engine.prefix_cache import prompt_contents
@@ -47,19 +49,22 @@ _MOST_IN_FLIGHT = 64
 """More steps than any engine has in flight; the oldest is forgotten, since its output was lost."""
 
 
-def start_recording(scheduler: Any, rank: int, clock: Clock) -> "Recorded | None":
+def start_recording(scheduler: Any, rank: int, clock: Clock, report: Callable[[int, bool], None]) -> "Recorded | None":
     """Return a recording of a scheduler into the folder of its settings; ``None`` if it cannot begin, which is logged.
 
     Args:
         scheduler: The scheduler.
         rank: Rank of the engine.
         clock: Clock of the scheduler.
+        report: Called from another thread with what is lost, see :class:`~sloserve.engine.recording.recorder.Recorder`.
     """
     settings = scheduler.settings
     try:
         folder = recordings_folder(settings.record_folder)
-        trim(folder, settings.record_mib << 20, clock.now_s())
-        return Recorded(scheduler, folder, stem(rank, clock.now_s()), settings.record_mib << 20, clock)
+        most_bytes, now_s = settings.record_mib << 20, clock.now_s()
+        trim(folder, most_bytes, now_s)
+        run = present_run(now_s)
+        return Recorded(scheduler, folder, engine_stem(run.name, rank), most_bytes, clock, run.salt, report)
     except (ConfigError, OSError) as error:
         logger.warning("nothing is recorded: %s", error)
         return None
@@ -111,7 +116,14 @@ class Recorded:
     """Records one scheduler."""
 
     def __init__(
-        self, scheduler: Any, folder: Path, stem: str, most_bytes: int, clock: Clock, salt: Salt | None = None
+        self,
+        scheduler: Any,
+        folder: Path,
+        stem: str,
+        most_bytes: int,
+        clock: Clock,
+        salt: Salt | None = None,
+        report: Callable[[int, bool], None] = lambda lost, failed: None,
     ) -> None:
         """Begin a recording.
 
@@ -122,6 +134,7 @@ class Recorded:
             most_bytes: Most bytes of all segments together.
             clock: Clock of the scheduler.
             salt: Key of the hashes; ``None`` for a new one.
+            report: Called from another thread with what is lost.
 
         Raises: OSError if the first segment cannot be created.
         """
@@ -129,7 +142,7 @@ class Recorded:
         self._clock = clock
         size = scheduler.kv_cache_manager.block_pool.hash_block_size
         self._stretch_tokens = max(STRETCH_TOKENS // size, 1) * size
-        self._recorder = Recorder(folder, stem, most_bytes, self._head)
+        self._recorder = Recorder(folder, stem, most_bytes, self._head, clock, report)
         self._number_of: dict[str, int] = {}
         self._next = 1
         self._unbegun: dict[str, Request] = {}  # admitted requests without a token

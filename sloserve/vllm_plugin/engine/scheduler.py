@@ -379,7 +379,7 @@ class SLOScheduler(ContainedScheduler):
         except OSError as error:
             logger.warning("sloserve cannot publish the scheduler's figures, metrics will lack them: %s", error)
         if self._settings.record_mib:
-            self._recorded = start_recording(self, rank, self._clock)
+            self._recorded = start_recording(self, rank, self._clock, self._ledger.recording)
         self._say_policies()
 
     def show_on(self, page: LiveWriter) -> None:

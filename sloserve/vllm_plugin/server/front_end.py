@@ -27,6 +27,7 @@ from sloserve.engine.metrics.gen_ai_metrics import operation_of
 from sloserve.engine.metrics.known_tasks import ArrivingTask
 from sloserve.engine.metrics.live_view import LiveView
 from sloserve.engine.metrics.process_page import Boards
+from sloserve.engine.recording.events import BY_VLLM, INVALID, STOPPING
 from sloserve.scheduler.admission.prediction import ArrivingRequest
 from sloserve.scheduler.admission.queue_view import SWEEP_INTERVAL_S, WaitingPlace
 from sloserve.scheduler.settings import PluginSettings, plugin_settings
@@ -37,6 +38,7 @@ from sloserve.vllm_plugin.server.engine_pages import EnginePages
 from sloserve.vllm_plugin.server.live_settings import LiveSettings
 from sloserve.vllm_plugin.server.load_shown import LoadShown
 from sloserve.vllm_plugin.server.observe import EngineCall, Observed, entering
+from sloserve.vllm_plugin.server.recorded_refusals import RecordedRefusals
 from sloserve.vllm_plugin.server.request_tasks import RequestTasks
 from sloserve.vllm_plugin.server.shared_pages import board, task_pages
 from sloserve.vllm_plugin.server.stated import StatedSLOs, key_of, prompt_text, prompt_tokens, tenant_of, warn_operator
@@ -76,7 +78,8 @@ class FrontEnd:
         self._states = engine.output_processor.request_states
         engine.output_processor.add_request = self._noting_outputs(engine.output_processor.add_request)
         self._pages = EnginePages()
-        self._stated = StatedSLOs(settings, self._metrics, self._pages)
+        self._refusals = RecordedRefusals.begin(settings, rank, clock)
+        self._stated = StatedSLOs(settings, self._metrics, self._pages, self.count_invalid)
         self.live.tell(self._follow)
         self.drain = Drain()
         self.core_check = CoreCheck(settings.hung_after_s, self._boards)
@@ -86,6 +89,8 @@ class FrontEnd:
     def _follow(self, settings: PluginSettings) -> None:
         """Serve the requests to come by other settings."""
         self._stated.follow(settings)
+        if self._refusals is not None:
+            self._refusals.follow(settings)
         settings.admission.set_rules(self._admission, settings.classes.names, settings.tenant_shares)
 
     def accept(
@@ -240,10 +245,24 @@ class FrontEnd:
     def count_stopped(self) -> None:
         """Count a request that is refused while stopping, before its SLO is known; its class counts as ``none``."""
         self._metrics.rejected(None, collectors.SHUTTING_DOWN)
+        self.record_refusal(STOPPING)
 
     def count_invalid(self) -> None:
-        """Count a request that was refused for what it states, before it came here."""
+        """Count a request that is refused for what it states; its class counts as ``none``."""
         self._metrics.rejected(None, collectors.INVALID_REQUEST)
+        self.record_refusal(INVALID)
+
+    def record_refusal(self, reason: str, tenant: str | None = None) -> None:
+        """Record a request that is refused before its SLO is known, if refusals are recorded.
+
+        Args:
+            reason: One of :data:`~sloserve.engine.recording.events.REFUSALS`.
+            tenant: Tenant of the request; ``None`` for the tenant that the present request states.
+        """
+        if self._refusals is not None:
+            http = context.current.get()
+            at_s = self._clock.now_s() if http is None else self._epoch_s(http.arrival_s)
+            self._refusals.refused(reason, at_s, tenant_of(http) if tenant is None else tenant)
 
     def watch(self, call: EngineCall, outputs: Any, output_kind: Any) -> Any:
         """Return ``outputs``, observed on their way."""
@@ -306,16 +325,23 @@ class FrontEnd:
         except (Rejected, ShuttingDown) as error:
             from vllm.exceptions import GracefulHTTPError
 
-            self._refuse(http, [*(one.observed for one in accepted), observed], error)
+            self._refuse(http, [*(one.observed for one in accepted), observed], error, new)
             raise GracefulHTTPError(str(error), errors.status(error)) from error
 
         self._keep_swept()
 
-    def _refuse(self, http: HTTPContext | None, requests: list[Observed], error: Rejected | ShuttingDown) -> None:
+    def _refuse(
+        self,
+        http: HTTPContext | None,
+        requests: list[Observed],
+        error: Rejected | ShuttingDown,
+        last: ArrivingRequest,
+    ) -> None:
         """Book the requests of one HTTP request as refused together; the last of them had not been accepted yet."""
         self.drain.in_flight += 1  # as of any request, until its end, which follows
         reason = collectors.SHUTTING_DOWN if isinstance(error, ShuttingDown) else errors.reason(error)
         for one in requests:
+            one.refusal = reason, last if one.ticket is None else one.ticket.new
             one.end(Outcome.REJECTED)
             self._metrics.rejected(one.slo.slo_class.name, reason)
         if isinstance(error, QueueFull):
@@ -350,6 +376,8 @@ class FrontEnd:
     def close(self) -> None:
         """Stop the other API processes from counting this one; what is in flight is still served."""
         self.load.stop()
+        if self._refusals is not None:
+            self._refusals.close()
         self._boards.own.close()
         self._tasks.known.close()
 
@@ -379,6 +407,11 @@ class FrontEnd:
 
     def _ended(self, http: HTTPContext | None, observed: Observed, served: ServedRequest) -> None:
         self.drain.in_flight -= 1
+        if self._refusals is not None and served.outcome is Outcome.REJECTED:
+            reason, asked = observed.refusal or (None, None if observed.ticket is None else observed.ticket.new)
+            at_s = self._epoch_s(observed.arrival_s)
+            self._refusals.refused(reason or BY_VLLM, at_s, observed.tenant, observed.slo, asked)
+        observed.refusal = None  # it refers to the prompt
         if observed.ticket is not None:
             observed.ticket.ended(served.latency, served.output_tokens, self._clock.monotonic_s())
         observed.ticket = observed.together = None  # their places refer to it

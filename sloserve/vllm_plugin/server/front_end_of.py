@@ -63,6 +63,19 @@ def count_stopped(engine: Any) -> None:
         front_end.count_stopped()
 
 
+def record_refusal(engine: Any, reason: str, tenant: str | None = None) -> None:
+    """Record a request that is refused before its SLO is read, if the engine client's server records.
+
+    Args:
+        engine: The engine client.
+        reason: One of :data:`~sloserve.engine.recording.events.REFUSALS`.
+        tenant: Tenant of the request; ``None`` for the tenant that the present request states.
+    """
+    front_end = front_end_of(engine)
+    if front_end is not None:
+        front_end.record_refusal(reason, tenant)
+
+
 def on_stop(engine: Any, call: Callable[[], None]) -> None:
     """Have ``call`` called in the event loop once the server of this engine client takes no more work."""
     front_end = front_end_of(engine)

@@ -15,6 +15,7 @@ from sloserve.core import process_death
 from sloserve.core.clock import SystemClock
 from sloserve.core.errors import ConfigError
 from sloserve.engine.metrics.engine_page import sweep_pages
+from sloserve.engine.recording.run import begin_run
 from sloserve.scheduler.settings import KEY, check_engine_flags, check_settings, plugin_settings
 from sloserve.vllm_plugin import seeded_prompts
 from sloserve.vllm_plugin.server import (
@@ -123,6 +124,8 @@ def install() -> None:
         # Settings that are left over where another scheduler runs must not stop it.
         if made.scheduler_config.scheduler_cls is not None and runs_our_scheduler(made):
             check_start(made)  # an engine with several API servers, or with vLLM's Rust one, starts before any AsyncLLM
+            if plugin_settings(made.additional_config).record_mib:
+                begin_run(SystemClock().now_s())  # its processes inherit it
             rust_front_end.serve_metrics()
         return made
 

@@ -27,6 +27,7 @@ from sloserve.core.slo import SLO
 from sloserve.core.tasks import TaskCall
 from sloserve.engine.metrics.gen_ai_metrics import GENERATE_CONTENT
 from sloserve.scheduler.admission.admission import Ticket, Together
+from sloserve.scheduler.admission.prediction import ArrivingRequest
 from sloserve.vllm_plugin.server.call_figures import CallFigures, RequestFigures, Span, spans_in_engine
 
 entering: ContextVar["EngineCall | None"] = ContextVar("sloserve_entering", default=None)
@@ -63,6 +64,7 @@ class Observed:
     Attributes:
         ticket: The ticket of its admission.
         together: The requests that are admitted with it or not at all.
+        refusal: Why it was refused at its admission, and what it asked for; ``None`` unless it was.
         predicted: Latency that was predicted at its admission.
         stated: The keys of ``vllm_xargs`` that state its SLO.
         task: The call of a task that it is, or is a part of; ``None`` if it states no task.
@@ -72,6 +74,8 @@ class Observed:
         is_answered: Whether its HTTP response has ended, or there is none to wait for.
         counts: Called with numbers of output tokens as they become known; ``None`` if they count for nothing.
     """
+
+    refusal: tuple[str | None, ArrivingRequest] | None = None
 
     def __init__(
         self,

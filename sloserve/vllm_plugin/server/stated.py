@@ -5,7 +5,7 @@ A statement that no policy can use is reported.
 
 import functools
 import logging
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, Final
@@ -33,10 +33,24 @@ _NO_KEY: Final = KeyTenant("")
 class StatedSLOs:
     """Reads the SLOs of requests by the server's rules."""
 
-    def __init__(self, settings: PluginSettings, metrics: collectors.FrontEndMetrics, pages: EnginePages) -> None:
+    def __init__(
+        self,
+        settings: PluginSettings,
+        metrics: collectors.FrontEndMetrics,
+        pages: EnginePages,
+        count_invalid: Callable[[], None],
+    ) -> None:
+        """Read by the rules of ``settings``.
+
+        Args:
+            settings: Settings of the server.
+            metrics: Metrics, which count headers that are ignored.
+            pages: Pages of the engines, which say what policy is at work.
+            count_invalid: Called for each request that cannot be served as it is stated.
+        """
         self._rules = settings.rules
         self._policy = settings.policy
-        self._metrics = metrics
+        self._metrics, self._count_invalid = metrics, count_invalid
         self._pages = pages
         self._needs_key = settings.keys is not None
 
@@ -107,7 +121,7 @@ class StatedSLOs:
         except InvalidRequest as error:
             from vllm.exceptions import VLLMValidationError
 
-            self._metrics.rejected(None, collectors.INVALID_REQUEST)
+            self._count_invalid()
             raise VLLMValidationError(str(error), parameter=error.param) from error.to_keep()
 
     def _check_priority(self, priority: int) -> None:

@@ -1,5 +1,6 @@
 """Segments of a recording: bounded, private, and readable up to where they are torn or damaged."""
 
+import os
 import stat
 from pathlib import Path
 
@@ -10,10 +11,20 @@ from hypothesis import strategies as st
 from sloserve.core.clock import ManualClock
 from sloserve.core.errors import ConfigError
 from sloserve.engine.recording import segments
-from sloserve.engine.recording.events import FORMAT, HASH_BYTES, Event, FirstToken, RequestEnded, SegmentHead, Stepped
+from sloserve.engine.recording.events import (
+    FORMAT,
+    HASH_BYTES,
+    Event,
+    FirstToken,
+    Lost,
+    RequestEnded,
+    SegmentHead,
+    Stepped,
+)
 from sloserve.engine.recording.folder import trim
 from sloserve.engine.recording.reading import read_recording, recordings
-from sloserve.engine.recording.recorder import MOST_FRAME_EVENTS, MOST_STRETCHES, Recorder, Salt
+from sloserve.engine.recording.recorder import MOST_FRAME_EVENTS, Recorder
+from sloserve.engine.recording.salt import MOST_STRETCHES, Salt
 from sloserve.engine.recording.segments import MAGIC, PARTS, SUFFIX, SegmentWriter, frame_of, read_segment
 
 HEAD = SegmentHead(FORMAT, 1.0, {"kv_blocks": 9}, {}, "edf", None, 64, [])
@@ -110,23 +121,45 @@ def test_a_full_disk_ends_the_recording_and_raises_nothing(tmp_path: Path, monke
     def full(fd: int, data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    recorder = Recorder(tmp_path, "a", 1 << 20, lambda: HEAD)
+    reported: list[tuple[int, bool]] = []
+    recorder = Recorder(tmp_path, "a", 1 << 20, lambda: HEAD, report=lambda *new: reported.append(new))
     monkeypatch.setattr(segments, "_write_all", full)
     recorder.add(FirstToken(1, 1.0))
     recorder.close()
     recorder.add(FirstToken(2, 1.0))
-    assert recorder.failed
+    assert recorder.failed and reported == [(0, True)]
 
 
-def test_events_that_a_slow_disk_leaves_waiting_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_that_a_slow_disk_leaves_waiting_are_bounded_and_their_loss_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sloserve.engine.recording.recorder.MOST_EVENTS", 5)
     monkeypatch.setattr("sloserve.engine.recording.recorder.EVERY_S", 100.0)
-    recorder = Recorder(tmp_path, "a", 1 << 20, lambda: HEAD)
+    reported: list[tuple[int, bool]] = []
+    recorder = Recorder(tmp_path, "a", 1 << 20, lambda: HEAD, ManualClock(7.0), lambda *new: reported.append(new))
     for step in range(9):
         recorder.add(FirstToken(step, 1.0))
     recorder.close()
     ((_, paths),) = recordings(tmp_path).items()
-    assert recorder.lost == 4 and list(read_recording(paths).first_token_s) == [0, 1, 2, 3, 4]
+    assert list(read_segment(paths[0]))[-1] == Lost(7.0, 4)
+    found = read_recording(paths)
+    assert recorder.lost == found.lost == 4 and list(found.first_token_s) == [0, 1, 2, 3, 4]
+    assert reported == [(4, False)]
+
+
+def test_a_loss_is_known_once_the_segment_that_noted_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sloserve.engine.recording.recorder.EVERY_S", 100.0)
+    recorder = Recorder(tmp_path, "a", PARTS * 300, lambda: HEAD)
+    recorder.add(RequestEnded(1, 1.0, True, 1, 0, os.urandom(400)))  # no segment has room
+    recorder._write()
+    for step in range(400):
+        recorder.add(FirstToken(step, 1.0 / (step + 1)))
+        recorder._write()
+    recorder.close()
+    ((_, paths),) = recordings(tmp_path).items()
+    assert paths[0].name != f"a-000000{SUFFIX}" and read_recording(paths).lost == 1
 
 
 def test_names_and_contents_mean_nothing_outside_the_recording() -> None:

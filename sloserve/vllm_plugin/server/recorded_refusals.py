@@ -1,0 +1,111 @@
+"""Record what an API process refuses, see :mod:`sloserve.engine.recording`: no engine ever sees it.
+
+Each API process has a recording of its own beside the recordings of its server's engines, with the same key for the
+hashes of tenants. A request that is not refused costs nothing here.
+"""
+
+import logging
+from typing import Final
+
+import sloserve
+from sloserve.core.clock import Clock
+from sloserve.core.errors import ConfigError
+from sloserve.core.slo import SLO
+from sloserve.engine.recording.events import FORMAT, FRONT_END, Refused, SegmentHead
+from sloserve.engine.recording.folder import front_end_stem, recordings_folder
+from sloserve.engine.recording.recorder import Recorder
+from sloserve.engine.recording.run import present_run
+from sloserve.scheduler.admission.prediction import ArrivingRequest
+from sloserve.scheduler.registry import policy_text
+from sloserve.scheduler.settings import PluginSettings
+
+logger = logging.getLogger(__name__)
+
+_SETTINGS: Final = ("classes", "default_class", "admission")
+"""Settings of a recording: the ones that name its classes, and that decide what is refused."""
+
+
+class RecordedRefusals:
+    """Records the refusals of one API process."""
+
+    @classmethod
+    def begin(cls, settings: PluginSettings, rank: int, clock: Clock) -> "RecordedRefusals | None":
+        """Begin a recording; ``None`` if the settings ask for none, or if it cannot begin, which is logged.
+
+        Args:
+            settings: Settings of the server.
+            rank: Number of this API process.
+            clock: Clock of this process.
+        """
+        if not settings.record_mib:
+            return None
+        try:
+            return cls(settings, rank, clock)
+        except (ConfigError, OSError) as error:
+            logger.warning("refusals are not recorded: %s", error)
+            return None
+
+    def __init__(self, settings: PluginSettings, rank: int, clock: Clock) -> None:
+        """Create the first segment.
+
+        Raises: ConfigError, OSError if it cannot be created.
+        """
+        run = present_run(clock.now_s())
+        self._salt, self._clock, self._settings = run.salt, clock, settings
+        self._class_id = {name: number for number, name in enumerate(settings.classes.names)}
+        self._recorder = Recorder(
+            recordings_folder(settings.record_folder),
+            front_end_stem(run.name, rank),
+            settings.record_mib << 20,
+            self._head,
+            clock,
+        )
+
+    def follow(self, settings: PluginSettings) -> None:
+        """State other settings where the next segments begin."""
+        self._settings = settings
+
+    def _head(self) -> SegmentHead:
+        settings, facts = self._settings, {"sloserve": sloserve.__version__}
+        config = settings.as_config()
+        kept = {name: config[name] for name in _SETTINGS}
+        policy = policy_text(settings.policy, settings.policy_options)
+        return SegmentHead(FORMAT, self._clock.now_s(), facts, kept, policy, None, 0, [], FRONT_END)
+
+    def refused(
+        self,
+        reason: str,
+        at_s: float,
+        tenant: str | None,
+        slo: SLO | None = None,
+        asked: ArrivingRequest | None = None,
+    ) -> None:
+        """Record a request that was refused.
+
+        Args:
+            reason: One of :data:`~sloserve.engine.recording.events.REFUSALS`.
+            at_s: When the request arrived, in epoch seconds.
+            tenant: Name of the tenant.
+            slo: SLO of the request; ``None`` if it was refused before that was read.
+            asked: What else is known of it; ``None`` for nothing.
+        """
+        targets = None if slo is None else slo.targets
+        self._recorder.add(
+            Refused(
+                at_s,
+                reason,
+                None if slo is None else self._class_id.get(slo.slo_class.name),
+                None if targets is None else targets.ttft_s,
+                None if targets is None else targets.tpot_s,
+                None if targets is None else targets.e2e_s,
+                None if targets is None else targets.tds,
+                None if asked is None else asked.prompt_tokens,
+                None if asked is None else asked.max_tokens,
+                None if asked is None else asked.output_tokens,
+                self._salt.name(tenant),
+            )
+        )
+
+    def close(self) -> None:
+        """Write what there is, and end the recording."""
+        self._recorder.close()

@@ -1,0 +1,164 @@
+"""What the front end refuses is recorded, and joins the recordings of the engines of its server."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from sloserve.engine.metrics.collectors import REASONS
+from sloserve.engine.recording import run
+from sloserve.engine.recording.events import (
+    BY_VLLM,
+    FORMAT,
+    INVALID,
+    REFUSALS,
+    SATURATED,
+    STOPPING,
+    TENANT_LIMIT,
+    UNATTAINABLE,
+    SegmentHead,
+)
+from sloserve.engine.recording.folder import engine_stem
+from sloserve.engine.recording.reading import Recording, read_recording, recordings
+from sloserve.engine.recording.segments import SegmentWriter
+from sloserve.wire import errors
+from tests.vllm_plugin.server.fake_engine import T0, Malformed, Metrics, Refused, Server
+
+HEAD = SegmentHead(FORMAT, 1.0, {"kv_blocks": 9}, {}, "edf", None, 64, [])
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch: pytest.MonkeyPatch) -> run.Run:
+    """Begin a run as the server's first process does."""
+    monkeypatch.setenv(run.VARIABLE, "")
+    run.begin_run(T0)
+    return run.present_run(T0)
+
+
+def recording(folder: Path, started: run.Run, rank: int = 0) -> Recording:
+    stem = engine_stem(started.name, rank)
+    writer = SegmentWriter(folder, stem, 1 << 20)
+    writer.write([HEAD], lambda: HEAD)
+    writer.close()
+    return read_recording(recordings(folder)[stem])
+
+
+def full(folder: Path, rank: int = 0, room: int = 1) -> Server:
+    return Server(rank, admission={"mode": "cap", "max_waiting": room}, record_mib=1, record_folder=str(folder))
+
+
+def test_a_refused_request_is_recorded_with_what_is_known_of_it(
+    metrics: Metrics, tmp_path: Path, started: run.Run
+) -> None:
+    server = full(tmp_path)
+    server.accept(server.http(), {"prompt_token_ids": [0] * 10})
+    server.clock.advance_to(T0 + 2.0)
+    with pytest.raises(Refused, match="queue full"):
+        server.accept(server.http(("x-slo-ttft-ms", "500"), ("x-tenant-id", "acme")), {"prompt_token_ids": [0] * 77})
+    with pytest.raises(Malformed):
+        server.accept(server.http(("x-slo-ttft-ms", "soon"), ("x-tenant-id", "acme")), {"prompt_token_ids": [0]})
+    server.front_end.close()
+    saturated, invalid = recording(tmp_path, started).refused
+    assert (saturated.reason, saturated.at_s, saturated.prompt_tokens) == (SATURATED, T0 + 2.0, 77)
+    assert (saturated.class_id, saturated.ttft_s, saturated.e2e_s) == (1, 0.5, None)
+    assert (invalid.reason, invalid.class_id, invalid.ttft_s) == (INVALID, None, None)
+    assert saturated.tenant == invalid.tenant == started.salt.name("acme")
+    assert all(b"acme" not in path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_all_requests_of_a_list_that_is_refused_are_recorded(
+    metrics: Metrics, tmp_path: Path, started: run.Run
+) -> None:
+    server = full(tmp_path, room=3)
+    other = server.accept(None, "text")
+
+    async def three() -> None:
+        held = [server.generate(prompt) for prompt in (10, 20, 30)]
+        assert not held
+
+    with pytest.raises(Refused, match="no room for a list"):
+        server.handle(server.http(), three())
+    server.front_end.close()
+    found = recording(tmp_path, started).refused
+    assert [(one.reason, one.prompt_tokens) for one in found] == [(SATURATED, 10), (SATURATED, 20), (SATURATED, 30)]
+    other.abandoned()
+
+
+def test_what_vllm_itself_refuses_is_recorded_too(
+    metrics: Metrics, tmp_path: Path, started: run.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sloserve.vllm_plugin.server.observe.refusals", lambda: (Refused,))
+    server = full(tmp_path)
+
+    async def refused() -> None:
+        async for _ in server.generate(33, fails=Refused("vLLM's own queue is full", 503)):
+            pass
+
+    with pytest.raises(Refused):
+        server.handle(server.http(), refused())
+    server.front_end.close()
+    (found,) = recording(tmp_path, started).refused
+    assert (found.reason, found.prompt_tokens) == (BY_VLLM, 33)
+
+
+def test_refusals_before_an_slo_is_read_are_recorded(metrics: Metrics, tmp_path: Path, started: run.Run) -> None:
+    server = full(tmp_path)
+    server.front_end.record_refusal(TENANT_LIMIT, "acme")
+    server.front_end.count_stopped()
+    server.front_end.close()
+    found = recording(tmp_path, started).refused
+    assert [(one.reason, one.tenant) for one in found] == [(TENANT_LIMIT, started.salt.name("acme")), (STOPPING, 0)]
+
+
+def test_recordings_of_several_processes_are_joined_by_their_server(
+    metrics: Metrics, tmp_path: Path, started: run.Run
+) -> None:
+    for rank in (0, 1):
+        server = full(tmp_path, rank=rank)
+        server.clock.advance_to(T0 + 5.0 - rank)
+        server.front_end.record_refusal(TENANT_LIMIT, f"tenant-{rank}")
+        server.front_end.close()
+    first, second = recording(tmp_path, started), recording(tmp_path, started, rank=1)
+    assert [one.at_s for one in first.refused] == [T0 + 4.0, T0 + 5.0] and first.refused == second.refused
+    other = SegmentWriter(tmp_path, "another-1-rank0", 1 << 20)
+    other.write([HEAD], lambda: HEAD)
+    other.close()
+    assert read_recording(recordings(tmp_path)["another-1-rank0"]).refused == []
+
+
+def test_a_server_that_refuses_nothing_leaves_no_file_of_refusals(metrics: Metrics, tmp_path: Path) -> None:
+    server = full(tmp_path)
+    server.serve(server.http())
+    server.front_end.close()
+    assert list(tmp_path.iterdir()) == []
+    assert Server().front_end is not None and list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_records_nothing_and_serves(
+    metrics: Metrics, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    server = full(tmp_path / "file" / "below")
+    server.serve(server.http())
+    assert "refusals are not recorded" in caplog.text and len(metrics.served) == 1
+    server.front_end.record_refusal(STOPPING)
+
+
+def test_a_child_keeps_the_run_of_its_starter_and_another_server_begins_its_own(
+    monkeypatch: pytest.MonkeyPatch, started: run.Run
+) -> None:
+    monkeypatch.setattr(run.multiprocessing, "parent_process", lambda: SimpleNamespace(pid=1))
+    run.begin_run(T0 + 9.0)
+    assert run.present_run(T0 + 9.0).name == started.name
+    assert run.present_run(T0).salt.name("a") == started.salt.name("a")
+    monkeypatch.setattr(run.multiprocessing, "parent_process", lambda: None)
+    run.begin_run(T0 + 9.0)
+    assert run.present_run(T0).name != started.name and run.present_run(T0).salt.name("a") != started.salt.name("a")
+    for broken in ("", "name", "name 00zz", "name 00"):
+        monkeypatch.setenv(run.VARIABLE, broken)
+        assert run.present_run(T0).salt.name("a") != run.present_run(T0).salt.name("a")
+
+
+def test_reasons_are_the_words_of_the_metrics() -> None:
+    assert {INVALID, STOPPING, SATURATED, UNATTAINABLE} == set(REASONS) & set(REFUSALS)
+    assert {errors.REASON[kind] for kind in errors.REASON} - set(REFUSALS) == {"rejected-ttl-expired"}
