@@ -13,7 +13,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.finished import Latency, targets_met
 from sloserve.core.runlog import latency_of
 from sloserve.core.slo import Targets
-from sloserve.engine.recording.events import HASH_BYTES, Arrived
+from sloserve.engine.recording.events import ABORTED, HASH_BYTES, Arrived
 from sloserve.engine.recording.reading import Recording
 
 
@@ -45,13 +45,14 @@ def class_names(recording: Recording) -> list[str]:
 def attainment(recording: Recording) -> dict[str, float]:
     """Return the share of requests by class that met all their targets, among ended requests with targets.
 
-    A request that its client aborted after a token counts by its times: an engine cannot tell a client that left from a
-    stop string, which the API process finds.
+    Requests that were aborted are left out. Where it is not known whether a request was aborted or met a stop string,
+    it counts by its times.
     """
     names, good = class_names(recording), dict[str, list[bool]]()
     for number, request in recording.arrived.items():
         targets = targets_of(request)
-        if not targets or number not in recording.ended:
+        end = recording.ended.get(number)
+        if not targets or end is None or end.reason == ABORTED:
             continue
         good.setdefault(names[request.class_id], []).append(in_time(targets, latency(recording, number)))
     return {name: round(float(np.mean(met)), 4) for name, met in sorted(good.items())}
@@ -68,6 +69,7 @@ def summary(recording: Recording) -> dict[str, Any]:
         "seconds": round(max(times) - min(times), 1) if times else 0.0,
         "requests": len(requests),
         "ended": len(recording.ended),
+        "ends": dict(Counter(one.reason for one in recording.ended.values() if one.reason).most_common()),
         "output_tokens": sum(one.output_tokens for one in recording.ended.values()),
         "steps": len(steps),
         "step_ms": round(1e3 * float(np.median([one.end_s - one.start_s for one in steps])), 2) if steps else None,

@@ -28,6 +28,19 @@ REFUSALS: Final = (SATURATED, UNATTAINABLE, INVALID, STOPPING, TENANT_LIMIT, BOD
 """Reasons of a refusal; the words of the metrics and of ``x-slo-dropped-reason`` where they have one."""
 
 
+STOP: Final = "stop"
+LENGTH: Final = "length"
+REPETITION: Final = "repetition"
+STOP_STRING: Final = "stop-string"
+ABORTED: Final = "aborted"
+ABORTED_OR_STOP_STRING: Final = "aborted-or-stop-string"
+FAILED: Final = "failed"
+ENDS: Final = (STOP, LENGTH, REPETITION, STOP_STRING, ABORTED, ABORTED_OR_STOP_STRING, FAILED)
+"""Ways in which a request ends. The API process finds stop strings and then aborts the request as if its client had
+left: an engine alone knows only that a request without stop strings was aborted for another reason.
+"""
+
+
 class _Event(msgspec.Struct, array_like=True, gc=False):
     """An event as an array that begins with its tag, which is compact and has no names of fields."""
 
@@ -129,10 +142,14 @@ class RequestEnded(_Event, tag=4):
     """A request that left the engine.
 
     Args:
-        completed: Whether its output is complete; otherwise it was aborted.
+        completed: Whether its output is complete as far as the engine knows; otherwise it was aborted, also for a stop
+            string.
         output_tokens: Tokens of its output.
         preemptions: How often it was preempted.
         contents: Salted hashes of prompt and output together, from the first stretch that the prompt does not fill.
+        reason: One of :data:`ENDS`; empty in recordings of an earlier version.
+        key: Salted name of the request where only the API process knows the reason, see :class:`StopStringFound`;
+            otherwise 0.
     """
 
     number: int
@@ -141,6 +158,8 @@ class RequestEnded(_Event, tag=4):
     output_tokens: int
     preemptions: int
     contents: bytes
+    reason: str = ""
+    key: int = 0
 
 
 class Preempted(_Event, tag=5):
@@ -243,6 +262,17 @@ class Lost(_Event, tag=10):
     events: int
 
 
+class StopStringFound(_Event, tag=11):
+    """The API process found a stop string of a request, and aborts it in the engine.
+
+    Args:
+        key: Salted name of the request, which its :class:`RequestEnded` has too.
+    """
+
+    at_s: float
+    key: int
+
+
 Event = (
     SegmentHead
     | Arrived
@@ -255,4 +285,5 @@ Event = (
     | PoliciesChanged
     | Refused
     | Lost
+    | StopStringFound
 )  # msgspec reads the union by the tags

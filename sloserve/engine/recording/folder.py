@@ -46,6 +46,11 @@ def front_end_stem(run: str, rank: int) -> str:
     return f"{run}{_FRONT_END}{rank}"
 
 
+def stem_of(path: Path) -> str:
+    """Return the beginning of the name of a segment, which all segments of its process have."""
+    return path.name.rpartition("-")[0]
+
+
 def run_of(stem: str) -> str:
     """Return the name of the server's recordings to which a stem belongs."""
     return stem.rpartition("-")[0]

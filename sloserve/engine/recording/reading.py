@@ -4,9 +4,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from sloserve.core.errors import ConfigError
 from sloserve.engine.recording.events import (
+    ABORTED,
     FRONT_END,
+    STOP_STRING,
     Arrived,
     Event,
     FirstToken,
@@ -19,8 +23,9 @@ from sloserve.engine.recording.events import (
     RequestEnded,
     SegmentHead,
     Stepped,
+    StopStringFound,
 )
-from sloserve.engine.recording.folder import is_of_front_end, run_of
+from sloserve.engine.recording.folder import is_of_front_end, run_of, stem_of
 from sloserve.engine.recording.segments import SUFFIX, read_segment
 
 
@@ -86,7 +91,7 @@ def recordings(folder: Path) -> dict[str, list[Path]]:
     front_ends: dict[str, list[Path]] = {}
     try:
         for path in sorted(folder.glob(f"*{SUFFIX}")):
-            stem = path.name.rpartition("-")[0]
+            stem = stem_of(path)
             if is_of_front_end(stem):
                 front_ends.setdefault(run_of(stem), []).append(path)
             else:
@@ -107,13 +112,16 @@ def read_recording(paths: Iterable[Path]) -> Recording:
     Raises: ConfigError for files that are no segments, or hold nothing of an engine.
     """
     recording: Recording | None = None
-    refused, lost = list[Refused](), _LostEvents()
+    refused, stopped, has_front_end, lost = list[Refused](), set[int](), False, _LostEvents()
     for path in paths:
+        has_front_end |= is_of_front_end(stem_of(path))  # also one that had nothing to record
         try:
             for event in read_segment(path):
                 lost.take(event, path)
                 if isinstance(event, Refused):
                     refused.append(event)
+                elif isinstance(event, StopStringFound):
+                    stopped.add(event.key)
                 elif isinstance(event, SegmentHead):
                     recording = recording or (None if event.process == FRONT_END else Recording(event))
                 elif recording is not None:
@@ -123,7 +131,23 @@ def read_recording(paths: Iterable[Path]) -> Recording:
     if recording is None:
         raise ConfigError("the recording holds nothing yet; a running server writes once a second")
     recording.refused, recording.lost = sorted(refused, key=lambda one: one.at_s), lost.sum
+    _tell_aborts(recording.ended, stopped, has_front_end)
     return recording
+
+
+def _tell_aborts(ended: dict[int, RequestEnded], stopped: set[int], has_front_end: bool) -> None:
+    """Replace the ends of which only the API process knows the reason.
+
+    Args:
+        ended: Ends by number.
+        stopped: Keys of the requests of which it found a stop string.
+        has_front_end: Whether the API process recorded; otherwise the other reasons stay unknown.
+    """
+    for number, end in ended.items():
+        if end.key and end.key in stopped:
+            ended[number] = msgspec.structs.replace(end, reason=STOP_STRING, completed=True)
+        elif end.key and has_front_end:
+            ended[number] = msgspec.structs.replace(end, reason=ABORTED)
 
 
 class _LostEvents:
@@ -134,7 +158,7 @@ class _LostEvents:
 
     def take(self, event: Event, path: Path) -> None:
         """Take in an event of a segment."""
-        stem = path.name.rpartition("-")[0]
+        stem = stem_of(path)
         if isinstance(event, SegmentHead):
             self._of[stem] = max(event.lost, self._of.get(stem, 0))
         elif isinstance(event, Lost):

@@ -1,7 +1,8 @@
 """Collect the events of an engine, and write them from a thread of their own.
 
 An event costs the engine the time to make a small object. Once a second the thread takes what has come, encodes,
-compresses and writes it, whether or not the engine makes steps. If the disk is full the recording ends; if it is slow
+compresses and writes it, whether or not the engine makes steps, and at once where nothing more may come for a while:
+vLLM kills engines that are to stop. If the disk is full the recording ends; if it is slow
 events are lost, counted, and noted in the recording where they are missing; serving goes on.
 """
 
@@ -21,7 +22,9 @@ from sloserve.engine.recording.segments import SegmentWriter
 logger = logging.getLogger(__name__)
 
 EVERY_S: Final = 1.0
-"""Seconds between frames: what a killed process loses."""
+"""Most seconds between frames: what a process loses that is killed while it has requests."""
+LEAST_EVERY_S: Final = 0.1
+"""Least seconds between frames, however often a process asks for one."""
 MOST_EVENTS: Final = 1 << 16
 """Most events that may wait for the thread."""
 MOST_FRAME_EVENTS: Final = 256
@@ -63,7 +66,7 @@ class Recorder:
         self._head, self._clock, self._report = head, clock or SystemClock(), report
         self._events: deque[Event] = deque()  # its methods are safe to call from two threads
         self.lost = self._noted = 0  # noted in the recording, of the lost events
-        self._closed, self._failed = threading.Event(), False
+        self._closed, self._asked, self._failed = threading.Event(), threading.Event(), False
         self._thread = threading.Thread(target=self._run, name="sloserve-recorder", daemon=True)
         self._thread.start()
 
@@ -81,17 +84,24 @@ class Recorder:
             return
         self._events.append(event)
 
+    def write_soon(self) -> None:
+        """Have the thread write what there is, since nothing more may come for a while."""
+        self._asked.set()
+
     def close(self) -> None:
         """Write what there is, and end the recording; a second call has no effect.
 
         A disk that hangs does not keep the engine from stopping.
         """
         self._closed.set()
+        self._asked.set()
         self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
         try:
-            while not self._closed.wait(EVERY_S):
+            while not self._closed.wait(LEAST_EVERY_S):
+                self._asked.wait(EVERY_S - LEAST_EVERY_S)
+                self._asked.clear()
                 self._write()
             self._write()
         except Exception as error:

@@ -79,12 +79,10 @@ class SegmentWriter:
         return True
 
     def close(self) -> None:
-        """Close the last segment, and remove it if nothing was written; a second call has no effect."""
+        """Close the last segment; a second call has no effect."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-            if not self._written:
-                self._paths.pop().unlink(missing_ok=True)
 
     def _open(self) -> None:
         self._fd = -1
@@ -129,7 +127,7 @@ def _events(payload: bytes, length: int, crc: int) -> list[Event] | None:
     try:
         plain = inflate.decompress(payload, MOST_FRAME_BYTES)
         return None if inflate.unconsumed_tail else _DECODE.decode(plain)
-    except (zlib.error, msgspec.DecodeError, RecursionError):
+    except (zlib.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

@@ -17,7 +17,13 @@ from sloserve.core.clock import Clock
 from sloserve.core.errors import ConfigError
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.recording.events import (
+    ABORTED,
+    ABORTED_OR_STOP_STRING,
+    FAILED,
     FORMAT,
+    LENGTH,
+    REPETITION,
+    STOP,
     STRETCH_TOKENS,
     Arrived,
     FirstToken,
@@ -45,6 +51,12 @@ logger = logging.getLogger(__name__)
 
 _SETTINGS: Final = ("classes", "default_class", "seed", "plan_share", "aged_share", "swapping", "tenant_shares")
 """Settings of a recording: the ones that decide what the scheduler does."""
+_ENDS: Final = {
+    RequestStatus.FINISHED_STOPPED: STOP,
+    RequestStatus.FINISHED_LENGTH_CAPPED: LENGTH,
+    RequestStatus.FINISHED_IGNORED: LENGTH,
+    RequestStatus.FINISHED_REPETITION: REPETITION,
+}
 _MOST_IN_FLIGHT = 64
 """More steps than any engine has in flight; the oldest is forgotten, since its output was lost."""
 
@@ -110,6 +122,14 @@ def accepted_drafts(scheduler_output: Any, model_runner_output: Any) -> int:
         return 0
     sampled, index = model_runner_output.sampled_token_ids, model_runner_output.req_id_to_index
     return sum(max(len(sampled[index[one]]) - 1, 0) for one in drafted if one in index)
+
+
+def _reason(request: Request) -> str:
+    """Return how a request ended, as one of :data:`~sloserve.engine.recording.events.ENDS`."""
+    if request.status != RequestStatus.FINISHED_ABORTED:
+        return _ENDS.get(request.status, FAILED)
+    params = request.sampling_params
+    return ABORTED if params is None or not params.stop else ABORTED_OR_STOP_STRING
 
 
 class Recorded:
@@ -288,16 +308,21 @@ class Recorded:
         size = self._scheduler.kv_cache_manager.block_pool.hash_block_size if prompt else 1
         stretch = max(STRETCH_TOKENS // size, 1)
         contents = request.block_hashes[stretch - 1 :: stretch][len(prompt) :] if prompt else ()
+        reason = _reason(request)
         self._recorder.add(
             RequestEnded(
                 number,
                 now_s,
-                request.status != RequestStatus.FINISHED_ABORTED,
+                reason not in (ABORTED, ABORTED_OR_STOP_STRING),
                 request.num_output_tokens,
                 request.num_preemptions,
                 self._salt.contents(contents),
+                reason,
+                self._salt.name(request.request_id) if reason == ABORTED_OR_STOP_STRING else 0,
             )
         )
+        if not self._number_of:
+            self._recorder.write_soon()
 
     def policy_changed(self, policy: str, shadow_policy: str | None, now_s: float) -> None:
         """Record other policies."""

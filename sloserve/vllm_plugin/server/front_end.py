@@ -38,7 +38,7 @@ from sloserve.vllm_plugin.server.engine_pages import EnginePages
 from sloserve.vllm_plugin.server.live_settings import LiveSettings
 from sloserve.vllm_plugin.server.load_shown import LoadShown
 from sloserve.vllm_plugin.server.observe import EngineCall, Observed, entering
-from sloserve.vllm_plugin.server.recorded_refusals import RecordedRefusals
+from sloserve.vllm_plugin.server.recorded_front_end import RecordedFrontEnd
 from sloserve.vllm_plugin.server.request_tasks import RequestTasks
 from sloserve.vllm_plugin.server.shared_pages import board, task_pages
 from sloserve.vllm_plugin.server.stated import StatedSLOs, key_of, prompt_text, prompt_tokens, tenant_of, warn_operator
@@ -78,7 +78,7 @@ class FrontEnd:
         self._states = engine.output_processor.request_states
         engine.output_processor.add_request = self._noting_outputs(engine.output_processor.add_request)
         self._pages = EnginePages()
-        self._refusals = RecordedRefusals.begin(settings, rank, clock)
+        self._recorded = RecordedFrontEnd.begin(settings, rank, clock)
         self._stated = StatedSLOs(settings, self._metrics, self._pages, self.count_invalid)
         self.live.tell(self._follow)
         self.drain = Drain()
@@ -89,8 +89,8 @@ class FrontEnd:
     def _follow(self, settings: PluginSettings) -> None:
         """Serve the requests to come by other settings."""
         self._stated.follow(settings)
-        if self._refusals is not None:
-            self._refusals.follow(settings)
+        if self._recorded is not None:
+            self._recorded.follow(settings)
         settings.admission.set_rules(self._admission, settings.classes.names, settings.tenant_shares)
 
     def accept(
@@ -133,6 +133,8 @@ class FrontEnd:
             ended=functools.partial(self._ended, http),
         )
         observed.operation = operation_of("" if http is None else http.path)
+        if self._recorded is not None and sampling_params.stop:
+            observed.stop_string_found = self._recorded.stop_string_found
         observed.stated = stating_keys(sampling_params.extra_args)
         length = self._predict_length(observed, prompt, sampling_params)
         call = observed.call()
@@ -259,10 +261,10 @@ class FrontEnd:
             reason: One of :data:`~sloserve.engine.recording.events.REFUSALS`.
             tenant: Tenant of the request; ``None`` for the tenant that the present request states.
         """
-        if self._refusals is not None:
+        if self._recorded is not None:
             http = context.current.get()
             at_s = self._clock.now_s() if http is None else self._epoch_s(http.arrival_s)
-            self._refusals.refused(reason, at_s, tenant_of(http) if tenant is None else tenant)
+            self._recorded.refused(reason, at_s, tenant_of(http) if tenant is None else tenant)
 
     def watch(self, call: EngineCall, outputs: Any, output_kind: Any) -> Any:
         """Return ``outputs``, observed on their way."""
@@ -376,8 +378,8 @@ class FrontEnd:
     def close(self) -> None:
         """Stop the other API processes from counting this one; what is in flight is still served."""
         self.load.stop()
-        if self._refusals is not None:
-            self._refusals.close()
+        if self._recorded is not None:
+            self._recorded.close()
         self._boards.own.close()
         self._tasks.known.close()
 
@@ -407,10 +409,10 @@ class FrontEnd:
 
     def _ended(self, http: HTTPContext | None, observed: Observed, served: ServedRequest) -> None:
         self.drain.in_flight -= 1
-        if self._refusals is not None and served.outcome is Outcome.REJECTED:
+        if self._recorded is not None and served.outcome is Outcome.REJECTED:
             reason, asked = observed.refusal or (None, None if observed.ticket is None else observed.ticket.new)
             at_s = self._epoch_s(observed.arrival_s)
-            self._refusals.refused(reason or BY_VLLM, at_s, observed.tenant, observed.slo, asked)
+            self._recorded.refused(reason or BY_VLLM, at_s, observed.tenant, observed.slo, asked)
         observed.refusal = None  # it refers to the prompt
         if observed.ticket is not None:
             observed.ticket.ended(served.latency, served.output_tokens, self._clock.monotonic_s())

@@ -65,6 +65,7 @@ class Observed:
         ticket: The ticket of its admission.
         together: The requests that are admitted with it or not at all.
         refusal: Why it was refused at its admission, and what it asked for; ``None`` unless it was.
+        stop_string_found: Called with the engine's names of requests that a stop string ends; ``None`` if nobody asks.
         predicted: Latency that was predicted at its admission.
         stated: The keys of ``vllm_xargs`` that state its SLO.
         task: The call of a task that it is, or is a part of; ``None`` if it states no task.
@@ -76,6 +77,7 @@ class Observed:
     """
 
     refusal: tuple[str | None, ArrivingRequest] | None = None
+    stop_string_found: Callable[[str], None] | None = None
 
     def __init__(
         self,
@@ -251,6 +253,8 @@ class EngineCall:
             async for last in outputs:
                 if streamed:
                     self._passes(last, cumulative)
+                if self.request.stop_string_found is not None:
+                    self._note_stop_strings(last, self.request.stop_string_found)
                 if last.finished:
                     self._check_whole(last)
                     self._finish(last, streamed)
@@ -294,6 +298,14 @@ class EngineCall:
             error = self.request.broken_off()
             if error is not None:
                 raise error
+
+    def _note_stop_strings(self, output: Any, found: Callable[[str], None]) -> None:
+        for one in output.outputs:
+            if self.engine_request_id is not None and isinstance(one.stop_reason, str):
+                found(self.engine_request_id)
+                found(
+                    f"{one.index}_{self.engine_request_id}"
+                )  # its name in the engine, if it is one of several outputs
 
     def _finish(self, output: Any, streamed: bool) -> None:
         reasons = {one.finish_reason for one in output.outputs}

@@ -8,7 +8,7 @@ import pytest
 
 from sloserve.core.outcome import Outcome
 from sloserve.core.runlog import RunLog
-from sloserve.engine.recording.events import HASH_BYTES, STRETCH_TOKENS
+from sloserve.engine.recording.events import HASH_BYTES, STOP, STRETCH_TOKENS
 from sloserve.engine.recording.reading import Recording, read_recording, recordings
 from sloserve.vllm_plugin.engine.recorded import Recorded
 
@@ -47,7 +47,7 @@ def test_it_holds_what_the_log_of_the_run_holds(
         end = found.ended[number]
         assert end.at_s - base_s == pytest.approx(one.finish_s, abs=1e-6)
         assert (end.output_tokens, end.preemptions) == (one.token_times_s.size, one.num_preemptions)
-        assert end.completed == (one.outcome is Outcome.COMPLETED)
+        assert end.completed == (one.outcome is Outcome.COMPLETED) and end.reason == STOP
     assert len(found.preempted) == sum(one.num_preemptions for one in log.requests)
     assert len(found.steps) == log.steps.end_s.size + log.counters.get("empty_steps", 0)
     computed = sum(one.prefill_tokens + one.decode_seqs for one in found.steps)

@@ -101,7 +101,7 @@ class Server:
         token = context.current.set(http)
         try:
             kind = SimpleNamespace(name=output_kind)
-            params = SimpleNamespace(extra_args=self.extra_args, max_tokens=None, n=1, output_kind=kind)
+            params = SimpleNamespace(extra_args=self.extra_args, max_tokens=None, n=1, stop=None, output_kind=kind)
             observed = self.front_end.accept(prompt, params, priority)
             self.sent = params.extra_args
             return observed
@@ -125,7 +125,7 @@ class Server:
         fails: raised in place of the last token.
         """
         kind = SimpleNamespace(name=output_kind)
-        params = params or SimpleNamespace(**{"extra_args": None, "max_tokens": None, "n": 1, **asked})
+        params = params or SimpleNamespace(**{"extra_args": None, "max_tokens": None, "n": 1, "stop": None, **asked})
         params.output_kind = kind
         call = self.front_end.accept({"prompt_token_ids": [0] * prompt}, params, request_id=self.request_id)
         self.calls.append(call)

@@ -1,21 +1,28 @@
 """What the front end refuses is recorded, and joins the recordings of the engines of its server."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from sloserve.engine.metrics.collectors import REASONS
 from sloserve.engine.recording import run
 from sloserve.engine.recording.events import (
+    ABORTED,
+    ABORTED_OR_STOP_STRING,
     BY_VLLM,
     FORMAT,
     INVALID,
     REFUSALS,
     SATURATED,
+    STOP_STRING,
     STOPPING,
     TENANT_LIMIT,
     UNATTAINABLE,
+    Event,
+    RequestEnded,
     SegmentHead,
 )
 from sloserve.engine.recording.folder import engine_stem
@@ -35,10 +42,10 @@ def started(monkeypatch: pytest.MonkeyPatch) -> run.Run:
     return run.present_run(T0)
 
 
-def recording(folder: Path, started: run.Run, rank: int = 0) -> Recording:
+def recording(folder: Path, started: run.Run, rank: int = 0, events: Sequence[Event] = (HEAD,)) -> Recording:
     stem = engine_stem(started.name, rank)
     writer = SegmentWriter(folder, stem, 1 << 20)
-    writer.write([HEAD], lambda: HEAD)
+    writer.write(events, lambda: HEAD)
     writer.close()
     return read_recording(recordings(folder)[stem])
 
@@ -126,12 +133,47 @@ def test_recordings_of_several_processes_are_joined_by_their_server(
     assert read_recording(recordings(tmp_path)["another-1-rank0"]).refused == []
 
 
-def test_a_server_that_refuses_nothing_leaves_no_file_of_refusals(metrics: Metrics, tmp_path: Path) -> None:
+def test_a_stop_string_that_the_api_process_finds_is_no_abort(
+    metrics: Metrics, tmp_path: Path, started: run.Run
+) -> None:
+    server = full(tmp_path)
+    params = SimpleNamespace(extra_args=None, max_tokens=None, n=2, stop=["."])
+
+    async def outputs() -> Any:
+        for index in (0, 1):
+            one = SimpleNamespace(index=index, token_ids=[0], finish_reason="stop", stop_reason="." if index else 7)
+            yield SimpleNamespace(outputs=[one], finished=index == 1, metrics=None, prompt_token_ids=[0])
+
+    async def read() -> None:
+        kind = SimpleNamespace(name="DELTA")
+        params.output_kind = kind
+        call = server.front_end.accept({"prompt_token_ids": [0]}, params)
+        call.engine_request_id = "secret"
+        async for _ in server.front_end.watch(call, outputs(), kind):
+            pass
+
+    server.handle(server.http(), read())
+    server.front_end.close()
+    ends = [
+        RequestEnded(number, 1.0, False, 3, 0, b"", ABORTED_OR_STOP_STRING, started.salt.name(name))
+        for number, name in enumerate(("0_secret", "1_secret", "other"))
+    ]
+    found = recording(tmp_path, started, events=[HEAD, *ends]).ended
+    assert [one.reason for one in found.values()] == [ABORTED, STOP_STRING, ABORTED]
+    assert [one.completed for one in found.values()] == [False, True, False]
+    assert all(b"secret" not in path.read_bytes() for path in tmp_path.iterdir())
+    for path in tmp_path.glob("*-api0-*"):
+        path.unlink()
+    (alone,) = recordings(tmp_path).values()
+    assert {one.reason for one in read_recording(alone).ended.values()} == {ABORTED_OR_STOP_STRING}
+
+
+def test_a_server_that_refuses_nothing_writes_nothing(metrics: Metrics, tmp_path: Path) -> None:
     server = full(tmp_path)
     server.serve(server.http())
     server.front_end.close()
-    assert list(tmp_path.iterdir()) == []
-    assert Server().front_end is not None and list(tmp_path.iterdir()) == []
+    assert [path.stat().st_size for path in tmp_path.iterdir()] == [0]
+    assert Server().front_end is not None and len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_folder_that_cannot_be_made_records_nothing_and_serves(
@@ -140,7 +182,7 @@ def test_a_folder_that_cannot_be_made_records_nothing_and_serves(
     (tmp_path / "file").write_text("")
     server = full(tmp_path / "file" / "below")
     server.serve(server.http())
-    assert "refusals are not recorded" in caplog.text and len(metrics.served) == 1
+    assert "what this API process refuses is not recorded" in caplog.text and len(metrics.served) == 1
     server.front_end.record_refusal(STOPPING)
 
 

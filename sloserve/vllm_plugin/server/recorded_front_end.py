@@ -1,7 +1,7 @@
-"""Record what an API process refuses, see :mod:`sloserve.engine.recording`: no engine ever sees it.
+"""Record what an API process alone knows, see :mod:`sloserve.engine.recording`: refusals, and stop strings found.
 
 Each API process has a recording of its own beside the recordings of its server's engines, with the same key for the
-hashes of tenants. A request that is not refused costs nothing here.
+hashes of tenants. A request that is not refused, and has no stop string, costs nothing here.
 """
 
 import logging
@@ -11,7 +11,7 @@ import sloserve
 from sloserve.core.clock import Clock
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import SLO
-from sloserve.engine.recording.events import FORMAT, FRONT_END, Refused, SegmentHead
+from sloserve.engine.recording.events import FORMAT, FRONT_END, Refused, SegmentHead, StopStringFound
 from sloserve.engine.recording.folder import front_end_stem, recordings_folder
 from sloserve.engine.recording.recorder import Recorder
 from sloserve.engine.recording.run import present_run
@@ -25,11 +25,11 @@ _SETTINGS: Final = ("classes", "default_class", "admission")
 """Settings of a recording: the ones that name its classes, and that decide what is refused."""
 
 
-class RecordedRefusals:
-    """Records the refusals of one API process."""
+class RecordedFrontEnd:
+    """Records the refusals of one API process, and the stop strings that it finds."""
 
     @classmethod
-    def begin(cls, settings: PluginSettings, rank: int, clock: Clock) -> "RecordedRefusals | None":
+    def begin(cls, settings: PluginSettings, rank: int, clock: Clock) -> "RecordedFrontEnd | None":
         """Begin a recording; ``None`` if the settings ask for none, or if it cannot begin, which is logged.
 
         Args:
@@ -42,7 +42,7 @@ class RecordedRefusals:
         try:
             return cls(settings, rank, clock)
         except (ConfigError, OSError) as error:
-            logger.warning("refusals are not recorded: %s", error)
+            logger.warning("what this API process refuses is not recorded: %s", error)
             return None
 
     def __init__(self, settings: PluginSettings, rank: int, clock: Clock) -> None:
@@ -105,6 +105,12 @@ class RecordedRefusals:
                 self._salt.name(tenant),
             )
         )
+        self._recorder.write_soon()
+
+    def stop_string_found(self, engine_request_id: str) -> None:
+        """Record that a stop string ends a request, which is named as in the engine."""
+        self._recorder.add(StopStringFound(self._clock.now_s(), self._salt.name(engine_request_id)))
+        self._recorder.write_soon()
 
     def close(self) -> None:
         """Write what there is, and end the recording."""
