@@ -13,7 +13,7 @@ from sloserve.sim.experiment_options import AdviseOptions, SimulateOptions
 
 @dataclass(frozen=True, kw_only=True)
 class SearchFlags:
-    """The options that say what is tried, and how much of it."""
+    """The options that say what is tried, on what traffic, and how much of it."""
 
     policy: Annotated[
         str | None,
@@ -32,6 +32,16 @@ class SearchFlags:
             help="Admissions to try, comma-separated; vllm:... for stock, none for no admission. Default: several "
             "of each."
         ),
+    ] = None
+    recording: Annotated[
+        str | None,
+        typer.Option(
+            help="Recorded traffic in place of --workload or --trace: a name of `sloserve record show`, or latest. The "
+            "engine's sizes are the recorded ones where no flag gives others."
+        ),
+    ] = None
+    record_folder: Annotated[
+        Path | None, typer.Option(help="Folder of --recording. Default: sloserve/recordings in your folder of state.")
     ] = None
     budget: Annotated[
         int, typer.Option(help="Most runs of the search. Each load, seed and combination is one run.")
@@ -70,7 +80,15 @@ def advise(
         require_vllm()
     if options.load is None and options.rps is None and options.rate_scale is None:
         options = replace(options, rate_scale=1.0)
-    experiment = build_experiment(SimulateOptions(**asdict(options), policy="stock", engine="model"))
+    simulated = SimulateOptions(**asdict(options), policy="stock", engine="model")
+    if search.recording is None:
+        experiment = build_experiment(simulated)
+    else:
+        from sloserve.engine.recording.reading import find_recording
+        from sloserve.sim.recorded_experiment import experiment_of
+
+        name, recording = find_recording(search.record_folder, search.recording)
+        experiment = experiment_of(recording, name, simulated)
     space = space_for(
         experiment,
         search.budget,

@@ -1,5 +1,6 @@
 """The commands ``sloserve record show`` and ``sloserve record export``, which read what engines have recorded."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,15 @@ from sloserve.core import json_text
 
 record_app = typer.Typer(cls=OneLine, no_args_is_help=True, help="Read what engines have recorded.")
 app.add_typer(record_app, name="record")
+
+
+class Form(StrEnum):
+    """Forms of an exported trace."""
+
+    SLOSERVE = "sloserve"
+    AIPERF = "aiperf"
+    VLLM = "vllm"
+
 
 FolderFlag = Annotated[
     Path | None,
@@ -28,9 +38,11 @@ def show(name: NameArgument = None, folder: FolderFlag = None, as_json: JsonFlag
     Without NAME the latest recording is shown, and the names of the others are listed. Attainment counts requests with
     targets that ended. `sloserve serve --record-mib 64` makes recordings. See docs/record.md.
     """
+    from sloserve.engine.recording.reading import chosen as choose
     from sloserve.sim.recorded_run import summary
 
-    found, chosen = chosen_segments(folder, name)
+    found = _segments(folder)
+    chosen = choose(found, name)
     facts = summary(_read(found[chosen]))
     if as_json:
         print(json_text.dumps({"name": chosen, **facts, "recordings": list(found)}, indent=2))
@@ -47,32 +59,42 @@ def show(name: NameArgument = None, folder: FolderFlag = None, as_json: JsonFlag
 def export(
     name: NameArgument = None,
     *,
-    out: Annotated[Path, typer.Option("--out", help="Folder for trace.csv and slo.yaml; it must not have them yet.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the files; it must not have them yet.")],
+    form: Annotated[
+        Form,
+        typer.Option(
+            "--format",
+            help="sloserve: trace.csv and slo.yaml, for `simulate`, `bench` and `advise`. aiperf, vllm: trace.jsonl, "
+            "for AIPerf's mooncake_trace and the timed_trace of `vllm bench serve`.",
+        ),
+    ] = Form.SLOSERVE,
     folder: FolderFlag = None,
 ) -> None:
-    """Write a recording as a trace and a file of SLOs.
+    """Write a recording as a trace, and print a command that uses it.
 
-    `sloserve simulate`, `bench` and `advise` read both. Tenants are keyed hashes, and prompts share what they shared.
-    See docs/record.md.
+    Requests that ended with an output are in it, with arrivals, lengths, and prompts that share what they shared.
+    trace.csv also has classes, targets and tenants; tenants are keyed hashes. See docs/record.md.
     """
+    from sloserve.engine.recording.reading import find_recording
     from sloserve.sim.recorded_run import write_trace
+    from sloserve.sim.recorded_timed_trace import FILE, aiperf_command, vllm_command, write_timed_trace
 
-    found, chosen = chosen_segments(folder, name)
-    recording = _read(found[chosen])
-    written, left_out = write_trace(recording, out)
+    _, recording = find_recording(folder, name)
+    stretch = recording.head.stretch_tokens
+    if form is Form.SLOSERVE:
+        written, left_out = write_trace(recording, out)
+        flags = f"--trace {out / 'trace.csv'} --trace-block-tokens {stretch} --slo {out / 'slo.yaml'}"
+        where = f"{out / 'trace.csv'}, their classes to {out / 'slo.yaml'}"
+        command = f"sloserve simulate {flags} --rate-scale 1 --profile PROFILE --policy stock,edf,auto"
+    else:
+        written, left_out = write_timed_trace(recording, out)
+        where = str(out / FILE)
+        command = aiperf_command(out / FILE, stretch)
+        if form is Form.VLLM:
+            command = vllm_command(out / FILE, stretch, written)
     reason = f"; {left_out} unfinished or without output are left out" if left_out else ""
-    print(f"wrote {written} requests to {out / 'trace.csv'}, their classes to {out / 'slo.yaml'}{reason}")
-    flags = f"--trace {out / 'trace.csv'} --trace-block-tokens {recording.head.stretch_tokens} --slo {out / 'slo.yaml'}"
-    print(f"try: sloserve simulate {flags} --rate-scale 1 --profile PROFILE --policy stock,edf,auto")
-
-
-def chosen_segments(folder: Path | None, name: str | None) -> tuple[dict[str, list[Path]], str]:
-    """Return the segments of all recordings in a folder by name, and the name of the chosen one.
-
-    Raises: ConfigError if there is no recording, or none of that name.
-    """
-    found = _segments(folder)
-    return found, _chosen(found, name)
+    print(f"wrote {written} requests to {where}{reason}")
+    print(f"try: {command}")
 
 
 def _segments(folder: Path | None) -> dict[str, list[Path]]:
@@ -80,16 +102,6 @@ def _segments(folder: Path | None) -> dict[str, list[Path]]:
     from sloserve.engine.recording.reading import recordings
 
     return recordings(recordings_folder(None) if folder is None else folder)
-
-
-def _chosen(found: dict[str, list[Path]], name: str | None) -> str:
-    from sloserve.core.errors import ConfigError
-
-    if name is None:
-        return list(found)[-1]
-    if name not in found:
-        raise ConfigError(f"recording {name!r}: is not one of {', '.join(found)}")
-    return name
 
 
 def _read(paths: list[Path]) -> Any:

@@ -3,8 +3,9 @@
 import csv
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import yaml
@@ -13,7 +14,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.finished import Latency, targets_met
 from sloserve.core.runlog import latency_of
 from sloserve.core.slo import Targets
-from sloserve.engine.recording.events import ABORTED, HASH_BYTES, Arrived
+from sloserve.engine.recording.events import ABORTED, HASH_BYTES, Arrived, RequestEnded
 from sloserve.engine.recording.reading import Recording
 
 
@@ -82,6 +83,21 @@ def summary(recording: Recording) -> dict[str, Any]:
     }
 
 
+def traced(recording: Recording) -> Iterator[tuple[Arrived, RequestEnded]]:
+    """Yield the requests that a trace of the recording has: requests that ended with an output, by arrival.
+
+    Raises: ConfigError if there are none.
+    """
+    found = [
+        (request, end)
+        for number, request in recording.arrived.items()
+        if (end := recording.ended.get(number)) is not None and end.output_tokens >= 1
+    ]
+    if not found:
+        raise ConfigError("the recording has no request that ended with an output; there is nothing to write")
+    yield from sorted(found, key=lambda one: one[0].at_s)
+
+
 def write_trace(recording: Recording, folder: Path) -> tuple[int, int]:
     """Write ``trace.csv`` and ``slo.yaml``; return how many requests were written, and how many were left out.
 
@@ -93,31 +109,34 @@ def write_trace(recording: Recording, folder: Path) -> tuple[int, int]:
     rows, labels = [], _Labels(recording)
     ids: dict[bytes, int] = {}
     began_s = min((one.at_s for one in recording.arrived.values()), default=0.0)
-    for number, request in recording.arrived.items():
-        end = recording.ended.get(number)
-        if end is None or end.output_tokens < 1:
-            continue
-        blocks = " ".join(str(ids.setdefault(one, len(ids))) for one in _hashes(request.prompt))
+    for request, end in traced(recording):
+        blocks = " ".join(str(ids.setdefault(one, len(ids))) for one in prompt_hashes(request))
         tenant = f"{request.tenant:016x}" if request.tenant else ""
         label = labels.of(request)
         rows.append((f"{request.at_s - began_s:.6f}", request.prompt_tokens, end.output_tokens, label, blocks, tenant))
-    if not rows:
-        raise ConfigError("the recording has no request that ended with an output; there is nothing to write")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "trace.csv").open("x", newline="", encoding="utf-8") as file:
-            out = csv.writer(file)
-            out.writerow(("arrival_s", "prompt_tokens", "output_tokens", "task", "hash_ids", "tenant"))
-            out.writerows(rows)
-        with (folder / "slo.yaml").open("x", encoding="utf-8") as file:
-            yaml.safe_dump(labels.slo_file(), file, sort_keys=False)
-    except OSError as error:
-        raise ConfigError(f"{error.filename}: cannot be written: {error.strerror}; give another --out") from error
+    with new_file(folder, "trace.csv") as file:
+        out = csv.writer(file)
+        out.writerow(("arrival_s", "prompt_tokens", "output_tokens", "task", "hash_ids", "tenant"))
+        out.writerows(rows)
+    with new_file(folder, "slo.yaml") as file:
+        yaml.safe_dump(labels.slo_file(), file, sort_keys=False)
     return len(rows), len(recording.arrived) - len(rows)
 
 
-def _hashes(prompt: bytes) -> Iterator[bytes]:
-    return (prompt[at : at + HASH_BYTES] for at in range(0, len(prompt), HASH_BYTES))
+@contextmanager
+def new_file(folder: Path, name: str) -> Iterator[TextIO]:
+    """Open a file that does not exist yet, to be written. Raises: ConfigError if it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / name).open("x", newline="", encoding="utf-8") as file:
+            yield file
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: cannot be written: {error.strerror}; give another --out") from error
+
+
+def prompt_hashes(request: Arrived) -> Iterator[bytes]:
+    """Yield the hash of each whole stretch of a prompt."""
+    return (request.prompt[at : at + HASH_BYTES] for at in range(0, len(request.prompt), HASH_BYTES))
 
 
 class _Labels:

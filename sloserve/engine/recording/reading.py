@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -25,7 +26,7 @@ from sloserve.engine.recording.events import (
     Stepped,
     StopStringFound,
 )
-from sloserve.engine.recording.folder import is_of_front_end, run_of, stem_of
+from sloserve.engine.recording.folder import is_of_front_end, recordings_folder, run_of, stem_of
 from sloserve.engine.recording.segments import SUFFIX, read_segment
 
 
@@ -101,6 +102,36 @@ def recordings(folder: Path) -> dict[str, list[Path]]:
     if not found:
         raise ConfigError(f"{folder}: there is no recording; sloserve serve --record-mib 64 makes one")
     return {stem: [*paths, *front_ends.get(run_of(stem), ())] for stem, paths in found.items()}
+
+
+LATEST: Final = "latest"
+"""Name that stands for the latest recording."""
+
+
+def chosen(found: dict[str, list[Path]], name: str | None) -> str:
+    """Return the name of a recording among those found; ``None`` and :data:`LATEST` stand for the latest.
+
+    Raises: ConfigError if there is none of this name.
+    """
+    if name in (None, LATEST):
+        return list(found)[-1]
+    if name not in found:
+        raise ConfigError(f"recording {name!r}: is not one of {', '.join(found)}")
+    return str(name)
+
+
+def find_recording(folder: Path | None, name: str | None) -> tuple[str, "Recording"]:
+    """Return a recording and its name.
+
+    Args:
+        folder: Folder of recordings; ``None`` for the user's own.
+        name: Name of the recording; ``None`` or :data:`LATEST` for the latest.
+
+    Raises: ConfigError if it cannot be found or read.
+    """
+    found = recordings(recordings_folder(None) if folder is None else folder)
+    name = chosen(found, name)
+    return name, read_recording(found[name])
 
 
 def read_recording(paths: Iterable[Path]) -> Recording:

@@ -65,7 +65,7 @@ class Observed:
         ticket: The ticket of its admission.
         together: The requests that are admitted with it or not at all.
         refusal: Why it was refused at its admission, and what it asked for; ``None`` unless it was.
-        stop_string_found: Called with the engine's names of requests that a stop string ends; ``None`` if nobody asks.
+        stop_string_found: Called with the engine's names of requests that a stop string ends; ``None`` for no call.
         predicted: Latency that was predicted at its admission.
         stated: The keys of ``vllm_xargs`` that state its SLO.
         task: The call of a task that it is, or is a part of; ``None`` if it states no task.
