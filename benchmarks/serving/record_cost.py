@@ -4,7 +4,8 @@ Usage: python -m benchmarks.serving.record_cost [--quick] [--steps N]
 
 A virtual engine is held at 500 requests, of which half run, as held_engine says. Timed is thread CPU time of all that
 sloserve adds to the engine's thread for a recording, and the CPU time of the thread that writes it, with caches filled
-with other data between steps. Writes results/record_cost.json.gz.
+with other data between steps; where plans are recorded too, without what the policy itself takes. Writes
+results/record_cost.json.gz.
 """
 
 import json
@@ -22,12 +23,13 @@ from benchmarks.serving.held_engine import Stopwatch, engine_of, hold, requests_
 from sloserve.engine.recording.recorder import Recorder
 from sloserve.vllm_plugin.engine.recorded import Recorded
 
-POLICIES = ("fcfs", "edf", "auto")
+RUNS = (("fcfs", False), ("edf", False), ("auto", False), ("edf", True), ("auto", True))
+"""Policies, and whether plans are recorded as well."""
 REQUESTS, STEPS = 500, 300
 PARTS = ("arrived", "stepped", "output", "preempting", "preempted", "ended")
 
 
-def measure(policy: str, requests: int, steps: int, folder: Path) -> dict[str, Any]:
+def measure(policy: str, plans: bool, requests: int, steps: int, folder: Path) -> dict[str, Any]:
     engine, clock = engine_of(policy, requests // 2), Stopwatch()
     scheduler, written_s = engine.scheduler, [0.0]
     write = Recorder._write
@@ -38,10 +40,15 @@ def measure(policy: str, requests: int, steps: int, folder: Path) -> dict[str, A
         written_s[0] += time.thread_time() - before_s
 
     Recorder._write = timed_write  # type: ignore[method-assign]
-    recorded = Recorded(scheduler, folder, policy, 64 << 20, engine._clock)
+    stem = f"{policy}-{plans}"
+    recorded = Recorded(scheduler, folder, stem, 64 << 20, engine._clock)
     for name in PARTS:
         setattr(recorded, name, clock.times("recorded", getattr(recorded, name)))
     scheduler.record(recorded)
+    if plans:
+        log = recorded.log_of_plans()
+        log._contained = clock.times("recorded", log._contained)  # type: ignore[method-assign]
+        scheduler.record_plans(log)
     clock.times_vllm()
     found: dict[str, list[float]] = {"vllm": [], "recorded": []}
 
@@ -53,10 +60,11 @@ def measure(policy: str, requests: int, steps: int, folder: Path) -> dict[str, A
     hold(engine, clock, requests_to_come(requests * 60, 0), requests, steps, stepped)
     recorded.close()
     Recorder._write = write  # type: ignore[method-assign]
-    size = sum(path.stat().st_size for path in folder.glob(f"{policy}-*"))
+    size = sum(path.stat().st_size for path in folder.glob(f"{stem}-*"))
     vllm_us, ours_us = (float(np.mean(found[what])) for what in found)
     return {
         "policy": policy,
+        "plans": plans,
         "requests": requests,
         "steps": len(found["vllm"]),
         "vllm_us": round(vllm_us, 1),
@@ -72,9 +80,9 @@ def main() -> None:
     logging.getLogger("vllm").setLevel(logging.ERROR)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for policy in POLICIES:
+        for policy, plans in RUNS:
             size, steps = (50, 60) if given.quick else (REQUESTS, given.steps)
-            rows.append(measure(policy, size, steps, Path(folder)))
+            rows.append(measure(policy, plans, size, steps, Path(folder)))
             print(json.dumps(rows[-1]), flush=True)
     if not given.quick:
         write_result(RESULTS / "record_cost.json.gz", {"rows": rows})

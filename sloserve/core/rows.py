@@ -187,6 +187,13 @@ class Rows:
                 setattr(self, name, column)
             self._blocks.append((block, fresh))
 
+    def blocks(self) -> list[tuple[list[str], NDArray[Any]]]:
+        """Return the columns by type: their names, and the columns themselves, ``[columns, capacity]``."""
+        names: list[list[str]] = [[] for _ in self._blocks]
+        for name, (block, _) in self._place.items():  # in the order of their places
+            names[block].append(name)
+        return [(of_block, columns) for of_block, (columns, _) in zip(names, self._blocks, strict=True)]
+
     def keep(self, needs: frozenset[str]) -> frozenset[str]:
         """Keep these columns, and no others beside :data:`ALWAYS_KEPT`; return the new ones.
 

@@ -28,6 +28,7 @@ from sloserve.engine.held_plan import MAX_UNEVENTFUL_S, HeldPlan
 from sloserve.engine.planned_step import Step
 from sloserve.engine.port import EnginePort, EngineRequest
 from sloserve.engine.prefix_reuse import STRETCH_TOKENS, PrefixReuse
+from sloserve.engine.recording.plan_log import PlanLog
 from sloserve.engine.request_table import RequestTable
 from sloserve.engine.shadow import Shadow
 from sloserve.engine.tenant_shares import Balances, TenantShares
@@ -110,6 +111,18 @@ class Planner:
         self._on_plan = on_plan
         self._may_pause, self._may_preempt = may_pause, may_preempt
         self._errors = ErrorLog()
+        self._log: PlanLog | None = None
+
+    def record(self, log: PlanLog, policy: str, now_s: float) -> None:
+        """Record all that the policy is given, and its next plans.
+
+        Args:
+            log: The log, which may have been another planner's.
+            policy: Text of the policy.
+            now_s: The present time, in epoch seconds.
+        """
+        log.begins(self.policy, policy, self._facts().layout, now_s)
+        self._log = log
 
     def take_over(
         self, before: "Planner | None", live: Iterable[EngineRequest], slo_of: Mapping[str, StatedSLO], now_s: float
@@ -280,7 +293,10 @@ class Planner:
     def _notify_policy(self, event: str, *args: Any) -> None:
         """Report an event to the policy; a policy that fails on it must not take the engine down."""
         try:
-            getattr(self.policy, event)(self.table.rows, *args)
+            if self._log is None:
+                getattr(self.policy, event)(self.table.rows, *args)
+            else:
+                self._log.notify(self.policy, event, self.table.rows, *args)
         except Exception as error:
             self._count_error(error)
 
@@ -502,7 +518,8 @@ class Planner:
     def _checked(self, snapshot: Snapshot, now_s: float) -> Plan | None:
         """Return the policy's plan after the guards; ``None`` if the policy raised or its plan is invalid."""
         try:
-            plan = self.policy.plan(snapshot, now_s)
+            log = self._log
+            plan = self.policy.plan(snapshot, now_s) if log is None else log.plan(self.policy, snapshot, now_s)
             if plan is not Plan.IDENTITY:
                 check_plan(plan, snapshot)
         except Exception as error:

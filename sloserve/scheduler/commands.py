@@ -89,6 +89,13 @@ class SettingsFlags:
         ),
     ] = None
 
+    record: Annotated[
+        str | None,
+        typer.Option(
+            help="What is recorded: events, or plans: also each plan with the snapshot that its policy saw, for "
+            "`sloserve record check`. Default: events."
+        ),
+    ] = None
     record_mib: Annotated[
         int | None,
         typer.Option(

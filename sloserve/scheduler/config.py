@@ -43,6 +43,7 @@ FLAGS: dict[str, Key] = {
     "swapping": ("swapping",),
     "keys": ("keys",),
     "trusted_proxies": ("trusted_proxies",),
+    "record": ("record",),
     "record_mib": ("record_mib",),
     **{flag: ("http3", field) for field, flag in optional_http3.FLAGS.items()},
 }

@@ -1,4 +1,4 @@
-"""The commands ``sloserve record show`` and ``sloserve record export``, which read what engines have recorded."""
+"""The commands ``sloserve record show``, ``export`` and ``check``, which read what engines have recorded."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -95,6 +95,29 @@ def export(
     reason = f"; {left_out} unfinished or without output are left out" if left_out else ""
     print(f"wrote {written} requests to {where}{reason}")
     print(f"try: {command}")
+
+
+@record_app.command()
+def check(name: NameArgument = None, folder: FolderFlag = None, as_json: JsonFlag = False) -> None:
+    """Make the plans of a recording again, and compare them bit for bit.
+
+    `sloserve serve --record plans` records them. The exit status is 1 if a plan comes out differently. See
+    docs/record.md.
+    """
+    from sloserve.engine.recording.reading import chosen as choose
+    from sloserve.sim.recorded_plans import check_plans
+
+    found = _segments(folder)
+    chosen = choose(found, name)
+    checked = check_plans(found[chosen])
+    if as_json:
+        print(json_text.dumps({"name": chosen, **checked.plain()}, indent=2))
+    else:
+        print(f"recording {chosen}")
+        for line in checked.lines():
+            print(f"  {line}")
+    if checked.repeated < checked.plans:
+        raise typer.Exit(1)
 
 
 def _segments(folder: Path | None) -> dict[str, list[Path]]:

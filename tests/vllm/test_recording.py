@@ -22,6 +22,7 @@ from sloserve.engine.recording.events import (
 )
 from sloserve.engine.recording.reading import Recording, read_recording, recordings
 from sloserve.engine.recording.segments import MAGIC
+from sloserve.sim.recorded_plans import check_plans
 from sloserve.wire.keys import hash_of
 from tests import bounded
 from tests.vllm.server import MODEL, Server
@@ -58,7 +59,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[
     base = tmp_path_factory.mktemp("recorded")
     (base / "keys.yaml").write_text(KEYS)
     (base / "serve.yaml").write_text(f"record_folder: {base / 'recordings'}\nmax_body_bytes: 5000\n")
-    flags = ["--record-mib", "8", "--policy", "auto", "--admission", "predict", "--keys", str(base / "keys.yaml")]
+    flags = [
+        "--record-mib",
+        "8",
+        "--record",
+        "plans",
+        "--policy",
+        "auto",
+        "--admission",
+        "predict",
+        "--keys",
+        str(base / "keys.yaml"),
+    ]
     flags += ["--slo-config", str(base / "serve.yaml"), "--served-model-name", MODEL, f"{MARKER}-alias"]
     server = Server(*flags, api_servers=2)
     try:
@@ -127,6 +139,12 @@ def test_refusals_of_both_processes_are_there_with_the_tenants_of_the_engine(rec
     assert len(served) == 2 and refused <= served and 0 not in refused
     begin_s, end_s = (pick(one.at_s for one in recording.arrived.values()) for pick in (min, max))
     assert all(begin_s - 60.0 < one.at_s < end_s + 60.0 for one in recording.refused)
+
+
+def test_all_plans_repeat(made: tuple[Path, Any]) -> None:
+    ((_, paths),) = recordings(made[0]).items()
+    found = check_plans(paths)
+    assert found.plans == found.repeated > 0 and found.is_from_beginning and not found.lost
 
 
 def test_nothing_that_a_client_sent_or_got_stands_in_any_segment(made: tuple[Path, list[list[int]]]) -> None:

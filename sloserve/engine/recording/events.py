@@ -273,6 +273,104 @@ class StopStringFound(_Event, tag=11):
     key: int
 
 
+class RowsSeen(msgspec.Struct, array_like=True, gc=False):
+    """Changes of the columns that a policy reads, since the last of these.
+
+    Args:
+        capacity: Length of a column.
+        last_seq: ``seq`` of the latest request.
+        is_whole: Whether all values are there; otherwise the changed ones.
+        blocks: Columns by their type: number of the type, names of its columns, places, and values. Places are bytes of
+            int32 that index the columns one after another; values are bytes of the type. Whole rows have no places, and
+            changes no names; a type without a change is left out.
+    """
+
+    capacity: int
+    last_seq: int
+    is_whole: bool
+    blocks: list[tuple[int, list[str], bytes, bytes]]
+
+
+class PolicyBegan(_Event, tag=12):
+    """A policy makes the plans that follow; recorded with ``record: plans``.
+
+    Args:
+        policy: Text of the policy.
+        seed: Seed of the policy.
+        learns: Whether it continues with what the policy before it learned.
+        goes_on: Whether it is still at work: repeated where rows are recorded whole.
+        groups: Groups of the KV cache, as :class:`~sloserve.core.kernels.kv_layout.KVGroups`.
+        lookahead_tokens: Slots beyond the tokens of a step.
+        layout_tokens: Context length in tokens beyond which no slots are taken.
+    """
+
+    at_s: float
+    policy: str
+    seed: int
+    learns: bool
+    goes_on: bool
+    groups: list[list[int]]
+    lookahead_tokens: int
+    layout_tokens: int
+
+
+class PolicyCalled(_Event, tag=13):
+    """An event that was reported to the policy: ``arrived``, ``progressed`` or ``finished``.
+
+    Args:
+        slots: Slot of the request; for ``progressed`` bytes of int64, as are the tokens.
+        results: Times and sizes of steps that the policy asked for, in order.
+    """
+
+    at_s: float
+    name: str
+    slots: bytes
+    tokens: bytes
+    rows: RowsSeen
+    results: list[float | int]
+
+
+class PlanMade(_Event, tag=14):
+    """A snapshot that the policy was shown, and its plan before the guards.
+
+    Args:
+        at_s: The time that it was given.
+        rows: Changes of the rows; waiting and running requests follow from their states.
+        engine: Plain figures of the engine, by name.
+        swap: Figures of the host pool, by name; ``None`` without one.
+        drafts: Figures of drafts: three numbers and the bytes of two arrays of float64; ``None`` without drafts.
+        aged: Bytes of the slots of aged requests, int64; their period, and the admissions before the next.
+        standing: Bytes of levels, of what is beyond the shares, and of service; ``None`` without shares.
+        blocks: Shared, awaited, and awaited blocks on the host.
+        results: Times and sizes of steps that the policy asked for, in order.
+        holdings: Blocks of the running requests that it asked for: number of own blocks, and number of holders of each
+            shared block by id; ``None`` if it could not ask.
+        plan: The plan: orders and slots as bytes of int64, then limits, with ``None`` as in the plan; ``None`` if the
+            policy failed.
+        seconds: Time that the plan took.
+    """
+
+    at_s: float
+    rows: RowsSeen
+    engine: dict[str, float | int | bool | None]
+    swap: dict[str, float | int] | None
+    drafts: tuple[float, float, float, bytes, bytes] | None
+    aged: tuple[bytes, int, int]
+    standing: tuple[bytes, bytes, bytes] | None
+    blocks: tuple[int, float, float]
+    results: list[float | int]
+    holdings: list[tuple[int, dict[int, int]]] | None
+    plan: tuple[bytes | None, bytes | None, bytes, bytes, int | None, int | None, int | None] | None
+    seconds: float
+
+
+def weight(event: "Event") -> int:
+    """Return about how many bytes of memory the columns of an event take; 0 for one without columns."""
+    if not isinstance(event, PolicyCalled | PlanMade):
+        return 0
+    return sum(len(places) + len(values) for _, _, places, values in event.rows.blocks)
+
+
 Event = (
     SegmentHead
     | Arrived
@@ -286,4 +384,7 @@ Event = (
     | Refused
     | Lost
     | StopStringFound
+    | PolicyBegan
+    | PolicyCalled
+    | PlanMade
 )  # msgspec reads the union by the tags

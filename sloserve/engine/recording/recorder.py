@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from sloserve.core.clock import Clock, SystemClock
-from sloserve.engine.recording.events import Event, Lost, SegmentHead
+from sloserve.engine.recording.events import Event, Lost, SegmentHead, weight
 from sloserve.engine.recording.segments import SegmentWriter
 
 logger = logging.getLogger(__name__)
@@ -27,6 +27,10 @@ LEAST_EVERY_S: Final = 0.1
 """Least seconds between frames, however often a process asks for one."""
 MOST_EVENTS: Final = 1 << 16
 """Most events that may wait for the thread."""
+MOST_WAITING_BYTES: Final = 1 << 26
+"""Most bytes of columns, see :func:`~sloserve.engine.recording.events.weight`, that may wait for the thread."""
+MOST_FRAME_WEIGHT: Final = 1 << 21
+"""Bytes of columns from which on a frame ends."""
 MOST_FRAME_EVENTS: Final = 256
 """Most events of a frame, so that frames of the longest prompts are shorter than a reader accepts."""
 CLOSE_S: Final = 5.0
@@ -65,6 +69,7 @@ class Recorder:
         self._writer = SegmentWriter(folder, stem, most_bytes)
         self._head, self._clock, self._report = head, clock or SystemClock(), report
         self._events: deque[Event] = deque()  # its methods are safe to call from two threads
+        self._added = self._taken = 0  # bytes of columns; each is counted by one of the two threads
         self.lost = self._noted = 0  # noted in the recording, of the lost events
         self._closed, self._asked, self._failed = threading.Event(), threading.Event(), False
         self._thread = threading.Thread(target=self._run, name="sloserve-recorder", daemon=True)
@@ -75,13 +80,19 @@ class Recorder:
         """Whether the recording has ended because it could not be written."""
         return self._failed
 
-    def add(self, event: Event) -> None:
-        """Record an event."""
+    def add(self, event: Event, size: int = 0) -> None:
+        """Record an event.
+
+        Args:
+            event: The event.
+            size: Bytes of its columns, see :func:`~sloserve.engine.recording.events.weight`.
+        """
         if self._failed:
             return
-        if len(self._events) >= MOST_EVENTS:
+        if len(self._events) >= MOST_EVENTS or self._added - self._taken + size > MOST_WAITING_BYTES:
             self.lost += 1
             return
+        self._added += size
         self._events.append(event)
 
     def write_soon(self) -> None:
@@ -115,8 +126,12 @@ class Recorder:
     def _write(self) -> None:
         left = len(self._events)
         while left > 0:
-            events = [self._events.popleft() for _ in range(min(left, MOST_FRAME_EVENTS))]
+            events, size = list[Event](), 0
+            while len(events) < min(left, MOST_FRAME_EVENTS) and size < MOST_FRAME_WEIGHT:
+                events.append(self._events.popleft())
+                size += weight(events[-1])
             left -= len(events)
+            self._taken += size
             if not self._writer.write(events, self._begins):
                 self.lost += len(events)
         lost = self.lost

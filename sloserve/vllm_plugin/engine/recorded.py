@@ -34,8 +34,10 @@ from sloserve.engine.recording.events import (
     RequestEnded,
     SegmentHead,
     Stepped,
+    weight,
 )
 from sloserve.engine.recording.folder import engine_stem, recordings_folder, trim
+from sloserve.engine.recording.plan_log import PlanLog
 from sloserve.engine.recording.recorder import Recorder
 from sloserve.engine.recording.run import present_run
 from sloserve.engine.recording.salt import Salt
@@ -327,6 +329,11 @@ class Recorded:
     def policy_changed(self, policy: str, shadow_policy: str | None, now_s: float) -> None:
         """Record other policies."""
         self._recorder.add(PoliciesChanged(now_s, policy, shadow_policy))
+
+    def log_of_plans(self) -> PlanLog:
+        """Return a log of plans that becomes a part of this recording."""
+        recorder = self._recorder
+        return PlanLog(lambda event: recorder.add(event, weight(event)))
 
     def close(self) -> None:
         """Write what there is, and end the recording."""

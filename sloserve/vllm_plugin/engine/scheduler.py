@@ -33,6 +33,7 @@ from sloserve.engine.metrics.tenant_figures import TenantRows
 from sloserve.engine.planned_step import Step
 from sloserve.engine.planner import Planner
 from sloserve.engine.policy_change import PolicyChanged
+from sloserve.engine.recording.plan_log import PlanLog
 from sloserve.engine.shadow import Shadow
 from sloserve.engine.step_clock import StepClock
 from sloserve.engine.tenant_shares import TenantShares
@@ -116,6 +117,7 @@ class SLOScheduler(ContainedScheduler):
     _later: tuple[Callable[[], None], ...] = ()  # report the last scheduled step to watchers and traces
     _traced: Traced | None = None
     _recorded: Recorded | None = None
+    _plan_log: PlanLog | None = None
     _policy_change: PolicyChanged | None = None
     _round: _Round | None = None
 
@@ -306,6 +308,10 @@ class SLOScheduler(ContainedScheduler):
             try:
                 if self._dropped is not None:
                     planner.learn_from(self._dropped)
+                if self._plan_log is not None:
+                    if self._dropped is not None:
+                        self._plan_log.learned(policy)
+                    planner.record(self._plan_log, text, self._clock.now_s())
                 planner.take_over(self._planner, compat.live_requests(self), self._ledger.slo_of, self._clock.now_s())
             except Exception:
                 if self._planner is not None:
@@ -380,6 +386,8 @@ class SLOScheduler(ContainedScheduler):
             logger.warning("sloserve cannot publish the scheduler's figures, metrics will lack them: %s", error)
         if self._settings.record_mib:
             self._recorded = start_recording(self, rank, self._clock, self._ledger.recording)
+        if self._recorded is not None and self._settings.record == "plans":
+            self.record_plans(self._recorded.log_of_plans())
         self._say_policies()
 
     def show_on(self, page: LiveWriter) -> None:
@@ -409,6 +417,12 @@ class SLOScheduler(ContainedScheduler):
     def record(self, recorded: Recorded) -> None:
         """Record what this scheduler is asked and does from the next request on."""
         self._recorded = recorded
+
+    def record_plans(self, log: PlanLog) -> None:
+        """Record all that policies are given, and their next plans."""
+        self._plan_log = log
+        if self._planner is not None:
+            self._planner.record(log, self._policy_text, self._clock.now_s())
 
     def _close_pages(self) -> None:
         if self._recorded is not None:

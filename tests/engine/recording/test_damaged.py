@@ -20,11 +20,15 @@ from sloserve.engine.recording.events import (
     FirstToken,
     Lost,
     Paused,
+    PlanMade,
     PoliciesChanged,
+    PolicyBegan,
+    PolicyCalled,
     Preempted,
     Refused,
     RequestAdmitted,
     RequestEnded,
+    RowsSeen,
     SegmentHead,
     Stepped,
     StopStringFound,
@@ -33,6 +37,7 @@ from sloserve.engine.recording.reading import read_recording
 from sloserve.engine.recording.segments import MAGIC, SUFFIX, frame_of, read_segment
 
 HEAD = SegmentHead(FORMAT, 1.0, {"kv_blocks": 9, "model": "m"}, {"classes": {}}, "edf", None, 64, [1, 2])
+SEEN = RowsSeen(64, 3, False, [(0, ["state"], b"\1\0\0\0", b"\1")])
 FRAMES: list[list[Event]] = [
     [HEAD],
     [
@@ -42,6 +47,13 @@ FRAMES: list[list[Event]] = [
     ],
     [FirstToken(1, 1.2), Preempted(1, 1.3, True, False), Paused(1, 1.4, True), Lost(1.4, 3)],
     [PoliciesChanged(1.5, "fcfs", None), RequestEnded(1, 2.0, True, 4, 1, b"abcdefgh", STOP)],
+    [
+        PolicyBegan(1.0, "edf", 3, False, False, [[1, 16, 0, 0, 0, 0, 0, 0, 0]], 0, 4096),
+        PolicyCalled(1.5, "arrived", b"\0" * 8, b"", SEEN, []),
+        PlanMade(
+            1.6, SEEN, {"free_blocks": 9}, None, None, (b"", 1, 0), None, (0, 0.0, 0.0), [0.5, 3], None, None, 1e-4
+        ),
+    ],
     [Refused(2.0, BY_VLLM, 0, None, None, 1.0, None, None, None, None, 7), StopStringFound(2.1, 99)],
 ]
 WHOLE = MAGIC + b"".join(map(frame_of, FRAMES))

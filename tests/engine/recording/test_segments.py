@@ -2,6 +2,7 @@
 
 import os
 import stat
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,12 @@ from sloserve.engine.recording.events import (
     Event,
     FirstToken,
     Lost,
+    PolicyCalled,
     RequestEnded,
+    RowsSeen,
     SegmentHead,
     Stepped,
+    weight,
 )
 from sloserve.engine.recording.folder import trim
 from sloserve.engine.recording.reading import read_recording, recordings
@@ -206,3 +210,23 @@ def test_prompts_of_any_length_fit_a_frame_that_is_read(tmp_path: Path) -> None:
     small.add(RequestEnded(1, 1.0, True, 1, 0, prompt))
     small.close()
     assert small.lost == 1 and not small.failed
+
+
+def test_columns_that_wait_are_bounded_and_make_short_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sloserve.engine.recording.recorder.EVERY_S", 100.0)
+    monkeypatch.setattr("sloserve.engine.recording.recorder.MOST_WAITING_BYTES", 1_000_000)
+    monkeypatch.setattr("sloserve.engine.recording.recorder.MOST_FRAME_WEIGHT", 250_000)
+    recorder = Recorder(tmp_path, "a", 1 << 26, lambda: HEAD)
+    sizes: list[int] = []
+    write = recorder._writer.write
+
+    def noted(events: Sequence[Event], head: Callable[[], SegmentHead]) -> bool:
+        sizes.append(len(events))
+        return write(events, head)
+
+    monkeypatch.setattr(recorder._writer, "write", noted)
+    for number in range(12):
+        rows = RowsSeen(64, number, True, [(0, ["seq"], b"", bytes(100_000))])
+        recorder.add(event := PolicyCalled(1.0, "arrived", b"", b"", rows, []), weight(event))
+    recorder.close()
+    assert recorder.lost == 2 and sizes == [3, 3, 3, 1, 1]

@@ -8,8 +8,10 @@ import pytest
 
 from sloserve.core.outcome import Outcome
 from sloserve.core.runlog import RunLog
-from sloserve.engine.recording.events import HASH_BYTES, STOP, STRETCH_TOKENS
+from sloserve.engine.recording.events import HASH_BYTES, STOP, STRETCH_TOKENS, PolicyBegan
 from sloserve.engine.recording.reading import Recording, read_recording, recordings
+from sloserve.engine.recording.segments import read_segment
+from sloserve.sim.recorded_plans import check_plans
 from sloserve.vllm_plugin.engine.recorded import Recorded
 
 pytestmark = pytest.mark.vllm
@@ -83,3 +85,61 @@ def test_no_name_stands_in_a_segment(build: Build, request_of: RequestOf, tmp_pa
     assert found.head.settings["tenant_shares"]["weights"] == {str(*tenants): 2.0}
     for path in tmp_path.iterdir():
         assert b"private" not in path.read_bytes() and b"secret" not in path.read_bytes()
+
+
+@pytest.mark.parametrize("policy", ["auto", "andes", "qlm"])
+def test_plans_of_the_scheduler_repeat_also_after_the_policy_changes(
+    build: Build, request_of: RequestOf, tmp_path: Path, policy: str
+) -> None:
+    size = {"kv_blocks": 72, "max_model_len": 1024, "enable_prefix_caching": True}
+    work = [
+        request_of(f"r{i}", 0.02 * (i // 3), 10 + 37 * i % 310, 5 + 11 * i % 60, e2e_s=1.0 + i % 7, prefix_ids=(i % 3,))
+        for i in range(60)
+    ]
+    engine = build(policy, **size)
+    scheduler = engine.scheduler
+    recording = Recorded(scheduler, tmp_path, "run-1-rank0", 1 << 24, scheduler._clock)
+    scheduler.record(recording)
+    scheduler.record_plans(recording.log_of_plans())
+    steps = iter(range(10**6))
+
+    def change(output: Any) -> None:
+        if next(steps) == 40:
+            scheduler.set_policies("econo")
+        elif next(steps) == 160:
+            scheduler.set_policies(policy, "edf")
+
+    engine.on_step = change
+    engine.run(work)
+    recording.close()
+    assert scheduler.slo_counters["internal_errors"] == 0
+    ((_, paths),) = recordings(tmp_path).items()
+    found = check_plans(paths)
+    assert found.plans == found.repeated > 100 and found.is_from_beginning and not found.lost
+    assert len(read_recording(paths).policies) == 2
+
+
+def test_plans_repeat_after_planning_failed_and_began_again(
+    build: Build, request_of: RequestOf, tmp_path: Path
+) -> None:
+    """The next policy object continues with what the one before learned."""
+    work = [request_of(f"r{i}", 0.05 * i, 10 + 37 * i % 110, 5 + 11 * i % 60, e2e_s=1.0 + i % 7) for i in range(90)]
+    engine = build("econo", kv_blocks=24)
+    scheduler = engine.scheduler
+    recording = Recorded(scheduler, tmp_path, "run-1-rank0", 1 << 24, scheduler._clock)
+    scheduler.record(recording)
+    scheduler.record_plans(recording.log_of_plans())
+    steps = iter(range(10**6))
+
+    def fail(output: Any) -> None:
+        if next(steps) == 60:
+            scheduler._drop_planner()
+
+    engine.on_step = fail
+    engine.run(work)
+    recording.close()
+    ((_, paths),) = recordings(tmp_path).items()
+    began = [one for path in paths for one in read_segment(path) if isinstance(one, PolicyBegan) and not one.goes_on]
+    assert [one.learns for one in began] == [False, True]
+    found = check_plans(paths)
+    assert found.plans == found.repeated > 100
