@@ -94,9 +94,9 @@ class RecordedEngine:
 def judged(folders: dict[str, Path]) -> dict[str, Any]:
     """Return what replays of the recordings of one workload and seed foretell, and what was."""
     from sloserve.engine.recording.reading import read_recording, recordings
+    from sloserve.sim.replay.engine_of import fitted_steps
     from sloserve.sim.replay.judged import difference, recorded_fates, replay_error, replayed_fates
     from sloserve.sim.replay.replay import Replayed
-    from sloserve.sim.replay.engine_of import fitted_steps
     from sloserve.sim.replay.traffic import span_of, traffic
 
     real, replays, rows = {}, {}, {}

@@ -65,18 +65,20 @@ def whatif(
 
     from sloserve.core import json_text
     from sloserve.core.progress_bar import progress
-    from sloserve.engine.recording.reading import read_recording
-    from sloserve.sim.record_command import chosen_segments
+    from sloserve.engine.recording.folder import recordings_folder
+    from sloserve.engine.recording.reading import find_recording
+    from sloserve.engine.recording.reading import recordings as recordings_in
     from sloserve.sim.replay.joined import beside
     from sloserve.sim.replay.whatif import answer
-    from sloserve.sim.report.whatif_text import whatif_text
+    from sloserve.sim.replay.whatif_text import MIN_TABLE_WIDTH, whatif_text
 
-    found, chosen = chosen_segments(folder, name)
-    recordings = [read_recording(found[chosen])]
+    chosen, recording = find_recording(folder, name)
+    recordings = [recording]
     if replicas is not None:
-        recordings = beside(found, recordings[0])
+        recordings = beside(recordings_in(recordings_folder(None) if folder is None else folder), recording)
     question = _question(last, policy, set_ or [], slo, replicas, len(recordings), engine, seeds)
     console = Console(stderr=as_json)
+    console.width = max(console.width, MIN_TABLE_WIDTH)
     with progress("replays", console) as bar:
         result = answer(recordings, question, anyway=anyway, jobs=jobs, on_progress=bar.update)
     if as_json:

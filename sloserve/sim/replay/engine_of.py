@@ -32,8 +32,8 @@ def measured_steps(recording: Recording) -> tuple[list[MeasuredStep], FloatArray
 
     A step's time runs to its output. It runs from the output of the step before it as long as there were requests: what
     the engine does between two steps, such as taking in requests, slows it down as well. If the engine was idle, the
-    time runs from the step's own scheduling. Where a step is scheduled after the output of the last one, the time of its
-    plan is left out: another policy plans otherwise. Steps without tokens are left out.
+    time runs from the step's own scheduling. Where a step is scheduled after the output of the last one, the time of
+    its plan is left out: another policy plans otherwise. Steps without tokens are left out.
     """
     found, end_s, before_s = [], [], float("-inf")
     is_async = bool(recording.head.engine["async_scheduling"])

@@ -98,7 +98,7 @@ def ended_ids(recording: Recording, traffic: Traffic) -> frozenset[str]:
 
 
 def _is_judged(traffic: Traffic, request_id: str) -> bool:
-    """Return whether a request counts; one that its client gave up before its first token asks for nothing."""
+    """Return whether a request counts; a client that left asks for nothing."""
     return request_id in traffic.judged and request_id not in traffic.left_s
 
 

@@ -42,7 +42,7 @@ class Replayed:
     def run(self, name: str, replicas: int = 1, *, seed: int = 0) -> RunLog:
         """Replay the traffic.
 
-        Several replicas do not get the requests that clients gave up before their first token.
+        Several replicas do not get the requests of clients that left.
 
         Args:
             name: The policy with its options, and flags of the engine, see :class:`~sloserve.sim.run_name.RunName`.

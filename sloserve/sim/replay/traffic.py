@@ -11,7 +11,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.request import OUTPUT_ID, WorkloadRequest
 from sloserve.core.slo import SLO, ClassTable, Targets
 from sloserve.core.tasks import TaskCall
-from sloserve.engine.recording.events import HASH_BYTES, Arrived
+from sloserve.engine.recording.events import ABORTED, HASH_BYTES, Arrived
 from sloserve.engine.recording.reading import Recording
 from sloserve.estimator.length.kaplan_meier import SurvivalCurve, survival_curve
 from sloserve.estimator.length.remaining import PRIOR_MEAN_TOKENS, PRIOR_WEIGHT
@@ -45,9 +45,10 @@ class Traffic:
     Args:
         requests: Requests in the order in which they reached the engine.
         reached_s: When each of them reached the engine, in the same order.
-        left_s: When clients left before they had a token, by the id of the request.
+        left_s: When clients left before their output was complete, by the id of the request.
         judged: Ids of the requests by which a replay is judged: they arrived within the span.
         unfinished: Number of requests that had not ended; the rest of their outputs is drawn.
+        refused: Number of requests that the front end refused within the span; they are not replayed.
         epoch_s: Epoch seconds at which a replay begins.
         classes: Classes of the requests.
         policy: The policy that ran.
@@ -58,6 +59,7 @@ class Traffic:
     left_s: dict[str, float]
     judged: frozenset[str]
     unfinished: int
+    refused: int
     epoch_s: float
     classes: ClassTable
     policy: str
@@ -95,8 +97,8 @@ def traffic(recording: Recording, span: Span, *, seed: int = 0, slos: ClassTable
     """Return the requests of a recording that reached the engine before the end of a span.
 
     An output that had not ended is as long as its class lets expect: the rest is drawn from the survival curve of the
-    class. A request that its client gave up before its first token leaves at the same time in a replay; one that was
-    aborted later has the tokens that it had, since an engine cannot tell a client that left from a stop string.
+    class. A client that left leaves at the same time in a replay. Where it is not known whether a client left or a stop
+    string was met, the output has the tokens that it had.
 
     Args:
         recording: The recording.
@@ -122,7 +124,7 @@ def traffic(recording: Recording, span: Span, *, seed: int = 0, slos: ClassTable
         request_id = f"r{number}"
         if end is None:
             unfinished += 1
-        elif not end.completed and not end.output_tokens:
+        elif end.reason == ABORTED or not (end.completed or end.output_tokens):
             left_s[request_id] = end.at_s - epoch_s
         request = _request(one, request_id, epoch_s, classes, names)
         request = replace(
@@ -143,6 +145,7 @@ def traffic(recording: Recording, span: Span, *, seed: int = 0, slos: ClassTable
         left_s,
         frozenset(judged),
         unfinished,
+        sum(one.at_s in span for one in recording.refused),
         epoch_s,
         classes if slos is None else slos,
         policy_of(recording, span),
@@ -217,9 +220,11 @@ class _Lengths:
 
     def of(self, number: int) -> int:
         end = self._recording.ended.get(number)
-        if end is not None:
-            return max(end.output_tokens, 1) if end.output_tokens else self._drawn(number, 0)
-        return self._drawn(number, self._so_far(number))
+        if end is None:
+            return self._drawn(number, self._so_far(number))
+        if end.reason == ABORTED or not end.output_tokens:
+            return self._drawn(number, end.output_tokens)
+        return end.output_tokens
 
     def _so_far(self, number: int) -> int:
         """Return about how many tokens a request had: it gets one from each step, unless it is paused or preempted."""
@@ -242,7 +247,7 @@ class _Lengths:
         if class_id not in self._curves:
             arrived, ended = self._recording.arrived, self._recording.ended
             of_class = [number for number, one in arrived.items() if one.class_id == class_id]
-            done = [ended[n].output_tokens for n in of_class if n in ended and ended[n].output_tokens]
+            done = [end.output_tokens for n in of_class if (end := ended.get(n)) and end.output_tokens]
             cut = [so_far for n in of_class if n not in ended and (so_far := self._so_far(n))]
             self._curves[class_id] = survival_curve(
                 np.array(done, np.int64),

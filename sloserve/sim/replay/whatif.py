@@ -131,6 +131,7 @@ class Answer:
         recorded: How the requests fared in the recording.
         error: How far a replay of what ran is from it.
         base: The replay of what ran, under the targets that were asked for.
+        lost: Number of events that the recording lost.
         rows: Runs that were tried; empty if the replay is not to be trusted.
     """
 
@@ -142,6 +143,7 @@ class Answer:
     recorded: Fates
     error: ReplayError
     base: Row
+    lost: int = 0
     rows: Sequence[Row] = field(default_factory=list)
 
     def figures(self) -> dict[str, Any]:
@@ -153,6 +155,9 @@ class Answer:
             "seconds": self.span.end_s - self.span.begin_s,
             "requests": len(self.traffic.judged),
             "unfinished": self.traffic.unfinished,
+            "refused": self.traffic.refused,
+            "left": len(self.traffic.left_s),
+            "lost_events": self.lost,
             "step_time_error_percent": self.fitted.score.mape_percent,
             "recorded": self.recorded.figures(),
             "replay": self.base.figures(),
@@ -216,7 +221,7 @@ def answer(
         if error.is_trusted or anyway:
             found = work.outcomes(asked, runs, ended)
             rows = [_row(run, outcomes, base_row) for run, outcomes in found.items()]
-    return Answer(ran, count, span, as_recorded[0].traffic, fitted, real, error, base_row, rows)
+    return Answer(ran, count, span, as_recorded[0].traffic, fitted, real, error, base_row, whole.lost, rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

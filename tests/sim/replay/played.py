@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RunLog
 from sloserve.core.slo import ClassTable, SLOClass, Targets
-from sloserve.engine.recording.events import FORMAT, Arrived, FirstToken, RequestEnded, SegmentHead, Stepped
+from sloserve.engine.recording.events import FORMAT, Arrived, Event, FirstToken, RequestEnded, SegmentHead, Stepped
 from sloserve.engine.recording.reading import Recording
+from sloserve.engine.recording.segments import SegmentWriter
 from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.latency import DecodeLine, Hinge, StepLoad
 from sloserve.estimator.step_time.noise import StepNoise
@@ -165,3 +167,14 @@ def until(recording: Recording, end_s: float) -> Recording:
         ended={number: one for number, one in recording.ended.items() if one.at_s <= end_s},
         steps=[one for one in recording.steps if one.end_s <= end_s],
     )
+
+
+def written(recording: Recording, folder: Path, name: str = "run-1-rank0") -> Path:
+    """Write a recording into a folder, as a server does."""
+    writer = SegmentWriter(folder, name, 64 << 20)
+    events: list[Event] = [*recording.arrived.values(), *recording.ended.values(), *recording.steps]
+    events += [FirstToken(number, at_s) for number, at_s in recording.first_token_s.items()]
+    for first in range(0, len(events), 256):
+        writer.write(events[first : first + 256], lambda: recording.head)
+    writer.close()
+    return folder

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from sloserve.sim.replay.judged import Interval
     from sloserve.sim.replay.whatif import Answer, Row
 
+MIN_TABLE_WIDTH: Final = 130
+"""The least width of the table; a narrower one would break its cells, and a terminal wraps lines instead."""
 _BEYOND: Final = 0.01
 """Share of steps larger than any recorded one from which a run is marked."""
 
@@ -28,6 +30,11 @@ def whatif_text(name: str, answer: "Answer") -> Iterator[Any]:
         f"recording {name}: {answer.ran}{engines}, {span.end_s - span.begin_s:.0f} s, "
         f"{len(answer.traffic.judged)} requests{open_}"
     )
+    for number, what in ((answer.traffic.refused, "refused"), (len(answer.traffic.left_s), "left by their clients")):
+        if number:
+            yield f"{number} requests were {what}; they do not count"
+    if answer.lost:
+        yield f"WARNING: {answer.lost} events of the recording were lost, so the replay misses some of what happened"
     yield f"step times fitted to the recorded steps: mean error {answer.fitted.score.mape_percent:.0f} % of a step"
     yield _error_line(answer)
     yield _table(answer)
