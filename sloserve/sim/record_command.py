@@ -38,11 +38,9 @@ def show(name: NameArgument = None, folder: FolderFlag = None, as_json: JsonFlag
     Without NAME the latest recording is shown, and the names of the others are listed. Attainment counts requests with
     targets that ended. `sloserve serve --record-mib 64` makes recordings. See docs/record.md.
     """
-    from sloserve.engine.recording.reading import chosen as choose
     from sloserve.sim.recorded_run import summary
 
-    found = _segments(folder)
-    chosen = choose(found, name)
+    found, chosen = chosen_segments(folder, name)
     facts = summary(_read(found[chosen]))
     if as_json:
         print(json_text.dumps({"name": chosen, **facts, "recordings": list(found)}, indent=2))
@@ -104,11 +102,9 @@ def check(name: NameArgument = None, folder: FolderFlag = None, as_json: JsonFla
     `sloserve serve --record plans` records them. The exit status is 1 if a plan comes out differently. See
     docs/record.md.
     """
-    from sloserve.engine.recording.reading import chosen as choose
     from sloserve.sim.recorded_plans import check_plans
 
-    found = _segments(folder)
-    chosen = choose(found, name)
+    found, chosen = chosen_segments(folder, name)
     checked = check_plans(found[chosen])
     if as_json:
         print(json_text.dumps({"name": chosen, **checked.plain()}, indent=2))
@@ -120,11 +116,16 @@ def check(name: NameArgument = None, folder: FolderFlag = None, as_json: JsonFla
         raise typer.Exit(1)
 
 
-def _segments(folder: Path | None) -> dict[str, list[Path]]:
-    from sloserve.engine.recording.folder import recordings_folder
-    from sloserve.engine.recording.reading import recordings
+def chosen_segments(folder: Path | None, name: str | None) -> tuple[dict[str, list[Path]], str]:
+    """Return the segments of all recordings in a folder by name, and the name of the chosen one.
 
-    return recordings(recordings_folder(None) if folder is None else folder)
+    Raises: ConfigError if there is no recording, or none of that name.
+    """
+    from sloserve.engine.recording.folder import recordings_folder
+    from sloserve.engine.recording.reading import chosen, recordings
+
+    found = recordings(recordings_folder(None) if folder is None else folder)
+    return found, chosen(found, name)
 
 
 def _read(paths: list[Path]) -> Any:
