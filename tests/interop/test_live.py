@@ -15,8 +15,11 @@ import pytest
 from typer.testing import CliRunner
 
 from sloserve.cli import app
+from sloserve.engine.recording.reading import find_recording
+from sloserve.sim.recorded_timed_trace import FILE, aiperf_command, write_timed_trace
 from sloserve.vllm_plugin.server.tiny_model import resolve_model
 from tests.interop.record import NAMES, NODE, RECORDED, command_of
+from tests.sim.test_recorded_timed_trace import PROMPTS, STRETCH, make_recording
 from tests.vllm.server import MODEL, Server
 
 ROOT = Path(__file__).parents[2]
@@ -120,3 +123,20 @@ def test_results_of_load_generators_are_judged(tool: str, server: Server, tmp_pa
     judged = CliRunner().invoke(app, ["judge", str(tmp_path / result), "--goodput", "ttft:60000,tpot:60000"])
     assert f"{tool}: 10 requests, 10 completed" in judged.output
     assert "all targets 100.0 %   10 of 10" in judged.output
+
+
+def test_aiperf_sends_an_exported_recording_by_the_printed_command(server: Server, tmp_path: Path) -> None:
+    make_recording(tmp_path / "recordings")
+    _, recording = find_recording(tmp_path / "recordings", None)
+    assert write_timed_trace(recording, tmp_path) == (4, 1)
+    command = aiperf_command(tmp_path / FILE, STRETCH).replace("MODEL", MODEL).replace("URL", server.url)
+    words = [*command.split(), "--tokenizer", str(resolve_model(MODEL)), "--ui", "none"]
+    words = [str(PYTHON.parents[1] / "load" / "bin" / words[0]), *words[1:], "--output-artifact-dir", "aiperf"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = tmp_path / "aiperf" / "profile_export.jsonl"
+    rows = [json.loads(line)["metrics"] for line in result.read_text().splitlines()]
+    sent = sorted(row["input_sequence_length"]["value"] for row in rows)
+    assert sent == sorted(tokens for number, (tokens, _) in PROMPTS.items() if number < 5)
+    judged = CliRunner().invoke(app, ["judge", str(result), "--goodput", "ttft:60000,tpot:60000"])
+    assert "aiperf: 4 requests, 4 completed" in judged.output

@@ -21,8 +21,8 @@ PROMPTS = {1: (130, "ab"), 2: (128, "ac"), 3: (20, ""), 4: (64 * 5, "abd"), 5: (
 """Tokens of the prompts and their hashes: of whole stretches, and of fewer than there are in the fourth."""
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def make_recording(folder: Path) -> None:
+    """Write a recording of these prompts, of which the last has not ended."""
     events: list[Event] = []
     for number, (tokens, hashes) in PROMPTS.items():
         prompt = b"".join(one.encode() * HASH_BYTES for one in hashes)
@@ -32,9 +32,14 @@ def folder(tmp_path: Path) -> Path:
         )
         if number != 5:
             events.append(RequestEnded(number, at_s + 1.0, True, 3 * number, 0, b""))
-    writer = SegmentWriter(tmp_path / "recordings", "one-1-rank0", 1 << 20)
+    writer = SegmentWriter(folder, "one-1-rank0", 1 << 20)
     writer.write(events, lambda: HEAD)
     writer.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_recording(tmp_path / "recordings")
     return tmp_path / "recordings"
 
 
