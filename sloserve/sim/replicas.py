@@ -1,9 +1,9 @@
 """Several engines of one model behind one queue, in virtual time.
 
 A request goes, when it arrives, to the replica with the fewest requests that have not ended; of equal ones to the
-replica with the fewest tokens of prompts, then to the first. A replica takes at most ``places`` requests; while all are
-full, requests wait in the queue, and the first deadline goes first. The choice knows what a router knows: prompts, and
-which requests have ended, but not how long outputs will be.
+replica with the fewest tokens of prompts, then to the first. A request finds room where fewer requests are than
+``places`` says for it; until then it waits in the queue, and the first deadline goes first. The choice knows what a
+router knows: prompts, and which requests have ended, but not how long outputs will be.
 
 Differs: a router that follows prefix caches, as a fleet's gateway does, sends the turns of a conversation to one
 replica more often.
@@ -31,7 +31,7 @@ def serve_replicated(
     requests: Sequence[WorkloadRequest],
     count: int,
     *,
-    places: int | None = None,
+    places: Callable[[WorkloadRequest], float] = lambda request: math.inf,
     on_progress: Callable[[int], None] | None = None,
 ) -> RunLog:
     """Serve ``requests`` with ``count`` replicas, and return one log of all of them in the order of ``requests``.
@@ -42,20 +42,20 @@ def serve_replicated(
         make_engine: Returns a new engine for the replica of this number, from 0 on.
         requests: Requests in the order of their arrivals, with an id each; all arrive whatever becomes of the others.
         count: Number of replicas, at least 1.
-        places: Most requests that a replica has at a time, at least 1; ``None`` for no limit, so that nothing waits
-            outside of the engines.
+        places: Returns, for a request, how many requests a replica may have at most when this one has joined them, at
+            least 1; some places may be open to certain requests alone. By default nothing waits outside of the engines.
         on_progress: Called now and then with the number of requests that have ended. An error that it raises ends the
             run.
 
     Raises: ValueError for a number below 1, or for requests that are not in the order of their arrivals.
     """
-    if count < 1 or (places is not None and places < 1):
-        raise ValueError(f"count {count}, places {places}: give at least 1 of each")
+    if count < 1:
+        raise ValueError(f"count: {count} replicas serve nothing; give at least 1")
     if any(one.arrival_s > after.arrival_s for one, after in zip(requests, requests[1:], strict=False)):
         raise ValueError("requests: they are not in the order of their arrivals; sort them by arrival_s")
     started = time.perf_counter()
-    replicas = [_Replica(make_engine(number), math.inf if places is None else places) for number in range(count)]
-    waiting: list[tuple[float, int, WorkloadRequest]] = []
+    replicas = [_Replica(make_engine(number)) for number in range(count)]
+    queue = _Queue(places)
     coming, events = 0, 0
     while True:
         first = min(replicas, key=lambda replica: replica.engine.at)
@@ -64,12 +64,16 @@ def serve_replicated(
         if now_s == math.inf:
             break
         if arrival_s <= now_s:
-            heapq.heappush(waiting, (due_s(requests[coming]), coming, requests[coming]))
+            queue.add(requests[coming], coming)
             coming += 1
         else:
             first.engine.advance()
-        while waiting and (free := _freest(replicas)) is not None:
-            free.give(heapq.heappop(waiting)[-1], now_s)
+        while queue:
+            freest = min(replicas, key=lambda replica: replica.load)
+            request = queue.take(freest.load[0])
+            if request is None:
+                break
+            freest.give(request, now_s)
         events += 1
         if on_progress is not None and events % _PROGRESS == 0:
             on_progress(sum(replica.num_ended for replica in replicas))
@@ -79,17 +83,13 @@ def serve_replicated(
 class _Replica:
     """One engine and the requests that it has."""
 
-    def __init__(self, engine: EventLoop, places: float) -> None:
-        self.engine, self._places = engine, places
+    def __init__(self, engine: EventLoop) -> None:
+        self.engine = engine
         self._given: list[WorkloadRequest] = []
         self._unfinished: dict[str, int] = {}
         self._prompt_tokens = 0
         self.num_ended = 0
         engine.notify_ended(self._ended)
-
-    @property
-    def has_room(self) -> bool:
-        return len(self._unfinished) < self._places
 
     @property
     def load(self) -> tuple[int, int]:
@@ -109,8 +109,34 @@ class _Replica:
         self.num_ended += 1
 
 
-def _freest(replicas: Sequence[_Replica]) -> _Replica | None:
-    return min((one for one in replicas if one.has_room), key=lambda one: one.load, default=None)
+class _Queue:
+    """Requests that wait, in one heap for each number of places that is open to them."""
+
+    def __init__(self, places: Callable[[WorkloadRequest], float]) -> None:
+        self._places = places
+        self._heaps: dict[float, list[tuple[float, int, WorkloadRequest]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._heaps)
+
+    def add(self, request: WorkloadRequest, number: int) -> None:
+        """Add a request; of equal deadlines the lower number is first. Raises: ValueError for less than one place."""
+        places = self._places(request)
+        if not places >= 1:
+            raise ValueError(f"places: request {request.request_id} may use {places} places; give at least 1")
+        heapq.heappush(self._heaps.setdefault(places, []), (due_s(request), number, request))
+
+    def take(self, in_flight: int) -> WorkloadRequest | None:
+        """Return the first request that may join a replica with ``in_flight`` requests; ``None`` if none may."""
+        places = min(
+            (one for one in self._heaps if one > in_flight), key=lambda one: self._heaps[one][0][:2], default=None
+        )
+        if places is None:
+            return None
+        request = heapq.heappop(self._heaps[places])[-1]
+        if not self._heaps[places]:
+            del self._heaps[places]
+        return request
 
 
 def due_s(request: WorkloadRequest) -> float:

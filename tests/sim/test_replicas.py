@@ -1,5 +1,6 @@
 """Replicas behind one queue: one is the engine itself, more share the work, and no request is lost or overtaken."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -48,22 +49,22 @@ def test_one_replica_is_the_engine_itself(seed: int) -> None:
     assert (found.counters, found.token_budget) == (alone.counters, alone.token_budget)
 
 
-@pytest.mark.parametrize("places", [None, 8, 1])
-def test_each_request_is_served_once_and_runs_are_equal(places: int | None) -> None:
+@pytest.mark.parametrize("places", [math.inf, 8, 1])
+def test_each_request_is_served_once_and_runs_are_equal(places: float) -> None:
     requests = random_workload(np.random.default_rng(7))
-    found = serve_replicated(engine, requests, 3, places=places)
+    found = serve_replicated(engine, requests, 3, places=lambda _: places)
     assert [one.request for one in found.requests] == requests
     assert all(one.outcome is Outcome.COMPLETED for one in found.requests)
     assert [one.token_times_s.size for one in found.requests] == [
         one.token_times_s.size for one in engine().run(requests).requests
     ]
-    assert ends(found) == ends(serve_replicated(engine, requests, 3, places=places))
+    assert ends(found) == ends(serve_replicated(engine, requests, 3, places=lambda _: places))
     assert np.all(np.diff(found.steps.end_s) >= 0.0)
 
 
 def test_more_replicas_keep_more_targets() -> None:
     kept = [
-        summarize(serve_replicated(engine, rush(120), count, places=8), policy="edf", seed=0, rps=20.0)
+        summarize(serve_replicated(engine, rush(120), count, places=lambda _: 8), policy="edf", seed=0, rps=20.0)
         for count in (1, 2, 4)
     ]
     attained = [run["slo_attainment"] for run in kept]
@@ -74,7 +75,7 @@ def test_a_full_fleet_serves_the_first_deadline_first() -> None:
     late = [request(f"late{k}", 0.01 * k, ttft_s=60.0) for k in range(6)]
     urgent = request("urgent", 0.1, ttft_s=1.0)
     idle = request("nothing promised", 0.1)
-    found = serve_replicated(engine, [*late, urgent, idle], 2, places=1)
+    found = serve_replicated(engine, [*late, urgent, idle], 2, places=lambda _: 1)
     first_s = {one.request.request_id: one.first_token_s or 0.0 for one in found.requests}
     assert sorted(first_s, key=first_s.__getitem__)[:3] == ["late0", "late1", "urgent"]
     assert max(first_s, key=first_s.__getitem__) == "nothing promised"
@@ -82,13 +83,22 @@ def test_a_full_fleet_serves_the_first_deadline_first() -> None:
 
 
 def test_no_replica_has_more_requests_than_places() -> None:
-    found = serve_replicated(engine, rush(40, gap_s=0.0), 2, places=3)
+    found = serve_replicated(engine, rush(40, gap_s=0.0), 2, places=lambda _: 3)
     assert int(found.steps.running.max()) == 3 and int(found.steps.waiting.max()) <= 3
+
+
+def test_places_for_some_requests_alone_are_left_to_them() -> None:
+    lines = [request(f"line{k}", 0.01 * k, ttft_s=60.0) for k in range(6)]
+    stream = request("stream", 0.1, ttft_s=90.0)
+    found = serve_replicated(engine, [*lines, stream], 1, places=lambda one: 3 if one is stream else 2)
+    first_s = {one.request.request_id: one.first_token_s or 0.0 for one in found.requests}
+    assert sorted(first_s, key=first_s.__getitem__)[:3] == ["line0", "line1", "stream"]
+    assert int(found.steps.running.max()) == 3
 
 
 def test_a_request_that_an_engine_refuses_leaves_its_place_to_the_next() -> None:
     requests = [request("fits", 0.0), request("too long", 0.1, prompt_tokens=5000), request("waits", 0.2)]
-    found = serve_replicated(engine, requests, 1, places=1)
+    found = serve_replicated(engine, requests, 1, places=lambda _: 1)
     assert [one.outcome for one in found.requests] == [Outcome.COMPLETED, Outcome.REJECTED, Outcome.COMPLETED]
 
 
@@ -111,9 +121,9 @@ def test_progress_is_reported_and_may_end_a_run() -> None:
 
 
 def test_numbers_and_orders_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ValueError, match="count 0"):
+    with pytest.raises(ValueError, match="count: 0"):
         serve_replicated(engine, rush(2), 0)
-    with pytest.raises(ValueError, match="places 0"):
-        serve_replicated(engine, rush(2), 1, places=0)
+    with pytest.raises(ValueError, match="0 places"):
+        serve_replicated(engine, rush(2), 1, places=lambda _: 0)
     with pytest.raises(ValueError, match="order of their arrivals"):
         serve_replicated(engine, rush(2)[::-1], 1)
