@@ -34,7 +34,7 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog
 from sloserve.core.slo import SLO
 from sloserve.estimator.step_time.latency import StepLoad
-from sloserve.fleet.agent.engine_places import EnginePlaces
+from sloserve.fleet.contract.engine_places import EnginePlaces
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.simulated.dispatcher import Dispatcher, FleetView, Operation, WaitingRequest

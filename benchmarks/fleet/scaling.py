@@ -16,7 +16,7 @@ hours, and those over the hours of the smallest fixed fleet whose attainment is 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,29 +24,45 @@ from typing import Any
 import numpy as np
 
 from benchmarks.arguments import parser_for
-from benchmarks.fleet.scaled_fleet import Hosts, Needed, ScaledFleet
-from benchmarks.publish import RESULTS, aligned, write_result
-from sloserve.core.request import WorkloadRequest
-from sloserve.fleet.contract.plan_in_force import Plan
-from sloserve.fleet.contract.reports import AgentReport
+from benchmarks.fleet.days_with_shocks import DAY_S, NAME, PEAK_RPS, day
+from benchmarks.fleet.scaled_fleet import Hosts, Needed, Observed, ScaledFleet
+from benchmarks.publish import RESULTS, aligned, read_json, write_result
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.fleet import Fleet
+from sloserve.fleet.planning.counterfactual import MOST_PER_REPLICA, Failures, replay_of, replicas_needed
+from sloserve.fleet.planning.replayed_model import ReplayedModel
 from sloserve.fleet.planning.scaling import instances_needed
-from sloserve.fleet.simulated.fleet_experiment import FleetExperiment
 from sloserve.fleet.simulated.loop import FleetRun
 from sloserve.sim.model.engine import ModelEngine
 from sloserve.sim.report.summary import duration_s, summarize
-from sloserve.sim.workloads.multi_model import FleetWorkload
-from sloserve.sim.workloads.seeding import stream
 
-MOST, PLACES, PEAK_RPS, DAY_S = 6, 8, 2.0, 3600.0
-"""MOST hosts all day keep 99 % of the requests at this peak; at 3 they keep 77, and no rule could use fewer hosts."""
+MOST, PLACES = 8, 8
 START_S, UP_S, DOWN_S = 60.0, 30.0, 300.0
-NIGHT, BURST, BURST_S = 0.1, 1.5, DAY_S / 72.0
+REPLAY_S, REPLAYED_DOWN_S = 60.0, 120.0
+"""A need that replays find is steady, so that hosts may go after a shorter time."""
 QUICK_S = 120.0
-FIXED = (6, 4, 5, 3)
-TARGETS = (0.7, 0.5, 0.9)
-"""Of the share of places in use, under ``utilisation``."""
+RULES = (
+    "fixed 8",
+    "fixed 7",
+    "fixed 6",
+    "fixed 5",
+    "fixed 4",
+    "want",
+    "utilisation 0.7",
+    "queue 8",
+    "latency 0.6",
+)
+TUNED = [
+    f"{kind} {target:g}"
+    for kind, targets in (
+        ("utilisation", (0.6, 0.8, 1.0)),
+        ("queue", (5.0, 7.0, 9.0)),
+        ("latency", (0.3, 0.5, 0.8)),
+    )
+    for target in targets
+]
+TUNING_SEED = 100
+RESULT = RESULTS / "fleet_scaling.json.gz"
 FILE = """
 models: {{chat: {{profile: a800-qwen2.5-32b, flags: {{max_num_seqs: {places}}}}}}}
 hosts:
@@ -65,39 +81,76 @@ def fleet_of(hosts: int) -> Fleet:
     return parse_fleet(FILE.format(places=PLACES, hosts="\n".join(lines)))
 
 
-def day(seed: int, day_s: float) -> list[WorkloadRequest]:
-    """What arrives: Poisson arrivals of rate 1, at the times at which so many are expected."""
-    at_s = np.linspace(0.0, day_s, 2001)
-    part = at_s / day_s
-    rate = NIGHT + (1.0 - NIGHT) * (1.0 - np.cos(2.0 * np.pi * (part - 3.0 / 24.0))) / 2.0  # least at 3, most at 15
-    burst = BURST_S * day_s / DAY_S
-    for begin_s in stream(seed, "scaling/bursts").random(2) * (day_s - burst):
-        rate[(at_s >= begin_s) & (at_s < begin_s + burst)] *= BURST
-    expected = np.concatenate([[0.0], np.cumsum(PEAK_RPS * rate[1:] * np.diff(at_s))])
-    workload = FleetWorkload("w-b", latency_share=0.5)
-    made = FleetExperiment(fleet_of(1), workload, ("qlm",), (1.0,), max_requests=int(expected[-1])).requests(seed, 1.0)
-    return [
-        replace(one, arrival_s=float(np.interp(one.arrival_s, expected, at_s)))
-        for one in made
-        if one.arrival_s < expected[-1]
-    ]
+def want(observed: Observed) -> int:
+    return instances_needed(observed.plan)
 
 
-def want(plan: Plan, reports: Sequence[AgentReport]) -> int:
-    return instances_needed(plan)
-
-
-def utilisation(target: float, plan: Plan, reports: Sequence[AgentReport]) -> int:
+def utilisation(target: float, observed: Observed) -> int:
     """The formula of a HorizontalPodAutoscaler."""
-    instances = [one for report in reports for one in report.instances]
-    used = sum(one.running.requests for one in instances) / PLACES
-    return max(math.ceil(used / target), 1)
+    return max(math.ceil(observed.running / PLACES / target), 1)
+
+
+def latency(high: float, observed: Observed) -> int:
+    """More hosts in proportion while the worst P90 over its target is above ``high``, one fewer below a third of it."""
+    if observed.worst > high:
+        return max(math.ceil(observed.hosts * min(observed.worst / high, 2.0)), observed.hosts + 1)
+    return max(observed.hosts - (observed.worst < high / 3.0), 1)
+
+
+def queue_length(target: float, observed: Observed) -> int:
+    """KEDA's AverageValue: ``target`` requests for each host, of those that wait or run."""
+    return max(math.ceil((observed.waiting + observed.running) / target), 1)
+
+
+class Counterfactual:
+    """The rule of ``fleet/planning/counterfactual.py``, every REPLAY_S seconds.
+
+    Args:
+        objective: Share of the requests that shall meet their targets.
+    """
+
+    def __init__(self, objective: float) -> None:
+        self._objective = objective
+        self._due_s = REPLAY_S
+        self._needed, self._in_flight, self._failures = 1, math.inf, Failures()
+        fleet = fleet_of(1)
+        self._classes = fleet.settings.classes
+        # Engines of this benchmark have stock's scheduler.
+        self._model = replace(ReplayedModel.of(fleet, "chat", "a800"), config=None)
+
+    def __call__(self, observed: Observed) -> int:
+        now_s = observed.now_s
+        if now_s >= self._due_s:
+            self._due_s = now_s + REPLAY_S
+            most = MOST_PER_REPLICA * max(self._needed, 4)
+            replay = replay_of(observed.traffic(), self._classes, lead_s=START_S + UP_S, most=most)
+            found = replicas_needed(
+                replay,
+                self._model.serve,
+                self._needed,
+                MOST,
+                self._objective,
+                misses=lambda count: self._failures.misses(count, replay.load, now_s),
+            )
+            self._failures.note(found, replay.load, self._objective, now_s)
+            self._needed = found.expected
+            self._in_flight = found.in_flight or self._in_flight
+        return max(self._needed, math.ceil(observed.streams / self._in_flight))
+
+
+BY_TARGET: dict[str, Callable[[float, Observed], int]] = {
+    "utilisation": utilisation,
+    "queue": queue_length,
+    "latency": latency,
+}
 
 
 def run(name: str, needed: Needed, hosts: Hosts, most: int, seed: int, day_s: float) -> dict[str, Any]:
     """One day under one rule."""
     dispatcher = ScaledFleet(needed, hosts, seed=seed)
-    log = FleetRun(fleet_of(most), dispatcher, ModelEngine, policy=None, seed=seed).run(day(seed, day_s)).run
+    log = (
+        FleetRun(fleet_of(most), dispatcher, ModelEngine, policy=None, seed=seed).run(day(fleet_of(1), seed, day_s)).run
+    )
     found = summarize(log, policy=name, seed=seed, rps=PEAK_RPS)
     by_class = found["slo_attainment_by_class"]
     return {
@@ -120,7 +173,7 @@ def table(runs: Sequence[dict[str, Any]]) -> list[str]:
     def mean(rule: str, key: str) -> float:
         return float(np.mean([run[key] for run in runs if run["rule"] == rule]))
 
-    fixed = [rule for rule in rules if rule.startswith("fixed")]
+    fixed = [rule for rule in rules if rule.startswith("fixed")] or rules[:1]
     best = max(mean(rule, "attainment") for rule in fixed)
     enough = min(
         (rule for rule in fixed if mean(rule, "attainment") >= best - 0.01), key=lambda rule: mean(rule, "hours")
@@ -134,27 +187,51 @@ def table(runs: Sequence[dict[str, Any]]) -> list[str]:
     return aligned(rows).splitlines()
 
 
+def rules_of(names: Sequence[str]) -> dict[str, tuple[Needed, Hosts, int]]:
+    """Return the rules of these names, each with its hosts and the most of them."""
+    scaled = Hosts(1, START_S, UP_S, DOWN_S)
+    found: dict[str, tuple[Needed, Hosts, int]] = {}
+    for name in names:
+        kind, _, value = name.rpartition(" ")
+        if name == "want":
+            found[name] = want, scaled, MOST
+        elif kind == "fixed":
+            found[name] = want, replace(scaled, least=int(value)), int(value)
+        elif kind == "counterfactual":
+            found[name] = Counterfactual(float(value)), replace(scaled, down_s=REPLAYED_DOWN_S), MOST
+        else:
+            found[name] = partial(BY_TARGET[kind], float(value)), scaled, MOST
+    return found
+
+
 def main() -> None:
     parser = parser_for(__doc__)
+    parser.add_argument("--rules", default=",".join(RULES), help="names with a comma between them")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--tune", action="store_true", help="the rules with a target, several, on a day of their own")
     parser.add_argument("--quick", action="store_true", help="two rules, one seed, two minutes; writes nothing")
     args = parser.parse_args()
-    scaled = Hosts(1, START_S, UP_S, DOWN_S)
-    rules: dict[str, tuple[Needed, Hosts, int]] = {"want": (want, scaled, MOST)}
-    rules |= {f"fixed {n}": (want, replace(scaled, least=n), n) for n in ((3,) if args.quick else FIXED)}
-    if not args.quick:
-        rules |= {f"utilisation {one:g}": (partial(utilisation, one), scaled, MOST) for one in TARGETS}
-    conditions = {"start_s": START_S, "up_s": UP_S, "down_s": DOWN_S, "peak_rps": PEAK_RPS, "places": PLACES}
+    names = args.rules.split(",")
+    names, seeds = (TUNED, [TUNING_SEED]) if args.tune else (names, list(range(args.seeds)))
+    if args.quick:
+        names, seeds = ["want", "fixed 3"], [0]
     runs: list[dict[str, Any]] = []
-    for seed in range(1 if args.quick else args.seeds):
-        for name, rule in rules.items():
+    for seed in seeds:
+        for name, rule in rules_of(names).items():
             runs.append(run(name, *rule, seed, QUICK_S if args.quick else DAY_S))
             print(runs[-1], flush=True)
-            if len(runs) > 1 and not args.quick:  # what is there stays if it is stopped
-                write_result(
-                    RESULTS / "fleet_scaling.json.gz", {"conditions": conditions, "table": table(runs), "runs": runs}
-                )
+            if not args.quick:  # what is there stays if it is stopped
+                write(runs[-1])
     print("\n".join(table(runs)))
+
+
+def write(run: dict[str, Any]) -> None:
+    """Write a run beside the others, in the place of an earlier one of its rule and seed."""
+    kept = [one for one in read_json(RESULT)["runs"]] if RESULT.exists() else []
+    runs = [one for one in kept if (one["rule"], one["seed"]) != (run["rule"], run["seed"])] + [run]
+    of_days = [one for one in runs if one["seed"] != TUNING_SEED]
+    conditions = {"days": NAME, "start_s": START_S, "up_s": UP_S, "down_s": DOWN_S, "places": PLACES}
+    write_result(RESULT, {"conditions": conditions, "table": table(of_days) if of_days else [], "runs": runs})
 
 
 if __name__ == "__main__":

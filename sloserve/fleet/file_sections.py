@@ -89,10 +89,21 @@ class HostTemplate(DeviceHost):
 
 
 class ScalingSection(Section):
-    """Seconds for which more hosts must be needed before one is added, and fewer before one goes."""
+    """Rules by which hosts come and go.
+
+    Args:
+        up_s: Seconds for which more hosts must be needed before one is added.
+        down_s: Seconds for which fewer must be needed before one goes.
+        start_s: Seconds that a host takes to start, for which the rate of requests is expected ahead.
+        objective: Share of the requests of each class that shall meet their targets.
+        replay_s: CPU seconds a minute for replays of recent traffic with other numbers of instances; 0 for none.
+    """
 
     up_s: Seconds = 30.0
     down_s: Seconds = 600.0
+    start_s: Seconds = 180.0
+    objective: Annotated[float, Field(strict=True, gt=0.0, lt=1.0), Allowed("a number between 0 and 1")] = 0.95
+    replay_s: Annotated[float, Field(strict=True, ge=0.0, le=50.0), Allowed("a number of seconds from 0 to 50")] = 10.0
 
 
 class PoolSection(Section):
@@ -104,7 +115,7 @@ class PoolSection(Section):
     """
 
     ray: Annotated[Text | None, Allowed("auto, or the address of a Ray cluster, HOST:PORT")] = None
-    scaling: Annotated[ScalingSection, Allowed("a mapping with up_s, down_s")] = ScalingSection()
+    scaling: Annotated[ScalingSection, Allowed("a mapping with up_s, down_s, objective, replay_s")] = ScalingSection()
     devices: Annotated[dict[str, HostTemplate], Allowed("a mapping of kind of device to what such a host has")] = {}
 
 

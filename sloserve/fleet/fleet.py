@@ -149,6 +149,11 @@ class Fleet:
     certificates: CertificateSection = CertificateSection()
 
     @property
+    def replays_traffic(self) -> bool:
+        """Whether recent traffic is replayed to find how many instances are needed: where hosts may join."""
+        return bool(self.pool.devices) and self.pool.scaling.replay_s > 0.0
+
+    @property
     def instances(self) -> tuple[tuple[str, Host], ...]:
         """The name and host of each instance, in the order of the file."""
         return tuple((name, host) for host in self.hosts.values() for name in host.instances)

@@ -130,8 +130,8 @@ IDEAS = {
         word="max_num_seqs",
         pattern=r"^(?:[\d.]+|[\w.]*(?:queued|streams|seats|QUEUED|STREAMS|SEATS)) \* [\w.]*max_num_seqs$",
         example="room = 1.25 * engine.max_num_seqs",
-        instead="agent.engine_places.EnginePlaces",
-        homes=frozenset({"sloserve/fleet/agent/engine_places.py"}),
+        instead="contract.engine_places.EnginePlaces",
+        homes=frozenset({"sloserve/fleet/contract/engine_places.py"}),
         under=("sloserve/fleet/", "sloserve/fleet/simulated/"),
     ),
     "on-demand, collate and edf are told apart once": Idea(

@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 
 from sloserve.core.errors import EngineError
 from sloserve.fleet.agent.engine_client import EngineClient, EngineLate
-from sloserve.fleet.agent.engine_places import EnginePlaces
 from sloserve.fleet.agent.engine_requests import AwaitedRequests
 from sloserve.fleet.agent.engine_spec import EngineProcess, ServedModel
+from sloserve.fleet.contract.engine_places import EnginePlaces
 
 _READY_POLL_S: Final = 0.05
 _STEPS: Final = 10.0

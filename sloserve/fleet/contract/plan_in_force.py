@@ -29,6 +29,30 @@ class PlannedGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplayedNeed:
+    """Instances that the fleet needs, by replays of its recent traffic; the sum over its models.
+
+    Args:
+        read_s: Time at which the traffic was read, in epoch seconds by the store's clock.
+        objective: Share of the requests that shall meet their targets, in each class.
+        low, expected, high: Fewest instances that may keep the objective, that keep it as expected, and that keep it
+            with certainty; 0 without any request for the whole window.
+        covers_s: Seconds of traffic that were replayed.
+        requests: Number of requests in them.
+        in_flight: Streams that each of the instances has at the busiest times; ``None`` where that is not known.
+    """
+
+    read_s: float
+    objective: float
+    low: int
+    expected: int
+    high: int
+    covers_s: float = 0.0
+    requests: int = 0
+    in_flight: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The plan that the planner writes, and that agents and gateways follow.
 
@@ -38,6 +62,9 @@ class Plan:
         late_s, instances_needed, solver: see :class:`sloserve.scheduler.virtual_queues.contract.FleetPlan`.
         pressure: Expected time to serve what waits of each class, divided by the time that its deadlines leave; 1 is
             full.
+        waiting: Number of requests that wait: streams that gateways hold, and lines in the store.
+        streams: Number of streams that wait or run.
+        replayed: Need by replays; ``None`` where there is none.
     """
 
     made_s: float
@@ -46,6 +73,9 @@ class Plan:
     instances_needed: int | None = None
     solver: str = "search"
     pressure: Mapping[str, float] = field(default_factory=dict)
+    waiting: int = 0
+    streams: int = 0
+    replayed: ReplayedNeed | None = None
 
     @property
     def order(self) -> dict[str, list[int]]:

@@ -38,6 +38,7 @@ from sloserve.fleet.gateway.parts import GatewayState
 from sloserve.fleet.gateway.passing import PassedResponse
 from sloserve.fleet.gateway.prediction import Work
 from sloserve.fleet.gateway.prefixes import beginnings, names_of
+from sloserve.fleet.gateway.traffic_log import LoggedRequest
 from sloserve.fleet.sizes import GENERATING
 from sloserve.scheduler.admission.admission import Ticket, Together
 from sloserve.scheduler.admission.prediction import ArrivingRequest
@@ -56,11 +57,17 @@ class RequestAccounting:
         self._ticket: Ticket | None = None
         self._task = parts.tasks.arriving(request)
         self._started: StartedCall | None = None
+        self._logged: LoggedRequest | None = None
 
     def arrived(self) -> None:
         """Count demand for the model that the request asks for."""
         now_s, request = self._parts.clock.monotonic_s(), self._request
         self._parts.demand.arrived(request.model, request.slo_class, request.prompt_tokens, now_s)
+        if self._parts.traffic is not None and request.route in GENERATING:
+            most, targets = request.most_output, request.slo.targets
+            self._logged = self._parts.traffic.arrived(
+                request.model, request.slo_class, targets, request.prompt_tokens, most, now_s
+            )
 
     def admit(self, model: str) -> None:
         """Let the request wait for this model, and for no other.
@@ -114,6 +121,9 @@ class RequestAccounting:
             tokens = self._parts.demand.ended(request.model, request.slo_class, self._answer.streamed, limit)
             tpot_s = (now_s - first_s) / (tokens - 1) if tokens > 1 else 0.0
             latency = Latency(first_s - request.arrival_s, tpot_s, now_s - request.arrival_s)
+        if self._logged is not None:
+            so_far = tokens or self._parts.demand.tokens_so_far(request.model, self._answer.streamed)
+            self._logged.over(max(so_far, 0), complete=tokens > 0)
         self._parts.attained.ended(
             request.slo, latency, now_s, streamed=request.streamed, rejected=self._ticket is None
         )

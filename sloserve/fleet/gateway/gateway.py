@@ -37,6 +37,7 @@ from sloserve.fleet.gateway.model_sets import ModelSets
 from sloserve.fleet.gateway.parts import GatewayState
 from sloserve.fleet.gateway.prediction import Pace
 from sloserve.fleet.gateway.shared_use import SharedUse
+from sloserve.fleet.gateway.traffic_log import TrafficLog
 from sloserve.fleet.gateway.watch import Watch
 from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.fleet.planning.snapshot import serving_of
@@ -106,6 +107,7 @@ class Gateway:
             hold,
             DemandMeter(settings.classes, {m.name: m.start.tokens_an_event for m in fleet.models.values()}),
             self.metrics,
+            TrafficLog(clock.monotonic_s()) if fleet.replays_traffic else None,
         )
         name = around.name or f"gateway-{secrets.token_hex(8)}"
         self._sets = None

@@ -16,6 +16,7 @@ from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.gateway.limits import RequestPlaces
 from sloserve.fleet.gateway.metrics import GatewayMetrics
 from sloserve.fleet.gateway.passing import PassedResponse
+from sloserve.fleet.gateway.traffic_log import TrafficLog
 from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.settings import PluginSettings
@@ -36,6 +37,7 @@ class GatewayState:
         hold: Requests that wait for an instance.
         demand: Meter of demand by model and class.
         metrics: Counters of the gateway.
+        traffic: Recent requests, for the planner to replay; ``None`` for a fleet that does not.
         chooser: Chooser for requests that name a set of models; ``None`` if there are no sets.
     """
 
@@ -48,6 +50,7 @@ class GatewayState:
     hold: Hold
     demand: DemandMeter
     metrics: GatewayMetrics
+    traffic: TrafficLog | None = None
     chooser: Chooser | None = None
     reader: GatewayRequestReader = field(init=False)
     places: RequestPlaces = field(init=False)

@@ -8,11 +8,13 @@ import asyncio
 import logging
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
 from sloserve.core.errors import StoreError
 from sloserve.fleet.contract.plan_in_force import Plan, plan_of
 from sloserve.fleet.contract.reports import GatewayReport, agent_report, to_json
+from sloserve.fleet.contract.traffic import Traffic, to_text
 from sloserve.fleet.gateway.parts import GatewayState
 from sloserve.fleet.gateway.shared_use import SharedUse
 from sloserve.fleet.store.store import Store
@@ -26,6 +28,8 @@ ASK_SOON_S: Final = 0.05
 """Seconds between two questions while requests wait for an instance."""
 STORE_S: Final = 1.0
 """Seconds between two times that the store is read, and gets the demand."""
+TRAFFIC_S: Final = 15.0
+"""Seconds between two reports of the recent requests to the store."""
 GONE_S: Final = 30.0
 """Seconds without a sign of life after which a member that does not respond is asked no more."""
 
@@ -54,6 +58,7 @@ class Watch:
         self._use = use
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._reading: asyncio.Task[None] | None = None
+        self._traffic_due_s = 0.0
         self._thread = ThreadPoolExecutor(1, "sloserve-gateway-store")
         self.store_faults = Faults("the store is not read, and streams continue with the last known state")
         self.answered: set[str] = set()
@@ -138,10 +143,23 @@ class Watch:
         # An endpoint that the store no longer names has ended, or a store that was replaced does not know it yet.
         kept = self._instances.keep_only(self._static | {endpoint for endpoint, _ in ages})
         await self._parts.agents.keep_only(kept)
+        await self._report_traffic(store)
         if self._use is not None:
             due = self._use.due()
             rows = await loop.run_in_executor(self._thread, self._use.exchange, store, due)
             self._use.exchanged(due, rows)
+
+    async def _report_traffic(self, store: Store) -> None:
+        """Report recent requests for the planner, where it replays them and the last report is old."""
+        traffic, now_s = self._parts.traffic, self._parts.clock.monotonic_s()
+        if traffic is None or now_s < self._traffic_due_s:
+            return
+        self._traffic_due_s, report = now_s + TRAFFIC_S, traffic.report(now_s)
+        write = partial(self._write_traffic, store, report)
+        await asyncio.get_running_loop().run_in_executor(self._thread, write)
+
+    def _write_traffic(self, store: Store, report: Traffic) -> None:
+        store.traffic.write(self._name, to_text(report))
 
     def _exchange(self, store: Store, report: GatewayReport) -> tuple[Plan | None, list[tuple[str, float]]]:
         """Return the plan, and the endpoint of each agent with the age of its last sign of life."""

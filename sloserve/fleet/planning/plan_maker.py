@@ -43,6 +43,9 @@ class PlanMaker:
         """
         self._swaps.note(report for report, _ in members.agents)
         in_force = None if last is None else FleetPlan({name: tuple(refs) for name, refs in last.order.items()})
+        durable = tuple(durable)
+        held = sum(demand.held for demand, _ in members.demands)
+        running = sum(one.streams for report, _ in members.agents for one in report.instances)
         state, groups = fleet_state(now_s, durable, members, self._swaps.table, in_force, horizon_s=self._horizon_s)
         foreseen = self._planner.foresee(state)
         found = self._planner.search(foreseen)
@@ -53,6 +56,8 @@ class PlanMaker:
             instances_needed=found.instances_needed,
             solver=found.solver,
             pressure=dict.fromkeys(self._classes, 0.0) | slo_pressure(foreseen, found, groups),
+            waiting=held + sum(group.sums.requests for group in durable),
+            streams=held + running,
         )
 
 

@@ -7,6 +7,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from sloserve.fleet.contract.plan_in_force import Plan
+from sloserve.fleet.planning.scaling import REPLAYED_S, instances_needed
 
 
 class PlanCollector(Collector):
@@ -40,6 +41,30 @@ class PlanCollector(Collector):
             "Instances with which no deadline would be missed; as many as there are where none is.",
             value=float(wanted),
         )
+        yield from _replayed(plan)
         yield GaugeMetricFamily(
             "sloserve:fleet_late_seconds", "Lateness that the plan is expected to bring, summed.", value=plan.late_s
         )
+
+
+def _replayed(plan: Plan) -> Iterable[GaugeMetricFamily]:
+    """Yield the need by replays, while it counts: a fleet without one has no such series, and scalers hold still."""
+    found = plan.replayed
+    if found is None or plan.made_s - found.read_s > REPLAYED_S:
+        return
+    needed = GaugeMetricFamily(
+        "sloserve:fleet_replicas_needed",
+        "Fewest instances that may keep the objective, that keep it as expected, and that surely do, by replays.",
+        labels=["bound"],
+    )
+    for bound in ("low", "expected", "high"):
+        needed.add_metric([bound], float(getattr(found, bound)))
+    # What Ray's autoscaler is asked for, before its hold times: lines or streams may need more than replays found.
+    needed.add_metric(["now"], float(instances_needed(plan)))
+    yield needed
+    yield GaugeMetricFamily(
+        "sloserve:fleet_objective_ratio", "Share of requests that shall meet their targets.", value=found.objective
+    )
+    yield GaugeMetricFamily(
+        "sloserve:fleet_replayed_seconds", "Seconds of traffic that the last replays covered.", value=found.covers_s
+    )

@@ -5,12 +5,14 @@ the last plan in its row. If the leader dies the last plan holds, and another le
 """
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from sloserve.core.clock import Clock
-from sloserve.fleet.contract.plan_in_force import Plan, plan_of, to_json
+from sloserve.fleet.contract.plan_in_force import Plan, ReplayedNeed, plan_of, to_json
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.planning.cached_sums import CachedSums
 from sloserve.fleet.planning.plan_maker import PlanMaker
@@ -35,9 +37,20 @@ class Planning:
         holder: a name that is unique among planners, and new in each process.
         clock: Clock of this process, used for durations alone.
         lease_s: Seconds after which another planner follows a leader that does not renew.
+        replayed: Returns the need by replays that was found last.
     """
 
-    def __init__(self, fleet: Fleet, store: Store, holder: str, clock: Clock, *, lease_s: float = LEASE_S) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        store: Store,
+        holder: str,
+        clock: Clock,
+        *,
+        lease_s: float = LEASE_S,
+        replayed: Callable[[], ReplayedNeed | None] = lambda: None,
+    ) -> None:
+        self._replayed = replayed
         self._store, self._holder = store, holder
         self._lease_s = lease_s
         self._maker = PlanMaker(fleet)
@@ -57,6 +70,7 @@ class Planning:
         last = None if stored is None else plan_of(stored.plan)
         members = LiveMembers.of(self._store.members.agents())
         plan = self._maker.plan(self._store.now_s(), durable_groups(self._queued.sums()), members, last)
+        plan = replace(plan, replayed=self._replayed())
         if not self._is_news(term, plan):
             return plan
         version = stored.version + 1 if stored is not None and stored.term == term else 1
@@ -65,6 +79,11 @@ class Planning:
             return None
         self._written = term, plan
         return plan
+
+    @property
+    def leads(self) -> bool:
+        """Whether the last plan in force is its own."""
+        return self._written is not None
 
     async def run(self, executor: Executor, *, every_s: float = REPLAN_S) -> None:
         """Run rounds until cancelled. While the store is away, the last plan holds."""
@@ -75,4 +94,5 @@ class Planning:
         if self._written is None or self._written[0] != term:
             return True
         last = self._written[1]
-        return plan.order != last.order or plan.made_s >= last.made_s + REFRESH_S
+        is_new = plan.order != last.order or plan.replayed != last.replayed or bool(plan.waiting) != bool(last.waiting)
+        return is_new or plan.made_s >= last.made_s + REFRESH_S

@@ -15,6 +15,9 @@ from sloserve.fleet.contract.plan_in_force import Plan
 FULL: Final = 0.7
 """Target pressure of a fleet's size: expected time to serve what waits over the time that its deadlines leave."""
 
+REPLAYED_S: Final = 240.0
+"""Seconds for which a need by replays counts; they are made every minute."""
+
 
 @dataclass(frozen=True, slots=True)
 class ScaledKind:
@@ -32,14 +35,26 @@ class ScaledKind:
 
 
 def instances_needed(plan: Plan) -> int:
-    """Return how many instances like the planned ones would meet all deadlines, at least 1.
+    """Return how many instances like the planned ones would keep the objective.
 
-    It is the planner's own count where the plan misses some, else in proportion to the pressure.
+    A recent need by replays counts for streams, and at once for more streams than its instances have at their busiest;
+    the need of lines of batches is the one of the plan. It is 0 if replays found no request and none waits. Without
+    replays it is at least 1: the planner's own count where the plan misses deadlines, else in proportion to the
+    pressure.
     """
+    replayed = plan.replayed
+    if replayed is None or plan.made_s - replayed.read_s > REPLAYED_S:
+        return max(_planned(plan, plan.pressure), 1)
+    of_lines = {group.slo_class for queue in plan.queues.values() for group in queue if group.durable}
+    lines = _planned(plan, {name: plan.pressure.get(name, 0.0) for name in of_lines}) if of_lines else 0
+    streams = 0 if replayed.in_flight is None else math.ceil(plan.streams / replayed.in_flight)
+    return max(replayed.expected, lines, streams, int(plan.waiting > 0))
+
+
+def _planned(plan: Plan, pressure: Mapping[str, float]) -> int:
     if plan.instances_needed is not None:
         return plan.instances_needed
-    pressure = max(plan.pressure.values(), default=0.0)
-    return max(math.ceil(len(plan.queues) * pressure / FULL), 1)
+    return math.ceil(len(plan.queues) * max(pressure.values(), default=0.0) / FULL)
 
 
 def hosts_for(instances: int, kinds: Mapping[str, ScaledKind]) -> dict[str, int]:
@@ -79,6 +94,8 @@ class Scaling:
         self._needed.append((now_s, needed))
         while self._needed[0][0] < now_s - max(self._up_s, self._down_s):
             self._needed.popleft()
+        if needed and not self._target:  # the first request after a time without any does not wait for the rest
+            self._target = 1
         if now_s - self._since_s >= self._up_s:
             self._target = max(self._target, min(self._within(now_s - self._up_s)))
         if now_s - self._since_s >= self._down_s:

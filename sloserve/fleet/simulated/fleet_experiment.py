@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from sloserve.core.errors import ConfigError
 from sloserve.core.request import WorkloadRequest
 from sloserve.fleet.fleet import Fleet
+from sloserve.fleet.planning.replayed_model import engine_settings
 from sloserve.fleet.simulated.dispatcher import model_shares
 from sloserve.fleet.simulated.dispatchers.by_name import FleetRunName
 from sloserve.fleet.simulated.log import FleetLog
-from sloserve.fleet.simulated.loop import FleetRun, engine_settings
+from sloserve.fleet.simulated.loop import FleetRun
 from sloserve.scheduler.registry import make_policy, parse_policy, policy_text
 from sloserve.sim.experiment import ENGINE_KINDS, MODEL, engine_class, pool_of
 from sloserve.sim.workloads.multi_model import FleetWorkload, ModelDemand

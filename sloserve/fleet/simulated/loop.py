@@ -19,7 +19,8 @@ from sloserve.core.runlog import RequestLog, RunLog
 from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.planning_cost import planning_costs
 from sloserve.estimator.step_time.profile import Profile
-from sloserve.fleet.fleet import GIB, Fleet, FleetModel
+from sloserve.fleet.fleet import GIB, Fleet
+from sloserve.fleet.planning.replayed_model import engine_settings
 from sloserve.fleet.simulated.dispatcher import (
     Dispatcher,
     Drop,
@@ -293,21 +294,6 @@ class FleetRun:
         steps = all_steps([log.steps for log in logs])
         run = RunLog(requests, steps, {}, dict(counters), tenant_service_s=dict(service_s) or None)
         return FleetLog(run, tuple(span for instance in self.instances for span in instance.spans))
-
-
-def engine_settings(
-    model: FleetModel, profile: Profile, swap_space_gib: float = 0.0, *, prefix_caching: bool = False
-) -> EngineSettings:
-    """Return the settings of an engine for ``model`` on the machine of ``profile``, with ``swap_space_gib`` its own."""
-    flags = model.flags
-    return EngineSettings.of_profile(
-        profile,
-        max_num_seqs=flags.max_num_seqs or profile.max_num_seqs,
-        max_num_batched_tokens=flags.max_num_batched_tokens or profile.max_num_batched_tokens,
-        max_model_len=flags.max_model_len or profile.max_model_len,
-        swap_space_gib=swap_space_gib,
-        enable_prefix_caching=prefix_caching,
-    )
 
 
 def _make_engine(

@@ -148,6 +148,9 @@ _TENANT_USAGE = (
     "CREATE INDEX tenant_usage_hour ON tenant_usage (hour_s)",
 )
 
+_TRAFFIC = ("CREATE TABLE traffic (gateway text PRIMARY KEY, report text NOT NULL, at_s double precision NOT NULL)",)
+"""Recent requests of each gateway, apart from its sign of life: only the leading planner reads them."""
+
 STEPS: tuple[tuple[str, ...], ...] = (
     _FIRST,
     _ROUTES,
@@ -159,6 +162,7 @@ STEPS: tuple[tuple[str, ...], ...] = (
     _SWITCH_COSTS,
     _TOLD_TO_END,
     _TENANT_USAGE,
+    _TRAFFIC,
 )
 """Steps of the schema; step n leads from version n to n + 1."""
 

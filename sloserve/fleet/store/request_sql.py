@@ -99,3 +99,6 @@ LAST_OF_PIECE: Final = """
     SELECT max(seq) FROM
         (SELECT seq FROM request WHERE batch = :batch AND seq > :after ORDER BY seq LIMIT :most) AS piece"""
 IN_PIECE: Final = "id IN (SELECT id FROM request WHERE batch = :batch AND seq > :after AND seq <= :last)"
+RECENT: Final = """
+    SELECT store_now() - created_s, model, class, prompt_tokens, output_tokens, due_s - created_s
+    FROM request ORDER BY seq DESC LIMIT :most"""

@@ -66,6 +66,22 @@ class Row(NamedTuple):
     body: bytes | None
 
 
+class RecentLine(NamedTuple):
+    """A request that was accepted lately, whatever has become of it.
+
+    Args:
+        age_s: Seconds since it was accepted.
+        due_after_s: Seconds from then to its deadline; ``None`` for none.
+    """
+
+    age_s: float
+    model: str
+    slo_class: str
+    prompt_tokens: int
+    output_tokens: float
+    due_after_s: float | None
+
+
 class Requests:
     """Durable requests of one store. Every method is one transaction; many threads may call them."""
 
@@ -212,6 +228,12 @@ class Requests:
         """Return sums over the queued requests of each group, model and class. It reads all of them, slowly."""
         with self._database.reading() as session:
             return [QueuedSums(*row) for row in session.rows(sql.SUMS)]
+
+    def recent(self, within_s: float, most: int) -> list[RecentLine]:
+        """Return the requests that were accepted within the last seconds, at most the newest ``most``."""
+        with self._database.reading() as session:
+            rows = session.rows(sql.RECENT, most=most)
+        return [line for row in rows if (line := RecentLine(*row)).age_s <= within_s]
 
     def counts(self, batch: str) -> dict[RequestState, int]:
         """Return how many requests of a batch are in each state."""

@@ -14,6 +14,7 @@ from sloserve.fleet.store.migrations import migrate
 from sloserve.fleet.store.requests import Requests
 from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.switch_costs import SwitchCosts
+from sloserve.fleet.store.traffic_reports import TrafficReports
 from sloserve.fleet.store.usage import Usage
 
 _SQLITE: Final = "sqlite:"
@@ -39,6 +40,7 @@ class Store:
         self.batches = Batches(database)
         self.switch_costs = SwitchCosts(database)
         self.usage = Usage(database)
+        self.traffic = TrafficReports(database)
 
     def now_s(self) -> float:
         """Return the epoch seconds of the store's clock, which sets all of its times."""

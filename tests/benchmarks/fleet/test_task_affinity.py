@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.fleet.task_affinity import FIGURES, NAMES, OFF, RATES, fleet, means, row_of
 from benchmarks.policies.agent_tasks import KV_BLOCKS
-from sloserve.fleet.simulated.loop import engine_settings
+from sloserve.fleet.planning.replayed_model import engine_settings
 
 
 def test_engines_have_the_kv_cache_of_the_runs_on_one_engine() -> None:

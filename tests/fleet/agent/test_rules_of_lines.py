@@ -4,7 +4,7 @@ import pytest
 
 from sloserve.core.spans import Phase
 from sloserve.fleet.agent.claims import lines_to_claim, may_leave, places_for_lines
-from sloserve.fleet.agent.engine_places import EnginePlaces
+from sloserve.fleet.contract.engine_places import EnginePlaces
 from sloserve.fleet.contract.reports import InstanceReport
 
 

@@ -13,13 +13,14 @@ from sloserve.core.spans import Phase
 from sloserve.estimator.planning_cost import GroupLine
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
+from sloserve.fleet.planning.replayed_model import engine_settings
 from sloserve.fleet.simulated.dispatcher import Dispatcher, FleetView, Give, Operation, Switch, WaitingRequest
 from sloserve.fleet.simulated.dispatchers.by_name import DISPATCHERS, FleetRunName
 from sloserve.fleet.simulated.dispatchers.shepherd import shares
 from sloserve.fleet.simulated.fleet_experiment import FleetExperiment
 from sloserve.fleet.simulated.live.live_fleet import LiveFleet
 from sloserve.fleet.simulated.live.live_options import AT_ONCE, Options
-from sloserve.fleet.simulated.loop import FleetRun, engine_settings
+from sloserve.fleet.simulated.loop import FleetRun
 from sloserve.fleet.simulated.simulate_fleet import assumptions
 from sloserve.fleet.simulated.weight_copies import WeightCopies
 from sloserve.sim.model.engine import ModelEngine

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from sloserve.fleet.agent.engine_places import EnginePlaces
+from sloserve.fleet.contract.engine_places import EnginePlaces
 from sloserve.fleet.simulated.dispatcher import (
     Dispatcher,
     FleetView,

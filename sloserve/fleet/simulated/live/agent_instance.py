@@ -6,11 +6,11 @@ from types import MappingProxyType
 from typing import Final
 
 from sloserve.core.spans import Phase
-from sloserve.fleet.agent.engine_places import EnginePlaces
 from sloserve.fleet.agent.engine_requests import EngineRequests, InFlightRequest
 from sloserve.fleet.agent.giving_way import GivingWay
 from sloserve.fleet.agent.recent_prefixes import RecentPrefixes
 from sloserve.fleet.contract.endpoint import Refusal
+from sloserve.fleet.contract.engine_places import EnginePlaces
 from sloserve.fleet.contract.reports import InstanceReport
 from sloserve.fleet.simulated.dispatcher import InstanceView, WaitingRequest
 from sloserve.fleet.streamed import Streamed

@@ -6,9 +6,9 @@ from enum import StrEnum
 from typing import Final
 
 from sloserve.fleet.agent.agent import BEAT_S
-from sloserve.fleet.agent.engine_places import EnginePlaces
 from sloserve.fleet.agent.following import LOOK_S
 from sloserve.fleet.agent.tenant_service import SHARE_EVERY_S
+from sloserve.fleet.contract.engine_places import EnginePlaces
 from sloserve.fleet.gateway.watch import ASK_S, ASK_SOON_S, STORE_S
 from sloserve.fleet.planning.planning_task import REPLAN_S
 
