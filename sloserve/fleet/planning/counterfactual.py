@@ -6,7 +6,8 @@ MOST_REPLAYS in all. The smallest number that keeps the objective in each class 
 
 Nothing is used that was not known by then: an output that has not ended gets a length from the survival curve of the
 outputs that have, and the rate is scaled to the one that its trend expects once a new replica could serve. The replay
-begins with idle replicas, so that its first part is not counted. The interval comes from drawing blocks of time with replacement.
+begins with idle replicas, so that its first part is not counted. The interval comes from drawing blocks of time with
+replacement.
 
 This is pure and deterministic: one traffic, one seed, one result.
 """
