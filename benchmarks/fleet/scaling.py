@@ -38,8 +38,8 @@ from sloserve.sim.report.summary import duration_s, summarize
 
 MOST, PLACES = 8, 8
 START_S, UP_S, DOWN_S = 60.0, 30.0, 300.0
-REPLAY_S, REPLAYED_DOWN_S = 60.0, 120.0
-"""A need that replays find is steady, so that hosts may go after a shorter time."""
+REPLAY_S, REPLAYED_UP_S, REPLAYED_DOWN_S = 60.0, 5.0, 120.0
+"""A need that replays find is steady, so that its hold times may be shorter."""
 QUICK_S = 120.0
 RULES = (
     "fixed 8",
@@ -112,7 +112,7 @@ class Counterfactual:
     def __init__(self, objective: float) -> None:
         self._objective = objective
         self._due_s = REPLAY_S
-        self._needed, self._in_flight, self._failures = 1, math.inf, Failures()
+        self._needed, self._wanted, self._in_flight, self._failures = 1, 1, math.inf, Failures()
         fleet = fleet_of(1)
         self._classes = fleet.settings.classes
         # Engines of this benchmark have stock's scheduler.
@@ -123,7 +123,7 @@ class Counterfactual:
         if now_s >= self._due_s:
             self._due_s = now_s + REPLAY_S
             most = MOST_PER_REPLICA * max(self._needed, 4)
-            replay = replay_of(observed.traffic(), self._classes, lead_s=START_S + UP_S, most=most)
+            replay = replay_of(observed.traffic(), self._classes, lead_s=START_S + REPLAYED_UP_S, most=most)
             found = replicas_needed(
                 replay,
                 self._model.serve,
@@ -133,9 +133,9 @@ class Counterfactual:
                 misses=lambda count: self._failures.misses(count, replay.load, now_s),
             )
             self._failures.note(found, replay.load, self._objective, now_s)
-            self._needed = found.expected
+            self._needed, self._wanted = found.expected, found.high
             self._in_flight = found.in_flight or self._in_flight
-        return max(self._needed, math.ceil(observed.streams / self._in_flight))
+        return max(self._wanted, math.ceil(observed.streams / self._in_flight))
 
 
 BY_TARGET: dict[str, Callable[[float, Observed], int]] = {
@@ -198,7 +198,11 @@ def rules_of(names: Sequence[str]) -> dict[str, tuple[Needed, Hosts, int]]:
         elif kind == "fixed":
             found[name] = want, replace(scaled, least=int(value)), int(value)
         elif kind == "counterfactual":
-            found[name] = Counterfactual(float(value)), replace(scaled, down_s=REPLAYED_DOWN_S), MOST
+            found[name] = (
+                Counterfactual(float(value)),
+                replace(scaled, up_s=REPLAYED_UP_S, down_s=REPLAYED_DOWN_S),
+                MOST,
+            )
         else:
             found[name] = partial(BY_TARGET[kind], float(value)), scaled, MOST
     return found

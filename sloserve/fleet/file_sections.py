@@ -103,7 +103,7 @@ class ScalingSection(Section):
     down_s: Seconds = 600.0
     start_s: Seconds = 180.0
     objective: Annotated[float, Field(strict=True, gt=0.0, lt=1.0), Allowed("a number between 0 and 1")] = 0.95
-    replay_s: Annotated[float, Field(strict=True, ge=0.0, le=50.0), Allowed("a number of seconds from 0 to 50")] = 10.0
+    replay_s: Annotated[float, Field(strict=True, ge=0.0, le=50.0), Allowed("a number of seconds from 0 to 50")] = 20.0
 
 
 class PoolSection(Section):

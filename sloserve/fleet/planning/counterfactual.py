@@ -46,7 +46,7 @@ PEAK: Final = 0.95
 """Quantile of the streams at a time that counts as what a replica has at its busiest."""
 FAILED_S: Final = 300.0
 """Seconds for which a replay that missed the objective counts."""
-ALIKE: Final = 0.97
+ALIKE: Final = 0.93
 """Part of the load of that replay from which on a load is no less."""
 _PRIOR_WEIGHT: Final = 1.0
 

@@ -11,8 +11,7 @@ import resource
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -27,6 +26,13 @@ from sloserve.fleet.planning.replayed_model import ReplayedModel
 _START_S: Final = 15.0
 """CPU seconds that the process may take beyond the ones of its replays, to start and to end."""
 _LOWEST: Final = 19
+_PARTS: Final = (0.25, 0.5, 1.0)
+"""Part of the seconds that are left which each try may take."""
+_SPARE: Final = 0.8
+"""Part of a try's seconds that its traffic is chosen for."""
+_USUAL_REPLAYS: Final = 3.0
+_LEAST: Final = 20
+"""Fewest requests that are worth a replay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,7 @@ class Job:
 
 
 class _OutOfTimeError(Exception):
-    """The replays have used their CPU seconds."""
+    """A replay has used its CPU seconds."""
 
 
 def replayed(job: Job) -> dict[str, Needed]:
@@ -87,29 +93,49 @@ def replayed(job: Job) -> dict[str, Needed]:
 
 
 def _within(job: Job, one: ModelTraffic, until_s: float) -> Needed | None:
-    """Return the replicas needed by one model, from the last half of its traffic if the whole takes too long."""
-    half_s = (time.process_time() + until_s) / 2.0
-    for traffic, end_s in ((one.traffic, half_s), (_newer_half(one.traffic), until_s)):
-        serve = partial(_serve, one.model, end_s)
+    """Return the replicas needed by one model.
+
+    If all of its traffic takes too long, the newest part of it is replayed that fits the seconds that are left.
+    """
+    traffic = one.traffic
+    for part in _PARTS:
+        now_s = time.process_time()
+        end_s = now_s + (until_s - now_s) * part
+        timed = _TimedServe(one.model, end_s)
         replay = replay_of(traffic, job.classes, lead_s=job.lead_s, seed=job.seed)
         try:
-            return replicas_needed(replay, serve, one.there, one.most, job.objective, seed=job.seed)
+            return replicas_needed(replay, timed.serve, one.there, one.most, job.objective, seed=job.seed)
         except _OutOfTimeError:
-            continue
+            more = _SPARE * (until_s - end_s) / max(end_s - now_s, 1e-3)
+            kept = int(len(traffic.requests) * min(more * timed.done / _USUAL_REPLAYS, 0.5))
+            if kept < _LEAST:
+                return None
+            newest = traffic.requests[-kept:]
+            traffic = Traffic(newest[0].age_s, newest)
     return None
 
 
-def _serve(model: ReplayedModel, until_s: float, requests: Sequence[WorkloadRequest], count: int) -> RunLog:
-    def check(ended: int) -> None:
-        if time.process_time() > until_s:
-            raise _OutOfTimeError
+class _TimedServe:
+    """Serves requests until a CPU time; ``done`` counts replays and the part of the one that was not ended."""
 
-    return model.serve(requests, count, check)
+    def __init__(self, model: ReplayedModel, until_s: float) -> None:
+        self._model, self._until_s = model, until_s
+        self._replays, self._part = 0, 0.0
 
+    @property
+    def done(self) -> float:
+        return self._replays + self._part
 
-def _newer_half(traffic: Traffic) -> Traffic:
-    covers_s = traffic.covers_s / 2.0
-    return replace(traffic, covers_s=covers_s, requests=tuple(one for one in traffic.requests if one.age_s <= covers_s))
+    def serve(self, requests: Sequence[WorkloadRequest], count: int) -> RunLog:
+        def check(ended: int) -> None:
+            self._part = ended / max(len(requests), 1)
+            if time.process_time() > self._until_s:
+                raise _OutOfTimeError
+
+        check(0)
+        log = self._model.serve(requests, count, check)
+        self._replays, self._part = self._replays + 1, 0.0
+        return log
 
 
 def main() -> None:

@@ -37,10 +37,10 @@ class ScaledKind:
 def instances_needed(plan: Plan) -> int:
     """Return how many instances like the planned ones would keep the objective.
 
-    A recent need by replays counts for streams, and at once for more streams than its instances have at their busiest;
-    the need of lines of batches is the one of the plan. It is 0 if replays found no request and none waits. Without
-    replays it is at least 1: the planner's own count where the plan misses deadlines, else in proportion to the
-    pressure.
+    A recent need by replays counts for streams, by the upper end of its interval, and more at once where there are more
+    streams than its instances have at their busiest; the need of lines of batches is the one of the plan. It is 0 if
+    replays found no request and none waits. Without replays it is at least 1: the planner's own count where the plan
+    misses deadlines, else in proportion to the pressure.
     """
     replayed = plan.replayed
     if replayed is None or plan.made_s - replayed.read_s > REPLAYED_S:
@@ -48,7 +48,7 @@ def instances_needed(plan: Plan) -> int:
     of_lines = {group.slo_class for queue in plan.queues.values() for group in queue if group.durable}
     lines = _planned(plan, {name: plan.pressure.get(name, 0.0) for name in of_lines}) if of_lines else 0
     streams = 0 if replayed.in_flight is None else math.ceil(plan.streams / replayed.in_flight)
-    return max(replayed.expected, lines, streams, int(plan.waiting > 0))
+    return max(replayed.high, lines, streams, int(plan.waiting > 0))
 
 
 def _planned(plan: Plan, pressure: Mapping[str, float]) -> int:
