@@ -18,6 +18,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.kernels.kv_layout import KVGroups, KVLayout
 from sloserve.core.rows import ALWAYS_KEPT, COLUMNS, Rows, State
 from sloserve.engine.recording.events import Event, Lost, PlanMade, PolicyBegan, PolicyCalled, RowsSeen
+from sloserve.engine.recording.folder import is_of_front_end, stem_of
 from sloserve.engine.recording.plan_log import plan_fields
 from sloserve.engine.recording.segments import read_segment
 from sloserve.estimator.drafting import DraftFacts
@@ -256,12 +257,14 @@ def check_plans(paths: Iterable[Path]) -> Checked:
     """Make the plans of a recording again.
 
     Args:
-        paths: Segments of one engine, the oldest first.
+        paths: Segments of one engine, the oldest first; segments of its server's front end are passed over.
 
     Raises: ConfigError for files that are no segments, and for a recording without plans.
     """
     check = PlanCheck()
     for path in paths:
+        if is_of_front_end(stem_of(path)):
+            continue
         try:
             for event in read_segment(path):
                 check.take(event)

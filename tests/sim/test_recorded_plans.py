@@ -154,8 +154,12 @@ def test_the_command_says_how_many_repeat(tmp_path: Path, capsys: pytest.Capture
         writer = SegmentWriter(tmp_path, name, 1 << 24)
         writer.write(written if name[0] == "a" else [*written, *events[1:]], lambda: HEAD)
         writer.close()
+    front_end = SegmentWriter(tmp_path, "a-1-api0", 1 << 20)
+    front_end.write([Lost(1.0, 2)], lambda: HEAD)
+    front_end.close()
     root.app(["record", "check", "a-1-rank0", "--folder", str(tmp_path)], standalone_mode=False)
-    assert f"plans: {count}, of which {count} repeat" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"plans: {count}, of which {count} repeat" in said and "lost" not in said
     assert root.app(["record", "check", "--folder", str(tmp_path), "--json"], standalone_mode=False) == 1
     shown = json.loads(capsys.readouterr().out)
     assert shown["repeated"] < shown["plans"] == count and shown["differing"][0]["plan"] >= 1
