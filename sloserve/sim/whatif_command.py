@@ -1,6 +1,7 @@
 """The command ``sloserve whatif``."""
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,7 +11,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.sim.record_command import FolderFlag, NameArgument
 
 if TYPE_CHECKING:
-    from sloserve.sim.replay.whatif import Question
+    from sloserve.sim.replay.whatif import Answer, Question
 
 _NOT_TRUSTED = 3
 """Exit status where the replay of what ran is too far from the recording."""
@@ -51,6 +52,9 @@ def whatif(
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Try the others even if the replay is not to be trusted.")
     ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="PNG file to write: requests in time along the recording, for each run.")
+    ] = None,
     jobs: Annotated[int, typer.Option(help="Number of processes; the answer does not depend on it.")] = 1,
     folder: FolderFlag = None,
     as_json: JsonFlag = False,
@@ -81,6 +85,8 @@ def whatif(
     console.width = max(console.width, MIN_TABLE_WIDTH)
     with progress("replays", console) as bar:
         result = answer(recordings, question, anyway=anyway, jobs=jobs, on_progress=bar.update)
+    if plot is not None:
+        _plot(plot, chosen, result, console)
     if as_json:
         print(json_text.dumps({"name": chosen, **result.figures()}, indent=2))
     else:
@@ -88,6 +94,26 @@ def whatif(
             console.print(line, soft_wrap=True, highlight=False)
     if not result.error.is_trusted:
         raise typer.Exit(_NOT_TRUSTED)
+
+
+def _plot(path: Path, name: str, result: "Answer", console: Any) -> None:
+    import numpy as np
+
+    from sloserve.sim.report.replay_plot import Course, write_replay_plot
+
+    recorded = result.recorded
+    if not recorded.met.size or not result.base.fates[0].met.size:
+        raise ConfigError("--plot: no request of the recording had targets, so there is nothing to draw; give --slo")
+    courses = [
+        Course(row.label(result.replicas), row.fates[0].at_s, np.mean([one.met for one in row.fates], axis=0))
+        for row in (result.base, *result.rows)
+    ]
+    courses[0] = Course(f"{courses[0].name}, replayed", courses[0].at_s, courses[0].met)
+    try:
+        write_replay_plot(path, Course("recorded", recorded.at_s, recorded.met), courses, f"recording {name}")
+    except OSError as error:
+        raise ConfigError(f"--plot {path}: cannot be written: {error.strerror}; give another file") from error
+    console.print(f"wrote {path}", soft_wrap=True, highlight=False)
 
 
 def _question(

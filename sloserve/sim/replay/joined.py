@@ -50,4 +50,12 @@ def joined(recordings: Sequence[Recording]) -> Recording:
             if number in one.first_token_s:
                 first_token_s[own] = one.first_token_s[number]
     in_order = dict(sorted(arrived.items(), key=lambda item: item[1].at_s))
-    return replace(recordings[0], arrived=in_order, ended=ended, first_token_s=first_token_s, preempted=[], paused=[])
+    return replace(
+        recordings[0],
+        arrived=in_order,
+        ended=ended,
+        first_token_s=first_token_s,
+        preempted=[],
+        paused=[],
+        lost=sum(one.lost for one in recordings),
+    )

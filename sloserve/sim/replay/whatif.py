@@ -106,6 +106,12 @@ class Row:
     fates: Sequence[Fates]
     extrapolated: float
 
+    def label(self, recorded_replicas: int) -> str:
+        """Return the name, with the number of replicas where there are or were several."""
+        if self.replicas == 1 and recorded_replicas == 1:
+            return self.name
+        return f"{self.name}, {self.replicas} replica{'s' * (self.replicas != 1)}"
+
     def figures(self) -> dict[str, Any]:
         """Return plain values for a report; means over the seeds."""
         return {

@@ -79,9 +79,7 @@ def _table(answer: "Answer") -> Table:
 
 def _cells(answer: "Answer", row: "Row", classes: list[str]) -> tuple[str, ...]:
     figures = row.figures()
-    label = f"{row.name}, replayed" if row is answer.base else row.name
-    if row.replicas != 1 or answer.replicas != 1:
-        label += f", {row.replicas} replica{'s' * (row.replicas != 1)}"
+    label = row.label(answer.replicas) + (", replayed" if row is answer.base else "")
     return (
         label + (" *" if row.extrapolated > _BEYOND else ""),
         _ranged(row.in_time, "{:.1f}"),

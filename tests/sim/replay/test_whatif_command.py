@@ -89,6 +89,15 @@ def test_recordings_of_several_engines_are_joined_to_try_other_numbers() -> None
 
 
 @pytest.mark.slow
+def test_the_plot_is_written(recording: Recording, tmp_path: Path) -> None:
+    folder, plot = written(recording, tmp_path), tmp_path / "whatif.png"
+    assert run("whatif", "--folder", folder, "--policy", "edf", "--seeds", 1, "--plot", plot) == 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        run("whatif", "--folder", folder, "--policy", "edf", "--seeds", 1, "--plot", tmp_path / "none" / "a.png")
+
+
+@pytest.mark.slow
 def test_the_answer_does_not_depend_on_the_number_of_processes(recording: Recording) -> None:
     question = Question(policies=("edf",), seeds=2)
     alone, shared = (answer([recording], question, jobs=jobs).figures() for jobs in (1, 2))
