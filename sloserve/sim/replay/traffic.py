@@ -68,6 +68,8 @@ class Traffic:
 def span_of(recording: Recording, last_s: float | None) -> Span:
     """Return the last ``last_s`` seconds of a recording in which one policy was at work; ``None`` for all of them.
 
+    Requests that were there before the oldest segment are not known, so it begins once they have ended.
+
     Raises: ConfigError for a recording without requests or steps.
     """
     if not recording.arrived or not recording.steps:
@@ -77,7 +79,8 @@ def span_of(recording: Recording, last_s: float | None) -> Span:
     if last_s is not None:
         begin_s = max(begin_s, end_s - last_s)
     changed_s = [change.at_s for change in recording.policies if change.at_s < end_s]
-    return Span(max([begin_s, *changed_s]), end_s + 1e-6)
+    unknown_s = [recording.ended[number].at_s for number in recording.head.live if number in recording.ended]
+    return Span(max([begin_s, *changed_s, *unknown_s]), end_s + 1e-6)
 
 
 def policy_of(recording: Recording, span: Span) -> str:
