@@ -216,6 +216,10 @@ class Recorded:
             )
         )
 
+    def number_of(self, request_id: str) -> int | None:
+        """Return the number of an unfinished request; ``None`` for one that was not recorded."""
+        return self._number_of.get(request_id)
+
     def preempting(self, victims: Sequence[Request]) -> None:
         """Record which requests the plan is about to preempt."""
         self._planned = frozenset(one.request_id for one in victims)

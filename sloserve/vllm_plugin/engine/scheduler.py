@@ -424,6 +424,11 @@ class SLOScheduler(ContainedScheduler):
         if self._planner is not None:
             self._planner.record(log, self._policy_text, self._clock.now_s())
 
+    @property
+    def recorded_number(self) -> Callable[[str], int | None] | None:
+        """Function that returns the number of a request in the recording; ``None`` without a recording."""
+        return None if self._recorded is None else self._recorded.number_of
+
     def _close_pages(self) -> None:
         if self._recorded is not None:
             self._booking(None, self._recorded.close)

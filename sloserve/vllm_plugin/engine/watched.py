@@ -4,7 +4,7 @@ Without a watcher a step costs one comparison. With one, at most two steps a sec
 a millisecond. Nothing here changes what is decided.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,12 +34,22 @@ _READ = ("num_computed_tokens", "_output_token_ids", "status", "num_preemptions"
 _MOST_GONE = 64
 _ROWS = 64
 """Rows of the array of numbers at first."""
+_UNRECORDED = 10**9
+"""Number after which requests are counted that a recording does not have, so that they share no number with its own."""
 
 
 class _Numbers:
-    """Facts of the live requests that outlast a frame, with the number that each gets when it is first seen."""
+    """Facts of the live requests that outlast a frame, with the number of each.
 
-    def __init__(self) -> None:
+    A request that is recorded has its number in the recording, by which ``sloserve explain`` finds it. Any other gets
+    one when it is first seen.
+
+    Args:
+        recorded: Function that returns how to look up the number of a request in the recording; ``None`` without one.
+    """
+
+    def __init__(self, recorded: Callable[[], Callable[[str], int | None] | None]) -> None:
+        self._recorded = recorded
         self.slot_of: dict[str, int] = {}
         self.values: FloatArray = np.zeros((_ROWS, _MISSED + 1))
         self._free = list(range(_ROWS))
@@ -72,9 +82,17 @@ class _Numbers:
                 self.values = np.concatenate((self.values, np.zeros_like(self.values)))
                 self._free = list(range(size, 2 * size))
             slot = self.slot_of[request.request_id] = self._free.pop()
-            self.values[slot] = self._next, *_static(request, stats.slo_of.get(request.request_id)), 0.0
-            self._next += 1
+            number = self._number(request.request_id)
+            self.values[slot] = number, *_static(request, stats.slo_of.get(request.request_id)), 0.0
         return slot
+
+    def _number(self, request_id: str) -> int:
+        number_of = self._recorded()
+        number = None if number_of is None else number_of(request_id)
+        if number is not None:
+            return number
+        self._next += 1
+        return self._next - 1 if number_of is None else _UNRECORDED + self._next - 1
 
 
 def _static(request: Request, stated: StatedSLO | None) -> tuple[float, ...]:
@@ -105,7 +123,7 @@ class Watched:
         self.follow(classes)
         self._again_s = 0.0
         self._was_empty = True
-        self._numbers = _Numbers()
+        self._numbers = _Numbers(lambda: scheduler.recorded_number)
         self._planned: dict[str, Cause] = {}  # of requests about to be preempted
         self._preempted: dict[str, Cause] = {}
 

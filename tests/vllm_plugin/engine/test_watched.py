@@ -13,7 +13,9 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.engine.metrics import live_page
 from sloserve.engine.metrics.live_page import ROW, Frame, LiveWriter, find_live_pages
+from sloserve.engine.recording.reading import read_recording, recordings
 from sloserve.engine.why import Phase, Why
+from sloserve.vllm_plugin.engine.recorded import Recorded
 
 pytestmark = pytest.mark.vllm
 
@@ -287,6 +289,21 @@ def test_numbers_are_of_this_engine_and_say_nothing_of_ids(build: Build, request
     frames = watch(build("edf"), work)
     numbers = np.unique(np.concatenate([frame.rows[:, AT["number"]] for frame in frames]))
     assert numbers.tolist() == list(range(1, 91))
+
+
+def test_a_recorded_request_has_its_number_in_the_recording(
+    build: Build, request_of: RequestOf, watch: Watch, tmp_path: Path
+) -> None:
+    engine = build("edf")
+    recorded = Recorded(engine.scheduler, tmp_path / "recording", "run", 1 << 22, engine.scheduler._clock)
+    engine.scheduler.record(recorded)
+    frames = watch(engine, [request_of(f"r{i}", 0.001 * i, 8 + i, 400) for i in range(20)], every_s=1.0)
+    recorded.close()
+    ((_, paths),) = recordings(tmp_path / "recording").items()
+    arrived = read_recording(paths).arrived
+    shown = np.concatenate([frame.rows[:, [AT["number"], AT["prompt_tokens"]]] for frame in frames])
+    assert len(np.unique(shown[:, 0])) > 5
+    assert all(arrived[int(number)].prompt_tokens == tokens for number, tokens in shown.tolist())
 
 
 def test_frames_are_half_a_second_apart(build: Build, request_of: RequestOf, watch: Watch) -> None:
