@@ -117,6 +117,7 @@ class Root(OneLine):
             "profile",
             "record",
             "whatif",
+            "explain",
             "train-length",
         ),
         "Files": ("configs", "schema"),

@@ -38,6 +38,7 @@ class Recording:
         head: Facts with which the first segment begins.
         arrived: Requests by number, in order of arrival. Requests that came before the first segment are not known.
         admitted: First admission of each request, by number.
+        admitted_again: Later admissions in order.
         first_token_s: Time of the first token of each request in epoch seconds, by number.
         ended: End of each request, by number.
         preempted: Preemptions in order.
@@ -51,6 +52,7 @@ class Recording:
     head: SegmentHead
     arrived: dict[int, Arrived] = field(default_factory=dict)
     admitted: dict[int, RequestAdmitted] = field(default_factory=dict)
+    admitted_again: list[RequestAdmitted] = field(default_factory=list)
     first_token_s: dict[int, float] = field(default_factory=dict)
     ended: dict[int, RequestEnded] = field(default_factory=dict)
     preempted: list[Preempted] = field(default_factory=list)
@@ -66,7 +68,10 @@ class Recording:
             case Arrived():
                 self.arrived[event.number] = event
             case RequestAdmitted():
-                self.admitted.setdefault(event.number, event)
+                if event.number in self.admitted:
+                    self.admitted_again.append(event)
+                else:
+                    self.admitted[event.number] = event
             case FirstToken():
                 self.first_token_s[event.number] = event.at_s
             case RequestEnded():

@@ -39,7 +39,7 @@ class Replayed:
     engine_kind: str = MODEL
     is_joined: bool = False
 
-    def run(self, name: str, replicas: int = 1, *, seed: int = 0) -> RunLog:
+    def run(self, name: str, replicas: int = 1, *, seed: int = 0, until: str | None = None) -> RunLog:
         """Replay the traffic.
 
         Several replicas do not get the requests of clients that left.
@@ -48,6 +48,8 @@ class Replayed:
             name: The policy with its options, and flags of the engine, see :class:`~sloserve.sim.run_name.RunName`.
             replicas: Number of engines that share the traffic.
             seed: Seed of how step times vary.
+            until: Id of a request with the end of which the replay ends, and which its log has alone; ``None`` for all.
+                Several replicas serve all.
         """
         run, traffic = RunName.parse(name), self.traffic
         settings = run.engine_settings(engine_settings(self.recording))
@@ -66,13 +68,16 @@ class Replayed:
         for request, reached_s in zip(traffic.requests, traffic.reached_s, strict=True):
             engine.give(request, now_s=reached_s)
         leaving = sorted((at_s, request_id) for request_id, at_s in traffic.left_s.items())
-        while engine.at != float("inf") or leaving:
+        over = set[str]()
+        if until is not None:
+            engine.notify_ended(lambda request_id, _: over.add(request_id))
+        while (engine.at != float("inf") or leaving) and until not in over:
             if leaving and leaving[0][0] <= engine.at:
                 at_s, request_id = leaving.pop(0)
                 engine.abort(request_id, at_s)
             else:
                 engine.advance()
-        return engine.log(traffic.requests)
+        return engine.log([one for one in traffic.requests if until in (None, one.request_id)])
 
     def _config(self, policy: str) -> dict[str, Any]:
         stated: Mapping[str, Any] = self.recording.head.settings

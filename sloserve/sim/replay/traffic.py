@@ -96,7 +96,14 @@ def recorded_classes(recording: Recording) -> ClassTable:
     return plugin_settings({KEY: kept}).classes
 
 
-def traffic(recording: Recording, span: Span, *, seed: int = 0, slos: ClassTable | None = None) -> Traffic:
+def traffic(
+    recording: Recording,
+    span: Span,
+    *,
+    seed: int = 0,
+    slos: ClassTable | None = None,
+    start_s: float | None = None,
+) -> Traffic:
     """Return the requests of a recording that reached the engine before the end of a span.
 
     An output that had not ended is as long as its class lets expect: the rest is drawn from the survival curve of the
@@ -108,8 +115,9 @@ def traffic(recording: Recording, span: Span, *, seed: int = 0, slos: ClassTable
         span: The stretch of time by which replays are judged.
         seed: Seed of the drawn lengths.
         slos: Classes with targets in place of the recorded ones; ``None`` keeps the targets that requests had.
+        start_s: Epoch seconds at which a replay begins; ``None`` for a while before the span.
     """
-    epoch_s = _start_s(recording, span)
+    epoch_s = _start_s(recording, span) if start_s is None else start_s
     classes = recorded_classes(recording)
     names = classes.names
     lengths, contents = _Lengths(recording, seed), _Contents(recording)

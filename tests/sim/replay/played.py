@@ -8,7 +8,16 @@ from typing import Any
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RunLog
 from sloserve.core.slo import ClassTable, SLOClass, Targets
-from sloserve.engine.recording.events import FORMAT, Arrived, Event, FirstToken, RequestEnded, SegmentHead, Stepped
+from sloserve.engine.recording.events import (
+    FORMAT,
+    Arrived,
+    Event,
+    FirstToken,
+    RequestAdmitted,
+    RequestEnded,
+    SegmentHead,
+    Stepped,
+)
 from sloserve.engine.recording.reading import Recording
 from sloserve.engine.recording.segments import SegmentWriter
 from sloserve.engine.virtual.engine_settings import EngineSettings
@@ -111,6 +120,9 @@ def recording_of(log: RunLog, loads: Sequence[StepLoad], policy: str) -> Recordi
                 b"",
             )
         )
+        if one.stages is not None:
+            admitted_s = EPOCH_S + asked.arrival_s + one.stages.waiting_s
+            recording.take(RequestAdmitted(number, admitted_s, one.cached_tokens, False))
         if one.token_times_s.size:
             recording.take(FirstToken(number, EPOCH_S + float(one.token_times_s[0])))
             end_s = EPOCH_S + float(one.token_times_s[-1])
