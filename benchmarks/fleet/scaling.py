@@ -1,15 +1,22 @@
 """How many instance hours does a fleet need whose hosts come and go, and what does that cost in deadlines?
 
-A generated day in an hour: requests of one model, the rate between a tenth of its peak at night and the peak in the
-afternoon, with two bursts of half as many again for 20 minutes of the day. A fleet in virtual time (``simulate
---fleet``'s engines, the live fleet's own gateway, planner and agents) with ``MOST`` hosts of one instance; a host takes
-requests START_S after it was asked for. The rules, with the same hold times (``pool.scaling``):
+Three days of ``days-with-shocks`` (``days_with_shocks.py``), each in an hour and a half. A fleet in virtual time
+(``simulate --fleet``'s engines with stock's scheduler, the live fleet's own gateway, planner and agents) with at most
+``MOST`` hosts of one instance; a host takes requests START_S after it was asked for. Hold times are UP_S and DOWN_S.
+The rules:
 
-- ``want``: what ``sloserve fleet`` asks Ray's autoscaler for (``fleet/planning/scaling.py``);
-- ``utilisation``: as KEDA or a HorizontalPodAutoscaler: instances times the share of places in use, over a target;
+- ``counterfactual OBJECTIVE``: replays (``fleet/planning/counterfactual.py``) every REPLAY_S, and more hosts at once
+  where there are more streams than the replicas had at their busiest. Its need does not flicker, so that its hold times
+  are REPLAYED_UP_S and REPLAYED_DOWN_S;
+- ``want``: the plan's pressure, by which a fleet without replays is scaled (``fleet/planning/scaling.py``);
+- ``utilisation TARGET``: as a HorizontalPodAutoscaler: the share of places in use over a target;
+- ``queue TARGET``: as KEDA's AverageValue: waiting and running requests for each host;
+- ``latency TARGET``: more while the worst class's P90 over its target is above this, fewer below a third of it;
 - ``fixed N``: N hosts all day.
 
-    python -m benchmarks.fleet.scaling [--seeds 3] [--quick]
+Targets were chosen on a day of their own (``--tune``).
+
+    python -m benchmarks.fleet.scaling [--rules queue 7,want] [--seeds 3] [--tune] [--quick]
 
 Prints and writes benchmarks/results/fleet_scaling.json.gz: share of requests that met their target, by class, instance
 hours, and those over the hours of the smallest fixed fleet whose attainment is within a point of the largest's.
@@ -42,14 +49,12 @@ REPLAY_S, REPLAYED_UP_S, REPLAYED_DOWN_S = 60.0, 5.0, 120.0
 """A need that replays find is steady, so that its hold times may be shorter."""
 QUICK_S = 120.0
 RULES = (
-    "fixed 8",
-    "fixed 7",
     "fixed 6",
-    "fixed 5",
-    "fixed 4",
+    "fixed 7",
+    "counterfactual 0.97",
     "want",
-    "utilisation 0.7",
-    "queue 8",
+    "utilisation 0.8",
+    "queue 7",
     "latency 0.6",
 )
 TUNED = [

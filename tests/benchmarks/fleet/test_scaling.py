@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.fleet.scaling import DAY_S, PEAK_RPS, QUICK_S, day
+from benchmarks.fleet.scaled_fleet import Hosts
+from benchmarks.fleet.scaling import QUICK_S, REPLAYED_DOWN_S, REPLAYED_UP_S, START_S, rules_of, run
 
 pytestmark = pytest.mark.slow
 
@@ -16,9 +17,8 @@ def test_hosts_come_and_go(printed: Callable[..., str]) -> None:
     assert fixed.startswith("fixed 3") and fixed.split()[-3:] == ["3.0", f"{float(fixed.split()[-2]):.2f}", "100"]
 
 
-def test_a_day_has_its_peak_in_the_afternoon() -> None:
-    arrivals_s = [one.arrival_s for one in day(0, DAY_S)]
-    hours = [sum(h / 24 <= at_s / DAY_S < (h + 3) / 24 for at_s in arrivals_s) for h in (2, 14)]
-    assert arrivals_s == sorted(arrivals_s) and arrivals_s[-1] < DAY_S
-    assert hours[1] > 4 * hours[0] and hours[1] > 0.9 * PEAK_RPS * DAY_S / 8
-    assert day(0, QUICK_S) != day(1, QUICK_S)
+def test_replays_scale_a_day() -> None:
+    rule, *_ = rules_of(["counterfactual 0.9"])["counterfactual 0.9"]
+    hosts = Hosts(1, START_S, REPLAYED_UP_S, REPLAYED_DOWN_S)
+    found = run("counterfactual 0.9", rule, hosts, 4, 0, QUICK_S)
+    assert found["lost"] == 0 and found["most_hosts"] > 1
