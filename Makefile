@@ -157,7 +157,7 @@ interop: env
 # make test has the same tests; what it lacks it says.
 deploy-check: env
 	$(BIN)/python -m tests.deploy.tools build/deploy-tools
-	PATH="$$PATH:$(abspath build/deploy-tools)" $(PYTEST) -rs tests/deploy/test_deploy.py tests/deploy/test_helm.py tests/grafana
+	PATH="$$PATH:$(abspath build/deploy-tools)" $(PYTEST) -rs tests/deploy/test_deploy.py tests/deploy/test_helm.py tests/deploy/test_scaled_object.py tests/grafana
 
 clean:
 	rm -rf .venv .venv-compat-* .venv-interop build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -96,14 +96,15 @@ class ScalingSection(Section):
         down_s: Seconds for which fewer must be needed before one goes.
         start_s: Seconds that a host takes to start, for which the rate of requests is expected ahead.
         objective: Share of the requests of each class that shall meet their targets.
-        replay_s: CPU seconds a minute for replays of recent traffic with other numbers of instances; 0 for none.
+        replay_s: CPU seconds a minute for replays of recent traffic with other numbers of instances; 0 for none, where
+            the plan's pressure says how many are needed.
     """
 
     up_s: Seconds = 30.0
     down_s: Seconds = 600.0
     start_s: Seconds = 180.0
     objective: Annotated[float, Field(strict=True, gt=0.0, lt=1.0), Allowed("a number between 0 and 1")] = 0.95
-    replay_s: Annotated[float, Field(strict=True, ge=0.0, le=50.0), Allowed("a number of seconds from 0 to 50")] = 20.0
+    replay_s: Annotated[float, Field(strict=True, ge=0.0, le=50.0), Allowed("a number of seconds from 0 to 50")] = 0.0
 
 
 class PoolSection(Section):

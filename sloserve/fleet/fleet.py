@@ -150,8 +150,8 @@ class Fleet:
 
     @property
     def replays_traffic(self) -> bool:
-        """Whether recent traffic is replayed to find how many instances are needed: where hosts may join."""
-        return bool(self.pool.devices) and self.pool.scaling.replay_s > 0.0
+        """Whether recent traffic is replayed to find how many instances are needed."""
+        return self.pool.scaling.replay_s > 0.0
 
     @property
     def instances(self) -> tuple[tuple[str, Host], ...]:

@@ -105,12 +105,14 @@ def job_of(fleet: Fleet, traffic: Traffic, agents: Sequence[AgentReport]) -> Job
     instances = [one for agent in agents for one in agent.instances]
     of_model = Counter(one.model for one in traffic.requests if one.model in fleet.models)
     most = sum((kind.most or 0) * ((kind.devices or 1) // kind.width) for kind in fleet.pool.devices.values())
+    most += len(fleet.instances)
+    kinds = [*fleet.pool.devices, *(host.device for host in fleet.hosts.values())]
     models = {}
     for name, _ in of_model.most_common(MOST_MODELS):
         devices = Counter(one.device for one in instances if one.active == name)
         there = devices.total()
         usual = [device for device, _ in devices.most_common()]
-        device = next((one for one in (*usual, *fleet.pool.devices) if one in fleet.models[name].profiles), None)
+        device = next((one for one in (*usual, *kinds) if one in fleet.models[name].profiles), None)
         if device is None:
             continue
         own = tuple(one for one in traffic.requests if one.model == name)

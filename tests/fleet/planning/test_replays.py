@@ -32,7 +32,7 @@ models:
   b: {model: m, profile: a100-llama2-7b}
 pool:
   ray: auto
-  scaling: {objective: 0.9, replay_s: 8}
+  scaling: {objective: 0.9, replay_s: 40}
   devices: {a100: {devices: 2, least: 0, most: 3}}
 settings: {policy: edf}
 """
@@ -70,13 +70,13 @@ def test_the_process_finds_what_the_traffic_needs(store: Store) -> None:
     bounded.run(replays.turn())
     assert replays.need is None, "no gateway has reported"
     store.members.beat("agent:x", report_json(agent("x", "a", "a")))
-    store.traffic.write("g", to_text(traffic(1.0)))
+    store.traffic.write("g", to_text(traffic(1.0, covers_s=30.0)))
     bounded.run(replays.turn())
     few = replays.need
     assert (
         few is not None and few.low <= few.expected <= few.high and few.objective == 0.9 and few.in_flight is not None
     )
-    store.traffic.write("g", to_text(traffic(6.0)))
+    store.traffic.write("g", to_text(traffic(7.0, covers_s=30.0)))
     bounded.run(replays.turn())
     assert replays.need is not None and replays.need.expected > few.expected
     found = replays.need
