@@ -79,7 +79,8 @@ def span_of(recording: Recording, last_s: float | None) -> Span:
     if last_s is not None:
         begin_s = max(begin_s, end_s - last_s)
     changed_s = [change.at_s for change in recording.policies if change.at_s < end_s]
-    unknown_s = [recording.ended[number].at_s for number in recording.head.live if number in recording.ended]
+    unknown = set(recording.head.live).difference(recording.arrived).intersection(recording.ended)
+    unknown_s = [recording.ended[number].at_s for number in unknown]
     return Span(max([begin_s, *changed_s, *unknown_s]), end_s + 1e-6)
 
 

@@ -95,6 +95,8 @@ def test_the_window_is_of_one_policy_and_what_came_before_warms_up() -> None:
     assert 0 < len(asked.judged) < len(asked.requests)
     assert asked.epoch_s < span.begin_s
     rotated = replace(recording, policies=[], head=msgspec.structs.replace(recording.head, live=[30]))
+    assert span_of(rotated, None).begin_s == recording.arrived[1].at_s  # it arrived before the first frame was written
+    del rotated.arrived[30]
     assert span_of(rotated, None).begin_s == recording.ended[30].at_s  # how long it is was not recorded
     last = span_of(recording, 10.0)
     assert last.end_s - last.begin_s == pytest.approx(10.0, abs=1e-3)
