@@ -28,7 +28,7 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.sim.workloads.workload_registry import workload
 
-WORKLOADS = {"sharegpt-gamma3": 1.0, "sharegpt-bursts": 0.9, "chat-batch-mix": 1.0}
+WORKLOADS = {"sharegpt-gamma3": 1.4, "sharegpt-bursts": 1.4, "chat-batch-mix": 1.1}
 """Workloads, and their load in multiples of stock's capacity."""
 POLICIES = ("fcfs", "edf", "auto")
 FLAGS = ("builtin:tiny", "--max-num-seqs", "16", "--max-num-batched-tokens", "512", "--no-enable-prefix-caching")

@@ -59,9 +59,9 @@ def whatif(
     folder: FolderFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Replay a recording under other policies, engine flags, targets or numbers of replicas.
+    """Replay a recording under other settings.
 
-    What ran is replayed first, and compared with the recording. If the shares of requests in time are more than 3
+    These are policies, engine flags, targets and numbers of replicas. What ran is replayed first, and compared with the recording. If the shares of requests in time are more than 3
     points apart, the replay is not to be trusted, and the exit status is 3. Without NAME the latest recording is
     replayed; `sloserve serve --record-mib 64` makes recordings. See docs/whatif.md.
     """

@@ -68,7 +68,7 @@ class Traffic:
 def span_of(recording: Recording, last_s: float | None) -> Span:
     """Return the last ``last_s`` seconds of a recording in which one policy was at work; ``None`` for all of them.
 
-    Requests that were there before the oldest segment are not known, so it begins once they have ended.
+    The result begins once the requests have ended that were there before the oldest segment: their lengths are not known.
 
     Raises: ConfigError for a recording without requests or steps.
     """
