@@ -61,9 +61,10 @@ def whatif(
 ) -> None:
     """Replay a recording under other settings.
 
-    These are policies, engine flags, targets and numbers of replicas. What ran is replayed first, and compared with the recording. If the shares of requests in time are more than 3
-    points apart, the replay is not to be trusted, and the exit status is 3. Without NAME the latest recording is
-    replayed; `sloserve serve --record-mib 64` makes recordings. See docs/whatif.md.
+    These are policies, engine flags, targets and numbers of replicas. What ran is replayed first, and compared with the
+    recording. If the shares of requests in time are more than 3 points apart, the replay is not to be trusted, and the
+    exit status is 3. Without NAME the latest recording is replayed; `sloserve serve --record-mib 64` makes recordings.
+    See docs/whatif.md.
     """
     from rich.console import Console
 

@@ -68,7 +68,8 @@ class Traffic:
 def span_of(recording: Recording, last_s: float | None) -> Span:
     """Return the last ``last_s`` seconds of a recording in which one policy was at work; ``None`` for all of them.
 
-    The result begins once the requests have ended that were there before the oldest segment: their lengths are not known.
+    The result begins once the requests have ended that were there before the oldest segment, since it is not known how
+    long they are.
 
     Raises: ConfigError for a recording without requests or steps.
     """
