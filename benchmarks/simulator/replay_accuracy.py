@@ -16,7 +16,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import permutations
+from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,9 @@ from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.sim.workloads.workload_registry import workload
 
 WORKLOADS = {"sharegpt-gamma3": 1.4, "sharegpt-bursts": 1.4, "chat-batch-mix": 1.1}
-"""Workloads, and their load in multiples of stock's capacity."""
+"""Workloads, and the load at which stock has some requests in time, in multiples of its capacity."""
+FACTORS = (1.0, 1.8)
+"""Multiples of that load; at the second edf and auto have requests late too."""
 POLICIES = ("fcfs", "edf", "auto")
 FLAGS = ("builtin:tiny", "--max-num-seqs", "16", "--max-num-batched-tokens", "512", "--no-enable-prefix-caching")
 SHRINK = 8
@@ -134,10 +136,11 @@ def judged(folders: dict[str, Path]) -> dict[str, Any]:
 
 def table(cells: Sequence[dict[str, Any]]) -> list[str]:
     """Return a row for each workload and policy: means of absolute errors over the seeds."""
-    rows = [["workload", "ran", "in time %", "error, points", "TTFT p50 %", "TTFT p99 %", "step %"]]
-    for name in dict.fromkeys(cell["workload"] for cell in cells):
+    rows = [["workload", "load", "ran", "in time %", "error, points", "TTFT p50 %", "TTFT p99 %", "step %"]]
+    for name, factor in dict.fromkeys((cell["workload"], cell["factor"]) for cell in cells):
         for policy in POLICIES:
-            found = [cell["replays"][policy] for cell in cells if cell["workload"] == name]
+            same = [cell for cell in cells if (cell["workload"], cell["factor"]) == (name, factor)]
+            found = [cell["replays"][policy] for cell in same]
 
             def mean(key: str) -> float:
                 return float(np.mean([abs(one[key]) for one in found]))  # noqa: B023
@@ -145,6 +148,7 @@ def table(cells: Sequence[dict[str, Any]]) -> list[str]:
             rows.append(
                 [
                     name,
+                    f"{factor * WORKLOADS[name]:.1f}",
                     policy,
                     f"{100.0 * mean('in_time'):.1f}",
                     f"{mean('points'):.1f} (most {max(abs(one['points']) for one in found):.1f})",
@@ -165,6 +169,7 @@ def main() -> None:
     parser = parser_for(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=400)
+    parser.add_argument("--factors", type=float, nargs="+", default=FACTORS, help="multiples of the workloads' load")
     parser.add_argument("--quick", action="store_true", help="one workload, one seed, 100 requests; writes nothing")
     args = parser.parse_args()
     engine = RecordedEngine()
@@ -172,13 +177,14 @@ def main() -> None:
     count = 100 if args.quick else args.requests
     capacity = {name: engine.capacity_rps(name) for name in names}
     cells: list[dict[str, Any]] = []
-    for seed in range(1 if args.quick else args.seeds):
+    factors = FACTORS[:1] if args.quick else tuple(args.factors)
+    for factor, seed in product(factors, range(1 if args.quick else args.seeds)):
         for name in names:
-            rps = WORKLOADS[name] * capacity[name]
+            rps = factor * WORKLOADS[name] * capacity[name]
             items = requests_of(name, seed, count, rps, engine.settings)
             with tempfile.TemporaryDirectory() as folder:
                 folders = {one: engine.record(one, name, items, Path(folder) / one) for one in POLICIES}
-                cells.append({"workload": name, "seed": seed, "rps": rps, **judged(folders)})
+                cells.append({"workload": name, "factor": factor, "seed": seed, "rps": rps, **judged(folders)})
             print(json.dumps(cells[-1]), flush=True)
             if not args.quick:
                 about = provenance() | {"loads": WORKLOADS, "requests": count, "flags": FLAGS}
