@@ -36,8 +36,6 @@ _MAX_EMPTY_STEPS = 1000
 """Steps in a row that schedule nothing although requests wait, after which the run is given up and the requests count
 as lost.
 """
-
-
 _SMALLEST_STEP = StepLoad(decode_seqs=1, decode_context_tokens=1)
 
 

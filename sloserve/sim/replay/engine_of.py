@@ -84,8 +84,10 @@ def fitted_steps(*recordings: Recording) -> FittedSteps:
     Raises: ConfigError for too few steps with prompts, or without.
     """
     measured = [measured_steps(one) for one in recordings]
-    steps = [step for found, _ in measured for step in found]
-    end_s = np.concatenate([found for _, found in measured])
+    ended_s = np.concatenate([found for _, found in measured])
+    in_order = np.argsort(ended_s, kind="stable")  # steps of several engines lie beside each other
+    of_all = [step for found, _ in measured for step in found]
+    steps, end_s = [of_all[i] for i in in_order], ended_s[in_order]
     try:
         form = _fitted(steps)
     except ValueError as error:

@@ -14,16 +14,25 @@ from sloserve.engine.recording.reading import Recording, read_recording
 def beside(found: Mapping[str, Sequence[Path]], chosen: Recording) -> list[Recording]:
     """Return the recordings of engines of the same model and sizes that ran when the chosen one ended, with that one.
 
+    A recording that holds nothing yet, or cannot be read, is left out.
+
     Args:
         found: Segments of the recordings of a folder, by name.
         chosen: One of the recordings.
 
-    Raises: ConfigError for a recording that cannot be read.
+    Raises: ConfigError if the chosen one has no steps.
     """
     end_s = _end_s(chosen)
-    others = [read_recording(paths) for paths in found.values()]
+    others = [one for paths in found.values() if (one := _readable(paths)) is not None]
     same = [one for one in others if one.head.engine == chosen.head.engine and one.steps and one.arrived]
     return [one for one in same if one.steps[0].start_s < end_s and _end_s(one) > chosen.steps[0].start_s]
+
+
+def _readable(paths: Sequence[Path]) -> Recording | None:
+    try:
+        return read_recording(paths)
+    except ConfigError:
+        return None
 
 
 def _end_s(recording: Recording) -> float:

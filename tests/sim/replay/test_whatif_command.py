@@ -5,13 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import yaml
 
 from sloserve.cli import root
 from sloserve.core.errors import ConfigError
-from sloserve.engine.recording.reading import Recording
-from sloserve.sim.replay.joined import joined
+from sloserve.engine.recording.reading import Recording, recordings
+from sloserve.sim.replay.engine_of import fitted_steps
+from sloserve.sim.replay.joined import beside, joined
 from sloserve.sim.replay.whatif import Question, answer
 from sloserve.sim.workloads.named_slos import find_slos
 from tests.sim.replay.played import CLASSES, played, workload, written
@@ -81,6 +83,8 @@ def test_recordings_of_several_engines_are_joined_to_try_other_numbers() -> None
     both = joined([one, other])
     assert len(both.arrived) == 200 and len(both.ended) == 200
     assert list(both.arrived.values()) == sorted(both.arrived.values(), key=lambda request: request.at_s)
+    fitted = fitted_steps(one, other)
+    assert fitted.end_s.size == len(one.steps) + len(other.steps) and (np.diff(fitted.end_s) >= 0.0).all()
     found = answer([one, other], Question(replicas=(1, 3), seeds=1))
     fewer, more = found.rows
     assert (fewer.replicas, more.replicas) == (1, 3) and found.replicas == 2
@@ -122,6 +126,14 @@ def test_mistakes_are_said(recording: Recording, tmp_path: Path) -> None:
             run("whatif", "--folder", folder, *flags)
     with pytest.raises(ConfigError, match="there is no recording"):
         run("whatif", "--folder", tmp_path / "none")
+
+
+def test_recordings_beside_one_are_of_the_same_engine_and_time(recording: Recording, tmp_path: Path) -> None:
+    """One that holds nothing yet, of a server that has just begun, is no mistake."""
+    for name in ("run-1-rank0", "run-1-rank1"):
+        written(recording, tmp_path, name)
+    (tmp_path / "run-2-rank0-000000.slorec").touch()
+    assert len(beside(recordings(tmp_path), recording)) == 2
 
 
 def test_classes_without_targets_cannot_be_judged() -> None:
