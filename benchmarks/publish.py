@@ -1,8 +1,8 @@
 """Reading and writing of published results: JSON with its provenance, rows and runs as CSV, and printed tables.
 
 A file whose name ends in ``.gz`` is compressed, any other is plain text. Files in ``results`` are compressed, but for
-the commands and the tables, which are short and are read by people. Figures of rows and runs keep twelve digits: the
-others of a mean or a rate take a tenth of the space. Equal results leave equal bytes.
+the commands and the tables, which are short and are read by people. Figures keep eight digits: the others of a mean or
+a rate take a sixth of the space. Equal results leave equal bytes.
 """
 
 import csv
@@ -26,7 +26,8 @@ RESULTS = Path(__file__).parent / "results"
 RUNS = "runs.csv.gz"
 """The runs in the folder of an experiment."""
 _COMMIT = re.compile(r"# Commit (\w+), (.+?);")
-_LONG_NUMBER = re.compile(r"\d+\.\d{11,}(?:e[-+]\d+)?")
+_DIGITS = 8
+_LONG_NUMBER = re.compile(rf"\d+\.\d{{{_DIGITS},}}(?:e[-+]\d+)?")
 
 
 def provenance() -> dict[str, object]:
@@ -57,7 +58,7 @@ def caption(folder: Path) -> str:
 
 def write_json(path: Path, value: Any, **options: Any) -> None:
     """Write ``value`` as JSON, indented by one space if ``options`` of :func:`json.dumps` do not say otherwise."""
-    save_text(path, json.dumps(value, **({"indent": 1} | options)) + "\n")
+    save_text(path, short_figures(json.dumps(value, **({"indent": 1} | options))) + "\n")
 
 
 def read_json(path: Path) -> Any:
@@ -66,8 +67,8 @@ def read_json(path: Path) -> Any:
 
 
 def short_figures(text: str) -> str:
-    """Return ``text`` with numbers of more than twelve digits rounded to twelve."""
-    return _LONG_NUMBER.sub(lambda found: f"{float(found[0]):.12g}", text)
+    """Return ``text`` with long numbers rounded to eight digits."""
+    return _LONG_NUMBER.sub(lambda found: f"{float(found[0]):.{_DIGITS}g}", text)
 
 
 def save_text(path: Path, text: str) -> None:
