@@ -243,8 +243,9 @@ def test_a_request_that_is_cancelled_leaves_no_change_half_made(pair: list[Proce
 
 
 def test_hangup_reads_the_file_again_with_flags_and_preset(
-    alone: Process, ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    alone: Process, ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangup: None
 ) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored
     said: list[str] = []
     for name in ("say", "warn"):
         monkeypatch.setattr(live_settings, name, lambda line, **fields: said.append(line))
