@@ -1,6 +1,6 @@
 """The sections of a fleet's file: names, values and what is allowed."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -49,13 +49,25 @@ class ModelEntry(Section):
     adapter_of: Annotated[Text | None, Allowed("the model that it is a LoRA adapter of")] = None
 
 
+MOST_FORWARDERS: Final = 64
+
+
 class DeviceHost(Section):
-    """Settings of a host that do not depend on its devices."""
+    """Settings of a host that do not depend on its devices.
+
+    Args:
+        forwarding_processes: Processes that pass requests to its engines; 0 leaves that to the agent. If not given,
+            there is one for two instances from two on, as far as there are cores for them.
+    """
 
     width: Annotated[Count, Allowed("a whole number >= 1: devices of one instance")] = 1
     host_memory_gib: GiB = 0.0
     swap_space_gib: GiB = 0.0
     environment: Annotated[dict[str, str], Allowed("a mapping of variables to text")] = {}
+    forwarding_processes: Annotated[
+        Annotated[int, Field(strict=True, ge=0, le=MOST_FORWARDERS)] | None,
+        Allowed(f"a whole number from 0 to {MOST_FORWARDERS}"),
+    ] = None
 
 
 class HostEntry(DeviceHost):

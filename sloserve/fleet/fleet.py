@@ -92,6 +92,7 @@ class Host:
         host_memory_bytes: Bytes of host memory for weights of models that sleep.
         swap_space_bytes: Bytes of host memory for KV of parked requests.
         attach: The server that is its one instance, which others started, with the model ``serves``.
+        stated_forwarders: Number of its forwarding processes, if the file states it.
     """
 
     name: str
@@ -104,12 +105,23 @@ class Host:
     door: str | None = None
     attach: str | None = None
     serves: str | None = None
+    stated_forwarders: int | None = None
 
     @classmethod
     def made(cls, name: str, device: str, devices: int, said: DeviceHost, door: str | None = None) -> "Host":
         """Make a host with ``devices`` of this kind; ``said`` holds the settings that do not depend on their number."""
         memory, swap = int(said.host_memory_gib * GIB), int(said.swap_space_gib * GIB)
-        return cls(name, device, devices, said.width, memory, swap, said.environment, door)
+        return cls(
+            name,
+            device,
+            devices,
+            said.width,
+            memory,
+            swap,
+            said.environment,
+            door,
+            stated_forwarders=said.forwarding_processes,
+        )
 
     @property
     def instances(self) -> tuple[str, ...]:

@@ -24,20 +24,21 @@ class Streamed:
     """The part of one response that has come."""
 
     events: int = 0
-    _end: bytes = b""
+    end: bytes = b""
+    """The last bytes."""
     _counter: EventCounter = field(default_factory=EventCounter)
 
     def add(self, part: bytes) -> None:
         """Add the next part of the body."""
         self.events += self._counter.add(part)
-        self._end = part if len(part) >= _END_BYTES else (self._end + part)[-_END_BYTES:]
+        self.end = part if len(part) >= _END_BYTES else (self.end + part)[-_END_BYTES:]
 
     def stated_tokens(self, limit: int | None) -> int | None:
         """Return the stated tokens of a response that has ended, or ``None`` if they are not stated.
 
         They are what its usage says, or ``limit`` if that is why it ended.
         """
-        end = self._end[-_END_BYTES:]
+        end = self.end[-_END_BYTES:]
         usage = _USAGE.findall(end)
         if usage:
             return int(usage[-1])
@@ -45,7 +46,7 @@ class Streamed:
 
     def stated_prompt_tokens(self) -> int | None:
         """Return the tokens of the prompt that the usage of a response states, or ``None`` if it states none."""
-        usage = _PROMPT.findall(self._end[-_END_BYTES:])
+        usage = _PROMPT.findall(self.end[-_END_BYTES:])
         return int(usage[-1]) if usage else None
 
 

@@ -74,7 +74,7 @@ def test_a_stream_is_what_vllm_takes_for_one(stream: Any) -> None:
     assert at_gateway(stream=stream).streamed is streams
     for more in ({}, {"temperature": float("nan")}):  # Python's JSON, which vLLM reads
         body = json.dumps({"stream": stream, **more}).encode()
-        assert stream_of("m", body, 0.0).streams is streams
+        assert stream_of("m", body).streams is streams
     line = {"custom_id": "a", "method": "POST", "url": CHAT, "body": {"model": "m", "messages": [], "stream": stream}}
     if read is None or read.stream:
         with pytest.raises(_Wrong, match="results of a batch come in a file"):

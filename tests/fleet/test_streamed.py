@@ -67,7 +67,7 @@ def test_a_door_counts_tokens_of_what_it_has() -> None:
     """An instance with 8 replies of 300 tokens left told the planner that it had 8 of 20, and was taken for free."""
     requests = AwaitedRequests(16)
     body = json.dumps({"prompt": "x" * 40, "max_tokens": 500, "stream": True}).encode()
-    request, several = stream_of("m", body, 0.0), stream_of("m", body[:-1] + b', "n": 2}', 0.0)
+    request, several = stream_of("m", body), stream_of("m", body[:-1] + b', "n": 2}')
     request.answer = Answer(stream(10))
     requests.begin(request)
     assert requests.sums().context_tokens == len(body) / 4 + 1 + 10 * 16

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-import uvicorn
-
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import ConfigError
 from sloserve.fleet.agent.agent_server import AgentServer
@@ -23,13 +21,15 @@ from sloserve.fleet.agent.engine import EngineLimits
 from sloserve.fleet.agent.engine_logs import rotate
 from sloserve.fleet.agent.engine_set import HostParts
 from sloserve.fleet.agent.engine_spec import Launcher, ServedModel
+from sloserve.fleet.agent.forwarding.forwarder import ForwarderJob
+from sloserve.fleet.agent.forwarding.forwarders import Forwarders, ForwarderSettings
 from sloserve.fleet.agent.host_fence import HostFence
 from sloserve.fleet.agent.instance import Instance, NoDurableWork
 from sloserve.fleet.agent.memory import HostMemory
 from sloserve.fleet.agent.tenant_service import TenantService
 from sloserve.fleet.contract.endpoint import DurableWork
 from sloserve.fleet.contract.reports import AgentReport, to_json
-from sloserve.fleet.http import KEEP_ALIVE_S, EmbeddedServer, bounded_http
+from sloserve.fleet.http import endpoint_server
 from sloserve.fleet.supervised import Faults, supervised
 
 logger = logging.getLogger(__name__)
@@ -54,6 +54,7 @@ class AgentSettings:
             socket of the agent's own choice.
         endpoint_key: Key that the endpoint asks for; an endpoint on TCP has one.
         endpoint_tls: TLS context of an endpoint with ``https``.
+        forwarders: Processes that pass requests on.
         host_memory_bytes: Bytes of host memory for weights of models that sleep.
         drain_max_s: See :class:`sloserve.fleet.file_sections.Switching`.
         limits: Times that an engine may take.
@@ -68,6 +69,7 @@ class AgentSettings:
     endpoint: str | None = None
     endpoint_key: str | None = field(default=None, repr=False)
     endpoint_tls: ssl.SSLContext | None = None
+    forwarders: ForwarderSettings = ForwarderSettings()
     host_memory_bytes: int = 0
     drain_max_s: float = 60.0
     limits: EngineLimits = EngineLimits()
@@ -108,6 +110,7 @@ class Agent:
         half_life_s = settings.half_life_s
         self._service = None if half_life_s is None else TenantService(half_life_s, self._clock)
         self.instances: dict[str, Instance] = {}
+        self._forwarders: Forwarders | None = None
         self.plan: Callable[[], tuple[int, int] | None] = lambda: None
         """Term and version of the plan that is followed; the follower of the plan sets it."""
 
@@ -161,19 +164,11 @@ class Agent:
             self.instances[name] = Instance(
                 name, settings.device, models, parts, self._durable, settings.drain_max_s, devices
             )
-        app = AgentServer(self.instances, lambda: self.report(for_store=False), settings.endpoint_key)
-        config = uvicorn.Config(
-            app,
-            http=bounded_http(),
-            lifespan="off",
-            ws="none",
-            access_log=False,
-            log_config=None,
-            timeout_keep_alive=KEEP_ALIVE_S,
-        )
-        config.load()
-        config.ssl = settings.endpoint_tls
-        self._server = EmbeddedServer(config)
+        key, tls = settings.endpoint_key, settings.endpoint_tls
+        if settings.forwarders.count:
+            listening, key, tls = self._forwarded(listening), None, None
+        app = AgentServer(self.instances, lambda: self.report(for_store=False), key)
+        self._server = endpoint_server(app, tls)
         loops = [
             supervised(f"the agent of {settings.host} gives no sign of life", self._beat, BEAT_S),
             supervised(f"logs in {self._logs} are not rotated", self._rotate_logs, _LOGS_EVERY_S),
@@ -182,6 +177,13 @@ class Agent:
         self._serving = asyncio.create_task(self._server.serve([listening]))
         return self
 
+    def _forwarded(self, listening: socket.socket) -> socket.socket:
+        """Leave the endpoint to forwarders, and return the socket on which they ask for the agent's report."""
+        own = f"{self._run_folder}/agent"
+        job = ForwarderJob(list(self.instances), own, self._settings.endpoint_key, self._settings.host)
+        self._forwarders = Forwarders(self._settings.forwarders, job, listening, self.instances)
+        return _listening(f"{_UNIX}{own}")
+
     async def drain(self) -> None:
         """Take no more requests, and wait until the running ones end, for the time that streams have at a switch."""
         await asyncio.gather(*(one.drain(self._settings.drain_max_s) for one in self.instances.values()))
@@ -189,6 +191,8 @@ class Agent:
     async def __aexit__(self, *_: object) -> None:
         self._server.should_exit = self._server.force_exit = True
         await asyncio.gather(*(instance.close() for instance in self.instances.values()))
+        if self._forwarders is not None:
+            await self._forwarders.close()
         await self._launcher.close()
         for loop in self._loops:
             loop.cancel()

@@ -14,7 +14,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from sloserve.core.errors import BodyTooLarge
-from sloserve.fleet.contract.endpoint import MODEL_HEADER, REFUSED_HEADER, InstanceEndpoint, Refusal, Refused
+from sloserve.fleet.contract.endpoint import MODEL_HEADER, REFUSED_HEADER, Refusal, Refused, RequestEndpoint
 from sloserve.fleet.contract.reports import AgentReport, to_json
 from sloserve.wire.asgi import (
     CLOSE,
@@ -32,6 +32,8 @@ from sloserve.wire.opening import BodyLimits, open_request
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES: Final = 256 << 20
+STATE: Final = ("GET", "/state")
+"""Method and path of the agent's report."""
 _INSTANCES: Final = "/instances/"
 _PASSED_ON: Final = ("/v1/", "/inference/", "/tokenize", "/detokenize", "/pooling", "/score", "/rerank", "/classify")
 _KEPT_BACK: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
@@ -42,12 +44,12 @@ class AgentServer:
 
     Args:
         endpoints: Instances by name.
-        report: Report that ``GET /state`` returns.
+        report: Report that ``GET /state`` returns; ``None`` where another server answers it.
         key: Key without which every request is refused; ``None`` to ask for none.
     """
 
     def __init__(
-        self, endpoints: Mapping[str, InstanceEndpoint], report: Callable[[], AgentReport], key: str | None = None
+        self, endpoints: Mapping[str, RequestEndpoint], report: Callable[[], AgentReport] | None, key: str | None = None
     ) -> None:
         self._endpoints, self._report, self._key = endpoints, report, None if key is None else key.encode()
 
@@ -60,7 +62,7 @@ class AgentServer:
             headers = [("www-authenticate", "Bearer"), (REFUSED_HEADER, Refusal.FAILED.value), CLOSE]
             await refuse(send, HTTPStatus.UNAUTHORIZED, "the key of the fleet is needed", headers=headers)
             return
-        if scope["path"] == "/state" and scope["method"] == "GET":
+        if self._report is not None and (scope["method"], scope["path"]) == STATE:
             await answer_json(send, HTTPStatus.OK, to_json(self._report()))
             return
         name, path = _split(scope)
@@ -90,7 +92,7 @@ class AgentServer:
             # The server ends the connection, since the response is not complete.
             logger.warning("%s: the response to request %s broke off", name, request_id)
 
-    async def _serve(self, endpoint: InstanceEndpoint, path: str, scope: Scope, body: bytes, send: Send) -> None:
+    async def _serve(self, endpoint: RequestEndpoint, path: str, scope: Scope, body: bytes, send: Send) -> None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         query = scope.get("query_string", b"").decode("latin-1")
         model = first(scope["headers"], MODEL_HEADER.encode()).decode()

@@ -49,19 +49,25 @@ class EngineClient:
 
     def __init__(self, socket: Path, admin_key: str, *, at: str | None = None, key: str | None = None) -> None:
         self.socket, self._admin = socket, {"authorization": f"Bearer {admin_key}"}
-        self._at, self._shown = at, {} if key is None else {"authorization": f"Bearer {key}"}
+        self.at, self.key = at, key
+        self._shown = {} if key is None else {"authorization": f"Bearer {key}"}
         self._session: aiohttp.ClientSession | None = None
+        self._is_closed = False
 
     async def close(self) -> None:
+        self._is_closed = True
         if self._session is not None:
             await self._session.close()
 
     async def call(self, method: str, path: str, body: Any = None, *, limit_s: float, **params: str | int) -> Any:
         """Make a control call, and return its response's JSON; ``None`` for another body, or none.
 
-        Raises: EngineError for another status than 200, no response within ``limit_s`` seconds, or a broken connection.
+        Raises: EngineError for another status than 200, no response within ``limit_s`` seconds, a broken connection, or
+            a client that was closed.
         """
         shown = f"{method} {path}"
+        if self._is_closed:
+            raise EngineError(f"{shown}: the engine has ended")
         headers = self._admin if path.startswith("/sloserve/") else self._shown
         try:
             async with asyncio.timeout(limit_s):
@@ -107,12 +113,12 @@ class EngineClient:
 
     @property
     def _url(self) -> str:
-        return self._at or _URL
+        return self.at or _URL
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             connector: aiohttp.BaseConnector
-            if self._at is None:
+            if self.at is None:
                 connector = aiohttp.UnixConnector(str(self.socket), limit=0, force_close=True)
             else:
                 connector = aiohttp.TCPConnector(limit=0, force_close=True)

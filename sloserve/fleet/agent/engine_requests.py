@@ -4,12 +4,13 @@ An agent can end them, and wait for their end.
 """
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from sloserve.core.errors import InvalidRequest
-from sloserve.fleet.contract.endpoint import LineSize, Refusal
+from sloserve.fleet.agent.engine_client import EngineClient, EngineStream
+from sloserve.fleet.contract.endpoint import InstanceResponse, LineSize, Refusal, Refused
 from sloserve.fleet.sizes import USUAL_OUTPUT_TOKENS, output_limit, whole
 from sloserve.fleet.streamed import Streamed, TokensAnEvent
 from sloserve.scheduler.virtual_queues.contract import RunningSums
@@ -54,7 +55,7 @@ class InFlightRequest:
         prompt_tokens: Estimated tokens of its prompt.
         max_tokens: Limit of its output tokens; ``None`` for no limit, or if it asks for several outputs.
         streams: Whether the engine streams its output.
-        begun_s: Monotonic time at which it began, in seconds.
+        begun_s: Monotonic time at which its instance took it, in seconds.
         answer: Response, once it has begun.
         cancel: Called to end the request before its response has begun.
         aborted: Reason to refuse the request with, if it was aborted and nothing of its response has come.
@@ -65,7 +66,7 @@ class InFlightRequest:
     prompt_tokens: float
     max_tokens: int | None
     streams: bool
-    begun_s: float
+    begun_s: float = 0.0
     answer: BegunResponse | None = None
     cancel: Callable[[], object] = field(default=lambda: None)
     """Ends the request before its response has begun."""
@@ -91,19 +92,64 @@ class InFlightRequest:
             self.answer.close(refusal)
 
 
-def stream_of(model: str, body: bytes, now_s: float) -> InFlightRequest:
+def stream_of(model: str, body: bytes) -> InFlightRequest:
     """Return a client's request with this body; a body that cannot be read is for the engine to refuse."""
     try:
         stated = parse(body, _StatedLimits)
     except InvalidRequest:
         stated = _StatedLimits()
     limit = output_limit(stated.max_tokens, stated.max_completion_tokens) if whole(stated.n) in (None, 1) else None
-    return InFlightRequest(model, False, len(body) / BYTES_PER_TOKEN, limit, flag(stated.stream) is True, now_s)
+    return InFlightRequest(model, False, len(body) / BYTES_PER_TOKEN, limit, flag(stated.stream) is True)
 
 
-def line_of(model: str, size: LineSize, now_s: float) -> InFlightRequest:
+def line_of(model: str, size: LineSize) -> InFlightRequest:
     """Return a line of a batch."""
-    return InFlightRequest(model, True, size.prompt_tokens, size.max_tokens, size.streams, now_s)
+    return InFlightRequest(model, True, size.prompt_tokens, size.max_tokens, size.streams)
+
+
+@dataclass(frozen=True, slots=True)
+class TakenRequest:
+    """A request that an instance has taken.
+
+    Args:
+        client: HTTP client of the engine that serves it.
+        ended: Function to call once when it has ended, with whether the engine broke it off.
+    """
+
+    client: EngineClient
+    ended: Callable[[bool], None]
+
+
+async def passed_on(
+    request: InFlightRequest, send: Coroutine[Any, Any, EngineStream], ended: Callable[[bool], None]
+) -> InstanceResponse:
+    """Send a request to its engine, and return the response, which the request can end from then on.
+
+    Args:
+        request: The request; it may be aborted at any time.
+        send: The call that sends it, which reports the end of a request that it has begun.
+        ended: Function that ``send`` calls at the end; it is called here if the call did not begin.
+
+    Raises: Refused if the request is aborted, or the engine breaks off, before its response begins.
+    """
+    sending = asyncio.ensure_future(send)
+    request.cancel = sending.cancel
+    if request.aborted is not None:
+        sending.cancel()
+    try:
+        response = request.answer = await sending
+    except asyncio.CancelledError:
+        if sending.done() and not sending.cancelled() and sending.exception() is None:
+            sending.result().close()  # it came just as this task was cancelled
+        if sending.cancelled():
+            ended(False)  # the request may not have begun, and then it does not report its end
+        if request.aborted is not None:
+            raise Refused(request.aborted) from None
+        raise
+    if request.aborted is not None:  # the abort came together with the response
+        response.close()
+        raise Refused(request.aborted)
+    return InstanceResponse(response.status, response.headers, response)
 
 
 class EngineRequests:

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from sloserve.core.errors import EngineError
 from sloserve.core.spans import Phase
 from sloserve.fleet.agent.engine import Engine
-from sloserve.fleet.agent.engine_requests import line_of, stream_of
+from sloserve.fleet.agent.engine_requests import InFlightRequest, TakenRequest, line_of, passed_on, stream_of
 from sloserve.fleet.agent.engine_set import EngineSet, HostParts
 from sloserve.fleet.agent.engine_spec import ServedModel
 from sloserve.fleet.agent.pulse import Pulse
@@ -155,34 +155,32 @@ class Instance:
         model: str,
         line: LineSize | None = None,
     ) -> InstanceResponse:
-        engine, now_s = self._engine_for(model, line is not None), self._clock.monotonic_s()
-        request = stream_of(model, body, now_s) if line is None else line_of(model, line, now_s)
+        request = stream_of(model, body) if line is None else line_of(model, line)
+        taken = self.take(request, headers.get(PREFIX_HEADER, ""))
+        return await passed_on(request, taken.client.send(method, path, headers, body, taken.ended), taken.ended)
+
+    def take(self, request: InFlightRequest, prefixes: str) -> TakenRequest:
+        """Take a request, which counts as one of the engine until it is reported to have ended.
+
+        Args:
+            request: The request.
+            prefixes: Value of its header ``x-sloserve-prefix``.
+
+        Raises: Refused if the instance does not take it.
+        """
+        engine = self._engine_for(request.model, request.durable)
 
         def ended(broken: bool) -> None:
             engine.requests.ended(request, self._clock.monotonic_s(), broken=broken)
-            if line is None:
+            if not request.durable:
                 self._report_to_work(self._durable.ended)
             if broken:
                 self._spawn(self._check_health(engine))
 
+        request.begun_s = self._clock.monotonic_s()
         engine.requests.begin(request)
-        self._recent.sent(read_prefixes(headers.get(PREFIX_HEADER, "")), now_s)
-        sending = asyncio.ensure_future(engine.client.send(method, path, headers, body, ended))
-        request.cancel = sending.cancel
-        try:
-            request.answer = await sending
-        except asyncio.CancelledError:
-            if sending.done() and not sending.cancelled() and sending.exception() is None:
-                sending.result().close()  # it came just as this task was cancelled
-            if sending.cancelled():
-                ended(False)  # the request may not have begun, and then it does not report its end
-            if request.aborted is not None:
-                raise Refused(request.aborted) from None
-            raise
-        if request.aborted is not None:  # the abort came together with the response
-            request.answer.close()
-            raise Refused(request.aborted)
-        return InstanceResponse(request.answer.status, request.answer.headers, request.answer)
+        self._recent.sent(read_prefixes(prefixes), request.begun_s)
+        return TakenRequest(engine.client, ended)
 
     async def switch(self, model: str) -> bool:
         if self._is_switching or self._is_leaving or model not in self._models:

@@ -107,13 +107,8 @@ class LineSize:
     streams: bool
 
 
-class InstanceEndpoint(Protocol):
-    """One instance, as code in the agent's process uses it to send requests to its engine and to choose its model."""
-
-    @property
-    def name(self) -> str: ...
-
-    def report(self) -> InstanceReport: ...
+class RequestEndpoint(Protocol):
+    """One instance, as servers use it to send requests to its engine."""
 
     async def send(
         self,
@@ -139,6 +134,15 @@ class InstanceEndpoint(Protocol):
         Raises: Refused if the engine has not seen the request; with ``DIED`` it may have seen it.
         """
         ...
+
+
+class InstanceEndpoint(RequestEndpoint, Protocol):
+    """One instance, as code in the agent's process uses it to send requests to its engine and to choose its model."""
+
+    @property
+    def name(self) -> str: ...
+
+    def report(self) -> InstanceReport: ...
 
     async def switch(self, model: str) -> bool:
         """Switch from the active model to ``model`` (drain, leave, come, check), and return when it serves.

@@ -17,9 +17,11 @@ from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import Profile, profile_names
 from sloserve.fleet.agent.agent import AgentSettings
 from sloserve.fleet.agent.engine_spec import Attached, ServedModel
+from sloserve.fleet.agent.forwarding.forwarders import ForwarderSettings
 from sloserve.fleet.batch_api.lines import Limits
+from sloserve.fleet.file_sections import MOST_FORWARDERS
 from sloserve.fleet.fleet import GIB, Fleet, FleetModel, Host
-from sloserve.fleet.supervised import supervised
+from sloserve.fleet.http import keep_renewed
 
 if TYPE_CHECKING:
     from sloserve.fleet.certificates import Certificates
@@ -37,8 +39,6 @@ ATTACH_ADMIN_KEY: Final = "SLOSERVE_ATTACH_ADMIN_KEY"
 """Environment variable: admin key for the status of a server that is attached, if it runs sloserve."""
 
 _LEAST_KEY: Final = 16
-_CERTIFICATES_S: Final = 600.0
-"""Seconds between looks for certificates that end, or that were renewed elsewhere."""
 _HOST_NAME: Final = re.compile(r"[\w.:-]{1,100}", re.ASCII)
 CPU: Final = "cpu"
 """The kind of device that is the host itself."""
@@ -131,18 +131,16 @@ def certificates_of(fleet: Fleet) -> "Certificates | None":
         from sloserve.fleet.certificates import Certificates
     except ModuleNotFoundError:
         raise not_installed("certificates", "cryptography", "fleet") from None
-    return Certificates(Path(fleet.source).parent / section.folder, of_gateways=section.of_gateways)
+    return Certificates(_beside(fleet) / section.folder, of_gateways=section.of_gateways)
+
+
+def _beside(fleet: Fleet) -> Path:
+    return Path(fleet.source).parent
 
 
 def refreshing(certificates: "Certificates | None") -> list["asyncio.Task[None]"]:
     """Return the tasks that renew the certificates; the caller cancels them."""
-    if certificates is None:
-        return []
-
-    async def turn() -> None:
-        await asyncio.to_thread(certificates.refresh)
-
-    return [asyncio.create_task(supervised("certificates of agents are not renewed", turn, _CERTIFICATES_S))]
+    return [] if certificates is None else [asyncio.create_task(keep_renewed(certificates))]
 
 
 def file_limits(fleet: Fleet) -> Limits:
@@ -226,7 +224,8 @@ def agent_settings(fleet: Fleet, host: Host, place: Place) -> AgentSettings:
     if host.attach is not None:
         at = Attached(host.attach, os.environ.get(ATTACH_KEY) or None, os.environ.get(ATTACH_ADMIN_KEY) or None)
         served = {name: replace(model, attached=at) for name, model in served.items()}
-    shares = fleet.settings.tenant_shares
+    shares, certificates = fleet.settings.tenant_shares, fleet.certificates
+    has_tls = certificates.folder is not None and (host.door or "").startswith("https:")
     return AgentSettings(
         host=host.name,
         device=host.device,
@@ -235,10 +234,29 @@ def agent_settings(fleet: Fleet, host: Host, place: Place) -> AgentSettings:
         environments={name: _environment(host, k) for k, name in enumerate(host.instances)},
         endpoint=host.door,
         endpoint_key=None if host.door is None else place.endpoint_key,
+        forwarders=ForwarderSettings(
+            forwarders_of(host, os.cpu_count() or 1),
+            _beside(fleet) / certificates.folder if has_tls and certificates.folder else None,
+            certificates.of_gateways,
+        ),
         host_memory_bytes=host.host_memory_bytes,
         drain_max_s=fleet.switching.drain_max_s,
         half_life_s=None if shares is None else shares.half_life_s,
     )
+
+
+def forwarders_of(host: Host, cores: int) -> int:
+    """Return the number of processes that pass requests to a host's engines.
+
+    One process passes on what two GPUs with a small model write. It needs a core that the engines do not need, of which
+    there are four for each GPU on usual hosts.
+
+    Args:
+        host: The host.
+        cores: Number of its cores.
+    """
+    stated = host.stated_forwarders
+    return min(len(host.instances) // 2, cores // 4, MOST_FORWARDERS) if stated is None else stated
 
 
 def _environment(host: Host, number: int) -> dict[str, str]:

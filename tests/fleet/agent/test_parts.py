@@ -166,7 +166,7 @@ def test_logs_that_cannot_be_set_aside_keep_those_that_were(tmp_path: Path, monk
 
 def test_what_a_door_expects_of_its_requests() -> None:
     requests, body = AwaitedRequests(), json.dumps({"prompt": "x" * 80, "max_tokens": 50, "stream": True}).encode()
-    request, durable = stream_of("m", body, 0.0), line_of("m", LineSize(2.0, None, False), 0.0)
+    request, durable = stream_of("m", body), line_of("m", LineSize(2.0, None, False))
     requests.begin(request)
     requests.begin(durable)
     sums = requests.sums()
@@ -176,7 +176,7 @@ def test_what_a_door_expects_of_its_requests() -> None:
         "a line that is not streamed is given time to end"
     )
     requests.ended(durable, 1.0, broken=False)
-    requests.begin(line_of("m", LineSize(2.0, 90, True), 0.0))
+    requests.begin(line_of("m", LineSize(2.0, 90, True)))
     assert requests.drain_s == pytest.approx(1.0), "one that another engine can go on with is aborted sooner"
     requests.ended(request, 1.0, broken=True)
     assert requests.streams == 1, "until it is known what became of the engine"
