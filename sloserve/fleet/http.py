@@ -42,7 +42,7 @@ def bounded_http() -> Any:
 
 
 async def keep_renewed(certificates: Renewable) -> NoReturn:
-    """Renew certificates that end, and read those that were renewed elsewhere, until cancelled."""
+    """Renew certificates that end, and read certificates that were renewed elsewhere, until cancelled."""
 
     async def turn() -> None:
         await asyncio.to_thread(certificates.refresh)

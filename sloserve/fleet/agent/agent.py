@@ -138,7 +138,7 @@ class Agent:
     async def __aenter__(self) -> "Agent":
         settings = self._settings
         try:
-            listening = _listening(self.endpoint)
+            listening = listening_on(self.endpoint)
         except OSError as error:
             shutil.rmtree(self._run_folder, ignore_errors=True)
             raise ConfigError(
@@ -182,7 +182,7 @@ class Agent:
         own = f"{self._run_folder}/agent"
         job = ForwarderJob(list(self.instances), own, self._settings.endpoint_key, self._settings.host)
         self._forwarders = Forwarders(self._settings.forwarders, job, listening, self.instances)
-        return _listening(f"{_UNIX}{own}")
+        return listening_on(f"{_UNIX}{own}")
 
     async def drain(self) -> None:
         """Take no more requests, and wait until the running ones end, for the time that streams have at a switch."""
@@ -220,7 +220,7 @@ class Agent:
                 logger.warning("log file %s cannot be rotated: %s", path, error)
 
 
-def _listening(endpoint: str) -> socket.socket:
+def listening_on(endpoint: str) -> socket.socket:
     """Open the socket: connections are accepted at once, and served once the server runs. Raises: OSError."""
     if endpoint.startswith(_UNIX):
         made = socket.socket(socket.AF_UNIX)

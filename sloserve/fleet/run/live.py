@@ -248,8 +248,8 @@ def agent_settings(fleet: Fleet, host: Host, place: Place) -> AgentSettings:
 def forwarders_of(host: Host, cores: int) -> int:
     """Return the number of processes that pass requests to a host's engines.
 
-    One process passes on what two GPUs with a small model write. It needs a core that the engines do not need, of which
-    there are four for each GPU on usual hosts.
+    One process can pass on the output of two GPUs with a small model. A host with less than four cores for each process
+    has fewer, since its engines need their cores.
 
     Args:
         host: The host.

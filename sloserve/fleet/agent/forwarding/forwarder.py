@@ -73,7 +73,7 @@ class ForwarderJob(msgspec.Struct):
 
 
 class AgentLink:
-    """The connection of a forwarder to its agent: asks for each request, and reports what comes of it.
+    """The connection of a forwarder to its agent: asks for each request, and reports its progress.
 
     Args:
         reader: Messages of the agent.

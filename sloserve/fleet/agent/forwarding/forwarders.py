@@ -149,7 +149,7 @@ class Forwarders:
     """Keeps the forwarding processes of an agent alive; the owner must close them.
 
     Args:
-        settings: Their number, and their certificates.
+        settings: Number of the processes, and certificates.
         job: What each is started with, but for the numbers of its open files.
         listening: Socket of the endpoint, which all of them accept connections from.
         instances: Instances of the agent by name.
