@@ -1,4 +1,4 @@
-"""What does a stream cost the process of an agent: events that it passes on itself, or that its forwarders pass on?
+"""What does a stream cost the process of an agent: events that it or its forwarders pass on, and events of batch lines?
 
 Writes benchmarks/results/forwarding_cost.json.gz. The engine is a server of canned events in a process of its own, and
 clients are here. Each setting is an agent's endpoint with its server and its forwarders in a process of its own, and
@@ -7,11 +7,14 @@ settings are measured in turns. Processor time is user and system time by the ke
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,6 +28,7 @@ from benchmarks.publish import RESULTS, write_result
 
 FORWARDERS = (0, 1, 2)
 ROUNDS, TURNS = 2, 5
+LINES, PAUSES_S = 128, (0.0, 0.128, 0.25)
 SHORT = 100
 """Requests of two events whose cost is that of a request."""
 PATH = "/instances/node%2F0/v1/chat/completions"
@@ -87,6 +91,34 @@ def endpoint(uds: str, own: str, forwarders: int) -> None:
     asyncio.run(main())
 
 
+def lines(uds: str, pause_s: float) -> None:
+    """Read lines of a batch, and print the microseconds of processor time of an event. pause_s: between reads."""
+    from sloserve.fleet.agent.engine_client import EngineClient
+    from sloserve.fleet.agent.line_output import LineOutput
+    from sloserve.fleet.store.records import Claimed
+
+    body = json.dumps({**BODY, "stream": False}).encode()
+    claimed = Claimed("r", 1, body, "/v1/chat/completions", "batch", None)
+
+    async def one(client: EngineClient) -> None:
+        output = LineOutput.of(claimed)
+        response = await client.send(
+            "POST", output.path, {}, output.body(), lambda broken: None, (lambda: pause_s) if pause_s else None
+        )
+        async for part in response:
+            output.add(part)
+
+    async def main() -> None:
+        client = EngineClient(Path(uds), "")
+        await one(client)
+        before = time.process_time()
+        await asyncio.gather(*(one(client) for _ in range(LINES)))
+        print(1e6 * (time.process_time() - before) / (LINES * EVENTS))
+        await client.close()
+
+    asyncio.run(main())
+
+
 def cpu_s(pid: int) -> float:
     tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(task.read_text(encoding="utf-8").split()[0]) for task in tasks) / 1e9
@@ -140,17 +172,24 @@ async def measure(settings: list[Setting]) -> None:
             await setting.measure()
 
 
+def shown(values: list[float]) -> dict[str, float]:
+    return {"median": round(statistics.median(values), 2), "least": round(min(values), 2)}
+
+
 def main() -> None:
     parser = parser_for(__doc__)
-    parser.add_argument("--role", choices=("engine", "endpoint"), help=argparse.SUPPRESS)
+    parser.add_argument("--role", choices=("engine", "endpoint", "lines"), help=argparse.SUPPRESS)
     parser.add_argument("--uds", help=argparse.SUPPRESS)
     parser.add_argument("--own", help=argparse.SUPPRESS)
     parser.add_argument("--forwarders", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--pause", type=float, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.role == "engine":
         return engine(args.uds)
     if args.role == "endpoint":
         return endpoint(args.uds, args.own, args.forwarders)
+    if args.role == "lines":
+        return lines(args.uds, args.pause)
     own = (sys.executable, "-m", "benchmarks.fleet.forwarding_cost", "--role")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
         uds = Path(folder) / "engine"
@@ -162,13 +201,15 @@ def main() -> None:
             pid = running.enter_context(started(*command, ready=socket))
             settings.append(Setting(count, pid, str(socket)))
         asyncio.run(measure(settings))
+        read: dict[str, list[float]] = {}
+        for _, pause in itertools.product(range(TURNS), PAUSES_S):
+            printed = subprocess.check_output((*own, "lines", "--uds", str(uds), "--pause", str(pause)))
+            read.setdefault(f"{pause:g} s", []).append(float(printed))
     figures: dict[str, Any] = {
-        f"forwarders_{setting.forwarders}": {
-            name: {"median": round(statistics.median(values), 2), "least": round(min(values), 2)}
-            for name, values in setting.figures.items()
-        }
+        f"forwarders_{setting.forwarders}": {name: shown(values) for name, values in setting.figures.items()}
         for setting in settings
     }
+    figures["lines_us_an_event_by_pause"] = {pause: shown(values) for pause, values in read.items()}
     about = {"load_average": round(os.getloadavg()[0], 1), "events": EVENTS, "streams": STREAMS, "turns": TURNS}
     write_result(RESULTS / "forwarding_cost.json.gz", about | figures)
     print(json.dumps(figures, indent=2))

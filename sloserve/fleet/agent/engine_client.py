@@ -84,7 +84,13 @@ class EngineClient:
             raise EngineError(f"{shown}: {str(error) or type(error).__name__}") from error
 
     async def send(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes, ended: Callable[[bool], None]
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        ended: Callable[[bool], None],
+        pause_s: Callable[[], float] | None = None,
     ) -> "EngineStream":
         """Pass a request on.
 
@@ -94,6 +100,7 @@ class EngineClient:
             headers: Headers of the request; the ones of one hop are left out.
             body: Body of the request.
             ended: Called once when the request has ended, with whether the engine broke it off.
+            pause_s: Seconds between reads of the body, asked before each; ``None`` to read each part as it arrives.
 
         Raises: Refused with ``DIED`` if the engine breaks off before its response begins.
         """
@@ -109,7 +116,7 @@ class EngineClient:
         except BaseException:
             ended(False)
             raise
-        return EngineStream(answer, ended)
+        return EngineStream(answer, ended, pause_s)
 
     @property
     def _url(self) -> str:
@@ -147,10 +154,20 @@ class EngineStream(AsyncIterator[bytes]):
 
     Raises from ``__anext__``: ConnectionResetError if the engine breaks off, or the request was ended; Refused if it
     was ended for a reason, and nothing of the body had come.
+
+    Args:
+        answer: Response as its head has come.
+        ended: Called once at the end, with whether the engine broke off.
+        pause_s: Seconds between reads, see :meth:`EngineClient.send`.
     """
 
-    def __init__(self, answer: aiohttp.ClientResponse, ended: Callable[[bool], None]) -> None:
-        self._answer, self._ended = answer, ended
+    def __init__(
+        self,
+        answer: aiohttp.ClientResponse,
+        ended: Callable[[bool], None],
+        pause_s: Callable[[], float] | None = None,
+    ) -> None:
+        self._answer, self._ended, self._pause_s = answer, ended, pause_s
         self._over = self._whole = False
         self._refusal: Refusal | None = None
         self.parts = 0
@@ -163,11 +180,13 @@ class EngineStream(AsyncIterator[bytes]):
     async def __anext__(self) -> bytes:
         if self._whole:
             raise StopAsyncIteration
+        if self._pause_s is not None and self.parts and not self._over:
+            await self._pause(self._pause_s())
         if self._over:
             raise self._why("the request was ended")
         try:
             part = await self._answer.content.readany()
-        except _BROKEN as error:
+        except (*_BROKEN, RuntimeError) as error:  # aiohttp's RuntimeError: the client was closed between two reads
             self._end(broken=True)
             raise self._why(str(error) or "the engine broke off its response") from error
         if not part:
@@ -177,6 +196,18 @@ class EngineStream(AsyncIterator[bytes]):
         self.parts += 1
         self.streamed.add(part)
         return part
+
+    async def _pause(self, seconds: float) -> None:
+        """Leave what arrives to the kernel for some time, since each arrival costs as much as many events together."""
+        connection = self._answer.connection
+        if connection is None or connection.transport is None:  # the whole body has come
+            return
+        connection.transport.pause_reading()
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            if connection.transport is not None and not connection.transport.is_closing():
+                connection.transport.resume_reading()
 
     async def aclose(self) -> None:
         """End the request in the engine, if it has not ended."""

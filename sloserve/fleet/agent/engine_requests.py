@@ -114,10 +114,12 @@ class TakenRequest:
     Args:
         client: HTTP client of the engine that serves it.
         ended: Function to call once when it has ended, with whether the engine broke it off.
+        pause_s: Seconds between reads of a response for which no client waits.
     """
 
     client: EngineClient
     ended: Callable[[bool], None]
+    pause_s: Callable[[], float] = lambda: 0.0
 
 
 async def passed_on(

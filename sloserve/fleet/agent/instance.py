@@ -43,6 +43,10 @@ T = TypeVar("T")
 
 HEALTH_EVERY_S: Final = 1.0
 PULSE_EVERY_S: Final = 5.0
+READS_EVERY_S: Final = 0.001
+"""Seconds for each read of a batch line's response: lines of one engine take a core at most 1,000 times a second."""
+READ_MAX_S: Final = 0.25
+"""Most seconds between two reads of one response, after which its end is seen at the latest."""
 _PULSES: Final = 4
 """Number of times that an engine's progress is checked within the time for which it may stop."""
 _RETRY_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
@@ -157,7 +161,9 @@ class Instance:
     ) -> InstanceResponse:
         request = stream_of(model, body) if line is None else line_of(model, line)
         taken = self.take(request, headers.get(PREFIX_HEADER, ""))
-        return await passed_on(request, taken.client.send(method, path, headers, body, taken.ended), taken.ended)
+        pause_s = None if line is None else taken.pause_s
+        sending = taken.client.send(method, path, headers, body, taken.ended, pause_s)
+        return await passed_on(request, sending, taken.ended)
 
     def take(self, request: InFlightRequest, prefixes: str) -> TakenRequest:
         """Take a request, which counts as one of the engine until it is reported to have ended.
@@ -180,7 +186,11 @@ class Instance:
         request.begun_s = self._clock.monotonic_s()
         engine.requests.begin(request)
         self._recent.sent(read_prefixes(prefixes), request.begun_s)
-        return TakenRequest(engine.client, ended)
+
+        def pause_s() -> float:
+            return min(len(engine.requests) * READS_EVERY_S, READ_MAX_S)
+
+        return TakenRequest(engine.client, ended, pause_s)
 
     async def switch(self, model: str) -> bool:
         if self._is_switching or self._is_leaving or model not in self._models:

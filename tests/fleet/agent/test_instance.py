@@ -16,6 +16,7 @@ from sloserve.core.errors import ConfigError, StoreAway
 from sloserve.core.spans import Phase
 from sloserve.fleet.agent import agent as agent_module
 from sloserve.fleet.agent import engine_set
+from sloserve.fleet.agent import instance as instance_module
 from sloserve.fleet.agent.agent import Agent, AgentSettings
 from sloserve.fleet.agent.engine import EngineLimits
 from sloserve.fleet.agent.engine_client import EngineClient
@@ -167,6 +168,39 @@ def test_a_batch_that_fills_an_engine_leaves_places_to_streams(tmp_path: Path) -
         assert [await send(False) for _ in range(2)] == [None, Refusal.FULL]
 
     run(tmp_path, test, step_s=0.05)
+
+
+@pytest.mark.slow
+def test_lines_are_read_in_few_parts_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each arrival of an event cost as much as twenty events that are read together."""
+    monkeypatch.setattr(instance_module, "READS_EVERY_S", 0.05)
+
+    async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
+        await instance.switch("chat")
+        body = json.dumps({"model": "chat", "prompt": "a", "max_tokens": 200, "stream": True}).encode()
+
+        async def parts(line: LineSize | None) -> list[bytes]:
+            response = await instance.send("POST", "/v1/completions", {}, body, model="chat", line=line)
+            return [part async for part in response.body]
+
+        line, stream = await parts(LineSize(1.0, 200, True)), await parts(None)
+        assert len(line) < len(stream) / 4
+        texts = [
+            [json.loads(row[6:])["choices"][0]["text"] for row in b"".join(found).splitlines() if row[:7] == b"data: {"]
+            for found in (line, stream)
+        ]
+        assert texts[0] == texts[1] and "".join(texts[0]) == reply("chat", "a", 200)
+        # An abort and a death between two reads are seen at the next one.
+        response = await instance.send("POST", "/v1/completions", {}, body, model="chat", line=LineSize(1.0, 200, True))
+        await anext(response.body)
+        reading = asyncio.ensure_future(anext(response.body))
+        await asyncio.sleep(0)
+        launcher.started[0].kill()
+        with pytest.raises(ConnectionResetError):
+            while await reading:
+                reading = asyncio.ensure_future(anext(response.body))
+
+    run(tmp_path, test, step_s=0.002)
 
 
 @pytest.mark.slow

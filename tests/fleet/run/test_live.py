@@ -14,6 +14,7 @@ from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.fleet.agent.orders import agendas
 from sloserve.fleet.file import parse_fleet, read_fleet
 from sloserve.fleet.file_sections import CertificateSection, HostTemplate, PoolSection
+from sloserve.fleet.fleet import Host
 from sloserve.fleet.launcher.forking import ForkingLauncher
 from sloserve.fleet.run.launchers import launcher_for
 from sloserve.fleet.run.live import (
@@ -23,6 +24,7 @@ from sloserve.fleet.run.live import (
     agent_settings,
     check_endpoints,
     file_limits,
+    forwarders_of,
     host_named,
     joining_host,
     place_of,
@@ -198,3 +200,22 @@ def _fleet(folder: Path):  # type: ignore[no-untyped-def]
     (folder / "fleet.yaml").write_text(FILE.replace("profile: big", "profile: big.yaml"))
     (folder / "db").mkdir()
     return read_fleet(folder / "fleet.yaml", to_run=True)
+
+
+@pytest.mark.parametrize(
+    ("stated", "devices", "cores", "count"),
+    [
+        (None, 1, 64, 0),
+        (None, 2, 64, 1),
+        (None, 8, 64, 4),
+        (None, 8, 8, 2),
+        (None, 8, 2, 0),
+        (0, 8, 64, 0),
+        (3, 1, 2, 3),
+    ],
+)
+def test_a_host_has_a_forwarding_process_for_two_instances(
+    stated: int | None, devices: int, cores: int, count: int
+) -> None:
+    host = replace(Host("n", "h100", devices, 1, 0, 0), stated_forwarders=stated)
+    assert forwarders_of(host, cores) == count
