@@ -24,12 +24,17 @@ def file_json(file: File) -> dict[str, Any]:
 
 def batch_json(batch: Batch) -> dict[str, Any]:
     """Return a batch as OpenAI's API writes it."""
-    state = BatchState.VALIDATING if batch.state is BatchState.UNCONFIRMED else batch.state
+    # To a client a batch with errors is validated until it has failed, while what was accepted of it is cancelled.
+    is_failing = batch.state is BatchState.CANCELLING and bool(batch.errors)
+    is_validated = is_failing or batch.state is BatchState.UNCONFIRMED
+    state = BatchState.VALIDATING if is_validated else batch.state
+    errors = () if is_failing else batch.errors
+    hidden = BatchState.CANCELLING if batch.errors else None
     return {
         "id": batch.id,
         "object": "batch",
         "endpoint": batch.endpoint,
-        "errors": {"object": "list", "data": list(batch.errors)} if batch.errors else None,
+        "errors": {"object": "list", "data": list(errors)} if errors else None,
         "input_file_id": batch.input_file,
         "completion_window": batch.window,
         "status": state.value,
@@ -37,7 +42,7 @@ def batch_json(batch: Batch) -> dict[str, Any]:
         "error_file_id": batch.error_file,
         "created_at": int(batch.stamps[BatchState.VALIDATING.value]),
         "expires_at": int(batch.due_s),
-        **{f"{state.value}_at": _second(batch.stamps.get(state.value)) for state in _STAMPS},
+        **{f"{one.value}_at": _second(None if one is hidden else batch.stamps.get(one.value)) for one in _STAMPS},
         "request_counts": {
             "total": max(batch.lines, batch.completed + batch.failed),
             "completed": batch.completed,

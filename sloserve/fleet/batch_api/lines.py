@@ -108,6 +108,13 @@ def read_lines(
         yield LineError(None, "empty_file", "the file has no request")
 
 
+def read_custom_ids(file: BinaryIO, after: int) -> Iterator[tuple[int, str]]:
+    """Yield number and ``custom_id`` of the requests after line ``after`` of a file that has passed validation."""
+    for place, raw in enumerate(file, 1):
+        if place > after and raw.strip():
+            yield place, json.loads(raw)["custom_id"]
+
+
 def storable(text: str) -> bool:
     """Return whether every database stores the text: PostgreSQL has no NUL, none has half of a surrogate pair."""
     return "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)

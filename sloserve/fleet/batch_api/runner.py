@@ -4,27 +4,23 @@ Each step follows from what the store holds. Ids of requests and of files of res
 step that a crash broke off does nothing twice when it is done again, by this process or another.
 """
 
-import json
 import logging
 import pickle
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from tempfile import TemporaryFile
 from typing import IO, BinaryIO, Final
 
-import msgspec
-
 from sloserve.core.errors import StoreError
-from sloserve.core.json_lines import as_line
 from sloserve.fleet.batch_api import ids
 from sloserve.fleet.batch_api.files import Files
 from sloserve.fleet.batch_api.folder import reporting_full
 from sloserve.fleet.batch_api.lines import BatchLine, Limits, LineError, read_lines
+from sloserve.fleet.batch_api.results import EndedMeanwhile, write_results
 from sloserve.fleet.batch_api.turns import Slices, Turns
-from sloserve.fleet.store.batches import ResultFiles
-from sloserve.fleet.store.records import ENDED_STATES, Batch, BatchState, DurableRequest, File, RequestState
-from sloserve.fleet.store.requests import NO_ROOM, Row
+from sloserve.fleet.store.records import Batch, BatchState, DurableRequest, RequestState
 from sloserve.fleet.store.store import Store
 from sloserve.fleet.tenant_limits import Quota
 
@@ -40,10 +36,6 @@ _SURELY_OLD_S: Final = 86_400.0
 """Seconds after which a file without a row is surely old, whatever the clocks of store and folder say."""
 _UNCONFIRMED_S: Final = 3_600.0
 """Seconds after which an unconfirmed batch is cancelled: its client has been notified that it is not kept."""
-_WHY: Final = {
-    RequestState.EXPIRED: ("batch_expired", "the completion window was over before this request was served"),
-    RequestState.CANCELLED: ("batch_cancelled", "the batch was cancelled before this request was served"),
-}
 
 
 def group_of(batch: Batch, line: BatchLine) -> int:
@@ -119,7 +111,7 @@ class BatchRunner:
         if self.store.requests.has_open(batch.id):
             return False
         if batch.state == BatchState.CANCELLING:
-            return self._turns.slice(batch, self._finish)
+            return self._failed(batch) if batch.errors else self._turns.slice(batch, self._finish)
         return self._move(batch, BatchState.FINALIZING)
 
     def hold_to_quotas(self) -> None:
@@ -164,32 +156,30 @@ class BatchRunner:
         if opened is None:
             return self._without_file(batch)
         with opened as file, TemporaryFile() as checked:
-            errors = yield from self._errors(batch, file, checked)
+            errors, lines = yield from self._errors(batch, file, checked)
             if errors:
                 return self._fail(batch, errors)
             checked.seek(0)
-            lines = yield from self._accept(batch, checked)
-        # If a cancel has come meanwhile, the batch stays cancelling, and the next step cancels what was just accepted.
-        if not self._move(batch, BatchState.IN_PROGRESS, lines=lines):
-            now = self.store.batches.get(batch.tenant, batch.id)
-            if now is None or now.state in ENDED_STATES:  # by another gateway
-                self.store.requests.cancel(batch.id)
+            yield from self._accept(batch, checked, lines)
+        # A batch that was cancelled meanwhile stays so: nothing more was accepted, and its steps cancel what had been.
+        self._move(batch, BatchState.IN_PROGRESS, lines=lines)
         return True
 
     def _without_file(self, batch: Batch) -> bool:
         """Leave a batch to another gateway, which may have its file, or fail it if the file is gone or time is up."""
-        known = self.store.batches.file(batch.tenant, batch.input_file) is not None
-        if known and self.store.now_s() < batch.due_s:
-            if batch.id not in self._left_to_others:
-                self._left_to_others.add(batch.id)
-                logger.warning("batch %s is left to another gateway, which may have its file", batch.id)
+        if self._is_elsewhere(batch):
             return False
+        known = self.store.batches.file(batch.tenant, batch.input_file) is not None
         text = "is in no folder of files" if known else "was deleted"
         missing = LineError(None, "file_not_found", f"the file {batch.input_file} {text}", "input_file_id")
         return self._fail(batch, [missing])
 
-    def _errors(self, batch: Batch, file: BinaryIO, checked: IO[bytes]) -> Generator[None, None, list[LineError]]:
-        """Find errors before the first request is accepted: as at OpenAI, one error keeps a whole batch from running.
+    def _errors(
+        self, batch: Batch, file: BinaryIO, checked: IO[bytes]
+    ) -> Generator[None, None, tuple[list[LineError], int]]:
+        """Return the errors of a file, and the number of lines without one, before the first request is accepted.
+
+        As at OpenAI, one error keeps a whole batch from running.
 
         Args:
             batch: The batch.
@@ -209,7 +199,7 @@ class BatchRunner:
             tokens += sum(line.prompt_tokens + line.output_tokens for line in right)
             if len(found) >= MOST_ERRORS:
                 break
-        return found[:MOST_ERRORS] or self._beyond_quota(batch, lines, tokens)
+        return found[:MOST_ERRORS] or self._beyond_quota(batch, lines, tokens), lines
 
     def _parts(self, batch: Batch, file: BinaryIO) -> Iterator[list[BatchLine | LineError]]:
         """Yield the lines of the file, in parts of one slice of work."""
@@ -240,18 +230,15 @@ class BatchRunner:
             return [LineError(None, "token_limit_exceeded", f"{text}; {later}")]
         return []
 
-    def _accept(self, batch: Batch, checked: IO[bytes]) -> Generator[None, None, int]:
-        lines = 0
-        while True:
-            try:
-                part: list[BatchLine] = pickle.load(checked)
-            except EOFError:
-                return lines
-            if lines:
+    def _accept(self, batch: Batch, checked: IO[bytes], lines: int) -> Generator[None, None, None]:
+        accepted = 0
+        while accepted < lines:
+            if accepted:
                 yield
+            part: list[BatchLine] = pickle.load(checked)
             left_s = max(batch.due_s - self.store.now_s(), 0.0)
-            self.store.requests.accept([self._request(batch, line, left_s) for line in part])
-            lines += len(part)
+            self.store.requests.accept([self._request(batch, line, left_s) for line in part], batch.id, lines)
+            accepted += len(part)
 
     def _request(self, batch: Batch, line: BatchLine, left_s: float) -> DurableRequest:
         return DurableRequest(
@@ -271,98 +258,60 @@ class BatchRunner:
         )
 
     def _fail(self, batch: Batch, errors: list[LineError]) -> bool:
+        """End a batch that is being validated; cancel what another gateway had accepted of it before it was killed.
+
+        The batch is CANCELLING with errors until none of its requests waits or runs.
+        """
         listed = [error.to_json() for error in errors]
-        return self.store.batches.move(batch.id, BatchState.VALIDATING, BatchState.FAILED, errors=listed)
+        if not self.store.batches.move(batch.id, BatchState.VALIDATING, BatchState.CANCELLING, errors=listed):
+            return False
+        self.store.requests.cancel(batch.id)
+        if not self.store.requests.has_open(batch.id):
+            self._failed(batch)
+        return True
+
+    def _failed(self, batch: Batch) -> bool:
+        self.store.requests.forget(batch.id)
+        return self.store.batches.move(batch.id, BatchState.CANCELLING, BatchState.FAILED, lines=0)
 
     # These methods turn results into files.
 
     def _finish(self, batch: Batch) -> Slices:
-        try:
-            results = yield from self._result_files(batch)
-        except _EndedMeanwhile:
-            return False
         counts = self.store.requests.counts(batch.id)
+        never_accepted = batch.lines - sum(counts.values()) if batch.state == BatchState.CANCELLING else 0
+        opened = None
+        if never_accepted > 0:
+            opened = self.folder.open(batch.input_file)
+            if opened is None and self._is_elsewhere(batch):
+                return False
+        with nullcontext() if opened is None else opened:
+            try:
+                results = yield from write_results(self.store, self.folder, batch, opened, self.results_kept_s)
+            except EndedMeanwhile:
+                return False
+        if opened is not None:
+            counts[RequestState.CANCELLED] = counts.get(RequestState.CANCELLED, 0) + never_accepted
         if batch.state == BatchState.CANCELLING:
             after = BatchState.CANCELLED
         else:
             after = BatchState.EXPIRED if counts.get(RequestState.EXPIRED) else BatchState.COMPLETED
-        moved = self.store.batches.move(batch.id, batch.state, after, ended=counts, results=results)
+        lines = sum(counts.values())
+        moved = self.store.batches.move(batch.id, batch.state, after, lines=lines, ended=counts, results=results)
         if moved:
             self.store.requests.forget_results(batch.id)
         return moved
 
-    def _result_files(self, batch: Batch) -> Generator[None, None, ResultFiles]:
-        """Write a batch's files of results and of errors, in one pass over its rows.
-
-        Raises: _EndedMeanwhile where another gateway has written them, and deleted the results.
-        """
-        output, error = ids.result_file_of(batch.id, "output"), ids.result_file_of(batch.id, "error")
-        successes, others, place = 0, 0, 0
-        with self.folder.writing(output) as to_output, self.folder.writing(error) as to_error:
-            while rows := self.store.requests.results(batch.id, after=place):
-                if place:
-                    yield
-                place = rows[-1].place
-                for row in rows:
-                    if row.status is None and row.state in (RequestState.DONE, RequestState.FAILED):
-                        raise _EndedMeanwhile
-                    if _succeeded(row):
-                        successes += to_output.write(result_line(row))
-                    else:
-                        others += to_error.write(result_line(row))
-        return ResultFiles(
-            self._unless_empty(batch, "output", output, successes),
-            self._unless_empty(batch, "error", error, others),
-            self.results_kept_s,
-        )
-
-    def _unless_empty(self, batch: Batch, kind: str, id: str, written: int) -> File | None:
-        if not written:
-            self.folder.delete(id)
-            return None
-        return File(id, batch.tenant, f"{batch.id}_{kind}.jsonl", "batch_output", written, 0.0)
-
     # Both parts use these functions.
+
+    def _is_elsewhere(self, batch: Batch) -> bool:
+        """Return whether another gateway may have the batch's file, which this one does not find."""
+        known = self.store.batches.file(batch.tenant, batch.input_file) is not None
+        if not known or self.store.now_s() >= batch.due_s:
+            return False
+        if batch.id not in self._left_to_others:
+            self._left_to_others.add(batch.id)
+            logger.warning("batch %s is left to another gateway, which may have its file", batch.id)
+        return True
 
     def _move(self, batch: Batch, after: BatchState, lines: int | None = None) -> bool:
         return self.store.batches.move(batch.id, batch.state, after, lines=lines)
-
-
-class _EndedMeanwhile(Exception):
-    """Another gateway has brought a batch to its end."""
-
-
-def _succeeded(row: Row) -> bool:
-    return row.state == RequestState.DONE and row.status == 200
-
-
-def result_line(row: Row) -> bytes:
-    """Return a line of a file of results, as OpenAI writes it; one line to ``str.splitlines`` as well."""
-    line: dict[str, object] = {"id": row.id, "custom_id": row.custom_id, "response": None, "error": None}
-    if row.state in _WHY:
-        code, message = _WHY[row.state]
-        line["error"] = {"code": code, "message": message}
-    elif row.state == RequestState.FAILED:
-        code = "storage_limit_exceeded" if row.status == NO_ROOM else "request_failed"
-        line["error"] = {"code": code, "message": (row.body or b"").decode(errors="replace")}
-    else:
-        body = row.body or b""
-        response = {"status_code": row.status, "request_id": row.id}
-        if b"\n" not in body and b"\r" not in body:
-            try:
-                # The body is copied as it stands: to parse and write 16 MB of it again would keep all else in this
-                # process waiting.
-                line["response"] = {**response, "body": msgspec.json.decode(body, type=msgspec.Raw)}
-                return as_line(msgspec.json.encode(line))
-            except (msgspec.MsgspecError, UnicodeError, RecursionError):
-                pass
-        line["response"] = {**response, "body": _json(body)}
-    return as_line(json.dumps(line, separators=(",", ":")).encode())
-
-
-def _json(body: bytes) -> object:
-    """Return the response of an engine as JSON, or as text if it is not JSON."""
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        return body.decode(errors="replace")

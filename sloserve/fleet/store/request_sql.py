@@ -18,6 +18,8 @@ ACCEPT: Final = """
     VALUES (:id, :tenant, :batch, :line, :custom_id, :model, :slo_class, :group, :prompt_tokens, :output_tokens,
         store_now(), store_now() + :deadline_s)
     ON CONFLICT (id) DO NOTHING"""
+# The change locks the batch's row: it cannot be cancelled until the lines that are accepted with it are committed.
+ACCEPTING: Final = "UPDATE batch SET lines = :lines WHERE id = :batch AND state = 'validating'"
 TAKE: Final = """
     UPDATE request SET state = 'claimed', attempt = attempt + 1, claim = :claim
     WHERE seq IN (SELECT seq FROM taken)"""

@@ -88,9 +88,17 @@ class Requests:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def accept(self, requests: Sequence[DurableRequest]) -> int:
-        """Keep requests durably on disk, and return how many were new, judged by their ids."""
+    def accept(self, requests: Sequence[DurableRequest], batch: str | None = None, lines: int = 0) -> int:
+        """Keep requests durably on disk, and return how many were new, judged by their ids.
+
+        Args:
+            requests: The requests to keep.
+            batch: Batch that they belong to: nothing is kept unless it is being validated now.
+            lines: Number of requests that this batch has in all, which is recorded.
+        """
         with self._database.transaction() as session:
+            if batch is not None and not session.change(sql.ACCEPTING, batch=batch, lines=lines):
+                return 0
             new = session.each(sql.ACCEPT, [{name: getattr(r, name) for name in _COLUMNS} for r in requests])
             bodies = [
                 {"id": r.id, "body": r.body, "route": r.route}

@@ -177,9 +177,9 @@ def test_a_batch_cancelled_while_it_is_validated_serves_nothing(fleet: Fleet, mo
     batch = create(client, upload(client, [line("a"), line("b")]))
     accept = fleet.store.requests.accept
 
-    def cancelled_meanwhile(requests: Any) -> int:
+    def cancelled_meanwhile(*given: Any) -> int:
         client.batches.cancel(batch.id)
-        return accept(requests)
+        return accept(*given)
 
     monkeypatch.setattr(fleet.store.requests, "accept", cancelled_meanwhile)
     fleet.finish()

@@ -22,8 +22,9 @@ from sloserve.fleet.batch_api import ids, lines, upload
 from sloserve.fleet.batch_api.folder import Folder
 from sloserve.fleet.batch_api.json_objects import batch_json
 from sloserve.fleet.batch_api.lines import Limits
+from sloserve.fleet.batch_api.results import result_line
 from sloserve.fleet.batch_api.routes import BatchApi
-from sloserve.fleet.batch_api.runner import BatchRunner, result_line
+from sloserve.fleet.batch_api.runner import BatchRunner
 from sloserve.fleet.store.records import Batch, BatchState, File, RequestState, Result
 from sloserve.fleet.store.requests import Requests, Row
 from sloserve.fleet.store.sqlite import SqliteDatabase
@@ -168,23 +169,6 @@ def test_a_file_that_was_deleted_does_not_come_back_by_a_gateway_that_is_late(
     monkeypatch.setattr(fleet.store.batches, "move", late)
     fleet.runner.step()
     assert [file.purpose for file in fleet.store.batches.files("t")] == ["batch"]
-
-
-def test_lines_accepted_after_another_gateway_has_ended_their_batch_are_not_served(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batch, other = fleet.batch(line("a")), fleet.gateway(fleet.path)
-    accept = Requests.accept
-
-    def late(self: Requests, part: Any) -> int:
-        assert fleet.store.batches.move(batch, BatchState.VALIDATING, BatchState.CANCELLING)
-        other.step()
-        assert fleet.get(batch).state is BatchState.CANCELLED
-        return accept(self, part)
-
-    monkeypatch.setattr(Requests, "accept", late)
-    fleet.runner.step()
-    assert fleet.store.requests.sums() == []
 
 
 def test_a_batch_is_left_to_the_gateway_that_has_its_file(fleet: Fleet, tmp_path: Path) -> None:
