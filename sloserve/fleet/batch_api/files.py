@@ -40,6 +40,9 @@ class Files(Protocol):
     def delete(self, id: str) -> None:
         """Delete the file; do nothing if it does not exist."""
 
+    def free_bytes(self) -> int | None:
+        """Return how many more bytes there is room for, or ``None`` if nothing limits them."""
+
     def keep_only(self, is_known: Callable[[str], bool], before_s: float) -> None:
         """Delete what crashes left: half files, and files that have no row in the store.
 

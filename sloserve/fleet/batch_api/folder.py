@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,6 +79,10 @@ class Folder:
 
     def delete(self, id: str) -> None:
         self._file(id).unlink(missing_ok=True)
+
+    def free_bytes(self) -> int | None:
+        """Return the free bytes of the disk; a quota of the user may leave fewer."""
+        return shutil.disk_usage(self._path).free
 
     def keep_only(self, is_known: Callable[[str], bool], before_s: float) -> None:
         """Delete what crashes left: half files, and files in the folder without a row in the store.

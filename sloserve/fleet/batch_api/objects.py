@@ -66,6 +66,9 @@ class ObjectFiles:
         with suppress(FileNotFoundError), _reporting_away(but=FileNotFoundError):
             obstore.delete(self._store, checked(id))
 
+    def free_bytes(self) -> None:
+        """Return ``None``: object storage has no limit that could be asked for."""
+
     def keep_only(self, is_known: Callable[[str], bool], before_s: float) -> None:
         with _reporting_away():
             for part in obstore.list(self._store, chunk_size=_LISTED):

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from tempfile import TemporaryFile
 from typing import IO, BinaryIO, Final
 
-from sloserve.core.errors import StoreError
+from sloserve.core.errors import StoreAway, StoreFull
 from sloserve.fleet.batch_api import ids
 from sloserve.fleet.batch_api.files import Files
 from sloserve.fleet.batch_api.folder import reporting_full
 from sloserve.fleet.batch_api.lines import BatchLine, Limits, LineError, read_lines
 from sloserve.fleet.batch_api.results import EndedMeanwhile, write_results
+from sloserve.fleet.batch_api.setbacks import Setbacks
 from sloserve.fleet.batch_api.turns import Slices, Turns
 from sloserve.fleet.store.records import Batch, BatchState, DurableRequest, RequestState
 from sloserve.fleet.store.store import Store
@@ -72,6 +73,10 @@ class BatchRunner:
     _left_to_others: set[str] = field(default_factory=set, init=False)
     _to_confirm: deque[str] = field(default_factory=deque, init=False)
     _turns: Turns = field(default_factory=Turns, init=False, repr=False)
+    _setbacks: Setbacks = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_setbacks", Setbacks(self.store.batches.result_bytes))
 
     def confirm_later(self, id: str) -> None:
         """Have the next step run this batch, since its client knows that it is kept. Any thread may call this."""
@@ -80,18 +85,26 @@ class BatchRunner:
     def step(self) -> bool:
         """Advance the unfinished batches, each tenant's by a slice of work; return whether any moved.
 
-        A batch that cannot advance because of an internal error is logged and left for the next step.
+        A batch that cannot advance because of an internal error, or for lack of room on a disk, is logged and left for
+        a later step.
+
+        Raises: StoreAway where the store or the files are away.
         """
         self.store.requests.take_back()  # claims of agents that are gone: no other process may do it
         self.store.requests.expire()
         self._confirm()
         moved, unfinished = False, self.store.batches.unfinished()
         self._turns.begin_round(unfinished)
-        for batch in unfinished:
+        for batch in self._setbacks.in_order(unfinished):
             try:
                 moved |= self._step(batch)
-            except StoreError:
+                self._setbacks.not_away(batch)
+            except StoreAway:
+                self._setbacks.away(batch)
                 raise  # it would fail for the other batches, too
+            except StoreFull as error:
+                if self._setbacks.no_room(batch, self.store.now_s()):
+                    logger.warning("batch %s waits for room: %s", batch.id, error)
             except Exception:  # one batch must not hold up all
                 logger.exception("batch %s is stuck, and is tried again", batch.id)
         return moved
@@ -102,17 +115,28 @@ class BatchRunner:
             self._to_confirm.popleft()
 
     def _step(self, batch: Batch) -> bool:
+        if self._setbacks.lacks_room and self._setbacks.pauses(batch, self.store.now_s()):
+            return False
         if batch.state == BatchState.VALIDATING:
             return self._turns.slice(batch, self._validate)
         if batch.state == BatchState.FINALIZING:
-            return self._turns.slice(batch, self._finish)
+            return self._may_write(batch) and self._turns.slice(batch, self._finish)
         if batch.state == BatchState.CANCELLING:
             self.store.requests.cancel(batch.id)
         if self.store.requests.has_open(batch.id):
             return False
         if batch.state == BatchState.CANCELLING:
-            return self._failed(batch) if batch.errors else self._turns.slice(batch, self._finish)
+            if batch.errors:
+                return self._failed(batch)
+            return self._may_write(batch) and self._turns.slice(batch, self._finish)
         return self._move(batch, BatchState.FINALIZING)
+
+    def _may_write(self, batch: Batch) -> bool:
+        """Return whether results of a batch may be written now: all may, unless any batch lacks room."""
+        if not self._setbacks.lacks_room or self._turns.has_begun(batch):
+            return True
+        free = self.folder.free_bytes()
+        return not self._turns.is_writing and (free is None or free >= self._setbacks.size(batch))
 
     def hold_to_quotas(self) -> None:
         """Fail the waiting lines of tenants with more bytes of files and results than their quota."""

@@ -28,6 +28,15 @@ class Turns:
             self._begun.pop(key).close()
         self._had = {tenants[key]: key for key in self._begun}
 
+    def has_begun(self, batch: Batch) -> bool:
+        """Return whether work on the batch in its state has begun."""
+        return (batch.id, batch.state) in self._begun
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether results of any batch are being written."""
+        return any(state is not BatchState.VALIDATING for _, state in self._begun)
+
     def slice(self, batch: Batch, begin: Callable[[Batch], Slices]) -> bool:
         """Do a slice of the batch's work unless its tenant has other work; return whether that moved the batch.
 

@@ -133,6 +133,12 @@ class Batches:
         with self._database.reading() as session:
             return [_batch(row) for row in session.rows(f"{_BATCHES} WHERE state = 'unconfirmed' ORDER BY seq")]
 
+    def result_bytes(self, id: str) -> int:
+        """Return the bytes of a batch's results that are in no file yet."""
+        with self._database.reading() as session:
+            sql = "SELECT coalesce(sum(result_bytes), 0) FROM request WHERE batch = :id"
+            return int(session.rows(sql, id=id)[0][0])
+
     def ended_before(self, age_s: float) -> Sequence[Batch]:
         """Return ended batches of all tenants with a deadline more than ``age_s`` seconds ago, oldest first."""
         sql = f"{_BATCHES} WHERE state IN ({_ENDED}) AND due_s < store_now() - :age_s ORDER BY seq LIMIT :most"

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,17 +49,17 @@ class Fleet:
             self.store, Folder(folder), lambda tenant: {"m"}, lambda batch, line: 0, limits=Limits(line_bytes=100_000)
         )
 
-    def batch(self, content: bytes) -> str:
+    def batch(self, content: bytes, tenant: str = "t") -> str:
         file, batch = ids.new_file(), ids.new_batch()
         with self.runner.folder.writing(file) as written:
             written.write(content)
-        self.store.batches.add_file(File(file, "t", "in", "batch", len(content), 0.0))
-        self.store.batches.add(Batch(batch, "t", CHAT, "1h", file, BatchState.VALIDATING, {}, 0.0), 3_600.0)
+        self.store.batches.add_file(File(file, tenant, "in", "batch", len(content), 0.0))
+        self.store.batches.add(Batch(batch, tenant, CHAT, "1h", file, BatchState.VALIDATING, {}, 0.0), 3_600.0)
         return batch
 
-    def served(self, n: int) -> str:
+    def served(self, n: int, tenant: str = "t") -> str:
         """A batch of n lines that have results, about to be written to files."""
-        batch = self.batch(b"\n".join(line(str(i)) for i in range(n)))
+        batch = self.batch(b"\n".join(line(str(i)) for i in range(n)), tenant)
         self.runner.step()
         claim = self.store.requests.claim("agent", 0, n, 30.0)
         assert claim is not None
@@ -67,11 +68,11 @@ class Fleet:
         ]
         assert all(self.store.requests.finish(done))
         self.runner.step()
-        assert self.get(batch).state is BatchState.FINALIZING
+        assert self.get(batch, tenant).state is BatchState.FINALIZING
         return batch
 
-    def get(self, batch: str) -> Batch:
-        found = self.store.batches.get("t", batch)
+    def get(self, batch: str, tenant: str = "t") -> Batch:
+        found = self.store.batches.get(tenant, batch)
         assert found is not None
         return found
 
@@ -169,6 +170,118 @@ def test_a_file_that_was_deleted_does_not_come_back_by_a_gateway_that_is_late(
     monkeypatch.setattr(fleet.store.batches, "move", late)
     fleet.runner.step()
     assert [file.purpose for file in fleet.store.batches.files("t")] == ["batch"]
+
+
+class SmallFolder(Folder):
+    """A folder on a disk with ``room`` bytes for results; half files take room as long as they are there."""
+
+    room, taken = 0, 0
+
+    @contextmanager
+    def writing(self, id: str) -> Iterator[Any]:
+        with super().writing(id) as file:
+            written, write = 0, file.write
+
+            def limited(data: bytes) -> int:
+                nonlocal written
+                size = len(data) if len(data) >= 10_000 else 0  # of a result, not of an input file
+                if self.taken + size > self.room:
+                    raise StoreFull("the disk of the folder of files is full; free some of it")
+                self.taken, written = self.taken + size, written + size
+                return write(data)
+
+            try:
+                yield MagicMock(write=limited)
+                written = 0
+            finally:
+                self.taken -= written
+
+    def free_bytes(self) -> int:
+        return self.room - self.taken
+
+
+@pytest.fixture
+def small(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> SmallFolder:
+    """The folder of the fleet's runner, which reads results by pages of two."""
+    folder = SmallFolder(fleet.path)
+    fleet.runner = replace(fleet.runner, folder=folder)
+    results = Requests.results
+    monkeypatch.setattr(Requests, "results", lambda self, batch, after=0: results(self, batch, after, most=2))
+    return folder
+
+
+def test_results_without_room_hold_up_no_other_tenant(
+    fleet: Fleet, small: SmallFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All later batches stayed as they were, of every tenant, and the same results were written every 2 s."""
+    large = fleet.served(8)
+    two = fleet.served(1, "u")
+    small.room = 50_000
+    new = fleet.batch(line("a"), "v")
+    for _ in range(3):
+        fleet.runner.step()
+    assert fleet.get(two, "u").state is BatchState.COMPLETED and fleet.get(new, "v").state is BatchState.IN_PROGRESS
+    assert fleet.get(large).state is BatchState.FINALIZING and caplog.text.count("waits for room") == 1
+    writing = MagicMock(side_effect=small.writing)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(small, "writing", writing)
+        fleet.clock.advance_to(fleet.clock.now_s() + 60.0)
+        whole(fleet.runner)
+    assert not writing.called, "there is no room for it yet"
+    small.room = 1_000_000
+    whole(fleet.runner)
+    assert fleet.get(large).state is BatchState.COMPLETED
+
+
+def test_the_smallest_results_are_written_first_where_there_is_no_room_for_all(
+    fleet: Fleet, small: SmallFolder
+) -> None:
+    """Together they did not fit: each took the room that the other needed, for ever."""
+    large = fleet.served(8)
+    other = fleet.served(6, "u")
+    small.room = 85_000
+    for _ in range(40):
+        fleet.clock.advance_to(fleet.clock.now_s() + 1.0)
+        fleet.runner.step()
+    assert fleet.get(other, "u").state is BatchState.COMPLETED and fleet.get(large).state is BatchState.FINALIZING
+
+
+def test_a_folder_for_checked_lines_that_is_full_holds_up_one_batch(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served, waiting = fleet.served(1, "u"), fleet.batch(line("b"))
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as disk:
+        disk.setattr("sloserve.fleet.batch_api.runner.pickle.dump", full)
+        fleet.runner.step()
+        fleet.runner.step()
+    assert fleet.get(served, "u").state is BatchState.COMPLETED
+    assert fleet.get(waiting).state is BatchState.VALIDATING
+    fleet.clock.advance_to(fleet.clock.now_s() + 2.0)
+    fleet.runner.step()
+    assert fleet.get(waiting).state is BatchState.IN_PROGRESS
+
+
+def test_files_that_are_away_for_one_batch_alone_hold_up_no_other(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One object that its storage refuses ended every round at its batch."""
+    lost, served = fleet.batch(line("a")), fleet.batch(line("a"), "u")
+    file, open_ = fleet.get(lost).input_file, fleet.runner.folder.open
+
+    def opened(id: str) -> Any:
+        if id == file:
+            raise StoreAway("403")
+        return open_(id)
+
+    monkeypatch.setattr(fleet.runner.folder, "open", opened)
+    for _ in range(2):
+        with pytest.raises(StoreAway):
+            fleet.runner.step()
+    assert fleet.get(served, "u").state is BatchState.IN_PROGRESS
 
 
 def test_a_batch_is_left_to_the_gateway_that_has_its_file(fleet: Fleet, tmp_path: Path) -> None:
