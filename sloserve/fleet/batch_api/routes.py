@@ -6,24 +6,24 @@ A request for another tenant's object gets the same response as a request for a 
 import asyncio
 import logging
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
-from starlette.datastructures import FormData, UploadFile
+from starlette.datastructures import UploadFile
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from sloserve.core.errors import InvalidRequest, SloServeError, StoreAway, StoreError, StoreFull, shown
-from sloserve.fleet.batch_api import ids
+from sloserve.fleet.batch_api import ids, parameters
 from sloserve.fleet.batch_api.files import Files
 from sloserve.fleet.batch_api.json_objects import batch_json, file_json
 from sloserve.fleet.batch_api.lines import ENDPOINTS, Limits, storable
-from sloserve.fleet.batch_api.upload import RouteError, UploadForm, least_file_bytes
+from sloserve.fleet.batch_api.upload import RouteError, UploadForm, least_file_bytes, longest_upload_s
 from sloserve.fleet.store.records import Batch, BatchState, File
 from sloserve.fleet.store.store import Store
 from sloserve.fleet.tenant_limits import Quota
@@ -36,12 +36,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _COPIED: Final = 1 << 20
-_WINDOW: Final = re.compile(r"([1-9][0-9]{0,4})([mhd])")
-_SECONDS: Final = {"m": 60, "h": 3_600, "d": 86_400}
-_LONGEST_WINDOW_S: Final = 30 * 86_400
 _MOST_KEPT: Final = 100_000
 """The most batches of one tenant, including batches that have ended."""
-_MOST_METADATA: Final = 16
 _UPLOADS, _UPLOADS_OF_TENANT = 16, 4
 """The most concurrent uploads, in all and of one tenant: each may take a file's bytes on the disk before it is kept."""
 _JSON: Final = BodyLimits(65_536)
@@ -67,6 +63,7 @@ class BatchApi:
         limits: Limits of one file.
         quota_of: Returns the quota of a tenant.
         executor: Runs the threads that wait for the store and the disk.
+        member: Name of this gateway among the members of the fleet; uploads of a member that is gone end.
     """
 
     store: Store
@@ -76,6 +73,7 @@ class BatchApi:
     limits: Limits = field(default_factory=Limits)
     quota_of: Callable[[str], Quota] = lambda tenant: Quota()
     executor: Executor = field(default_factory=lambda: ThreadPoolExecutor(8, "sloserve-batches"))
+    member: str = ""
     uploads: TenantPlaces = field(default_factory=lambda: TenantPlaces("uploads", _UPLOADS))
 
     def routes(self) -> list[Route]:
@@ -142,8 +140,20 @@ class BatchApi:
             return await self._uploaded(request, tenant)
 
     async def _uploaded(self, request: Request, tenant: str) -> Response:
+        id, least = ids.new_file(), least_file_bytes(request)
+        try:
+            reserved = File(id, tenant, self.member, "", least, 0.0)
+            most, within_s = self.quota_of(tenant).bytes, longest_upload_s(least or self.limits.file_bytes)
+            if not await self._stored(self.store.batches.reserve_file, reserved, most, within_s):
+                raise await self._no_room(tenant, least)
+            return JSONResponse(file_json(await self._received(request, tenant, id)))
+        except BaseException:
+            self.executor.submit(self._give_back, tenant, id)
+            raise
+
+    async def _received(self, request: Request, tenant: str, id: str) -> File:
+        """Receive the bytes of a reserved file, and keep it."""
         limit = self.limits.file_bytes
-        await self._stored(self._check_bytes, tenant, least_file_bytes(request))
         async with UploadForm(request, limit) as form:
             file, purpose = form.get("file"), form.get("purpose")
             if not isinstance(file, UploadFile):
@@ -155,27 +165,37 @@ class BatchApi:
                 raise RouteError(
                     HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"file: {size} bytes are more than {limit}", "file"
                 )
-            expires_after_s = _expires_after(form)
-            await self._stored(self._check_bytes, tenant, size)
-            id, name = ids.new_file(), file.filename or ""
+            expires_after_s = parameters.expires_after(form)
+            if not await self._stored(self.store.batches.resize_file, id, size, self.quota_of(tenant).bytes):
+                raise await self._no_room(tenant, size)
+            name = file.filename or ""
             await self._in_thread(self._write, id, file)
-        # The row is written last: if the store fails, bytes without a row are deleted like the rest of a crash.
         new = File(id, tenant, name[:255] if storable(name) else "", "batch", size, 0.0)
-        return JSONResponse(file_json(await self._stored(self.store.batches.add_file, new, expires_after_s)))
+        kept = await self._stored(self.store.batches.keep_file, new, expires_after_s)
+        if kept is None:
+            raise StoreAway(
+                f"the reservation of {id} is over: this gateway counts as gone, or the upload took too long"
+            )
+        return kept
+
+    async def _no_room(self, tenant: str, size: int) -> RouteError:
+        used, most = await self._stored(self.store.bytes_of, tenant), self.quota_of(tenant).bytes
+        message = f"file: with its {size} bytes there would be {used + size}, and {most} may be kept; delete some"
+        return RouteError(HTTPStatus.TOO_MANY_REQUESTS, message, "file")
+
+    def _give_back(self, tenant: str, id: str) -> None:
+        """Give back what a failed upload had reserved; if the store is away, it is given back when it expires."""
+        with suppress(StoreError):
+            self.store.batches.delete_file(tenant, id)
+            self.folder.delete(id)
 
     def _write(self, id: str, upload: UploadFile) -> None:
         with self.folder.writing(id) as file:
             while part := upload.file.read(_COPIED):
                 file.write(part)
 
-    def _check_bytes(self, tenant: str, size: int) -> None:
-        used, most = self.store.bytes_of(tenant), self.quota_of(tenant).bytes
-        if used + size > most:
-            message = f"file: with its {size} bytes there would be {used + size}, and {most} may be kept; delete some"
-            raise RouteError(HTTPStatus.TOO_MANY_REQUESTS, message, "file")
-
     async def _files(self, request: Request, tenant: str) -> Response:
-        limit, after = _page(request, most=10_000, usual=1_000)
+        limit, after = parameters.page(request, most=10_000, usual=1_000)
         found = await self._stored(self.store.batches.files, tenant, after, limit + 1)
         return JSONResponse(_listed([file_json(file) for file in found], limit))
 
@@ -217,7 +237,7 @@ class BatchApi:
         endpoint = values.get("endpoint")
         if endpoint not in ENDPOINTS:
             raise InvalidRequest("endpoint", endpoint, f"one of {', '.join(ENDPOINTS)}")
-        window, window_s = _window(values.get("completion_window"))
+        window, window_s = parameters.window(values.get("completion_window"))
         input_file = values.get("input_file_id")
         if (
             not isinstance(input_file, str)
@@ -225,16 +245,13 @@ class BatchApi:
             or await self._stored(self.store.batches.file, tenant, input_file) is None
         ):
             raise InvalidRequest("input_file_id", input_file, "the id of a file that was uploaded")
-        metadata = _metadata(values.get("metadata"))
+        metadata = parameters.metadata(values.get("metadata"))
         unfinished, kept = await self._stored(self.store.batches.count, tenant)
         if kept >= _MOST_KEPT:
             text = f"{kept} batches of yours are kept, each until 30 days after its deadline; wait until one is gone"
             raise RouteError(HTTPStatus.TOO_MANY_REQUESTS, text)
-        if unfinished >= (most := self.quota_of(tenant).batches):
-            message = (
-                f"{unfinished} batches are unfinished, and the limit is {most}; wait for one of them, or cancel it"
-            )
-            raise RouteError(HTTPStatus.TOO_MANY_REQUESTS, message)
+        if unfinished >= (most_batches := self.quota_of(tenant).batches):
+            raise _too_many(unfinished, most_batches)
         used = await self._stored(self.store.bytes_of, tenant)
         if used >= (most := self.quota_of(tenant).bytes):
             message = f"your files and results take {used} bytes, and {most} may be kept; delete files of yours"
@@ -254,17 +271,28 @@ class BatchApi:
         # never runs, whatever became of it. From here on the response is 200: the second write can be repeated.
         added = await self._stored(self.store.batches.add, new, window_s)
         try:
-            await self._stored(self.store.batches.move, added.id, BatchState.UNCONFIRMED, BatchState.VALIDATING)
+            state = await self._stored(self.store.batches.confirm, added, most_batches)
         except StoreError:
             self.confirm_later(added.id)
+            return JSONResponse(batch_json(added))
+        if state is BatchState.UNCONFIRMED:
+            self.executor.submit(self._withdraw, added.id)
+            raise _too_many(most_batches, most_batches)
+        if state in (None, BatchState.CANCELLED):
+            raise StoreAway(f"the batch {added.id} was cancelled before it was confirmed: this gateway was too slow")
         return JSONResponse(batch_json(added))
+
+    def _withdraw(self, id: str) -> None:
+        """Delete a batch beyond the quota; if the store is away, it is cancelled later, and never runs."""
+        with suppress(StoreError):
+            self.store.batches.withdraw(id)
 
     def _cancelling(self, id: str) -> bool:
         """Return whether the batch could still be cancelled, and begin to cancel it if so."""
         return any(self.store.batches.move(id, before, BatchState.CANCELLING) for before in _CANCELLABLE)
 
     async def _batches(self, request: Request, tenant: str) -> Response:
-        limit, after = _page(request, most=100, usual=20)
+        limit, after = parameters.page(request, most=100, usual=20)
         found = await self._stored(self.store.batches.list, tenant, after, limit + 1)
         return JSONResponse(_listed([batch_json(batch) for batch in found], limit))
 
@@ -298,6 +326,11 @@ def _error(
     return JSONResponse(errors.body(status, message, param), status.value, headers)
 
 
+def _too_many(unfinished: int, most: int) -> RouteError:
+    message = f"{unfinished} batches are unfinished, and the limit is {most}; wait for one of them, or cancel it"
+    return RouteError(HTTPStatus.TOO_MANY_REQUESTS, message)
+
+
 def _missing(what: str, id: str) -> RouteError:
     return RouteError(HTTPStatus.NOT_FOUND, f"there is no {what} {shown(id)}", "id")
 
@@ -311,49 +344,3 @@ def _listed(found: list[dict[str, Any]], limit: int) -> dict[str, Any]:
         "last_id": data[-1]["id"] if data else None,
         "has_more": len(found) > limit,
     }
-
-
-def _page(request: Request, *, most: int, usual: int) -> tuple[int, str | None]:
-    text = request.query_params.get("limit", str(usual))
-    if not text.isascii() or not text.isdigit() or len(text) > 9 or not 1 <= int(text) <= most:
-        raise InvalidRequest("limit", text, f"a whole number of 1 to {most}")
-    after = request.query_params.get("after")
-    if after is not None and not storable(after):
-        raise InvalidRequest("after", after, "an id of an earlier page")
-    return int(text), after
-
-
-def _window(text: object) -> tuple[str, float]:
-    found = _WINDOW.fullmatch(text) if isinstance(text, str) else None
-    seconds = 0 if found is None else int(found[1]) * _SECONDS[found[2]]
-    if found is None or seconds > _LONGEST_WINDOW_S:
-        allowed = "a number of minutes, hours or days of at most 30 days, such as 24h or 45m"
-        raise InvalidRequest("completion_window", text, allowed)
-    return found[0], float(seconds)
-
-
-def _expires_after(form: FormData) -> float | None:
-    """Return the seconds in OpenAI's form fields ``expires_after[anchor]`` and ``expires_after[seconds]``."""
-    text = form.get("expires_after[seconds]")
-    if text is None:
-        return None
-    count = int(text) if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 10 else 0
-    if not 3_600 <= count <= 2_592_000:
-        raise InvalidRequest("expires_after[seconds]", text, "a whole number of 3600 to 2592000")
-    if form.get("expires_after[anchor]", "created_at") != "created_at":
-        raise InvalidRequest("expires_after[anchor]", form.get("expires_after[anchor]"), "created_at")
-    return float(count)
-
-
-def _metadata(values: object) -> dict[str, str] | None:
-    if values is None:
-        return None
-    fits = isinstance(values, dict) and len(values) <= _MOST_METADATA
-    if not fits or not all(_is_note(k, v) for k, v in values.items()):  # type: ignore[attr-defined]
-        allowed = f"an object of at most {_MOST_METADATA} strings, keys up to 64 characters and values up to 512"
-        raise InvalidRequest("metadata", values, allowed)
-    return dict(values)  # type: ignore[call-overload, no-any-return]
-
-
-def _is_note(key: str, value: object) -> bool:
-    return isinstance(value, str) and len(key) <= 64 and len(value) <= 512 and storable(key + value)

@@ -35,6 +35,8 @@ LINES_OF_GROUP: Final = 256
 """The most lines of a file in one request group: some minutes of an engine's work."""
 _SURELY_OLD_S: Final = 86_400.0
 """Seconds after which a file without a row is surely old, whatever the clocks of store and folder say."""
+GONE_S: Final = 30.0
+"""Seconds without a sign of life after which a member counts as gone: its uploads and half files are deleted."""
 _UNCONFIRMED_S: Final = 3_600.0
 """Seconds after which an unconfirmed batch is cancelled: its client has been notified that it is not kept."""
 
@@ -60,6 +62,7 @@ class BatchRunner:
         limits: Limits of one file.
         quota_of: Returns the quota of a tenant.
         results_kept_s: Seconds for which an ended batch and its files of results remain available.
+        member: Name of this gateway among the members of the fleet.
     """
 
     store: Store
@@ -70,6 +73,7 @@ class BatchRunner:
     limits: Limits = field(default_factory=Limits)
     quota_of: Callable[[str], Quota] = lambda tenant: Quota()
     results_kept_s: float = 30 * 86_400.0
+    member: str = ""
     _left_to_others: set[str] = field(default_factory=set, init=False)
     _to_confirm: deque[str] = field(default_factory=deque, init=False)
     _turns: Turns = field(default_factory=Turns, init=False, repr=False)
@@ -155,8 +159,8 @@ class BatchRunner:
     def tidy(self) -> None:
         """Delete what has had its time, and count the bytes of the files that remain.
 
-        This deletes files past their expiry, batches that ended long ago, results of ended batches, which remain in
-        their files alone, and bytes that a crash left without a file's row.
+        This deletes files past their expiry, uploads to gateways that are gone, batches that ended long ago, results of
+        ended batches, which remain in their files alone, and bytes that a crash left without a file's row.
         """
         self._confirm()
         now_s = self.store.now_s()
@@ -164,7 +168,9 @@ class BatchRunner:
             if batch.stamps[BatchState.VALIDATING] < now_s - _UNCONFIRMED_S:
                 self.store.batches.move(batch.id, BatchState.UNCONFIRMED, BatchState.CANCELLED)
         self.store.requests.forget_ended()
-        for file in self.store.batches.expired_files():
+        alive = self._alive_members()
+        cut_off = [file for file in self.store.batches.reserved_files() if file.name and file.name not in alive]
+        for file in (*self.store.batches.expired_files(), *cut_off):
             self.store.batches.delete_file(file.tenant, file.id)
             self.folder.delete(file.id)
         for batch in self.store.batches.ended_before(self.results_kept_s):
@@ -172,6 +178,9 @@ class BatchRunner:
             self.store.batches.forget(batch.tenant, batch.id)
         self.store.batches.recount_bytes()
         self.folder.keep_only(self.store.batches.is_file, now_s - _SURELY_OLD_S)
+
+    def _alive_members(self) -> set[str]:
+        return {one.id for one in self.store.members.agents() if one.age_s < GONE_S} | {self.member}
 
     # These methods turn the file into requests.
 

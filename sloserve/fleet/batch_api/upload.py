@@ -19,6 +19,10 @@ LEAST_BYTES_PER_S: Final = 8_192
 """Least average rate of an upload after its first minute: a slower one would keep its place from others."""
 
 
+_TO_KEEP_S: Final = 600.0
+"""Seconds within which a file that was received is written to its storage."""
+
+
 class RouteError(Exception):
     """Ends a request with this response."""
 
@@ -31,6 +35,11 @@ def least_file_bytes(request: Request) -> int:
     """Return the least bytes of the file in an upload, from its declared length; 0 if it declares none."""
     declared = request.headers.get("content-length", "0")
     return max(int(declared[:20]) - _FORM_BYTES, 0) if numbers.is_whole(declared) else 0
+
+
+def longest_upload_s(size: int) -> float:
+    """Return the most seconds that an upload of these bytes can take until its file is kept."""
+    return SILENT_S + (size + _FORM_BYTES) / LEAST_BYTES_PER_S + _TO_KEEP_S
 
 
 class UploadForm:

@@ -118,7 +118,7 @@ class Gateway:
         use = SharedUse(self.parts.rates, self.keys.tenants)
         self.watch = Watch(name, around.store, around.endpoints, self.parts, use)
         self._checking: asyncio.Task[None] | None = None
-        batches, self._work = self._batches(around, clock)
+        batches, self._work = self._batches(around, clock, name)
         self._load = FleetLoad(self.parts)
         self.watching = None
         if around.admin_key is not None:
@@ -184,7 +184,7 @@ class Gateway:
         reader = self.parts.reader
         return resolve_headers(reader.rules_of(tenant), reader.header_rules, headers, tenant.name)
 
-    def _batches(self, around: GatewayDependencies, clock: Clock) -> tuple[Router | None, BatchWork | None]:
+    def _batches(self, around: GatewayDependencies, clock: Clock, name: str) -> tuple[Router | None, BatchWork | None]:
         if around.store is None or around.files is None:
             return None, None
         store, folder = around.store, open_files(around.files)
@@ -197,9 +197,16 @@ class Gateway:
             class_of=lambda tenant: batch_class(classes, self.keys.named(tenant)),
             limits=around.file_limits,
             quota_of=lambda tenant: self.keys.named(tenant).quota,
+            member=name,
         )
         api = BatchApi(
-            store, folder, _tenant_name, runner.confirm_later, limits=around.file_limits, quota_of=runner.quota_of
+            store,
+            folder,
+            _tenant_name,
+            runner.confirm_later,
+            limits=around.file_limits,
+            quota_of=runner.quota_of,
+            member=name,
         )
         return Router(api.routes(), redirect_slashes=False, default=_no_route), BatchWork(runner, clock)
 

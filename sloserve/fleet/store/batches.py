@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sloserve.fleet.store.database import Database, Session
+from sloserve.fleet.store import files_sql as sql
+from sloserve.fleet.store.database import Database
+from sloserve.fleet.store.files_sql import LEAST_BYTES
 from sloserve.fleet.store.records import ENDED_STATES, OPEN_STATES, Batch, BatchState, File, RequestState
-
-LEAST_BYTES: Final = 4_096
-"""A small file counts as this many bytes in its tenant's quota: its metadata takes them anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +24,10 @@ class ResultFiles:
     kept_s: float | None = None
 
 
+class _NoRoom(Exception):
+    """Rolls a transaction back, as a tenant's quota has too little room."""
+
+
 class Batches:
     """Batches and files of one store. Every method is one transaction; many threads may call them."""
 
@@ -36,32 +39,86 @@ class Batches:
     def add_file(self, file: File, expires_after_s: float | None = None) -> File:
         """Keep a file's metadata once, however often this is called; return it with its times by the store's clock."""
         with self._database.transaction() as session:
-            _add_file(session, file, expires_after_s)
-            return _file(session.rows(f"{_FILES} WHERE id = :id", id=file.id)[0])
+            sql.add_file(session, file, expires_after_s)
+            return _file(session.rows(f"{sql.FILES} WHERE id = :id", id=file.id)[0])
+
+    def reserve_file(self, file: File, most: int, within_s: float) -> bool:
+        """Reserve room for a file before its bytes are read; return ``False`` if its tenant's quota has too little.
+
+        Nobody sees the file before :meth:`keep_file`; :meth:`delete_file` gives its bytes back.
+
+        Args:
+            file: The file, with the fewest bytes that it can have, and the member that receives it as its name.
+            most: Quota of the tenant in bytes, of files and results.
+            within_s: Seconds after which the reservation expires.
+        """
+        with self._database.transaction() as session:
+            if not sql.take_bytes(session, file.tenant, max(file.bytes, LEAST_BYTES), most):
+                return False
+            session.change(sql.ADD_FILE, **sql.described(file), purpose=sql.RESERVED, expires_after_s=within_s)
+        return True
+
+    def resize_file(self, id: str, size: int, most: int) -> bool:
+        """Change the bytes of a reservation to ``size``; return ``False`` if it is over, or the quota has too little.
+
+        Args:
+            id: The reserved file.
+            size: Number of its bytes.
+            most: Quota of the tenant in bytes, of files and results.
+        """
+        try:
+            with self._database.transaction() as session:
+                found = session.rows(f"{sql.FILES} WHERE id = :id", id=id)
+                if not found or not session.change(sql.RESIZE, id=id, bytes=size, before=found[0][4]):
+                    return False
+                tenant, more = _file(found[0]).tenant, max(size, LEAST_BYTES) - max(int(found[0][4]), LEAST_BYTES)
+                if not sql.take_bytes(session, tenant, more, most):
+                    raise _NoRoom  # the size goes back, too
+        except _NoRoom:
+            return False
+        return True
+
+    def keep_file(self, file: File, expires_after_s: float | None = None) -> File | None:
+        """Make a reserved file one that its tenant sees; return it with its times, or ``None`` if it is no more."""
+        values = {"id": file.id, "name": file.name, "purpose": file.purpose, "expires_after_s": expires_after_s}
+        with self._database.transaction() as session:
+            if not session.change(sql.KEEP, **values):
+                return None
+            return _file(session.rows(f"{sql.FILES} WHERE id = :id", id=file.id)[0])
+
+    def reserved_files(self) -> list[File]:
+        """Return the reservations of all tenants, each with the member that made it as its name."""
+        with self._database.reading() as session:
+            return [_file(row) for row in session.rows(f"{sql.FILES} WHERE NOT {sql.KEPT} ORDER BY seq")]
 
     def file(self, tenant: str, id: str) -> File | None:
         """Return the file with this id, or ``None`` if there is none or it belongs to another tenant."""
         with self._database.reading() as session:
-            found = session.rows(f"{_FILES} WHERE id = :id AND tenant = :tenant", id=id, tenant=tenant)
+            found = session.rows(
+                f"{sql.FILES} WHERE id = :id AND tenant = :tenant AND {sql.KEPT}", id=id, tenant=tenant
+            )
         return _file(found[0]) if found else None
 
     def files(self, tenant: str, after: str | None = None, most: int = 100) -> list[File]:
         """Return at most ``most`` files of a tenant, newest first, after the id ``after`` that ended the last page."""
         with self._database.reading() as session:
-            return [_file(row) for row in session.rows(_page(_FILES, "file", after), **_seen(tenant, after, most))]
+            return [
+                _file(row)
+                for row in session.rows(_page(sql.FILES, "file", after, sql.KEPT), **_seen(tenant, after, most))
+            ]
 
     def delete_file(self, tenant: str, id: str) -> bool:
         """Delete a file's row and return whether the tenant had such a file. The caller deletes its bytes."""
         with self._database.transaction() as session:
-            found = session.rows(_DELETE_FILE, id=id, tenant=tenant)
+            found = session.rows(sql.DELETE_FILE, id=id, tenant=tenant)
             for (size,) in found:
-                _count_bytes(session, tenant, -max(int(size), LEAST_BYTES))
+                sql.count_bytes(session, tenant, -max(int(size), LEAST_BYTES))
         return bool(found)
 
     def expired_files(self) -> list[File]:
         """Return the files past their expiry: the caller deletes their bytes, then calls :meth:`delete_file`."""
         with self._database.reading() as session:
-            return [_file(row) for row in session.rows(f"{_FILES} WHERE expires_s <= store_now() ORDER BY seq")]
+            return [_file(row) for row in session.rows(f"{sql.FILES} WHERE expires_s <= store_now() ORDER BY seq")]
 
     def is_file(self, id: str) -> bool:
         """Return whether any tenant has a file with this id."""
@@ -85,8 +142,8 @@ class Batches:
             tenants = session.rows("SELECT tenant FROM file UNION SELECT tenant FROM tenant_files ORDER BY 1")
         for (tenant,) in tenants:
             with self._database.transaction() as session:
-                _count_bytes(session, tenant, 0)
-                session.change(_RECOUNT_BYTES, tenant=tenant, least=LEAST_BYTES)
+                sql.count_bytes(session, tenant, 0)
+                session.change(sql.RECOUNT_BYTES, tenant=tenant, least=LEAST_BYTES)
 
     # These methods handle batches.
 
@@ -152,6 +209,23 @@ class Batches:
             unfinished, kept = session.rows(f"{sql} WHERE tenant = :tenant", tenant=tenant)[0]
         return int(unfinished), int(kept)
 
+    def confirm(self, batch: Batch, most: int) -> BatchState | None:
+        """Move an unconfirmed batch to VALIDATING unless its tenant has ``most`` batches that have not ended.
+
+        Return its state, UNCONFIRMED if it may not run, or ``None`` if there is no such batch. Batches of one tenant
+        are confirmed one after another, in whichever processes.
+        """
+        with self._database.transaction() as session:
+            sql.count_bytes(session, batch.tenant, 0)  # locks the tenant's row
+            session.change(_CONFIRM, id=batch.id, tenant=batch.tenant, most=most)
+            found = session.rows("SELECT state FROM batch WHERE id = :id", id=batch.id)
+        return BatchState(found[0][0]) if found else None
+
+    def withdraw(self, id: str) -> None:
+        """Delete a batch that is unconfirmed."""
+        with self._database.transaction() as session:
+            session.change("DELETE FROM batch WHERE id = :id AND state = 'unconfirmed'", id=id)
+
     def move(
         self,
         id: str,
@@ -198,7 +272,7 @@ class Batches:
             )
             for file in (results.output, results.error):
                 if moved and file is not None:
-                    _add_file(session, file, results.kept_s)
+                    sql.add_file(session, file, results.kept_s)
         return moved > 0
 
     def forget(self, tenant: str, id: str) -> bool:
@@ -211,7 +285,6 @@ class Batches:
 _MOST_ENDED: Final = 100
 _OPEN: Final = ", ".join(f"'{state}'" for state in OPEN_STATES)
 _ENDED: Final = ", ".join(f"'{state}'" for state in ENDED_STATES)
-_FILES: Final = "SELECT id, tenant, name, purpose, bytes, created_s, expires_s FROM file"
 _BATCHES: Final = """
     SELECT id, tenant, endpoint, time_window, input_file, state, stamps, due_s, lines, completed, failed,
         output_file, error_file, metadata, errors
@@ -225,23 +298,12 @@ _COUNTED: Final = _BATCHES.replace(
     f"""CASE WHEN {_TO_COUNT} THEN ({_OF_BATCH} = 'done') ELSE completed END,
         CASE WHEN {_TO_COUNT} THEN ({_OF_BATCH} IN ('failed', 'expired', 'cancelled')) ELSE failed END""",
 )
-_DELETE_FILE: Final = "DELETE FROM file WHERE id = :id AND tenant = :tenant RETURNING bytes"
-_COUNT_BYTES: Final = """
-    INSERT INTO tenant_files (tenant, bytes) VALUES (:tenant, :bytes)
-    ON CONFLICT (tenant) DO UPDATE SET bytes = tenant_files.bytes + excluded.bytes"""
-_RECOUNT_BYTES: Final = """
-    UPDATE tenant_files SET bytes = (
-        SELECT coalesce(sum(CASE WHEN f.bytes < :least THEN :least ELSE f.bytes END), 0) FROM file f
-        WHERE f.tenant = :tenant)
-    WHERE tenant = :tenant"""
-_ADD_FILE: Final = """
-    INSERT INTO file (id, tenant, name, purpose, bytes, created_s, expires_s)
-    VALUES (:id, :tenant, :name, :purpose, :bytes, store_now(),
-        store_now() + CAST(:expires_after_s AS double precision))
-    ON CONFLICT (id) DO NOTHING"""
 _ADD_BATCH: Final = """
     INSERT INTO batch (id, tenant, endpoint, time_window, input_file, state, stamps, due_s, metadata)
     VALUES (:id, :tenant, :endpoint, :time_window, :input_file, :state, :stamps, :due_s, :metadata)"""
+_CONFIRM: Final = f"""
+    UPDATE batch SET state = 'validating' WHERE id = :id AND state = 'unconfirmed'
+        AND (SELECT count(*) FROM batch b WHERE b.tenant = :tenant AND b.state IN ({_OPEN})) < :most"""
 _MOVE: Final = """
     UPDATE batch SET state = :after, stamps = :stamps,
         lines = coalesce(CAST(:lines AS bigint), lines),
@@ -253,19 +315,9 @@ _MOVE: Final = """
     WHERE id = :id AND state = :before"""
 
 
-def _add_file(session: Session, file: File, expires_after_s: float | None) -> None:
-    created = {"id": file.id, "tenant": file.tenant, "name": file.name, "purpose": file.purpose}
-    if session.change(_ADD_FILE, **created, bytes=file.bytes, expires_after_s=expires_after_s):
-        _count_bytes(session, file.tenant, max(file.bytes, LEAST_BYTES))
-
-
-def _count_bytes(session: Session, tenant: str, more: int) -> None:
-    session.change(_COUNT_BYTES, tenant=tenant, bytes=more)
-
-
-def _page(select: str, table: str, after: str | None) -> str:
+def _page(select: str, table: str, after: str | None, which: str = "1 = 1") -> str:
     older = "" if after is None else f" AND seq < (SELECT seq FROM {table} WHERE id = :after AND tenant = :tenant)"
-    return f"{select} WHERE tenant = :tenant{older} ORDER BY seq DESC LIMIT :most"
+    return f"{select} WHERE tenant = :tenant AND {which}{older} ORDER BY seq DESC LIMIT :most"
 
 
 def _seen(tenant: str, after: str | None, most: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from starlette.applications import Starlette
@@ -474,6 +475,63 @@ def test_results_count_in_the_quota_of_bytes_before_they_stand_in_files(fleet: F
     for id in (*filled, ended.output_file_id):
         client.files.delete(id)
     assert create(client, file).status == "validating"
+
+
+def test_uploads_and_batches_at_once_keep_to_the_quotas(fleet: Fleet) -> None:
+    """They were checked before, and counted after, whatever others had sent meanwhile."""
+    first = upload(fleet.client(), [line("a")])
+    asked = {"input_file_id": first, "endpoint": CHAT, "completion_window": "24h"}
+    headers = {"Authorization": "Bearer t"}
+
+    async def test() -> tuple[list[int], list[int]]:
+        transport = httpx.ASGITransport(Starlette(routes=fleet.api.routes()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client:
+            made = await asyncio.gather(*(client.post("/v1/batches", json=asked) for _ in range(12)))
+            form = {"files": {"file": ("b.jsonl", b"x" * 18_000)}, "data": {"purpose": "batch"}}
+            kept = await asyncio.gather(*(client.post("/v1/files", **form) for _ in range(4)))  # type: ignore[arg-type]
+        return sorted(one.status_code for one in made), sorted(one.status_code for one in kept)
+
+    assert bounded.run(test()) == ([200] * 3 + [429] * 9, [200] * 2 + [429] * 2)
+    assert fleet.store.bytes_of("t") == 4_096 + 2 * 18_000 and len(list(fleet.client().batches.list())) == 3
+    assert fleet.store.batches.unconfirmed() == []
+
+
+def test_a_failed_upload_gives_its_bytes_back(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = fleet.client()
+    with pytest.raises(openai.BadRequestError, match="purpose"):
+        client.files.create(file=("f", b"x" * 19_000), purpose="vision")
+    with monkeypatch.context() as away:
+        away.setattr(fleet.store.batches, "keep_file", _raise(StoreAway("away")))
+        with pytest.raises(openai.InternalServerError):
+            client.files.create(file=("f", b"x" * 19_000), purpose="batch")
+    with monkeypatch.context() as slow:
+        slow.setattr(fleet.store.batches, "keep_file", lambda *_: None)
+        with pytest.raises(openai.InternalServerError):
+            client.files.create(file=("f", b"x" * 19_000), purpose="batch")
+    fleet.api.executor.shutdown(wait=True)  # type: ignore[call-arg, unused-ignore]
+    assert fleet.store.batches.bytes_of("t") == 0 and fleet.store.batches.reserved_files() == []
+    assert list(fleet.folder._path.iterdir()) == []
+
+
+def test_an_upload_that_is_cut_off_gives_its_bytes_back(fleet: Fleet) -> None:
+    begin = b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\nx'
+    messages = [{"type": "http.request", "body": begin, "more_body": True}, {"type": "http.disconnect"}]
+    reserved = list[int]()
+
+    async def receive() -> Any:
+        reserved.append(fleet.store.batches.bytes_of("t"))
+        return messages.pop(0)
+
+    async def send(_: Any) -> None:
+        pass
+
+    fields = {"authorization": "Bearer t", "content-type": "multipart/form-data; boundary=b", "content-length": "80000"}
+    headers = [(name.encode(), value.encode()) for name, value in fields.items()]
+    scope = {"type": "http", "method": "POST", "path": "/v1/files", "query_string": b"", "headers": headers}
+    bounded.run(Starlette(routes=fleet.api.routes())(scope, receive, send))
+    fleet.api.executor.shutdown(wait=True)
+    assert reserved[0] == 80_000 - 65_536, "before its bytes were read"
+    assert fleet.store.batches.bytes_of("t") == 0
 
 
 def test_empty_files_take_their_place_and_batches_their_row(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,11 @@
 """Gateways that advance one batch at once, and clients that ask at once: on SQLite and on PostgreSQL."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -12,6 +14,7 @@ from sloserve.fleet.batch_api import ids
 from sloserve.fleet.batch_api.folder import Folder
 from sloserve.fleet.batch_api.json_objects import batch_json
 from sloserve.fleet.batch_api.runner import BatchRunner
+from sloserve.fleet.store.batches import Batches
 from sloserve.fleet.store.records import Batch, BatchState, DurableRequest, File, RequestState, Result
 from sloserve.fleet.store.requests import Requests
 from sloserve.fleet.store.store import Store as OpenStore
@@ -19,6 +22,7 @@ from tests import bounded
 from tests.fleet.store.databases import Store
 
 URL = "/v1/completions"
+T = TypeVar("T")
 
 
 class Fleet:
@@ -195,3 +199,78 @@ def test_a_batch_cancelled_before_its_lines_are_accepted_has_none(fleet: Fleet) 
     fleet.steps()
     ended = fleet.get(batch)
     assert (ended.state, ended.lines, ended.failed, ended.error_file) == (BatchState.CANCELLED, 0, 0, None)
+
+
+def at_once(fleet: Fleet, call: Callable[[Batches], T]) -> list[T]:
+    """What 16 calls return that two gateways make at once."""
+    with ThreadPoolExecutor(8) as threads:
+        calls = [threads.submit(call, fleet.stores[i % 2].batches) for i in range(16)]
+        with bounded.within("the end of the calls"):
+            return [one.result() for one in calls]
+
+
+@pytest.mark.slow
+def test_a_tenant_gets_no_more_batches_than_its_quota_by_asking_at_once(fleet: Fleet) -> None:
+    """Of 40 requests to two gateways, with a quota of 3, all 40 made a batch."""
+
+    def create(batches: Batches) -> BatchState | None:
+        new = Batch(ids.new_batch(), "t", URL, "1h", "file", BatchState.UNCONFIRMED, {}, 0.0)
+        return batches.confirm(batches.add(new, 3_600.0), 3)
+
+    states = at_once(fleet, create)
+    assert sorted(map(str, states)) == ["unconfirmed"] * 13 + ["validating"] * 3
+    assert fleet.store.batches.count("t") == (3, 16)
+    for batch in fleet.store.batches.unconfirmed():
+        fleet.store.batches.withdraw(batch.id)
+    assert fleet.store.batches.count("t") == (3, 3)
+    gone = Batch(ids.new_batch(), "t", URL, "1h", "file", BatchState.UNCONFIRMED, {}, 0.0)
+    assert fleet.store.batches.confirm(gone, 9) is None
+
+
+@pytest.mark.slow
+def test_a_tenant_gets_no_more_bytes_than_its_quota_by_uploading_at_once(fleet: Fleet) -> None:
+    """Eight uploads of 0.9 MB, with a quota of 1 MB, were all kept."""
+
+    def reserve(batches: Batches) -> bool:
+        return batches.reserve_file(File(ids.new_file(), "t", "gateway", "", 100_000, 0.0), 350_000, 60.0)
+
+    assert sum(at_once(fleet, reserve)) == 3 and fleet.store.batches.bytes_of("t") == 300_000
+
+    first, second, third = (file.id for file in fleet.store.batches.reserved_files())
+    sizes = iter([first, second] * 8)
+    resized = at_once(fleet, lambda batches: batches.resize_file(next(sizes), 140_000, 350_000))
+    assert any(resized) and fleet.store.batches.bytes_of("t") == 340_000, "there is room for one of them"
+    assert fleet.store.batches.resize_file(third, 1, 350_000) and fleet.store.batches.bytes_of("t") == 244_096
+    assert not fleet.store.batches.resize_file("missing", 1, 350_000)
+
+
+def test_a_reserved_file_is_seen_once_it_is_kept(fleet: Fleet) -> None:
+    batches, new = fleet.store.batches, File(ids.new_file(), "t", "in", "batch", 10, 0.0)
+    assert batches.reserve_file(replace(new, name="gateway"), 10_000, 60.0)
+    assert batches.file("t", new.id) is None and batches.files("t") == [] and batches.is_file(new.id)
+    assert batches.resize_file(new.id, 10, 10_000)
+    kept = batches.keep_file(new)
+    assert kept is not None and kept == batches.file("t", new.id) and batches.files("t") == [kept]
+    assert (kept.name, kept.purpose, kept.bytes, kept.expires_s) == ("in", "batch", 10, None)
+    assert batches.keep_file(new) is None and batches.reserved_files() == []
+    assert not batches.resize_file(new.id, 20, 10_000), "it is no reservation any more"
+
+
+def test_reservations_of_gateways_that_are_gone_are_given_back(fleet: Fleet) -> None:
+    members, batches = fleet.store.members, fleet.store.batches
+    for name in ("alive", "dead", "left", ""):
+        if name not in ("left", ""):
+            members.beat(name, {})
+        id = ids.new_file()
+        assert batches.reserve_file(File(id, "t", name, "", 10_000, 0.0), 100_000, 3_600.0)
+        with fleet.folder.writing(id) as file:
+            file.write(b"x")
+    fleet.pass_s(31.0)
+    members.beat("alive", {})
+    fleet.first.tidy()
+    assert {file.name for file in batches.reserved_files()} == {"alive", ""}
+    assert batches.bytes_of("t") == 20_000
+    fleet.pass_s(3_600.0)
+    fleet.first.tidy()
+    assert batches.reserved_files() == [] and batches.bytes_of("t") == 0, "no upload takes so long"
+    assert list(fleet.folder._path.iterdir()) == []
