@@ -6,7 +6,7 @@ same mark, by which a gateway with other files finds its mistake before it takes
 
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
@@ -43,27 +43,32 @@ class Files(Protocol):
     def free_bytes(self) -> int | None:
         """Return how many more bytes there is room for, or ``None`` if nothing limits them."""
 
-    def keep_only(self, is_known: Callable[[str], bool], before_s: float) -> None:
+    def keep_only(self, is_known: Callable[[str], bool], before_s: float, alive: Collection[str] = ()) -> None:
         """Delete what crashes left: half files, and files that have no row in the store.
 
         Args:
             is_known: Says whether the store has a row for an id.
             before_s: Only files last written before this time, in epoch seconds, are deleted; another gateway may be
                 writing the others.
+            alive: Names of the members that are alive: half files of any other member are deleted at once.
         """
 
     def mark(self, new: str | None) -> str | None:
         """Return the mark of these files, set to ``new`` if they had none; return ``None`` if neither exists."""
 
 
-def open_files(address: str | Path) -> Files:
+def open_files(address: str | Path, member: str = "") -> Files:
     """Open the files in the folder of this path, or at ``s3://BUCKET/PREFIX``, ``gs://...``, ``az://...``.
+
+    Args:
+        address: Path or address of the files.
+        member: Name of the member of the fleet that writes them.
 
     Raises: ConfigError for a folder that cannot be made, a package that is not installed, or an address that is wrong.
     """
     scheme, is_url, _ = str(address).partition("://")
     if isinstance(address, Path) or not is_url:
-        return Folder(Path(address))
+        return Folder(Path(address), member)
     if scheme not in SCHEMES:
         allowed = ", ".join(f"{one}://..." for one in SCHEMES)
         raise ConfigError(f"files: unsupported scheme {scheme!r}; give the path of a folder, or {allowed}")

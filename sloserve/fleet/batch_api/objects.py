@@ -1,7 +1,7 @@
 """The bytes of files in object storage, by obstore: what is written or read passes through memory in parts."""
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
@@ -69,7 +69,7 @@ class ObjectFiles:
     def free_bytes(self) -> None:
         """Return ``None``: object storage has no limit that could be asked for."""
 
-    def keep_only(self, is_known: Callable[[str], bool], before_s: float) -> None:
+    def keep_only(self, is_known: Callable[[str], bool], before_s: float, alive: Collection[str] = ()) -> None:
         with _reporting_away():
             for part in obstore.list(self._store, chunk_size=_LISTED):
                 for found in part:

@@ -177,7 +177,7 @@ class BatchRunner:
             self.store.requests.forget(batch.id)
             self.store.batches.forget(batch.tenant, batch.id)
         self.store.batches.recount_bytes()
-        self.folder.keep_only(self.store.batches.is_file, now_s - _SURELY_OLD_S)
+        self.folder.keep_only(self.store.batches.is_file, now_s - _SURELY_OLD_S, alive)
 
     def _alive_members(self) -> set[str]:
         return {one.id for one in self.store.members.agents() if one.age_s < GONE_S} | {self.member}

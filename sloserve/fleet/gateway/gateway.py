@@ -187,7 +187,7 @@ class Gateway:
     def _batches(self, around: GatewayDependencies, clock: Clock, name: str) -> tuple[Router | None, BatchWork | None]:
         if around.store is None or around.files is None:
             return None, None
-        store, folder = around.store, open_files(around.files)
+        store, folder = around.store, open_files(around.files, name)
         check_shared(folder, store, around.files)
         classes = self.parts.settings.classes
         runner = BatchRunner(

@@ -134,6 +134,34 @@ def test_files_without_a_row_go_once_they_are_old(opening: Opening) -> None:
     assert read(files, ONE) == b"1" and files.open(TWO) is None and files.mark(None) == "a" * 32
 
 
+def killed(folder: Path, member: str) -> Path:
+    """A half file of this member, which was killed while it wrote."""
+    half = folder / f"{ONE}.{Folder(folder, member)._holder}.{'0' * 8}.part"
+    half.write_bytes(b"x")
+    return half
+
+
+def test_half_files_stay_as_long_as_their_writer_is_alive(tmp_path: Path) -> None:
+    """20 gateways that were killed while they wrote results left 20 half files for a day."""
+    alive, _, _ = (killed(tmp_path, name) for name in ("alive", "dead", ""))
+    mine = Folder(tmp_path, "mine")
+    before = killed(tmp_path, "mine")
+    with mine.writing(TWO) as file:
+        mine.keep_only(lambda id: False, before_s=0.0, alive=["alive", "mine"])
+        assert alive.exists() and not before.exists() and len(list(tmp_path.iterdir())) == 2
+        file.write(b"whole")
+    assert read(mine, TWO) == b"whole"
+
+
+def test_a_writer_that_was_taken_for_gone_has_written_nothing(tmp_path: Path) -> None:
+    writer, other = Folder(tmp_path, "writer"), Folder(tmp_path, "other")
+    write(writer, ONE, b"before")
+    with pytest.raises(StoreAway, match="no sign of life"), writer.writing(ONE) as file:
+        file.write(b"after")
+        other.keep_only(lambda id: True, before_s=0.0, alive=["other"])
+    assert read(other, ONE) == b"before" and len(list(tmp_path.iterdir())) == 1
+
+
 def test_the_first_mark_stays(opening: Opening) -> None:
     assert opening().mark(None) is None
     assert opening().mark("a" * 32) == opening().mark("b" * 32) == opening().mark(None) == "a" * 32

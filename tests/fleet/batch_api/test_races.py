@@ -256,6 +256,14 @@ def test_a_reserved_file_is_seen_once_it_is_kept(fleet: Fleet) -> None:
     assert not batches.resize_file(new.id, 20, 10_000), "it is no reservation any more"
 
 
+def half_file_of(fleet: Fleet, member: str) -> Path:
+    """What this member leaves when it is killed while it writes a file."""
+    path = fleet.folder._path
+    half = path / f"{ids.new_file()}.{Folder(path, member)._holder}.{'0' * 8}.part"
+    half.write_bytes(b"x")
+    return half
+
+
 def test_reservations_of_gateways_that_are_gone_are_given_back(fleet: Fleet) -> None:
     members, batches = fleet.store.members, fleet.store.batches
     for name in ("alive", "dead", "left", ""):
@@ -265,10 +273,13 @@ def test_reservations_of_gateways_that_are_gone_are_given_back(fleet: Fleet) -> 
         assert batches.reserve_file(File(id, "t", name, "", 10_000, 0.0), 100_000, 3_600.0)
         with fleet.folder.writing(id) as file:
             file.write(b"x")
+    halves = {name: half_file_of(fleet, name) for name in ("alive", "dead", "left")}
     fleet.pass_s(31.0)
     members.beat("alive", {})
     fleet.first.tidy()
     assert {file.name for file in batches.reserved_files()} == {"alive", ""}
+    assert [name for name, half in halves.items() if half.exists()] == ["alive"]
+    halves["alive"].unlink()
     assert batches.bytes_of("t") == 20_000
     fleet.pass_s(3_600.0)
     fleet.first.tidy()
