@@ -26,6 +26,11 @@ def result_file_of(batch: str, kind: str) -> str:
     return f"file-{_digest(batch, kind)}"
 
 
+def confirmation_file_of(batch: str) -> str:
+    """Return the id of the file that says that a batch's client knows that it is kept."""
+    return result_file_of(batch, "confirmation")
+
+
 def number_of(*parts: str) -> int:
     """Return a number below 2**53 that is the same for the same parts."""
     return int(_digest(*parts)[:13], 16)

@@ -273,7 +273,8 @@ class BatchApi:
         try:
             state = await self._stored(self.store.batches.confirm, added, most_batches)
         except StoreError:
-            self.confirm_later(added.id)
+            with suppress(StoreAway):  # it is remembered, even if its file cannot be written in time
+                await self._stored(self.confirm_later, added.id)
             return JSONResponse(batch_json(added))
         if state is BatchState.UNCONFIRMED:
             self.executor.submit(self._withdraw, added.id)

@@ -8,12 +8,12 @@ import logging
 import pickle
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from tempfile import TemporaryFile
 from typing import IO, BinaryIO, Final
 
-from sloserve.core.errors import StoreAway, StoreFull
+from sloserve.core.errors import StoreAway, StoreError, StoreFull
 from sloserve.fleet.batch_api import ids
 from sloserve.fleet.batch_api.files import Files
 from sloserve.fleet.batch_api.folder import reporting_full
@@ -83,8 +83,16 @@ class BatchRunner:
         object.__setattr__(self, "_setbacks", Setbacks(self.store.batches.result_bytes))
 
     def confirm_later(self, id: str) -> None:
-        """Have the next step run this batch, since its client knows that it is kept. Any thread may call this."""
+        """Have the next step run this batch, since its client knows that it is kept. Any thread may call this.
+
+        A file says so to the other gateways: if this one ends before the store is back, one of them runs the batch.
+        """
         self._to_confirm.append(id)
+        try:
+            with self.folder.writing(ids.confirmation_file_of(id)) as file:
+                file.write(id.encode())
+        except (StoreError, OSError) as error:
+            logger.warning("batch %s is lost if this gateway ends before the store is back: %s", id, error)
 
     def step(self) -> bool:
         """Advance the unfinished batches, each tenant's by a slice of work; return whether any moved.
@@ -115,8 +123,23 @@ class BatchRunner:
 
     def _confirm(self) -> None:
         while self._to_confirm:
-            self.store.batches.move(self._to_confirm[0], BatchState.UNCONFIRMED, BatchState.VALIDATING)
+            self._confirmed(self._to_confirm[0])
             self._to_confirm.popleft()
+
+    def _confirmed(self, id: str) -> None:
+        self.store.batches.move(id, BatchState.UNCONFIRMED, BatchState.VALIDATING)
+        with suppress(StoreError, OSError):  # the file would be deleted as one without a row
+            self.folder.delete(ids.confirmation_file_of(id))
+
+    def _confirm_for_others(self, now_s: float) -> None:
+        """Run unconfirmed batches with a client that knows about them, and cancel others that are old."""
+        for batch in self.store.batches.unconfirmed():
+            file = self.folder.open(ids.confirmation_file_of(batch.id))
+            if file is not None:
+                file.close()
+                self._confirmed(batch.id)
+            elif batch.stamps[BatchState.VALIDATING] < now_s - _UNCONFIRMED_S:
+                self.store.batches.move(batch.id, BatchState.UNCONFIRMED, BatchState.CANCELLED)
 
     def _step(self, batch: Batch) -> bool:
         if self._setbacks.lacks_room and self._setbacks.pauses(batch, self.store.now_s()):
@@ -164,9 +187,7 @@ class BatchRunner:
         """
         self._confirm()
         now_s = self.store.now_s()
-        for batch in self.store.batches.unconfirmed():
-            if batch.stamps[BatchState.VALIDATING] < now_s - _UNCONFIRMED_S:
-                self.store.batches.move(batch.id, BatchState.UNCONFIRMED, BatchState.CANCELLED)
+        self._confirm_for_others(now_s)
         self.store.requests.forget_ended()
         alive = self._alive_members()
         cut_off = [file for file in self.store.batches.reserved_files() if file.name and file.name not in alive]

@@ -492,13 +492,18 @@ def test_a_batch_whose_client_was_told_503_never_runs_whatever_became_of_it(
     assert fleet.get(kept.id).state is BatchState.CANCELLED
 
 
+@pytest.mark.parametrize("fault", ["the store alone", "its gateway is killed", "the files are away, too"])
 def test_a_batch_that_is_known_to_be_kept_runs_although_the_store_fails_then(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
+    """Only the gateway that had created it knew that its client had 200: it was cancelled if that gateway died."""
     file = fleet.store.batches.get("t", fleet.batch(line("a"))).input_file  # type: ignore[union-attr]
     api = BatchApi(fleet.store, fleet.runner.folder, lambda request: "t", fleet.runner.confirm_later, executor=AtOnce())
     values = {"endpoint": CHAT, "completion_window": "1d", "input_file_id": file}
-    monkeypatch.setattr(fleet.store.batches, "move", MagicMock(side_effect=StoreAway("away")))
+    for write in ("move", "confirm"):
+        monkeypatch.setattr(fleet.store.batches, write, MagicMock(side_effect=StoreAway("away")))
+    if fault == "the files are away, too":
+        monkeypatch.setattr(Folder, "writing", MagicMock(side_effect=StoreAway("away")))
 
     async def create() -> Any:
         transport = httpx.ASGITransport(Starlette(routes=api.routes()))
@@ -511,11 +516,14 @@ def test_a_batch_that_is_known_to_be_kept_runs_although_the_store_fails_then(
         fleet.runner.step()
     monkeypatch.undo()
     fleet.clock.advance_to(fleet.clock.now_s() + 7_200.0)
+    if fault == "its gateway is killed":
+        fleet.runner = fleet.gateway(fleet.path)
     fleet.runner.tidy()
     whole(fleet.runner)
     run_later = fleet.get(answer.json()["id"])
     assert run_later.state is BatchState.IN_PROGRESS
     assert batch_json(run_later)["created_at"] == answer.json()["created_at"], "its client knows it by then"
+    assert not (fleet.path / ids.confirmation_file_of(run_later.id)).exists()
 
 
 @pytest.mark.parametrize(
