@@ -23,6 +23,11 @@ from sloserve.fleet.store.store import Store
 from sloserve.fleet.supervised import supervised
 
 LEASE_S: Final = 5.0
+_ROUNDS: Final = 3.0
+"""Lease of a leader, in rounds of the length of its last one: another that took the lead during each round would keep
+all of them from writing a plan."""
+_LONGEST_LEASE_S: Final = 120.0
+"""Longest such lease in seconds, for which no plan is made if the leader dies."""
 REPLAN_S: Final = 1.0
 REFRESH_S: Final = 3.0
 """Seconds after which an unchanged plan is written again, so that agents see that the planner still holds to it."""
@@ -36,7 +41,7 @@ class Planning:
         store: Store that all members share.
         holder: a name that is unique among planners, and new in each process.
         clock: Clock of this process, used for durations alone.
-        lease_s: Seconds after which another planner follows a leader that does not renew.
+        lease_s: Seconds after which another planner follows a leader that does not renew; longer where rounds are long.
         replayed: Returns the need by replays that was found last.
     """
 
@@ -51,8 +56,10 @@ class Planning:
         replayed: Callable[[], ReplayedNeed | None] = lambda: None,
     ) -> None:
         self._replayed = replayed
-        self._store, self._holder = store, holder
+        self._store, self._holder, self._clock = store, holder, clock
         self._lease_s = lease_s
+        self._round_s = 0.0
+        """Length of the last round in which this planner led, whether or not it kept the lead."""
         self._maker = PlanMaker(fleet)
         self._queued = CachedSums(store.requests, clock)
         self._written: tuple[int, Plan] | None = None
@@ -62,10 +69,19 @@ class Planning:
 
         This blocks for the store, and while the planner searches. Raises: StoreError.
         """
-        term = self._store.members.lead(self._holder, self._lease_s)
+        began_s = self._clock.monotonic_s()
+        long_s = min(_ROUNDS * self._round_s, _LONGEST_LEASE_S)
+        term = self._store.members.lead(self._holder, max(self._lease_s, long_s))
         if term is None:
             self._written = None
             return None
+        try:
+            return self._lead(term)
+        finally:
+            self._round_s = self._clock.monotonic_s() - began_s
+
+    def _lead(self, term: int) -> Plan | None:
+        """Plan as the leader of this term; return the plan in force if it is this planner's."""
         stored = self._store.members.plan()
         last = None if stored is None else plan_of(stored.plan)
         members = LiveMembers.of(self._store.members.agents())

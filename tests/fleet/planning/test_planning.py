@@ -152,6 +152,41 @@ def test_one_planner_leads_and_another_follows_with_the_same_plan(
     assert stored is not None and (stored.term, stored.version) == (2, 1)
 
 
+def test_a_leader_keeps_the_lead_for_rounds_that_are_longer_than_the_lease(
+    fleet: Fleet, opened: OpenStore, store: Store
+) -> None:
+    """Another planner tries to lead during each round; if each took the lead from the other none would write a plan."""
+    clock, others = ManualClock(), list[int | None]()
+
+    def takes_long() -> None:
+        clock.advance_to(clock.now_s() + LEASE_S + 1.0)
+        store.pass_s(LEASE_S + 1.0)
+        others.append(opened.members.lead("another", LEASE_S))
+
+    beat(opened, "legal", "chat")
+    lines(opened, "legal", 7)
+    one = Planning(fleet, opened, "one", clock, replayed=takes_long)
+    assert one.step() is None and others == [2]
+    store.pass_s(LEASE_S)
+    assert one.step() is not None and one.step() is not None
+    assert others == [2, None, None] and one.leads
+
+
+def test_a_leader_of_long_rounds_that_dies_is_followed_soon(fleet: Fleet, opened: OpenStore, store: Store) -> None:
+    """Its lease has a limit, and it is short again once rounds are."""
+    clock, rounds_s = ManualClock(), [3_000.0, 1.0, 1.0]
+    one = Planning(fleet, opened, "one", clock, replayed=lambda: clock.advance_to(clock.now_s() + rounds_s.pop(0)))
+    beat(opened, "legal", "chat")
+    one.step()
+    one.step()
+    store.pass_s(125.0)
+    assert opened.members.lead("another", LEASE_S) == 2
+    store.pass_s(LEASE_S)
+    one.step()
+    store.pass_s(LEASE_S + 0.1)
+    assert opened.members.lead("another", LEASE_S) == 4
+
+
 @pytest.mark.slow
 def test_a_plan_that_stays_is_not_written_each_time(fleet: Fleet, opened: OpenStore, store: Store) -> None:
     beat(opened, "legal", "chat")
