@@ -107,9 +107,10 @@ class BatchRunner:
         self._confirm()
         moved, unfinished = False, self.store.batches.unfinished()
         self._turns.begin_round(unfinished)
+        idle = self.store.requests.idle_batches()  # read later, so that it knows all requests of these batches
         for batch in self._setbacks.in_order(unfinished):
             try:
-                moved |= self._step(batch)
+                moved |= self._step(batch, batch.id in idle)
                 self._setbacks.not_away(batch)
             except StoreAway:
                 self._setbacks.away(batch)
@@ -141,22 +142,21 @@ class BatchRunner:
             elif batch.stamps[BatchState.VALIDATING] < now_s - _UNCONFIRMED_S:
                 self.store.batches.move(batch.id, BatchState.UNCONFIRMED, BatchState.CANCELLED)
 
-    def _step(self, batch: Batch) -> bool:
+    def _step(self, batch: Batch, is_idle: bool) -> bool:
         if self._setbacks.lacks_room and self._setbacks.pauses(batch, self.store.now_s()):
             return False
         if batch.state == BatchState.VALIDATING:
             return self._turns.slice(batch, self._validate)
         if batch.state == BatchState.FINALIZING:
             return self._may_write(batch) and self._turns.slice(batch, self._finish)
-        if batch.state == BatchState.CANCELLING:
-            self.store.requests.cancel(batch.id)
+        if batch.state == BatchState.IN_PROGRESS:
+            return is_idle and self._move(batch, BatchState.FINALIZING)
+        self.store.requests.cancel(batch.id)
         if self.store.requests.has_open(batch.id):
             return False
-        if batch.state == BatchState.CANCELLING:
-            if batch.errors:
-                return self._failed(batch)
-            return self._may_write(batch) and self._turns.slice(batch, self._finish)
-        return self._move(batch, BatchState.FINALIZING)
+        if batch.errors:
+            return self._failed(batch)
+        return self._may_write(batch) and self._turns.slice(batch, self._finish)
 
     def _may_write(self, batch: Batch) -> bool:
         """Return whether results of a batch may be written now: all may, unless any batch lacks room."""

@@ -87,6 +87,9 @@ RESULTS: Final = """
     SELECT z.seq, z.id, z.custom_id, z.line, z.state, s.status, s.body FROM sized z
     LEFT JOIN request_result s ON s.id = z.id WHERE z.before < :most_bytes ORDER BY z.seq"""
 ANY_OPEN: Final = "SELECT 1 FROM request WHERE batch = :batch AND state IN ('queued', 'claimed') LIMIT 1"
+IDLE_BATCHES: Final = """
+    SELECT id FROM batch WHERE state = 'in_progress'
+        AND NOT EXISTS (SELECT 1 FROM request r WHERE r.batch = batch.id AND r.state IN ('queued', 'claimed'))"""
 OPEN_OF: Final = """
     SELECT count(*), coalesce(sum(r.prompt_tokens + r.output_tokens), 0.0)
     FROM batch b JOIN request r ON r.batch = b.id AND r.state IN ('queued', 'claimed')

@@ -254,6 +254,11 @@ class Requests:
         with self._database.reading() as session:
             return bool(session.rows(sql.ANY_OPEN, batch=batch))
 
+    def idle_batches(self) -> frozenset[str]:
+        """Return the batches in progress of which no request waits or runs: one statement, however many there are."""
+        with self._database.reading() as session:
+            return frozenset(batch for (batch,) in session.rows(sql.IDLE_BATCHES))
+
     def open_of(self, tenant: str, without: str) -> tuple[int, float]:
         """Return how many requests of a tenant's batches wait or run, and their tokens with expected output.
 

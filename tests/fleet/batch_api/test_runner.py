@@ -284,6 +284,32 @@ def test_files_that_are_away_for_one_batch_alone_hold_up_no_other(
     assert fleet.get(served, "u").state is BatchState.IN_PROGRESS
 
 
+def test_a_round_in_which_nothing_ends_costs_the_same_however_many_batches_are_open(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = 0
+
+    def counted(begin: Callable[[SqliteDatabase], Any]) -> Callable[[SqliteDatabase], Any]:
+        def count(database: SqliteDatabase) -> Any:
+            nonlocal begun
+            begun += 1
+            return begin(database)
+
+        return count
+
+    rounds = []
+    for _ in range(3):
+        fleet.batch(line("a"))
+        whole(fleet.runner)
+        with monkeypatch.context() as patch:
+            for name in ("transaction", "reading"):
+                patch.setattr(SqliteDatabase, name, counted(getattr(SqliteDatabase, name)))
+            begun = 0
+            assert not fleet.runner.step()
+            rounds.append(begun)
+    assert rounds == [4, 4, 4]  # claims that lapsed, deadlines that passed, open batches, batches without open requests
+
+
 def test_a_batch_is_left_to_the_gateway_that_has_its_file(fleet: Fleet, tmp_path: Path) -> None:
     batch, stranger = fleet.batch(line("a")), fleet.gateway(tmp_path / "elsewhere")
     stranger.step()

@@ -436,6 +436,20 @@ def test_a_deadline_is_over_when_it_is_reached(requests: Requests, store: Store)
     assert requests.expire() == [only]
 
 
+def test_a_batch_in_progress_is_idle_once_none_of_its_requests_waits_or_runs(store: Store) -> None:
+    opened = OpenStore(store.open())
+    states = {"b": BatchState.IN_PROGRESS, "empty": BatchState.IN_PROGRESS, "v": BatchState.VALIDATING}
+    for id, state in {**states, "e": BatchState.COMPLETED, "c": BatchState.CANCELLING}.items():
+        opened.batches.add(Batch(id, "t", "/v1/embeddings", "1h", "f", state, {}, 0.0), 3_600.0)
+    add(opened.requests, 2)
+    assert opened.requests.idle_batches() == {"empty"}
+    opened.requests.finish(done(claimed(opened.requests, 1)))
+    claim = claimed(opened.requests, 1)
+    assert opened.requests.idle_batches() == {"empty"}
+    opened.requests.finish(done(claim))
+    assert opened.requests.idle_batches() == {"b", "empty"}
+
+
 def test_what_a_tenant_has_under_way_is_that_of_its_open_batches(store: Store) -> None:
     opened = OpenStore(store.open())
     open_, ended = BatchState.IN_PROGRESS, BatchState.COMPLETED
