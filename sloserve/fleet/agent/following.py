@@ -19,10 +19,10 @@ from sloserve.fleet.agent.giving_way import GivingWay, running_groups
 from sloserve.fleet.agent.orders import agendas, planned, unplanned
 from sloserve.fleet.agent.pulling import Pulling
 from sloserve.fleet.contract.endpoint import InstanceEndpoint
-from sloserve.fleet.contract.plan_in_force import plan_of
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.planner_rule import preempts_lines
 from sloserve.fleet.planning.cached_sums import CachedSums
+from sloserve.fleet.planning.plan_reader import PlanReader
 from sloserve.fleet.planning.snapshot import LiveMembers, fleet_state
 from sloserve.fleet.planning.waiting_groups import durable_groups
 from sloserve.fleet.store.store import Store
@@ -60,6 +60,7 @@ class Following:
         self._fleet, self._pulling, self._store = fleet, pulling, store
         self._endpoints = {endpoint.name: endpoint for endpoint in endpoints}
         self._clock, self._executor = clock, executor
+        self._plan = PlanReader(store.members)
         self._queued = CachedSums(store.requests, clock)
         self._queues: Mapping[str, Sequence[Queued]] = {}
         self._monotonic_at_0_s = 0.0
@@ -97,8 +98,7 @@ class Following:
 
     def _read(self) -> Mapping[str, Sequence[Queued]]:
         """Read the plan, and return the queue of each instance by its name, the head first."""
-        stored = self._store.members.plan()
-        plan = None if stored is None else plan_of(stored.plan)
+        plan, stored = self._plan.read(), self._plan.stored
         self.plan = None if stored is None else (stored.term, stored.version)
         now_s = self._store.now_s()
         self._monotonic_at_0_s = self._clock.monotonic_s() - now_s

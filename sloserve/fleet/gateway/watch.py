@@ -12,11 +12,12 @@ from functools import partial
 from typing import Final
 
 from sloserve.core.errors import StoreError
-from sloserve.fleet.contract.plan_in_force import Plan, plan_of
+from sloserve.fleet.contract.plan_in_force import Plan
 from sloserve.fleet.contract.reports import GatewayReport, agent_report, to_json
 from sloserve.fleet.contract.traffic import Traffic, to_text
 from sloserve.fleet.gateway.parts import GatewayState
 from sloserve.fleet.gateway.shared_use import SharedUse
+from sloserve.fleet.planning.plan_reader import PlanReader
 from sloserve.fleet.store.store import Store
 from sloserve.fleet.supervised import Faults
 
@@ -54,6 +55,7 @@ class Watch:
         use: SharedUse | None = None,
     ) -> None:
         self._name, self._store, self._static = name, store, frozenset(endpoints)
+        self._plan = None if store is None else PlanReader(store.members)
         self._parts, self._instances, self._hold = parts, parts.instances, parts.hold
         self._use = use
         self._asking: dict[str, asyncio.Task[None]] = {}
@@ -164,7 +166,7 @@ class Watch:
     def _exchange(self, store: Store, report: GatewayReport) -> tuple[Plan | None, list[tuple[str, float]]]:
         """Return the plan, and the endpoint of each agent with the age of its last sign of life."""
         store.members.beat(self._name, to_json(report))
-        stored = store.members.plan()
+        plan = None if self._plan is None else self._plan.read()
         agents = [(agent_report(row.state), row.age_s) for row in store.members.agents()]
         ages = [(agent.door, age_s) for agent, age_s in agents if agent is not None]
-        return None if stored is None else plan_of(stored.plan), ages
+        return plan, ages

@@ -12,10 +12,11 @@ from functools import partial
 from typing import Final
 
 from sloserve.core.clock import Clock
-from sloserve.fleet.contract.plan_in_force import Plan, ReplayedNeed, plan_of, to_json
+from sloserve.fleet.contract.plan_in_force import Plan, ReplayedNeed, to_json
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.planning.cached_sums import CachedSums
 from sloserve.fleet.planning.plan_maker import PlanMaker
+from sloserve.fleet.planning.plan_reader import PlanReader
 from sloserve.fleet.planning.snapshot import LiveMembers
 from sloserve.fleet.planning.waiting_groups import durable_groups
 from sloserve.fleet.store.records import StoredPlan
@@ -61,6 +62,7 @@ class Planning:
         self._round_s = 0.0
         """Length of the last round in which this planner led, whether or not it kept the lead."""
         self._maker = PlanMaker(fleet)
+        self._plan = PlanReader(store.members)
         self._queued = CachedSums(store.requests, clock)
         self._written: tuple[int, Plan] | None = None
 
@@ -82,8 +84,7 @@ class Planning:
 
     def _lead(self, term: int) -> Plan | None:
         """Plan as the leader of this term; return the plan in force if it is this planner's."""
-        stored = self._store.members.plan()
-        last = None if stored is None else plan_of(stored.plan)
+        last, stored = self._plan.read(), self._plan.stored
         members = LiveMembers.of(self._store.members.agents())
         plan = self._maker.plan(self._store.now_s(), durable_groups(self._queued.sums()), members, last)
         plan = replace(plan, replayed=self._replayed())

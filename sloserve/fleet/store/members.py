@@ -87,16 +87,21 @@ class Members:
         """Put a plan in force; return ``False`` if its term is over or a later plan of that term is in force."""
         values = {"role": _PLANNER, "holder": holder, "term": plan.term, "version": plan.version}
         with self._database.transaction() as session:
-            written = session.change(_WRITE_PLAN, **values, plan=json.dumps(plan.plan)) > 0
-        if written:
-            self._database.notify()
-        return written
+            return session.change(_WRITE_PLAN, **values, plan=json.dumps(plan.plan)) > 0
 
-    def plan(self) -> StoredPlan | None:
-        """Return the plan in force, or ``None`` before the first."""
+    def plan(self, known: StoredPlan | None = None) -> StoredPlan | None:
+        """Return the plan in force, or ``None`` before the first.
+
+        Args:
+            known: A plan that was in force before; if it still is, it is returned itself, and its text is not read.
+        """
+        last = (-1, -1) if known is None else (known.term, known.version)
         with self._database.reading() as session:
-            found = session.rows("SELECT term, version, plan FROM plan WHERE role = :role", role=_PLANNER)
-        return StoredPlan(int(found[0][0]), int(found[0][1]), json.loads(found[0][2])) if found else None
+            found = session.rows(_PLAN, role=_PLANNER, term=last[0], version=last[1])
+        if not found:
+            return None
+        term, version, plan = found[0]
+        return known if plan is None else StoredPlan(int(term), int(version), json.loads(plan))
 
 
 _BEAT: Final = """
@@ -130,6 +135,9 @@ _LEAD: Final = """
     WHERE leader.holder = excluded.holder OR leader.until_s <= store_now()
         OR leader.until_s > store_now() + :longest_s
     RETURNING term"""
+_PLAN: Final = """
+    SELECT term, version, CASE WHEN term = :term AND version = :version THEN NULL ELSE plan END
+    FROM plan WHERE role = :role"""
 _WRITE_PLAN: Final = """
     INSERT INTO plan (role, term, version, plan)
     SELECT role, term, CAST(:version AS bigint), CAST(:plan AS text) FROM leader

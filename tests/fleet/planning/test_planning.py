@@ -20,10 +20,11 @@ from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.gateway.held import HeldRequest
+from sloserve.fleet.planning.plan_reader import PlanReader
 from sloserve.fleet.planning.planning_task import LEASE_S, Planning
 from sloserve.fleet.planning.snapshot import ALIVE_S, LiveMembers, Swaps, fleet_state, plan_settings, serving_of
 from sloserve.fleet.planning.waiting_groups import HORIZON_S, stream_ref, streamed_groups
-from sloserve.fleet.store.records import DurableRequest, RequestState, Result
+from sloserve.fleet.store.records import DurableRequest, RequestState, Result, StoredPlan
 from sloserve.fleet.store.store import Store as OpenStore
 from sloserve.scheduler.virtual_queues.contract import (
     FleetPlan,
@@ -201,6 +202,21 @@ def test_a_plan_that_stays_is_not_written_each_time(fleet: Fleet, opened: OpenSt
     planner.step()
     stored = opened.members.plan()
     assert stored is not None and stored.version == 2
+
+
+def test_a_plan_is_read_anew_when_another_is_in_force(fleet: Fleet, opened: OpenStore) -> None:
+    reader = PlanReader(opened.members)
+    assert reader.read() is None
+    beat(opened, "legal", "chat")
+    planner = planning(fleet, opened)
+    first = planner.step()
+    read = reader.read()
+    assert read == first and reader.read() is read and reader.stored is not None
+    lines(opened, "legal", 7)
+    second = planning(fleet, opened).step()
+    assert reader.read() == second != first and reader.stored.version == 2
+    opened.members.write_plan("one", StoredPlan(1, 3, {"made_s": "of another version"}))
+    assert reader.read() is None and reader.stored.version == 3
 
 
 def test_an_agent_that_gives_no_sign_of_life_is_not_planned_with(fleet: Fleet, opened: OpenStore, store: Store) -> None:
