@@ -44,10 +44,4 @@ class Database(Protocol):
     def alone(self) -> AbstractContextManager[Session]:
         """Begin a transaction that only one process at a time may hold."""
 
-    def notify(self) -> None:
-        """Wake the callers of :meth:`wait`. This is a hint, and may get lost."""
-
-    def wait(self, limit_s: float) -> None:
-        """Wait for a :meth:`notify`, for ``limit_s`` seconds at most. It may return for no reason."""
-
     def close(self) -> None: ...

@@ -5,7 +5,6 @@ import ipaddress
 import logging
 import os
 import re
-import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -24,6 +23,8 @@ T = TypeVar("T")
 # psycopg warns of each attempt, four times a second while statements wait; StoreAway informs the caller once.
 logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
 
+CONNECTIONS: Final = 2
+"""The most connections of one process: renewals go on while another thread reads or writes much."""
 _OLDEST: Final = 140000
 _CONNECT_S: Final = 4.0
 _RETRY_S: Final = 0.5
@@ -54,7 +55,6 @@ _SAY_SSLMODE: Final = (
     "address for an authority of your own, or sslmode=require or disable if the network is trusted"
 )
 _LOCK: Final = 0x510_5E57E  # of this program's schema changes, among all advisory locks of the database
-_CHANNEL: Final = "sloserve"
 _WORDS: Final = {
     "SERIAL_KEY": "bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
     "BYTES": "bytea",
@@ -62,6 +62,11 @@ _WORDS: Final = {
     "LOCKING_REQUESTS": "FOR UPDATE OF r",
     "NAMES_OF_TABLES": "(SELECT tablename AS name FROM pg_tables WHERE schemaname = ANY (current_schemas(false))) t",
 }
+_LOST_WORK: Final = (
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.UndefinedFunction,
+    psycopg.errors.InvalidSqlStatementName,
+)
 _NOW: Final = """
     CREATE FUNCTION store_now() RETURNS double precision LANGUAGE sql VOLATILE
     AS 'SELECT extract(epoch FROM clock_timestamp())::double precision'"""
@@ -122,7 +127,7 @@ class PostgresSession:
 class PostgresDatabase:
     """A database in a PostgreSQL server; see :class:`sloserve.fleet.store.database.Database`."""
 
-    def __init__(self, address: str, *, connections: int = 4, schema: str | None = None) -> None:
+    def __init__(self, address: str, *, connections: int = CONNECTIONS, schema: str | None = None) -> None:
         """Connect to the server.
 
         Args:
@@ -130,7 +135,8 @@ class PostgresDatabase:
                 A server on another host must show a certificate of its name, unless the address or the environment
                 states ``sslmode``. Of several hosts (``postgresql://a,b/db``) the writable one is the store; it is
                 looked for again whenever a connection is made.
-            connections: The most connections, beside the one that waits for hints.
+            connections: The most connections, of which one is kept while there is nothing to do. Another one is made
+                for a moment where the server is silent.
             schema: Schema of the database, if it is not the server's default; it is made if it does not exist.
 
         Raises:
@@ -140,6 +146,9 @@ class PostgresDatabase:
         verified = _verified(stated)
         options: Mapping[str, Any] = {
             "autocommit": True,
+            # A pooler that gives each transaction any of its connections to the server, as PgBouncer does, would look
+            # for a prepared statement where it is not. Nothing else here outlives a transaction either.
+            "prepare_threshold": None,
             **{key: value for key, value in _PATIENCE.items() if key not in stated},
             **_writable(stated),
             **verified,
@@ -171,8 +180,6 @@ class PostgresDatabase:
             reconnect_failed=_tried_again,
             open=True,
         )
-        self._listening: _Connection | None = None
-        self._listen_lock = threading.Lock()
         try:
             with self.alone() as session:
                 # Look for it first: a user that may only change rows may not even replace it by itself.
@@ -188,9 +195,11 @@ class PostgresDatabase:
             yield session
 
     @contextlib.contextmanager
-    def _within(self, silent_s: float) -> Iterator[PostgresSession]:
+    def _within(self, silent_s: float, *, reading: bool = False) -> Iterator[PostgresSession]:
         with self._errors(), self._pool.connection() as connection:
             connection.silent_s, connection.answers = silent_s, partial(self._answers, connection)
+            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ if reading else None
+            connection.read_only = reading or None
             try:
                 with connection.transaction(), connection.cursor() as cursor:
                     yield PostgresSession(cursor)
@@ -210,8 +219,7 @@ class PostgresDatabase:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[PostgresSession]:
-        with self.transaction() as session:
-            session.change("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        with self._within(_SILENT_S, reading=True) as session:
             yield session
 
     @contextlib.contextmanager
@@ -231,34 +239,16 @@ class PostgresDatabase:
                 f"the store {self._where} cannot be set up: {_line(error)}; run `sloserve fleet upgrade FILE` as the "
                 "role that owns its tables, or let this one make them (GRANT CREATE, USAGE ON SCHEMA public)"
             ) from error
+        except _LOST_WORK as error:
+            raise StoreAway(
+                f"the store {self._where} lacks what a member has made in it: {_line(error)}; if it was restored or "
+                "replaced, start the members again"
+            ) from error
         # A server that another has replaced, and that may be read alone, will be gone from this address.
         except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction, PoolTimeout) as error:
             raise StoreAway(f"the store {self._where} does not respond: {_line(error)}") from error
 
-    def notify(self) -> None:
-        with contextlib.suppress(StoreAway), self.transaction() as session:
-            session.change(f"NOTIFY {_CHANNEL}")
-
-    def wait(self, limit_s: float) -> None:
-        with self._listen_lock:
-            try:
-                if self._listening is None:
-                    self._listening = _Connection.connect(self._address, **self._options)
-                    self._listening.execute(f"LISTEN {_CHANNEL}")
-                for _ in self._listening.notifies(timeout=limit_s, stop_after=1):
-                    pass
-            except psycopg.Error:
-                # The caller looks at the store next, and gets the error there.
-                self._hang_up()
-
-    def _hang_up(self) -> None:
-        if self._listening is not None:
-            self._listening.close()
-            self._listening = None
-
     def close(self) -> None:
-        with self._listen_lock:
-            self._hang_up()
         self._pool.close()
 
 

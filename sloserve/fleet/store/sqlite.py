@@ -81,7 +81,6 @@ class SqliteDatabase:
         except (sqlite3.Error, OSError) as error:
             raise ConfigError(f"the store {path} cannot be opened: {error}; give the path of a file to write") from None
         self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
-        self._changed = threading.Condition()
 
     def _opened(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
@@ -121,14 +120,6 @@ class SqliteDatabase:
             if name == "SQLITE_ERROR":
                 raise  # a statement is wrong
             raise StoreAway(f"the store {self._path} does not respond: {error}") from error
-
-    def notify(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
-    def wait(self, limit_s: float) -> None:
-        with self._changed:
-            self._changed.wait(limit_s)
 
     def close(self) -> None:
         with self._write_lock, self._read_lock:

@@ -131,7 +131,6 @@ def test_a_server_that_is_stopped_but_not_dead_is_away_and_comes_back(
             for _ in range(2):  # on a connection that is open, then without one
                 with pytest.raises(StoreAway, match="does not respond"):
                     store.members.beat("b", {})
-            store.database.wait(0.1)
         for _ in range(100):
             with contextlib.suppress(StoreAway):
                 store.members.beat("b", {})
