@@ -82,15 +82,19 @@ class Plan:
         """Numbers of each instance's groups, by the instance's name, in the order of serving."""
         return {name: [group.ref for group in queue] for name, queue in self.queues.items()}
 
-    def instances_of(self, model: str, slo_class: str) -> list[str]:
-        """Return the instances that have requests of this model and class in their queues, the earliest place first."""
-        places = [
-            (place, name)
-            for name, queue in self.queues.items()
-            for place, group in enumerate(queue)
-            if (group.model, group.slo_class) == (model, slo_class)
-        ]
-        return list(dict.fromkeys(name for _, name in sorted(places)))
+    def places_by_group(self) -> dict[tuple[str, str], dict[str, int]]:
+        """Return the instances that have requests of each model and class in their queues, each with its place.
+
+        Places count from 0, the instance with the earliest place in its queue first, and of equal ones by name.
+        """
+        found: dict[tuple[str, str], list[tuple[int, str]]] = {}
+        for name, queue in self.queues.items():
+            for place, group in enumerate(queue):
+                found.setdefault((group.model, group.slo_class), []).append((place, name))
+        return {
+            key: {name: place for place, name in enumerate(dict.fromkeys(name for _, name in sorted(places)))}
+            for key, places in found.items()
+        }
 
 
 def to_json(plan: Plan) -> dict[str, Any]:

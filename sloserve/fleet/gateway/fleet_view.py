@@ -19,7 +19,8 @@ from sloserve.core.in_words import duration
 from sloserve.core.spans import Phase
 from sloserve.engine.metrics.live_state import BAD, Attained, burn_rates, in_time, state_of
 from sloserve.fleet.contract.reports import Demand
-from sloserve.fleet.gateway.instances import FRESH_S, UNAVAILABLE, GatewayInstance
+from sloserve.fleet.gateway.gateway_instance import FRESH_S, GatewayInstance
+from sloserve.fleet.gateway.instances import UNAVAILABLE
 from sloserve.fleet.gateway.parts import GatewayState
 from sloserve.wire.asgi import CLOSE, Receive, Scope, Send, refuse, shows_admin_key
 from sloserve.wire.live_feed import LiveFeed, View
@@ -106,7 +107,7 @@ class FleetView:
                     "oldest_s": round(one.oldest_s, 1),
                     "first_due_in_s": None if one.first_due_in_s is None else round(one.first_due_in_s, 1),
                     "rate_per_s": round(one.rate_per_s, 2),
-                    "queues": [] if plan is None else plan.instances_of(one.model, one.slo_class)[:8],
+                    "queues": instances.planned(one.model, one.slo_class)[:8],
                 }
                 for one in groups[:MOST_NAMED]
             ],
@@ -142,7 +143,7 @@ class FleetView:
             return f"no instance serves it; one that switches to it is ready in {duration(ready_in_s)}"
         if instances.state_of(model, now_s) == UNAVAILABLE:
             return "no responding instance has it"
-        queues = [] if instances.plan is None else instances.plan.instances_of(model, group.slo_class)
+        queues = instances.planned(model, group.slo_class)
         if not queues:
             return "no instance serves it, and the plan has none for it"
         return f"no instance serves it yet; it is in the queue of {queues[0]}"

@@ -27,9 +27,9 @@ from sloserve.engine.metrics.task_table import StartedCall
 from sloserve.fleet.contract.endpoint import PREFIX_HEADER, Refusal, Refused, stated_prefixes
 from sloserve.fleet.gateway.agent_connections import BrokenResponse, EngineResponse
 from sloserve.fleet.gateway.choosing import ResponseTimes
+from sloserve.fleet.gateway.gateway_instance import SentRequest
 from sloserve.fleet.gateway.gateway_request import GatewayRequest
 from sloserve.fleet.gateway.held import HeldRequest, HeldTooLong, HoldFull
-from sloserve.fleet.gateway.instances import SentRequest
 from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.gateway.limits import RequestPlace
 from sloserve.fleet.gateway.metrics import NO_MODEL

@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from sloserve.core.clock import Clock
+from sloserve.fleet.gateway.gateway_instance import SentRequest
 from sloserve.fleet.gateway.held_shares import HeldShares
-from sloserve.fleet.gateway.instances import Instances, SentRequest
+from sloserve.fleet.gateway.instances import Instances
 from sloserve.fleet.gateway.prediction import Work
 from sloserve.fleet.gateway.prefixes import Beginning
 from sloserve.scheduler.share_settings import ShareSettings
@@ -178,7 +179,9 @@ class HeldRequests:
 
     def _book(self, request: HeldRequest, now_s: float) -> SentRequest | None:
         chosen = self._instances.choose(request.model, request.slo_class, request.work, request.prompt, now_s)
-        return None if chosen is None else chosen.send(request.work, request.prompt)
+        if chosen is None:
+            return None
+        return self._instances.send(chosen, request.work, request.prompt, now_s)
 
 
 class HeldTooLong(Exception):

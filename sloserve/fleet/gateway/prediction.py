@@ -11,7 +11,7 @@ many wait for it, only because the request itself would be complete a little ear
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from sloserve.estimator.completion.group_time import Serving
@@ -106,15 +106,21 @@ class Pace:
         waits = max(others + 1 - seats, 0) / seats * (others_output / max(others, 1))
         first_s = prompts_s + (waits + 1.0) * step_s
         followed = min(others, seats) * new.output_tokens / max(usual.output_tokens, 1.0)
-        meanwhile_s = followed * self._longer_s(step, usual.prompt_tokens)
+        meanwhile_s = followed * self._longer_s(step, step_s, usual.prompt_tokens) if followed else 0.0
         completion_s = first_s + (max(new.output_tokens, 1.0) - 1.0) * step_s + meanwhile_s
         return Forecast(first_s, completion_s, delays_s)
 
-    def _longer_s(self, step: StepLoad, prompt_tokens: float) -> float:
-        """Return the seconds by which a prompt makes a step longer, or several if it is not computed in one."""
+    def _longer_s(self, step: StepLoad, step_s: float, prompt_tokens: float) -> float:
+        """Return the seconds by which a prompt makes a step longer, or several if it is not computed in one.
+
+        Args:
+            step: Load of the step without the prompt.
+            step_s: Time of that step in seconds.
+            prompt_tokens: Tokens of the prompt.
+        """
         assert self._serving is not None
         latency, part = self._serving.latency, min(int(prompt_tokens), self._serving.engine.token_budget)
         if part < 1:
             return 0.0
-        both = replace(step, prefill_tokens=part, num_prefills=1, prefill_attention_tokens2=part**2)
-        return max(latency.step_s(both) - latency.step_s(step), 0.0) * prompt_tokens / part
+        both = StepLoad(part, 1, step.decode_seqs, step.decode_context_tokens, part**2)
+        return max(latency.step_s(both) - step_s, 0.0) * prompt_tokens / part

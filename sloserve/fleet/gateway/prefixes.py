@@ -126,14 +126,18 @@ class PrefixTable:
         while len(self._tokens) > MOST:
             self._tokens.popitem(last=False)
 
-    def reported(self, cached: Mapping[str, int]) -> None:
+    def reported(self, cached: Mapping[str, int]) -> list[Beginning]:
         """Record beginnings that the instance computes, as its agent reports them: some came through other gateways.
 
         Args:
             cached: Tokens of each beginning by its digest in hexadecimal digits.
+
+        Returns: the beginnings that were not known.
         """
-        new = {digest: tokens for name, tokens in cached.items() if (digest := _digest_of(name)) not in self._tokens}
-        self.sent([Beginning(digest, tokens) for digest, tokens in new.items() if digest])
+        named = {digest: tokens for name, tokens in cached.items() if (digest := _digest_of(name)) not in self._tokens}
+        new = [Beginning(digest, tokens) for digest, tokens in named.items() if digest]
+        self.sent(new)
+        return new
 
     def cached_tokens(self, prompt: Sequence[Beginning]) -> int:
         """Return the number of tokens of a prompt that the instance should have in its cache."""

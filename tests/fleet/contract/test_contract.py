@@ -60,5 +60,5 @@ def test_a_report_of_another_kind_or_version_is_passed_over():
 
 def test_a_plan_comes_back_from_json_and_says_where_a_model_is_served():
     assert plans.plan_of(through_json(plans.to_json(PLAN))) == PLAN
-    assert PLAN.instances_of("chat", "interactive") == ["node-a/1", "node-a/0"]
+    assert PLAN.places_by_group()["chat", "interactive"] == {"node-a/1": 0, "node-a/0": 1}
     assert plans.plan_of({"queues": []}) is None

@@ -13,8 +13,9 @@ from sloserve.core.spans import Phase
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.gateway.gateway import Gateway, GatewayDependencies
+from sloserve.fleet.gateway.gateway_instance import FRESH_S
 from sloserve.fleet.gateway.held import HeldRequest, HeldRequests, HoldFull
-from sloserve.fleet.gateway.instances import FRESH_S, Instances
+from sloserve.fleet.gateway.instances import Instances
 from sloserve.scheduler.share_settings import ShareSettings
 from sloserve.scheduler.virtual_queues.contract import ModelState
 from tests.fleet.gateway.played_agents import FLEET

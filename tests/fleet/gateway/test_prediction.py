@@ -11,7 +11,8 @@ from sloserve.estimator.completion.group_time import Serving
 from sloserve.estimator.completion.steady_state import EngineSize
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport
-from sloserve.fleet.gateway.instances import GatewayInstance, Instances
+from sloserve.fleet.gateway.gateway_instance import GatewayInstance
+from sloserve.fleet.gateway.instances import Instances
 from sloserve.fleet.gateway.prediction import NOTHING, Pace, Work
 from sloserve.fleet.gateway.prefixes import chained
 from sloserve.scheduler.virtual_queues.contract import ModelState, RunningSums
@@ -66,7 +67,7 @@ def _running(prompts: np.ndarray, times: list[np.ndarray], before: int, at_s: fl
 def test_long_prompts_lately_count_until_another_model_comes_and_cached_ones_never() -> None:
     instances, running = Instances({("m", "a100"): PACE}), RunningSums(8, 0.0, 2400.0, 400.0)
     three = [report(running, name) for name in ("long", "short", "cached")]
-    instances.reported(AgentReport("h", "unix:a", tuple(three)), "unix:a", {}, 0.0)
+    instances.reported(AgentReport("h", "unix:a", tuple(three)), "unix:a", 0, 0.0)
     prompt = chained("m", ((b"x", 2000),))
     for name, tokens, beginning in (("long", 2000, ()), ("short", 50, ()), ("cached", 2000, prompt)):
         for _ in range(200):

@@ -20,9 +20,10 @@ from sloserve.estimator.step_time.profile import load_profile
 from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport
 from sloserve.fleet.gateway.gateway import Gateway, GatewayDependencies
+from sloserve.fleet.gateway.gateway_instance import FRESH_S
 from sloserve.fleet.gateway.gateway_request import GatewayRequestReader
 from sloserve.fleet.gateway.held import HeldRequest, HeldTooLong, Hold, HoldFull
-from sloserve.fleet.gateway.instances import FRESH_S, Instances
+from sloserve.fleet.gateway.instances import Instances
 from sloserve.fleet.gateway.keys import LOCAL, Tenant
 from sloserve.fleet.gateway.limits import RequestPlaces
 from sloserve.fleet.gateway.prediction import Pace, Work
@@ -45,7 +46,7 @@ def report(name: str, room: int = 10, *, phase: Phase = Phase.SERVING, **given: 
 
 def fleet(*reports: InstanceReport, affinity: bool = True) -> Instances:
     made = Instances(PACES, affinity)
-    made.reported(AgentReport("a", "unix:a", reports), "unix:a", {}, 0.0)
+    made.reported(AgentReport("a", "unix:a", reports), "unix:a", 0, 0.0)
     return made
 
 
@@ -164,7 +165,7 @@ def test_room_is_never_more_than_there_is(steps: list[str]) -> None:
     seats = 5
     instances = fleet(report("a", seats))
     instance, flights = instances.by_name["a"], []
-    asked: tuple[dict[str, int], int] | None = None
+    asked: tuple[int, int] | None = None
     for step in steps:
         if step == "send" and instance.room > 0:
             assert len(flights) < seats

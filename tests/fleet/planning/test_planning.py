@@ -103,7 +103,7 @@ def test_lines_and_streams_are_planned_where_their_models_are(fleet: Fleet, open
     (planned,) = plan.queues["a/0"]
     assert (planned.model, planned.slo_class, planned.durable) == ("legal", "batch", True)
     assert planned.due_in_s == pytest.approx(3_600.0, abs=5.0)
-    assert plan.instances_of("chat", "interactive") == ["a/1"]
+    assert plan.places_by_group()["chat", "interactive"] == {"a/1": 0}
     assert 0.0 < plan.pressure["batch"] < 0.1 and plan.pressure["interactive"] < 1.0
 
 

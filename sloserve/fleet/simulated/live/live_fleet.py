@@ -78,7 +78,11 @@ class LiveFleet(Dispatcher):
         self._view = view
         self._gateways = [
             SimulatedGateway(
-                fleet, self._send, prefixes=options.prefixes and fleet.gateway.affinity, shares=options.share
+                fleet,
+                self._send,
+                prefixes=options.prefixes and fleet.gateway.affinity,
+                shares=options.share,
+                compared=options.compared,
             )
             for _ in range(options.gateways)
         ]

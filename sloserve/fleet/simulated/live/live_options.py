@@ -9,6 +9,7 @@ from sloserve.fleet.agent.agent import BEAT_S
 from sloserve.fleet.agent.following import LOOK_S
 from sloserve.fleet.agent.tenant_service import SHARE_EVERY_S
 from sloserve.fleet.contract.engine_places import EnginePlaces
+from sloserve.fleet.gateway.instances import COMPARED
 from sloserve.fleet.gateway.watch import ASK_S, ASK_SOON_S, STORE_S
 from sloserve.fleet.planning.planning_task import REPLAN_S
 
@@ -65,6 +66,8 @@ class Options:
         prefixes: Whether streams go where their prefix should be cached, as far as that pays.
         gateways: Number of gateways; each stream comes through one of them, drawn from the seed.
         reported_prefixes: Whether gateways learn from agents which prompts came through other gateways.
+        compared: Most instances that a gateway compares for one stream, see
+            :class:`~sloserve.fleet.gateway.instances.Instances`; inf for all.
         one_queue: Whether all requests wait in the queue of lines; else requests of the most urgent class pass it as
             streams.
         park: Whether, under ``one_queue``, requests leave at once when their model does; else they get time to end.
@@ -81,6 +84,7 @@ class Options:
     prefixes: bool = True
     gateways: int = 1
     reported_prefixes: bool = True
+    compared: float = COMPARED
     one_queue: bool = False
     park: bool = False
     share: bool = True

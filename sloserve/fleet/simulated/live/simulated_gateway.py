@@ -11,8 +11,9 @@ from sloserve.fleet.contract.plan_in_force import Plan
 from sloserve.fleet.contract.reports import AgentReport, GatewayReport
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.gateway.demand import DemandMeter
+from sloserve.fleet.gateway.gateway_instance import SentRequest
 from sloserve.fleet.gateway.held import HeldRequest, HeldRequests, HoldFull
-from sloserve.fleet.gateway.instances import Instances, SentRequest
+from sloserve.fleet.gateway.instances import COMPARED, Instances
 from sloserve.fleet.gateway.prediction import Pace, Work
 from sloserve.fleet.gateway.prefixes import Beginning, chained
 from sloserve.fleet.planning.snapshot import serving_of
@@ -45,14 +46,18 @@ class SimulatedGateway:
     Args:
         prefixes: Whether expected hits in prefix caches count.
         shares: Whether requests are held by the shares of their tenants, if the settings have any.
+        compared: Most instances that are all compared for one stream.
     """
 
-    def __init__(self, fleet: Fleet, send: Send, *, prefixes: bool, shares: bool = True) -> None:
+    def __init__(
+        self, fleet: Fleet, send: Send, *, prefixes: bool, shares: bool = True, compared: float = COMPARED
+    ) -> None:
         self._send = send
         self._classes: ClassTable = fleet.settings.classes
         self._hold_max_s = fleet.gateway.hold_max_s
         self._meter = DemandMeter(self._classes)
-        self._instances = Instances({key: Pace(serving) for key, serving in serving_of(fleet).items()}, prefixes)
+        paces = {key: Pace(serving) for key, serving in serving_of(fleet).items()}
+        self._instances = Instances(paces, prefixes, compared)
         tenant_shares = fleet.settings.tenant_shares if shares else None
         self._held = HeldRequests(self._instances, fleet.gateway.max_held, tenant_shares)
         self._streams: dict[str, _StreamState] = {}
