@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ def endpoint(uds: str, own: str, forwarders: int) -> None:
     from sloserve.fleet.agent.forwarding.forwarders import Forwarders, ForwarderSettings
     from sloserve.fleet.contract.endpoint import InstanceResponse, LineSize
     from sloserve.fleet.http import endpoint_server
+    from sloserve.wire.asgi import answer_json
 
     class Instance:
         """An instance that takes all requests."""
@@ -86,7 +88,9 @@ def endpoint(uds: str, own: str, forwarders: int) -> None:
             job = ForwarderJob(list(instances), f"{own}.agent", None, "node")
             Forwarders(ForwarderSettings(forwarders), job, listening, instances)
             listening = listening_on(f"unix:{own}.agent")
-        await endpoint_server(AgentServer(instances, None), None).serve([listening])
+        await endpoint_server(
+            AgentServer(instances, lambda query, send: answer_json(send, HTTPStatus.OK, {})), None
+        ).serve([listening])
 
     asyncio.run(main())
 

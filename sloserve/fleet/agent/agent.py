@@ -26,6 +26,7 @@ from sloserve.fleet.agent.forwarding.forwarders import Forwarders, ForwarderSett
 from sloserve.fleet.agent.host_fence import HostFence
 from sloserve.fleet.agent.instance import Instance, NoDurableWork
 from sloserve.fleet.agent.memory import HostMemory
+from sloserve.fleet.agent.state_route import StateRoute
 from sloserve.fleet.agent.tenant_service import TenantService
 from sloserve.fleet.contract.endpoint import DurableWork
 from sloserve.fleet.contract.reports import AgentReport, to_json
@@ -167,8 +168,10 @@ class Agent:
         key, tls = settings.endpoint_key, settings.endpoint_tls
         if settings.forwarders.count:
             listening, key, tls = self._forwarded(listening), None, None
-        app = AgentServer(self.instances, lambda: self.report(for_store=False), key)
-        self._server = endpoint_server(app, tls)
+        state = StateRoute(
+            lambda: self.report(for_store=False), lambda: tuple(one.standing for one in self.instances.values())
+        )
+        self._server = endpoint_server(AgentServer(self.instances, state.answer, key), tls)
         loops = [
             supervised(f"the agent of {settings.host} gives no sign of life", self._beat, BEAT_S),
             supervised(f"logs in {self._logs} are not rotated", self._rotate_logs, _LOGS_EVERY_S),

@@ -15,14 +15,12 @@ from urllib.parse import unquote
 
 from sloserve.core.errors import BodyTooLarge
 from sloserve.fleet.contract.endpoint import MODEL_HEADER, REFUSED_HEADER, Refusal, Refused, RequestEndpoint
-from sloserve.fleet.contract.reports import AgentReport, to_json
 from sloserve.wire.asgi import (
     CLOSE,
     ClientLeft,
     Receive,
     Scope,
     Send,
-    answer_json,
     bearer,
     first,
     refuse,
@@ -32,8 +30,6 @@ from sloserve.wire.opening import BodyLimits, open_request
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES: Final = 256 << 20
-STATE: Final = ("GET", "/state")
-"""Method and path of the agent's report."""
 _INSTANCES: Final = "/instances/"
 _PASSED_ON: Final = ("/v1/", "/inference/", "/tokenize", "/detokenize", "/pooling", "/score", "/rerank", "/classify")
 _KEPT_BACK: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
@@ -44,14 +40,17 @@ class AgentServer:
 
     Args:
         endpoints: Instances by name.
-        report: Report that ``GET /state`` returns; ``None`` where another server answers it.
+        state: Function that responds to ``GET /state``, given its query.
         key: Key without which every request is refused; ``None`` to ask for none.
     """
 
     def __init__(
-        self, endpoints: Mapping[str, RequestEndpoint], report: Callable[[], AgentReport] | None, key: str | None = None
+        self,
+        endpoints: Mapping[str, RequestEndpoint],
+        state: Callable[[str, Send], Coroutine[None, None, None]],
+        key: str | None = None,
     ) -> None:
-        self._endpoints, self._report, self._key = endpoints, report, None if key is None else key.encode()
+        self._endpoints, self._state, self._key = endpoints, state, None if key is None else key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -62,8 +61,9 @@ class AgentServer:
             headers = [("www-authenticate", "Bearer"), (REFUSED_HEADER, Refusal.FAILED.value), CLOSE]
             await refuse(send, HTTPStatus.UNAUTHORIZED, "the key of the fleet is needed", headers=headers)
             return
-        if self._report is not None and (scope["method"], scope["path"]) == STATE:
-            await answer_json(send, HTTPStatus.OK, to_json(self._report()))
+        if (scope["method"], scope["path"]) == ("GET", "/state"):
+            query = scope.get("query_string", b"").decode("latin-1")
+            await _unless_left(receive, self._state(query, send))
             return
         name, path = _split(scope)
         endpoint = self._endpoints.get(name)

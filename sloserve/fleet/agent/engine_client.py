@@ -11,6 +11,7 @@ import aiohttp
 from sloserve.core.errors import EngineError
 from sloserve.fleet.contract.endpoint import MODEL_HEADER, PREFIX_HEADER, Refusal, Refused
 from sloserve.fleet.streamed import Streamed
+from sloserve.fleet.timeouts import limit_reached
 from sloserve.wire.headers import HOP_BY_HOP
 
 _URL: Final = "http://engine"
@@ -78,8 +79,9 @@ class EngineClient:
                     if answer.status != 200:
                         raise EngineError(f"{shown}: status {answer.status}: {text[:_SHOWN_BYTES]}")
                     return json.loads(text) if text and answer.content_type == "application/json" else None
-        except TimeoutError:
-            raise EngineLate(f"{shown}: no response within {limit_s:g} s") from None
+        except TimeoutError as error:
+            reached = limit_reached(error, connect_s=_CONNECT_S, whole_s=limit_s)
+            raise EngineLate(f"{shown}: {reached}") from None
         except (*_BROKEN, ValueError, RecursionError) as error:
             raise EngineError(f"{shown}: {str(error) or type(error).__name__}") from error
 

@@ -119,10 +119,22 @@ class Instance:
     def name(self) -> str:
         return self._name
 
-    def report(self) -> InstanceReport:
-        engine, now_s = self._engines.active, self._clock.monotonic_s()
+    @property
+    def standing(self) -> tuple[Phase, str | None, int]:
+        """What :func:`~sloserve.fleet.contract.reports.standing_of` returns for the report of now, in less time."""
+        phase, room, _ = self._shown()
+        return phase, None if self._is_leaving else self._active, room.bit_length()
+
+    def _shown(self) -> tuple[Phase, int, bool]:
+        """Return the phase and the room that the report states, and whether an engine serves."""
+        engine = self._engines.active
         phase = Phase.DRAINING if self._is_leaving and self._phase is Phase.SERVING else self._phase
         serves = phase is Phase.SERVING and engine is not None
+        return phase, engine.places.left(len(engine.requests)) if engine and serves else 0, serves
+
+    def report(self) -> InstanceReport:
+        engine, now_s = self._engines.active, self._clock.monotonic_s()
+        phase, room, serves = self._shown()
         models = {name: self._engines.state(name) for name in self._models}
         active = None if self._is_leaving else self._active  # no model comes, nor stays
         for name, state in models.items():
@@ -141,7 +153,7 @@ class Instance:
             ready_in_s=0.0 if serves or self._phase is Phase.EMPTY else max(abs(self._ready_s - now_s), 0.1),
             running=running,
             streams=engine.requests.streams if engine else 0,
-            room=engine.places.left(len(engine.requests)) if engine and serves else 0,
+            room=room,
             room_for_streams=engine.places.for_streams if engine else 0,
             cached=self._recent.reported(now_s),
             drain_s=min(drain_s, self._drain_max_s),

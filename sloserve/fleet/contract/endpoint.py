@@ -7,7 +7,10 @@ request needs the fleet's key as ``Authorization: Bearer KEY``; without it the r
 
 - ``GET /state``: the agent's report, :class:`~sloserve.fleet.contract.reports.AgentReport` as JSON, without the swaps
   that it has measured: gateways ask many times a second, and planners find them in the store. It names the prompts of
-  the last seconds, which the store does not get.
+  the last seconds, which the store does not get. With ``?known=VERSION&wait_s=SECONDS`` the response comes once the
+  report differs from the version that is named, or after these seconds: with status 204 and no body if it is the same.
+  ``x-sloserve-version`` is the version of the report, and ``x-sloserve-waited-s`` the seconds for which the request
+  waited. An agent that does not send these headers is an older one, which answers at once.
 - ``POST /instances/NAME/...`` (``NAME`` percent-encoded, one segment): the rest of the path is a route of vLLM's
   server, and the engine's response is passed on as it arrives. ``x-sloserve-model`` names the model that is meant,
   ``x-request-id`` goes through all hops. ``x-sloserve-prefix`` names beginnings of the prompt for reports, see
@@ -29,6 +32,11 @@ from sloserve.fleet.contract.reports import InstanceReport
 MODEL_HEADER: Final = "x-sloserve-model"
 REFUSED_HEADER: Final = "x-sloserve-refused"
 PREFIX_HEADER: Final = "x-sloserve-prefix"
+VERSION_HEADER: Final = "x-sloserve-version"
+WAITED_HEADER: Final = "x-sloserve-waited-s"
+KNOWN: Final = "known"
+WAIT_S: Final = "wait_s"
+"""Parameters of ``GET /state``: the version that a gateway has, and the seconds for which it waits for another."""
 _MOST_PREFIXES: Final = 4
 """Most beginnings that are read of one request."""
 _PREFIX: Final = re.compile(r"([0-9a-f]{2,64})=([0-9]{1,9})")

@@ -66,6 +66,14 @@ class InstanceReport:
         return next((model for model, state in self.models.items() if state is ModelState.ACTIVE), None)
 
 
+def standing_of(one: InstanceReport) -> tuple[Phase, str | None, int]:
+    """Return the phase, the model and the size of the room, as the number of its binary digits.
+
+    Gateways should know of a change at once; of the load they should know soon.
+    """
+    return one.phase, one.active, one.room.bit_length()
+
+
 @dataclass(frozen=True, slots=True)
 class MeasuredSwap:
     """A swap of models that an agent has seen: see :class:`sloserve.scheduler.virtual_queues.contract.Swap`.

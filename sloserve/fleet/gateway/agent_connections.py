@@ -8,21 +8,34 @@ import json
 import logging
 import ssl
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
 import aiohttp
 from yarl import URL
 
-from sloserve.fleet.contract.endpoint import MODEL_HEADER, REFUSED_HEADER, Refusal, Refused
+from sloserve.fleet.contract.endpoint import (
+    KNOWN,
+    MODEL_HEADER,
+    REFUSED_HEADER,
+    VERSION_HEADER,
+    WAIT_S,
+    WAITED_HEADER,
+    Refusal,
+    Refused,
+)
 from sloserve.fleet.contract.reports import AgentReport, agent_report
+from sloserve.fleet.timeouts import limit_reached
 from sloserve.wire.headers import HOP_BY_HOP
 
 logger = logging.getLogger(__name__)
 
 _UNIX: Final = "unix:"
 _CONNECT_S: Final = 5.0
-_STATE_S: Final = 2.0
+_WAIT_S: Final = 1.0
+"""Seconds for which an agent may wait with its report until something has changed."""
+_STATE_S: Final = 2.5
+"""Seconds after which an agent that does not respond is given up."""
 _STATE_BYTES: Final = 16 << 20
 _CHUNK_BYTES: Final = 1 << 16
 _OWN: Final = frozenset({b"server", b"date", b"x-request-id", REFUSED_HEADER.encode()})
@@ -38,11 +51,25 @@ class BrokenResponse(Exception):
     """A response broke off before its end."""
 
 
+class AgentState(NamedTuple):
+    """What an agent responds to a question for its report.
+
+    Args:
+        report: The report; ``None`` if it is the one that is known.
+        version: Version of the report; ``None`` if the agent is an older one, which has none.
+        waited_s: Seconds for which the agent waited before it made the report.
+    """
+
+    report: AgentReport | None
+    version: str | None = None
+    waited_s: float = 0.0
+
+
 class EngineResponse:
     """An engine's response, in parts as they arrive."""
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
+    def __init__(self, response: aiohttp.ClientResponse, silent_max_s: float) -> None:
+        self._response, self._silent_max_s = response, silent_max_s
         self.status = response.status
         self.headers = [
             (lower, value)
@@ -58,7 +85,7 @@ class EngineResponse:
         try:
             return await self._content.readany()
         except _BROKEN as error:
-            raise BrokenResponse(str(error) or type(error).__name__) from error
+            raise BrokenResponse(_text(error, self._silent_max_s)) from error
 
     def is_whole(self, first: bytes) -> bool:
         """Return whether nothing comes after the first part."""
@@ -85,6 +112,7 @@ class AgentConnections:
         """
         self._tls = tls
         self._shown = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._silent_max_s = silent_max_s
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=silent_max_s)
         self._sessions: dict[str, aiohttp.ClientSession] = {}
         self._strange: set[str] = set()
@@ -101,12 +129,21 @@ class AgentConnections:
         for endpoint in self._sessions.keys() - endpoints:
             await self._sessions.pop(endpoint).close()
 
-    async def state(self, endpoint: str) -> AgentReport | None:
-        """Return an agent's report on itself; ``None`` if it cannot be reached, or its report cannot be read."""
+    async def state(self, endpoint: str, known: str = "") -> AgentState | None:
+        """Return an agent's report on itself; ``None`` if it cannot be reached, or its report cannot be read.
+
+        Args:
+            endpoint: Endpoint of the agent.
+            known: Version of the report that is known. The agent answers once it has another, or after a second.
+        """
         timeout = aiohttp.ClientTimeout(total=_STATE_S)
         try:
-            url, options = _url(endpoint, "/state"), {**self._reached(endpoint), "allow_redirects": False}
+            url = _url(endpoint, f"/state?{KNOWN}={known}&{WAIT_S}={_WAIT_S:g}")
+            options = {**self._reached(endpoint), "allow_redirects": False}
             async with self._session(endpoint).get(url, timeout=timeout, **options) as response:
+                version, waited_s = response.headers.get(VERSION_HEADER), _seconds(response.headers.get(WAITED_HEADER))
+                if response.status == 204 and known and version == known:
+                    return AgentState(None, version, waited_s)
                 body = await response.content.read(_STATE_BYTES)
                 while part := await response.content.read(_STATE_BYTES - len(body)):
                     body += part
@@ -119,7 +156,8 @@ class AgentConnections:
         except (*_BROKEN, ValueError) as error:
             self._report_untrusted(endpoint, error)
             return None
-        return agent_report(state) if isinstance(state, dict) else None
+        report = agent_report(state) if isinstance(state, dict) else None
+        return None if report is None else AgentState(report, version, waited_s)
 
     async def send(
         self, endpoint: str, instance: str, path: str, headers: Iterable[tuple[str, str]], body: bytes, model: str
@@ -134,18 +172,21 @@ class AgentConnections:
             response = await self._session(endpoint).post(
                 url, data=body, headers=sent, allow_redirects=False, **reached
             )
-        except (aiohttp.ClientConnectorError, _Untrusted) as error:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, _Untrusted) as error:
+            # Without a connection nothing was sent: the request has not killed an engine.
             self._report_untrusted(endpoint, error)
-            logger.warning("the agent of instance %s cannot be reached: %s", instance, error)
+            why = _text(error, self._silent_max_s)
+            logger.warning("the agent of instance %s cannot be reached: %s", instance, why)
             raise Refused(Refusal.FAILED) from error
         except _BROKEN as error:
-            logger.warning("instance %s broke off before its response: %s", instance, error)
+            why = _text(error, self._silent_max_s)
+            logger.warning("instance %s broke off before its response: %s", instance, why)
             raise Refused(Refusal.DIED) from error
         reason = response.headers.get(REFUSED_HEADER)
         if reason is not None:
             response.close() if response.status == 502 else response.release()
             raise Refused(_refusal(reason))
-        return EngineResponse(response)
+        return EngineResponse(response, self._silent_max_s)
 
     def _reached(self, endpoint: str) -> dict[str, Any]:
         """Return the options of a request: the name that the endpoint's certificate must have. Raises: _Untrusted."""
@@ -198,6 +239,22 @@ class AgentConnections:
 
 def _url(endpoint: str, path: str) -> URL:
     return URL(("http://door" if endpoint.startswith(_UNIX) else endpoint.partition("#")[0]) + path, encoded=True)
+
+
+def _text(error: Exception, silent_max_s: float) -> str:
+    """Return what is wrong with a connection; of a limit that was reached, which one and its value."""
+    if isinstance(error, TimeoutError):
+        return limit_reached(error, connect_s=_CONNECT_S, silent_s=silent_max_s)
+    return str(error) or type(error).__name__
+
+
+def _seconds(text: str | None) -> float:
+    """Return the seconds that a header states, at most the ones that an agent may wait; 0 for none."""
+    try:
+        found = float(text or 0.0)
+    except ValueError:
+        return 0.0
+    return found if 0.0 <= found <= _STATE_S else 0.0
 
 
 def _refusal(reason: str) -> Refusal:

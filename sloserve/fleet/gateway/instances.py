@@ -101,6 +101,20 @@ class Instances:
             if new and self._has_many:
                 self._holders.sent(instance, new, self._sends.count)
 
+    def unchanged(self, endpoint: str, sent_before: int, now_s: float, made_s: float) -> int:
+        """Note that an agent's last report still holds; return the number of its instances that are known.
+
+        Args:
+            endpoint: Endpoint of the agent.
+            sent_before: Value of :meth:`sent` when the agent was asked.
+            now_s: Monotonic time in seconds.
+            made_s: Time after which the agent looked.
+        """
+        behind = self._behind.get(endpoint, {})
+        for instance in behind.values():
+            instance.reported(instance.report, endpoint, sent_before, now_s, made_s)
+        return len(behind)
+
     def lost(self, endpoint: str) -> None:
         """Note that an agent cannot be reached: nothing goes to its instances until it reports again."""
         for instance in self._behind.get(endpoint, {}).values():

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from sloserve.core.errors import StoreError
 from sloserve.fleet.contract.plan_in_force import Plan
@@ -24,15 +24,32 @@ from sloserve.fleet.supervised import Faults
 logger = logging.getLogger(__name__)
 
 ASK_S: Final = 0.25
-"""Seconds between two questions to an endpoint."""
+"""Seconds between two questions to an endpoint of an older agent, which responds at once."""
 ASK_SOON_S: Final = 0.05
-"""Seconds between two questions while requests wait for an instance."""
+"""Seconds between two questions to such an endpoint while requests wait for an instance.
+
+An agent that responds once something has changed is asked again after as long.
+"""
+APART_S: Final = 0.001
+"""Least seconds between two questions, of all agents: together they take a third of a processor at most."""
 STORE_S: Final = 1.0
 """Seconds between two times that the store is read, and gets the demand."""
 TRAFFIC_S: Final = 15.0
 """Seconds between two reports of the recent requests to the store."""
 GONE_S: Final = 30.0
 """Seconds without a sign of life after which a member that does not respond is asked no more."""
+
+
+class _Known(NamedTuple):
+    """What a gateway has of an agent's report.
+
+    Args:
+        version: Version of the report; empty if it has none.
+        instances: Number of instances in it.
+    """
+
+    version: str = ""
+    instances: int = 0
 
 
 class Watch:
@@ -60,6 +77,7 @@ class Watch:
         self._use = use
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._reading: asyncio.Task[None] | None = None
+        """Term and version of the last plan that was read, and the plan; only the thread of the store uses them."""
         self._traffic_due_s = 0.0
         self._thread = ThreadPoolExecutor(1, "sloserve-gateway-store")
         self.store_faults = Faults("the store is not read, and streams continue with the last known state")
@@ -97,25 +115,43 @@ class Watch:
 
     async def _keep_asking(self, endpoint: str) -> None:
         faults = Faults(f"the report of the agent behind {endpoint} is not read")
+        known = _Known()
         while True:
             with faults:
-                await self._asked(endpoint)
-            await self._pause()
+                known = await self._asked(endpoint, known)
+            await self._pause(waits=bool(known.version))
 
-    async def _asked(self, endpoint: str) -> None:
-        sent_before = self._instances.sent()
-        report = await self._parts.agents.state(endpoint)
-        if report is None:
+    async def _asked(self, endpoint: str, known: _Known) -> _Known:
+        """Ask an agent for its report, which it sends once it differs from what is known; return what is known then."""
+        sent_before, asked_s = self._instances.sent(), self._parts.clock.monotonic_s()
+        state = await self._parts.agents.state(endpoint, known.version)
+        if state is None:
             self._instances.lost(endpoint)
             if endpoint in self.answered:
                 logger.warning("the agent behind %s does not respond", endpoint)
             self.answered.discard(endpoint)
-        else:
-            self._instances.reported(report, endpoint, sent_before, self._parts.clock.monotonic_s())
-            self.answered.add(endpoint)
-            self._hold.let_go()
+            return _Known()
+        # A report that an agent waited with contains what was sent to it meanwhile.
+        made_s = asked_s + state.waited_s if state.waited_s else float("-inf")
+        now_s = self._parts.clock.monotonic_s()
+        if state.report is not None:
+            self._instances.reported(state.report, endpoint, sent_before, now_s, made_s)
+            known = _Known(state.version or "", len(state.report.instances))
+        elif self._instances.unchanged(endpoint, sent_before, now_s, made_s) != known.instances:
+            known = _Known()  # some were forgotten, as the store did not name the endpoint
+        self.answered.add(endpoint)
+        self._hold.let_go()
+        return known
 
-    async def _pause(self) -> None:
+    async def _pause(self, *, waits: bool) -> None:
+        """Wait until the next question to an agent.
+
+        Args:
+            waits: Whether the agent will wait with its response until something has changed.
+        """
+        if waits:
+            await asyncio.sleep(max(ASK_SOON_S, APART_S * len(self._asking)))
+            return
         if self._hold.waits.is_set():
             # The pause is never zero: an endpoint without its socket refuses at once, and the event loop would get no
             # turn.

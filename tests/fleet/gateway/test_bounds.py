@@ -14,7 +14,7 @@ from sloserve.core.clock import ManualClock, SystemClock
 from sloserve.core.slo import DEFAULT_CLASSES
 from sloserve.fleet.contract.reports import AgentReport, to_json
 from sloserve.fleet.gateway import prefixes, watch
-from sloserve.fleet.gateway.agent_connections import AgentConnections
+from sloserve.fleet.gateway.agent_connections import AgentConnections, AgentState
 from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.gateway.held import Hold
 from sloserve.fleet.gateway.instances import Instances
@@ -51,11 +51,12 @@ class FakeAgents:
         self.reports: dict[str, AgentReport] = {}
         self.odd = 0
 
-    async def state(self, door: str) -> AgentReport | None:
+    async def state(self, door: str, known: str = "") -> AgentState | None:
         self.odd -= 1
         if self.odd == 0:
             raise RecursionError
-        return self.reports.get(door)
+        report = self.reports.get(door)
+        return None if report is None else AgentState(report)
 
     async def keep_only(self, doors: Collection[str]) -> None:
         """There are no connections."""

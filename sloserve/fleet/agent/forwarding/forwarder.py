@@ -6,7 +6,6 @@ socket of the agent's endpoint, beside others like it, and ends when its agent i
 """
 
 import asyncio
-import hmac
 import itertools
 import logging
 import signal
@@ -20,7 +19,7 @@ from typing import Final
 import msgspec
 
 from sloserve.core import json_log
-from sloserve.fleet.agent.agent_server import STATE, AgentServer
+from sloserve.fleet.agent.agent_server import AgentServer
 from sloserve.fleet.agent.engine_client import EngineClient
 from sloserve.fleet.agent.engine_requests import InFlightRequest, passed_on, stream_of
 from sloserve.fleet.agent.forwarding.messages import (
@@ -38,7 +37,7 @@ from sloserve.fleet.agent.forwarding.messages import (
 from sloserve.fleet.contract.endpoint import PREFIX_HEADER, InstanceResponse, LineSize, Refusal, Refused
 from sloserve.fleet.http import endpoint_server, keep_renewed
 from sloserve.fleet.supervised import supervised
-from sloserve.wire.asgi import Receive, Scope, Send, bearer, first, refuse
+from sloserve.wire.asgi import Send, refuse
 
 PROGRESS_S: Final = 0.25
 """Seconds between reports of the events that have come."""
@@ -202,37 +201,21 @@ class RemoteInstance:
         return await self._link.send(self._name, stream_of(model, body), method, path, headers, body)
 
 
-class ForwardingServer:
-    """ASGI app of a forwarder: requests go to engines, and ``GET /state`` goes to the agent.
+class ForwardedState:
+    """The report of the agent, as forwarders pass it on.
 
     Args:
-        link: Connection to the agent.
-        job: What the forwarder was started with.
+        agent: Path of the unix socket on which the agent responds to ``GET /state``.
     """
 
-    def __init__(self, link: AgentLink, job: ForwarderJob) -> None:
-        self._requests = AgentServer({name: RemoteInstance(name, link) for name in job.instances}, None, job.key)
-        self._key = None if job.key is None else job.key.encode()
-        self._agent = EngineClient(Path(job.agent), "")
+    def __init__(self, agent: str) -> None:
+        self._client = EngineClient(Path(agent), "")
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (scope["method"], scope["path"]) == STATE and self._is_allowed(scope):
-            await self._state(scope, send)
-        else:
-            await self._requests(scope, receive, send)
-
-    async def close(self) -> None:
-        await self._agent.close()
-
-    def _is_allowed(self, scope: Scope) -> bool:
-        return self._key is None or hmac.compare_digest(bearer(first(scope["headers"], b"authorization")), self._key)
-
-    async def _state(self, scope: Scope, send: Send) -> None:
-        query = scope.get("query_string", b"").decode("latin-1")
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        path = f"{scope['path']}?{query}" if query else str(scope["path"])
+    async def answer(self, query: str, send: Send) -> None:
+        """Answer a request with this query."""
+        path = f"/state?{query}" if query else "/state"
         try:
-            response = await self._agent.send("GET", path, headers, b"", lambda broken: None)
+            response = await self._client.send("GET", path, {}, b"", lambda broken: None)
             body = b"".join([part async for part in response])
         except (Refused, ConnectionResetError):
             await refuse(send, HTTPStatus.SERVICE_UNAVAILABLE, "the agent is gone; ask again once it is back")
@@ -241,12 +224,16 @@ class ForwardingServer:
         await send({"type": "http.response.start", "status": response.status, "headers": raw})
         await send({"type": "http.response.body", "body": body})
 
+    async def close(self) -> None:
+        await self._client.close()
+
 
 async def forward(job: ForwarderJob) -> None:
     """Serve the endpoint until the agent is gone."""
     reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=job.control))
     link = AgentLink(reader, writer)
-    app = ForwardingServer(link, job)
+    state = ForwardedState(job.agent)
+    app = AgentServer({name: RemoteInstance(name, link) for name in job.instances}, state.answer, job.key)
     tls = None
     beside = [asyncio.create_task(supervised("progress of streams is not reported", link.report, PROGRESS_S))]
     if job.certificates is not None:
@@ -265,7 +252,7 @@ async def forward(job: ForwarderJob) -> None:
         for task in (link_ends, *beside):
             task.cancel()
         await asyncio.gather(serving, link_ends, *beside, return_exceptions=True)
-        await app.close()
+        await state.close()
         await link.close()
         writer.close()
 
