@@ -8,11 +8,14 @@ replaces: ``SERIAL_KEY``, ``BYTES``, ``LOCKING_NEW_ROWS`` (take rows that no oth
 ``store_now()`` PostgreSQL asks it of each row.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 Params = Mapping[str, Any]
+GIVEN: Final = re.compile(r"\bGIVEN\(([^()]+)\)")
+"""The table of :meth:`Session.given`, with the names and types of its columns."""
 
 
 class Session(Protocol):
@@ -24,8 +27,14 @@ class Session(Protocol):
     def change(self, sql: str, **params: Any) -> int:
         """Run a statement and return how many rows it changed."""
 
-    def each(self, sql: str, params: Sequence[Params]) -> list[int]:
-        """Run a statement with each of ``params`` and return how many rows each run changed."""
+    def given(self, sql: str, params: Sequence[Params]) -> list[tuple[Any, ...]]:
+        """Run a statement once for many rows of parameters, and return the rows of its RETURNING.
+
+        In place of a table it has ``GIVEN(name type, ...)``: a table ``given`` with these columns, and a row for each
+        of ``params``. No order among them is kept, except that rows are inserted in this order; so a statement must not
+        change one row of another table for two of them. The types are ``text``, ``bigint``, ``double precision`` and
+        ``BYTES``.
+        """
 
 
 class Database(Protocol):

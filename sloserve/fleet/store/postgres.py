@@ -1,6 +1,7 @@
 """The store in a PostgreSQL server, for a fleet on several machines. Its clock is the server's."""
 
 import contextlib
+import functools
 import ipaddress
 import logging
 import os
@@ -16,7 +17,7 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 from sloserve.core.errors import ConfigError, StoreAway, StoreFull
 from sloserve.core.json_lines import lines_of
 from sloserve.core.user_folders import home
-from sloserve.fleet.store.database import Params
+from sloserve.fleet.store.database import GIVEN, Params
 
 T = TypeVar("T")
 
@@ -62,6 +63,8 @@ _WORDS: Final = {
     "LOCKING_REQUESTS": "FOR UPDATE OF r",
     "NAMES_OF_TABLES": "(SELECT tablename AS name FROM pg_tables WHERE schemaname = ANY (current_schemas(false))) t",
 }
+_SPECIAL: Final = re.compile(r'["\\]')
+"""Characters that need a backslash within the quotes of an array's element."""
 _LOST_WORK: Final = (
     psycopg.errors.UndefinedTable,
     psycopg.errors.UndefinedFunction,
@@ -114,14 +117,13 @@ class PostgresSession:
     def change(self, sql: str, **params: Any) -> int:
         return self._cursor.execute(_spelt(sql), params).rowcount
 
-    def each(self, sql: str, params: Sequence[Params]) -> list[int]:
+    def given(self, sql: str, params: Sequence[Params]) -> list[tuple[Any, ...]]:
         if not params:
             return []
-        self._cursor.executemany(_spelt(sql), params, returning=True)
-        counts = [self._cursor.rowcount]
-        while self._cursor.nextset():
-            counts.append(self._cursor.rowcount)
-        return counts
+        statement, arrays_of = _given(sql)
+        arrays = {name: array([one[name] for one in params]) for name, array in arrays_of.items()}
+        cursor = self._cursor.execute(statement, arrays)
+        return cursor.fetchall() if cursor.description else []
 
 
 class PostgresDatabase:
@@ -258,6 +260,38 @@ def _tried_again(pool: ConnectionPool[Any]) -> None:
         pool.check()
 
 
+@functools.cache
+def _given(sql: str) -> tuple[Any, Mapping[str, Callable[[Sequence[Any]], Any]]]:
+    """Return a statement with an array for each column of ``GIVEN``, and what makes each array of its values."""
+    (found,) = GIVEN.findall(sql)
+    types = {name: kind for name, _, kind in (column.strip().partition(" ") for column in found.split(","))}
+    arrays = (f"%({name}){'b' if kind == 'BYTES' else 's'}::{kind}[]" for name, kind in types.items())
+    table = f"UNNEST({', '.join(arrays)}) AS given({', '.join(types)})"
+    return _spelt(GIVEN.sub(lambda _: table, sql)), {name: _ARRAYS[kind] for name, kind in types.items()}
+
+
+def text_array(values: Sequence[str | None]) -> str:
+    """Return the values as PostgreSQL reads them as an array, ten times as fast as psycopg writes a list of text."""
+    return "{" + ",".join(["NULL" if value is None else f'"{_escaped(value)}"' for value in values]) + "}"
+
+
+def _escaped(value: str) -> str:
+    return _SPECIAL.sub(r"\\\g<0>", value) if '"' in value or "\\" in value else value
+
+
+def _number_array(kind: type[int | float], values: Sequence[float | None]) -> str:
+    return "{" + ",".join(["NULL" if value is None else repr(kind(value)) for value in values]) + "}"
+
+
+_ARRAYS: Final[Mapping[str, Callable[[Sequence[Any]], Any]]] = {
+    "text": text_array,
+    "bigint": partial(_number_array, int),
+    "double precision": partial(_number_array, float),
+    "BYTES": list,
+}
+
+
+@functools.lru_cache(1_024)
 def _spelt(sql: str) -> Any:
     sql = re.sub("|".join(_WORDS), lambda word: _WORDS[word.group()], sql)
     return re.sub(r"(?<!:):(\w+)", r"%(\1)s", sql)

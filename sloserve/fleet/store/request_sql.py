@@ -15,9 +15,12 @@ def end_queued(which: str) -> str:
 ACCEPT: Final = """
     INSERT INTO request (id, tenant, batch, line, custom_id, model, class, grp, prompt_tokens, output_tokens,
         created_s, due_s)
-    VALUES (:id, :tenant, :batch, :line, :custom_id, :model, :slo_class, :group, :prompt_tokens, :output_tokens,
-        store_now(), store_now() + :deadline_s)
-    ON CONFLICT (id) DO NOTHING"""
+    SELECT id, tenant, batch, line, custom_id, model, slo_class, grp, prompt_tokens, output_tokens,
+        store_now(), store_now() + deadline_s
+    FROM GIVEN(id text, tenant text, batch text, line bigint, custom_id text, model text, slo_class text, grp bigint,
+        prompt_tokens bigint, output_tokens double precision, deadline_s double precision)
+    WHERE true
+    ON CONFLICT (id) DO NOTHING RETURNING id"""
 # The change locks the batch's row: it cannot be cancelled until the lines that are accepted with it are committed.
 ACCEPTING: Final = "UPDATE batch SET lines = :lines WHERE id = :batch AND state = 'validating'"
 TAKE: Final = """
@@ -51,27 +54,41 @@ DROP_EMPTY_CLAIMS: Final = """
 CANCELLED: Final = """
     SELECT r.id FROM request r JOIN claim c ON c.id = r.claim WHERE c.agent = :agent AND r.cancelled = 1"""
 FINISH: Final = """
-    UPDATE request SET state = :state, finished_s = store_now(), claim = NULL, result_bytes = :size
-    WHERE id = :id AND attempt = :attempt AND state = 'claimed'"""
-RESULT: Final = "INSERT INTO request_result (id, status, body) VALUES (:id, :status, :body)"
+    UPDATE request SET state = given.state, finished_s = store_now(), claim = NULL, result_bytes = given.size
+    FROM GIVEN(id text, attempt bigint, state text, size bigint)
+    WHERE request.id = given.id AND request.attempt = given.attempt AND request.state = 'claimed'
+    RETURNING request.id, request.attempt"""
+BODY: Final = """
+    INSERT INTO request_body (id, body, route) SELECT id, body, route FROM GIVEN(id text, body BYTES, route text)"""
+RESULT: Final = """
+    INSERT INTO request_result (id, status, body)
+    SELECT id, status, body FROM GIVEN(id text, status bigint, body BYTES)"""
 PROGRESS: Final = """
-    INSERT INTO request_progress (id, progress) VALUES (:id, :progress)
+    INSERT INTO request_progress (id, progress) SELECT id, progress FROM GIVEN(id text, progress BYTES) WHERE true
     ON CONFLICT (id) DO UPDATE SET progress = excluded.progress"""
+NO_PROGRESS: Final = "DELETE FROM request_progress WHERE id IN (SELECT id FROM GIVEN(id text))"
+NO_BODY: Final = "DELETE FROM request_body WHERE id IN (SELECT id FROM GIVEN(id text))"
 IN_FLIGHT: Final = """
     SELECT r.id, c.alone FROM request r JOIN claim c ON c.id = r.claim
     WHERE r.claim = :claim AND r.state = 'claimed' LOCKING_REQUESTS"""
 REQUEUE: Final = "UPDATE request SET state = 'queued', claim = NULL WHERE claim = :claim AND state = 'claimed'"
 REQUEUE_ONE: Final = """
-    UPDATE request SET state = 'queued', claim = NULL WHERE id = :id AND claim = :claim AND state = 'claimed'"""
-UNCOUNT: Final = "UPDATE request SET attempt = attempt - 1 WHERE id = :id AND claim = :claim AND state = 'claimed'"
+    UPDATE request SET state = 'queued', claim = NULL FROM GIVEN(id text, claim bigint)
+    WHERE request.id = given.id AND request.claim = given.claim AND request.state = 'claimed' RETURNING request.id"""
+UNCOUNT: Final = """
+    UPDATE request SET attempt = attempt - 1 FROM GIVEN(id text, claim bigint)
+    WHERE request.id = given.id AND request.claim = given.claim AND request.state = 'claimed'"""
 SUSPECT: Final = "UPDATE request SET suspects = :suspects WHERE claim = :claim AND state = 'claimed'"
 LOST: Final = "UPDATE request SET lost = lost + 1 WHERE claim = :claim AND state = 'claimed'"
 LAPSED: Final = """
     DELETE FROM claim WHERE until_s <= store_now() OR until_s > store_now() + :longest_s RETURNING id"""
-EXCUSE: Final = "UPDATE request SET lost = lost - 1 WHERE id = :id AND lost > 0"
+EXCUSE: Final = """
+    UPDATE request SET lost = lost - 1 FROM GIVEN(id text) WHERE request.id = given.id AND request.lost > 0"""
+DROP_CLAIMS: Final = "DELETE FROM claim WHERE id IN (SELECT id FROM GIVEN(id bigint))"
 WORN_OUT: Final = "SELECT id FROM request WHERE claim = :claim AND state = 'claimed' AND lost >= :most_lost"
 FAIL: Final = """
-    UPDATE request SET state = 'failed', finished_s = store_now(), claim = NULL, result_bytes = :size WHERE id = :id"""
+    UPDATE request SET state = 'failed', finished_s = store_now(), claim = NULL, result_bytes = given.size
+    FROM GIVEN(id text, size bigint) WHERE request.id = given.id"""
 DUE: Final = "due_s <= (SELECT store_now())"
 OF_TENANT: Final = "batch IN (SELECT id FROM batch WHERE tenant = :tenant AND state = 'in_progress')"
 CANCEL_CLAIMED: Final = "UPDATE request SET cancelled = 1 WHERE batch = :batch AND state = 'claimed'"

@@ -9,7 +9,6 @@ flight together, with nothing beside them, until one dies alone: that one has fa
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any, Final, NamedTuple
 
 from sloserve.fleet.store import request_sql as sql
@@ -34,9 +33,6 @@ _GIVEN_UP: Final = b"no engine finished this request, however often it was tried
 _SERVER_ERROR: Final = 500
 NO_ROOM: Final = 507
 """Status of a request that was not served, since its tenant may keep no more bytes."""
-
-
-_COLUMNS: Final = [one.name for one in fields(DurableRequest) if one.name not in ("body", "route")]
 
 
 class Renewed(NamedTuple):
@@ -99,14 +95,11 @@ class Requests:
         with self._database.transaction() as session:
             if batch is not None and not session.change(sql.ACCEPTING, batch=batch, lines=lines):
                 return 0
-            new = session.each(sql.ACCEPT, [{name: getattr(r, name) for name in _COLUMNS} for r in requests])
-            bodies = [
-                {"id": r.id, "body": r.body, "route": r.route}
-                for r, is_new in zip(requests, new, strict=True)
-                if is_new
-            ]
-            session.each("INSERT INTO request_body (id, body, route) VALUES (:id, :body, :route)", bodies)
-        return len(bodies)
+            new = session.given(sql.ACCEPT, [_columns(r) for r in requests])
+            bodies = {r.id: r for r in reversed(requests)}  # the first request with an id is kept
+            kept = [bodies[id] for (id,) in new]
+            session.given(sql.BODY, [{"id": r.id, "body": r.body, "route": r.route} for r in kept])
+        return len(kept)
 
     def claim(self, agent: str, group: int, most: int, lease_s: float) -> Claim | None:
         """Take up to ``most`` queued requests of a group for ``agent`` in order of arrival, or return ``None``.
@@ -142,13 +135,16 @@ class Requests:
 
     def finish(self, results: Sequence[Result]) -> list[bool]:
         """Keep results, and return for each whether it counts: it does not if another attempt has begun or ended."""
-        changes = [{"id": r.id, "attempt": r.attempt, "state": r.state.value, "size": len(r.body)} for r in results]
+        first = {(r.id, r.attempt): r for r in reversed(results)}  # the first result of an attempt counts
+        changes = [
+            {"id": r.id, "attempt": r.attempt, "state": r.state.value, "size": len(r.body)} for r in first.values()
+        ]
         with self._database.transaction() as session:
-            counts = [bool(count) for count in session.each(sql.FINISH, changes)]
-            ended = [r for r, counted in zip(results, counts, strict=True) if counted]
-            session.each(sql.RESULT, [{"id": r.id, "status": r.status, "body": r.body} for r in ended])
+            ended = [first[id, attempt] for id, attempt in session.given(sql.FINISH, changes)]
+            session.given(sql.RESULT, [{"id": r.id, "status": r.status, "body": r.body} for r in ended])
             _forget_bodies(session, (r.id for r in ended))
-        return counts
+        counted = {id(r) for r in ended}
+        return [id(r) in counted for r in results]
 
     def give_back(self, claim: int, progress: Mapping[str, bytes], unsent: Iterable[str] = ()) -> int:
         """Return the unfinished requests of a claim to their old places in the queue, and return their number.
@@ -161,8 +157,8 @@ class Requests:
         with self._database.transaction() as session:
             back = [one for (one,) in session.rows("SELECT id FROM request WHERE claim = :claim", claim=claim)]
             kept = [{"id": one, "progress": progress[one]} for one in back if one in progress]
-            session.each(sql.PROGRESS, kept)
-            session.each(sql.UNCOUNT, [{"id": one, "claim": claim} for one in unsent])
+            session.given(sql.PROGRESS, kept)
+            session.given(sql.UNCOUNT, [{"id": one, "claim": claim} for one in unsent])
             session.change(sql.REQUEUE, claim=claim)
             session.change("DELETE FROM claim WHERE id = :claim", claim=claim)
         return len(back)
@@ -177,15 +173,11 @@ class Requests:
             unsent: Ids of requests that were never sent to an engine: the claim does not count as an attempt.
         """
         with self._database.transaction() as session:
-            session.each(sql.UNCOUNT, [{"id": one, "claim": claim} for one in unsent])
-            back = session.each(sql.REQUEUE_ONE, [{"id": one, "claim": claim} for one in progress])
-            kept = [
-                {"id": one, "progress": work}
-                for (one, work), is_back in zip(progress.items(), back, strict=True)
-                if is_back and work is not None
-            ]
-            session.each(sql.PROGRESS, kept)
-        return sum(back)
+            session.given(sql.UNCOUNT, [{"id": one, "claim": claim} for one in unsent])
+            back = session.given(sql.REQUEUE_ONE, [{"id": one, "claim": claim} for one in progress])
+            kept = [{"id": one, "progress": work} for (one,) in back if (work := progress[one]) is not None]
+            session.given(sql.PROGRESS, kept)
+        return len(back)
 
     def engine_died(self, claims: Sequence[int]) -> list[str]:
         """Mark the requests of these claims, all that a dead engine served, as suspects; return failed ids."""
@@ -197,7 +189,7 @@ class Requests:
             for claim in claims:
                 session.change(sql.SUSPECT, claim=claim, suspects=len(found))
             _requeue(session, claims)
-            session.each("DELETE FROM claim WHERE id = :claim", [{"claim": claim} for claim in claims])
+            session.given(sql.DROP_CLAIMS, [{"id": claim} for claim in claims])
         return failed
 
     def take_back(self) -> int:
@@ -217,7 +209,7 @@ class Requests:
     def excuse(self, ids: Iterable[str]) -> None:
         """Clear these requests of blame: their claims lapsed and were taken back, though the holder is alive."""
         with self._database.transaction() as session:
-            session.each(sql.EXCUSE, [{"id": one} for one in ids])
+            session.given(sql.EXCUSE, [{"id": one} for one in ids])
 
     def expire(self) -> list[str]:
         """End queued requests past their deadline, and return their ids."""
@@ -294,7 +286,7 @@ class Requests:
             with self._database.transaction() as session:
                 piece = [one for (one,) in session.rows(sql.end_queued(which), **values)]
                 if result is not None:
-                    session.each(sql.RESULT, [{"id": one, "status": result[0], "body": result[1]} for one in piece])
+                    session.given(sql.RESULT, [{"id": one, "status": result[0], "body": result[1]} for one in piece])
                 _forget_bodies(session, piece)
             ended += piece
             if len(piece) < PIECE:
@@ -349,6 +341,23 @@ class Requests:
             after, deleted = last, deleted + gone
 
 
+def _columns(request: DurableRequest) -> dict[str, Any]:
+    """Return the request as a row without its body."""
+    return {
+        "id": request.id,
+        "tenant": request.tenant,
+        "batch": request.batch,
+        "line": request.line,
+        "custom_id": request.custom_id,
+        "model": request.model,
+        "slo_class": request.slo_class,
+        "grp": request.group,
+        "prompt_tokens": request.prompt_tokens,
+        "output_tokens": request.output_tokens,
+        "deadline_s": request.deadline_s,
+    }
+
+
 def _new_claim(session: Session, agent: str, lease_s: float, *, alone: bool) -> int:
     return int(session.rows(sql.NEW_CLAIM, agent=agent, lease_s=lease_s, alone=int(alone))[0][0])
 
@@ -370,13 +379,13 @@ def _requeue(session: Session, claims: Iterable[int]) -> None:
 
 
 def _fail(session: Session, ids: Sequence[str], reason: bytes) -> None:
-    session.each(sql.FAIL, [{"id": one, "size": len(reason)} for one in ids])
-    session.each(sql.RESULT, [{"id": one, "status": _SERVER_ERROR, "body": reason} for one in ids])
+    session.given(sql.FAIL, [{"id": one, "size": len(reason)} for one in ids])
+    session.given(sql.RESULT, [{"id": one, "status": _SERVER_ERROR, "body": reason} for one in ids])
     _forget_bodies(session, ids)
 
 
 def _forget_bodies(session: Session, ids: Iterable[str]) -> None:
     """Delete the bodies and progress of ended requests, which are never sent again."""
     ended = [{"id": one} for one in ids]
-    for table in ("request_body", "request_progress"):
-        session.each(f"DELETE FROM {table} WHERE id = :id", ended)
+    session.given(sql.NO_BODY, ended)
+    session.given(sql.NO_PROGRESS, ended)

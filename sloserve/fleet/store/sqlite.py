@@ -1,6 +1,7 @@
 """The store in one file, for a fleet on one machine. Processes of this host share it; its clock is this host's."""
 
 import contextlib
+import functools
 import os
 import re
 import sqlite3
@@ -11,7 +12,7 @@ from typing import Any, Final
 
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import ConfigError, StoreAway, StoreFull
-from sloserve.fleet.store.database import Params
+from sloserve.fleet.store.database import GIVEN, Params
 
 _BUSY_S: Final = 10.0
 """Seconds for which a writer waits for others of this host before it gives up. A write takes about a millisecond."""
@@ -44,9 +45,12 @@ class SqliteSession:
     def change(self, sql: str, **params: Any) -> int:
         return self._connection.execute(_spelt(sql), params).rowcount
 
-    def each(self, sql: str, params: Sequence[Params]) -> list[int]:
-        sql = _spelt(sql)
-        return [self._connection.execute(sql, dict(one)).rowcount for one in params]
+    def given(self, sql: str, params: Sequence[Params]) -> list[tuple[Any, ...]]:
+        sql = _given(sql)
+        if "RETURNING" not in sql:
+            self._connection.executemany(sql, params)
+            return []
+        return [row for one in params for row in self._connection.execute(sql, one).fetchall()]
 
 
 class SqliteDatabase:
@@ -127,6 +131,18 @@ class SqliteDatabase:
             self._reader.close()
 
 
+@functools.cache
+def _given(sql: str) -> str:
+    """Return a statement that is run with one row of parameters after another."""
+
+    def table(found: re.Match[str]) -> str:
+        columns = (column.split()[0] for column in found[1].split(","))
+        return f"(SELECT {', '.join(f':{name} AS {name}' for name in columns)}) AS given"
+
+    return _spelt(GIVEN.sub(table, sql))
+
+
+@functools.lru_cache(1_024)
 def _spelt(sql: str) -> str:
     return re.sub("|".join(_WORDS), lambda word: _WORDS[word.group()], sql)
 

@@ -52,7 +52,7 @@ class Usage:
                 {"tenant": tenant, "hour": hour_s, "requests": added[0], "prompts": added[1], "outputs": added[2]}
                 for tenant, added in sorted(used.items())
             ]
-            session.each(_ADD, rows)
+            session.given(_ADD, rows)
             session.change("DELETE FROM tenant_usage WHERE hour_s < :oldest", oldest=hour_s - KEPT_HOURS * HOUR_S)
         return hour_s
 
@@ -70,7 +70,8 @@ def _hour(now_s: float) -> int:
 
 _ADD: Final = """
     INSERT INTO tenant_usage (tenant, hour_s, requests, prompt_tokens, output_tokens)
-    VALUES (:tenant, :hour, :requests, :prompts, :outputs)
+    SELECT tenant, hour, requests, prompts, outputs
+    FROM GIVEN(tenant text, hour bigint, requests bigint, prompts bigint, outputs bigint) WHERE true
     ON CONFLICT (tenant, hour_s) DO UPDATE SET
         requests = tenant_usage.requests + excluded.requests,
         prompt_tokens = tenant_usage.prompt_tokens + excluded.prompt_tokens,
