@@ -4,7 +4,7 @@ Most requests are streamed from the engine, so that what has been generated is k
 output is put together again as one that was not streamed. It is continued by token ids, through ``/v1/completions``
 whatever route it came by. What a continuation could change (seeds, stop strings, penalties, log probabilities,
 grammars, tools, several choices, arguments of logits processors) is not streamed, and is computed from scratch by the
-next engine.
+next engine. So is a prompt with images, audio or video: its token ids only mark where they stood.
 """
 
 import json
@@ -268,7 +268,25 @@ def _is_continuable(route: str, body: dict[str, Any]) -> bool:
         return False
     if body.get("n") is not None and whole(body["n"]) != 1:
         return False
+    if route == CHAT:
+        return _is_text(body.get("messages"))
     prompt = body.get("prompt")
-    return (
-        route == CHAT or isinstance(prompt, str) or (isinstance(prompt, list) and all(type(t) is int for t in prompt))
+    return isinstance(prompt, str) or (isinstance(prompt, list) and all(type(t) is int for t in prompt))
+
+
+def _is_text(messages: Any) -> bool:
+    """Return whether every part of every message is text; an unknown part counts as something else."""
+    if not isinstance(messages, list):
+        return False
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else message
+        parts = content if isinstance(content, list) else []
+        if not isinstance(content, str | list | None) or not all(_is_text_part(part) for part in parts):
+            return False
+    return True
+
+
+def _is_text_part(part: Any) -> bool:
+    return isinstance(part, str) or (
+        isinstance(part, dict) and part.get("type") == "text" and part.keys() <= {"type", "text"}
     )

@@ -202,6 +202,42 @@ def test_a_line_that_goes_on_asks_for_what_is_left(route: str, stated: dict[str,
     assert json.loads(reply.body())["max_tokens"] == reply.max_tokens == left
 
 
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+
+@pytest.mark.parametrize(
+    ("content", "goes_on"),
+    [
+        ("What is it?", True),
+        (None, True),
+        ([{"type": "text", "text": "What is it?"}], True),
+        (["What is it?"], True),
+        ([{"type": "text", "text": "What is it?"}, IMAGE], False),
+        ([{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}], False),
+        ([{"image_url": "http://example.org/cat.png"}], False),
+        ([{"type": "text", "text": "What is it?", "video_url": "http://example.org/cat.mp4"}], False),
+        ({"type": "text"}, False),
+    ],
+)
+def test_a_line_with_more_than_text_is_computed_from_scratch(content: Any, goes_on: bool) -> None:
+    """Token ids of a prompt have no images: an engine that went on from them would answer another question."""
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}]
+    body = {"model": "m", "messages": messages, "max_tokens": 9}
+    first = LineOutput.of(Claimed("l", 1, json.dumps(body).encode(), "/v1/chat/completions", "batch", None))
+    head = {"id": "c", "created": 1, "model": "m"}
+    for event in (
+        {**head, "prompt_token_ids": [1, 7, 2], "choices": [{"index": 0, "delta": {"content": ""}}]},
+        {**head, "choices": [{"index": 0, "delta": {"content": "A cat"}, "token_ids": [5, 6]}]},
+    ):
+        first.add(b"data: " + json.dumps(event).encode() + b"\n\n")
+    before = b'{"prompt":[1,7,2],"tokens":[5,6],"text":"A cat","id":"c","created":1}'
+    assert first.progress() == (before if goes_on else None)
+    progress = before  # as a version that kept it would have left it
+    again = LineOutput.of(replace(first.claimed, attempt=2, progress=progress))
+    assert again.path == ("/v1/completions" if goes_on else "/v1/chat/completions")
+    assert goes_on or json.loads(again.body()) == body
+
+
 @pytest.mark.slow
 def test_engines_die_with_their_agent_however_it_ends(tmp_path: Path) -> None:
     """The agent is killed, and its engine is gone within the time allowed."""
