@@ -19,7 +19,7 @@ from sloserve.core.slo import SLO, Targets
 from sloserve.scheduler.server_keys import ServerTenant, read_server_keys
 from sloserve.scheduler.settings import ADMIN_KEY, PluginSettings
 from sloserve.vllm_plugin.server.stated import warn_operator
-from sloserve.wire.asgi import Scope, bearer, first, route_path
+from sloserve.wire.asgi import Scope, key_in, route_path
 from sloserve.wire.headers import HeaderRules
 from sloserve.wire.keys import WatchedKeys
 from sloserve.wire.peers import TrustedProxies, peer_of
@@ -133,12 +133,6 @@ class Callers:
                 "trusted_proxies may name one; add the proxy's address, or '*' if only the proxy reaches this server"
             )
         return self._unstated
-
-
-def key_in(headers: Headers) -> bytes:
-    """Return the key that a request shows, as OpenAI's or as Anthropic's clients send it; empty if it shows none."""
-    headers = list(headers)
-    return bearer(first(headers, b"authorization")) or first(headers, b"x-api-key").strip()
 
 
 def is_clients(path: str) -> bool:

@@ -29,6 +29,8 @@ from sloserve.scheduler.settings import PluginSettings
 from sloserve.scheduler.virtual_queues.model_swap import ModelSwap, model_swap
 
 GIB = 2**30
+_STORES_RESPONSES = "VLLM_ENABLE_RESPONSES_API_STORE"
+"""The variable that has an engine store the responses of ``/v1/responses``."""
 _STREAM_INTERVAL = "--stream-interval"
 """The flag that states the tokens per event of a stream."""
 
@@ -184,6 +186,17 @@ class Fleet:
             and m.profiles[host.device].tensor_parallel == host.width
             and host.serves in (None, m.name)
         )
+
+    def storing_models(self) -> frozenset[str]:
+        """Return the models of which engines may store responses: as their environment says, or attached servers."""
+        shared = [host.environment for host in self.hosts.values()]
+        shared += [one.environment for one in self.pool.devices.values()]
+        found = {host.serves for host in self.hosts.values() if host.serves is not None}
+        for name, model in self.models.items():
+            own = self.models.get(model.start.adapter_of or name, model).start.environment
+            if any(one.get(_STORES_RESPONSES) == "1" for one in (own, *shared)):
+                found.add(name)
+        return frozenset(found)
 
     def joined_by(self, name: str, device: str, devices: int | None = None, door: str | None = None) -> "Fleet":
         """Return the fleet with one more host, of a kind that ``pool.devices`` has.

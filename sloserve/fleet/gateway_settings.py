@@ -1,6 +1,6 @@
 """Settings of a gateway, in the section ``gateway`` of a fleet's file."""
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -8,7 +8,11 @@ from sloserve.core.files.model import NOT_TINY, Allowed
 
 _COUNT: Final = Allowed("a whole number >= 1")
 _SECONDS: Final = Allowed("a number of seconds above 0, up to 86400")
+SHARED: Final = "fleet"
+"""Value of ``prefix_sharing`` with which tenants share computed prefixes."""
 Count = Annotated[int, Field(strict=True, ge=1)]
+_SESSIONS: Final = Allowed("a whole number from 0 to 1048576")
+Sessions = Annotated[int, Field(strict=True, ge=0, le=2**20)]
 Seconds = Annotated[float, Field(strict=True, gt=0.0, le=86_400.0), NOT_TINY]
 
 
@@ -22,6 +26,8 @@ class GatewaySettings(BaseModel):
         hold_max_s: Longest wait for an instance, in seconds.
         silent_max_s: Seconds of inactivity of its engine or client after which a stream is ended.
         affinity: Whether a prompt goes where the gateway sent its prefix before, as far as that pays.
+        max_sessions: The most sessions of which the gateway remembers the instance that served them; 0 for none.
+        prefix_sharing: Range in which requests share computed prefixes: each tenant, or the whole fleet.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -32,3 +38,5 @@ class GatewaySettings(BaseModel):
     hold_max_s: Annotated[Seconds, _SECONDS] = 60.0
     silent_max_s: Annotated[Seconds, _SECONDS] = 600.0
     affinity: Annotated[bool, Field(strict=True), Allowed("true or false")] = True
+    max_sessions: Annotated[Sessions, _SESSIONS] = 16_384
+    prefix_sharing: Annotated[Literal["tenant", "fleet"], Allowed("tenant or fleet")] = "tenant"

@@ -4,6 +4,7 @@ from typing import Final
 
 from sloserve.core.errors import InvalidRequest
 from sloserve.estimator.length.remaining import PRIOR_MEAN_TOKENS
+from sloserve.fleet.client_routes import AUDIO, CHAT, COMPLETIONS, RESPONSES
 from sloserve.wire.lenient import number
 
 USUAL_OUTPUT_TOKENS: Final = int(PRIOR_MEAN_TOKENS)
@@ -12,8 +13,10 @@ USUAL_OUTPUT_TOKENS: Final = int(PRIOR_MEAN_TOKENS)
 
 MOST_OUTPUTS: Final = 16_384
 """The most outputs for one prompt: vLLM's own limit (VLLM_MAX_N_SEQUENCES)."""
-GENERATING: Final = ("/v1/chat/completions", "/v1/completions")
+_SEVERAL: Final = (CHAT, COMPLETIONS)
 """Routes on which ``n`` is the number of outputs; on others it means nothing, and vLLM does not read it."""
+MEDIA_TOKENS: Final = 1024
+"""Tokens assumed for an image, a recording or a video: its bytes say nothing of its tokens."""
 
 
 def whole(value: object) -> int | None:
@@ -27,7 +30,7 @@ def outputs_asked(n: object, route: str) -> int:
 
     Raises: InvalidRequest for what no engine serves, before it counts anywhere.
     """
-    if n is None or route not in GENERATING:
+    if n is None or route not in _SEVERAL:
         return 1
     count = number(n)
     if count is None or not 1 <= count <= MOST_OUTPUTS:
@@ -41,6 +44,17 @@ def output_limit(max_tokens: object, max_completion_tokens: object = None) -> in
     The second field belongs to chat alone, and wins.
     """
     return whole(max_completion_tokens) or whole(max_tokens)
+
+
+def limit_on(
+    route: str, max_tokens: object, max_completion_tokens: object = None, max_output_tokens: object = None
+) -> int | None:
+    """Return the most output tokens by the fields of a body that its route reads; ``None`` for no limit."""
+    if route == RESPONSES:
+        return whole(max_output_tokens)
+    if route in AUDIO:
+        return whole(max_completion_tokens)
+    return output_limit(max_tokens, max_completion_tokens)
 
 
 def line_output_tokens(limit: int | None) -> float:

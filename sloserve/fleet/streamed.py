@@ -7,30 +7,47 @@ their length at the end.
 
 import re
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Self
 
 from sloserve.estimator.step_time.running_fit import RunningMean
+from sloserve.fleet.client_routes import MESSAGES, RESPONSES
 from sloserve.wire.event_stream import EventCounter
 
-_USAGE: Final = re.compile(rb'"completion_tokens":\s*([0-9]{1,9})')
-_PROMPT: Final = re.compile(rb'"prompt_tokens":\s*([0-9]{1,9})')
+_USAGE: Final = b'"usage"'
+_OUTPUT: Final = re.compile(rb'"(?:completion|output)_tokens":\s*([0-9]{1,9})')
+_PROMPT: Final = re.compile(rb'"(?:prompt|input)_tokens":\s*([0-9]{1,9})')
+_NUMBER: Final = re.compile(rb'"sequence_number":\s*([0-9]{1,9})')
 _AT_LIMIT: Final = re.compile(rb'"finish_reason":\s*"length"')
-_END_BYTES: Final = 1024
+_END_BYTES: Final = 2048
 """Bytes at the end of a response that contain its usage and finish reason."""
+_FRAMING: Final = {RESPONSES: 7, MESSAGES: 4}
+"""Events by route that bring no token, beside the one that every stream has at its end."""
 
 
 @dataclass(slots=True)
 class Streamed:
-    """The part of one response that has come."""
+    """The part of one response that has come.
+
+    Args:
+        events: Number of events with tokens, and one more.
+    """
 
     events: int = 0
     end: bytes = b""
     """The last bytes."""
+    size: int = 0
+    """Bytes of the body."""
     _counter: EventCounter = field(default_factory=EventCounter)
+
+    @classmethod
+    def on(cls, route: str) -> Self:
+        """Return the count for a response to a request on this route, of which nothing has come."""
+        return cls(-_FRAMING.get(route, 0))
 
     def add(self, part: bytes) -> None:
         """Add the next part of the body."""
         self.events += self._counter.add(part)
+        self.size += len(part)
         self.end = part if len(part) >= _END_BYTES else (self.end + part)[-_END_BYTES:]
 
     def stated_tokens(self, limit: int | None) -> int | None:
@@ -38,16 +55,25 @@ class Streamed:
 
         They are what its usage says, or ``limit`` if that is why it ended.
         """
-        end = self.end[-_END_BYTES:]
-        usage = _USAGE.findall(end)
-        if usage:
-            return int(usage[-1])
-        return limit if limit is not None and _AT_LIMIT.search(end) else None
+        stated = self._usage(_OUTPUT)
+        if stated is not None:
+            return stated
+        return limit if limit is not None and _AT_LIMIT.search(self.end[-_END_BYTES:]) else None
 
     def stated_prompt_tokens(self) -> int | None:
         """Return the tokens of the prompt that the usage of a response states, or ``None`` if it states none."""
-        usage = _PROMPT.findall(self.end[-_END_BYTES:])
-        return int(usage[-1]) if usage else None
+        return self._usage(_PROMPT)
+
+    def last_number(self) -> int | None:
+        """Return the number of the last event, as the responses API counts them; ``None`` if it states none."""
+        found = _NUMBER.findall(self.end[-_END_BYTES:])
+        return int(found[-1]) if found else None
+
+    def _usage(self, field: re.Pattern[bytes]) -> int | None:
+        """Return a field of the last usage; the report of an outcome, which may follow it, has tokens of its own."""
+        end = self.end[-_END_BYTES:]
+        found = field.search(end, max(end.rfind(_USAGE), 0)) if _USAGE in end else None
+        return None if found is None else int(found[1])
 
 
 @dataclass(slots=True)

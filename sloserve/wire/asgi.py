@@ -113,6 +113,12 @@ def bearer(authorization: bytes) -> bytes:
     return shown.strip() if scheme.lower() == b"bearer" else b""
 
 
+def key_in(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return the key that a request shows, as OpenAI's or as Anthropic's clients send it; empty if it shows none."""
+    headers = list(headers)
+    return bearer(first(headers, b"authorization")) or first(headers, b"x-api-key").strip()
+
+
 async def shows_admin_key(scope: Scope, send: Send, key: bytes) -> bool:
     """Return whether a request shows the admin key; if not, answer it with 401 without reading its body."""
     if secrets.compare_digest(bearer(first(scope["headers"], b"authorization")), key):

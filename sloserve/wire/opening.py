@@ -14,7 +14,19 @@ from typing import Any, Final
 
 from sloserve.core.errors import BodyTooLarge, BodyTooSlow, MalformedBody, SloServeError
 from sloserve.wire import strict_json
-from sloserve.wire.asgi import CLOSE, ClientLeft, Message, Receive, Scope, Send, declares_more, opened, refuse_error
+from sloserve.wire.asgi import (
+    CLOSE,
+    ClientLeft,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    declares_more,
+    opened,
+    refuse_error,
+    route_path,
+)
+from sloserve.wire.errors import form_of
 
 SILENT_S: Final = 60.0
 """Seconds without any part of its body after which a request gets a response without the rest."""
@@ -146,8 +158,9 @@ class OpenedRequest:
         return [] if self.body.is_whole else [CLOSE]
 
     async def refuse(self, error: SloServeError, headers: Iterable[tuple[str, str]] = ()) -> None:
-        """Answer the request with an error."""
-        await refuse_error(self.send, error, [*headers, *self.closing])
+        """Answer the request with an error, in the form of its route."""
+        form = form_of(route_path(self.scope))
+        await refuse_error(self.send, error, [*headers, *self.closing], form=form)
 
 
 async def open_request(scope: Scope, receive: Receive, send: Send, limits: BodyLimits) -> OpenedRequest | None:

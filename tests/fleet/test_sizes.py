@@ -10,12 +10,12 @@ from sloserve.core.errors import InvalidRequest
 from sloserve.fleet.agent.engine_requests import stream_of
 from sloserve.fleet.agent.line_output import _is_continuable
 from sloserve.fleet.batch_api.lines import ENDPOINTS, _line, _Wrong
+from sloserve.fleet.client_routes import CHAT, GENERATING
 from sloserve.fleet.gateway.gateway_request import GatewayRequestReader
 from sloserve.fleet.gateway.keys import Tenant
-from sloserve.fleet.sizes import GENERATING, MOST_OUTPUTS, output_limit, outputs_asked
+from sloserve.fleet.sizes import MOST_OUTPUTS, output_limit, outputs_asked
 from sloserve.scheduler.settings import PluginSettings
 
-CHAT = GENERATING[0]
 VALUES = (None, 1, 2, 2.0, "2", " 2 ", "2.0", True, 2.5, "x", "", [], {}, False, 0, -1, float("nan"), float("inf"))
 
 

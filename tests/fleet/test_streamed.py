@@ -6,6 +6,7 @@ import pytest
 
 from sloserve.core.slo import DEFAULT_CLASSES
 from sloserve.fleet.agent.engine_requests import AwaitedRequests, stream_of
+from sloserve.fleet.client_routes import MESSAGES, RESPONSES
 from sloserve.fleet.fleet import EngineStart
 from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.sizes import USUAL_OUTPUT_TOKENS
@@ -46,6 +47,31 @@ def test_what_the_end_says_is_found_however_it_is_cut(last: bytes) -> None:
     assert whole == 321
     assert [stream(3, last, parts=n).stated_tokens(321) for n in (2, 7, 40)] == [whole] * 3
     assert {stream(3, last, parts=n).events for n in (1, 7, 40)} == {5}
+
+
+REPORT = b',"slo":{"class":"batch","output_tokens":7}'
+MESSAGE_END = (
+    b'event: message_delta\ndata: {"type":"message_delta","usage":{"input_tokens":9,"output_tokens":5}' + REPORT
+)
+RESPONSE_END = (
+    b'data: {"response":{"output":[],"usage":{"input_tokens":9,"input_tokens_details":{"cached_tokens":0},'
+    b'"output_tokens":5,"output_tokens_details":{"reasoning_tokens":0},"total_tokens":14},"user":null' + REPORT + b"}"
+)
+
+
+@pytest.mark.parametrize(
+    ("route", "before", "end", "after"),
+    [(MESSAGES, 2, MESSAGE_END, b"data: {}\n\n" * 2), (RESPONSES, 4, b"data: {}\n\n" * 3 + RESPONSE_END, b"")],
+)
+def test_events_that_frame_an_output_bring_no_tokens(route: str, before: int, end: bytes, after: bytes) -> None:
+    """A short reply had seven tokens too many, and the tokens of a report were taken for those of the usage."""
+    found, learnt = Streamed.on(route), TokensAnEvent()
+    found.add(b"data: {}\n\n" * before)
+    assert learnt.tokens(found.events - 1) == 0
+    found.add(b"data: {}\n\n" * 5 + end + b',"sequence_number":12}\n\n' + after)
+    assert learnt.tokens(found.events - 1) == 5 == found.stated_tokens(None) == learnt.ended(found, None)
+    assert found.stated_prompt_tokens() == 9 and found.last_number() == 12
+    assert learnt.tokens(11) == 11
 
 
 def test_text_that_reads_like_events_is_one_event() -> None:

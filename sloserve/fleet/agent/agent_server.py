@@ -31,7 +31,17 @@ logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES: Final = 256 << 20
 _INSTANCES: Final = "/instances/"
-_PASSED_ON: Final = ("/v1/", "/inference/", "/tokenize", "/detokenize", "/pooling", "/score", "/rerank", "/classify")
+_PASSED_ON: Final = (
+    "/v1/",
+    "/v2/",
+    "/inference/",
+    "/tokenize",
+    "/detokenize",
+    "/pooling",
+    "/score",
+    "/rerank",
+    "/classify",
+)
 _KEPT_BACK: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 
 

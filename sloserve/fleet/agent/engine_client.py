@@ -118,7 +118,7 @@ class EngineClient:
         except BaseException:
             ended(False)
             raise
-        return EngineStream(answer, ended, pause_s)
+        return EngineStream(answer, ended, Streamed.on(path.partition("?")[0]), pause_s)
 
     @property
     def _url(self) -> str:
@@ -160,6 +160,7 @@ class EngineStream(AsyncIterator[bytes]):
     Args:
         answer: Response as its head has come.
         ended: Called once at the end, with whether the engine broke off.
+        streamed: Counts of what comes of it.
         pause_s: Seconds between reads, see :meth:`EngineClient.send`.
     """
 
@@ -167,13 +168,14 @@ class EngineStream(AsyncIterator[bytes]):
         self,
         answer: aiohttp.ClientResponse,
         ended: Callable[[bool], None],
+        streamed: Streamed,
         pause_s: Callable[[], float] | None = None,
     ) -> None:
         self._answer, self._ended, self._pause_s = answer, ended, pause_s
         self._over = self._whole = False
         self._refusal: Refusal | None = None
         self.parts = 0
-        self.streamed = Streamed()
+        self.streamed = streamed
         self.status = answer.status
         self.headers = {name.lower(): value for name, value in answer.headers.items() if name.lower() not in _LEFT_OUT}
         if "content-length" in answer.headers:

@@ -10,8 +10,9 @@ from typing import Any, Final, Protocol
 
 from sloserve.core.errors import InvalidRequest
 from sloserve.fleet.agent.engine_client import EngineClient, EngineStream
+from sloserve.fleet.client_routes import AUDIO, CHAT, GENERATING
 from sloserve.fleet.contract.endpoint import InstanceResponse, LineSize, Refusal, Refused
-from sloserve.fleet.sizes import USUAL_OUTPUT_TOKENS, output_limit, whole
+from sloserve.fleet.sizes import MEDIA_TOKENS, USUAL_OUTPUT_TOKENS, limit_on, whole
 from sloserve.fleet.streamed import Streamed, TokensAnEvent
 from sloserve.scheduler.virtual_queues.contract import RunningSums
 from sloserve.wire.body import BYTES_PER_TOKEN, Body, parse
@@ -23,6 +24,7 @@ _LEARNING: Final = 0.05
 class _StatedLimits(Body):
     max_tokens: Any = None
     max_completion_tokens: Any = None
+    max_output_tokens: Any = None
     stream: Any = None
     n: Any = None
 
@@ -92,13 +94,18 @@ class InFlightRequest:
             self.answer.close(refusal)
 
 
-def stream_of(model: str, body: bytes) -> InFlightRequest:
+def stream_of(model: str, body: bytes, route: str = CHAT) -> InFlightRequest:
     """Return a client's request with this body; a body that cannot be read is for the engine to refuse."""
+    if route in AUDIO:
+        return InFlightRequest(model, False, MEDIA_TOKENS, None, False)
+    if route not in GENERATING:
+        return InFlightRequest(model, False, len(body) / BYTES_PER_TOKEN, 1, False)
     try:
         stated = parse(body, _StatedLimits)
     except InvalidRequest:
         stated = _StatedLimits()
-    limit = output_limit(stated.max_tokens, stated.max_completion_tokens) if whole(stated.n) in (None, 1) else None
+    limit = limit_on(route, stated.max_tokens, stated.max_completion_tokens, stated.max_output_tokens)
+    limit = limit if whole(stated.n) in (None, 1) else None
     return InFlightRequest(model, False, len(body) / BYTES_PER_TOKEN, limit, flag(stated.stream) is True)
 
 

@@ -171,7 +171,7 @@ class Instance:
         model: str,
         line: LineSize | None = None,
     ) -> InstanceResponse:
-        request = stream_of(model, body) if line is None else line_of(model, line)
+        request = stream_of(model, body, path.partition("?")[0]) if line is None else line_of(model, line)
         taken = self.take(request, headers.get(PREFIX_HEADER, ""))
         pause_s = None if line is None else taken.pause_s
         sending = taken.client.send(method, path, headers, body, taken.ended, pause_s)

@@ -13,11 +13,9 @@ from typing import Any, Final
 
 import msgspec
 
+from sloserve.fleet.client_routes import CHAT, COMPLETIONS
 from sloserve.fleet.sizes import output_limit, whole
 from sloserve.fleet.store.records import Claimed
-
-CHAT: Final = "/v1/chat/completions"
-COMPLETIONS: Final = "/v1/completions"
 
 MOST_BYTES: Final = 16_000_000
 """Most bytes of a kept output. An agent holds one for each running line; 20 log probabilities of 8,000 tokens fit."""

@@ -13,8 +13,8 @@ from sloserve.core.clock import Clock
 from sloserve.fleet.agent import line_output
 from sloserve.fleet.agent.claims import RETRY_S, ClaimedLine, HeldClaim, InstanceWork
 from sloserve.fleet.agent.line_output import BrokenOutput, LineOutput, TooLong, was_aborted
+from sloserve.fleet.client_routes import GENERATING
 from sloserve.fleet.contract.endpoint import InstanceEndpoint, InstanceResponse, LineSize, Refusal, Refused
-from sloserve.fleet.sizes import GENERATING
 from sloserve.fleet.store.group_commit import GroupCommit
 from sloserve.fleet.store.records import RequestState, Result
 from sloserve.fleet.store.requests import Requests

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
 from sloserve.core.errors import InvalidRequest, shown
+from sloserve.fleet.client_routes import CHAT, COMPLETIONS
 from sloserve.fleet.sizes import line_output_tokens, output_limit, outputs_asked
 from sloserve.wire import strict_json
 from sloserve.wire.body import BYTES_PER_TOKEN
 from sloserve.wire.lenient import flag, number
 from sloserve.wire.xargs import PREFIX
 
-ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+_EMBEDDINGS: Final = "/v1/embeddings"
+ENDPOINTS: Final = (CHAT, COMPLETIONS, _EMBEDDINGS)
 MOST_DEPTH: Final = 200
 """Deepest nesting of values: how deep Python reads and writes depends on its caller's stack, 1,000 at most."""
 _MAX_CUSTOM_ID: Final = 512
@@ -176,7 +178,7 @@ def _check_slo(body: dict[str, Any]) -> None:
 
 
 def _output_tokens(body: dict[str, Any], endpoint: str) -> float:
-    if endpoint == "/v1/embeddings":
+    if endpoint == _EMBEDDINGS:
         return 0.0
     try:
         count = outputs_asked(body.get("n"), endpoint)

@@ -12,6 +12,7 @@ from typing import Any, Final
 from starlette.routing import Router
 
 from sloserve.core.errors import EngineError, QueueFull, ShuttingDown, SloServeError, Unauthorized, UnknownModel
+from sloserve.fleet.client_routes import FORWARDED, RESPONSES
 from sloserve.fleet.gateway.agent_connections import BrokenResponse
 from sloserve.fleet.gateway.fleet_view import PREFIX as WATCH_PREFIX
 from sloserve.fleet.gateway.fleet_view import WatchRoutes
@@ -19,21 +20,25 @@ from sloserve.fleet.gateway.forward import ForwardedRequest
 from sloserve.fleet.gateway.instances import STATES
 from sloserve.fleet.gateway.keys import KeyFile, Tenant
 from sloserve.fleet.gateway.parts import GatewayState
-from sloserve.wire.asgi import CLOSE, ClientLeft, Receive, Scope, Send, answer, answer_json, first, refuse, refuse_error
+from sloserve.wire import errors
+from sloserve.wire.asgi import (
+    CLOSE,
+    ClientLeft,
+    Receive,
+    Scope,
+    Send,
+    answer,
+    answer_json,
+    key_in,
+    refuse,
+    refuse_error,
+)
 from sloserve.wire.opening import BodyLimits, OpenedRequest, open_request
 from sloserve.wire.tenant_places import TenantPlaces
 from sloserve.wire.watch_page import sent_signpost
 
 logger = logging.getLogger(__name__)
 
-FORWARDED: Final = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/embeddings",
-    "/tokenize",
-    "/detokenize",
-)
-"""Routes of engines, all of them POST; the engine of a model decides which of them the model has."""
 BATCHES: Final = ("/v1/files", "/v1/batches")
 MOST_CALLS: Final = 256
 """Most requests for files and batches at a time: they wait for the store and the disk."""
@@ -43,11 +48,8 @@ TENANT: Final = "sloserve.tenant"
 
 _PAGE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _MODELS: Final = "/v1/models"
-_STATEFUL: Final = (
-    "/v1/responses keeps what was said on one engine, and a fleet may serve each request on another; "
-    "use /v1/chat/completions, and send the conversation along"
-)
-_NO_KEY: Final = "no key of this fleet is shown; send one as Authorization: Bearer KEY"
+_NOT_KEPT: Final = "this fleet gives no response out again; keep the one that POST /v1/responses returned"
+_NO_KEY: Final = "no key of this fleet is shown; send one as Authorization: Bearer KEY, or as x-api-key: KEY"
 _AGAIN_S: Final = 5
 _STOPPING: Final = f"the gateway stops, and no instance has responded to the request yet; retry in {_AGAIN_S} s"
 _NOT_AGAIN: Final = ("x-should-retry", "false")
@@ -115,11 +117,11 @@ class GatewayApp:
         if request is None:
             return
         scope, send = request.scope, request.send
-        tenant = self._keys.tenant_of(first(scope["headers"], b"authorization"))
+        tenant = self._keys.tenant_of(key_in(scope["headers"]))
         if tenant is not None and path in FORWARDED and scope["method"] == "POST":
             await self._forward(request, tenant)
         elif tenant is None:
-            await refuse_error(send, Unauthorized(_NO_KEY))
+            await request.refuse(Unauthorized(_NO_KEY))
         elif path.startswith(BATCHES) and self._batches is not None:
             await self._answer_batches(self._batches, {**scope, TENANT: tenant}, receive, send)
         else:
@@ -151,7 +153,8 @@ class GatewayApp:
             if forwarded.answer.begun:
                 raise
             message = "the gateway failed; its log says why"
-            await refuse(request.send, HTTPStatus.INTERNAL_SERVER_ERROR, message, headers=request.closing)
+            form = errors.form_of(request.scope["path"])
+            await refuse(request.send, HTTPStatus.INTERNAL_SERVER_ERROR, message, headers=request.closing, form=form)
 
     async def _answer_other(self, scope: Scope, send: Send, tenant: Tenant) -> None:
         method, path = scope["method"], scope["path"]
@@ -168,14 +171,15 @@ class GatewayApp:
                 await answer_json(send, HTTPStatus.OK, found)
             else:
                 await refuse(send, HTTPStatus.NOT_FOUND, str(UnknownModel(name, (*sets, *models))), "model")
-        elif path == "/v1/responses" or path.startswith("/v1/responses/"):
-            await refuse(send, HTTPStatus.BAD_REQUEST, _STATEFUL, headers=[CLOSE])
+        elif path.startswith(f"{RESPONSES}/"):
+            await refuse(send, HTTPStatus.NOT_FOUND, _NOT_KEPT, headers=[CLOSE])
         elif path in FORWARDED:
-            message = f"{path}: the method is POST"
-            await refuse(send, HTTPStatus.METHOD_NOT_ALLOWED, message, headers=[("allow", "POST"), CLOSE])
+            message, form = f"{path}: the method is POST", errors.form_of(path)
+            await refuse(send, HTTPStatus.METHOD_NOT_ALLOWED, message, headers=[("allow", "POST"), CLOSE], form=form)
         else:
             routes = ", ".join((*FORWARDED, _MODELS, *(BATCHES if self._batches is not None else ())))
-            await refuse(send, HTTPStatus.NOT_FOUND, f"there is no such route; there are {routes}", headers=[CLOSE])
+            message = f"there is no such route; there are {routes}"
+            await refuse(send, HTTPStatus.NOT_FOUND, message, headers=[CLOSE], form=errors.form_of(path))
 
     def _set(self, name: str, models: Collection[str]) -> dict[str, Any]:
         """Return the entry of a set of models; its state is the state of its readiest model."""

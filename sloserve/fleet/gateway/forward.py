@@ -8,6 +8,7 @@ counted once in the admission of its model, in the demand, and in the metrics.
 import asyncio
 import logging
 import math
+from functools import partial
 from http import HTTPStatus
 from typing import Final
 
@@ -24,6 +25,7 @@ from sloserve.core.errors import (
 from sloserve.core.finished import Latency
 from sloserve.core.outcome import Outcome
 from sloserve.engine.metrics.task_table import StartedCall
+from sloserve.fleet.client_routes import AUDIO, GENERATING
 from sloserve.fleet.contract.endpoint import PREFIX_HEADER, Refusal, Refused, stated_prefixes
 from sloserve.fleet.gateway.agent_connections import BrokenResponse, EngineResponse
 from sloserve.fleet.gateway.choosing import ResponseTimes
@@ -37,12 +39,13 @@ from sloserve.fleet.gateway.model_choice import ModelChoice
 from sloserve.fleet.gateway.parts import GatewayState
 from sloserve.fleet.gateway.passing import PassedResponse
 from sloserve.fleet.gateway.prediction import Work
-from sloserve.fleet.gateway.prefixes import beginnings, names_of
+from sloserve.fleet.gateway.prefixes import names_of
+from sloserve.fleet.gateway.sessions import Home
 from sloserve.fleet.gateway.traffic_log import LoggedRequest
-from sloserve.fleet.sizes import GENERATING
 from sloserve.scheduler.admission.admission import Ticket, Together
 from sloserve.scheduler.admission.prediction import ArrivingRequest
 from sloserve.wire.asgi import ClientLeft, report_slo
+from sloserve.wire.body import BYTES_PER_TOKEN
 from sloserve.wire.client import WhileClientWaits
 from sloserve.wire.headers import REQUEST_ID, TTL
 from sloserve.wire.opening import OpenedRequest
@@ -217,15 +220,27 @@ class Dispatch:
             until_s=request.arrival_s + limits.hold_max_s,
             ends_s=ends_s,
             work=Work(1, request.prompt_tokens, output * request.num_outputs),
-            prompt=beginnings(request.model, request.messages, request.prompt) if limits.affinity else (),
+            prompt=request.beginnings(request.model) if limits.affinity else (),
             tenant=request.tenant.name,
+            home=self._home(),
         )
+
+    def _home(self) -> Home | None:
+        """Return the instance that served the session of the request last; ``None`` if none is known."""
+        request, targets = self._request, self._request.slo.targets
+        found = self._parts.sessions.instance_of(request.tenant.name, request.stated_task, request.model)
+        if found is None:
+            return None
+        target_s = targets.next_s()
+        due_s = request.slo.slo_class.aged_after_s if target_s is None else target_s
+        return Home(found, request.arrival_s + due_s, targets.ttft_s is not None and target_s == targets.ttft_s)
 
     async def _sent(self, held: HeldRequest) -> SentRequest:
         """Book the request with an instance, once one has room. Raises: QueueFull, DeadlinePassed."""
-        request, limits = self._request, self._parts.limits
+        request, limits, stored = self._request, self._parts.limits, self._parts.stored
         try:
-            return await self._parts.hold.flight(held)
+            only = stored.instance_of(request)
+            return await (self._parts.hold.flight(held) if only is None else stored.flight(request, held, only))
         except HoldFull:
             retry_s = self._retry_after_s()
             message = f"{limits.max_held} requests wait for an instance; retry in {retry_s} s"
@@ -244,9 +259,8 @@ class Dispatch:
         headers = request.headers_after(late_s)
         if held.prompt:
             headers.append((PREFIX_HEADER, stated_prefixes(names_of(held.prompt))))
-        return await parts.agents.send(
-            instance.endpoint, instance.name, request.route, headers, request.body, request.model
-        )
+        body = request.body_with(parts.stored.new_id(request, instance.name))
+        return await parts.agents.send(instance.endpoint, instance.name, request.route, headers, body, request.model)
 
     def _retry_after_s(self) -> int:
         """Return the seconds until a slot should be free and the model be loaded (Retry-After)."""
@@ -266,7 +280,7 @@ class ForwardedRequest:
         self._parts, self._tenant, self._opened = parts, tenant, opened
         self._arrival_s = parts.clock.monotonic_s()
         self._counted_as = NO_MODEL, ""
-        self.answer = PassedResponse(opened.at_once)
+        self.answer = PassedResponse(opened.at_once, opened.scope["path"])
         self._use: RequestUse | None = None
 
     async def run(self) -> None:
@@ -299,9 +313,11 @@ class ForwardedRequest:
 
     async def _read(self, place: RequestPlace) -> GatewayRequest:
         scope, body = self._opened.scope, await self._opened.body.read(place.take)
-        request = self._parts.reader.read(
-            scope["headers"], body, self._tenant, self._opened.id, scope["path"], self._arrival_s
-        )
+        read = partial(self._parts.reader.read, scope["headers"], body, self._tenant, self._opened.id)
+        if scope["path"] in AUDIO:  # a recording may be large
+            request = await asyncio.to_thread(read, scope["path"], self._arrival_s)
+        else:
+            request = read(scope["path"], self._arrival_s)
         report_slo(scope, request.slo)
         return request
 
@@ -318,6 +334,8 @@ class ForwardedRequest:
             try:
                 answer.begin(from_engine.status, request.model, client, parts.clock.monotonic_s())
                 booking.answer_begins()
+                name = sent.instance.name
+                parts.sessions.served(request.tenant.name, request.stated_task, request.model, name)
                 place.forget_body()
                 request.forget_body()
                 stated = self._limits(request)
@@ -352,6 +370,12 @@ class ForwardedRequest:
         if request.route in GENERATING:
             limit = request.max_tokens if request.num_outputs == 1 else None
             stated = answer.streamed.stated_tokens(limit)
-            output = self._parts.demand.tokens_so_far(request.model, answer.streamed) if stated is None else stated
+            output = self._estimated(request) if stated is None else stated
             prompt = request.prompt_tokens if prompt is None else prompt
         use.totals(prompt or 0, output)
+
+    def _estimated(self, request: GatewayRequest) -> int:
+        """Return about how many tokens an output has that does not state it."""
+        if request.streamed:
+            return self._parts.demand.tokens_so_far(request.model, self.answer.streamed)
+        return self.answer.streamed.size // BYTES_PER_TOKEN

@@ -18,7 +18,7 @@ from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import SLO, ClassTable, Targets
 from sloserve.engine.metrics import load_history
-from sloserve.fleet.batch_api.files import check_shared, open_files
+from sloserve.fleet.batch_api.files import Files, check_shared, open_files
 from sloserve.fleet.batch_api.lines import Limits
 from sloserve.fleet.batch_api.routes import BatchApi
 from sloserve.fleet.batch_api.runner import BatchRunner
@@ -29,6 +29,7 @@ from sloserve.fleet.gateway.batch_work import BatchWork
 from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.gateway.fleet_load import FleetLoad
 from sloserve.fleet.gateway.fleet_view import FleetView, WatchRoutes
+from sloserve.fleet.gateway.gateway_request import Salt, own_salts
 from sloserve.fleet.gateway.held import Hold
 from sloserve.fleet.gateway.instances import Instances
 from sloserve.fleet.gateway.keys import KeyFile, Tenant
@@ -36,14 +37,15 @@ from sloserve.fleet.gateway.metrics import GatewayMetrics, held_gauge, tenant_co
 from sloserve.fleet.gateway.model_sets import ModelSets
 from sloserve.fleet.gateway.parts import GatewayState
 from sloserve.fleet.gateway.prediction import Pace
+from sloserve.fleet.gateway.salts import FleetSecret
 from sloserve.fleet.gateway.shared_use import SharedUse
 from sloserve.fleet.gateway.traffic_log import TrafficLog
 from sloserve.fleet.gateway.watch import Watch
-from sloserve.fleet.gateway_settings import GatewaySettings
+from sloserve.fleet.gateway_settings import SHARED, GatewaySettings
 from sloserve.fleet.planning.snapshot import serving_of
 from sloserve.fleet.store.store import Store
 from sloserve.fleet.supervised import supervised
-from sloserve.wire.asgi import CLOSE, Receive, Scope, Send, first, refuse
+from sloserve.wire.asgi import CLOSE, Receive, Scope, Send, key_in, refuse
 from sloserve.wire.resolve import resolve_headers
 
 CHECK_S = 10.0
@@ -94,6 +96,11 @@ class Gateway:
         self.keys = KeyFile(around.keys, settings.classes, fleet.models, clock)
         paces = {key: Pace(serving) for key, serving in serving_of(fleet).items()}
         instances = Instances(paces, limits.affinity)
+        name = around.name or f"gateway-{secrets.token_hex(8)}"
+        files = _files(around, name)
+        secret = FleetSecret(None if files is None or around.store is None else around.store.files_mark(None))
+        shares = self.keys.is_open or limits.prefix_sharing == SHARED
+        salt: Salt = own_salts if shares else secret.salt
         self._agents = AgentConnections(limits.silent_max_s, around.endpoint_key, around.endpoint_tls)
         hold = Hold(instances, clock, limits.max_held, settings.tenant_shares)
         self.metrics = GatewayMetrics()
@@ -108,8 +115,10 @@ class Gateway:
             DemandMeter(settings.classes, {m.name: m.start.tokens_an_event for m in fleet.models.values()}),
             self.metrics,
             TrafficLog(clock.monotonic_s()) if fleet.replays_traffic else None,
+            secret=secret,
+            storing=fleet.storing_models(),
+            salt=salt,
         )
-        name = around.name or f"gateway-{secrets.token_hex(8)}"
         self._sets = None
         if fleet.router is not None:
             seed = sha256(name.encode()).digest()
@@ -118,7 +127,7 @@ class Gateway:
         use = SharedUse(self.parts.rates, self.keys.tenants)
         self.watch = Watch(name, around.store, around.endpoints, self.parts, use)
         self._checking: asyncio.Task[None] | None = None
-        batches, self._work = self._batches(around, clock, name)
+        batches, self._work = self._batches(around, files, clock, name)
         self._load = FleetLoad(self.parts)
         self.watching = None
         if around.admin_key is not None:
@@ -178,17 +187,18 @@ class Gateway:
 
         A request without a key will be refused, and has the default class.
         """
-        tenant = self.keys.tenant_of(first(headers, b"authorization"))
+        tenant = self.keys.tenant_of(key_in(headers))
         if tenant is None:
             return self.parts.settings.classes.slo(None, Targets()), None
         reader = self.parts.reader
         return resolve_headers(reader.rules_of(tenant), reader.header_rules, headers, tenant.name)
 
-    def _batches(self, around: GatewayDependencies, clock: Clock, name: str) -> tuple[Router | None, BatchWork | None]:
-        if around.store is None or around.files is None:
+    def _batches(
+        self, around: GatewayDependencies, folder: Files | None, clock: Clock, name: str
+    ) -> tuple[Router | None, BatchWork | None]:
+        if around.store is None or folder is None:
             return None, None
-        store, folder = around.store, open_files(around.files, name)
-        check_shared(folder, store, around.files)
+        store = around.store
         classes = self.parts.settings.classes
         runner = BatchRunner(
             store,
@@ -213,6 +223,15 @@ class Gateway:
     def _gauges(self) -> Iterable[Any]:
         yield held_gauge((request.model, request.slo_class) for request in self.parts.hold.held)
         yield from tenant_counters(self.parts.rates.used(), self.parts.settings.max_tenant_labels)
+
+
+def _files(around: GatewayDependencies, name: str) -> Files | None:
+    """Open the files of batches; ``None`` for a gateway without batches. Raises: ConfigError."""
+    if around.store is None or around.files is None:
+        return None
+    files = open_files(around.files, name)
+    check_shared(files, around.store, around.files)
+    return files
 
 
 def batch_class(classes: ClassTable, tenant: Tenant) -> str:

@@ -1,20 +1,32 @@
-"""A request as the gateway reads it: its model, its SLO, what the engine gets, and what a model must support."""
+"""A request as the gateway reads it: its model, its SLO, its prompt, and what the engine gets."""
 
-import json
-import math
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import msgspec
-
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.slo import SLO
+from sloserve.fleet.client_routes import AUDIO, GENERATING, RESPONSES, SALTED
+from sloserve.fleet.gateway.body_changes import appended, changed, changed_form
+from sloserve.fleet.gateway.body_reading import (
+    CONTENT_TYPE,
+    NO_PROMPT,
+    Prompt,
+    ReadBody,
+    form_to_send,
+    of_form,
+    own_salt,
+    previous_response,
+    recording,
+    to_send,
+)
 from sloserve.fleet.gateway.keys import Tenant
-from sloserve.fleet.gateway.prefixes import part
-from sloserve.fleet.sizes import GENERATING, output_limit, outputs_asked
+from sloserve.fleet.gateway.prefixes import Beginning, beginnings
+from sloserve.fleet.sizes import limit_on, outputs_asked
 from sloserve.scheduler.settings import PluginSettings
-from sloserve.wire.body import BYTES_PER_TOKEN, Body, fields_of, parse
+from sloserve.wire.asgi import first
+from sloserve.wire.body import BYTES_PER_TOKEN, fields_of, parse
 from sloserve.wire.headers import (
     COUNTING_DOWN,
     FINAL,
@@ -23,30 +35,18 @@ from sloserve.wire.headers import (
     REQUEST_ID,
     TENANT,
     TTL,
+    HeaderFields,
     left_ms,
     read_headers,
     stating,
 )
 from sloserve.wire.lenient import flag, number
-from sloserve.wire.resolve import XARGS, Resolved, Rules, resolve
+from sloserve.wire.resolve import Rules, resolve
 from sloserve.wire.tasks import StatedTask
 from sloserve.wire.xargs import stated_output_tokens
 
 _PASSED: Final = ("content-type", "accept", "traceparent", "tracestate", "baggage")
 """Headers that go on unchanged. All other headers of a client end here."""
-
-
-class _Read(Body):
-    """Fields of a body that decide where it goes."""
-
-    model: Any = None
-    stream: Any = None
-    n: Any = None
-    max_tokens: Any = None
-    max_completion_tokens: Any = None
-    priority: Any = None
-    messages: msgspec.Raw = msgspec.Raw()
-    prompt: msgspec.Raw = msgspec.Raw()
 
 
 @dataclass(slots=True)
@@ -68,11 +68,14 @@ class GatewayRequest:
         streamed: Whether the output is streamed to the client.
         prompt_tokens: Estimated tokens of its prompt.
         max_tokens, output_tokens: Limit and expected number of output tokens, as the client states them.
-        messages, prompt: Bytes of these fields in the body, empty if it does not have them.
+        prompt: Prompt, as bytes of the body.
         task: Value of its task header.
         network_s: Network time in seconds that its header states.
         stated_task: The task of many calls that it is one of; ``None`` if it states none.
         task_due_s: Deadline of that task in epoch seconds, once its first call is known; ``None`` for none.
+        salt: Salt of its prompt in prefix caches; ``None`` for none.
+        previous: Id of the stored response that it continues; ``None`` for none.
+        is_form: Whether its body is a form.
     """
 
     tenant: Tenant
@@ -90,12 +93,14 @@ class GatewayRequest:
     prompt_tokens: int
     max_tokens: int | None
     output_tokens: int | None
-    messages: memoryview
-    prompt: memoryview
+    prompt: Prompt
     task: str | None = None
     network_s: float = 0.0
     stated_task: StatedTask | None = None
     task_due_s: float | None = None
+    salt: str | None = None
+    previous: str | None = None
+    is_form: bool = False
 
     @property
     def slo_class(self) -> str:
@@ -126,22 +131,52 @@ class GatewayRequest:
             headers.append((TTL, str(left_ms(self.ttl_s, late_s))))
         return headers
 
+    def beginnings(self, model: str) -> tuple[Beginning, ...]:
+        """Return the beginnings of its prompt for a model, see :func:`sloserve.fleet.gateway.prefixes.beginnings`."""
+        key, prompt = model if self.salt is None else f"{model}\n{self.salt}", self.prompt
+        if prompt.before:
+            key = f"{key}\n{hashlib.blake2b(prompt.before, digest_size=16).hexdigest()}"
+        more = len(prompt.before) // BYTES_PER_TOKEN
+        return tuple(one._replace(tokens=one.tokens + more) for one in beginnings(key, prompt.messages, prompt.text))
+
+    def body_with(self, response_id: str | None) -> bytes:
+        """Return the body that the engine gets, with the id of the response if it is one that engines store."""
+        return self.body if response_id is None else appended(self.body, "request_id", response_id)
+
     def forget_body(self) -> None:
         """Release the body, which is not needed any more and takes memory."""
-        self.body = b""
-        self.messages = self.prompt = memoryview(b"")
+        self.body, self.prompt = b"", NO_PROMPT
 
     def to_model(self, model: str) -> None:
         """Change the model that the request asks for, as a chooser of models does."""
         self.model = model
-        self.body = _changed(self.body, lambda values: values.update(model=model))
+        if self.is_form:
+            stated = dict(self.headers)
+            self.body, stated[CONTENT_TYPE] = changed_form(self.body, stated[CONTENT_TYPE], {"model": model})
+            self.headers = list(stated.items())
+        else:
+            self.body = changed(self.body, lambda values: values.update(model=model))
+
+
+Salt = Callable[[str, str | None], str | None]
+"""Returns the ``cache_salt`` of a tenant's prompts, by the tenant's name and the salt that the client sent."""
+
+
+def own_salts(tenant: str, own: str | None) -> str | None:
+    """Return the salt that the client sent."""
+    return own
 
 
 class GatewayRequestReader:
-    """Reads requests under the settings of a fleet."""
+    """Reads requests under the settings of a fleet.
 
-    def __init__(self, settings: PluginSettings) -> None:
-        self._rules = settings.rules
+    Args:
+        settings: Settings of its engines.
+        salt: Returns the salts of prompts; by default the ones that clients send.
+    """
+
+    def __init__(self, settings: PluginSettings, salt: Salt = own_salts) -> None:
+        self._rules, self._salt = settings.rules, salt
         # The key alone decides to which tenant a request belongs.
         self.header_rules = replace(settings.header_rules, tenant_headers=())
         sessions = (name.decode("latin-1") for name in self.header_rules.session_headers)
@@ -160,27 +195,25 @@ class GatewayRequestReader:
         headers = list(headers)
         fields = read_headers(headers, self.header_rules)
         fields.tenant = tenant.name
-        read = parse(body, _Read)
-        in_body = fields_of(read)
-        passed = {
-            name: value.decode("latin-1") for raw, value in headers if (name := raw.decode("latin-1")) in self._passed
-        }
+        form = recording(body, first(headers, CONTENT_TYPE.encode())) if route in AUDIO else None
+        read = parse(body, ReadBody) if form is None else of_form(form)
         priority = _priority(headers, read.priority)
         xargs = read.vllm_xargs if isinstance(read.vllm_xargs, dict) else None
-        rules = self.rules_of(tenant)
+        in_body, rules = fields_of(read), self.rules_of(tenant)
         resolved = resolve(rules, xargs, fields, in_body, priority or 0)
         is_held = rules.tenants.get(tenant.name, rules.tenant_default) is not None
-        in_headers = resolved.xargs
-        if (is_held and (in_body.fields or xargs)) or not resolved.slo.slo_class.name.isascii():
-            body = _restated(body, resolved)
-            in_headers = in_headers if resolved.slo.slo_class.name.isascii() else None
+        is_plain = resolved.slo.slo_class.name.isascii()
+        restating = resolved if (is_held and (in_body.fields or xargs)) or not is_plain else None
+        salt = self._salt(tenant.name, own_salt(read)) if route in SALTED else None
+        prompt = Prompt.of(read, route, len(body)) if form is None else Prompt.of_form(form)
+        passed = self._passed_on(headers, fields, route)
         passed |= {REQUEST_ID: request_id, TENANT: tenant.name}
         if priority is not None:
             passed[PRIORITY] = str(priority)
-        if fields.report and route in GENERATING:
-            passed[REPORT] = "1"
-        messages, prompt = part(read.messages), part(read.prompt)
-        size = len(messages) or len(prompt) or len(body)
+        if form is None:
+            body = to_send(body, read, in_body, route, restating, salt)
+        else:
+            body, passed[CONTENT_TYPE] = form_to_send(form, restating)
         return GatewayRequest(
             tenant=tenant,
             route=route,
@@ -188,52 +221,36 @@ class GatewayRequestReader:
             model=read.model,
             body=body,
             slo=resolved.slo,
-            xargs=in_headers,
+            xargs=resolved.xargs if is_plain else None,
             headers=list(passed.items()),
             ttl_s=fields.ttl_s,
             ignored=fields.ignored,
             num_outputs=outputs_asked(read.n, route),
             streamed=flag(read.stream) is True,
-            prompt_tokens=max(size // BYTES_PER_TOKEN, 1),
-            max_tokens=output_limit(read.max_tokens, read.max_completion_tokens),
-            output_tokens=stated_output_tokens(resolved.xargs),
-            messages=messages,
+            prompt_tokens=max(prompt.size // BYTES_PER_TOKEN, 1),
+            max_tokens=limit_on(route, read.max_tokens, read.max_completion_tokens, read.max_output_tokens),
+            output_tokens=stated_output_tokens(resolved.xargs) if route in GENERATING else 1,
             prompt=prompt,
             task=fields.task,
             network_s=fields.network_s or 0.0,
             stated_task=resolved.task,
+            salt=salt,
+            previous=previous_response(read) if route == RESPONSES else None,
+            is_form=form is not None,
         )
+
+    def _passed_on(self, headers: Iterable[tuple[bytes, bytes]], fields: HeaderFields, route: str) -> dict[str, str]:
+        """Return the client's headers that go on, by name."""
+        passed = {
+            name: value.decode("latin-1") for raw, value in headers if (name := raw.decode("latin-1")) in self._passed
+        }
+        if fields.report and route in GENERATING:
+            passed[REPORT] = "1"
+        return passed
 
     def rules_of(self, tenant: Tenant) -> Rules:
         """Return the deployment's rules, with the tenant held to the class that its key has."""
         return self._rules.held_to(tenant.slo_class)
-
-
-def _restated(body: bytes, resolved: Resolved) -> bytes:
-    """Return a body that states no more than its tenant may."""
-
-    def restate(values: dict[str, Any]) -> None:
-        slo = values.pop("slo", None)
-        slo = msgspec.json.decode(slo) if isinstance(slo, msgspec.Raw) else slo
-        if isinstance(slo, dict) and "report" in slo:
-            values["slo"] = {"report": slo["report"]}
-        values.pop(XARGS, None)
-        if resolved.xargs:
-            values[XARGS] = dict(resolved.xargs)
-
-    return _changed(body, restate)
-
-
-def _changed(body: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
-    """Return a body with some of its fields changed; the others stay as they are written, numbers of any kind too."""
-    try:
-        raw: dict[str, Any] = {**msgspec.json.decode(body, type=dict[str, msgspec.Raw])}
-        change(raw)
-        return msgspec.json.encode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError):  # an extension of JSON, which engines read too
-        values = json.loads(body)
-        change(values)
-        return json.dumps(values).encode()
 
 
 def _priority(headers: Iterable[tuple[bytes, bytes]], in_body: object) -> int | None:
@@ -249,86 +266,3 @@ def _priority(headers: Iterable[tuple[bytes, bytes]], in_body: object) -> int | 
         return int(text) if text is not None else stated
     except ValueError:
         return stated
-
-
-TOOLS: Final = "tools"
-GRAMMAR: Final = "grammar"
-MEDIA: Final = {"image": "images", "audio": "audio", "video": "video"}
-"""Feature that a part of a message needs, by a word in its type, as ``image_url``."""
-MEDIA_TOKENS: Final = 1024
-"""Tokens assumed for each such part: its bytes say nothing of its tokens."""
-
-
-class _Asked(Body):
-    """Fields of a body that say what a model must support; read only where there are models to choose from."""
-
-    messages: Any = None
-    prompt: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    response_format: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """What a request needs of a model.
-
-    Args:
-        features: Features that a model must support.
-        prompt_tokens: Estimated tokens of all its prompts.
-        longest_tokens: Estimated tokens of the longest of several prompts, since each has a context of its own.
-        conversation: Key that is equal for all requests of one conversation; ``None`` for a request that has none.
-        begins: Whether it is the first request of its conversation.
-    """
-
-    features: frozenset[str]
-    prompt_tokens: int
-    longest_tokens: int
-    conversation: str | None
-    begins: bool
-
-
-def needs_of(request: GatewayRequest) -> Needs:
-    """Read the needs of a request from its body. Raises: InvalidRequest if the body cannot be read."""
-    read = parse(request.body, _Asked)
-    messages = [one for one in read.messages if isinstance(one, dict)] if isinstance(read.messages, list) else []
-    features, media = _media(messages)
-    if read.tools and read.tool_choice != "none":
-        features.add(TOOLS)
-    formats = read.response_format if isinstance(read.response_format, dict) else {}
-    grammars = (read.structured_outputs, read.guided_json, read.guided_regex, read.guided_choice, read.guided_grammar)
-    if formats.get("type", "text") != "text" or any(grammar is not None for grammar in grammars):
-        features.add(GRAMMAR)
-    text_tokens = request.prompt_tokens - len(json.dumps(media)) // BYTES_PER_TOKEN
-    prompt_tokens = max(text_tokens, 1) + MEDIA_TOKENS * len(media)
-    roles = [one.get("role") for one in messages]
-    begin = messages[: roles.index("user") + 1] if "user" in roles else messages
-    longest = math.ceil(prompt_tokens * _longest_share(read.prompt))
-    return Needs(
-        frozenset(features), prompt_tokens, longest, json.dumps(begin) if begin else None, "assistant" not in roles
-    )
-
-
-def _longest_share(prompt: Any) -> float:
-    """Return the longest prompt's share of the length of all; 1 if there is one prompt."""
-    sizes = [len(one) for one in prompt if isinstance(one, str | list)] if isinstance(prompt, list) else []
-    return max(sizes) / total if (total := sum(sizes)) else 1.0
-
-
-def _media(messages: list[dict[str, Any]]) -> tuple[set[str], list[Any]]:
-    """Return what the parts of the messages that are not text need, and these parts.
-
-    vLLM takes parts without a type, too. A body may have 100,000s of parts, and the event loop waits: each word is
-    looked for once in each kind of part.
-    """
-    contents = [content for one in messages if isinstance(content := one.get("content"), list)]
-    parts = [part for content in contents for part in content if isinstance(part, dict)]
-    kinds = [str(part["type"]) if "type" in part else " ".join(part) for part in parts]
-    needed = {kind: {needed for word, needed in MEDIA.items() if word in kind} for kind in set(kinds)}
-    media = [part for kind, part in zip(kinds, parts, strict=True) if needed[kind]]
-    return set().union(*needed.values()), media

@@ -24,6 +24,7 @@ from sloserve.fleet.gateway.held_shares import HeldShares
 from sloserve.fleet.gateway.instances import Instances
 from sloserve.fleet.gateway.prediction import Work
 from sloserve.fleet.gateway.prefixes import Beginning
+from sloserve.fleet.gateway.sessions import Home
 from sloserve.scheduler.share_settings import ShareSettings
 
 
@@ -46,6 +47,7 @@ class HeldRequest:
         work: Size of the request.
         prompt: Beginnings of its prompt.
         tenant: Name of its tenant.
+        home: Instance that served its session last; ``None`` for a request of no session that is known.
     """
 
     model: str
@@ -58,6 +60,7 @@ class HeldRequest:
     work: Work = Work()
     prompt: Sequence[Beginning] = ()
     tenant: str = ""
+    home: Home | None = None
     held_s: float = field(default=0.0, init=False)
     """Seconds for which it has waited here until now."""
     away_s: float = field(default=0.0, init=False)
@@ -178,10 +181,10 @@ class HeldRequests:
         return of_model
 
     def _book(self, request: HeldRequest, now_s: float) -> SentRequest | None:
-        chosen = self._instances.choose(request.model, request.slo_class, request.work, request.prompt, now_s)
-        if chosen is None:
-            return None
-        return self._instances.send(chosen, request.work, request.prompt, now_s)
+        wanted = (request.model, request.slo_class, request.work, request.prompt, now_s)
+        chosen = None if request.home is None else request.home.find(self._instances, *wanted)
+        chosen = chosen or self._instances.choose(*wanted)
+        return None if chosen is None else self._instances.send(chosen, request.work, request.prompt, now_s)
 
 
 class HeldTooLong(Exception):

@@ -25,7 +25,6 @@ from sloserve.core.files.marked_yaml import Node, load_yaml
 from sloserve.core.files.model import Allowed
 from sloserve.core.slo import ClassTable
 from sloserve.fleet.tenant_limits import Quota
-from sloserve.wire.asgi import bearer
 from sloserve.wire.keys import KeyEntry, Keys, KeyTenant, WatchedKeys, keys_of
 
 LOCAL: Final = "local"
@@ -109,9 +108,9 @@ class KeyFile:
         """Return all tenants of the file."""
         return () if self._keys is None else self._keys
 
-    def tenant_of(self, authorization: bytes) -> Tenant | None:
-        """Return the tenant that owns the key in this header, or ``None`` if the key is unknown."""
-        return _LOCAL if self._keys is None else self._keys.tenant_of(bearer(authorization))
+    def tenant_of(self, key: bytes) -> Tenant | None:
+        """Return the tenant that owns a key, or ``None`` if the key is unknown."""
+        return _LOCAL if self._keys is None else self._keys.tenant_of(key)
 
     def named(self, tenant: str) -> Tenant:
         """Return the tenant of this name.

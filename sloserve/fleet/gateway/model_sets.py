@@ -5,18 +5,18 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Final
 
 from sloserve.core.errors import ConfigError, InvalidRequest
+from sloserve.fleet.client_routes import GENERATING
 from sloserve.fleet.fleet import Fleet, FleetModel
 from sloserve.fleet.gateway.calibration import Calibration
 from sloserve.fleet.gateway.choice_log import ChoiceLog
 from sloserve.fleet.gateway.choosing import Chosen, PredictedTimes, ResponseTimes
-from sloserve.fleet.gateway.gateway_request import GatewayRequest, needs_of
+from sloserve.fleet.gateway.gateway_request import GatewayRequest
 from sloserve.fleet.gateway.instances import UNAVAILABLE, UNKNOWN
+from sloserve.fleet.gateway.needs import needs_of
 from sloserve.fleet.gateway.parts import GatewayState
 from sloserve.fleet.gateway.prediction import NOTHING, Work, total
-from sloserve.fleet.gateway.prefixes import beginnings
 from sloserve.fleet.router.candidates import Barred, Candidate, RequestFacts
 from sloserve.fleet.router.choice_records import VERSION, ChoiceLine, RunLine
 from sloserve.fleet.router.choose import ModelChooser
@@ -26,9 +26,6 @@ from sloserve.fleet.router_section import FleetRouter
 from sloserve.scheduler.virtual_queues.contract import RunningSums
 
 logger = logging.getLogger(__name__)
-
-_ROUTES: Final = ("/v1/chat/completions", "/v1/completions")
-"""Routes on which sets are allowed; elsewhere, as for embeddings, outputs of two models cannot be used together."""
 
 
 class ModelSets:
@@ -61,7 +58,7 @@ class ModelSets:
 
     def choose(self, request: GatewayRequest, among: Collection[str], *, again: bool = False) -> Chosen:
         """Choose a model of a set. Raises: InvalidRequest if no model can serve the request, with what each lacks."""
-        if request.route not in _ROUTES:
+        if request.route not in GENERATING:
             raise InvalidRequest("model", request.model, f"one model; {request.route} needs its name")
         now_s = self._parts.clock.monotonic_s()
         facts = self._facts(request, among, now_s - request.arrival_s)
@@ -162,7 +159,7 @@ class ModelSets:
         if ready_in_s is None or ready_in_s > most_s:
             ready_in_s = math.inf
         knows = instances.affinity and serving
-        prompt = beginnings(model.name, request.messages, request.prompt) if knows else ()
+        prompt = request.beginnings(model.name) if knows else ()
         share = 1.0 / max(len(serving), 1)
         held = Work(math.ceil(waiting.requests * share), waiting.prompt_tokens * share, waiting.output_tokens * share)
         new = Work(1, facts.prompt_tokens, facts.output_tokens)

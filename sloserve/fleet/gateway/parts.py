@@ -8,7 +8,7 @@ from sloserve.fleet.gateway.agent_connections import AgentConnections
 from sloserve.fleet.gateway.attained import Attained
 from sloserve.fleet.gateway.choosing import Chooser
 from sloserve.fleet.gateway.demand import DemandMeter
-from sloserve.fleet.gateway.gateway_request import GatewayRequestReader
+from sloserve.fleet.gateway.gateway_request import GatewayRequestReader, Salt, own_salts
 from sloserve.fleet.gateway.gateway_tasks import GatewayTasks
 from sloserve.fleet.gateway.held import Hold
 from sloserve.fleet.gateway.instances import Instances
@@ -16,6 +16,9 @@ from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.gateway.limits import RequestPlaces
 from sloserve.fleet.gateway.metrics import GatewayMetrics
 from sloserve.fleet.gateway.passing import PassedResponse
+from sloserve.fleet.gateway.salts import FleetSecret
+from sloserve.fleet.gateway.sessions import Sessions
+from sloserve.fleet.gateway.stored_responses import StoredResponses
 from sloserve.fleet.gateway.traffic_log import TrafficLog
 from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.scheduler.admission.admission import Admission
@@ -39,6 +42,9 @@ class GatewayState:
         metrics: Counters of the gateway.
         traffic: Recent requests, for the planner to replay; ``None`` for a fleet that does not.
         chooser: Chooser for requests that name a set of models; ``None`` if there are no sets.
+        secret: Secret of the fleet.
+        storing: Models of which engines store responses.
+        salt: Returns the salts of prompts in prefix caches.
     """
 
     models: Collection[str]
@@ -52,9 +58,14 @@ class GatewayState:
     metrics: GatewayMetrics
     traffic: TrafficLog | None = None
     chooser: Chooser | None = None
+    secret: FleetSecret = field(default_factory=lambda: FleetSecret(None))
+    storing: Collection[str] = ()
+    salt: Salt = own_salts
+    stored: StoredResponses = field(init=False)
     reader: GatewayRequestReader = field(init=False)
     places: RequestPlaces = field(init=False)
     admissions: dict[str, Admission] = field(init=False, default_factory=dict)
+    sessions: Sessions = field(init=False)
     attained: Attained = field(init=False)
     rates: TenantRates = field(init=False)
     tasks: GatewayTasks = field(init=False)
@@ -62,7 +73,9 @@ class GatewayState:
     """Responses that have begun."""
 
     def __post_init__(self) -> None:
-        self.reader = GatewayRequestReader(self.settings)
+        self.reader = GatewayRequestReader(self.settings, self.salt)
+        self.stored = StoredResponses(self.secret, self.storing, self.instances, self.clock)
+        self.sessions = Sessions(self.limits.max_sessions)
         self.attained = Attained(self.settings.classes.names)
         self.rates = TenantRates(self.clock)
         self.tasks = GatewayTasks(self.settings, self.clock)

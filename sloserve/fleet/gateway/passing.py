@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Final
 
+from sloserve.fleet.client_routes import MESSAGES, RESPONSES
 from sloserve.fleet.gateway.agent_connections import BrokenResponse, EngineResponse
 from sloserve.fleet.streamed import Streamed
 from sloserve.wire import errors
@@ -17,6 +18,7 @@ from sloserve.wire.client import WhileClientWaits
 
 logger = logging.getLogger(__name__)
 
+_BROKE_OFF: Final = "the engine broke off within the response; send the request again"
 _END: Final = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
@@ -24,13 +26,17 @@ class PassedResponse:
     """One response, passed on as it arrives.
 
     The attribute ``status`` is the status of the engine's response, ``first_s`` the monotonic time of its first byte.
+
+    Args:
+        send: ASGI's ``send`` of the request.
+        route: Route of the request, which says how an error in a stream is written.
     """
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, send: Send, route: str) -> None:
+        self._send, self._route = send, route
         self.status, self._model = 0, ""
         self.first_s: float | None = None
-        self.streamed = Streamed()
+        self.streamed = Streamed.on(route)
         self._client: WhileClientWaits | None = None
         self.on_part: Callable[[], None] = lambda: None
         """Called after each part of a stream."""
@@ -92,20 +98,25 @@ class PassedResponse:
             client.answered()
             if not answer.is_stream:
                 raise
-            await send({"type": "http.response.body", "body": _error_event(last), "more_body": True})
+            await send({"type": "http.response.body", "body": self._error_event(last), "more_body": True})
             await send(_END)
             return False
         client.answered()
         await send(_END)
         return True
 
+    def _error_event(self, last: bytes) -> bytes:
+        """Return the event with which the API of the route ends a stream that failed.
 
-def _error_event(last: bytes) -> bytes:
-    """Return the event with which vLLM ends a stream that failed.
-
-    Args:
-        last: Part that came before, perhaps not a whole event.
-    """
-    body = errors.body(HTTPStatus.BAD_GATEWAY, "the engine broke off within the response; send the request again")
-    begin = b"" if last.endswith(b"\n\n") else b"\n\n"
-    return begin + b"data: " + json.dumps(body).encode() + b"\n\ndata: [DONE]\n\n"
+        Args:
+            last: Part that came before, perhaps not a whole event.
+        """
+        begin = b"" if last.endswith(b"\n\n") else b"\n\n"
+        body = errors.form_of(self._route)(HTTPStatus.BAD_GATEWAY, _BROKE_OFF, None)
+        if self._route == RESPONSES:
+            number = self.streamed.last_number()
+            body = {"type": "error", "code": "server_error", "message": _BROKE_OFF, "param": None}
+            body["sequence_number"] = 0 if number is None else number + 1
+        if self._route in (RESPONSES, MESSAGES):
+            return begin + b"event: error\ndata: " + json.dumps(body).encode() + b"\n\n"
+        return begin + b"data: " + json.dumps(body).encode() + b"\n\ndata: [DONE]\n\n"

@@ -19,8 +19,9 @@ from sloserve.fleet.agent.alike import are_alike, fingerprint
 from sloserve.fleet.agent.costs import Costs, SharedCosts
 from sloserve.fleet.agent.engine_requests import AwaitedRequests, line_of, stream_of
 from sloserve.fleet.agent.engine_spec import ServedModel
-from sloserve.fleet.agent.line_output import CHAT, COMPLETIONS, LineOutput
+from sloserve.fleet.agent.line_output import LineOutput
 from sloserve.fleet.agent.switch_methods import Situation, SwitchMethod, choose
+from sloserve.fleet.client_routes import CHAT, COMPLETIONS
 from sloserve.fleet.contract.endpoint import LineSize
 from sloserve.fleet.contract.reports import MeasuredSwap
 from sloserve.fleet.sizes import USUAL_OUTPUT_TOKENS

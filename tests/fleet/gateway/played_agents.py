@@ -17,11 +17,12 @@ from sloserve.fleet.contract.reports import AgentReport, InstanceReport, to_json
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.gateway.gateway import Gateway, GatewayDependencies
-from sloserve.scheduler.virtual_queues.contract import ModelState
+from sloserve.scheduler.virtual_queues.contract import ModelState, RunningSums
 from sloserve.wire.asgi import Message, Receive, Scope, Send, answer_json
 from sloserve.wire.opening import BodyLimits, BoundedBody
 from tests.bounded import until
 from tests.fleet.stand_in.engine import StandIn
+from tests.fleet.stand_in.other_routes import OtherRoutes
 from tests.fleet.stand_in.server import app as stand_in
 
 FLEET = """
@@ -50,6 +51,7 @@ class Played:
     active: str | None = "chat"
     room: int = 100
     phase: Phase = Phase.SERVING
+    running: RunningSums = RunningSums()
     refusals: list[str] = field(default_factory=list)
     """Reasons that the next requests are refused for, one each."""
     refuses_after_s: float = 0.0
@@ -61,11 +63,13 @@ class Played:
 
     def __post_init__(self) -> None:
         self.engines = {name: StandIn(name, die=_die) for name in ("chat", "legal")}
-        self.apps = {name: stand_in(engine) for name, engine in self.engines.items()}
+        self.others = {name: OtherRoutes(engine) for name, engine in self.engines.items()}
+        self.apps = {name: stand_in(engine, others=self.others[name]) for name, engine in self.engines.items()}
 
     def report(self) -> InstanceReport:
         models = {m: ModelState.ACTIVE if m == self.active else ModelState.WARM for m in self.engines}
-        return InstanceReport(self.name, "h100", self.phase, models, room=max(self.room - self.in_flight, 0))
+        room = max(self.room - self.in_flight, 0)
+        return InstanceReport(self.name, "h100", self.phase, models, room=room, running=self.running)
 
 
 class PlayedAgent:

@@ -10,6 +10,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.files.marked_yaml import parse_yaml
 from sloserve.core.slo import DEFAULT_CLASSES
 from sloserve.fleet.gateway.keys import KeyFile, Tenant, _keys, read_keys
+from sloserve.wire.asgi import key_in
 from sloserve.wire.keys import Keys, hash_of, new_key
 
 MODELS = ("chat", "legal")
@@ -64,16 +65,21 @@ def test_a_changed_file_counts_and_a_faulty_one_does_not(tmp_path: Path) -> None
 
     write(f"tenants:\n  a: {{keys: ['{hash_of('one')}']}}\n")
     file = KeyFile(path, DEFAULT_CLASSES, MODELS, clock)
-    assert not file.is_open and file.tenant_of(b"Bearer one") is not None
+    assert not file.is_open and file.tenant_of(b"one") is not None
     write(f"tenants:\n  a: {{keys: ['{hash_of('two')}']}}\n")
-    assert file.tenant_of(b"Bearer one") is None and file.tenant_of(b"bearer  two ") is not None
+    assert file.tenant_of(b"one") is None and file.tenant_of(b"two") is not None
     write("tenants: [")
-    assert file.tenant_of(b"Bearer two") is not None and file.faults == 1
+    assert file.tenant_of(b"two") is not None and file.faults == 1
     path.unlink()
     clock.advance_to(clock.now_s() + 2.0)
-    assert file.tenant_of(b"Bearer two") is not None, "a file that is gone changes nothing but for a line in the log"
-    for odd in (b"", b"two", b"Basic two", b"Bearer"):
-        assert file.tenant_of(odd) is None
+    assert file.tenant_of(b"two") is not None, "a file that is gone changes nothing but for a line in the log"
+    shown = {
+        "two": [(b"authorization", b"bearer  two "), (b"x-api-key", b"three")],
+        "three": [(b"authorization", b"Basic two"), (b"x-api-key", b" three ")],
+        "": [(b"authorization", b"Bearer"), (b"x-two", b"two")],
+    }
+    assert [key_in(headers).decode() for headers in shown.values()] == list(shown)
+    assert file.tenant_of(b"") is None
     assert file.named("a").may_use("chat") and not file.named("gone").may_use("chat"), "it may not do more than before"
 
 
@@ -85,7 +91,7 @@ def test_the_example_is_a_file_of_keys() -> None:
 
 def test_without_a_file_all_requests_are_one_tenants() -> None:
     file = KeyFile(None, DEFAULT_CLASSES, MODELS, ManualClock())
-    tenant = file.tenant_of(b"Bearer anything")
+    tenant = file.tenant_of(b"anything")
     assert file.is_open and tenant is not None and tenant.name == "local" and tenant.may_use("legal")
     assert tenant.quota.requests > 4096, "the gateway's limit is the only one"
     assert file.named("of an earlier file").may_use("legal")

@@ -15,8 +15,9 @@ from sloserve.fleet.contract.reports import AgentReport, InstanceReport
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.gateway.calibration import MOST, Calibration
 from sloserve.fleet.gateway.gateway import Gateway, GatewayDependencies
-from sloserve.fleet.gateway.gateway_request import GatewayRequest, GatewayRequestReader, needs_of
+from sloserve.fleet.gateway.gateway_request import GatewayRequest, GatewayRequestReader
 from sloserve.fleet.gateway.keys import Tenant
+from sloserve.fleet.gateway.needs import needs_of
 from sloserve.scheduler.admission.prediction import ArrivingRequest
 from sloserve.scheduler.settings import PluginSettings
 from sloserve.scheduler.virtual_queues.contract import ModelState
@@ -200,6 +201,12 @@ NEEDS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "an image without a type": ({"messages": [{"role": "user", "content": [{"image_url": "a"}]}]}, {"images"}),
     "speech": ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, {"audio"}),
     "a film": ({"messages": [{"role": "user", "content": [{"type": "video_url"}]}]}, {"video"}),
+    "a reply's schema": ({"input": "hi", "text": {"format": {"type": "json_schema"}}}, {"grammar"}),
+    "a reply's text": ({"input": "hi", "text": {"format": {"type": "text"}, "verbosity": "low"}}, set()),
+    "an image to reply to": ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, {"images"}),
+    "a message's schema": ({"messages": SAY, "output_config": {"format": {"type": "json_schema"}}}, {"grammar"}),
+    "a message's image": ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, {"images"}),
+    "a message's unused tools": ({"messages": SAY, "tools": [{}], "tool_choice": {"type": "none"}}, set()),
     "nonsense": ({"messages": [1, None, [{}], {"role": ["user"]}], "response_format": "json"}, set()),
 }
 

@@ -24,12 +24,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sloserve.core.clock import SystemClock
 from tests.fleet.stand_in.engine import Faults, StandIn
+from tests.fleet.stand_in.other_routes import OtherRoutes
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def app(engine: StandIn, admin_key: str | None = None) -> ASGIApp:
-    """The engine's routes. admin_key: without one there are none below ``/sloserve/``."""
+def app(engine: StandIn, admin_key: str | None = None, others: OtherRoutes | None = None) -> ASGIApp:
+    """The engine's routes. admin_key: without one there are none below ``/sloserve/``. others: its further routes."""
     routes = Routes(engine, admin_key)
     paths: dict[str, tuple[str, Handler]] = {
         "/health": ("GET", routes.done),
@@ -59,6 +60,7 @@ def app(engine: StandIn, admin_key: str | None = None) -> ASGIApp:
         }
     made = [Route(path, handler, methods=[method]) for path, (method, handler) in paths.items()]
     made.append(Route("/stand_in", routes.stand_in, methods=["GET"]))
+    made += (others or OtherRoutes(engine)).routes()
     return _guarded(Starlette(routes=made), engine, admin_key)
 
 

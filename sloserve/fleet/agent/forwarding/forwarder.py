@@ -198,7 +198,8 @@ class RemoteInstance:
         model: str,
         line: LineSize | None = None,
     ) -> InstanceResponse:
-        return await self._link.send(self._name, stream_of(model, body), method, path, headers, body)
+        request = stream_of(model, body, path.partition("?")[0])
+        return await self._link.send(self._name, request, method, path, headers, body)
 
 
 class ForwardedState:
