@@ -40,6 +40,8 @@ _MOST_KEPT: Final = 100_000
 """The most batches of one tenant, including batches that have ended."""
 _UPLOADS, _UPLOADS_OF_TENANT = 16, 4
 """The most concurrent uploads, in all and of one tenant: each may take a file's bytes on the disk before it is kept."""
+_OF_UPLOAD: Final = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
+_OF_BATCH: Final = ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after")
 _JSON: Final = BodyLimits(65_536)
 _ANY_BODY: Final = BodyLimits(math.inf, math.inf)
 _CANCELLABLE: Final = (BatchState.UNCONFIRMED, BatchState.VALIDATING, BatchState.IN_PROGRESS)
@@ -155,6 +157,7 @@ class BatchApi:
         """Receive the bytes of a reserved file, and keep it."""
         limit = self.limits.file_bytes
         async with UploadForm(request, limit) as form:
+            parameters.refuse_unknown(form, _OF_UPLOAD)
             file, purpose = form.get("file"), form.get("purpose")
             if not isinstance(file, UploadFile):
                 raise InvalidRequest("file", file, "a file (multipart/form-data with a file name)")
@@ -195,9 +198,10 @@ class BatchApi:
                 file.write(part)
 
     async def _files(self, request: Request, tenant: str) -> Response:
-        limit, after = parameters.page(request, most=10_000, usual=1_000)
-        found = await self._stored(self.store.batches.files, tenant, after, limit + 1)
-        return JSONResponse(_listed([file_json(file) for file in found], limit))
+        page = parameters.page_of_files(request, most=10_000, usual=1_000)
+        given = tenant, page.after, page.limit + 1, page.purpose, page.oldest_first
+        found = await self._stored(self.store.batches.files, *given)
+        return JSONResponse(_listed([file_json(file) for file in found], page.limit))
 
     async def _file(self, request: Request, tenant: str) -> Response:
         return JSONResponse(file_json(await self._known_file(request, tenant)))
@@ -234,6 +238,7 @@ class BatchApi:
 
     async def _create(self, request: Request, tenant: str) -> Response:
         values = await BoundedBody(request.scope, request.receive, _JSON).json_object()
+        parameters.refuse_unknown(values, _OF_BATCH)
         endpoint = values.get("endpoint")
         if endpoint not in ENDPOINTS:
             raise InvalidRequest("endpoint", endpoint, f"one of {', '.join(ENDPOINTS)}")
@@ -246,6 +251,7 @@ class BatchApi:
         ):
             raise InvalidRequest("input_file_id", input_file, "the id of a file that was uploaded")
         metadata = parameters.metadata(values.get("metadata"))
+        outputs_kept_s = parameters.output_expires_after(values.get("output_expires_after"))
         unfinished, kept = await self._stored(self.store.batches.count, tenant)
         if kept >= _MOST_KEPT:
             text = f"{kept} batches of yours are kept, each until 30 days after its deadline; wait until one is gone"
@@ -266,6 +272,7 @@ class BatchApi:
             stamps={},
             due_s=0.0,
             metadata=metadata,
+            outputs_kept_s=outputs_kept_s,
         )
         # It is run only once this process knows that it is kept: a client that gets 503 creates it again, and the first
         # never runs, whatever became of it. From here on the response is 200: the second write can be repeated.
@@ -293,9 +300,9 @@ class BatchApi:
         return any(self.store.batches.move(id, before, BatchState.CANCELLING) for before in _CANCELLABLE)
 
     async def _batches(self, request: Request, tenant: str) -> Response:
-        limit, after = parameters.page(request, most=100, usual=20)
-        found = await self._stored(self.store.batches.list, tenant, after, limit + 1)
-        return JSONResponse(_listed([batch_json(batch) for batch in found], limit))
+        page = parameters.page(request, most=100, usual=20)
+        found = await self._stored(self.store.batches.list, tenant, page.after, page.limit + 1)
+        return JSONResponse(_listed([batch_json(batch) for batch in found], page.limit))
 
     async def _batch(self, request: Request, tenant: str) -> Response:
         return JSONResponse(batch_json(await self._known_batch(request, tenant)))

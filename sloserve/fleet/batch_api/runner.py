@@ -338,9 +338,10 @@ class BatchRunner:
             opened = self.folder.open(batch.input_file)
             if opened is None and self._is_elsewhere(batch):
                 return False
+        kept_s = self.results_kept_s if batch.outputs_kept_s is None else batch.outputs_kept_s
         with nullcontext() if opened is None else opened:
             try:
-                results = yield from write_results(self.store, self.folder, batch, opened, self.results_kept_s)
+                results = yield from write_results(self.store, self.folder, batch, opened, kept_s)
             except EndedMeanwhile:
                 return False
         if opened is not None:

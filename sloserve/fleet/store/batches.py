@@ -99,13 +99,28 @@ class Batches:
             )
         return _file(found[0]) if found else None
 
-    def files(self, tenant: str, after: str | None = None, most: int = 100) -> list[File]:
-        """Return at most ``most`` files of a tenant, newest first, after the id ``after`` that ended the last page."""
+    def files(
+        self,
+        tenant: str,
+        after: str | None = None,
+        most: int = 100,
+        purpose: str | None = None,
+        oldest_first: bool = False,
+    ) -> list[File]:
+        """Return a page of a tenant's files, newest first.
+
+        Args:
+            tenant: The tenant that owns them.
+            after: Id that ended the last page, or ``None`` for the first page.
+            most: The most files.
+            purpose: Purpose that they have, or ``None`` for any.
+            oldest_first: Whether the oldest ones come first.
+        """
+        which = sql.KEPT if purpose is None else f"{sql.KEPT} AND purpose = :purpose"
+        more = {} if purpose is None else {"purpose": purpose}
+        select = _page(sql.FILES, "file", after, which, oldest_first)
         with self._database.reading() as session:
-            return [
-                _file(row)
-                for row in session.rows(_page(sql.FILES, "file", after, sql.KEPT), **_seen(tenant, after, most))
-            ]
+            return [_file(row) for row in session.rows(select, **_seen(tenant, after, most), **more)]
 
     def delete_file(self, tenant: str, id: str) -> bool:
         """Delete a file's row and return whether the tenant had such a file. The caller deletes its bytes."""
@@ -163,7 +178,7 @@ class Batches:
                 time_window=batch.window,
                 input_file=batch.input_file,
                 state=batch.state.value,
-                stamps=json.dumps({BatchState.VALIDATING.value: now_s}),
+                stamps=json.dumps({BatchState.VALIDATING.value: now_s, **_kept(batch)}),
                 due_s=now_s + window_s,
                 metadata=None if batch.metadata is None else json.dumps(batch.metadata),
             )
@@ -283,6 +298,8 @@ class Batches:
 
 
 _MOST_ENDED: Final = 100
+_OUTPUTS_KEPT: Final = "outputs_kept_s"
+"""Key of :attr:`Batch.outputs_kept_s` in the column of stamps."""
 _OPEN: Final = ", ".join(f"'{state}'" for state in OPEN_STATES)
 _ENDED: Final = ", ".join(f"'{state}'" for state in ENDED_STATES)
 _BATCHES: Final = """
@@ -315,13 +332,20 @@ _MOVE: Final = """
     WHERE id = :id AND state = :before"""
 
 
-def _page(select: str, table: str, after: str | None, which: str = "1 = 1") -> str:
-    older = "" if after is None else f" AND seq < (SELECT seq FROM {table} WHERE id = :after AND tenant = :tenant)"
-    return f"{select} WHERE tenant = :tenant AND {which}{older} ORDER BY seq DESC LIMIT :most"
+def _page(select: str, table: str, after: str | None, which: str = "1 = 1", oldest_first: bool = False) -> str:
+    order, later = ("ASC", ">") if oldest_first else ("DESC", "<")
+    last = f"(SELECT seq FROM {table} WHERE id = :after AND tenant = :tenant)"
+    rest = "" if after is None else f" AND seq {later} {last}"
+    return f"{select} WHERE tenant = :tenant AND {which}{rest} ORDER BY seq {order} LIMIT :most"
 
 
 def _seen(tenant: str, after: str | None, most: int) -> dict[str, Any]:
     return {"tenant": tenant, "most": most} | ({} if after is None else {"after": after})
+
+
+def _kept(batch: Batch) -> dict[str, float]:
+    """Return what stands beside the times of a batch's states; gateways of older versions keep it as it is."""
+    return {} if batch.outputs_kept_s is None else {_OUTPUTS_KEPT: batch.outputs_kept_s}
 
 
 def _file(row: tuple[Any, ...]) -> File:
@@ -331,6 +355,8 @@ def _file(row: tuple[Any, ...]) -> File:
 def _batch(row: tuple[Any, ...]) -> Batch:
     id_, tenant, endpoint, window, input_file, state, stamps, due_s, lines, completed, failed, *files_and_notes = row
     output, error, metadata, errors = files_and_notes
+    times = json.loads(stamps)
+    outputs_kept_s = times.pop(_OUTPUTS_KEPT, None)
     return Batch(
         id=id_,
         tenant=tenant,
@@ -338,7 +364,7 @@ def _batch(row: tuple[Any, ...]) -> Batch:
         window=window,
         input_file=input_file,
         state=BatchState(state),
-        stamps=json.loads(stamps),
+        stamps=times,
         due_s=float(due_s),
         lines=int(lines),
         completed=int(completed),
@@ -347,4 +373,5 @@ def _batch(row: tuple[Any, ...]) -> Batch:
         error_file=error,
         metadata=None if metadata is None else json.loads(metadata),
         errors=tuple(json.loads(errors)),
+        outputs_kept_s=outputs_kept_s,
     )

@@ -206,6 +206,7 @@ class Batch:
         failed: Number of its requests that have failed up to now.
         metadata: Metadata that the client gave.
         errors: Errors that validation found.
+        outputs_kept_s: Seconds for which its files of results are kept, or ``None`` for as long as the fleet keeps any.
     """
 
     id: str
@@ -223,6 +224,7 @@ class Batch:
     error_file: str | None = None
     metadata: Mapping[str, str] | None = None
     errors: tuple[Mapping[str, Any], ...] = ()
+    outputs_kept_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

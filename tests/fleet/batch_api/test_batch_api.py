@@ -422,6 +422,69 @@ def test_lists_come_in_pages(fleet: Fleet) -> None:
     assert [b.id for b in client.batches.list(limit=1)] == batches[::-1]
 
 
+def test_a_list_of_files_has_the_purpose_and_the_order_that_are_asked_for(fleet: Fleet) -> None:
+    """Both were ignored."""
+    client = fleet.client()
+    inputs = [upload(client, [line("a")]) for _ in range(3)]
+    for file in inputs[:2]:
+        create(client, file)
+    fleet.runner.step()
+    fleet.runner.step()
+    fleet.serve()
+    fleet.finish()
+    outputs = [batch.output_file_id for batch in client.batches.list()][::-1]
+    assert [file.id for file in client.files.list(order="asc", limit=2)] == [*inputs, *outputs], "in pages"
+    assert [file.id for file in client.files.list(purpose="batch_output", limit=1)] == outputs[::-1]
+    assert [file.id for file in client.files.list(purpose="batch", order="asc")] == inputs
+    assert list(client.files.list(purpose="vision")) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "query"),
+    [
+        ("/v1/files", "order=up"),
+        ("/v1/files", "purpose=%00"),
+        ("/v1/files", "before=file-1"),
+        ("/v1/batches", "order=asc"),
+        ("/v1/batches", "limit=101"),
+    ],
+)
+def test_a_parameter_of_a_list_that_is_not_served_is_refused(fleet: Fleet, path: str, query: str) -> None:
+    answer = fleet.http.get(f"{path}?{query}", headers={"Authorization": "Bearer t"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, query.partition("=")[0])
+
+
+def test_files_of_results_expire_when_their_batch_asked_for_it(fleet: Fleet) -> None:
+    """It was ignored: they stayed for 30 days."""
+    client = fleet.client()
+    file = upload(client, [line("a")])
+    asked: Any = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}
+    short = client.batches.create(**asked, output_expires_after={"anchor": "created_at", "seconds": 7_200})
+    usual = client.batches.create(**asked)
+    fleet.finish()
+    fleet.serve()
+    fleet.clock.advance_to(fleet.clock.now_s() + 1_000.0)
+    fleet.finish()
+    outputs = [client.batches.retrieve(batch.id).output_file_id for batch in (short, usual)]
+    kept = [client.files.retrieve(output) for output in outputs if output is not None]
+    assert [file.expires_at - file.created_at for file in kept if file.expires_at] == [7_200, 30 * 86_400]
+    assert kept[0].created_at == short.created_at + 1_000, "from when the file is created"
+    fleet.clock.advance_to(fleet.clock.now_s() + 7_200.0)
+    fleet.runner.tidy()
+    assert {file.id for file in client.files.list(purpose="batch_output")} == {outputs[1]}
+
+
+def test_a_form_with_a_field_that_is_not_served_is_refused(fleet: Fleet) -> None:
+    for field, value in (("expires_after", "3600"), ("expires_after[anchor]", "created_at"), ("ttl", "1")):
+        form: Any = {"files": {"file": ("f", b"x")}, "data": {"purpose": "batch", field: value}}
+        answer = fleet.http.post("/v1/files", headers={"Authorization": "Bearer t"}, **form)
+        assert answer.status_code == 400 and field.partition("[")[0] in answer.json()["error"]["param"]
+    form = {"files": {"file": ("f", b"x")}, "data": {"purpose": "batch", "expires_after[seconds]": "3600"}}
+    form["data"]["expires_after[anchor]"] = "last_active_at"
+    answer = fleet.http.post("/v1/files", headers={"Authorization": "Bearer t"}, **form)
+    assert answer.json()["error"]["param"] == "expires_after[anchor]"
+
+
 def test_what_is_too_much_is_refused_before_it_is_kept(fleet: Fleet, tmp_path: Path) -> None:
     client = fleet.client()
     with pytest.raises(openai.APIStatusError, match="more than") as raised:
@@ -590,6 +653,14 @@ def test_uploads_that_do_not_go_on_are_few_and_end(fleet: Fleet, monkeypatch: py
         {"metadata": {"k": "\ud800"}},
         {"input_file_id": "file-\0"},
         {"metadata": {str(i): "v" for i in range(17)}},
+        {"output_expires_after": 3_600},
+        {"output_expires_after": {"anchor": "created_at"}},
+        {"output_expires_after": {"seconds": 3_599}},
+        {"output_expires_after": {"seconds": 3_600.5}},
+        {"output_expires_after": {"seconds": True}},
+        {"output_expires_after": {"seconds": 3_600, "anchor": "completed_at"}},
+        {"output_expires_after": {"seconds": 3_600, "days": 1}},
+        {"priority": 1},
     ],
 )
 def test_a_batch_that_cannot_be_is_refused_with_the_field(fleet: Fleet, values: dict[str, Any]) -> None:

@@ -285,3 +285,27 @@ def test_reservations_of_gateways_that_are_gone_are_given_back(fleet: Fleet) -> 
     fleet.first.tidy()
     assert batches.reserved_files() == [] and batches.bytes_of("t") == 0, "no upload takes so long"
     assert list(fleet.folder._path.iterdir()) == []
+
+
+def test_files_are_listed_by_purpose_and_in_both_orders(fleet: Fleet) -> None:
+    for i, purpose in enumerate(("batch", "batch_output") * 2):
+        fleet.store.batches.add_file(File(f"f{i}", "t", "", purpose, 1, 0.0))
+    fleet.store.batches.add_file(File("g", "u", "", "batch", 1, 0.0))
+    assert fleet.store.batches.reserve_file(File("r", "t", "gateway", "", 1, 0.0), 100_000, 60.0)
+
+    def listed(*given: Any) -> str:
+        return "".join(file.id[1:] for file in fleet.store.batches.files("t", *given))
+
+    assert [listed(None, 9, None, oldest_first) for oldest_first in (False, True)] == ["3210", "0123"]
+    assert [listed("f1", 9, None, oldest_first) for oldest_first in (False, True)] == ["0", "23"]
+    assert listed(None, 1, "batch", True) == "0" and listed("f0", 9, "batch", True) == "2"
+    assert listed(None, 9, "reserved") == listed("g", 9) == ""
+
+
+def test_a_batch_knows_how_long_its_results_are_kept(fleet: Fleet) -> None:
+    new = Batch(ids.new_batch(), "t", URL, "1h", "f", BatchState.UNCONFIRMED, {}, 0.0, outputs_kept_s=7_200.0)
+    added = fleet.store.batches.add(new, 60.0)
+    assert fleet.store.batches.confirm(new, 1) is BatchState.VALIDATING
+    assert fleet.store.batches.move(new.id, BatchState.VALIDATING, BatchState.IN_PROGRESS)
+    assert added.outputs_kept_s == fleet.get(new.id).outputs_kept_s == 7_200.0
+    assert fleet.get(new.id).stamps.keys() == {"validating", "in_progress"}
