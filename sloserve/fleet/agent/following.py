@@ -21,7 +21,6 @@ from sloserve.fleet.agent.pulling import Pulling
 from sloserve.fleet.contract.endpoint import InstanceEndpoint
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.planner_rule import preempts_lines
-from sloserve.fleet.planning.cached_sums import CachedSums
 from sloserve.fleet.planning.plan_reader import PlanReader
 from sloserve.fleet.planning.snapshot import LiveMembers, fleet_state
 from sloserve.fleet.planning.waiting_groups import durable_groups
@@ -61,7 +60,6 @@ class Following:
         self._endpoints = {endpoint.name: endpoint for endpoint in endpoints}
         self._clock, self._executor = clock, executor
         self._plan = PlanReader(store.members)
-        self._queued = CachedSums(store.requests, clock)
         self._queues: Mapping[str, Sequence[Queued]] = {}
         self._monotonic_at_0_s = 0.0
         """Monotonic time of this process when the store's clock showed 0."""
@@ -107,7 +105,7 @@ class Following:
         if plan is not None and is_recent:
             return {name: planned(plan, name) for name in {*plan.queues, *self._endpoints}}
         members = LiveMembers.of(self._store.members.agents())
-        state, _ = fleet_state(now_s, durable_groups(self._queued.sums()), members, {}, None)
+        state, _ = fleet_state(now_s, durable_groups(self._store.shared_sums.sums()), members, {}, None)
         return {name: unplanned(name, plan, state, self._fleet.switching.max_wait_s) for name in self._endpoints}
 
     # Carrying out.

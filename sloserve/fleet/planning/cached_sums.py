@@ -1,15 +1,11 @@
-"""Sums over the queued requests of a store, which are read at a limited rate."""
+"""Sums over the queued requests of a store, which the leading planner reads at a limited rate."""
 
 from collections.abc import Sequence
-from typing import Final
 
 from sloserve.core.clock import Clock
 from sloserve.fleet.store.records import QueuedSums
 from sloserve.fleet.store.requests import Requests
-
-_LEAST_S: Final = 1.0
-_SHARE: Final = 0.05
-"""Largest share of time for reading them: 400,000 requests take 0.4 s on SQLite, and are read each 8 s."""
+from sloserve.fleet.store.shared_sums import pause_s
 
 
 class CachedSums:
@@ -30,5 +26,5 @@ class CachedSums:
         if began_s >= self._due_s:
             self._sums = self._requests.sums()
             took_s = self._clock.monotonic_s() - began_s
-            self._due_s = began_s + max(_LEAST_S, took_s / _SHARE)
+            self._due_s = began_s + pause_s(took_s)
         return self._sums

@@ -151,6 +151,16 @@ _TENANT_USAGE = (
 _TRAFFIC = ("CREATE TABLE traffic (gateway text PRIMARY KEY, report text NOT NULL, at_s double precision NOT NULL)",)
 """Recent requests of each gateway, apart from its sign of life: only the leading planner reads them."""
 
+_QUEUED_SUMS = (
+    """CREATE TABLE queued_sums (
+        one bigint PRIMARY KEY,
+        read_s double precision NOT NULL,
+        due_s double precision NOT NULL,
+        sums text NOT NULL
+    )""",
+)
+"""One row with the sums over the queue that one member has read for all."""
+
 STEPS: tuple[tuple[str, ...], ...] = (
     _FIRST,
     _ROUTES,
@@ -163,6 +173,7 @@ STEPS: tuple[tuple[str, ...], ...] = (
     _TOLD_TO_END,
     _TENANT_USAGE,
     _TRAFFIC,
+    _QUEUED_SUMS,
 )
 """Steps of the schema; step n leads from version n to n + 1."""
 

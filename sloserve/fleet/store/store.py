@@ -12,6 +12,7 @@ from sloserve.fleet.store.database import Database
 from sloserve.fleet.store.members import Members
 from sloserve.fleet.store.migrations import migrate
 from sloserve.fleet.store.requests import Requests
+from sloserve.fleet.store.shared_sums import SharedSums
 from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.switch_costs import SwitchCosts
 from sloserve.fleet.store.traffic_reports import TrafficReports
@@ -36,6 +37,7 @@ class Store:
             raise
         self.database = database
         self.requests = Requests(database)
+        self.shared_sums = SharedSums(database, self.requests)
         self.members = Members(database)
         self.batches = Batches(database)
         self.switch_costs = SwitchCosts(database)
