@@ -84,7 +84,12 @@ PREDICTED_TASK = "x-slo-predicted-task-ms"
 ANSWERS = frozenset({DROPPED_REASON, PREDICTED_TTFT, PREDICTED_E2E, PREDICTED_TASK})
 """Names of our headers that stand in responses; a proxy that copies them into a request gets no error."""
 
-EXPOSED = (REQUEST_ID, RETRY_AFTER, LLM_D_DROPPED_REASON, *sorted(ANSWERS))
+RATE_LIMITS = tuple(
+    f"x-ratelimit-{part}-{what}" for what in ("requests", "tokens") for part in ("limit", "remaining", "reset")
+)
+"""Names of OpenAI's headers with the limits of a tenant."""
+
+EXPOSED = (REQUEST_ID, RETRY_AFTER, LLM_D_DROPPED_REASON, *sorted(ANSWERS), *RATE_LIMITS)
 """Headers of a response that a page of another origin may read, if the server lets it read responses at all."""
 
 DUE_NOW = f"{DUE_NOW_S * 1e3:g}"

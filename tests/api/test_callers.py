@@ -12,6 +12,8 @@ import httpx
 import pytest
 import uvicorn
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route, WebSocketRoute
@@ -183,6 +185,21 @@ def test_a_tenant_reaches_routes_of_clients_and_the_admin_key_the_others(
 
 def test_without_an_admin_key_nobody_reaches_routes_of_operators(site: Site) -> None:
     assert [site.ask("/sleep", key=key).status_code for key in ("one", "m", "")] == [403, 403, 401]
+
+
+def test_a_preflight_is_answered_before_key_and_body(site: Site) -> None:
+    """A browser sends neither with it: a page of another origin could never have used a server with keys."""
+    page = "https://chat.example"
+    cors = Middleware(CORSMiddleware, allow_origins=[page], allow_methods=["*"], allow_headers=["*"])
+    site.app.user_middleware.append(cors)  # innermost, where vLLM has it
+    asked = [("origin", page), ("access-control-request-method", "POST")]
+    asked.append(("access-control-request-headers", "authorization"))
+    answer = site.ask(method="OPTIONS", headers=asked)
+    assert answer.status_code == 200 and answer.headers["access-control-allow-headers"] == "authorization"
+    assert site.ask(method="OPTIONS", headers=[("origin", page)]).status_code == 401, "no preflight: it needs a key"
+    refused = site.ask(headers=[("origin", page)])
+    assert refused.status_code == 401 and refused.headers["access-control-allow-origin"] == page
+    assert not site.seen
 
 
 def test_a_changed_file_counts_within_the_look_interval_and_a_faulty_one_does_not(keys: Path, site: Site) -> None:

@@ -23,7 +23,7 @@ MOST_BYTES: Final = 16_000_000
 _SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p", "ignore_eos")
 _CONTINUED: Final = frozenset(
     {"model", "prompt", "messages", "max_tokens", "max_completion_tokens", "user", "metadata", "store", "service_tier"}
-    | {"n", "stream", "slo", *_SAMPLING}
+    | {"n", "stream", "slo", "cache_salt", *_SAMPLING}
 )
 """Fields of a body that a continuation obeys."""
 _ABORTED: Final = "abort"
@@ -130,7 +130,7 @@ class LineOutput:
             return self.claimed.body
         asked = dict(self._body)
         if self._before is not None:
-            asked = {name: asked[name] for name in ("model", *_SAMPLING) if name in asked}
+            asked = {name: asked[name] for name in ("model", "cache_salt", *_SAMPLING) if name in asked}
             asked |= {"prompt": self._before.prompt + self._before.tokens, "max_tokens": self.max_tokens}
         asked |= {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
         return json.dumps(asked, separators=(",", ":")).encode()

@@ -1,7 +1,7 @@
 """The lines of a batch's input file: read one by one, each either a request or an error that names it."""
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
@@ -18,6 +18,8 @@ ENDPOINTS: Final = (CHAT, COMPLETIONS, _EMBEDDINGS)
 MOST_DEPTH: Final = 200
 """Deepest nesting of values: how deep Python reads and writes depends on its caller's stack, 1,000 at most."""
 _MAX_CUSTOM_ID: Final = 512
+Salt = Callable[[str | None], str | None]
+"""Returns the ``cache_salt`` that a line is to have, given its own if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class _Wrong(Exception):
 
 
 def read_lines(
-    file: BinaryIO, endpoint: str, models: Collection[str], limits: Limits
+    file: BinaryIO, endpoint: str, models: Collection[str], limits: Limits, salt: Salt = lambda own: own
 ) -> Iterator[BatchLine | LineError]:
     """Yield each line of a file in order, without empty ones. A line beyond a limit is the last.
 
@@ -81,6 +83,7 @@ def read_lines(
         endpoint: Route that each line must ask for.
         models: Names of the models that the fleet serves.
         limits: Limits of the file.
+        salt: Returns the ``cache_salt`` that a line is to have, given its own if it has one.
     """
     seen: set[str] = set()
     number, blank = 0, 0
@@ -99,7 +102,7 @@ def read_lines(
             yield LineError(number, "too_many_requests", message)
             return
         try:
-            line = _line(number, raw, endpoint, models)
+            line = _line(number, raw, endpoint, models, salt)
             if line.custom_id in seen:
                 raise _Wrong("duplicate_custom_id", f"{shown(line.custom_id)} is on an earlier line too", "custom_id")
             seen.add(line.custom_id)
@@ -122,7 +125,7 @@ def storable(text: str) -> bool:
     return "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)
 
 
-def _line(number: int, raw: bytes, endpoint: str, models: Collection[str]) -> BatchLine:
+def _line(number: int, raw: bytes, endpoint: str, models: Collection[str], salt: Salt = lambda own: own) -> BatchLine:
     try:
         values = strict_json.loads(raw)
     except ValueError as error:
@@ -149,6 +152,10 @@ def _line(number: int, raw: bytes, endpoint: str, models: Collection[str]) -> Ba
     if not isinstance(model, str) or model not in models:
         known = ", ".join(sorted(models))
         raise _Wrong("model_not_found", f"{shown(model)} is not served here; there are {known}", "body.model")
+    own = body.get("cache_salt")
+    salted = salt(own if isinstance(own, str) and own else None)
+    if salted is not None:
+        body["cache_salt"] = salted
     # The text is ASCII: half of a surrogate pair, which JSON allows, has no other encoding.
     text = json.dumps(body, separators=(",", ":")).encode()
     return BatchLine(number, custom_id, model, text, len(raw) // BYTES_PER_TOKEN, _output_tokens(body, endpoint))

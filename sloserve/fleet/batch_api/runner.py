@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from tempfile import TemporaryFile
 from typing import IO, BinaryIO, Final
 
@@ -61,6 +62,7 @@ class BatchRunner:
         class_of: Returns the class of a tenant's requests.
         limits: Limits of one file.
         quota_of: Returns the quota of a tenant.
+        salt_of: Returns the ``cache_salt`` of a tenant's lines, given the salt of a line if it has one.
         results_kept_s: Seconds for which an ended batch and its files of results remain available.
         member: Name of this gateway among the members of the fleet.
     """
@@ -72,6 +74,7 @@ class BatchRunner:
     class_of: Callable[[str], str] = lambda tenant: "batch"
     limits: Limits = field(default_factory=Limits)
     quota_of: Callable[[str], Quota] = lambda tenant: Quota()
+    salt_of: Callable[[str, str | None], str | None] = lambda tenant, own: own
     results_kept_s: float = 30 * 86_400.0
     member: str = ""
     _left_to_others: set[str] = field(default_factory=set, init=False)
@@ -259,7 +262,8 @@ class BatchRunner:
         """Yield the lines of the file, in parts of one slice of work."""
         part: list[BatchLine | LineError] = []
         begin = file.tell()
-        for line in read_lines(file, batch.endpoint, self.models_of(batch.tenant), self.limits):
+        models, salt = self.models_of(batch.tenant), partial(self.salt_of, batch.tenant)
+        for line in read_lines(file, batch.endpoint, models, self.limits, salt):
             part.append(line)
             if len(part) >= _SLICE_LINES or file.tell() - begin >= _SLICE_BYTES:
                 yield part

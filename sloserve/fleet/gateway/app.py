@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Collection
 from http import HTTPStatus
 from typing import Any, Final
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Router
 
 from sloserve.core.errors import EngineError, QueueFull, ShuttingDown, SloServeError, Unauthorized, UnknownModel
@@ -19,7 +20,9 @@ from sloserve.fleet.gateway.fleet_view import WatchRoutes
 from sloserve.fleet.gateway.forward import ForwardedRequest
 from sloserve.fleet.gateway.instances import STATES
 from sloserve.fleet.gateway.keys import KeyFile, Tenant
+from sloserve.fleet.gateway.model_choice import CHOSEN_MODEL
 from sloserve.fleet.gateway.parts import GatewayState
+from sloserve.fleet.gateway_settings import CorsSettings
 from sloserve.wire import errors
 from sloserve.wire.asgi import (
     CLOSE,
@@ -33,11 +36,14 @@ from sloserve.wire.asgi import (
     refuse,
     refuse_error,
 )
+from sloserve.wire.headers import EXPOSED
 from sloserve.wire.opening import BodyLimits, OpenedRequest, open_request
 from sloserve.wire.tenant_places import TenantPlaces
 from sloserve.wire.watch_page import sent_signpost
 
 logger = logging.getLogger(__name__)
+
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 BATCHES: Final = ("/v1/files", "/v1/batches")
 MOST_CALLS: Final = 256
@@ -46,6 +52,7 @@ MOST_CALLS_OF_TENANT: Final = 64
 TENANT: Final = "sloserve.tenant"
 """Key of a scope under which the tenant of the request stands."""
 
+_METHODS: Final = ("GET", "POST", "DELETE")
 _PAGE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _MODELS: Final = "/v1/models"
 _NOT_KEPT: Final = "this fleet gives no response out again; keep the one that POST /v1/responses returned"
@@ -64,6 +71,7 @@ class GatewayApp:
         keys: File of keys, which gives the tenant of a request.
         batches: Routes of files and batches; each finds its tenant at :data:`TENANT` in its scope.
         watching: Routes for clients that have the admin key.
+        cors: Pages of other origins that may use the gateway; ``None`` for none.
         start: Called before anything is served.
         stop: Called after everything was served.
         is_ready: Whether requests can be served.
@@ -76,6 +84,7 @@ class GatewayApp:
         batches: Router | None,
         watching: WatchRoutes | None = None,
         *,
+        cors: CorsSettings | None = None,
         start: Callable[[], Awaitable[None]],
         stop: Callable[[], Awaitable[None]],
         is_ready: Callable[[], bool],
@@ -84,14 +93,27 @@ class GatewayApp:
         self._start, self._stop, self._is_ready = start, stop, is_ready
         self._calls = TenantPlaces("requests for files and batches", MOST_CALLS)
         self._created = int(parts.clock.now_s())
+        self._answering: App = self._answer
+        if cors is not None and cors.origins:
+            # A preflight shows no key and has no body, so that it is answered before either is looked at.
+            self._answering = CORSMiddleware(
+                self._answer,
+                allow_origins=cors.origins,
+                allow_methods=_METHODS,
+                allow_headers=("*",),
+                expose_headers=(*EXPOSED, CHOSEN_MODEL),
+                max_age=cors.max_age_s,
+            )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close"})
+        elif scope["type"] == "http" and self._watching is not None and scope["path"].startswith(WATCH_PREFIX):
+            await self._watching(scope, receive, send)  # for no page of another origin
         elif scope["type"] == "http":
-            await self._answer(scope, receive, send)
+            await self._answering(scope, receive, send)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -107,9 +129,6 @@ class GatewayApp:
             up = path == "/health" or self._is_ready()
             status = HTTPStatus.OK if up else HTTPStatus.SERVICE_UNAVAILABLE
             await answer_json(send, status, {"status": "ready" if up else "no agent answers"})
-            return
-        if self._watching is not None and path.startswith(WATCH_PREFIX):
-            await self._watching(scope, receive, send)
             return
         if await sent_signpost(scope, send, "a gateway", watched=self._watching is not None):
             return

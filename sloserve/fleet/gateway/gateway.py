@@ -139,6 +139,7 @@ class Gateway:
             self.keys,
             batches,
             self.watching,
+            cors=limits.cors,
             start=self.start,
             stop=self.stop,
             is_ready=lambda: bool(self.watch.answered),
@@ -208,6 +209,7 @@ class Gateway:
             limits=around.file_limits,
             quota_of=lambda tenant: self.keys.named(tenant).quota,
             member=name,
+            salt_of=self.parts.salt,
         )
         api = BatchApi(
             store,
@@ -246,6 +248,15 @@ def check_address(host: str, keys: Path | None) -> None:
     if keys is None and is_exposed(host):
         raise ConfigError(
             f"--host {host}: without --keys the gateway listens on 127.0.0.1 or ::1 only; give --keys FILE"
+        )
+
+
+def check_origins(origins: Collection[str], keys: Path | None) -> None:
+    """Check the origins that may use a gateway. Raises: ConfigError if every page of a browser here could use it."""
+    if keys is None and "*" in origins:
+        raise ConfigError(
+            "gateway.cors.origins: '*' without keys: every page that a browser of this machine opens could use the "
+            "gateway; name the origins, or give --keys FILE"
         )
 
 

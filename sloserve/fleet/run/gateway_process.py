@@ -11,7 +11,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.listening import cannot_listen, check_certificate, family_of
 from sloserve.fleet.file_sections import GatewaySection
 from sloserve.fleet.fleet import Fleet
-from sloserve.fleet.gateway.gateway import Gateway, GatewayDependencies, check_address
+from sloserve.fleet.gateway.gateway import Gateway, GatewayDependencies, check_address, check_origins
 from sloserve.fleet.gateway.serve import config
 from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.fleet.http import EmbeddedServer
@@ -35,8 +35,9 @@ class GatewayServer:
         section = fleet.gateway
         keys = None if section.keys is None else Path(fleet.source).parent / section.keys
         check_address(section.host, keys)
+        check_origins(section.cors.origins, keys)
         check_endpoints(fleet, place)
-        limits = GatewaySettings(**section.model_dump(include=set(GatewaySettings.model_fields)))
+        limits = GatewaySettings(**{name: getattr(section, name) for name in GatewaySettings.model_fields})
         self._certificates = certificates_of(fleet)
         around = GatewayDependencies(
             store,
