@@ -37,6 +37,7 @@ from sloserve.fleet.file_sections import (
     CertificateSection,
     GatewaySection,
     HostEntry,
+    MediaSection,
     ModelEntry,
     PoolSection,
     Section,
@@ -65,7 +66,7 @@ class PlacesSection(Section):
     files: Annotated[str | None, Field(min_length=1), Allowed("the path of a folder, or s3://BUCKET/PREFIX")] = None
 
 
-class FleetSections(PlacesSection):
+class FleetSections(PlacesSection, MediaSection):
     """The file as it is written."""
 
     models: Annotated[dict[str, ModelEntry], Field(min_length=1), Allowed("a mapping of name to model")]
@@ -128,6 +129,8 @@ def _fleet(root: Node, source: str, to_run: bool) -> Fleet:
     problems += wrong
     places, wrong = check_model(PlacesSection, {k: top[k].plain() for k in PlacesSection.model_fields if k in top})
     problems += wrong
+    media, wrong = check_model(MediaSection, {k: top[k].plain() for k in MediaSection.model_fields if k in top})
+    problems += wrong
     fleet = Fleet(
         source,
         {name: _model(name, entry, devices, beside, problems) for name, entry in entries.items()},
@@ -142,6 +145,7 @@ def _fleet(root: Node, source: str, to_run: bool) -> Fleet:
         planner=rule,
         pool=pool,
         certificates=certificates,
+        media_domains=(media or MediaSection()).media_domains,
         **(places or PlacesSection()).model_dump(),
     )
     if not problems:  # faults between sections that are right by themselves

@@ -1,8 +1,9 @@
 """The sections of a fleet's file: names, values and what is allowed."""
 
+import re
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from sloserve.core.files.model import NOT_TINY, Allowed
 from sloserve.fleet.gateway_settings import GatewaySettings
@@ -164,6 +165,27 @@ class GatewaySection(GatewaySettings):
     ssl_ca_certs: Annotated[Text | None, Allowed("the path of a PEM file")] = None
     ssl_cert_reqs: Annotated[Literal[0, 1, 2], Allowed("0, 1 or 2, where 2 has clients show a certificate")] = 0
     enable_ssl_refresh: Annotated[bool, Field(strict=True), Allowed("true or false")] = False
+
+
+_HOST: Final = re.compile(r"\*|[a-z0-9-]+(\.[a-z0-9-]+)*")
+
+
+def _hosts(values: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(_HOST.fullmatch(value) for value in values):
+        raise ValueError
+    return values
+
+
+class MediaSection(Section):
+    """Images, recordings and videos that requests name by URL.
+
+    Args:
+        media_domains: Hosts from which engines may fetch them, ``*`` for any; none by default.
+    """
+
+    media_domains: Annotated[
+        tuple[str, ...], AfterValidator(_hosts), Allowed("a list of hosts, as images.example.org, or of '*'")
+    ] = ()
 
 
 class CertificateSection(Section):

@@ -140,6 +140,7 @@ class Fleet:
         section: The section of settings, as written.
         swap_cost: Factor on the known or assumed times of model swaps.
         router: Router of requests that name no model.
+        media_domains: Hosts from which engines may fetch media, ``*`` for any.
         planner: Name of the planner of a fleet that is run, see ``planner_rule.py``.
         store, state, files, pool, certificates: values as written.
     """
@@ -155,6 +156,7 @@ class Fleet:
     gateway: GatewaySection = GatewaySection()
     batches: BatchSection = BatchSection()
     router: FleetRouter | None = None
+    media_domains: tuple[str, ...] = ()
     planner: str = QLM
     store: str | None = None
     state: str | None = None

@@ -11,6 +11,7 @@ import yaml
 from jsonschema.exceptions import ValidationError
 
 from sloserve.fleet.file import read_fleet
+from sloserve.fleet.run.live import NO_HOST
 from tests.deploy.rendered import (
     DEPLOY,
     KUBERNETES,
@@ -63,6 +64,9 @@ def test_pods_have_time_to_finish_no_rights_and_only_documented_secrets(folder: 
         sleep_s = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
         if name == "picker":
             continue  # llm-d's own
+        if "serve" in container["args"]:
+            assert f"--allowed-media-domains={NO_HOST}" in container["args"], "it would fetch from any host"
+            assert {"name": "VLLM_MEDIA_URL_ALLOW_REDIRECTS", "value": "0"} in container["env"]
         if name != "planner":
             assert pod["terminationGracePeriodSeconds"] >= (limit_s or [drain_s])[0] + sleep_s + SLACK_S, name
             assert {"livenessProbe", "readinessProbe"} <= set(container), name

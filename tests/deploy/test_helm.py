@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from sloserve.fleet.run.live import NO_HOST
 from tests.deploy.rendered import CHART, ROOT, by_kind, check_selectors, pods, templated, tool, validate
 from tests.grafana.test_alerts import promtool
 
@@ -42,6 +43,8 @@ def test_kubernetes_and_the_operators_know_every_object_and_field(values: str | 
     (container,) = pod["containers"]
     limit_s = next(int(a.partition("=")[2]) for a in container["args"] if a.startswith("--shutdown-timeout="))
     assert pod["terminationGracePeriodSeconds"] == limit_s + container["lifecycle"]["preStop"]["sleep"]["seconds"] + 10
+    at = container["args"].index("--allowed-media-domains")
+    assert container["args"][at + 1] == NO_HOST and all(a.startswith("--") for a in container["args"][at + 2 :])
     assert pod["securityContext"]["runAsNonRoot"] and not pod["automountServiceAccountToken"], name
     assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}

@@ -160,7 +160,7 @@ class EngineStream(AsyncIterator[bytes]):
     Args:
         answer: Response as its head has come.
         ended: Called once at the end, with whether the engine broke off.
-        streamed: Counts of what comes of it.
+        streamed: Counts of its events.
         pause_s: Seconds between reads, see :meth:`EngineClient.send`.
     """
 

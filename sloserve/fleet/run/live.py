@@ -44,6 +44,13 @@ CPU: Final = "cpu"
 """The kind of device that is the host itself."""
 
 _SLEEPING_CPU: Final = ("--worker-cls", "sloserve.vllm_plugin.sleeping_worker.SleepingCPUWorker")
+_MEDIA: Final = "--allowed-media-domains"
+"""Flag of vLLM with the hosts from which it fetches media; without it, or with an empty list, it fetches from any."""
+_REDIRECTS: Final = "VLLM_MEDIA_URL_ALLOW_REDIRECTS"
+"""Variable of vLLM, by default 1: an allowed host may send it to any other."""
+ANY_HOST: Final = "*"
+NO_HOST: Final = "none.invalid"
+"""Host name that never exists (RFC 2606): the only host that is allowed if none is."""
 _SQLITE: Final = "sqlite:"
 
 
@@ -287,7 +294,10 @@ def _served(fleet: Fleet, model: FleetModel, host: Host, place: Place) -> Served
     if host.swap_space_bytes:
         values["--swap-space-gib"] = f"{host.swap_space_bytes / sharing / GIB:.3f}"
     given = {one.partition("=")[0] for one in start.arguments}
-    arguments = [part for flag, value in values.items() if flag not in given for part in (flag, value)]
+    is_open = ANY_HOST in fleet.media_domains
+    arguments = [] if is_open or _MEDIA in given else [_MEDIA, *(fleet.media_domains or (NO_HOST,))]
+    media = {} if is_open or _REDIRECTS in host.environment else {_REDIRECTS: "0"}
+    arguments += [part for flag, value in values.items() if flag not in given for part in (flag, value)]
     if not given & {"--worker-cls", "--enable-sleep-mode"}:
         arguments += _SLEEPING_CPU if host.device == CPU else ("--enable-sleep-mode",)
     size = profile.weights_bytes or 0
@@ -295,7 +305,7 @@ def _served(fleet: Fleet, model: FleetModel, host: Host, place: Place) -> Served
         name=model.name,
         model=start.model,
         flags=(*arguments, *start.arguments),
-        environment=start.environment,
+        environment={**media, **start.environment},
         weights_bytes=size,
         max_num_seqs=max_num_seqs,
         adapter_of=start.adapter_of,
