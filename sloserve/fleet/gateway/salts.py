@@ -19,8 +19,9 @@ _SALT: Final = b"cache salt"
 _RESPONSE: Final = b"response id"
 _INSTANCE: Final = b"instance"
 _PREFIX: Final = "resp_"
-_RANDOM_BYTES, _INSTANCE_BYTES, _PROOF_BYTES = 16, 8, 8
-_MOST_TAGS: Final = 8192
+_RANDOM_BYTES, _INSTANCE_BYTES, _PROOF_BYTES, _SALT_BYTES = 16, 8, 8, 16
+_MOST_KEPT: Final = 8192
+"""Most hashes of names, of instances and of tenants, that are kept."""
 
 
 class FleetSecret:
@@ -32,7 +33,8 @@ class FleetSecret:
 
     def __init__(self, mark: str | None) -> None:
         self._key = secrets.token_bytes(32) if mark is None else hashlib.sha256(mark.encode()).digest()
-        self._tag = functools.lru_cache(_MOST_TAGS)(lambda name: self._digest(_INSTANCE, _INSTANCE_BYTES, name))
+        self._tag = functools.lru_cache(_MOST_KEPT)(lambda name: self._digest(_INSTANCE, _INSTANCE_BYTES, name))
+        self._of_tenant = functools.lru_cache(_MOST_KEPT)(lambda tenant: self._digest(_SALT, _SALT_BYTES, tenant))
 
     def salt(self, tenant: str, own: str | None) -> str:
         """Return the ``cache_salt`` of a tenant's prompts.
@@ -41,7 +43,7 @@ class FleetSecret:
             tenant: Name of the tenant.
             own: Salt that the client sent; ``None`` for none.
         """
-        return self._digest(_SALT, 16, tenant, *([] if own is None else [own]))
+        return self._of_tenant(tenant) if own is None else self._digest(_SALT, _SALT_BYTES, tenant, own)
 
     def response_id(self, tenant: str, instance: str) -> str:
         """Make the id of a response that an instance will store."""

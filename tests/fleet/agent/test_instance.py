@@ -596,6 +596,8 @@ def test_the_door_on_the_wire(tmp_path: Path) -> None:
             assert instance.report().cached == {} and await instance.switch("chat")
             other = await post("/v1/completions", "code")
             assert (other.status, other.headers[REFUSED_HEADER]) == (503, "other-model")
+            for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+                assert (await post(path, query="a", documents=["b"])).status == 200, path
             for path in ("/sleep", "/collective_rpc", "/sloserve/park", "/v1/load_lora_adapter", "/v1/../sleep"):
                 assert (await post(path)).status == 404, path
             for path in ("/v1/%2e%2e/sleep", "/v1/./load_lora_adapter", "/v1/load_lora_adapter/", "/v1/x%3F"):

@@ -186,6 +186,27 @@ def test_what_a_door_expects_of_its_requests() -> None:
 
 
 @pytest.mark.parametrize(
+    ("route", "stated", "limit", "streams"),
+    [
+        ("/v1/responses", {"input": "x" * 80, "max_output_tokens": 50, "max_tokens": 9, "stream": True}, 50, True),
+        ("/v1/messages", {"messages": [], "max_tokens": 50, "stream": True}, 50, True),
+        ("/v1/rerank", {"query": "a", "documents": [], "max_tokens": 50, "stream": True}, 1, False),
+        ("/v1/embeddings", {"input": "x" * 80}, 1, False),
+    ],
+)
+def test_each_route_has_a_limit_of_its_own(route: str, stated: dict[str, Any], limit: int, streams: bool) -> None:
+    """An embedding counted as a reply of usual length, for which a plan kept its model from leaving."""
+    request = stream_of("m", json.dumps(stated).encode(), 0.0, route)
+    assert (request.max_tokens, request.streams) == (limit, streams)
+
+
+def test_a_recording_counts_by_what_is_usual_and_not_by_its_bytes() -> None:
+    """25 MB counted as 6 million tokens of a prompt: for minutes no other request would have gone there."""
+    request = stream_of("m", b"x" * 25_000_000, 0.0, "/v1/audio/transcriptions")
+    assert request.prompt_tokens == 1024
+
+
+@pytest.mark.parametrize(
     ("route", "stated", "left"),
     [
         (CHAT, {"max_completion_tokens": None, "max_tokens": 20}, 18),
