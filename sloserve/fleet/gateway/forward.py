@@ -314,8 +314,9 @@ class ForwardedRequest:
     async def _read(self, place: RequestPlace) -> GatewayRequest:
         scope, body = self._opened.scope, await self._opened.body.read(place.take)
         read = partial(self._parts.reader.read, scope["headers"], body, self._tenant, self._opened.id)
-        if scope["path"] in AUDIO:  # a recording may be large
-            request = await asyncio.to_thread(read, scope["path"], self._arrival_s)
+        if scope["path"] in AUDIO:  # a recording may be large: it is taken apart, and put together again
+            with place.copies(2 * len(body)):
+                request = await asyncio.to_thread(read, scope["path"], self._arrival_s)
         else:
             request = read(scope["path"], self._arrival_s)
         report_slo(scope, request.slo)

@@ -83,6 +83,16 @@ class RequestPlace:
         self._of.take(self._tenant, size, self._most)
         self._bytes += size
 
+    @contextmanager
+    def copies(self, size: int) -> Iterator[None]:
+        """Count ``size`` more bytes of the body while it is read. Raises: QueueFull."""
+        self.take(size)
+        try:
+            yield
+        finally:
+            self._of.give(self._tenant, size)
+            self._bytes -= size
+
     def forget_body(self) -> None:
         """Release the body, which is not needed any more."""
         self._of.give(self._tenant, self._bytes)

@@ -12,6 +12,7 @@ import pytest
 
 from sloserve.fleet.client_routes import AUDIO, FORWARDED, MESSAGES, POOLING, RESPONSES
 from sloserve.fleet.gateway.salts import FleetSecret
+from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.wire.form import Form, FormFile
 from sloserve.wire.keys import hash_of
 from tests.bounded import until
@@ -204,6 +205,18 @@ def test_a_form_is_held_to_what_its_key_may(tmp_path: Path) -> None:
                 refused = await ask(given)
                 assert refused.status_code == 400 and why in refused.text, refused.text
             assert len(to.first.came) == 1
+
+    run(test)
+
+
+def test_a_recording_counts_with_its_copies(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with line(tmp_path, limits=GatewaySettings(max_body_mib=1)) as to:
+            for size, status in ((300_000, 200), (400_000, 429)):
+                body, content_type = Form({"model": ["chat"]}, [FormFile("file", "a", "", bytes(size))]).encoded()
+                answer = await to.http.post(AUDIO[0], content=body, headers={"content-type": content_type})
+                assert answer.status_code == status and ("1048576 bytes" in answer.text) == (status == 429)
+                assert to.served.gateway.parts.places.bytes == 0
 
     run(test)
 
