@@ -14,7 +14,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from sloserve.core.errors import BodyTooLarge
-from sloserve.fleet.contract.endpoint import MODEL_HEADER, REFUSED_HEADER, Refusal, Refused, RequestEndpoint
+from sloserve.fleet.contract.endpoint import MODEL_HEADER, REFUSED_HEADER, Refusal, Refused, RequestEndpoint, keys_in
 from sloserve.wire.asgi import (
     CLOSE,
     ClientLeft,
@@ -51,7 +51,8 @@ class AgentServer:
     Args:
         endpoints: Instances by name.
         state: Function that responds to ``GET /state``, given its query.
-        key: Key without which every request is refused; ``None`` to ask for none.
+        key: Keys, one of which every request must show, as :func:`~sloserve.fleet.contract.endpoint.keys_in` reads
+            them; ``None`` to ask for none.
     """
 
     def __init__(
@@ -60,14 +61,13 @@ class AgentServer:
         state: Callable[[str, Send], Coroutine[None, None, None]],
         key: str | None = None,
     ) -> None:
-        self._endpoints, self._state, self._key = endpoints, state, None if key is None else key.encode()
+        self._endpoints, self._state = endpoints, state
+        self._keys = None if key is None else [one.encode() for one in keys_in(key)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        if self._key is not None and not hmac.compare_digest(
-            bearer(first(scope["headers"], b"authorization")), self._key
-        ):
+        if not self._has_key(bearer(first(scope["headers"], b"authorization"))):
             headers = [("www-authenticate", "Bearer"), (REFUSED_HEADER, Refusal.FAILED.value), CLOSE]
             await refuse(send, HTTPStatus.UNAUTHORIZED, "the key of the fleet is needed", headers=headers)
             return
@@ -101,6 +101,11 @@ class AgentServer:
         except ConnectionResetError:
             # The server ends the connection, since the response is not complete.
             logger.warning("%s: the response to request %s broke off", name, request_id)
+
+    def _has_key(self, given: bytes) -> bool:
+        if self._keys is None:
+            return True
+        return any([hmac.compare_digest(given, key) for key in self._keys])  # each is compared, in the same time
 
     async def _serve(self, endpoint: RequestEndpoint, path: str, scope: Scope, body: bytes, send: Send) -> None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}

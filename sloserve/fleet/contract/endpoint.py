@@ -42,6 +42,15 @@ _MOST_PREFIXES: Final = 4
 _PREFIX: Final = re.compile(r"([0-9a-f]{2,64})=([0-9]{1,9})")
 
 
+def keys_in(text: str | None) -> tuple[str, ...]:
+    """Return the keys in ``KEY[,KEY...]``: gateways show the first, and agents accept each, so that a key can change.
+
+    Args:
+        text: The keys; ``None`` for none.
+    """
+    return tuple(key for part in (text or "").split(",") if (key := part.strip()))
+
+
 def stated_prefixes(prompt: Mapping[str, int]) -> str:
     """Return the value of ``x-sloserve-prefix``: each digest in hexadecimal digits and its tokens, ``9f3c=1200,...``.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.listening import cannot_listen, check_certificate, family_of
+from sloserve.fleet.contract.endpoint import keys_in
 from sloserve.fleet.file_sections import GatewaySection
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.gateway.gateway import Gateway, GatewayDependencies, check_address, check_origins
@@ -43,7 +44,7 @@ class GatewayServer:
             store,
             place.files,
             keys,
-            endpoint_key=place.endpoint_key,
+            endpoint_key=next(iter(keys_in(place.endpoint_key)), None),
             endpoint_tls=None if self._certificates is None else self._certificates.of_gateway(),
             limits=limits,
             file_limits=file_limits(fleet),

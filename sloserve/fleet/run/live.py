@@ -19,6 +19,7 @@ from sloserve.fleet.agent.agent import AgentSettings
 from sloserve.fleet.agent.engine_spec import Attached, ServedModel
 from sloserve.fleet.agent.forwarding.forwarders import ForwarderSettings
 from sloserve.fleet.batch_api.lines import Limits
+from sloserve.fleet.contract.endpoint import keys_in
 from sloserve.fleet.file_sections import MOST_FORWARDERS
 from sloserve.fleet.fleet import GIB, Fleet, FleetModel, Host
 from sloserve.fleet.http import keep_renewed
@@ -112,17 +113,18 @@ def check_endpoints(fleet: Fleet, place: Place, hosts: Iterable[Host] | None = N
         hosts: Hosts with agents that are used here; all hosts if not given.
 
     Raises:
-        ConfigError: An agent on TCP has no key.
+        ConfigError: An agent on TCP has no key, or one that is too short.
     """
     used = fleet.hosts.values() if hosts is None else hosts
     needing = [f"hosts.{host.name}.door: an agent on TCP, {host.door}," for host in used if host.door is not None]
     needing += ["pool.ray: an agent on a node"] if hosts is None and fleet.pool.ray else []
     for one in needing:
-        if len(place.endpoint_key or "") < _LEAST_KEY:
+        keys = keys_in(place.endpoint_key)
+        if not keys or any(len(key) < _LEAST_KEY for key in keys):
             raise ConfigError(
                 f"{fleet.source}: {one} needs a key; set "
                 f"{DOOR_KEY} to a secret of at least {_LEAST_KEY} characters, the same for all agents and gateways of "
-                "the fleet; sloserve fleet key prints one"
+                "the fleet, or to two of them with a comma between, while it changes; sloserve fleet key prints one"
             )
 
 

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 MODELS = {name: ServedModel(name, name, weights_bytes=10, max_num_seqs=4) for name in ("chat", "code")}
 FORWARDER = "sloserve.fleet.agent.forwarding.forwarder"
-KEY = "a-key-of-the-fleet-for-tests"
+KEY, NEW_KEY = "a-key-of-the-fleet-for-tests", "a-new-key-of-the-fleet-for-tests"
 
 
 class Door:
@@ -211,7 +211,7 @@ def test_an_endpoint_on_tcp_has_tls_and_a_key(tmp_path: Path) -> None:
     async def within() -> None:
         settings = {
             "endpoint": "https://127.0.0.1:0",
-            "endpoint_key": KEY,
+            "endpoint_key": f"{KEY}, {NEW_KEY}",
             "endpoint_tls": certificates.of_endpoint("node"),
             "certificates": tmp_path / "certificates",
         }
@@ -224,6 +224,9 @@ def test_an_endpoint_on_tcp_has_tls_and_a_key(tmp_path: Path) -> None:
                     assert (await http.get(f"{at}/state", headers=headers, **known)).status == status
                     path = f"{at}/instances/node%2F0/v1/completions"
                     assert (await http.post(path, json={}, headers=headers, **known)).status == status
+                for key in (KEY, NEW_KEY):
+                    shown = {"authorization": f"Bearer {key}"}
+                    assert (await http.get(f"{at}/state", headers=shown, **known)).status == 200
                 headers = {"authorization": f"Bearer {KEY}", MODEL_HEADER: "chat"}
                 state = agent_report(await (await http.get(f"{at}/state", headers=headers, **known)).json())
                 assert state.door == agent.endpoint

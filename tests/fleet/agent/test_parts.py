@@ -202,7 +202,7 @@ def test_each_route_has_a_limit_of_its_own(route: str, stated: dict[str, Any], l
 
 def test_a_recording_counts_by_what_is_usual_and_not_by_its_bytes() -> None:
     """25 MB counted as 6 million tokens of a prompt: for minutes no other request would have gone there."""
-    request = stream_of("m", b"x" * 25_000_000, 0.0, "/v1/audio/transcriptions")
+    request = stream_of("m", b"x" * 25_000_000, "/v1/audio/transcriptions")
     assert request.prompt_tokens == 1024
 
 

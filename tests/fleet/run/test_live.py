@@ -86,7 +86,7 @@ def test_state_and_store_stand_beside_the_file_unless_it_says_otherwise(tmp_path
     assert (limits.file_bytes, limits.lines, fleet.gateway.port, fleet.gateway.hold_max_s) == (10**6, 10, 9000, 5.0)
 
 
-@pytest.mark.parametrize("environ", [{}, {DOOR_KEY: "short"}])
+@pytest.mark.parametrize("environ", [{}, {DOOR_KEY: "short"}, {DOOR_KEY: ","}, {DOOR_KEY: "a-key-of-the-fleet,short"}])
 def test_a_door_on_tcp_needs_a_key(tmp_path: Path, environ: dict[str, str]) -> None:
     fleet = _fleet(tmp_path)
     with pytest.raises(ConfigError, match=r"hosts.b.door: .*set SLOSERVE_FLEET_DOOR_KEY to a secret of at least 16"):
