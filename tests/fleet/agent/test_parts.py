@@ -196,7 +196,7 @@ def test_what_a_door_expects_of_its_requests() -> None:
 )
 def test_each_route_has_a_limit_of_its_own(route: str, stated: dict[str, Any], limit: int, streams: bool) -> None:
     """An embedding counted as a reply of usual length, for which a plan kept its model from leaving."""
-    request = stream_of("m", json.dumps(stated).encode(), 0.0, route)
+    request = stream_of("m", json.dumps(stated).encode(), route)
     assert (request.max_tokens, request.streams) == (limit, streams)
 
 
