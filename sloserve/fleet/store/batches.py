@@ -45,7 +45,7 @@ class Batches:
     def reserve_file(self, file: File, most: int, within_s: float) -> bool:
         """Reserve room for a file before its bytes are read; return ``False`` if its tenant's quota has too little.
 
-        Nobody sees the file before :meth:`keep_file`; :meth:`delete_file` gives its bytes back.
+        The file is in no list before :meth:`keep_file`; :meth:`delete_file` gives its bytes back.
 
         Args:
             file: The file, with the fewest bytes that it can have, and the member that receives it as its name.

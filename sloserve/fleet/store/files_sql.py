@@ -1,6 +1,6 @@
 """The SQL of files' metadata, and of the bytes that tenants keep; see :mod:`sloserve.fleet.store.database`.
 
-Each tenant has a row with the bytes of its files, which whoever adds, reserves or deletes a file changes with it. A
+Each tenant has a row with the bytes of its files, which is changed with each file that is added, reserved or deleted. A
 change of that row also locks out all others that would change what its tenant has.
 """
 

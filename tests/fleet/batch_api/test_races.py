@@ -203,10 +203,8 @@ def test_a_batch_cancelled_before_its_lines_are_accepted_has_none(fleet: Fleet) 
 
 def at_once(fleet: Fleet, call: Callable[[Batches], T]) -> list[T]:
     """What 16 calls return that two gateways make at once."""
-    with ThreadPoolExecutor(8) as threads:
-        calls = [threads.submit(call, fleet.stores[i % 2].batches) for i in range(16)]
-        with bounded.within("the end of the calls"):
-            return [one.result() for one in calls]
+    with bounded.within("the end of the calls"), ThreadPoolExecutor(8) as threads:
+        return list(threads.map(call, [store.batches for store in fleet.stores] * 8))
 
 
 @pytest.mark.slow
