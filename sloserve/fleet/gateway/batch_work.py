@@ -39,12 +39,13 @@ class BatchWork:
         while not self._stopping.is_set():
             moved = False
             with faults:
-                if self._clock.monotonic_s() - tidied_s >= TIDY_S:
+                # The time is noted first: tidying that fails ends this round, and not each round after it.
+                if (now_s := self._clock.monotonic_s()) - tidied_s >= TIDY_S:
+                    tidied_s = now_s
                     self._runner.tidy()
-                    tidied_s = self._clock.monotonic_s()
-                if self._clock.monotonic_s() - held_s >= QUOTA_S:
+                if (now_s := self._clock.monotonic_s()) - held_s >= QUOTA_S:
+                    held_s = now_s
                     self._runner.hold_to_quotas()
-                    held_s = self._clock.monotonic_s()
                 moved = self._runner.step()
             if not moved:
                 self._stopping.wait(AWAY_S if faults.is_away else faults.pause_s(IDLE_S))
