@@ -272,21 +272,20 @@ class BatchRunner:
             yield part
 
     def _beyond_quota(self, batch: Batch, lines: int, tokens: float) -> list[LineError]:
-        """Return an error if the batch exceeds what the other batches of its tenant leave of the quota."""
+        """Reserve the quota of lines and tokens; return an error if the tenant's other batches leave too little."""
         quota = self.quota_of(batch.tenant)
-        open_lines, open_tokens = self.store.requests.open_of(batch.tenant, without=batch.id)
+        beyond = self.store.batches.reserve_lines(batch, lines, tokens, quota.lines, quota.tokens)
+        if beyond is None:
+            return []
+        open_lines, open_tokens = beyond
         later = "send it again when batches of yours have ended"
         if open_lines + lines > quota.lines:
             text = (
                 f"{open_lines} requests wait or run, {lines} are in this file, and the limit is {quota.lines}; {later}"
             )
             return [LineError(None, "request_limit_exceeded", text)]
-        if open_tokens + tokens > quota.tokens:
-            text = (
-                f"{open_tokens:.0f} tokens wait or run, {tokens:.0f} are in this file, and the limit is {quota.tokens}"
-            )
-            return [LineError(None, "token_limit_exceeded", f"{text}; {later}")]
-        return []
+        text = f"{open_tokens:.0f} tokens wait or run, {tokens:.0f} are in this file, and the limit is {quota.tokens}"
+        return [LineError(None, "token_limit_exceeded", f"{text}; {later}")]
 
     def _accept(self, batch: Batch, checked: IO[bytes], lines: int) -> Generator[None, None, None]:
         accepted = 0

@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sloserve.fleet.store import files_sql as sql
+from sloserve.fleet.store import batches_sql as sql
+from sloserve.fleet.store import files_sql
 from sloserve.fleet.store.database import Database
 from sloserve.fleet.store.files_sql import LEAST_BYTES
-from sloserve.fleet.store.records import ENDED_STATES, OPEN_STATES, Batch, BatchState, File, RequestState
+from sloserve.fleet.store.records import Batch, BatchState, File, RequestState
+from sloserve.fleet.store.request_sql import OPEN_OF
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,8 @@ class Batches:
     def add_file(self, file: File, expires_after_s: float | None = None) -> File:
         """Keep a file's metadata once, however often this is called; return it with its times by the store's clock."""
         with self._database.transaction() as session:
-            sql.add_file(session, file, expires_after_s)
-            return _file(session.rows(f"{sql.FILES} WHERE id = :id", id=file.id)[0])
+            files_sql.add_file(session, file, expires_after_s)
+            return _file(session.rows(f"{files_sql.FILES} WHERE id = :id", id=file.id)[0])
 
     def reserve_file(self, file: File, most: int, within_s: float) -> bool:
         """Reserve room for a file before its bytes are read; return ``False`` if its tenant's quota has too little.
@@ -53,9 +55,11 @@ class Batches:
             within_s: Seconds after which the reservation expires.
         """
         with self._database.transaction() as session:
-            if not sql.take_bytes(session, file.tenant, max(file.bytes, LEAST_BYTES), most):
+            if not files_sql.take_bytes(session, file.tenant, max(file.bytes, LEAST_BYTES), most):
                 return False
-            session.change(sql.ADD_FILE, **sql.described(file), purpose=sql.RESERVED, expires_after_s=within_s)
+            session.change(
+                files_sql.ADD_FILE, **files_sql.described(file), purpose=files_sql.RESERVED, expires_after_s=within_s
+            )
         return True
 
     def resize_file(self, id: str, size: int, most: int) -> bool:
@@ -68,11 +72,11 @@ class Batches:
         """
         try:
             with self._database.transaction() as session:
-                found = session.rows(f"{sql.FILES} WHERE id = :id", id=id)
-                if not found or not session.change(sql.RESIZE, id=id, bytes=size, before=found[0][4]):
+                found = session.rows(f"{files_sql.FILES} WHERE id = :id", id=id)
+                if not found or not session.change(files_sql.RESIZE, id=id, bytes=size, before=found[0][4]):
                     return False
                 tenant, more = _file(found[0]).tenant, max(size, LEAST_BYTES) - max(int(found[0][4]), LEAST_BYTES)
-                if not sql.take_bytes(session, tenant, more, most):
+                if not files_sql.take_bytes(session, tenant, more, most):
                     raise _NoRoom  # the size goes back, too
         except _NoRoom:
             return False
@@ -82,20 +86,20 @@ class Batches:
         """Make a reserved file one that its tenant sees; return it with its times, or ``None`` if it is no more."""
         values = {"id": file.id, "name": file.name, "purpose": file.purpose, "expires_after_s": expires_after_s}
         with self._database.transaction() as session:
-            if not session.change(sql.KEEP, **values):
+            if not session.change(files_sql.KEEP, **values):
                 return None
-            return _file(session.rows(f"{sql.FILES} WHERE id = :id", id=file.id)[0])
+            return _file(session.rows(f"{files_sql.FILES} WHERE id = :id", id=file.id)[0])
 
     def reserved_files(self) -> list[File]:
         """Return the reservations of all tenants, each with the member that made it as its name."""
         with self._database.reading() as session:
-            return [_file(row) for row in session.rows(f"{sql.FILES} WHERE NOT {sql.KEPT} ORDER BY seq")]
+            return [_file(row) for row in session.rows(f"{files_sql.FILES} WHERE NOT {files_sql.KEPT} ORDER BY seq")]
 
     def file(self, tenant: str, id: str) -> File | None:
         """Return the file with this id, or ``None`` if there is none or it belongs to another tenant."""
         with self._database.reading() as session:
             found = session.rows(
-                f"{sql.FILES} WHERE id = :id AND tenant = :tenant AND {sql.KEPT}", id=id, tenant=tenant
+                f"{files_sql.FILES} WHERE id = :id AND tenant = :tenant AND {files_sql.KEPT}", id=id, tenant=tenant
             )
         return _file(found[0]) if found else None
 
@@ -116,24 +120,26 @@ class Batches:
             purpose: Purpose that they have, or ``None`` for any.
             oldest_first: Whether the oldest ones come first.
         """
-        which = sql.KEPT if purpose is None else f"{sql.KEPT} AND purpose = :purpose"
+        which = files_sql.KEPT if purpose is None else f"{files_sql.KEPT} AND purpose = :purpose"
         more = {} if purpose is None else {"purpose": purpose}
-        select = _page(sql.FILES, "file", after, which, oldest_first)
+        select = _page(files_sql.FILES, "file", after, which, oldest_first)
         with self._database.reading() as session:
             return [_file(row) for row in session.rows(select, **_seen(tenant, after, most), **more)]
 
     def delete_file(self, tenant: str, id: str) -> bool:
         """Delete a file's row and return whether the tenant had such a file. The caller deletes its bytes."""
         with self._database.transaction() as session:
-            found = session.rows(sql.DELETE_FILE, id=id, tenant=tenant)
+            found = session.rows(files_sql.DELETE_FILE, id=id, tenant=tenant)
             for (size,) in found:
-                sql.count_bytes(session, tenant, -max(int(size), LEAST_BYTES))
+                files_sql.count_bytes(session, tenant, -max(int(size), LEAST_BYTES))
         return bool(found)
 
     def expired_files(self) -> list[File]:
         """Return the files past their expiry: the caller deletes their bytes, then calls :meth:`delete_file`."""
         with self._database.reading() as session:
-            return [_file(row) for row in session.rows(f"{sql.FILES} WHERE expires_s <= store_now() ORDER BY seq")]
+            return [
+                _file(row) for row in session.rows(f"{files_sql.FILES} WHERE expires_s <= store_now() ORDER BY seq")
+            ]
 
     def is_file(self, id: str) -> bool:
         """Return whether any tenant has a file with this id."""
@@ -157,8 +163,8 @@ class Batches:
             tenants = session.rows("SELECT tenant FROM file UNION SELECT tenant FROM tenant_files ORDER BY 1")
         for (tenant,) in tenants:
             with self._database.transaction() as session:
-                sql.count_bytes(session, tenant, 0)
-                session.change(sql.RECOUNT_BYTES, tenant=tenant, least=LEAST_BYTES)
+                files_sql.count_bytes(session, tenant, 0)
+                session.change(files_sql.RECOUNT_BYTES, tenant=tenant, least=LEAST_BYTES)
 
     # These methods handle batches.
 
@@ -171,7 +177,7 @@ class Batches:
         with self._database.transaction() as session:
             now_s = float(session.rows("SELECT store_now()")[0][0])
             session.change(
-                _ADD_BATCH,
+                sql.ADD_BATCH,
                 id=batch.id,
                 tenant=batch.tenant,
                 endpoint=batch.endpoint,
@@ -182,46 +188,48 @@ class Batches:
                 due_s=now_s + window_s,
                 metadata=None if batch.metadata is None else json.dumps(batch.metadata),
             )
-            return _batch(session.rows(f"{_BATCHES} WHERE id = :id", id=batch.id)[0])
+            return _batch(session.rows(f"{sql.BATCHES} WHERE id = :id", id=batch.id)[0])
 
     def get(self, tenant: str, id: str) -> Batch | None:
         """Return the batch with this id, or ``None`` if there is none or it belongs to another tenant."""
         with self._database.reading() as session:
-            found = session.rows(f"{_COUNTED} WHERE id = :id AND tenant = :tenant", id=id, tenant=tenant)
+            found = session.rows(f"{sql.COUNTED} WHERE id = :id AND tenant = :tenant", id=id, tenant=tenant)
         return _batch(found[0]) if found else None
 
     def list(self, tenant: str, after: str | None = None, most: int = 20) -> list[Batch]:
         """Return at most ``most`` batches of a tenant, newest first, after the id ``after`` that ended a page."""
         with self._database.reading() as session:
-            return [_batch(row) for row in session.rows(_page(_COUNTED, "batch", after), **_seen(tenant, after, most))]
+            return [
+                _batch(row) for row in session.rows(_page(sql.COUNTED, "batch", after), **_seen(tenant, after, most))
+            ]
 
     def unfinished(self) -> Sequence[Batch]:
         """Return the batches of all tenants that need further work, oldest first, without counts of their requests."""
         with self._database.reading() as session:
-            return [_batch(row) for row in session.rows(f"{_BATCHES} WHERE state IN ({_OPEN}) ORDER BY seq")]
+            return [_batch(row) for row in session.rows(f"{sql.BATCHES} WHERE state IN ({sql.OPEN}) ORDER BY seq")]
 
     def unconfirmed(self) -> Sequence[Batch]:
         """Return the batches of all tenants that may not run yet, or may never run."""
         with self._database.reading() as session:
-            return [_batch(row) for row in session.rows(f"{_BATCHES} WHERE state = 'unconfirmed' ORDER BY seq")]
+            return [_batch(row) for row in session.rows(f"{sql.BATCHES} WHERE state = 'unconfirmed' ORDER BY seq")]
 
     def result_bytes(self, id: str) -> int:
         """Return the bytes of a batch's results that are in no file yet."""
         with self._database.reading() as session:
-            sql = "SELECT coalesce(sum(result_bytes), 0) FROM request WHERE batch = :id"
-            return int(session.rows(sql, id=id)[0][0])
+            query = "SELECT coalesce(sum(result_bytes), 0) FROM request WHERE batch = :id"
+            return int(session.rows(query, id=id)[0][0])
 
     def ended_before(self, age_s: float) -> Sequence[Batch]:
         """Return ended batches of all tenants with a deadline more than ``age_s`` seconds ago, oldest first."""
-        sql = f"{_BATCHES} WHERE state IN ({_ENDED}) AND due_s < store_now() - :age_s ORDER BY seq LIMIT :most"
+        query = f"{sql.BATCHES} WHERE state IN ({sql.ENDED}) AND due_s < store_now() - :age_s ORDER BY seq LIMIT :most"
         with self._database.reading() as session:
-            return [_batch(row) for row in session.rows(sql, age_s=age_s, most=_MOST_ENDED)]
+            return [_batch(row) for row in session.rows(query, age_s=age_s, most=_MOST_ENDED)]
 
     def count(self, tenant: str) -> tuple[int, int]:
         """Return how many batches of a tenant have not ended, and how many it has in all."""
-        sql = f"SELECT coalesce(sum(CASE WHEN state IN ({_OPEN}) THEN 1 ELSE 0 END), 0), count(*) FROM batch"
+        query = f"SELECT coalesce(sum(CASE WHEN state IN ({sql.OPEN}) THEN 1 ELSE 0 END), 0), count(*) FROM batch"
         with self._database.reading() as session:
-            unfinished, kept = session.rows(f"{sql} WHERE tenant = :tenant", tenant=tenant)[0]
+            unfinished, kept = session.rows(f"{query} WHERE tenant = :tenant", tenant=tenant)[0]
         return int(unfinished), int(kept)
 
     def confirm(self, batch: Batch, most: int) -> BatchState | None:
@@ -231,10 +239,35 @@ class Batches:
         are confirmed one after another, in whichever processes.
         """
         with self._database.transaction() as session:
-            sql.count_bytes(session, batch.tenant, 0)  # locks the tenant's row
-            session.change(_CONFIRM, id=batch.id, tenant=batch.tenant, most=most)
+            files_sql.count_bytes(session, batch.tenant, 0)  # locks the tenant's row
+            session.change(sql.CONFIRM, id=batch.id, tenant=batch.tenant, most=most)
             found = session.rows("SELECT state FROM batch WHERE id = :id", id=batch.id)
         return BatchState(found[0][0]) if found else None
+
+    def reserve_lines(
+        self, batch: Batch, lines: int, tokens: float, most_lines: int, most_tokens: float
+    ) -> tuple[int, float] | None:
+        """Record the lines and tokens of a batch that is validated unless its tenant would then have more than it may.
+
+        Return ``None`` if they are recorded, else how many lines and tokens of the tenant's other batches wait or run,
+        or are recorded and not accepted yet.
+        """
+        others = {"tenant": batch.tenant, "without": batch.id}
+        with self._database.transaction() as session:
+            files_sql.count_bytes(session, batch.tenant, 0)  # locks the tenant's row
+            # Read first: a line that is accepted meanwhile is counted twice, and none is missed.
+            accepting = session.rows(sql.ACCEPTING, **others)
+            open_lines, open_tokens = session.rows(OPEN_OF, **others)[0]
+            for all_lines, left, stamps in accepting:
+                open_lines += max(left, 0)
+                open_tokens += json.loads(stamps).get(_TOKENS, 0.0) * max(left, 0) / all_lines
+            if open_lines + lines > most_lines or open_tokens + tokens > most_tokens:
+                return int(open_lines), float(open_tokens)
+            found = session.rows("SELECT stamps FROM batch WHERE id = :id", id=batch.id)
+            for (stamps,) in found:
+                noted = json.dumps({**json.loads(stamps), _TOKENS: tokens})
+                session.change(sql.RECORD_LINES, id=batch.id, lines=lines, stamps=noted)
+        return None
 
     def withdraw(self, id: str) -> None:
         """Delete a batch that is unconfirmed."""
@@ -273,7 +306,7 @@ class Batches:
             # An earlier stamp stays: a batch was created when it was added, not when it was confirmed.
             stamps = {after.value: float(found[0][1]), **json.loads(found[0][0])}
             moved = session.change(
-                _MOVE,
+                sql.MOVE,
                 id=id,
                 before=before.value,
                 after=after.value,
@@ -287,49 +320,19 @@ class Batches:
             )
             for file in (results.output, results.error):
                 if moved and file is not None:
-                    sql.add_file(session, file, results.kept_s)
+                    files_sql.add_file(session, file, results.kept_s)
         return moved > 0
 
     def forget(self, tenant: str, id: str) -> bool:
         """Delete a batch that has ended; :meth:`Requests.forget` deletes its requests."""
-        sql = f"DELETE FROM batch WHERE id = :id AND tenant = :tenant AND state IN ({_ENDED})"
+        query = f"DELETE FROM batch WHERE id = :id AND tenant = :tenant AND state IN ({sql.ENDED})"
         with self._database.transaction() as session:
-            return session.change(sql, id=id, tenant=tenant) > 0
+            return session.change(query, id=id, tenant=tenant) > 0
 
 
 _MOST_ENDED: Final = 100
-_OUTPUTS_KEPT: Final = "outputs_kept_s"
-"""Key of :attr:`Batch.outputs_kept_s` in the column of stamps."""
-_OPEN: Final = ", ".join(f"'{state}'" for state in OPEN_STATES)
-_ENDED: Final = ", ".join(f"'{state}'" for state in ENDED_STATES)
-_BATCHES: Final = """
-    SELECT id, tenant, endpoint, time_window, input_file, state, stamps, due_s, lines, completed, failed,
-        output_file, error_file, metadata, errors
-    FROM batch"""
-_OF_BATCH: Final = "SELECT count(*) FROM request r WHERE r.batch = batch.id AND r.state"
-# Of batches that have not ended the requests are counted, by an index; the others keep their counts, unless a gateway
-# of schema version 4 has ended them, which keeps none.
-_TO_COUNT: Final = f"state IN ({_OPEN}) OR completed + failed < lines"
-_COUNTED: Final = _BATCHES.replace(
-    "completed, failed",
-    f"""CASE WHEN {_TO_COUNT} THEN ({_OF_BATCH} = 'done') ELSE completed END,
-        CASE WHEN {_TO_COUNT} THEN ({_OF_BATCH} IN ('failed', 'expired', 'cancelled')) ELSE failed END""",
-)
-_ADD_BATCH: Final = """
-    INSERT INTO batch (id, tenant, endpoint, time_window, input_file, state, stamps, due_s, metadata)
-    VALUES (:id, :tenant, :endpoint, :time_window, :input_file, :state, :stamps, :due_s, :metadata)"""
-_CONFIRM: Final = f"""
-    UPDATE batch SET state = 'validating' WHERE id = :id AND state = 'unconfirmed'
-        AND (SELECT count(*) FROM batch b WHERE b.tenant = :tenant AND b.state IN ({_OPEN})) < :most"""
-_MOVE: Final = """
-    UPDATE batch SET state = :after, stamps = :stamps,
-        lines = coalesce(CAST(:lines AS bigint), lines),
-        completed = coalesce(CAST(:completed AS bigint), completed),
-        failed = coalesce(CAST(:failed AS bigint), failed),
-        output_file = coalesce(CAST(:output_file AS text), output_file),
-        error_file = coalesce(CAST(:error_file AS text), error_file),
-        errors = coalesce(CAST(:errors AS text), errors)
-    WHERE id = :id AND state = :before"""
+_OUTPUTS_KEPT, _TOKENS = "outputs_kept_s", "tokens"
+"""Keys in the column of stamps: :attr:`Batch.outputs_kept_s`, and the tokens of a batch that is being accepted."""
 
 
 def _page(select: str, table: str, after: str | None, which: str = "1 = 1", oldest_first: bool = False) -> str:
@@ -356,7 +359,7 @@ def _batch(row: tuple[Any, ...]) -> Batch:
     id_, tenant, endpoint, window, input_file, state, stamps, due_s, lines, completed, failed, *files_and_notes = row
     output, error, metadata, errors = files_and_notes
     times = json.loads(stamps)
-    outputs_kept_s = times.pop(_OUTPUTS_KEPT, None)
+    outputs_kept_s, _ = times.pop(_OUTPUTS_KEPT, None), times.pop(_TOKENS, None)
     return Batch(
         id=id_,
         tenant=tenant,

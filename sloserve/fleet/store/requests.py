@@ -251,15 +251,6 @@ class Requests:
         with self._database.reading() as session:
             return frozenset(batch for (batch,) in session.rows(sql.IDLE_BATCHES))
 
-    def open_of(self, tenant: str, without: str) -> tuple[int, float]:
-        """Return how many requests of a tenant's batches wait or run, and their tokens with expected output.
-
-        The batch ``without`` is not counted.
-        """
-        with self._database.reading() as session:
-            lines, tokens = session.rows(sql.OPEN_OF, tenant=tenant, without=without)[0]
-        return int(lines), float(tokens)
-
     def result_bytes(self, tenant: str) -> int:
         """Return the bytes of a tenant's results that are in no file yet."""
         with self._database.reading() as session:

@@ -307,3 +307,26 @@ def test_a_batch_knows_how_long_its_results_are_kept(fleet: Fleet) -> None:
     assert fleet.store.batches.move(new.id, BatchState.VALIDATING, BatchState.IN_PROGRESS)
     assert added.outputs_kept_s == fleet.get(new.id).outputs_kept_s == 7_200.0
     assert fleet.get(new.id).stamps.keys() == {"validating", "in_progress"}
+
+
+@pytest.mark.slow
+def test_a_tenant_gets_no_more_lines_than_its_quota_by_batches_that_are_checked_at_once(fleet: Fleet) -> None:
+    """Two gateways that accepted a batch each took neither for under way."""
+    ids_ = iter([fleet.batch(1) for _ in range(16)])
+    found = at_once(fleet, lambda batches: batches.reserve_lines(fleet.get(next(ids_)), 10, 100.0, 35, 1_000.0))
+    assert found.count(None) == 3 and found.count((30, 300.0)) == 13
+
+
+def test_lines_that_are_to_be_accepted_count_in_the_quotas(fleet: Fleet) -> None:
+    first, second = fleet.batch(8), fleet.batch(1)
+    partly_accepted(fleet, first)
+    assert fleet.store.requests.counts(first) == {RequestState.QUEUED: 4}
+    all_of_it = fleet.store.batches.reserve_lines(fleet.get(second), 1, 1.0, 0, 0.0)
+    fleet.steps()
+    assert fleet.store.requests.counts(first) == {RequestState.QUEUED: 8}
+    accepted = fleet.store.batches.reserve_lines(fleet.get(second), 1, 1.0, 0, 0.0)
+    assert all_of_it is not None and accepted is not None and all_of_it[0] == accepted[0] == 8
+    assert all_of_it[1] == pytest.approx(accepted[1]) and accepted[1] > 0.0
+    assert fleet.get(first).stamps.keys() == {"validating", "in_progress"}
+    assert fleet.store.batches.reserve_lines(fleet.get(second), 2, 9.0, 10, 1e9) is None
+    assert fleet.get(second).lines != 2, "it is not validated any more"

@@ -457,7 +457,7 @@ def test_what_a_tenant_has_under_way_is_that_of_its_open_batches(store: Store) -
         opened.batches.add(Batch(id, tenant, "/v1/embeddings", "1h", "f", state, {}, 0.0), 3_600.0)
         given = {"batch": id, "tenant": tenant, "prompt_tokens": 30, "output_tokens": 12.0}
         opened.requests.accept([new(f"{id}{i}", **given) for i in range(2)])
-    assert opened.requests.open_of("t", without="b") == (2, 84.0)
-    assert opened.requests.open_of("t", without="") == (4, 168.0)
-    assert opened.requests.open_of("nobody", without="") == (0, 0.0)
+    for id, tenant, under_way in (("b", "t", (2, 84.0)), ("", "t", (4, 168.0)), ("", "nobody", (0, 0.0))):
+        asked = Batch(id, tenant, "/v1/embeddings", "1h", "f", open_, {}, 0.0)
+        assert opened.batches.reserve_lines(asked, 1, 0.0, 0, 0.0) == under_way
     assert (opened.batches.count("t"), opened.batches.count("nobody")) == ((2, 3), (0, 0))
