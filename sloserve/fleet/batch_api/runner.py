@@ -37,7 +37,8 @@ LINES_OF_GROUP: Final = 256
 _SURELY_OLD_S: Final = 86_400.0
 """Seconds after which a file without a row is surely old, whatever the clocks of store and folder say."""
 GONE_S: Final = 30.0
-"""Seconds without a sign of life after which a member counts as gone: its uploads and half files are deleted."""
+"""Seconds without a sign of life, while others give some, after which a member counts as gone: its uploads and half
+files are deleted."""
 _UNCONFIRMED_S: Final = 3_600.0
 """Seconds after which an unconfirmed batch is cancelled: its client has been notified that it is not kept."""
 
@@ -204,7 +205,13 @@ class BatchRunner:
         self.folder.keep_only(self.store.batches.is_file, now_s - _SURELY_OLD_S, alive)
 
     def _alive_members(self) -> set[str]:
-        return {one.id for one in self.store.members.agents() if one.age_s < GONE_S} | {self.member}
+        """Return the names of this member and of all others with a sign of life not long before the newest.
+
+        All signs of life are old after the store was away.
+        """
+        ages = {one.id: one.age_s for one in self.store.members.agents() if one.id != self.member}
+        newest_s = min(ages.values(), default=0.0)
+        return {name for name, age_s in ages.items() if age_s - newest_s < GONE_S} | {self.member}
 
     # These methods turn the file into requests.
 

@@ -285,6 +285,18 @@ def test_reservations_of_gateways_that_are_gone_are_given_back(fleet: Fleet) -> 
     assert list(fleet.folder._path.iterdir()) == []
 
 
+def test_no_member_counts_as_gone_because_the_store_was_away(fleet: Fleet) -> None:
+    """The first gateway that reaches the store again would cut off the uploads to all others."""
+    for name in ("first", "other"):
+        fleet.store.members.beat(name, {})
+    assert fleet.store.batches.reserve_file(File(ids.new_file(), "t", "other", "", 1, 0.0), 100_000, 3_600.0)
+    half = half_file_of(fleet, "other")
+    fleet.pass_s(120.0)
+    fleet.store.members.beat("first", {})
+    replace(fleet.first, member="first").tidy()
+    assert half.exists() and len(fleet.store.batches.reserved_files()) == 1
+
+
 def test_files_are_listed_by_purpose_and_in_both_orders(fleet: Fleet) -> None:
     for i, purpose in enumerate(("batch", "batch_output") * 2):
         fleet.store.batches.add_file(File(f"f{i}", "t", "", purpose, 1, 0.0))
