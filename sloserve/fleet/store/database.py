@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
 Params = Mapping[str, Any]
-GIVEN: Final = re.compile(r"\bGIVEN\(([^()]+)\)")
-"""The table of :meth:`Session.given`, with the names and types of its columns."""
+GIVEN: Final = re.compile(r"\b(FROM|ANY) GIVEN\(([^()]+)\)")
+"""What :meth:`Session.given` replaces, and the names and types of its columns."""
 
 
 class Session(Protocol):
@@ -28,12 +28,14 @@ class Session(Protocol):
         """Run a statement and return how many rows it changed."""
 
     def given(self, sql: str, params: Sequence[Params]) -> list[tuple[Any, ...]]:
-        """Run a statement once for many rows of parameters, and return the rows of its RETURNING.
+        """Run a statement once for many rows of parameters, and return what its RETURNING lists for each changed row.
 
-        In place of a table it has ``GIVEN(name type, ...)``: a table ``given`` with these columns, and a row for each
-        of ``params``. No order among them is kept, except that rows are inserted in this order; so a statement must not
-        change one row of another table for two of them. The types are ``text``, ``bigint``, ``double precision`` and
-        ``BYTES``.
+        It has ``FROM GIVEN(name type, ...)`` once, a table with a row for each of ``params``, of which each column is
+        written as ``given.name``; or ``= ANY GIVEN(name type)``, where one column is compared alone. PostgreSQL runs it
+        with an array for each column, SQLite once for each row. No order among rows is kept, except that they are
+        inserted in this order; so a statement must not change one row of another table for two of them. RETURNING lists
+        columns that have the values of columns of the same names in ``params``. The types are ``text``, ``bigint``,
+        ``double precision`` and ``BYTES``.
         """
 
 

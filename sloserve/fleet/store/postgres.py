@@ -263,10 +263,10 @@ def _tried_again(pool: ConnectionPool[Any]) -> None:
 @functools.cache
 def _given(sql: str) -> tuple[Any, Mapping[str, Callable[[Sequence[Any]], Any]]]:
     """Return a statement with an array for each column of ``GIVEN``, and what makes each array of its values."""
-    (found,) = GIVEN.findall(sql)
-    types = {name: kind for name, _, kind in (column.strip().partition(" ") for column in found.split(","))}
-    arrays = (f"%({name}){'b' if kind == 'BYTES' else 's'}::{kind}[]" for name, kind in types.items())
-    table = f"UNNEST({', '.join(arrays)}) AS given({', '.join(types)})"
+    ((word, columns),) = GIVEN.findall(sql)
+    types = {name: kind for name, _, kind in (column.strip().partition(" ") for column in columns.split(","))}
+    arrays = ", ".join(f"%({name}){'b' if kind == 'BYTES' else 's'}::{kind}[]" for name, kind in types.items())
+    table = f"FROM UNNEST({arrays}) AS given({', '.join(types)})" if word == "FROM" else f"ANY({arrays})"
     return _spelt(GIVEN.sub(lambda _: table, sql)), {name: _ARRAYS[kind] for name, kind in types.items()}
 
 

@@ -15,8 +15,8 @@ def end_queued(which: str) -> str:
 ACCEPT: Final = """
     INSERT INTO request (id, tenant, batch, line, custom_id, model, class, grp, prompt_tokens, output_tokens,
         created_s, due_s)
-    SELECT id, tenant, batch, line, custom_id, model, slo_class, grp, prompt_tokens, output_tokens,
-        store_now(), store_now() + deadline_s
+    SELECT given.id, given.tenant, given.batch, given.line, given.custom_id, given.model, given.slo_class, given.grp,
+        given.prompt_tokens, given.output_tokens, store_now(), store_now() + given.deadline_s
     FROM GIVEN(id text, tenant text, batch text, line bigint, custom_id text, model text, slo_class text, grp bigint,
         prompt_tokens bigint, output_tokens double precision, deadline_s double precision)
     WHERE true
@@ -59,15 +59,17 @@ FINISH: Final = """
     WHERE request.id = given.id AND request.attempt = given.attempt AND request.state = 'claimed'
     RETURNING request.id, request.attempt"""
 BODY: Final = """
-    INSERT INTO request_body (id, body, route) SELECT id, body, route FROM GIVEN(id text, body BYTES, route text)"""
+    INSERT INTO request_body (id, body, route)
+    SELECT given.id, given.body, given.route FROM GIVEN(id text, body BYTES, route text)"""
 RESULT: Final = """
     INSERT INTO request_result (id, status, body)
-    SELECT id, status, body FROM GIVEN(id text, status bigint, body BYTES)"""
+    SELECT given.id, given.status, given.body FROM GIVEN(id text, status bigint, body BYTES)"""
 PROGRESS: Final = """
-    INSERT INTO request_progress (id, progress) SELECT id, progress FROM GIVEN(id text, progress BYTES) WHERE true
+    INSERT INTO request_progress (id, progress)
+    SELECT given.id, given.progress FROM GIVEN(id text, progress BYTES) WHERE true
     ON CONFLICT (id) DO UPDATE SET progress = excluded.progress"""
-NO_PROGRESS: Final = "DELETE FROM request_progress WHERE id IN (SELECT id FROM GIVEN(id text))"
-NO_BODY: Final = "DELETE FROM request_body WHERE id IN (SELECT id FROM GIVEN(id text))"
+NO_PROGRESS: Final = "DELETE FROM request_progress WHERE id = ANY GIVEN(id text)"
+NO_BODY: Final = "DELETE FROM request_body WHERE id = ANY GIVEN(id text)"
 IN_FLIGHT: Final = """
     SELECT r.id, c.alone FROM request r JOIN claim c ON c.id = r.claim
     WHERE r.claim = :claim AND r.state = 'claimed' LOCKING_REQUESTS"""
@@ -84,7 +86,7 @@ LAPSED: Final = """
     DELETE FROM claim WHERE until_s <= store_now() OR until_s > store_now() + :longest_s RETURNING id"""
 EXCUSE: Final = """
     UPDATE request SET lost = lost - 1 FROM GIVEN(id text) WHERE request.id = given.id AND request.lost > 0"""
-DROP_CLAIMS: Final = "DELETE FROM claim WHERE id IN (SELECT id FROM GIVEN(id bigint))"
+DROP_CLAIMS: Final = "DELETE FROM claim WHERE id = ANY GIVEN(id bigint)"
 WORN_OUT: Final = "SELECT id FROM request WHERE claim = :claim AND state = 'claimed' AND lost >= :most_lost"
 FAIL: Final = """
     UPDATE request SET state = 'failed', finished_s = store_now(), claim = NULL, result_bytes = given.size

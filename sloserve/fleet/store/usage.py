@@ -70,7 +70,7 @@ def _hour(now_s: float) -> int:
 
 _ADD: Final = """
     INSERT INTO tenant_usage (tenant, hour_s, requests, prompt_tokens, output_tokens)
-    SELECT tenant, hour, requests, prompts, outputs
+    SELECT given.tenant, given.hour, given.requests, given.prompts, given.outputs
     FROM GIVEN(tenant text, hour bigint, requests bigint, prompts bigint, outputs bigint) WHERE true
     ON CONFLICT (tenant, hour_s) DO UPDATE SET
         requests = tenant_usage.requests + excluded.requests,

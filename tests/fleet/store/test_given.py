@@ -38,8 +38,8 @@ def rows(store: Store, params: Sequence[dict[str, Any]]) -> list[tuple[Any, ...]
     with database.transaction() as session:
         session.change("CREATE TABLE many (n SERIAL_KEY, t text, b BYTES, i bigint, d double precision)")
         written = session.given(
-            "INSERT INTO many (t, b, i, d) SELECT t, b, i, d FROM GIVEN(t text, b BYTES, i bigint, d double precision) "
-            "RETURNING i",
+            "INSERT INTO many (t, b, i, d) SELECT given.t, given.b, given.i, given.d "
+            "FROM GIVEN(t text, b BYTES, i bigint, d double precision) RETURNING i",
             params,
         )
         assert [i for (i,) in written] == [one["i"] for one in params]
