@@ -430,3 +430,21 @@ def test_the_assumptions_of_a_fleet_name_its_derived_profiles() -> None:
     model, derived = plain.models["a"], load_profile("h200-gpt-oss-120b")
     marked = replace(plain, models={"a": replace(model, profiles={"h100": derived})})
     assert assumptions(marked)[0] == f"step times of profile {derived.title}"
+
+
+def test_one_instance_that_is_left_for_three_models_changes_no_oftener_than_it_may_and_in_time() -> None:
+    """With a host down, an instance changed its model twelve times in 36 s, after three seconds each as its file said.
+
+    That is what keeps the targets: where models stay for longer, requests of the others are late.
+    """
+    late, switches = {}, {}
+    requests = [replace(one, slo=request("x", "a", 0.0).slo) for one in mixed(120, 2.0, 0)]
+    for min_active_s in (3.0, 10.0):
+        fleet = fleet_of("abc", min_active_s=min_active_s, max_wait_s=30.0, drain_max_s=20.0)
+        log = run(fleet, "qlm", requests)
+        serving = [span for span in log.spans if span.phase is Phase.SERVING]
+        assert all(span.end_s - span.start_s >= min_active_s - 1e-9 for span in serving[1:-1]), "the first was there"
+        switches[min_active_s] = len(serving) - 1
+        late[min_active_s] = sum(one.token_times_s[-1] > one.request.arrival_s + 20.0 for one in log.run.requests)
+    assert switches[3.0] > switches[10.0] > 2
+    assert late[3.0] < late[10.0]
