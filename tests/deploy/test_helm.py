@@ -75,6 +75,20 @@ def test_the_chart_and_kustomize_start_the_same_server() -> None:
     assert helm["terminationGracePeriodSeconds"] == kubectl["terminationGracePeriodSeconds"]
 
 
+@pytest.mark.parametrize(
+    ("hosts", "allowed"), [("a.example.org,b.example.org", ["a.example.org", "b.example.org"]), ("*", None)]
+)
+def test_the_chart_names_the_hosts_from_which_media_may_come(hosts: str, allowed: list[str] | None) -> None:
+    ((_, pod),) = pods(templated(None, "--set", f"mediaDomains={{{hosts}}}")).items()
+    (container,) = pod["containers"]
+    follows = [one["value"] for one in container["env"] if one["name"] == "VLLM_MEDIA_URL_ALLOW_REDIRECTS"]
+    if allowed is None:
+        assert "--allowed-media-domains" not in container["args"] and not follows
+    else:
+        at = container["args"].index("--allowed-media-domains")
+        assert container["args"][at + 1 : at + 3] == allowed and follows == ["0"]
+
+
 def test_keys_are_made_unless_there_are_secrets() -> None:
     secrets = {one["metadata"]["name"] for one in templated() if one["kind"] == "Secret"}
     assert secrets == {"mine-sloserve-api-key", "mine-sloserve-admin-key"}
