@@ -35,6 +35,7 @@ from sloserve.fleet.contract.endpoint import (
 from sloserve.fleet.contract.reports import agent_report
 from sloserve.fleet.gateway.agent_connections import AgentConnections
 from sloserve.scheduler.virtual_queues.contract import ModelState
+from sloserve.wire.form import Form, FormFile
 from tests import bounded
 from tests.bounded import until
 from tests.fleet.stand_in.engine import LONG, POISON, reply
@@ -598,6 +599,11 @@ def test_the_door_on_the_wire(tmp_path: Path) -> None:
             assert (other.status, other.headers[REFUSED_HEADER]) == (503, "other-model")
             for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
                 assert (await post(path, query="a", documents=["b"])).status == 200, path
+            form, content_type = Form({"model": ["chat"]}, [FormFile("file", "a.wav", "audio/wav", b"12")]).encoded()
+            headers = {MODEL_HEADER: "chat", "content-type": content_type}
+            url = "/instances/node%2F0/v1/audio/transcriptions"
+            async with http.post(URL(f"http://door{url}", encoded=True), data=form, headers=headers) as heard:
+                assert (await heard.json())["text"] == reply("chat", "2", 8)
             for path in ("/sleep", "/collective_rpc", "/sloserve/park", "/v1/load_lora_adapter", "/v1/../sleep"):
                 assert (await post(path)).status == 404, path
             for path in ("/v1/%2e%2e/sleep", "/v1/./load_lora_adapter", "/v1/load_lora_adapter/", "/v1/x%3F"):
