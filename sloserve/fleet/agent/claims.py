@@ -42,7 +42,8 @@ class ClaimedLine:
         due_s: Deadline by this process' monotonic clock in seconds, inf for none.
         output: Output of the attempt that runs; ``None`` before the first, since a body that is read takes much memory.
         task: Task that sends it; ``None`` while it waits for room.
-        is_sent: Whether an engine may have seen it.
+        is_sent: Whether the response of an engine has begun, or has broken off.
+        is_coming: Whether it was passed to an engine, which may have seen it, and no response has begun yet.
         has_ended: Whether it has a result, which is committed or about to be.
     """
 
@@ -52,6 +53,7 @@ class ClaimedLine:
     output: LineOutput | None = None
     task: "asyncio.Task[None] | None" = None
     is_sent: bool = False
+    is_coming: bool = False
     has_ended: bool = False
 
     @property
@@ -111,7 +113,7 @@ class HeldClaim:
     @property
     def was_sent(self) -> bool:
         """Whether an engine may have seen a part of it."""
-        return any(line.is_sent for line in self.lines.values())
+        return any(line.is_sent or line.is_coming for line in self.lines.values())
 
     def progress(self) -> dict[str, bytes]:
         """Return the progress of its lines from which others can go on, by id."""

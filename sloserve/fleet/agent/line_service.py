@@ -116,13 +116,16 @@ async def attempted(endpoint: InstanceEndpoint, line: ClaimedLine, clock: Clock)
 async def _asked(endpoint: InstanceEndpoint, line: ClaimedLine, output: LineOutput, left_s: float) -> tuple[int, bytes]:
     headers, body = _headers(line, output.path, left_s), output.body()
     size = LineSize(len(body) / BYTES_PER_TOKEN, output.max_tokens, output.is_streamed)
+    # An engine may die of the line before its response begins, and that may end this call first.
+    line.is_coming = True
     try:
         answer = await endpoint.send("POST", output.path, headers, body, model=line.model, line=size)
     except Refused as refused:
+        line.is_coming = False
         if refused.reason is Refusal.DIED:
             raise BrokenOutput("the engine died with the request") from refused
         raise
-    line.is_sent = True
+    line.is_sent, line.is_coming = True, False
     async with aclosing(cast(Any, _closable(answer))) as parts:
         if answer.status != 200 or not output.is_streamed:
             body = await _read(parts)

@@ -218,6 +218,33 @@ def test_one_poison_among_many_fails_alone(tmp_path: Path, others: int) -> None:
     run(scenario())
 
 
+class SilentEndpoint(FakeEndpoint):
+    """An endpoint whose engine dies before its response begins; the agent learns of the death first."""
+
+    async def send(self, method: str, path: str, headers: Any, body: bytes, **given: Any) -> InstanceResponse:
+        if POISON.encode() in body:
+            self.die()
+            await asyncio.Event().wait()
+        return await super().send(method, path, headers, body, **given)
+
+
+@pytest.mark.slow
+def test_a_poison_that_kills_before_the_response_begins_fails(tmp_path: Path) -> None:
+    """It went back as a line that no engine had seen, and killed one engine after the other."""
+
+    async def scenario() -> None:
+        door = SilentEndpoint("a/0", "m")
+        async with host(tmp_path, door) as a:
+            a.accept(3)
+            a.store.requests.accept([a.line("bad", POISON)])
+            a.pulling.follow("a/0", [Pull(1, "m")])
+            results = await a.until_ended(4)
+            assert [id for id, result in results.items() if result is RequestState.FAILED] == ["bad"]
+            assert 1 < door.deaths <= 9
+
+    run(scenario())
+
+
 @pytest.mark.slow
 def test_a_cancelled_line_leaves_the_engine(tmp_path: Path) -> None:
     async def scenario() -> None:
