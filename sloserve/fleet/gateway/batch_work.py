@@ -21,6 +21,8 @@ class BatchWork:
 
     def __init__(self, runner: BatchRunner, clock: Clock) -> None:
         self._runner, self._clock = runner, clock
+        self._faults = Faults("batches make no progress")
+        self._tidied_s = self._held_s = float("-inf")
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sloserve-batch-work", daemon=True)
 
@@ -33,19 +35,24 @@ class BatchWork:
         if self._thread.is_alive():
             self._thread.join()
 
+    def turn(self) -> float:
+        """Run one step, and what is due besides; return the seconds until the next one."""
+        moved = False
+        with self._faults:
+            # The time is noted first: tidying that fails ends this turn, and not each turn after it.
+            if (now_s := self._clock.monotonic_s()) - self._tidied_s >= TIDY_S:
+                self._tidied_s = now_s
+                self._runner.tidy()
+            if (now_s := self._clock.monotonic_s()) - self._held_s >= QUOTA_S:
+                self._held_s = now_s
+                self._runner.hold_to_quotas()
+            moved = self._runner.step()
+        if moved:
+            return 0.0
+        return AWAY_S if self._faults.is_away else self._faults.pause_s(IDLE_S)
+
     def _run(self) -> None:
-        tidied_s = held_s = float("-inf")
-        faults = Faults("batches make no progress")
         while not self._stopping.is_set():
-            moved = False
-            with faults:
-                # The time is noted first: tidying that fails ends this round, and not each round after it.
-                if (now_s := self._clock.monotonic_s()) - tidied_s >= TIDY_S:
-                    tidied_s = now_s
-                    self._runner.tidy()
-                if (now_s := self._clock.monotonic_s()) - held_s >= QUOTA_S:
-                    held_s = now_s
-                    self._runner.hold_to_quotas()
-                moved = self._runner.step()
-            if not moved:
-                self._stopping.wait(AWAY_S if faults.is_away else faults.pause_s(IDLE_S))
+            pause_s = self.turn()
+            if pause_s:
+                self._stopping.wait(pause_s)

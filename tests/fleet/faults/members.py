@@ -1,0 +1,323 @@
+"""Members of a fleet in virtual time, put together from the product's objects as its processes put them together."""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from sloserve.core.errors import ConfigError, StoreError
+from sloserve.fleet.agent.agent_server import AgentServer
+from sloserve.fleet.agent.claims import cancelled
+from sloserve.fleet.agent.costs import SHARE_S, Costs, SharedCosts
+from sloserve.fleet.agent.engine import EngineLimits
+from sloserve.fleet.agent.engine_set import HostParts
+from sloserve.fleet.agent.engine_spec import ServedModel
+from sloserve.fleet.agent.following import Following
+from sloserve.fleet.agent.host_fence import HostFence
+from sloserve.fleet.agent.instance import Instance
+from sloserve.fleet.agent.memory import HostMemory
+from sloserve.fleet.agent.pulling import Pulling
+from sloserve.fleet.contract.reports import AgentReport, to_json
+from sloserve.fleet.fleet import Fleet, Host
+from sloserve.fleet.gateway.batch_work import BatchWork
+from sloserve.fleet.gateway.gateway import Gateway, GatewayDependencies
+from sloserve.fleet.gateway_settings import GatewaySettings
+from sloserve.fleet.planning.planning_task import Planning
+from sloserve.fleet.run.agent_process import STOP_S
+from sloserve.fleet.store.sqlite import SqliteDatabase
+from sloserve.fleet.store.store import Store
+from sloserve.fleet.supervised import supervised
+from tests.fleet.faults.engines import EngineTimes, SimulatedEngine, SimulatedLauncher
+from tests.fleet.faults.kernel import Kernel, Process
+from tests.fleet.faults.network import Network
+from tests.fleet.faults.storage import Disk, ReachedDatabase, ReachedFolder, StoreTrouble
+
+SEQS: Final = 4
+"""Requests that an engine runs at once."""
+
+
+@dataclass
+class Knobs:
+    """Settings that a seed draws.
+
+    Args:
+        pace: Factor of the periods of all loops.
+        lease_s: Lease of claims and hosts.
+        planner_lease_s: Lease of the planner that leads.
+        search_s: Seconds that a plan takes.
+        slice_lines: Lines of a file that are accepted at once.
+        piece: Requests that one transaction ends or deletes.
+        page: Rows of a page of results.
+        silent_max_s: Seconds of silence after which a gateway gives an engine up.
+        hung_s: The same of an agent.
+    """
+
+    pace: float = 1.0
+    lease_s: float = 30.0
+    planner_lease_s: float = 5.0
+    search_s: float = 0.0
+    slice_lines: int = 4
+    piece: int = 3
+    page: int = 3
+    silent_max_s: float = 60.0
+    hung_s: float = 30.0
+
+
+@dataclass
+class Ground:
+    """What the members of a world stand on.
+
+    Args:
+        began: Called with an engine and a request that it begins.
+        watched: Returns the transaction that members get, for one of the store.
+        holders: Holders of claims, by process.
+    """
+
+    kernel: Kernel
+    network: Network
+    fleet: Fleet
+    inner: SqliteDatabase
+    folder: Any
+    path: Path
+    keys: Path
+    knobs: Knobs
+    trouble: StoreTrouble
+    disk: Disk
+    times: EngineTimes
+    began: Callable[[SimulatedEngine, str], None]
+    watched: Callable[[Any], Any]
+    numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
+    engines: list[SimulatedEngine] = field(default_factory=list)
+    holders: dict[str, str] = field(default_factory=dict)
+
+    def store_of(self, process: Process) -> Store:
+        """Return the store as a process reaches it."""
+        return Store(ReachedDatabase(self.inner, process, self.trouble, self.watched))
+
+    def start_engine(self, owner: Process, spec: Any) -> SimulatedEngine:
+        self.engines = [one for one in self.engines if one.process.is_alive]
+        engine = SimulatedEngine(
+            self.kernel, self.network, owner, next(self.numbers), spec, self.times, lambda *begun: self.began(*begun)
+        )
+        self.engines.append(engine)
+        return engine
+
+
+class Member:
+    """A member that can be started again. place: its end of network links."""
+
+    kind = ""
+
+    def __init__(self, ground: Ground, place: str) -> None:
+        self.ground, self.place = ground, place
+        self.process = Process(ground.kernel, f"{place} before its start", place)
+        self.process.kill()
+        self.starts = 0
+        self.before: list[Process] = []
+        """Processes that were started before, elsewhere, and are alive."""
+
+    def start(self) -> None:
+        """Start a new process."""
+        self.starts += 1
+        self.before = [one for one in (*self.before, self.process) if one.is_alive]
+        process = self.process = Process(self.ground.kernel, f"{self.place}#{self.starts}", self.place)
+        main = self._main(process)
+        process.call_soon(lambda: process.create_task(self._until_it_ends(process, main)))
+
+    def look(self) -> None:
+        """Take up a process from before if the newest has ended, since it gave way to that one."""
+        self.before = [one for one in self.before if one.is_alive]
+        if not self.process.is_alive and self.before:
+            self.process = self.before.pop()
+
+    async def _until_it_ends(self, process: Process, main: Any) -> None:
+        try:
+            await main
+        except (ConfigError, StoreError):
+            pass  # it ends, and is started again
+        process.kill()
+
+    def _main(self, process: Process) -> Any:
+        raise NotImplementedError
+
+
+class TaskBatchWork(BatchWork):
+    """The batches' work of a gateway, in a thread of the simulated process."""
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._turns())
+
+    def stop(self) -> None:
+        self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+
+    async def _turns(self) -> None:
+        while True:
+            await asyncio.sleep(await asyncio.get_running_loop().run_in_executor(None, self.turn))
+
+
+class GatewayMember(Member):
+    kind = "gateway"
+
+    @property
+    def path(self) -> str:
+        """Path behind which clients reach it."""
+        return f"/{self.place}"
+
+    def _main(self, process: Process) -> Any:
+        ground = self.ground
+        folder = ReachedFolder(ground.folder, process, ground.disk)
+        around = GatewayDependencies(
+            ground.store_of(process),
+            folder,  # type: ignore[arg-type]
+            ground.keys,
+            limits=_limits(ground),
+            name=f"{self.place}-{self.starts}",
+        )
+        return self._serve(process, Gateway(ground.fleet, around, process.clock))
+
+    async def _serve(self, process: Process, gateway: Gateway) -> None:
+        await gateway.start()
+        self.ground.network.listen(self.path, process, gateway.app)
+        await asyncio.get_running_loop().create_future()
+
+
+class PlannerMember(Member):
+    kind = "planner"
+
+    def _main(self, process: Process) -> Any:
+        ground = self.ground
+
+        def searched() -> None:
+            if ground.knobs.search_s:
+                ground.kernel.pause(float(ground.kernel.rng.uniform(0.5, 1.5)) * ground.knobs.search_s)
+
+        self.planning = Planning(
+            ground.fleet,
+            ground.store_of(process),
+            f"{self.place}:{self.starts}",
+            process.clock,
+            lease_s=ground.knobs.planner_lease_s,
+            replayed=searched,
+        )
+        return self.planning.run(None, every_s=ground.knobs.pace)  # type: ignore[arg-type]
+
+
+class AgentMember(Member):
+    """An agent. folders: number of its state folder; another one is another machine's."""
+
+    kind = "agent"
+
+    def __init__(self, ground: Ground, place: str, host: Host) -> None:
+        super().__init__(ground, place)
+        self.host, self.folder = host, 0
+        self.must_stop = asyncio.Event()
+
+    def _main(self, process: Process) -> Any:
+        self.must_stop = asyncio.Event()
+        return _Agent(self.ground, self.host, process, self.starts, self.folder).run(self.must_stop)
+
+
+class _Agent:
+    """The process of an agent, as :mod:`sloserve.fleet.run.agent_process` puts it together."""
+
+    def __init__(self, ground: Ground, host: Host, process: Process, number: int, folder: int) -> None:
+        self._ground, self._host, self._process = ground, host, process
+        self._state = ground.path / f"state-{host.name}-{folder}"
+        self._state.mkdir(exist_ok=True)
+        self._run = ground.path / f"run-{host.name}-{number}"
+        self._run.mkdir(exist_ok=True)
+        self._store = ground.store_of(process)
+        self._instances: dict[str, Instance] = {}
+        self._plan: Callable[[], tuple[int, int] | None] = lambda: None
+        self._door = f"unix:{self._run}/door"
+        self._costs = Costs(self._state / f"swap-costs-{host.name}.json", host.device)
+        self._memory = HostMemory(host.host_memory_bytes)
+
+    def report(self, *, for_store: bool = True) -> AgentReport:
+        instances = tuple(instance.report() for instance in self._instances.values())
+        names = list(self._ground.fleet.models)
+        return AgentReport(
+            host=self._host.name,
+            door=self._door,
+            instances=tuple(replace(one, cached={}) for one in instances) if for_store else instances,
+            plan=self._plan(),
+            swaps=self._costs.swaps(names) if for_store else (),
+        )
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        ground, process, host, knobs = self._ground, self._process, self._host, self._ground.knobs
+        fence = HostFence(host.name, self._store, self._state, knobs.lease_s)
+        ground.holders[process.name] = fence.holder
+        await fence.take()
+        process.on_death.append(lambda: _unlock(fence))
+        pulling = Pulling(self._store.requests, fence.holder, process.clock, None, lease_s=knobs.lease_s)  # type: ignore[arg-type]
+        launcher = SimulatedLauncher(process, lambda spec: ground.start_engine(process, spec))
+        parts = HostParts(
+            launcher,
+            self._run,
+            self._run,
+            self._memory,
+            self._costs,
+            process.clock,
+            limits=EngineLimits(start_s=120.0, control_s=60.0, canary_s=30.0, hung_s=knobs.hung_s),
+        )
+        models = {name: served(name) for name in ground.fleet.models_on(host)}
+        drain_s = ground.fleet.switching.drain_max_s
+        for name in host.instances:
+            self._instances[name] = Instance(name, host.device, models, parts, pulling, drain_s)
+        endpoints = list(self._instances.values())
+        ground.network.listen(
+            self._door.removeprefix("unix:"),
+            process,
+            AgentServer(self._instances, lambda: self.report(for_store=False)),
+        )
+        pulling.start(endpoints)
+        following = Following(ground.fleet, endpoints, pulling, self._store, process.clock, None)  # type: ignore[arg-type]
+        self._plan = lambda: following.plan
+        shared = SharedCosts(self._costs, self._store.switch_costs, host.device, None)  # type: ignore[arg-type]
+
+        async def beat() -> None:
+            await fence.beat(to_json(self.report()))
+
+        looking = asyncio.create_task(following.run())
+        beside = [
+            asyncio.create_task(supervised("no sign of life", beat, knobs.pace)),
+            asyncio.create_task(supervised("costs are not shared", shared.turn, SHARE_S * 10 * knobs.pace)),
+        ]
+        waits = [asyncio.ensure_future(one.wait()) for one in (stopping, fence.must_end, fence.lost)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        await cancelled([looking, *beside, *waits])
+        await following.stop()
+        if fence.lost.is_set():
+            await pulling.stop(0.0)
+        else:
+            draining = asyncio.gather(*(one.drain(drain_s) for one in endpoints))
+            await pulling.stop(STOP_S)
+            await draining
+        for instance in endpoints:
+            await instance.close()
+        try:
+            await fence.leave()
+        except StoreError:
+            pass
+
+
+def served(name: str) -> ServedModel:
+    return ServedModel(
+        name, f"/weights/{name}", ("--max-num-seqs", str(SEQS)), weights_bytes=10, max_num_seqs=SEQS, longest_step_s=1.0
+    )
+
+
+def _limits(ground: Ground) -> Any:
+    limits = ground.fleet.gateway
+    values = limits.model_dump(include=set(GatewaySettings.model_fields))
+    return GatewaySettings(**{**values, "silent_max_s": ground.knobs.silent_max_s})
+
+
+def _unlock(fence: HostFence) -> None:
+    """Release the lock of a process that has ended, as the operating system does."""
+    if fence._lock is not None:
+        fence._lock.close()
+        fence._lock = None

@@ -1,0 +1,135 @@
+"""What is watched while a world runs: steps that the store's protocol forbids, and lines that engines must not get."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from sloserve.fleet.store.database import Params, Session
+from tests.fleet.faults.engines import SimulatedEngine
+from tests.fleet.faults.kernel import State
+
+if TYPE_CHECKING:
+    from tests.fleet.faults.world import World
+
+_ENDED: Final = "('done', 'failed', 'expired', 'cancelled')"
+_MOVES: Final = (
+    "('unconfirmed validating', 'unconfirmed cancelling', 'unconfirmed cancelled', 'validating in_progress', "
+    "'validating failed', 'validating cancelling', 'in_progress finalizing', 'in_progress cancelling', "
+    "'finalizing completed', 'finalizing expired', 'cancelling cancelled')"
+)
+_NOTE: Final = "BEGIN INSERT INTO protocol_fault VALUES"
+TRIGGERS: Final = (
+    "CREATE TABLE protocol_fault (text text)",
+    f"""CREATE TRIGGER revived AFTER UPDATE OF state ON request WHEN OLD.state IN {_ENDED} AND NEW.state <> OLD.state
+        {_NOTE} (OLD.id || ' was ' || OLD.state || ' and is ' || NEW.state); END""",
+    f"""CREATE TRIGGER claimed AFTER UPDATE OF state ON request WHEN NEW.state = 'claimed'
+        AND (OLD.state <> 'queued' OR NEW.attempt <> OLD.attempt + 1 OR NEW.claim IS NULL)
+        {_NOTE} (OLD.id || ' was ' || OLD.state || ' at attempt ' || OLD.attempt || ' and is claimed for attempt ' ||
+        NEW.attempt); END""",
+    f"""CREATE TRIGGER older_plan AFTER UPDATE ON plan WHEN (NEW.term, NEW.version) <= (OLD.term, OLD.version)
+        {_NOTE} ('plan ' || OLD.term || '.' || OLD.version || ' is followed by ' || NEW.term || '.' || NEW.version);
+        END""",
+    f"""CREATE TRIGGER moved AFTER UPDATE OF state ON batch WHEN OLD.state || ' ' || NEW.state NOT IN {_MOVES}
+        {_NOTE} (OLD.id || ' was ' || OLD.state || ' and is ' || NEW.state); END""",
+)
+"""Statements that have the store note what no step of the protocol does."""
+_HELD: Final = """
+    SELECT r.state, r.batch, c.agent FROM request r LEFT JOIN claim c ON c.id = r.claim WHERE r.id = :id"""
+
+
+class WatchedSession:
+    """A transaction of which results that count are looked at: each must be of the newest attempt."""
+
+    def __init__(self, inner: Session, violations: list[str]) -> None:
+        self._inner, self._violations = inner, violations
+        self.rows, self.change = inner.rows, inner.change
+
+    def each(self, sql: str, params: Sequence[Params]) -> list[int]:
+        counts = self._inner.each(sql, params)
+        for one, count in zip(params, counts, strict=True):
+            if count and {"attempt", "state", "id"} <= one.keys():
+                newest = self._inner.rows("SELECT attempt FROM request WHERE id = :id", id=one["id"])[0][0]
+                if newest != one["attempt"]:
+                    text = f"a result of attempt {one['attempt']} of {one['id']} counts, and attempt {newest} runs"
+                    self._violations.append(text)
+        return counts
+
+
+class Oracles:
+    """Looks at each request that an engine begins, and now and then at all members."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+
+    def began(self, engine: SimulatedEngine, request: str) -> None:
+        """Note that an engine begins a request; engines get canaries and streams, too."""
+        world = self._world
+        if not request.startswith("batch_req"):
+            return
+        world.ran[request] += 1
+        if not self._is_held(engine, request):
+            # It may just have been given back, and then its end is on its way to the engine.
+            world.kernel.after(engine.process, 0.5, lambda: self._must_have_left(engine, request))
+        self._runs_alone(engine, request)
+        self._is_wanted(request)
+
+    def look(self) -> None:
+        """Look whether a host has two agents with engines."""
+        world, now_s = self._world, self._world.kernel.now_s
+        recent_s = 2.0 * world.knobs.lease_s + 60.0 + 10.0 * world.knobs.pace
+        owners: dict[str, set[str]] = {}
+        for engine in world.ground.engines:
+            owner = engine.owner
+            calm = owner.state is State.RUNNING and owner.disturbed_s < now_s - recent_s
+            if engine.process.is_alive and calm and world.store_clock.set_s < now_s - recent_s:
+                owners.setdefault(owner.place, set()).add(owner.name)
+        for place, names in owners.items():
+            if len(names) > 1:
+                world.violations.append(f"{place} has {len(names)} agents with engines: {sorted(names)}")
+
+    def protocol(self) -> list[str]:
+        """Return the steps that the protocol forbids."""
+        with self._world.inner.reading() as session:
+            return [str(text) for (text,) in session.rows("SELECT DISTINCT text FROM protocol_fault")]
+
+    def _row(self, request: str) -> tuple[Any, ...]:
+        with self._world.inner.reading() as session:
+            found = session.rows(_HELD, id=request)
+        return found[0] if found else (None, None, None)
+
+    def _is_held(self, engine: SimulatedEngine, request: str) -> bool:
+        state, _, agent = self._row(request)
+        return state == "claimed" and agent == self._world.ground.holders.get(engine.owner.name)
+
+    def _must_have_left(self, engine: SimulatedEngine, request: str) -> None:
+        world, now_s = self._world, self._world.kernel.now_s
+        calm_s = now_s - 60.0
+        if engine.process.disturbed_s > calm_s or world.store_clock.set_s > calm_s:
+            return
+        if engine.owner.state is State.STOPPED or world.trouble.latency_s > 0.01:
+            return
+        if request in engine.running and not self._is_held(engine, request):
+            state, _, agent = self._row(request)
+            text = f"{request} was sent to {engine.process.name}, and is {state} for {agent}"
+            world.violations.append(text)
+
+    def _runs_alone(self, engine: SimulatedEngine, request: str) -> None:
+        world, now_s = self._world, self._world.kernel.now_s
+        recent_s = now_s - 2.0 * world.knobs.lease_s - 30.0
+        for other in world.ground.engines:
+            if other is engine or request not in other.running:
+                continue
+            if other.owner.disturbed_s < recent_s and max(world.store_clock.set_s, world.trouble.since_s) < recent_s:
+                world.violations.append(f"{request} runs on {engine.process.name} and {other.process.name} at once")
+
+    def _is_wanted(self, request: str) -> None:
+        """Check, in a healthy fleet, that no engine begins a line of a batch that was cancelled a while ago."""
+        world = self._world
+        since_s = world.kernel.now_s - world.knobs.lease_s - 15.0 * world.knobs.pace - 30.0
+        if world.quiet_s > since_s:
+            return
+        batch = self._row(request)[1]
+        for sent in world.users.ledger.batches:
+            if sent.id == batch and sent.cancelled_s < since_s:
+                world.violations.append(
+                    f"{request} begins {world.kernel.now_s - sent.cancelled_s:.0f} s after its cancel"
+                )
