@@ -8,102 +8,121 @@ this machine with ``fsync=off``: what a disk adds is one wait for each of these 
 
 ``--beside`` measures the store of another checkout as well, in turn with this one's. Prints and writes
 benchmarks/results/fleet_store_rates.json.gz: lines a second by database and operation, the median and the range of the
-repetitions, with the client's CPU seconds for 1,000 lines.
+repetitions, and the processor time of client and server for a line, which other work of the machine changes less.
 """
 
+import contextlib
+import itertools
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, aligned, write_result
-from tests.fleet.store.databases import server
+from tests.fleet.store.databases import Server, installed
+from tests.ports import free_port
 
 DATABASES = ("sqlite", "postgresql")
 OPERATIONS = ("accept", "claim and finish")
+_CPU = ("cpu_s", "server_cpu_s")
 _CLIENT = """
 import json, sys, time
 from sloserve.fleet.store.records import DurableRequest, RequestState, Result
 from sloserve.fleet.store.store import open_store
 
-store, lines, measured = open_store(sys.argv[1]).requests, int(sys.argv[2]), {}
-began = time.perf_counter(), time.process_time()
-
-def note(operation):
-    global began
-    now = time.perf_counter(), time.process_time()
-    rate, cpu_s = lines / (now[0] - began[0]), 1e3 * (now[1] - began[1]) / lines
-    measured[operation] = {"lines_per_s": rate, "cpu_s_per_1000": cpu_s}
-    began = now
-
-for first in range(0, lines, 1_000):
-    part = range(first, min(first + 1_000, lines))
-    store.accept([
-        DurableRequest(f"breq_{n:032x}", "tenant", "model", "batch", n // 256, b"x" * 500, 200, 100.0, 86_400.0,
-            "batch_1", n + 1, f"line-{n}")
-        for n in part
-    ])
-note("accept")
-finished = 0
-for group in range(0, lines // 256 + 1):
-    while (claim := store.claim("agent", group, 64, 30.0)) is not None:
-        results = [Result(one.id, one.attempt, RequestState.DONE, 200, b"y" * 500) for one in claim.requests]
-        finished += sum(store.finish(results))
-note("claim and finish")
-assert finished == lines
-print(json.dumps(measured))
+address, lines, operation = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+store = open_store(address).requests
+began_s, began_cpu_s = time.perf_counter(), time.process_time()
+if operation == "accept":
+    for first in range(0, lines, 1_000):
+        part = range(first, min(first + 1_000, lines))
+        store.accept([
+            DurableRequest(f"breq_{n:032x}", "tenant", "model", "batch", n // 256, b"x" * 500, 200, 100.0, 86_400.0,
+                "batch_1", n + 1, f"line-{n}")
+            for n in part
+        ])
+else:
+    finished = 0
+    for group in range(0, lines // 256 + 1):
+        while (claim := store.claim("agent", group, 64, 30.0)) is not None:
+            results = [Result(one.id, one.attempt, RequestState.DONE, 200, b"y" * 500) for one in claim.requests]
+            finished += sum(store.finish(results))
+    assert finished == lines
+print(json.dumps({"seconds": time.perf_counter() - began_s, "cpu_s": time.process_time() - began_cpu_s}))
 """
 
 
-def client(source: Path, address: str, lines: int) -> dict[str, dict[str, float]]:
-    """Return what the store of the checkout ``source`` does, by operation."""
+def client(source: Path, address: str, lines: int, operation: str) -> dict[str, float]:
+    """Return the seconds, and the CPU seconds, that an operation takes with the store of the checkout ``source``."""
     # Without site the interpreter knows no editable installation, which would put this checkout before any other.
     packages = [path for path in sys.path if path.endswith("-packages")]
-    command = [sys.executable, "-S", "-c", _CLIENT, address, str(lines)]
+    command = [sys.executable, "-S", "-c", _CLIENT, address, str(lines), operation]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(source), *packages])}
-    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
-    measured: dict[str, dict[str, float]] = json.loads(done.stdout)
+    done = subprocess.run(command, cwd=source, env=environment, check=True, stdout=subprocess.PIPE)
+    measured: dict[str, float] = json.loads(done.stdout)
     return measured
 
 
+@contextlib.contextmanager
+def opened(database: str, folder: Path) -> Iterator[tuple[str, Callable[[], float]]]:
+    """Yield the address of a new store, and what returns the CPU seconds that its server has taken."""
+    if database == "sqlite":
+        yield f"sqlite:{folder}/store.sqlite", lambda: 0.0
+        return
+    folder.chmod(0o755)
+    (folder / "server").mkdir()
+    made = Server(installed(folder / "server"), folder / "server", free_port())
+    made.initialize()
+    made.start()
+    try:
+        yield made.address, lambda: sum(map(cpu_s, made.processes()))
+    finally:
+        made.stop()
+
+
+def cpu_s(process: int) -> float:
+    """Return the CPU seconds of a process and of its children that have ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except FileNotFoundError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
 def runs_of(sources: dict[str, Path], lines: int, repetitions: int) -> list[dict[str, Any]]:
-    """Measure each checkout on each database, in turn; a run has databases of its own."""
+    """Measure each checkout on each database, in turn; a run has a store of its own."""
     runs: list[dict[str, Any]] = []
     for repetition in range(repetitions):
         for database in DATABASES:
-            for name, source in sources.items():
-                with tempfile.TemporaryDirectory(prefix="store-rates-") as folder:
-                    if database == "sqlite":
-                        measured = client(source, f"sqlite:{folder}/store.sqlite", lines)
-                    else:
-                        Path(folder).chmod(0o755)
-                        made = Path(folder) / "server"
-                        made.mkdir()
-                        with server(made) as address:
-                            measured = client(source, address, lines)
-                runs += [
-                    {"database": database, "store": name, "operation": operation, "repetition": repetition, **figures}
-                    for operation, figures in measured.items()
-                ]
+            for name, source in list(sources.items())[:: -1 if repetition % 2 else 1]:
+                with (
+                    tempfile.TemporaryDirectory(prefix="store-rates-") as folder,
+                    opened(database, Path(folder)) as (address, server_s),
+                ):
+                    for operation in OPERATIONS:
+                        before_s = server_s()
+                        measured = client(source, address, lines, operation)
+                        about = {"database": database, "operation": operation, "store": name, "lines": lines}
+                        runs.append({**about, **measured, "server_cpu_s": server_s() - before_s})
     return runs
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    rows = [("database", "operation", "store", "lines/s", "range", "CPU s of 1,000 lines")]
-    for database in DATABASES:
-        for operation in OPERATIONS:
-            for name in dict.fromkeys(run["store"] for run in runs):
-                key = (database, operation, name)
-                found = [run for run in runs if (run["database"], run["operation"], run["store"]) == key]
-                rates = sorted(run["lines_per_s"] for run in found)
-                cpu_s = statistics.median(run["cpu_s_per_1000"] for run in found)
-                middle, ends = f"{statistics.median(rates):,.0f}", f"{rates[0]:,.0f} to {rates[-1]:,.0f}"
-                rows.append((*key, middle, ends, f"{cpu_s:.3f}"))
+    rows = [("database", "operation", "store", "lines/s", "range", "client us/line", "server us/line")]
+    for database, operation in itertools.product(DATABASES, OPERATIONS):
+        for name in sorted({run["store"] for run in runs}):
+            key = (database, operation, name)
+            found = [run for run in runs if (run["database"], run["operation"], run["store"]) == key]
+            rates = sorted(run["lines"] / run["seconds"] for run in found)
+            cpu = [statistics.median(1e6 * run[which] / run["lines"] for run in found) for which in _CPU]
+            middle, ends = f"{statistics.median(rates):,.0f}", f"{rates[0]:,.0f} to {rates[-1]:,.0f}"
+            rows.append((*key, middle, ends, *(f"{us:.0f}" for us in cpu)))
     return aligned(rows)
 
 
@@ -121,8 +140,7 @@ def main() -> None:
     runs = runs_of(sources, lines, repetitions)
     print(table(runs), end="")
     if not arguments.quick:
-        about = {"lines": lines, "table": table(runs).splitlines(), "runs": runs}
-        write_result(RESULTS / "fleet_store_rates.json.gz", about)
+        write_result(RESULTS / "fleet_store_rates.json.gz", {"table": table(runs).splitlines(), "runs": runs})
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ _READING_S: Final = 15.0
 _LONGEST_S: Final = 60.0
 """Longest time in seconds from one reading to the next, whatever its share of time."""
 OLDEST_S: Final = 2.0 * _LONGEST_S
-"""Age in seconds from which sums count as none: nobody asked for them for a while, and one member reads them now."""
+"""Age in seconds from which sums count as none: no member needed them for a while, and one reads them now."""
 
 
 def pause_s(took_s: float) -> float:
@@ -29,8 +29,8 @@ def pause_s(took_s: float) -> float:
 class SharedSums:
     """Sums over the queued requests of one store, as one process reads them; for one thread at a time.
 
-    Whoever asks first after they are due reads them and writes them into the store. The others meanwhile return the
-    last ones, and read their text only when it has changed.
+    The first member that needs them when they are due reads them, and writes them into the store. All other members
+    return the last ones meanwhile, and read their text only when it has changed.
     """
 
     def __init__(self, database: Database, requests: Requests) -> None:

@@ -93,7 +93,7 @@ def _uses(store: Store, agent: str) -> int:
 
 def test_every_statement_works_on_whichever_connection_it_meets(pooler: str) -> None:
     stores = [open_store(pooler) for _ in range(3)]
-    with ThreadPoolExecutor(len(stores)) as threads:
+    with bounded.within("all rounds of three members"), ThreadPoolExecutor(len(stores)) as threads:
         counted = sum(threads.map(_uses, stores, ("a", "b", "c")))
     last = stores[0].requests.claim("last", 1, 200, 30.0)
     assert counted + (0 if last is None else len(last.requests)) == 3 * 12 * 3
@@ -112,7 +112,7 @@ def test_a_member_holds_two_connections_at_most(postgres_address: str) -> None:
                 sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'counted'"
                 return int(session.rows(sql)[0][0])
 
-        with ThreadPoolExecutor(10) as threads:
+        with bounded.within("ten threads that share the connections"), ThreadPoolExecutor(10) as threads:
             assert max(threads.map(look, range(40))) == CONNECTIONS == 2
         database.close()
         assert watcher.execute("SELECT 1").fetchone() == (1,)
