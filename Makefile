@@ -93,7 +93,7 @@ test: env
 	$(PYTEST) $(IN_LANES) -m "$(SLOW)"
 
 # All of make test, and all that it leaves out: an engine for each layout, policy and mode, servers under load, the wheel, the
-# benchmarks, and SLOSERVE_DIFFERENTIAL_S seconds (1800) of random requests.
+# benchmarks, SLOSERVE_DIFFERENTIAL_S seconds (1800) of random requests, and SLOSERVE_FAULTS_S (600) of fleets with faults.
 whole: env
 	$(RUN_FAST)
 	$(MAKE) clients
