@@ -28,7 +28,7 @@ class Faults:
         kinds = list(_KINDS)
         kept = self._rng.random(len(kinds)) < self._rng.choice([0.2, 0.5, 1.0])
         self._kinds = [kind for kind, is_kept in zip(kinds, kept, strict=True) if is_kept] or kinds
-        self._every_s = float(self._rng.choice([20.0, 60.0, 200.0]))
+        self._every_s = float(self._rng.choice([10.0, 30.0, 100.0]))
 
     def begin(self, until_s: float) -> None:
         """Make faults from now on, and keep members alive."""
@@ -86,6 +86,11 @@ Found = tuple[str, Undo | None, float] | None
 Rng = np.random.Generator
 
 
+def _about_a_lease_s(world: "World", rng: Rng) -> float:
+    """Return a time that ends before, as, or after leases lapse and others have what was held."""
+    return world.knobs.lease_s * float(rng.choice([0.2, 0.8, 1.1, 1.5, 2.5]) * rng.uniform(0.8, 1.2))
+
+
 def _one(rng: Rng, values: list[Any]) -> Any:
     return values[int(rng.integers(len(values)))] if values else None
 
@@ -121,7 +126,7 @@ def _stop(world: "World", rng: Rng) -> Found:
         return None
     _blame(world, process)
     process.stop()
-    return f"stop {process.name}", process.resume, float(rng.exponential(40.0))
+    return f"stop {process.name}", process.resume, _about_a_lease_s(world, rng)
 
 
 def _stop_engine(world: "World", rng: Rng) -> Found:
@@ -138,7 +143,7 @@ def _cut_from_store(world: "World", rng: Rng) -> Found:
     place = member.place
     _blame(world, member.process)
     world.trouble.cut.add(place)
-    return f"cut {place} from the store", lambda: world.trouble.cut.discard(place), float(rng.exponential(40.0))
+    return f"cut {place} from the store", lambda: world.trouble.cut.discard(place), _about_a_lease_s(world, rng)
 
 
 def _cut_from_agent(world: "World", rng: Rng) -> Found:
@@ -218,7 +223,7 @@ def _other_machine(world: "World", rng: Rng) -> Found:
     old.stop()
     agent.folder += 1
     agent.start()
-    return f"stop {old.name}, and start {agent.process.name} elsewhere", old.resume, float(rng.exponential(60.0))
+    return f"stop {old.name}, and start {agent.process.name} elsewhere", old.resume, _about_a_lease_s(world, rng)
 
 
 _KINDS: Final[dict[str, Callable[["World", Rng], Found]]] = {

@@ -103,6 +103,8 @@ class Users:
         gateways: Paths of the gateways.
         models: Models that they ask for.
         tenants: Their tenants, each with its key.
+        poison: Part of their files that have a line which kills engines.
+        most_tokens: Most tokens of a response.
     """
 
     def __init__(
@@ -113,10 +115,11 @@ class Users:
         models: Sequence[str],
         tenants: Mapping[str, str],
         poison: float,
+        most_tokens: int,
     ) -> None:
         self.process, self.ledger = process, Ledger()
         self._network, self._gateways, self._models = network, gateways, models
-        self._keys, self._poison = tenants, poison
+        self._keys, self._poison, self._most_tokens = tenants, poison, most_tokens
         self._rng = process.kernel.rng
         self._count = 0
         self.is_over = False
@@ -267,7 +270,13 @@ class Users:
 
     def _line(self, file: int, number: int, *, is_poison: bool = False) -> Line:
         model = self._models[int(self._rng.integers(len(self._models)))]
-        return Line(f"{file}.{number}", model, f"say {file} {number}", int(self._rng.integers(1, 6)), is_poison)
+        return Line(
+            f"{file}.{number}",
+            model,
+            f"say {file} {number}",
+            int(self._rng.integers(1, self._most_tokens + 1)),
+            is_poison,
+        )
 
     def _gateway(self) -> tuple[str, Process | None]:
         path = self._gateways[int(self._rng.integers(len(self._gateways)))]

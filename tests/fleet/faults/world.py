@@ -84,7 +84,7 @@ class World:
             lease_s=choice(15.0, 30.0, 60.0),
             planner_lease_s=choice(10.0, 20.0),
             search_s=choice(0.0, 0.0, 0.5, 2.0),
-            slice_lines=choice(2, 4, 1_000),
+            slice_lines=choice(1, 4, 1_000),
             piece=choice(1, 3, 256),
             page=choice(1, 3, 256),
             silent_max_s=choice(20.0, 60.0),
@@ -99,7 +99,7 @@ class World:
         )
         self.gateway_count, self.planner_count = choice(1, 2, 2), choice(1, 2)
         self.every_s, self.streams = choice(10.0, 30.0, 60.0), choice(0.1, 0.3, 0.6)
-        self.poison = choice(0.0, 0.0, 0.05, 0.2)
+        self.poison, self.most_tokens = choice(0.0, 0.0, 0.05, 0.2), choice(5, 5, 20, 40)
 
     def __enter__(self) -> "World":
         with ExitStack() as stack:
@@ -157,6 +157,7 @@ class World:
             list(self.fleet.models),
             TENANTS,
             self.poison,
+            self.most_tokens,
         )
 
     @property
