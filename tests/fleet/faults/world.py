@@ -20,7 +20,7 @@ from sloserve.fleet.batch_api import runner
 from sloserve.fleet.batch_api.folder import Folder
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.fleet import Fleet
-from sloserve.fleet.gateway import batch_work, instances, watch
+from sloserve.fleet.gateway import batch_work, gateway_instance, watch
 from sloserve.fleet.gateway import gateway as gateway_module
 from sloserve.fleet.planning import snapshot
 from sloserve.fleet.store import requests
@@ -256,7 +256,7 @@ def _patched(world: World) -> Iterator[None]:
         (pulling, "_IDLE_S", pulling._IDLE_S * knobs.pace),
         (watch, "GONE_S", watch.GONE_S * knobs.pace),
         (snapshot, "ALIVE_S", snapshot.ALIVE_S * knobs.pace),
-        (instances, "FRESH_S", instances.FRESH_S * knobs.pace),
+        (gateway_instance, "FRESH_S", gateway_instance.FRESH_S * knobs.pace),
         (following, "STALE_S", following.STALE_S * knobs.pace),
         (batch_work, "TIDY_S", _TIDY_S),
         (batch_work, "IDLE_S", batch_work.IDLE_S * knobs.pace),
