@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import pandas as pd
 from scipy.stats import gmean
 
-from benchmarks.pages import held_out, hosting, tasks, tenants
+from benchmarks.pages import gateways, held_out, hosting, tasks, tenants
 from benchmarks.pages.results import (
     around,
     at_latency,
@@ -536,6 +536,24 @@ def fleet_tasks() -> pd.DataFrame:
         "3 gateways": "through three gateways",
     }
     return chosen(pd.DataFrame(texts), names, "calls go")
+
+
+@table("fleet.choices")
+def fleet_choices() -> pd.DataFrame:
+    """What a choice, a report, a plan and a view cost a gateway, by size of its fleet."""
+    return gateways.choices()
+
+
+@table("fleet.polls")
+def fleet_polls() -> pd.DataFrame:
+    """What questions to agents cost a gateway, by their number."""
+    return gateways.polls()
+
+
+@table("fleet.drawn")
+def fleet_drawn() -> pd.DataFrame:
+    """What a choice among drawn instances is worth."""
+    return gateways.quality()
 
 
 @table("swap.overload")
