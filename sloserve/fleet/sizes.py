@@ -1,10 +1,12 @@
 """The size of a request, as far as its body shows it: nothing here tokenizes, so prompts are estimated by bytes."""
 
+import re
 from typing import Final
 
 from sloserve.core.errors import InvalidRequest
 from sloserve.estimator.length.remaining import PRIOR_MEAN_TOKENS
 from sloserve.fleet.client_routes import AUDIO, CHAT, COMPLETIONS, RESPONSES
+from sloserve.wire.body import BYTES_PER_TOKEN
 from sloserve.wire.lenient import number
 
 USUAL_OUTPUT_TOKENS: Final = int(PRIOR_MEAN_TOKENS)
@@ -17,6 +19,21 @@ _SEVERAL: Final = (CHAT, COMPLETIONS)
 """Routes on which ``n`` is the number of outputs; on others it means nothing, and vLLM does not read it."""
 MEDIA_TOKENS: Final = 1024
 """Tokens assumed for an image, a recording or a video: its bytes say nothing of its tokens."""
+
+
+_MEDIA_BYTES: Final = 4096
+"""Least length of a value that is taken for an image, a recording or a video."""
+_HINTS: Final = re.compile(rb"base64|input_audio")
+_ENCODED: Final = re.compile(rb'"(?:data:[^",]{0,200},)?[A-Za-z0-9+/=_\\-]{%d,}"' % _MEDIA_BYTES)
+"""Begins with a quote, so that the time grows with the length of a text, whatever it is."""
+
+
+def prompt_bytes(text: bytes | memoryview) -> int:
+    """Return the bytes of a prompt in JSON; an image, a recording or a video counts as what is usual for one."""
+    if len(text) < _MEDIA_BYTES or _HINTS.search(text) is None:
+        return len(text)
+    found = [len(match[0]) for match in _ENCODED.finditer(text)]
+    return len(text) - sum(found) + len(found) * MEDIA_TOKENS * BYTES_PER_TOKEN
 
 
 def whole(value: object) -> int | None:

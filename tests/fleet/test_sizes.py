@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from sloserve.core.clock import SystemClock
 from sloserve.core.errors import InvalidRequest
 from sloserve.fleet.agent.engine_requests import stream_of
 from sloserve.fleet.agent.line_output import _is_continuable
@@ -13,7 +14,7 @@ from sloserve.fleet.batch_api.lines import ENDPOINTS, _line, _Wrong
 from sloserve.fleet.client_routes import CHAT, GENERATING
 from sloserve.fleet.gateway.gateway_request import GatewayRequestReader
 from sloserve.fleet.gateway.keys import Tenant
-from sloserve.fleet.sizes import MOST_OUTPUTS, output_limit, outputs_asked
+from sloserve.fleet.sizes import MOST_OUTPUTS, output_limit, outputs_asked, prompt_bytes
 from sloserve.scheduler.settings import PluginSettings
 
 VALUES = (None, 1, 2, 2.0, "2", " 2 ", "2.0", True, 2.5, "x", "", [], {}, False, 0, -1, float("nan"), float("inf"))
@@ -52,6 +53,36 @@ def test_n_means_nothing_to_what_generates_nothing() -> None:
 @pytest.mark.parametrize(("stated", "tokens"), [("100", 100), (100.0, 100), (True, 1), (2**31, None), ("x", None)])
 def test_a_limit_is_read_as_leniently(stated: Any, tokens: int | None) -> None:
     assert output_limit(stated) == output_limit(None, stated) == tokens
+
+
+PICTURE = "iVBORw0KGgo" + "A1b2/+" * 50_000 + "=="
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PICTURE}"}},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PICTURE}},
+        {"type": "input_audio", "input_audio": {"data": PICTURE, "format": "wav"}},
+    ],
+)
+def test_a_picture_counts_by_what_is_usual_and_not_by_its_bytes(part: dict[str, Any]) -> None:
+    """300 kB counted as 75,000 tokens, for which admission refused it and other requests went elsewhere."""
+    content = [{"type": "text", "text": "What is it? " * 100}, part]
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": content}]}).encode()
+    counted = [
+        GatewayRequestReader(PluginSettings()).read([], body, Tenant("a"), "id", CHAT).prompt_tokens,
+        stream_of("m", body, 0.0).prompt_tokens,
+    ]
+    assert all(1024 + 300 <= tokens < 1024 + 400 for tokens in counted), counted
+
+
+def test_a_text_counts_by_its_bytes_whatever_it_says() -> None:
+    for text in (b'"base64"' + b"a " * 9_000, b'"' + b"A" * 9_000 + b'"', b'"base64' + b"A" * 4_000 + b'"'):
+        assert prompt_bytes(text) == prompt_bytes(memoryview(text)) == len(text)
+    began_s = SystemClock().monotonic_s()
+    prompt_bytes(b'base64"' + (b"A" * 4095 + b'!"') * 500)  # 2 MB that nearly match
+    assert SystemClock().monotonic_s() - began_s < 5.0
 
 
 def read_by_vllm(**stated: Any) -> Any:

@@ -12,7 +12,7 @@ from sloserve.core.errors import InvalidRequest
 from sloserve.fleet.agent.engine_client import EngineClient, EngineStream
 from sloserve.fleet.client_routes import AUDIO, CHAT, GENERATING
 from sloserve.fleet.contract.endpoint import InstanceResponse, LineSize, Refusal, Refused
-from sloserve.fleet.sizes import MEDIA_TOKENS, USUAL_OUTPUT_TOKENS, limit_on, whole
+from sloserve.fleet.sizes import MEDIA_TOKENS, USUAL_OUTPUT_TOKENS, limit_on, prompt_bytes, whole
 from sloserve.fleet.streamed import Streamed, TokensAnEvent
 from sloserve.scheduler.virtual_queues.contract import RunningSums
 from sloserve.wire.body import BYTES_PER_TOKEN, Body, parse
@@ -106,7 +106,8 @@ def stream_of(model: str, body: bytes, route: str = CHAT) -> InFlightRequest:
         stated = _StatedLimits()
     limit = limit_on(route, stated.max_tokens, stated.max_completion_tokens, stated.max_output_tokens)
     limit = limit if whole(stated.n) in (None, 1) else None
-    return InFlightRequest(model, False, len(body) / BYTES_PER_TOKEN, limit, flag(stated.stream) is True)
+    size = prompt_bytes(body) / BYTES_PER_TOKEN
+    return InFlightRequest(model, False, size, limit, flag(stated.stream) is True)
 
 
 def line_of(model: str, size: LineSize) -> InFlightRequest:

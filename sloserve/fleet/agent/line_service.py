@@ -15,6 +15,7 @@ from sloserve.fleet.agent.claims import RETRY_S, ClaimedLine, HeldClaim, Instanc
 from sloserve.fleet.agent.line_output import BrokenOutput, LineOutput, TooLong, was_aborted
 from sloserve.fleet.client_routes import GENERATING
 from sloserve.fleet.contract.endpoint import InstanceEndpoint, InstanceResponse, LineSize, Refusal, Refused
+from sloserve.fleet.sizes import prompt_bytes
 from sloserve.fleet.store.group_commit import GroupCommit
 from sloserve.fleet.store.records import RequestState, Result
 from sloserve.fleet.store.requests import Requests
@@ -115,7 +116,7 @@ async def attempted(endpoint: InstanceEndpoint, line: ClaimedLine, clock: Clock)
 
 async def _asked(endpoint: InstanceEndpoint, line: ClaimedLine, output: LineOutput, left_s: float) -> tuple[int, bytes]:
     headers, body = _headers(line, output.path, left_s), output.body()
-    size = LineSize(len(body) / BYTES_PER_TOKEN, output.max_tokens, output.is_streamed)
+    size = LineSize(prompt_bytes(body) / BYTES_PER_TOKEN, output.max_tokens, output.is_streamed)
     # An engine may die of the line before its response begins, and that may end this call first.
     line.is_coming = True
     try:

@@ -7,7 +7,7 @@ from typing import Any, BinaryIO, Final
 
 from sloserve.core.errors import InvalidRequest, shown
 from sloserve.fleet.client_routes import CHAT, COMPLETIONS
-from sloserve.fleet.sizes import line_output_tokens, output_limit, outputs_asked
+from sloserve.fleet.sizes import line_output_tokens, output_limit, outputs_asked, prompt_bytes
 from sloserve.wire import strict_json
 from sloserve.wire.body import BYTES_PER_TOKEN
 from sloserve.wire.lenient import flag, number
@@ -158,7 +158,9 @@ def _line(number: int, raw: bytes, endpoint: str, models: Collection[str], salt:
         body["cache_salt"] = salted
     # The text is ASCII: half of a surrogate pair, which JSON allows, has no other encoding.
     text = json.dumps(body, separators=(",", ":")).encode()
-    return BatchLine(number, custom_id, model, text, len(raw) // BYTES_PER_TOKEN, _output_tokens(body, endpoint))
+    return BatchLine(
+        number, custom_id, model, text, prompt_bytes(raw) // BYTES_PER_TOKEN, _output_tokens(body, endpoint)
+    )
 
 
 def _is_deep(values: object) -> bool:

@@ -9,7 +9,7 @@ from sloserve.core.errors import InvalidRequest
 from sloserve.fleet.client_routes import POOLING, RESPONSES
 from sloserve.fleet.gateway.body_changes import appended, changed, restated, without_slo
 from sloserve.fleet.gateway.prefixes import part
-from sloserve.fleet.sizes import MEDIA_TOKENS
+from sloserve.fleet.sizes import MEDIA_TOKENS, prompt_bytes
 from sloserve.wire.body import BYTES_PER_TOKEN, Body, BodyFields, read_body
 from sloserve.wire.form import Form, is_form, read_form
 from sloserve.wire.lenient import flag
@@ -61,7 +61,7 @@ class Prompt(NamedTuple):
         """Return the prompt of a body that was read; a body of other fields counts as a whole."""
         messages, text, items = part(read.messages), part(read.prompt), part(read.input)
         before = b"".join((part(read.tools), _without_billing(part(read.system)), part(read.instructions)))
-        size = len(messages) or len(text) or len(items)
+        size = prompt_bytes(messages or text or items)
         if route == RESPONSES:
             is_list = bytes(items[:1]) == b"["
             messages, text = (items, text) if is_list else (messages, items)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from sloserve.fleet.client_routes import RESPONSES
 from sloserve.fleet.gateway.gateway_request import GatewayRequest
-from sloserve.fleet.sizes import MEDIA_TOKENS
+from sloserve.fleet.sizes import MEDIA_TOKENS, prompt_bytes
 from sloserve.wire.body import BYTES_PER_TOKEN, Body, parse
 
 TOOLS: Final = "tools"
@@ -66,7 +66,7 @@ def needs_of(request: GatewayRequest) -> Needs:
         features.add(TOOLS)
     if _asks_for_grammar(read):
         features.add(GRAMMAR)
-    text_tokens = request.prompt_tokens - len(json.dumps(media)) // BYTES_PER_TOKEN
+    text_tokens = request.prompt_tokens - prompt_bytes(json.dumps(media).encode()) // BYTES_PER_TOKEN
     prompt_tokens = max(text_tokens, 1) + MEDIA_TOKENS * len(media)
     roles = [one.get("role") for one in messages]
     begin = messages[: roles.index("user") + 1] if "user" in roles else messages

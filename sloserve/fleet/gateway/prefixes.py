@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from sloserve.fleet.sizes import prompt_bytes
 from sloserve.wire.body import BYTES_PER_TOKEN
 
 MOST: Final = 4096
@@ -53,7 +54,7 @@ def beginnings(model: str, messages: memoryview, prompt: memoryview) -> tuple[Be
     def sized() -> Iterator[tuple[memoryview, int]]:
         nonlocal size
         for piece in _pieces(messages, prompt):
-            size += len(piece)
+            size += prompt_bytes(piece)
             yield piece, size // BYTES_PER_TOKEN
 
     return chained(model, sized())
