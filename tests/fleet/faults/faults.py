@@ -175,7 +175,7 @@ def _failing_store(world: "World", rng: Rng) -> Found:
 
 
 def _unacknowledged(world: "World", rng: Rng) -> Found:
-    part = float(rng.choice([0.05, 0.3]))
+    part = float(rng.choice([0.1, 0.5]))
     return _set(world, "unacknowledged", part, "commits are not acknowledged", float(rng.exponential(60.0)))
 
 

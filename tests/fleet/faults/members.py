@@ -79,7 +79,6 @@ class Ground:
     network: Network
     fleet: Fleet
     inner: SqliteDatabase
-    folder: Any
     path: Path
     keys: Path
     knobs: Knobs
@@ -167,7 +166,7 @@ class GatewayMember(Member):
 
     def _main(self, process: Process) -> Any:
         ground = self.ground
-        folder = ReachedFolder(ground.folder, process, ground.disk)
+        folder = ReachedFolder(ground.path / "files", process, ground.disk)
         around = GatewayDependencies(
             ground.store_of(process),
             folder,  # type: ignore[arg-type]

@@ -314,6 +314,7 @@ def main() -> None:
         prog="python -m tests.fleet.faults.mutants", description="Plant faults, run seeds."
     )
     parser.add_argument("--only", default="", help="part of the name")
+    parser.add_argument("--begin", type=int, default=0, help="leave out so many of the list")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--cpu-s", type=float, default=120.0, help="CPU seconds for each")
     args = parser.parse_args()
@@ -327,7 +328,7 @@ def main() -> None:
         importlib.import_module(name)
     found, total_s, seeds = 0, 0.0, range(args.first, args.first + 10_000)
     print("| planted fault | found after | by | as |\n| --- | --- | --- | --- |", flush=True)
-    chosen = [mutant for mutant in MUTANTS if args.only in mutant.name]
+    chosen = [mutant for mutant in MUTANTS[args.begin :] if args.only in mutant.name]
     for mutant in chosen:
         result = _in_child(mutant, seeds, args.cpu_s)
         found, total_s = found + (result["seed"] is not None), total_s + result["cpu_s"]

@@ -5,10 +5,10 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Final
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Self
 
 from sloserve.core.errors import StoreAway, StoreFull
-from sloserve.fleet.batch_api.folder import Folder
 from sloserve.fleet.store.database import Session
 from sloserve.fleet.store.sqlite import SqliteDatabase
 from tests.fleet.faults.kernel import Kernel, Process
@@ -128,8 +128,13 @@ class Disk:
 class ReachedFolder:
     """The folder of files as one process reaches it; see :class:`sloserve.fleet.batch_api.files.Files`."""
 
-    def __init__(self, inner: Folder, process: Process, disk: Disk) -> None:
-        self._inner, self._kernel, self._disk, self._process = inner, process.kernel, disk, process
+    def __init__(self, path: Path, process: Process, disk: Disk) -> None:
+        self._path, self._kernel, self._disk, self._process = path, process.kernel, disk, process
+
+    def opened(self, open_files: Callable[..., Any], *rest: Any) -> Self:
+        """Open it as the product does, which may say who it is."""
+        self._inner = open_files(self._path, *rest)
+        return self
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)

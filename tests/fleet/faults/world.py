@@ -4,9 +4,11 @@ import hashlib
 import logging
 import secrets
 import shutil
+import sys
 import tempfile
+import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
@@ -15,14 +17,11 @@ from typing import Any, Final
 import aiohttp
 import numpy as np
 
-from sloserve.fleet.agent import engine, following, instance, pulling
 from sloserve.fleet.batch_api import runner
-from sloserve.fleet.batch_api.folder import Folder
+from sloserve.fleet.batch_api.files import open_files
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.fleet import Fleet
-from sloserve.fleet.gateway import batch_work, gateway_instance, watch
 from sloserve.fleet.gateway import gateway as gateway_module
-from sloserve.fleet.planning import snapshot
 from sloserve.fleet.store import requests
 from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.store import Store
@@ -93,13 +92,13 @@ class World:
         self.knobs.planner_lease_s = max(self.knobs.planner_lease_s, 3.0 * self.knobs.pace)
         self.times = EngineTimes(
             start_s=choice(2.0, 10.0),
-            step_s=choice(0.05, 0.3, 1.0),
+            step_s=choice(0.05, 0.5, 1.0),
             control_s=choice(0.2, 2.0),
             fails_to_start=choice(0.0, 0.0, 0.1),
         )
         self.gateway_count, self.planner_count = choice(1, 2, 2), choice(1, 2)
-        self.every_s, self.streams = choice(10.0, 30.0, 60.0), choice(0.1, 0.3, 0.6)
-        self.poison, self.most_tokens = choice(0.0, 0.0, 0.05, 0.2), choice(5, 5, 20, 40)
+        self.every_s, self.streams = choice(5.0, 10.0, 30.0), choice(0.1, 0.3, 0.6)
+        self.poison, self.most_tokens = choice(0.0, 0.0, 0.05, 0.2), choice(5, 20, 40)
 
     def __enter__(self) -> "World":
         with ExitStack() as stack:
@@ -121,7 +120,7 @@ class World:
     def _build(self) -> None:
         self.store_clock, self.trouble, self.disk = StoreClock(self.kernel), StoreTrouble(), Disk()
         self.inner = SqliteDatabase(self.path / "store.sqlite", self.store_clock)
-        self.store, self.folder = Store(self.inner), Folder(self.path / "files")
+        self.store, self.folder = Store(self.inner), open_files(self.path / "files")
         with self.inner.transaction() as session:
             for statement in TRIGGERS:
                 session.change(statement)
@@ -137,7 +136,6 @@ class World:
             self.network,
             self.fleet,
             self.inner,
-            self.folder,
             self.path,
             keys,
             self.knobs,
@@ -235,6 +233,34 @@ class World:
         return hashlib.sha256(f"{text} {self.kernel.steps}".encode()).hexdigest()[:16]
 
 
+_PERIODS: Final = {
+    "ASK_S": 4.0,
+    "ASK_SOON_S": 8.0,
+    "STORE_S": 1.0,
+    "GONE_S": 1.0,
+    "ALIVE_S": 1.0,
+    "FRESH_S": 1.0,
+    "LOOK_S": 1.0,
+    "STALE_S": 1.0,
+    "HEALTH_EVERY_S": 1.0,
+    "_IDLE_S": 1.0,
+    "IDLE_S": 1.0,
+}
+"""Periods of loops, and ages that follow from them, in the product's modules, and by how much more than the pace they
+grow."""
+
+
+def _each(name: str, value: Callable[[float], float]) -> Iterator[tuple[Any, str, float]]:
+    """Yield a patch for each module of a fleet that has a constant of this name."""
+    for module in [one for key, one in sorted(sys.modules.items()) if key.startswith("sloserve.fleet.")]:
+        if isinstance(known := vars(module).get(name), float):
+            yield module, name, value(known)
+
+
+def _times(factor: float) -> Callable[[float], float]:
+    return lambda known: known * factor
+
+
 @contextmanager
 def _patched(world: World) -> Iterator[None]:
     """Have the product use what stands in for the system: its sockets, its threads, its random numbers."""
@@ -243,23 +269,13 @@ def _patched(world: World) -> Iterator[None]:
     patches: list[tuple[Any, str, Any]] = [
         (aiohttp, "ClientSession", session),
         (gateway_module, "BatchWork", TaskBatchWork),
-        (gateway_module, "open_files", lambda files: files),
+        (gateway_module, "open_files", lambda files, *rest: files.opened(open_files, *rest)),
         (secrets, "token_hex", lambda count=32: rng.bytes(count).hex()),
         (secrets, "token_bytes", lambda count=32: rng.bytes(count)),
         (secrets, "token_urlsafe", lambda count=32: rng.bytes(count).hex()),
-        (watch, "ASK_S", 4.0 * watch.ASK_S * knobs.pace),
-        (watch, "ASK_SOON_S", 2.0 * watch.ASK_S * knobs.pace),
-        (engine, "_READY_POLL_S", 0.5),
-        (watch, "STORE_S", watch.STORE_S * knobs.pace),
-        (following, "LOOK_S", following.LOOK_S * knobs.pace),
-        (instance, "HEALTH_EVERY_S", instance.HEALTH_EVERY_S * knobs.pace),
-        (pulling, "_IDLE_S", pulling._IDLE_S * knobs.pace),
-        (watch, "GONE_S", watch.GONE_S * knobs.pace),
-        (snapshot, "ALIVE_S", snapshot.ALIVE_S * knobs.pace),
-        (gateway_instance, "FRESH_S", gateway_instance.FRESH_S * knobs.pace),
-        (following, "STALE_S", following.STALE_S * knobs.pace),
-        (batch_work, "TIDY_S", _TIDY_S),
-        (batch_work, "IDLE_S", batch_work.IDLE_S * knobs.pace),
+        *_each("_READY_POLL_S", lambda _: 0.5),
+        *_each("TIDY_S", lambda _: _TIDY_S),
+        *(patch for name, factor in _PERIODS.items() for patch in _each(name, _times(factor * knobs.pace))),
         (runner, "_SLICE_LINES", knobs.slice_lines),
         (requests, "PIECE", knobs.piece),
         (requests.Requests.results, "__defaults__", (0, knobs.page, 16_000_000)),
@@ -283,8 +299,6 @@ class _Noting(logging.Handler):
         text = record.getMessage()
         self._world.note(f"log: {text[:200]}")
         if record.exc_info and record.exc_info[1] is not None:
-            import traceback
-
             where = traceback.extract_tb(record.exc_info[2])[-1]
             self._world.violations.append(
                 f"a fault of ours: {text[:120]}: {record.exc_info[1]!r} at {where.filename}:{where.lineno}"
