@@ -72,7 +72,7 @@ def test_a_picture_counts_by_what_is_usual_and_not_by_its_bytes(part: dict[str, 
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": content}]}).encode()
     counted = [
         GatewayRequestReader(PluginSettings()).read([], body, Tenant("a"), "id", CHAT).prompt_tokens,
-        stream_of("m", body, 0.0).prompt_tokens,
+        stream_of("m", body).prompt_tokens,
     ]
     assert all(1024 + 300 <= tokens < 1024 + 400 for tokens in counted), counted
 
