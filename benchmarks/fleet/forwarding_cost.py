@@ -85,7 +85,7 @@ def endpoint(uds: str, own: str, forwarders: int) -> None:
     async def main() -> None:
         instances, listening = {"node/0": Instance()}, listening_on(f"unix:{own}")
         if forwarders:
-            job = ForwarderJob(list(instances), f"{own}.agent", None, "node")
+            job = ForwarderJob(list(instances), f"{own}.agent", None, "node", os.getpid())
             Forwarders(ForwarderSettings(forwarders), job, listening, instances)
             listening = listening_on(f"unix:{own}.agent")
         await endpoint_server(

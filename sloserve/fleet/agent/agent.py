@@ -183,7 +183,7 @@ class Agent:
     def _forwarded(self, listening: socket.socket) -> socket.socket:
         """Leave the endpoint to forwarders, and return the socket on which they ask for the agent's report."""
         own = f"{self._run_folder}/agent"
-        job = ForwarderJob(list(self.instances), own, self._settings.endpoint_key, self._settings.host)
+        job = ForwarderJob(list(self.instances), own, self._settings.endpoint_key, self._settings.host, os.getpid())
         self._forwarders = Forwarders(self._settings.forwarders, job, listening, self.instances)
         return listening_on(f"{_UNIX}{own}")
 

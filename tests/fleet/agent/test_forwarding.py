@@ -4,6 +4,9 @@ import asyncio
 import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -65,6 +68,14 @@ def forwarders() -> list[psutil.Process]:
     """Return the forwarding processes of this process, but for those that have ended."""
     children = psutil.Process().children()
     return [one for one in children if one.status() != psutil.STATUS_ZOMBIE and FORWARDER in one.cmdline()]
+
+
+def can_listen(port: int) -> bool:
+    try:
+        with socket.create_server(("127.0.0.1", port)):
+            return True
+    except OSError:
+        return False
 
 
 @asynccontextmanager
@@ -237,3 +248,37 @@ def test_an_endpoint_on_tcp_has_tls_and_a_key(tmp_path: Path) -> None:
                 assert response.status == 200 and reply("chat", "a", 2) in await response.text()
 
     bounded.run(within(), 150.0)
+
+
+def test_a_forwarder_ends_with_its_agent_even_if_it_is_stopped(tmp_path: Path) -> None:
+    """It holds the socket of the endpoint, which the next agent of the host could not open."""
+    code = (
+        "import asyncio, socket, sys\n"
+        "from sloserve.fleet.agent.forwarding.forwarder import ForwarderJob\n"
+        "from sloserve.fleet.agent.forwarding.forwarders import Forwarders, ForwarderSettings\n"
+        "import os\n"
+        "async def main():\n"
+        "    listening = socket.create_server(('127.0.0.1', 0))\n"
+        "    job = ForwarderJob([], sys.argv[1], None, 'node', os.getpid())\n"
+        "    Forwarders(ForwarderSettings(1), job, listening, {})\n"
+        "    print(listening.getsockname()[1], flush=True)\n"
+        "    await asyncio.sleep(300)\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "a")], stdout=subprocess.PIPE, text=True
+    ) as agent:
+        assert agent.stdout is not None
+        port = int(agent.stdout.readline())
+
+        async def within() -> None:
+            async with aiohttp.ClientSession() as http:
+                response = await http.get(f"http://127.0.0.1:{port}/state")
+                assert response.status == 503, "it serves, and its agent gives no report here"
+            (forwarder,) = psutil.Process(agent.pid).children()
+            forwarder.suspend()
+            agent.kill()
+            await until(lambda: can_listen(port))
+            assert not forwarder.is_running() or forwarder.status() == psutil.STATUS_ZOMBIE
+
+        bounded.run(within())

@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 
 from sloserve.core import json_log
+from sloserve.core.process_death import die_with
 from sloserve.fleet.agent.agent_server import AgentServer
 from sloserve.fleet.agent.engine_client import EngineClient
 from sloserve.fleet.agent.engine_requests import InFlightRequest, passed_on, stream_of
@@ -55,6 +56,7 @@ class ForwarderJob(msgspec.Struct):
         agent: Path of the unix socket on which the agent responds to ``GET /state``.
         key: Key without which requests are refused; ``None`` to ask for none.
         host: Name of the host, which its certificate has.
+        parent: Process id of the agent.
         listening: Number of the open file of the endpoint's socket.
         control: Number of the open file of the socket to the agent.
         certificates: Folder of certificates for an endpoint with TLS; ``None`` for one without.
@@ -65,6 +67,7 @@ class ForwarderJob(msgspec.Struct):
     agent: str
     key: str | None
     host: str
+    parent: int
     listening: int = -1
     control: int = -1
     certificates: str | None = None
@@ -268,6 +271,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent ends it, once its streams have had their time
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=ForwarderJob)
+    die_with(job.parent)  # also where this process is stopped, for it holds the socket that the next agent opens
     try:
         import uvloop
     except ImportError:

@@ -188,15 +188,19 @@ class Forwarders:
         """Run one process until it ends."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         job = msgspec.structs.replace(self._job, listening=self._listening.fileno(), control=theirs.fileno())
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "sloserve.fleet.agent.forwarding.forwarder",
-                stdin=asyncio.subprocess.PIPE,
-                pass_fds=(job.listening, job.control),
-                start_new_session=True,
-            )
+        try:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "sloserve.fleet.agent.forwarding.forwarder",
+                    stdin=asyncio.subprocess.PIPE,
+                    pass_fds=(job.listening, job.control),
+                    start_new_session=True,
+                )
+        except BaseException:
+            ours.close()
+            raise
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         link = ForwarderLink(self._instances, reader, writer)
         self._links.add(link)
