@@ -114,8 +114,10 @@ def test_streams_state_and_refusals_come_through(tmp_path: Path) -> None:
         assert await door.refusal("code") == (503, "other-model")
         state = agent_report(await (await door.http.get("/state")).json())
         assert state.host == "node" and state.instances[0].active == "chat"
-        assert (await door.http.get("/metrics")).status == 404
-        assert (await door.http.post("/instances/node%2F0/sleep", json={})).status == 404, "for the agent alone"
+        async with door.http.get("/metrics") as response:
+            assert response.status == 404
+        async with door.http.post("/instances/node%2F0/sleep", json={}) as response:
+            assert response.status == 404, "for the agent alone"
         assert instance.report().running.requests == 0
 
     run(tmp_path, test)
@@ -231,13 +233,16 @@ def test_an_endpoint_on_tcp_has_tls_and_a_key(tmp_path: Path) -> None:
             at, _, host = agent.endpoint.partition("#")
             async with aiohttp.ClientSession() as http:
                 known = {"ssl": certificates.of_gateway(), "server_hostname": host}
-                for headers, status in (({}, 401), ({"authorization": "Bearer x" + KEY}, 401)):
-                    assert (await http.get(f"{at}/state", headers=headers, **known)).status == status
-                    path = f"{at}/instances/node%2F0/v1/completions"
-                    assert (await http.post(path, json={}, headers=headers, **known)).status == status
+                path = f"{at}/instances/node%2F0/v1/completions"
+                for headers in ({}, {"authorization": "Bearer x" + KEY}):
+                    async with http.get(f"{at}/state", headers=headers, **known) as response:
+                        assert response.status == 401
+                    async with http.post(path, json={}, headers=headers, **known) as response:
+                        assert response.status == 401
                 for key in (KEY, NEW_KEY):
                     shown = {"authorization": f"Bearer {key}"}
-                    assert (await http.get(f"{at}/state", headers=shown, **known)).status == 200
+                    async with http.get(f"{at}/state", headers=shown, **known) as response:
+                        assert response.status == 200
                 headers = {"authorization": f"Bearer {KEY}", MODEL_HEADER: "chat"}
                 state = agent_report(await (await http.get(f"{at}/state", headers=headers, **known)).json())
                 assert state.door == agent.endpoint
@@ -273,8 +278,8 @@ def test_a_forwarder_ends_with_its_agent_even_if_it_is_stopped(tmp_path: Path) -
 
         async def within() -> None:
             async with aiohttp.ClientSession() as http:
-                response = await http.get(f"http://127.0.0.1:{port}/state")
-                assert response.status == 503, "it serves, and its agent gives no report here"
+                async with http.get(f"http://127.0.0.1:{port}/state") as response:
+                    assert response.status == 503, "it serves, and its agent gives no report here"
             (forwarder,) = psutil.Process(agent.pid).children()
             forwarder.suspend()
             agent.kill()
