@@ -226,6 +226,18 @@ def _other_machine(world: "World", rng: Rng) -> Found:
     return f"stop {old.name}, and start {agent.process.name} elsewhere", old.resume, _about_a_lease_s(world, rng)
 
 
+def _lose_host(world: "World", rng: Rng) -> Found:
+    """A host is lost for good, with what its agent holds."""
+    if len(world.agents) < 2:
+        return None
+    agent: AgentMember = _one(rng, world.agents)
+    world.agents.remove(agent)
+    for process in (agent.process, *agent.before):
+        _blame(world, process)
+        process.kill()
+    return f"lose the host of {agent.process.name}", None, 0.0
+
+
 _KINDS: Final[dict[str, Callable[["World", Rng], Found]]] = {
     "kill": _kill,
     "kill an engine": _kill_engine,
@@ -243,4 +255,5 @@ _KINDS: Final[dict[str, Callable[["World", Rng], Found]]] = {
     "store clock jump": _store_clock_jump,
     "drain": _drain,
     "other machine": _other_machine,
+    "lose a host": _lose_host,
 }

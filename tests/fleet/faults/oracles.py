@@ -1,6 +1,7 @@
 """What is watched while a world runs: steps that the store's protocol forbids, and lines that engines must not get."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from sloserve.fleet.store.database import Params, Session
@@ -34,6 +35,11 @@ TRIGGERS: Final = (
 """Statements that have the store note what no step of the protocol does."""
 _HELD: Final = """
     SELECT r.state, r.batch, c.agent FROM request r LEFT JOIN claim c ON c.id = r.claim WHERE r.id = :id"""
+
+
+def lapse_s(world: "World") -> float:
+    """Return the seconds after which what kept an agent from renewing has no consequence any more."""
+    return 1.5 * world.knobs.lease_s + 10.0
 
 
 class WatchedSession:
@@ -73,9 +79,11 @@ class Oracles:
         self._is_wanted(request)
 
     def look(self) -> None:
-        """Look whether a host has two agents with engines."""
+        """Look whether a step was made that the protocol forbids, and whether a host has two agents with engines."""
         world, now_s = self._world, self._world.kernel.now_s
         recent_s = 2.0 * world.knobs.lease_s + 60.0 + 10.0 * world.knobs.pace
+        self._all_are_held()
+        world.violations += self._forbidden()
         owners: dict[str, set[str]] = {}
         for engine in world.ground.engines:
             owner = engine.owner
@@ -86,7 +94,7 @@ class Oracles:
             if len(names) > 1:
                 world.violations.append(f"{place} has {len(names)} agents with engines: {sorted(names)}")
 
-    def protocol(self) -> list[str]:
+    def _forbidden(self) -> list[str]:
         """Return the steps that the protocol forbids."""
         with self._world.inner.reading() as session:
             return [str(text) for (text,) in session.rows("SELECT DISTINCT text FROM protocol_fault")]
@@ -99,6 +107,20 @@ class Oracles:
     def _is_held(self, engine: SimulatedEngine, request: str) -> bool:
         state, _, agent = self._row(request)
         return state == "claimed" and agent == self._world.ground.holders.get(engine.owner.name)
+
+    def _is_calm(self, engine: SimulatedEngine) -> bool:
+        """Return whether nothing can have kept the agent of an engine from renewing its leases."""
+        world = self._world
+        since_s = world.kernel.now_s - lapse_s(world)
+        last_s = max(engine.owner.disturbed_s, world.store_clock.set_s, world.trouble.since_s)
+        return engine.owner.state is State.RUNNING and last_s < since_s
+
+    def _all_are_held(self) -> None:
+        for engine in self._world.ground.engines:
+            for request in engine.running:
+                if request.startswith("batch_req") and self._is_calm(engine) and not self._is_held(engine, request):
+                    later = partial(self._must_have_left, engine, request)
+                    self._world.kernel.after(engine.process, 0.5, later)
 
     def _must_have_left(self, engine: SimulatedEngine, request: str) -> None:
         world, now_s = self._world, self._world.kernel.now_s
@@ -113,12 +135,9 @@ class Oracles:
             world.violations.append(text)
 
     def _runs_alone(self, engine: SimulatedEngine, request: str) -> None:
-        world, now_s = self._world, self._world.kernel.now_s
-        recent_s = now_s - 2.0 * world.knobs.lease_s - 30.0
+        world = self._world
         for other in world.ground.engines:
-            if other is engine or request not in other.running:
-                continue
-            if other.owner.disturbed_s < recent_s and max(world.store_clock.set_s, world.trouble.since_s) < recent_s:
+            if other is not engine and request in other.running and self._is_calm(other):
                 world.violations.append(f"{request} runs on {engine.process.name} and {other.process.name} at once")
 
     def _is_wanted(self, request: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tests.fleet.faults.checks import KNOWN, violations
 from tests.fleet.faults.kernel import Spinning
-from tests.fleet.faults.world import World
+from tests.fleet.faults.world import Violated, World
 
 
 @dataclass
@@ -37,6 +37,8 @@ def outcome_of(seed: int, hours: float, *, strict: bool = False) -> Outcome:
         try:
             world.run(hours)
             outcome.broken = violations(world, {} if strict else KNOWN)
+        except Violated:
+            outcome.broken = [f"while it ran: {text}" for text in dict.fromkeys(world.violations)]
         except Spinning as error:
             outcome.broken = [f"spinning: {error}"]
         outcome.simulated_h, outcome.digest = world.hours, world.digest()

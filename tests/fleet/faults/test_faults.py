@@ -20,7 +20,7 @@ _HOURS = 0.02
 def test_a_fleet_survives_its_faults(seed: int) -> None:
     outcome = outcome_of(seed, _HOURS)
     assert not outcome.broken, "\n".join([*outcome.broken, f"repeat it: {outcome.command}"])
-    assert outcome.counts["lines begun"] > 5 and outcome.simulated_h > 0.1
+    assert outcome.counts["lines begun"] > 5 and outcome.simulated_h > 0.04
 
 
 @pytest.mark.slow
