@@ -237,7 +237,7 @@ def _all_for_nobody(session: Any, what: str) -> bool:
 def _files(world: "World") -> Found:
     """Return files without a row, and rows without a file; what a crash left may stay until it is surely old."""
     with world.inner.reading() as session:
-        rows = {str(id) for (id,) in session.rows("SELECT id FROM file")}
+        rows = {str(id) for (id,) in session.rows("SELECT id FROM file WHERE purpose <> 'reserved'")}
     names = _names(world)
     deleted = {file.id for file in world.users.ledger.files if file.delete_asked}
     if missing := rows - names - deleted:

@@ -101,7 +101,7 @@ MUTANTS: Final = (
         "requests expire that are not due",
         "store.request_sql",
         'DUE: Final = "due_s <= (SELECT store_now())"',
-        'DUE: Final = "due_s <= (SELECT store_now()) + 80000"',
+        'DUE: Final = "due_s <= (SELECT store_now()) + 90000"',
     ),
     Mutant(
         "queued requests of a cancelled batch go on",

@@ -305,6 +305,9 @@ class _Requesting:
 class SimulatedResponse:
     """What clients use of ``aiohttp.ClientResponse``."""
 
+    connection = None
+    """There is no transport whose reading could pause."""
+
     def __init__(
         self,
         network: Network,

@@ -47,7 +47,9 @@ class WatchedSession:
 
     def __init__(self, inner: Session, violations: list[str]) -> None:
         self._inner, self._violations = inner, violations
-        self.rows, self.change = inner.rows, inner.change
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
     def each(self, sql: str, params: Sequence[Params]) -> list[int]:
         counts = self._inner.each(sql, params)
