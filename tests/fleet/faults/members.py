@@ -19,6 +19,7 @@ from sloserve.fleet.agent.host_fence import HostFence
 from sloserve.fleet.agent.instance import Instance
 from sloserve.fleet.agent.memory import HostMemory
 from sloserve.fleet.agent.pulling import Pulling
+from sloserve.fleet.agent.state_route import StateRoute
 from sloserve.fleet.contract.reports import AgentReport, to_json
 from sloserve.fleet.fleet import Fleet, Host
 from sloserve.fleet.gateway.batch_work import BatchWork
@@ -267,10 +268,13 @@ class _Agent:
         for name in host.instances:
             self._instances[name] = Instance(name, host.device, models, parts, pulling, drain_s)
         endpoints = list(self._instances.values())
+        state = StateRoute(
+            lambda: self.report(for_store=False), lambda: tuple(one.standing for one in self._instances.values())
+        )
         ground.network.listen(
             self._door.removeprefix("unix:"),
             process,
-            AgentServer(self._instances, lambda: self.report(for_store=False)),
+            AgentServer(self._instances, state.answer),
         )
         pulling.start(endpoints)
         following = Following(ground.fleet, endpoints, pulling, self._store, process.clock, None)  # type: ignore[arg-type]

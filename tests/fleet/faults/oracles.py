@@ -5,6 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from sloserve.fleet.store.database import Params, Session
+from sloserve.fleet.store.request_sql import FINISH
 from tests.fleet.faults.engines import SimulatedEngine
 from tests.fleet.faults.kernel import State
 
@@ -15,7 +16,7 @@ _ENDED: Final = "('done', 'failed', 'expired', 'cancelled')"
 _MOVES: Final = (
     "('unconfirmed validating', 'unconfirmed cancelling', 'unconfirmed cancelled', 'validating in_progress', "
     "'validating failed', 'validating cancelling', 'in_progress finalizing', 'in_progress cancelling', "
-    "'finalizing completed', 'finalizing expired', 'cancelling cancelled')"
+    "'finalizing completed', 'finalizing expired', 'cancelling cancelled', 'cancelling failed')"
 )
 _NOTE: Final = "BEGIN INSERT INTO protocol_fault VALUES"
 TRIGGERS: Final = (
@@ -51,15 +52,15 @@ class WatchedSession:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def each(self, sql: str, params: Sequence[Params]) -> list[int]:
-        counts = self._inner.each(sql, params)
-        for one, count in zip(params, counts, strict=True):
-            if count and {"attempt", "state", "id"} <= one.keys():
-                newest = self._inner.rows("SELECT attempt FROM request WHERE id = :id", id=one["id"])[0][0]
-                if newest != one["attempt"]:
-                    text = f"a result of attempt {one['attempt']} of {one['id']} counts, and attempt {newest} runs"
-                    self._violations.append(text)
-        return counts
+    def given(self, sql: str, params: Sequence[Params]) -> list[tuple[Any, ...]]:
+        found = self._inner.given(sql, params)
+        if sql == FINISH:
+            for id in {row[0] for row in found}:
+                newest = self._inner.rows("SELECT attempt FROM request WHERE id = :id", id=id)[0][0]
+                stated = {one["attempt"] for one in params if one["id"] == id}
+                if newest not in stated:
+                    self._violations.append(f"results of attempts {stated} of {id} count, and attempt {newest} runs")
+        return found
 
 
 class Oracles:
