@@ -34,14 +34,14 @@ MUTANTS: Final = (
     Mutant(
         "a result counts whatever attempt it is of",
         "store.request_sql",
-        "WHERE id = :id AND attempt = :attempt AND state = 'claimed'\"",
-        "WHERE id = :id AND state = 'claimed'\"",
+        "WHERE request.id = given.id AND request.attempt = given.attempt AND request.state = 'claimed'\n    RETURNING",
+        "WHERE request.id = given.id AND request.state = 'claimed'\n    RETURNING",
     ),
     Mutant(
         "a result counts for a request that has ended",
         "store.request_sql",
-        "WHERE id = :id AND attempt = :attempt AND state = 'claimed'\"",
-        'WHERE id = :id AND attempt = :attempt"',
+        "WHERE request.id = given.id AND request.attempt = given.attempt AND request.state = 'claimed'\n    RETURNING",
+        "WHERE request.id = given.id AND request.attempt = given.attempt\n    RETURNING",
     ),
     Mutant(
         "the attempt is not raised",
@@ -117,9 +117,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a batch moves whatever state it is in",
-        "store.batches",
-        '    WHERE id = :id AND state = :before"',
-        "    WHERE id = :id AND :before <> ''\"",
+        "store.batches_sql",
+        "    WHERE id = :id AND state = :before",
+        "    WHERE id = :id AND :before <> ''",
     ),
     Mutant(
         "a planner takes the lead from another that lives",
@@ -223,21 +223,19 @@ MUTANTS: Final = (
     Mutant(
         "a batch to confirm is forgotten when the store is away",
         "batch_api.runner",
-        "            self.store.batches.move(self._to_confirm[0], BatchState.UNCONFIRMED, BatchState.VALIDATING)\n"
-        "            self._to_confirm.popleft()",
-        "            one = self._to_confirm.popleft()\n"
-        "            self.store.batches.move(one, BatchState.UNCONFIRMED, BatchState.VALIDATING)",
+        "            self._confirmed(self._to_confirm[0])\n            self._to_confirm.popleft()",
+        "            self._confirmed(self._to_confirm.popleft())",
     ),
     Mutant(
         "a file of results is written anew once they are deleted",
-        "batch_api.runner",
-        "                        raise _EndedMeanwhile",
-        "                        pass",
+        "batch_api.results",
+        "                    raise EndedMeanwhile",
+        "                    pass",
     ),
     Mutant(
         "a stream that breaks off ends without an error event",
         "gateway.passing",
-        '            await send({"type": "http.response.body", "body": _error_event(last), "more_body": True})\n',
+        '            await send({"type": "http.response.body", "body": self._error_event(last), "more_body": True})\n',
         "",
     ),
     Mutant(
@@ -245,6 +243,12 @@ MUTANTS: Final = (
         "gateway.forward",
         "        sent.end(refused=refused, gone=gone)\n        self._parts.hold",
         "        self._parts.hold",
+    ),
+    Mutant(
+        "lines of a batch that is not validated any more are accepted",
+        "store.requests",
+        "not session.change(sql.ACCEPTING, batch=batch, lines=lines):",
+        "session.change(sql.ACCEPTING, batch=batch, lines=lines) < 0:",
     ),
 )
 

@@ -5,14 +5,26 @@ needs greenlet for them, which ``make env`` installs.
 """
 
 import os
+from pathlib import Path
 
 import pytest
 
+import sloserve.fleet
+from tests.fleet.faults.mutants import MUTANTS
 from tests.fleet.faults.runs import outcome_of, run_seeds
 
 SECONDS = float(os.environ.get("SLOSERVE_FAULTS_S", "600"))
 SEED = int(os.environ.get("SLOSERVE_FAULTS_SEED", "0"))
 _HOURS = 0.02
+
+
+def test_each_planted_fault_changes_one_place() -> None:
+    """Else a run of the planted faults would measure the product as it is."""
+    folder = Path(sloserve.fleet.__path__[0])
+    for mutant in MUTANTS:
+        text = (folder / f"{mutant.module.replace('.', '/')}.py").read_text(encoding="utf-8")
+        assert text.count(mutant.before) == 1 and mutant.after != mutant.before, mutant.name
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 30
 
 
 @pytest.mark.slow
