@@ -149,7 +149,8 @@ def served(
             try:
                 state = await gateway.state(door)
                 answer = await gateway.send(door, f"{host}/0", "/v1/completions", headers, body, "chat")
-                assert state is not None and state.door == agent.endpoint and answer.is_stream
+                assert state is not None and state.report is not None and answer.is_stream
+                assert state.report.door == agent.endpoint
                 text = b""
                 while part := await answer.read():
                     text += part

@@ -270,9 +270,11 @@ def test_a_forwarder_ends_with_its_agent_even_if_it_is_stopped(tmp_path: Path) -
         "    await asyncio.sleep(300)\n"
         "asyncio.run(main())\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "a")], stdout=subprocess.PIPE, text=True
-    ) as agent:
+    command = [sys.executable, "-c", code, str(tmp_path / "a")]
+    with (
+        bounded.within("an agent of its own"),
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent,
+    ):
         assert agent.stdout is not None
         port = int(agent.stdout.readline())
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from sloserve.fleet.store.records import ENDED_STATES, OPEN_STATES, Batch, BatchState
+from tests.bounded import within
 from tests.fleet.faults.users import COMPLETIONS, Line, SentBatch
 
 if TYPE_CHECKING:
@@ -178,7 +179,8 @@ def _streams(world: "World") -> Found:
         elif sent.outcome == "status 500":
             yield "stream", f"{name} of {sent.gateway.name}: {sent.outcome}"
     for task in world.last_streams:
-        last = task.result() if task.done() else None
+        with within("the outcome of a stream that has ended"):
+            last = task.result() if task.done() else None
         if last is None or last.outcome != "whole":
             yield "unhealthy", f"a stream after the faults: {None if last is None else last.outcome}"
 

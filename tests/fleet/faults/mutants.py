@@ -15,6 +15,8 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, Final
 
+from tests.bounded import within
+
 _HOURS: Final = 0.05
 _LOADED_BEFORE: Final = ("aiohttp", "numpy", "starlette.applications", "pydantic", "prometheus_client", "yaml")
 """Packages that the product loads, and that take the longest."""
@@ -307,9 +309,9 @@ def _in_child(mutant: Mutant | None, seeds: range, cpu_s: float) -> dict[str, An
         finally:
             os._exit(0)
     os.close(writes)
-    with os.fdopen(reads) as pipe:
+    with os.fdopen(reads) as pipe, within(f"seeds with {mutant}", 20.0 * cpu_s + 600.0):
         text = pipe.read()
-    os.waitpid(child, 0)
+        os.waitpid(child, 0)
     return dict(json.loads(text)) if text else {"seed": None, "cpu_s": 0.0, "broken": "it ended with an exception"}
 
 

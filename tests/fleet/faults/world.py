@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 import secrets
 import shutil
 import sys
@@ -210,8 +211,9 @@ class World:
                 break
         self.note(f"settled after {self.kernel.now_s - begun_s:.0f} s")
         self.last_streams = [self.users.spawn(self.users.stream(tenant, leaves=0.0)) for tenant in TENANTS]
-        last_s = self.kernel.now_s + 240.0
-        while self.kernel.now_s < last_s and not all(task.done() for task in self.last_streams):
+        for _ in range(math.ceil(240.0 / _LOOK_S)):
+            if all(task.done() for task in self.last_streams):
+                break
             self._run_until(self.kernel.now_s + _LOOK_S)
         if self.term() != term:
             self.violations.append(f"planners without faults changed the term from {term} to {self.term()}")
