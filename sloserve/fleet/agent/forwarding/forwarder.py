@@ -26,10 +26,10 @@ from sloserve.fleet.agent.engine_requests import InFlightRequest, passed_on, str
 from sloserve.fleet.agent.forwarding.messages import (
     Abort,
     Ask,
-    Ended,
+    ForwardEnded,
     Go,
-    Progress,
-    Refuse,
+    RefuseAsk,
+    StreamProgress,
     ToAgent,
     encoded,
     next_message,
@@ -90,6 +90,7 @@ class AgentLink:
         self._reported: dict[int, int] = {}
         self._clients: dict[tuple[str, str | None, str | None], EngineClient] = {}
         self._uses: dict[EngineClient, int] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def send(
         self, instance: str, request: InFlightRequest, method: str, path: str, headers: Mapping[str, str], body: bytes
@@ -111,7 +112,7 @@ class AgentLink:
             if client is not None:
                 self._uses[client] -= 1
             streamed = request.streamed
-            self._write(Ended(number, broken, request.parts, streamed.events, streamed.end))
+            self._write(ForwardEnded(number, broken, request.parts, streamed.events, streamed.end))
 
         try:
             go = await asked
@@ -120,7 +121,7 @@ class AgentLink:
             raise
         finally:
             self._asked.pop(number, None)
-        client = await self._client_of(go)
+        client = self._client_of(go)
         return await passed_on(request, client.send(method, path, headers, body, ended), ended)
 
     async def serve(self) -> None:
@@ -129,7 +130,7 @@ class AgentLink:
             match to_forwarder.decode(data):
                 case Go() as go:
                     self._settle(go.id, go)
-                case Refuse(number, reason):
+                case RefuseAsk(number, reason):
                     self._requests.pop(number, None)
                     self._settle(number, Refused(reason))
                 case Abort(number, reason):
@@ -146,11 +147,11 @@ class AgentLink:
         }
         if changed:
             self._reported |= changed
-            self._write(Progress(changed))
+            self._write(StreamProgress(changed))
 
     async def close(self) -> None:
         """Close the clients of all engines."""
-        await asyncio.gather(*(client.close() for client in self._clients.values()))
+        await asyncio.gather(*(client.close() for client in self._clients.values()), *self._closing)
 
     def _settle(self, number: int, found: Go | Refused) -> None:
         asked = self._asked.get(number)
@@ -167,7 +168,7 @@ class AgentLink:
         if request is not None and not (reason is Refusal.SWITCHING and request.parts):
             request.abort(reason or Refusal.DIED)
 
-    async def _client_of(self, go: Go) -> EngineClient:
+    def _client_of(self, go: Go) -> EngineClient:
         key = (go.socket, go.at, go.key)
         client = self._clients.get(key)
         if client is None:
@@ -178,7 +179,10 @@ class AgentLink:
             for idle in [one for one, used in self._clients.items() if not self._uses[used]]:
                 gone = self._clients.pop(idle)
                 del self._uses[gone]
-                await gone.close()
+                # Nothing is awaited here: a request that is cancelled now would keep its place in the agent.
+                closing = asyncio.create_task(gone.close())
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
         return client
 
     def _write(self, message: ToAgent) -> None:

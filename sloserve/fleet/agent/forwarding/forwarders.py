@@ -16,10 +16,10 @@ from sloserve.fleet.agent.forwarding.forwarder import ForwarderJob
 from sloserve.fleet.agent.forwarding.messages import (
     Abort,
     Ask,
-    Ended,
+    ForwardEnded,
     Go,
-    Progress,
-    Refuse,
+    RefuseAsk,
+    StreamProgress,
     ToForwarder,
     encoded,
     next_message,
@@ -100,9 +100,9 @@ class ForwarderLink:
                 match to_agent.decode(data):
                     case Ask() as ask:
                         self.write(self._decided(ask))
-                    case Progress(events):
+                    case StreamProgress(events):
                         self._progress(events)
-                    case Ended() as ended:
+                    case ForwardEnded() as ended:
                         self._ended(ended)
         finally:
             self._writer.close()
@@ -124,10 +124,10 @@ class ForwarderLink:
         try:
             taken = self._instances[ask.instance].take(request, ask.prefixes)
         except Refused as refused:
-            return Refuse(ask.id, refused.reason)
+            return RefuseAsk(ask.id, refused.reason)
         except Exception:  # a fault of the agent, which must not end the requests of all others
             logger.exception("%s: a request could not be taken", ask.instance)
-            return Refuse(ask.id, Refusal.FAILED)
+            return RefuseAsk(ask.id, Refusal.FAILED)
         request.answer = self._responses[ask.id] = ForwardedResponse(ask.id, self, taken)
         return Go(ask.id, str(taken.client.socket), taken.client.at, taken.client.key)
 
@@ -138,7 +138,7 @@ class ForwarderLink:
                 response.streamed.events = come
                 response.parts = max(response.parts, 1)
 
-    def _ended(self, ended: Ended) -> None:
+    def _ended(self, ended: ForwardEnded) -> None:
         response = self._responses.pop(ended.id, None)
         if response is not None:
             response.parts, response.streamed = ended.parts, Streamed(ended.events, ended.end)

@@ -37,13 +37,13 @@ class Ask(msgspec.Struct, tag=True, array_like=True):
     streams: bool
 
 
-class Progress(msgspec.Struct, tag=True, array_like=True):
+class StreamProgress(msgspec.Struct, tag=True, array_like=True):
     """Events that have come since the response began, by the number of the request."""
 
     events: dict[int, int]
 
 
-class Ended(msgspec.Struct, tag=True, array_like=True):
+class ForwardEnded(msgspec.Struct, tag=True, array_like=True):
     """A request has ended.
 
     Args:
@@ -77,7 +77,7 @@ class Go(msgspec.Struct, tag=True, array_like=True):
     key: str | None
 
 
-class Refuse(msgspec.Struct, tag=True, array_like=True):
+class RefuseAsk(msgspec.Struct, tag=True, array_like=True):
     """The request is refused, for this reason."""
 
     id: int
@@ -96,8 +96,8 @@ class Abort(msgspec.Struct, tag=True, array_like=True):
     reason: Refusal | None
 
 
-ToAgent: TypeAlias = Ask | Progress | Ended
-ToForwarder: TypeAlias = Go | Refuse | Abort
+ToAgent: TypeAlias = Ask | StreamProgress | ForwardEnded
+ToForwarder: TypeAlias = Go | RefuseAsk | Abort
 
 _encoder: Final = msgspec.msgpack.Encoder()
 to_agent: Final = msgspec.msgpack.Decoder(ToAgent)
