@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -105,7 +106,7 @@ class Ground:
         return engine
 
 
-class Member:
+class Member(ABC):
     """A member that can be started again. place: its end of network links."""
 
     kind = ""
@@ -139,8 +140,8 @@ class Member:
             pass  # it ends, and is started again
         process.kill()
 
-    def _main(self, process: Process) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _main(self, process: Process) -> Any: ...
 
 
 class TaskBatchWork(BatchWork):
