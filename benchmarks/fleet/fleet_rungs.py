@@ -22,6 +22,7 @@ from sloserve.fleet.agent.agent import Agent, AgentSettings
 from sloserve.fleet.agent.engine_spec import ServedModel
 from sloserve.fleet.agent.instance import Instance
 from sloserve.fleet.launcher.forking import ForkingLauncher
+from sloserve.fleet.launcher.own import OwnProcesses
 from sloserve.fleet.launcher.plain import PlainLauncher
 from sloserve.vllm_plugin.server.tiny_model import tiny_model_path
 
@@ -134,7 +135,7 @@ async def measure(folder: Path, hidden: int, layers: int) -> dict[str, Any]:
     settings = AgentSettings(
         "here", "cpu", {"here/0": {**models, "tuned": tuned}}, folder / "state", host_memory_bytes=8 << 30
     )
-    async with Agent(settings, launcher) as agent:
+    async with Agent(settings, OwnProcesses(launcher)) as agent:
         bench = SwitchBench(agent.instances["here/0"], sizes)
         await bench.swap("one", "forked")
         await bench.swap("alike", "in-place")
@@ -147,7 +148,7 @@ async def measure(folder: Path, hidden: int, layers: int) -> dict[str, Any]:
         await bench.swap("one", "forked")  # "other" sleeps without weights
         await bench.swap("other", "reload")
     cold = AgentSettings("here", "cpu", {"here/0": {"one": models["one"]}}, folder / "state")
-    async with Agent(cold, PlainLauncher()) as agent:
+    async with Agent(cold, OwnProcesses(PlainLauncher())) as agent:
         cold_bench = SwitchBench(agent.instances["here/0"], sizes)
         await cold_bench.swap("one", "cold")
     return {"weights_bytes": size, "launcher_import": imported, "swaps": [*bench.rows, *cold_bench.rows]}

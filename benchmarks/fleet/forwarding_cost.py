@@ -38,7 +38,6 @@ PATH = "/instances/node%2F0/v1/chat/completions"
 def endpoint(uds: str, own: str, forwarders: int) -> None:
     """Run an agent's endpoint with one instance, which is the engine on the socket ``uds``."""
     from sloserve.core.clock import SystemClock
-    from sloserve.fleet.agent.agent import listening_on
     from sloserve.fleet.agent.agent_server import AgentServer
     from sloserve.fleet.agent.engine_client import EngineClient
     from sloserve.fleet.agent.engine_requests import (
@@ -48,10 +47,13 @@ def endpoint(uds: str, own: str, forwarders: int) -> None:
         passed_on,
         stream_of,
     )
-    from sloserve.fleet.agent.forwarding.forwarder import ForwarderJob
+    from sloserve.fleet.agent.forwarding.forwarder_job import ForwarderJob
     from sloserve.fleet.agent.forwarding.forwarders import Forwarders, ForwarderSettings
+    from sloserve.fleet.agent.listening import listening_on
     from sloserve.fleet.contract.endpoint import InstanceResponse, LineSize
     from sloserve.fleet.http import endpoint_server
+    from sloserve.fleet.launcher.own import OwnProcesses
+    from sloserve.fleet.launcher.plain import PlainLauncher
     from sloserve.wire.asgi import answer_json
 
     class Instance:
@@ -68,6 +70,9 @@ def endpoint(uds: str, own: str, forwarders: int) -> None:
             self._requests.begin(request)
             return TakenRequest(self._client, ended)
 
+        def resume(self, request: InFlightRequest, socket: Path, at: str | None, age_s: float) -> None:
+            """Return ``None``: there was no agent before this one."""
+
         async def send(
             self,
             method: str,
@@ -83,11 +88,15 @@ def endpoint(uds: str, own: str, forwarders: int) -> None:
             return await passed_on(request, taken.client.send(method, path, headers, body, taken.ended), taken.ended)
 
     async def main() -> None:
-        instances, listening = {"node/0": Instance()}, listening_on(f"unix:{own}")
+        instances = {"node/0": Instance()}
         if forwarders:
-            job = ForwarderJob(list(instances), f"{own}.agent", None, "node", os.getpid())
-            Forwarders(ForwarderSettings(forwarders), job, listening, instances)
+            job = ForwarderJob(list(instances), "node", f"{own}.agent", f"{own}.decisions")
+            processes = OwnProcesses(PlainLauncher())
+            await processes.listen(f"unix:{own}")
+            await Forwarders(ForwarderSettings(forwarders), job, processes, instances).begin()
             listening = listening_on(f"unix:{own}.agent")
+        else:
+            listening = listening_on(f"unix:{own}")
         await endpoint_server(
             AgentServer(instances, lambda query, send: answer_json(send, HTTPStatus.OK, {})), None
         ).serve([listening])

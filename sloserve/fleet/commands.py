@@ -157,24 +157,30 @@ def agent(
 ) -> None:
     """Start the agent of one host, which starts its engines.
 
-    The agent owns the host's devices. The host stands in FILE, or joins the fleet by one of FILE's pool.devices.
+    The agent owns the host's devices. The host stands in FILE, or joins the fleet by one of FILE's pool.devices. After
+    SIGHUP it restarts with FILE as it is then, while engines and streams go on.
     """
     from sloserve.fleet.run import live
     from sloserve.fleet.run.agent_process import run_agent
-    from sloserve.fleet.run.launchers import launcher_for
+    from sloserve.fleet.run.processes import processes_for
+    from sloserve.fleet.run.restarting import restart
+    from sloserve.fleet.run.signals import Stopping
 
     _log(log_format)
-    fleet = _read(file)
-    place = live.place_of(fleet, state)
-    fleet, owned = live.joining_host(fleet, this.host, this.device, this.devices, this.address, place)
 
-    async def serve() -> None:
-        from sloserve.fleet.run.signals import Stopping
+    def read() -> Any:
+        found = _read(file)
+        at = live.place_of(found, state)
+        return *live.joining_host(found, this.host, this.device, this.devices, this.address, at), at
 
-        launcher = launcher_for(place, owned, engine_module)
-        await run_agent(fleet, owned, place, launcher, Stopping(), lease_s=lease_s)
+    fleet, owned, place = read()
 
-    asyncio.run(serve())
+    async def serve() -> bool:
+        processes = processes_for(place, owned, engine_module)
+        return await run_agent(fleet, owned, place, processes, Stopping(), read, lease_s=lease_s)
+
+    if asyncio.run(serve()):
+        restart()
 
 
 @fleet_app.command("gateway")

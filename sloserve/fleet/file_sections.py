@@ -57,8 +57,9 @@ class DeviceHost(Section):
     """Settings of a host that do not depend on its devices.
 
     Args:
-        forwarding_processes: Processes that pass requests to its engines; 0 leaves that to the agent. If not given,
-            there is one for two instances from two on, as far as there are cores for them.
+        forwarding_processes: Processes that pass requests to its engines; 0 leaves that to the agent, and then streams
+            end with it. If not given, there is one for two instances, as far as there are cores for them.
+        alone_s: Seconds for which engines and streams go on without an agent; then they end, too.
     """
 
     width: Annotated[Count, Allowed("a whole number >= 1: devices of one instance")] = 1
@@ -69,6 +70,7 @@ class DeviceHost(Section):
         Annotated[int, Field(strict=True, ge=0, le=MOST_FORWARDERS)] | None,
         Allowed(f"a whole number from 0 to {MOST_FORWARDERS}"),
     ] = None
+    alone_s: Seconds = 120.0
 
 
 class HostEntry(DeviceHost):

@@ -95,6 +95,7 @@ class Host:
         swap_space_bytes: Bytes of host memory for KV of parked requests.
         attach: The server that is its one instance, which others started, with the model ``serves``.
         stated_forwarders: Number of its forwarding processes, if the file states it.
+        alone_s: Seconds for which engines and streams go on without an agent.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Host:
     attach: str | None = None
     serves: str | None = None
     stated_forwarders: int | None = None
+    alone_s: float = 120.0
 
     @classmethod
     def made(cls, name: str, device: str, devices: int, said: DeviceHost, door: str | None = None) -> "Host":
@@ -123,6 +125,7 @@ class Host:
             said.environment,
             door,
             stated_forwarders=said.forwarding_processes,
+            alone_s=said.alone_s,
         )
 
     @property

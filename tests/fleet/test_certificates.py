@@ -17,6 +17,7 @@ from sloserve.fleet.agent.agent import Agent, AgentSettings
 from sloserve.fleet.certificates import RENEWED_DAYS, VALID_DAYS, Certificates
 from sloserve.fleet.contract.endpoint import Refused
 from sloserve.fleet.gateway.agent_connections import AgentConnections
+from sloserve.fleet.launcher.own import OwnProcesses
 from tests import bounded
 from tests.fleet.agent.test_instance import MODELS
 from tests.fleet.stand_in.engine import reply
@@ -142,7 +143,7 @@ def served(
             endpoint_key=KEY,
             endpoint_tls=tls,
         )
-        async with Agent(settings, InLoopLauncher()) as agent:
+        async with Agent(settings, OwnProcesses(InLoopLauncher())) as agent:
             assert await agent.instances[f"{host}/0"].switch("chat")
             body = json.dumps({"model": "chat", "prompt": "a", "max_tokens": 4, "stream": True}).encode()
             door, headers = shown(agent.endpoint), [("content-type", "application/json")]

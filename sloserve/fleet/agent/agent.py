@@ -1,30 +1,31 @@
 """The agent of a host: its instances, behind one endpoint, and its signs of life in the store."""
 
 import asyncio
+import itertools
 import logging
-import os
-import shutil
-import socket
 import ssl
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+import sloserve
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import ConfigError
 from sloserve.fleet.agent.agent_server import AgentServer
 from sloserve.fleet.agent.costs import Costs
 from sloserve.fleet.agent.engine import EngineLimits
 from sloserve.fleet.agent.engine_logs import rotate
+from sloserve.fleet.agent.engine_note import EngineNote, read_note
 from sloserve.fleet.agent.engine_set import HostParts
-from sloserve.fleet.agent.engine_spec import Launcher, ServedModel
-from sloserve.fleet.agent.forwarding.forwarder import ForwarderJob
+from sloserve.fleet.agent.engine_spec import EngineProcess, ServedModel
+from sloserve.fleet.agent.forwarding.forwarder_job import ForwarderJob
 from sloserve.fleet.agent.forwarding.forwarders import Forwarders, ForwarderSettings
 from sloserve.fleet.agent.host_fence import HostFence
+from sloserve.fleet.agent.host_processes import HostProcesses
 from sloserve.fleet.agent.instance import Instance, NoDurableWork
+from sloserve.fleet.agent.listening import UNIX, address_of, listening_on
 from sloserve.fleet.agent.memory import HostMemory
 from sloserve.fleet.agent.state_route import StateRoute
 from sloserve.fleet.agent.tenant_service import TenantService
@@ -36,7 +37,8 @@ from sloserve.fleet.supervised import Faults, supervised
 logger = logging.getLogger(__name__)
 
 BEAT_S: Final = 1.0
-_UNIX: Final = "unix:"
+_ANSWERED_S: Final = 0.5
+"""Seconds in which questions for the report may be answered as the agent ends; then they are broken off."""
 _LOGS_EVERY_S: Final = 10.0
 """Seconds between looks at the sizes of logs."""
 
@@ -78,13 +80,15 @@ class AgentSettings:
 
 
 class Agent:
-    """Runs the engines of one host. Within ``async with`` its endpoint is open; at the end all engines have ended.
+    """Runs the engines of one host. Within ``async with`` its endpoint is open.
+
+    At the end all engines have ended, unless :meth:`leave` was called: then the next agent of the host takes them over.
 
     Raises: ConfigError, when it is entered, for an endpoint that cannot be opened.
 
     Args:
         settings: Settings of the host.
-        launcher: Launcher that starts the engines.
+        processes: Starts the engines and the forwarding processes, and has the ones of an earlier agent.
         fence: Lease by which this is the one agent of the host, and which gives signs of life; ``None`` without a
             store.
         durable: Puller of requests from the store; ``None`` for none.
@@ -94,15 +98,15 @@ class Agent:
     def __init__(
         self,
         settings: AgentSettings,
-        launcher: Launcher,
+        processes: HostProcesses,
         fence: HostFence | None = None,
         durable: DurableWork | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._settings, self._launcher, self._fence = settings, launcher, fence
+        self._settings, self._processes, self._fence = settings, processes, fence
         self._durable, self._clock = durable or NoDurableWork(), clock or SystemClock()
-        self._run_folder = Path(tempfile.mkdtemp(prefix="slo-", dir=os.environ.get("XDG_RUNTIME_DIR")))  # 0700
-        self.endpoint = settings.endpoint or f"{_UNIX}{self._run_folder}/door"
+        self.endpoint = settings.endpoint or ""
+        """Address of the endpoint, once it is open."""
         self._memory = HostMemory(settings.host_memory_bytes)
         settings.state_folder.mkdir(parents=True, exist_ok=True)
         self._logs = settings.state_folder / "logs"
@@ -112,6 +116,7 @@ class Agent:
         self._service = None if half_life_s is None else TenantService(half_life_s, self._clock)
         self.instances: dict[str, Instance] = {}
         self._forwarders: Forwarders | None = None
+        self._leaves = False
         self.plan: Callable[[], tuple[int, int] | None] = lambda: None
         """Term and version of the plan that is followed; the follower of the plan sets it."""
 
@@ -138,40 +143,40 @@ class Agent:
 
     async def __aenter__(self) -> "Agent":
         settings = self._settings
+        folder = await self._processes.begin()
         try:
-            listening = listening_on(self.endpoint)
+            return await self._open(folder)
         except OSError as error:
-            shutil.rmtree(self._run_folder, ignore_errors=True)
+            await self._processes.close()
             raise ConfigError(
                 f"the agent's endpoint {self.endpoint} cannot be opened: {error.strerror or error}; give another as "
                 f"`door` of hosts.{settings.host} in the fleet's file, or, for a socket, a shorter folder with TMPDIR"
             ) from None
-        if not self.endpoint.startswith(_UNIX):  # the port that the system chose, if any was allowed
-            self.endpoint = f"{self.endpoint.rpartition(':')[0]}:{listening.getsockname()[1]}"
+
+    async def _open(self, folder: Path) -> "Agent":
+        """Take over what an earlier agent has left, and serve. Raises: OSError where the endpoint cannot be opened."""
+        settings = self._settings
+        self.endpoint = settings.endpoint or f"{UNIX}{folder}/door"
+        own = f"{UNIX}{folder}/agent" if settings.forwarders.count else self.endpoint
+        if settings.forwarders.count:
+            self.endpoint = await self._processes.listen(self.endpoint)
+            listening = listening_on(own)
+        else:
+            listening = listening_on(self.endpoint)
+            self.endpoint = address_of(self.endpoint, listening)
         if settings.endpoint_tls is not None:
             self.endpoint += f"#{quote(settings.host, safe='')}"
-        parts = HostParts(
-            self._launcher,
-            self._run_folder,
-            self._logs,
-            self._memory,
-            self.costs,
-            self._clock,
-            limits=settings.limits,
-            service=self._service,
-        )
-        for name, models in settings.instances.items():
-            devices = settings.environments.get(name, {})
-            self.instances[name] = Instance(
-                name, settings.device, models, parts, self._durable, settings.drain_max_s, devices
-            )
+        self._make_instances(folder)
         key, tls = settings.endpoint_key, settings.endpoint_tls
         if settings.forwarders.count:
-            listening, key, tls = self._forwarded(listening), None, None
-        state = StateRoute(
+            key = tls = None
+            await self._open_forwarders(folder)
+        for instance in self.instances.values():
+            instance.follow_file()
+        self._state = StateRoute(
             lambda: self.report(for_store=False), lambda: tuple(one.standing for one in self.instances.values())
         )
-        self._server = endpoint_server(AgentServer(self.instances, state.answer, key), tls)
+        self._server = endpoint_server(AgentServer(self.instances, self._state.answer, key), tls)
         loops = [
             supervised(f"the agent of {settings.host} gives no sign of life", self._beat, BEAT_S),
             supervised(f"logs in {self._logs} are not rotated", self._rotate_logs, _LOGS_EVERY_S),
@@ -180,30 +185,77 @@ class Agent:
         self._serving = asyncio.create_task(self._server.serve([listening]))
         return self
 
-    def _forwarded(self, listening: socket.socket) -> socket.socket:
-        """Leave the endpoint to forwarders, and return the socket on which they ask for the agent's report."""
-        own = f"{self._run_folder}/agent"
-        job = ForwarderJob(list(self.instances), own, self._settings.endpoint_key, self._settings.host, os.getpid())
-        self._forwarders = Forwarders(self._settings.forwarders, job, listening, self.instances)
-        return listening_on(f"{_UNIX}{own}")
+    def _make_instances(self, folder: Path) -> None:
+        """Make the instances, with the engines that an earlier agent has left."""
+        settings = self._settings
+        left: dict[str, list[tuple[EngineProcess, EngineNote]]] = {name: [] for name in settings.instances}
+        for found in self._processes.engines:
+            note = read_note(found.note)
+            if note is None or note.instance not in left:
+                logger.warning("an engine of an instance that %s has no more is ended", settings.host)
+                found.process.kill()
+            else:
+                left[note.instance].append((found.process, note))
+        used = [Path(note.socket).stem for found in left.values() for _, note in found]
+        parts = HostParts(
+            self._processes,
+            folder,
+            self._logs,
+            self._memory,
+            self.costs,
+            self._clock,
+            limits=settings.limits,
+            sockets=itertools.count(1 + max((int(name) for name in used if name.isdecimal()), default=-1)),
+            service=self._service,
+            note=self._processes.note,
+        )
+        for name, models in settings.instances.items():
+            devices = settings.environments.get(name, {})
+            instance = Instance(name, settings.device, models, parts, self._durable, settings.drain_max_s, devices)
+            instance.adopt(left[name])
+            self.instances[name] = instance
+
+    async def _open_forwarders(self, folder: Path) -> None:
+        """Leave the endpoint to forwarding processes."""
+        settings = self._settings
+        job = ForwarderJob(
+            list(self.instances),
+            settings.host,
+            f"{folder}/agent",
+            f"{folder}/decisions",
+            settings.endpoint_key,
+            version=sloserve.__version__,
+        )
+        self._forwarders = Forwarders(settings.forwarders, job, self._processes, self.instances)
+        await self._forwarders.begin()
 
     async def drain(self) -> None:
         """Take no more requests, and wait until the running ones end, for the time that streams have at a switch."""
         await asyncio.gather(*(one.drain(self._settings.drain_max_s) for one in self.instances.values()))
 
+    async def leave(self) -> None:
+        """Have engines and streams go on when this agent ends, which it may as soon as no switch is on its way."""
+        await asyncio.gather(*(one.hold() for one in self.instances.values()))
+        self._leaves = True
+
     async def __aexit__(self, *_: object) -> None:
-        self._server.should_exit = self._server.force_exit = True
-        await asyncio.gather(*(instance.close() for instance in self.instances.values()))
+        self._state.close()
+        self._server.should_exit = True
+        await asyncio.wait({self._serving}, timeout=_ANSWERED_S)
+        self._server.force_exit = True
+        if self._leaves:
+            await asyncio.gather(*(instance.leave() for instance in self.instances.values()))
+        else:
+            await asyncio.gather(*(instance.close() for instance in self.instances.values()))
         if self._forwarders is not None:
-            await self._forwarders.close()
-        await self._launcher.close()
+            await (self._forwarders.leave() if self._leaves else self._forwarders.close())
+        await (self._processes.leave() if self._leaves else self._processes.close())
         for loop in self._loops:
             loop.cancel()
         await asyncio.gather(self._serving, *self._loops, return_exceptions=True)
         if self._fence is not None:
             with Faults(f"the agent of {self._settings.host} cannot report that it ends"):
-                await self._fence.leave()
-        shutil.rmtree(self._run_folder, ignore_errors=True)
+                await self._fence.leave(to_next=self._leaves)
 
     async def _beat(self) -> None:
         """Give a sign of life, if there is a store to have it, and read what tenants have had on other hosts."""
@@ -221,18 +273,3 @@ class Agent:
                 rotate(path)
             except OSError as error:
                 logger.warning("log file %s cannot be rotated: %s", path, error)
-
-
-def listening_on(endpoint: str) -> socket.socket:
-    """Open the socket: connections are accepted at once, and served once the server runs. Raises: OSError."""
-    if endpoint.startswith(_UNIX):
-        made = socket.socket(socket.AF_UNIX)
-        try:
-            made.bind(endpoint.removeprefix(_UNIX))
-            made.listen(1024)
-        except OSError:
-            made.close()
-            raise
-        return made
-    host, _, port = endpoint.partition("://")[2].rpartition(":")
-    return socket.create_server((host.strip("[]"), int(port)), backlog=1024)

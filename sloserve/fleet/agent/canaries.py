@@ -4,6 +4,7 @@ After a faulty sleep an engine generates wrong output, and its health does not s
 """
 
 import logging
+from collections.abc import Iterable, Mapping
 
 from sloserve.core.errors import EngineError
 from sloserve.fleet.agent.engine import Engine
@@ -16,6 +17,14 @@ class Canaries:
 
     def __init__(self) -> None:
         self._tokens: dict[str, list[int]] = {}
+
+    def of(self, models: Iterable[str]) -> dict[str, list[int]]:
+        """Return the recorded outputs of these models, by model."""
+        return {model: self._tokens[model] for model in models if model in self._tokens}
+
+    def restore(self, recorded: Mapping[str, list[int]]) -> None:
+        """Take over what an earlier agent has recorded."""
+        self._tokens |= recorded
 
     async def record(self, engine: Engine, model: str) -> None:
         """Record the output of an engine that was just started, which is taken to be right. Raises: EngineError."""

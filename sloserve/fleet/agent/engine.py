@@ -81,6 +81,8 @@ class Engine:
         """Number of requests that it keeps over its sleep."""
         self.adapters: set[str] = set()
         self.requests = AwaitedRequests(model.tokens_an_event)
+        self.settings = model.settings
+        """Settings of sloserve that it follows, as JSON."""
         self.ended = asyncio.create_task(process.wait())
         self._limits = limits
 
@@ -158,6 +160,10 @@ class Engine:
         """Set what tenants have had in the other engines of the fleet, in seconds by name."""
         await self.client.call("PUT", "/sloserve/tenants", {"elsewhere_s": service_s}, limit_s=limit_s)
 
+    async def set_settings(self, patch: Mapping[str, Any]) -> None:
+        """Change the settings of sloserve that the engine follows, by a JSON merge patch."""
+        await self.client.call("PUT", "/sloserve/settings", patch, limit_s=self._limits.control_s)
+
     async def sleep(self, level: int) -> None:
         """Put the engine to sleep. Requests that run end before; the caller ensures that none of them takes long."""
         await self._call("/sleep", level=level, mode="wait")
@@ -213,6 +219,11 @@ class Engine:
         """Kill the engine, and wait until it is gone."""
         self.kill()
         await self.ended
+        await self.client.close()
+
+    async def leave(self) -> None:
+        """Leave the engine to another agent."""
+        self.ended.cancel()
         await self.client.close()
 
     async def _call(self, path: str, body: Any = None, **params: str | int) -> Any:

@@ -49,7 +49,8 @@ class EngineClient:
     """
 
     def __init__(self, socket: Path, admin_key: str, *, at: str | None = None, key: str | None = None) -> None:
-        self.socket, self._admin = socket, {"authorization": f"Bearer {admin_key}"}
+        self.socket, self.admin_key = socket, admin_key
+        self._admin = {"authorization": f"Bearer {admin_key}"}
         self.at, self.key = at, key
         self._shown = {} if key is None else {"authorization": f"Bearer {key}"}
         self._session: aiohttp.ClientSession | None = None

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from sloserve.core.clock import Clock
 from sloserve.core.errors import EngineError
 from sloserve.fleet.agent.alike import are_alike
@@ -17,7 +19,8 @@ from sloserve.fleet.agent.costs import Costs
 from sloserve.fleet.agent.engine import Engine, EngineLimits
 from sloserve.fleet.agent.engine_client import EngineClient
 from sloserve.fleet.agent.engine_logs import log_path
-from sloserve.fleet.agent.engine_spec import EngineSpec, Launcher, ServedModel
+from sloserve.fleet.agent.engine_note import EngineNote, digest_of_start
+from sloserve.fleet.agent.engine_spec import EngineProcess, EngineSpec, Launcher, ServedModel
 from sloserve.fleet.agent.memory import HostMemory
 from sloserve.fleet.agent.switch_methods import Situation, SwitchMethod, choose
 from sloserve.fleet.agent.tenant_service import TenantService
@@ -46,6 +49,8 @@ class HostParts:
         limits: Times that an engine may take.
         sockets: Numbers for the names of sockets.
         service: Recent service of tenants; ``None`` where they have no shares.
+        note: Function that keeps a note about an engine's process for the next agent.
+        renewing: Lock under which one instance at a time replaces an outdated engine.
     """
 
     launcher: Launcher
@@ -58,6 +63,8 @@ class HostParts:
     limits: EngineLimits = EngineLimits()
     sockets: "itertools.count[int]" = field(default_factory=itertools.count)
     service: TenantService | None = None
+    note: Callable[[EngineProcess, bytes], None] = lambda process, note: None
+    renewing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class EngineSet:
@@ -85,6 +92,8 @@ class EngineSet:
         self.wish: tuple[str, ...] | None = None
         """Models to keep in host memory, the most needed first; ``None`` before any were named."""
         self._engines: list[Engine] = []
+        self.serves: str | None = None
+        """Name of the model that the active engine serves, which may be an adapter."""
         self._watching: set[asyncio.Task[None]] = set()
 
     def state(self, name: str) -> ModelState:
@@ -113,8 +122,12 @@ class EngineSet:
         model is active, unless an adapter was to be loaded.
         """
         method, _ = self.expected(model)
+        for engine in (self.active, self._holder(model)):
+            if engine is not None and method is not SwitchMethod.ADAPTER:
+                self._note(engine, is_steady=False)
         try:
             await self._switch_by(model, method)
+            self.serves = model.name
         except EngineError as error:
             if method is SwitchMethod.ADAPTER or method.starts:
                 raise
@@ -123,6 +136,9 @@ class EngineSet:
             )
             await self._remove(self.active if method is SwitchMethod.IN_PLACE else self._holder(model))
             await self._switch_by(model, SwitchMethod.FORKED)
+            self.serves = model.name
+        finally:
+            self.note_all()
 
     async def keep(self, names: tuple[str, ...]) -> None:
         """End engines that sleep with weights of other models. Engines that keep requests stay."""
@@ -131,6 +147,57 @@ class EngineSet:
         for engine in [e for e in self._engines if e is not self.active and e.level == 1]:
             if engine.model.name not in wanted and not len(engine.requests):
                 await self._remove(engine)
+
+    def adopt(self, process: EngineProcess, note: EngineNote) -> Engine | None:
+        """Take over an engine of an earlier agent; return ``None``, and kill it, if its state or its model is unknown.
+
+        Call this before any switch.
+        """
+        model, client = self._models.get(note.model), EngineClient(Path(note.socket), note.key)
+        is_active = note.level == 0 and note.serves is not None
+        if (
+            model is None
+            or not note.is_steady
+            or (is_active and (self.active is not None or note.serves not in self._models))
+            or (note.level == 0 and not is_active)
+            or self._holder(model) is not None
+        ):
+            process.kill()
+            return None
+        engine = Engine(model, process, client, self._host.limits)
+        engine.level, engine.parked, engine.adapters = note.level, note.parked, set(note.adapters)
+        self._add(engine)
+        self._host.canaries.restore(note.canaries)
+        if is_active:
+            self.active, self.serves = engine, note.serves
+        elif note.level == 1:
+            self._host.memory.hold(self._instance, model.name, model.weights_bytes)
+        return engine
+
+    def with_socket(self, socket: Path, at: str | None) -> Engine | None:
+        """Return the engine that listens on this socket, or at this URL if there is one."""
+        return next(
+            (e for e in self._engines if (e.client.at == at if at is not None else e.client.socket == socket)), None
+        )
+
+    def is_outdated(self, engine: Engine, note: EngineNote) -> bool:
+        """Return whether an engine would be started with something else today."""
+        return note.start != self._digest(engine.model)
+
+    async def end(self, model: ServedModel) -> None:
+        """End the engine of a model."""
+        await self._remove(self._holder(model))
+
+    async def discard(self, engine: Engine) -> None:
+        """End an engine that sleeps, unless it keeps requests."""
+        if engine is not self.active and not len(engine.requests):
+            await self._remove(engine)
+
+    async def leave(self) -> None:
+        """Leave all engines to the next agent."""
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*(engine.leave() for engine in self._engines))
 
     async def close(self) -> None:
         """End all engines."""
@@ -178,7 +245,7 @@ class EngineSet:
 
     async def _start(self, model: ServedModel) -> Engine:
         host, key = self._host, secrets.token_urlsafe(16)
-        has_adapters = any(other.adapter_of == model.name for other in self._models.values())
+        has_adapters = self._has_adapters(model)
         environment = {**self._environment, **model.environment, "VLLM_SERVER_DEV_MODE": "1", ADMIN_KEY: key}
         environment |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if has_adapters else {}
         socket = host.run_folder / f"{next(host.sockets)}.sock"
@@ -186,8 +253,9 @@ class EngineSet:
         arguments += ["--disable-access-log-for-endpoints", "/health"]  # asked each second
         arguments += [*(["--enable-lora"] if has_adapters else []), *model.flags]
         log = log_path(host.log_folder, self._instance, model.name)
+        note = msgspec.json.encode(EngineNote(self._instance, model.name, self._digest(model), str(socket), key))
         try:
-            process = await host.launcher.launch(EngineSpec(tuple(arguments), environment, socket, log))
+            process = await host.launcher.launch(EngineSpec(tuple(arguments), environment, socket, log, note))
         except OSError as error:
             raise EngineError(f"model {model.name} cannot be started: {error}") from error
         at = model.attached
@@ -196,10 +264,7 @@ class EngineSet:
         else:
             client = EngineClient(socket, at.admin_key or "", at=at.url, key=at.key)
         engine = Engine(model, process, client, host.limits)
-        self._engines.append(engine)
-        watching = asyncio.create_task(self._watch(engine))
-        self._watching.add(watching)
-        watching.add_done_callback(self._watching.discard)
+        self._add(engine)
         try:
             await engine.ready()
             await engine.check_attached()
@@ -207,6 +272,44 @@ class EngineSet:
             await self._remove(engine)
             raise EngineError(f"model {model.name} does not start: {error}; its log is {log}") from error
         return engine
+
+    def _add(self, engine: Engine) -> None:
+        self._engines.append(engine)
+        watching = asyncio.create_task(self._watch(engine))
+        self._watching.add(watching)
+        watching.add_done_callback(self._watching.discard)
+
+    # Notes for the next agent.
+
+    def note_all(self) -> None:
+        """Note the states of all engines; no control call is on its way."""
+        for engine in self._engines:
+            self._note(engine)
+
+    def _note(self, engine: Engine, *, is_steady: bool = True) -> None:
+        """Note the state of an engine; ``is_steady`` says whether no control call is on its way."""
+        model, names = engine.model, [engine.model.name, *engine.adapters]
+        note = EngineNote(
+            self._instance,
+            model.name,
+            self._digest(model),
+            str(engine.client.socket),
+            engine.client.admin_key,
+            engine.settings,
+            is_steady,
+            self.serves if engine is self.active else None,
+            engine.level,
+            engine.parked,
+            sorted(engine.adapters),
+            self._host.canaries.of(names),
+        )
+        self._host.note(engine.process, msgspec.json.encode(note))
+
+    def _digest(self, model: ServedModel) -> str:
+        return digest_of_start(model, self._environment, self._has_adapters(model))
+
+    def _has_adapters(self, model: ServedModel) -> bool:
+        return any(other.adapter_of == model.name for other in self._models.values())
 
     # Leaving.
 

@@ -36,6 +36,7 @@ class ServedModel:
         longest_step_s: Seconds of its engine's longest step, as its profile foresees it; 0 if that is not known.
         tokens_an_event: Tokens of an event of its streams, as its flags say.
         attached: Server that has it, if others started that server.
+        settings: Settings of sloserve that its engines follow, as JSON; empty if they are not known.
     """
 
     name: str
@@ -48,6 +49,7 @@ class ServedModel:
     longest_step_s: float = 0.0
     tokens_an_event: int = 1
     attached: "Attached | None" = None
+    settings: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +61,14 @@ class EngineSpec:
         environment: Further environment variables.
         socket: Unix socket on which it listens.
         log: File to which it logs.
+        note: First note about it, see :meth:`~sloserve.fleet.agent.host_processes.HostProcesses.note`.
     """
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
     socket: Path
     log: Path
+    note: bytes = b""
 
 
 class EngineProcess(Protocol):
@@ -88,7 +92,7 @@ class EngineProcess(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts engines, which die with the agent."""
+    """Starts engines, which end with the process that has it."""
 
     async def launch(self, spec: EngineSpec) -> EngineProcess:
         """Return as soon as the process is there; raise OSError if it cannot be started."""

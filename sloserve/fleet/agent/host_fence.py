@@ -86,10 +86,15 @@ class HostFence:
         found = [(agent_report(row.state), row.age_s) for row in rows if row.id != self.id]
         return [(report, age_s) for report, age_s in found if report is not None]
 
-    async def leave(self) -> None:
-        """Free the host for another agent."""
+    async def leave(self, *, to_next: bool = False) -> None:
+        """Free the host for another agent.
+
+        Args:
+            to_next: Whether an agent of the same state folder follows at once: then the fleet does not learn of it.
+        """
         try:
-            await asyncio.to_thread(self._store.members.leave, self.id, self.holder)
+            if not to_next:
+                await asyncio.to_thread(self._store.members.leave, self.id, self.holder)
         finally:
             if self._lock is not None:
                 self._lock.close()
@@ -125,4 +130,4 @@ class HostFence:
             await asyncio.sleep(LOOK_AGAIN_S)
         if found.before is not None:
             claims = await asyncio.to_thread(self._store.requests.take_from, found.before)
-            logger.warning("the agent of host %s before this one has died; claims given back: %d", self._host, claims)
+            logger.warning("the agent of host %s before this one has ended; claims given back: %d", self._host, claims)

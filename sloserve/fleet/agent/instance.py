@@ -11,18 +11,21 @@ silence. An adapter of the active model comes without a transition.
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from sloserve.core.errors import EngineError
 from sloserve.core.spans import Phase
 from sloserve.fleet.agent.engine import Engine
+from sloserve.fleet.agent.engine_note import EngineNote
 from sloserve.fleet.agent.engine_requests import InFlightRequest, TakenRequest, line_of, passed_on, stream_of
 from sloserve.fleet.agent.engine_set import EngineSet, HostParts
-from sloserve.fleet.agent.engine_spec import ServedModel
+from sloserve.fleet.agent.engine_spec import EngineProcess, ServedModel
 from sloserve.fleet.agent.pulse import Pulse
 from sloserve.fleet.agent.recent_prefixes import RecentPrefixes
+from sloserve.fleet.agent.renewal import follow_settings
 from sloserve.fleet.agent.switch_methods import SwitchMethod
 from sloserve.fleet.agent.tenant_service import SHARE_EVERY_S, InstanceSharing
 from sloserve.fleet.contract.endpoint import (
@@ -103,7 +106,9 @@ class Instance:
         """Model that serves, or comes: a coming model counts from the begin of its transition."""
         self._since_s = self._ready_s = 0.0
         self._switching = asyncio.Lock()
-        self._is_switching = self._is_leaving = False
+        self._is_switching = self._is_leaving = self._is_held = False
+        self._renewing = host.renewing
+        self._adopted: list[tuple[Engine, EngineNote]] = []
         self._pulse = Pulse(host.clock)
         self._recent = RecentPrefixes()
         self._switches = 0
@@ -187,7 +192,23 @@ class Instance:
         Raises: Refused if the instance does not take it.
         """
         engine = self._engine_for(request.model, request.durable)
+        taken = self._begun(engine, request, self._clock.monotonic_s())
+        self._recent.sent(read_prefixes(prefixes), request.begun_s)
+        return taken
 
+    def resume(self, request: InFlightRequest, socket: Path, at: str | None, age_s: float) -> TakenRequest | None:
+        """Take a request that an engine has from an earlier agent; ``None`` if there is no such engine.
+
+        Args:
+            request: The request.
+            socket: Unix socket of the engine.
+            at: URL of the engine in place of the socket; ``None`` if it has the socket.
+            age_s: Seconds since it was taken.
+        """
+        engine = self._engines.with_socket(socket, at)
+        return None if engine is None else self._begun(engine, request, self._clock.monotonic_s() - age_s)
+
+    def _begun(self, engine: Engine, request: InFlightRequest, begun_s: float) -> TakenRequest:
         def ended(broken: bool) -> None:
             engine.requests.ended(request, self._clock.monotonic_s(), broken=broken)
             if not request.durable:
@@ -195,17 +216,15 @@ class Instance:
             if broken:
                 self._spawn(self._check_health(engine))
 
-        request.begun_s = self._clock.monotonic_s()
-        engine.requests.begin(request)
-        self._recent.sent(read_prefixes(prefixes), request.begun_s)
-
         def pause_s() -> float:
             return min(len(engine.requests) * READS_EVERY_S, READ_MAX_S)
 
+        request.begun_s = begun_s
+        engine.requests.begin(request)
         return TakenRequest(engine.client, ended, pause_s)
 
     async def switch(self, model: str) -> bool:
-        if self._is_switching or self._is_leaving or model not in self._models:
+        if self._is_switching or self._is_leaving or self._is_held or model not in self._models:
             return False
         if self._phase is Phase.SERVING:
             if self._active == model:
@@ -218,7 +237,7 @@ class Instance:
 
     async def keep_warm(self, models: tuple[str, ...]) -> None:
         self._engines.wish = models
-        if not self._is_switching:
+        if not self._is_switching and not self._is_held:
             async with self._switching:
                 await self._engines.keep(models)
 
@@ -229,6 +248,63 @@ class Instance:
         if engine is not None and not await engine.requests.empty(limit_s):
             await engine.requests.send_back(_LEAVING_S)
 
+    # An agent that takes over from another.
+
+    def adopt(self, found: Iterable[tuple[EngineProcess, EngineNote]]) -> None:
+        """Take over the engines of an earlier agent; call this before any switch."""
+        for process, note in found:
+            engine = self._engines.adopt(process, note)
+            if engine is None:
+                logger.warning("%s: the engine of model %s is ended, and not taken over", self._name, note.model)
+                continue
+            logger.info("%s: the engine of model %s is taken over", self._name, note.model)
+            engine.settings = note.settings
+            self._adopted.append((engine, note))
+        if self._engines.active is not None:
+            self._phase, self._active = Phase.SERVING, self._engines.serves
+            self._since_s = self._clock.monotonic_s()
+
+    def follow_file(self) -> None:
+        """Bring adopted engines to what the fleet's file says, once their requests are known: some are replaced."""
+        for engine, note in self._adopted:
+            self._spawn(self._bring_up_to_date(engine, note))
+        self._adopted.clear()
+
+    async def hold(self) -> None:
+        """Begin no further switch, for good, and wait until the one that has begun has ended."""
+        self._is_held = True
+        async with self._switching:
+            pass
+
+    async def leave(self) -> None:
+        """Leave all engines to the next agent."""
+        await self._end_tasks()
+        await self._engines.leave()
+
+    async def _end_tasks(self) -> None:
+        ending = list(self._tasks)
+        for task in ending:
+            task.cancel()
+        self._phase = Phase.EMPTY
+        await asyncio.gather(*ending, return_exceptions=True)
+
+    async def _bring_up_to_date(self, engine: Engine, note: EngineNote) -> None:
+        why = "its start in the fleet's file has changed"
+        if not self._engines.is_outdated(engine, note):
+            async with self._switching:
+                failed = await follow_settings(engine)
+                self._engines.note_all()
+            if failed is None:
+                return
+            why = failed
+        logger.warning("%s: the engine of model %s is replaced: %s", self._name, engine.model.name, why)
+        async with self._renewing:  # the other instances of the host serve meanwhile
+            if engine is not self._engines.active:
+                await self._engines.discard(engine)
+            elif self._active is not None and not self._is_switching and not self._is_held:
+                self._phase, self._is_switching = Phase.DRAINING, True
+                await asyncio.shield(self._spawn(self._switch_or_fail(self._models[self._active], renews=True)))
+
     async def close(self) -> None:
         """End all engines, and the reading of their responses."""
         for task in list(self._tasks):
@@ -238,10 +314,10 @@ class Instance:
 
     # Transitions.
 
-    async def _switch_or_fail(self, model: ServedModel) -> bool:
+    async def _switch_or_fail(self, model: ServedModel, *, renews: bool = False) -> bool:
         try:
             async with self._switching:
-                return await self._switch_to(model)
+                return await self._switch_to(model, renews=renews)
         except Exception:  # a fault of the agent in a transition, which must still end
             logger.exception("%s: the transition to %s failed", self._name, model.name)
             await self._engines.close()
@@ -250,12 +326,14 @@ class Instance:
         finally:
             self._is_switching = False
 
-    async def _switch_to(self, model: ServedModel) -> bool:
+    async def _switch_to(self, model: ServedModel, *, renews: bool = False) -> bool:
         if self._phase is Phase.SERVING and self._active == model.name:
             return True
         method, seconds = self._engines.expected(model)
-        if method is not SwitchMethod.ADAPTER:
+        if method is not SwitchMethod.ADAPTER or renews:
             await self._drain(model.name, seconds)
+        if renews:
+            await self._engines.end(model)
         if await self._switch_engine(model):
             return True
         if self._phase is Phase.SERVING and self._engines.active is not None:
@@ -309,7 +387,7 @@ class Instance:
         """Start an engine for the model again and again, until it serves or another does."""
         for attempt in itertools.count():
             async with self._switching:
-                if self._phase is not Phase.FAILED:
+                if self._phase is not Phase.FAILED or self._is_held:
                     return
                 self._ready_s = self._clock.monotonic_s() + self._engines.expected(model)[1]
                 if await self._switch_engine(model):

@@ -66,11 +66,17 @@ class StateRoute:
         self._changed = asyncio.Event()
         """Event of the next change of ``standing``; each change has a new one."""
         self._looking: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Respond at once, also to gateways that wait."""
+        self._is_closed = True
+        self._changed.set()
 
     async def answer(self, query: str, send: Send) -> None:
         """Answer a request with this query."""
         known = _known(query)
-        if known is None or self._waiting >= MOST_WAITING:
+        if known is None or self._waiting >= MOST_WAITING or self._is_closed:
             await answer_json(send, HTTPStatus.OK, to_json(self._report()))
             return
         began_s = asyncio.get_running_loop().time()
@@ -94,7 +100,7 @@ class StateRoute:
         if self._looking is None:
             self._looking = asyncio.create_task(self._look())
         try:
-            while known.standing == self._standing_version():
+            while known.standing == self._standing_version() and not self._is_closed:
                 changed, left_s = self._changed, ends_s - loop.time()
                 try:
                     async with asyncio.timeout(min(DRIFT_S, max(left_s, 0.0))):

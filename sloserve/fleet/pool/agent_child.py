@@ -3,6 +3,7 @@
 import asyncio
 import signal
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,12 @@ CONFIG_ERROR: Final = 2
 """Exit status of an agent that finds a wrong setting."""
 _KILL_S: Final = 20.0
 """Seconds after the order to end when an agent is killed: what it serves has 5 s, its engines the rest."""
+
+
+_HURRY_S: Final = 10.0
+"""The same, of an agent that is not to wait for what it serves."""
+_AGAIN_S: Final = 0.2
+"""Seconds between signals to an agent that is not to wait."""
 
 
 class AgentChild:
@@ -47,10 +54,15 @@ class AgentChild:
         self.is_ending = True
         if self._process is None or self._process.returncode is not None:
             return
-        self._process.send_signal(signal.SIGKILL if at_once else signal.SIGTERM)
+        waiting = asyncio.create_task(self._process.wait())
         try:
-            async with asyncio.timeout(_KILL_S):
-                await self._process.wait()
+            async with asyncio.timeout(_HURRY_S if at_once else _KILL_S):
+                # It ends its engines, which would outlive an agent that is killed.
+                while self._process.returncode is None:
+                    with suppress(ProcessLookupError):
+                        self._process.send_signal(signal.SIGTERM)
+                    await asyncio.wait({waiting}, timeout=_AGAIN_S if at_once else None)
+                await waiting
         except TimeoutError:
             kill_group(self._process.pid)
 

@@ -2,24 +2,24 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from sloserve.core.clock import SystemClock
 from sloserve.fleet.agent.agent import Agent
 from sloserve.fleet.agent.claims import cancelled
 from sloserve.fleet.agent.costs import SHARE_S, SharedCosts
-from sloserve.fleet.agent.engine_spec import Launcher
 from sloserve.fleet.agent.following import Following
 from sloserve.fleet.agent.host_fence import HostFence
+from sloserve.fleet.agent.host_processes import HostProcesses
 from sloserve.fleet.agent.instance import Instance
 from sloserve.fleet.agent.pulling import LEASE_S, Pulling
 from sloserve.fleet.fleet import Fleet, Host
 from sloserve.fleet.run.live import Place, agent_settings, certificates_of, refreshing
 from sloserve.fleet.run.open_files import allow_open_files
-from sloserve.fleet.run.signals import Stopping
+from sloserve.fleet.run.signals import HungUp, Stopping
 from sloserve.fleet.store.store import open_store
 from sloserve.fleet.supervised import supervised
 
@@ -34,15 +34,25 @@ async def run_agent(
     fleet: Fleet,
     host: Host,
     place: Place,
-    launcher: Launcher,
+    processes: HostProcesses,
     stopping: Stopping,
+    check: Callable[[], None],
     *,
     lease_s: float = LEASE_S,
-) -> None:
-    """Serve until asked to stop, by a signal or through the store.
+) -> bool:
+    """Serve until asked to stop, by a signal or through the store; return whether the process is to be restarted.
 
-    Then streams have their time to end, unless a second signal comes, lines go back into the queue, and all engines
-    end. Claims and the host are leased for ``lease_s`` seconds.
+    To stop, streams have their time to end, unless a second signal comes, lines go back into the queue, and all engines
+    end. After SIGHUP lines go back, engines and streams go on, and the process is to be restarted.
+
+    Args:
+        fleet: Settings of the fleet, with this host.
+        host: This host.
+        place: Locations of the fleet's state.
+        processes: Starts engines and forwarding processes.
+        stopping: Signals to stop.
+        check: Function that checks the file with which the process would restart. Raises: ConfigError.
+        lease_s: Seconds for which claims and the host are leased.
 
     Raises: ConfigError for a store that cannot be opened, and where another agent has the host.
     """
@@ -56,7 +66,7 @@ async def run_agent(
             settings, certificates = agent_settings(fleet, host, place), certificates_of(fleet)
             if certificates is not None and (host.door or "").startswith("https:"):
                 settings = replace(settings, endpoint_tls=certificates.of_endpoint(host.name))
-            async with Agent(settings, launcher, fence, pulling, clock) as agent:
+            async with Agent(settings, processes, fence, pulling, clock) as agent:
                 endpoints = list(agent.instances.values())
                 pulling.start(endpoints)
                 following = Following(fleet, endpoints, pulling, store, clock, executor)
@@ -67,15 +77,22 @@ async def run_agent(
                 beside = [asyncio.create_task(sharing), *refreshing(certificates)]
                 if host.serves is not None:  # its model is there, whatever a plan says
                     beside += [asyncio.create_task(_attached(endpoint, host.serves)) for endpoint in endpoints]
+                hung_up, is_again = HungUp(check), False
                 try:
-                    await _either(stopping.wait(), fence.must_end.wait(), fence.lost.wait())
+                    ends = (stopping.wait, fence.must_end.wait, fence.lost.wait, processes.lost)
+                    is_again = await _first(hung_up.wait, *ends) == 0
+                    if is_again:
+                        is_again = await _first(agent.leave, *ends) == 0
                 finally:
                     await cancelled([looking, *beside])
                     await following.stop()
                     if fence.lost.is_set():
                         await pulling.stop(0.0)  # its requests have gone back already: their results would not count
+                    elif is_again:
+                        await pulling.stop(STOP_S)
                     else:
                         await _drained(agent, pulling, stopping)
+                return is_again
     finally:
         store.close()
 
@@ -84,11 +101,12 @@ async def _attached(instance: Instance, model: str) -> None:
     await instance.switch(model)
 
 
-async def _either(*awaited: Awaitable[object]) -> None:
-    """Wait for one of the awaited, and cancel the others."""
-    tasks = [asyncio.ensure_future(one) for one in awaited]
+async def _first(*calls: Callable[[], Coroutine[Any, Any, object]]) -> int:
+    """Wait for the first of the calls to return, cancel the others, and return its number."""
+    tasks = [asyncio.create_task(call()) for call in calls]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(number for number, task in enumerate(tasks) if task.done())
     finally:
         await cancelled(tasks)
 
@@ -96,5 +114,9 @@ async def _either(*awaited: Awaitable[object]) -> None:
 async def _drained(agent: Agent, pulling: Pulling, stopping: Stopping) -> None:
     stopping.again()
     draining = asyncio.create_task(agent.drain())
+
+    async def drained() -> None:
+        await draining
+
     await pulling.stop(STOP_S)
-    await _either(stopping.wait(), draining)
+    await _first(stopping.wait, drained)

@@ -258,14 +258,14 @@ def forwarders_of(host: Host, cores: int) -> int:
     """Return the number of processes that pass requests to a host's engines.
 
     One process can pass on the output of two GPUs with a small model. A host with less than four cores for each process
-    has fewer, since its engines need their cores.
+    has fewer, since its engines need their cores, and at least one: its streams outlive the agent.
 
     Args:
         host: The host.
         cores: Number of its cores.
     """
     stated = host.stated_forwarders
-    return min(len(host.instances) // 2, cores // 4, MOST_FORWARDERS) if stated is None else stated
+    return max(min(len(host.instances) // 2, cores // 4, MOST_FORWARDERS), 1) if stated is None else stated
 
 
 def _environment(host: Host, number: int) -> dict[str, str]:
@@ -312,6 +312,7 @@ def _served(fleet: Fleet, model: FleetModel, host: Host, place: Place) -> Served
         max_num_seqs=max_num_seqs,
         adapter_of=start.adapter_of,
         tokens_an_event=start.tokens_an_event,
+        settings=json.dumps(_section(fleet, model, host)),
         longest_step_s=_longest_step_s(profile, budget, max_num_seqs, max_model_len),
     )
 
@@ -325,11 +326,16 @@ def _longest_step_s(profile: Profile, budget: int, seqs: int, max_model_len: int
     return profile.step_s(StepLoad(budget, 1, seqs, profile.kv_capacity_tokens, attention))
 
 
-def _settings_file(fleet: Fleet, model: FleetModel, host: Host, place: Place) -> Path:
-    """Write the file for ``--slo-config`` of the model's engines: the fleet's settings, and the model's profile."""
+def _section(fleet: Fleet, model: FleetModel, host: Host) -> dict[str, Any]:
+    """Return the settings of the model's engines: the fleet's, and the model's profile."""
     source = model.start.profiles[host.device]
     profile = source if source in profile_names() else str(Path(source).resolve())
-    section: dict[str, Any] = {"profile": profile, **fleet.section}
+    return {"profile": profile, **fleet.section}
+
+
+def _settings_file(fleet: Fleet, model: FleetModel, host: Host, place: Place) -> Path:
+    """Write the file for ``--slo-config`` of the model's engines."""
+    section = _section(fleet, model, host)
     folder = place.folder / "settings"
     folder.mkdir(exist_ok=True)
     path = folder / f"{model.name.replace('/', '%2F')}@{host.device}.yaml"

@@ -24,6 +24,7 @@ from sloserve.fleet.agent.instance import Instance
 from sloserve.fleet.certificates import Certificates
 from sloserve.fleet.contract.endpoint import MODEL_HEADER, REFUSED_HEADER
 from sloserve.fleet.contract.reports import agent_report
+from sloserve.fleet.launcher.own import OwnProcesses
 from tests import bounded
 from tests.bounded import until
 from tests.fleet.stand_in.engine import LONG, POISON, reply
@@ -90,7 +91,7 @@ async def opened(folder: Path, launcher: InLoopLauncher, count: int = 1, **setti
         limits=EngineLimits(start_s=60.0),
         **settings,
     )
-    async with Agent(made, launcher) as agent, asyncio.timeout(120.0):
+    async with Agent(made, OwnProcesses(launcher)) as agent, asyncio.timeout(120.0):
         yield agent
 
 
@@ -255,18 +256,20 @@ def test_an_endpoint_on_tcp_has_tls_and_a_key(tmp_path: Path) -> None:
     bounded.run(within(), 150.0)
 
 
-def test_a_forwarder_ends_with_its_agent_even_if_it_is_stopped(tmp_path: Path) -> None:
+def test_a_forwarder_ends_with_its_parent_even_if_it_is_stopped(tmp_path: Path) -> None:
     """It holds the socket of the endpoint, which the next agent of the host could not open."""
     code = (
-        "import asyncio, socket, sys\n"
-        "from sloserve.fleet.agent.forwarding.forwarder import ForwarderJob\n"
+        "import asyncio, sys\n"
+        "from sloserve.fleet.agent.forwarding.forwarder_job import ForwarderJob\n"
         "from sloserve.fleet.agent.forwarding.forwarders import Forwarders, ForwarderSettings\n"
-        "import os\n"
+        "from sloserve.fleet.launcher.own import OwnProcesses\n"
+        "from sloserve.fleet.launcher.plain import PlainLauncher\n"
         "async def main():\n"
-        "    listening = socket.create_server(('127.0.0.1', 0))\n"
-        "    job = ForwarderJob([], sys.argv[1], None, 'node', os.getpid())\n"
-        "    Forwarders(ForwarderSettings(1), job, listening, {})\n"
-        "    print(listening.getsockname()[1], flush=True)\n"
+        "    processes = OwnProcesses(PlainLauncher())\n"
+        "    address = await processes.listen('http://127.0.0.1:0')\n"
+        "    job = ForwarderJob([], 'node', sys.argv[1], sys.argv[1] + '.decisions')\n"
+        "    await Forwarders(ForwarderSettings(1), job, processes, {}).begin()\n"
+        "    print(address.rpartition(':')[2], flush=True)\n"
         "    await asyncio.sleep(300)\n"
         "asyncio.run(main())\n"
     )

@@ -34,6 +34,7 @@ from sloserve.fleet.contract.endpoint import (
 )
 from sloserve.fleet.contract.reports import agent_report
 from sloserve.fleet.gateway.agent_connections import AgentConnections
+from sloserve.fleet.launcher.own import OwnProcesses
 from sloserve.scheduler.virtual_queues.contract import ModelState
 from sloserve.wire.form import Form, FormFile
 from tests import bounded
@@ -90,7 +91,7 @@ def run(
             drain_max_s=drain_max_s,
             limits=EngineLimits(start_s=60.0, control_s=late_s, canary_s=late_s, hung_s=hung_s),
         )
-        async with Agent(settings, launcher, durable=durable) as agent, asyncio.timeout(120.0):
+        async with Agent(settings, OwnProcesses(launcher), durable=durable) as agent, asyncio.timeout(120.0):
             await test(agent, agent.instances["node/0"], launcher)
 
     bounded.run(within(), 150.0)
@@ -231,7 +232,7 @@ def test_two_instances_do_not_take_the_same_host_memory(tmp_path: Path) -> None:
     async def within() -> None:
         instances = {"node/0": MODELS, "node/1": MODELS}
         settings = AgentSettings("node", "cpu", instances, tmp_path, host_memory_bytes=10)
-        async with Agent(settings, InLoopLauncher()) as agent, asyncio.timeout(60.0):
+        async with Agent(settings, OwnProcesses(InLoopLauncher())) as agent, asyncio.timeout(60.0):
             for model in ("chat", "code"):
                 assert all(await asyncio.gather(*(one.switch(model) for one in agent.instances.values())))
             assert agent.report().held_bytes == {"chat": 10}
@@ -639,7 +640,7 @@ def test_a_door_on_tcp_opens_to_its_key_alone(tmp_path: Path, key: str | None) -
             "node", "cpu", {"node/0": MODELS}, tmp_path, endpoint=door, endpoint_key="key-of-the-fleet"
         )
         gateway = AgentConnections(5.0, key)
-        async with Agent(settings, InLoopLauncher()) as agent:
+        async with Agent(settings, OwnProcesses(InLoopLauncher())) as agent:
             assert await agent.instances["node/0"].switch("chat")
             body = json.dumps({"model": "chat", "prompt": "a", "max_tokens": 4}).encode()
             sending = gateway.send(
@@ -702,10 +703,11 @@ def test_a_door_that_cannot_be_opened_is_said(tmp_path: Path, door: str) -> None
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = door.format(port=taken.getsockname()[1])
             settings = AgentSettings("node", "cpu", {"node/0": MODELS}, tmp_path, endpoint=address, endpoint_key="k")
-            agent = Agent(settings, InLoopLauncher())
+            processes = OwnProcesses(InLoopLauncher())
+            agent = Agent(settings, processes)
             with pytest.raises(ConfigError, match="cannot be opened.*hosts.node"):
                 await agent.__aenter__()
-            assert not agent._run_folder.exists()
+            assert processes._folder is not None and not processes._folder.exists()
 
     bounded.run(within())
 
@@ -723,7 +725,7 @@ class Fence:
             raise StoreAway("no route")
         self.beats.append(state)
 
-    async def leave(self) -> None:
+    async def leave(self, *, to_next: bool) -> None:
         self.beats.append(None)
 
 
@@ -733,7 +735,7 @@ def test_signs_of_life_go_on_when_the_store_is_back(tmp_path: Path, monkeypatch:
 
     async def within() -> None:
         settings = AgentSettings("node", "cpu", {"node/0": MODELS}, tmp_path)
-        async with Agent(settings, InLoopLauncher(), fence):
+        async with Agent(settings, OwnProcesses(InLoopLauncher()), fence):
             await until(lambda: bool(fence.beats))
 
     bounded.run(within())

@@ -20,6 +20,7 @@ from sloserve.fleet.agent.engine_spec import ServedModel
 from sloserve.fleet.agent.host_fence import HostFence
 from sloserve.fleet.agent.tenant_service import InstanceSharing, TenantService
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport
+from sloserve.fleet.launcher.own import OwnProcesses
 from sloserve.fleet.store.store import open_store
 from tests import bounded
 from tests.bounded import until
@@ -138,7 +139,7 @@ def test_two_hosts_share_through_the_store_and_each_alone_without_it(
         folder.mkdir()
         served = {f"{host}/{i}": models for i in range(instances)}
         settings = AgentSettings(host, "cpu", served, folder, half_life_s=1e6)
-        return Agent(settings, launcher, HostFence(host, store, folder, 10.0))
+        return Agent(settings, OwnProcesses(launcher), HostFence(host, store, folder, 10.0))
 
     store = open_store(f"sqlite:{tmp_path}/store.sqlite")
     launchers = [InLoopLauncher(0.0), InLoopLauncher(0.0)]

@@ -17,7 +17,7 @@ from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.gateway.agent_connections import AgentConnections
 from sloserve.fleet.launcher import attached
 from sloserve.fleet.launcher.attached import AttachingLauncher
-from sloserve.fleet.run.launchers import launcher_for
+from sloserve.fleet.launcher.own import OwnProcesses
 from sloserve.fleet.run.live import Place, agent_settings
 from tests import bounded
 from tests.fleet.stand_in.engine import StandIn, reply
@@ -43,7 +43,6 @@ def test_a_file_says_which_model_an_attached_server_has(tmp_path: Path, monkeypa
     settings = agent_settings(fleet, theirs, Place(tmp_path, "sqlite:x"))
     assert settings.instances["theirs/0"].keys() == {"chat"}
     assert settings.instances["theirs/0"]["chat"].attached == Attached("http://10.0.0.9:8000", "theirs")
-    assert isinstance(launcher_for(Place(tmp_path, "sqlite:x"), theirs), AttachingLauncher)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +87,10 @@ class Theirs:
 
 def agent_of(folder: Path, theirs: Theirs, admin_key: str | None = None) -> Agent:
     model = ServedModel("chat", "m/chat", attached=Attached(theirs.url, admin_key=admin_key))
-    return Agent(AgentSettings("theirs", "cpu", {"theirs/0": {"chat": model}}, folder), AttachingLauncher(theirs.url))
+    return Agent(
+        AgentSettings("theirs", "cpu", {"theirs/0": {"chat": model}}, folder),
+        OwnProcesses(AttachingLauncher(theirs.url)),
+    )
 
 
 async def asked(gateway: AgentConnections, agent: Agent) -> str:

@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 AGENT = """
 import asyncio, json, sys
 from pathlib import Path
+from sloserve.fleet.launcher.own import OwnProcesses
 from sloserve.fleet.agent.agent import Agent, AgentSettings
 from sloserve.fleet.agent.engine import EngineLimits
 from sloserve.fleet.agent.engine_spec import ServedModel
@@ -38,7 +39,7 @@ async def main():
     launcher = ForkingLauncher(folder / "launcher.log")
     models = {f"node/{i}": {"chat": model} for i in range(2)}
     settings = AgentSettings("node", "cpu", models, folder, limits=EngineLimits(hung_s=12.0))
-    async with Agent(settings, launcher) as agent:
+    async with Agent(settings, OwnProcesses(launcher)) as agent:
         one, other = agent.instances.values()
         assert all(await asyncio.gather(one.switch("chat"), other.switch("chat")))
         while True:

@@ -1,7 +1,6 @@
 """From a fleet's file to what its processes are started with."""
 
 import json
-import os
 import resource
 import socket
 from dataclasses import replace
@@ -15,8 +14,6 @@ from sloserve.fleet.agent.orders import agendas
 from sloserve.fleet.file import parse_fleet, read_fleet
 from sloserve.fleet.file_sections import CertificateSection, HostTemplate, PoolSection
 from sloserve.fleet.fleet import Host
-from sloserve.fleet.launcher.forking import ForkingLauncher
-from sloserve.fleet.run.launchers import launcher_for
 from sloserve.fleet.run.live import (
     DOOR_KEY,
     STORE,
@@ -97,23 +94,6 @@ def test_a_door_on_tcp_needs_a_key(tmp_path: Path, environ: dict[str, str]) -> N
     assert agent_settings(fleet, fleet.hosts["b"], place).endpoint_key == "a-key-of-the-fleet"
     assert "a-key" not in repr(place) + repr(agent_settings(fleet, fleet.hosts["b"], place))
     check_endpoints(fleet, place)
-
-
-def test_engines_inherit_no_password_and_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (STORE, DOOR_KEY):
-        monkeypatch.setenv(name, "secret")
-    fleet = _fleet(tmp_path)
-    launcher_for(place_of(fleet, environ={}), fleet.hosts["a"], "an.engine")
-    assert "secret" not in os.environ.values()
-
-
-def test_a_new_host_has_a_folder_for_the_launchers_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without one its first engine was started plainly, and imported vLLM itself."""
-    begun = list[bool]()
-    monkeypatch.setattr(ForkingLauncher, "begin", lambda launcher: begun.append(launcher._log.parent.is_dir()))
-    fleet = parse_fleet("models: {m: {model: m, profile: h100-llama3-8b}}\nhosts: {a: {device: h100, devices: 1}}")
-    launcher_for(Place(tmp_path / "new", "sqlite:x"), fleet.hosts["a"])
-    assert begun == [True]
 
 
 def test_the_limit_of_open_files_is_raised_to_what_requests_need(caplog: pytest.LogCaptureFixture) -> None:
@@ -205,11 +185,11 @@ def _fleet(folder: Path):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize(
     ("stated", "devices", "cores", "count"),
     [
-        (None, 1, 64, 0),
+        (None, 1, 64, 1),
         (None, 2, 64, 1),
         (None, 8, 64, 4),
         (None, 8, 8, 2),
-        (None, 8, 2, 0),
+        (None, 8, 2, 1),
         (0, 8, 64, 0),
         (3, 1, 2, 3),
     ],

@@ -1,5 +1,6 @@
 """``sloserve fleet`` as its operator meets it: real processes, with stand-ins for engines."""
 
+import json
 import re
 import signal
 import subprocess
@@ -12,8 +13,9 @@ import httpx
 import psutil
 import pytest
 
+from sloserve.core.errors import StoreAway
 from sloserve.fleet.certificates import Certificates
-from sloserve.fleet.store.store import open_store
+from sloserve.fleet.store.store import Store, open_store
 from tests import bounded
 from tests.orphans import kill_with_children
 from tests.ports import free_port
@@ -105,11 +107,15 @@ pool: {devices: {h100: {devices: 1}}}
 """
 
 
-def _listening(process: int) -> set[int]:
-    """TCP ports of a process and its children."""
-    found = psutil.Process(process)
-    opened = [one for part in (found, *found.children(recursive=True)) for one in part.net_connections("tcp")]
+def _listening(*processes: int) -> set[int]:
+    """TCP ports of processes and their children."""
+    found = {part for pid in processes for part in _family(psutil.Process(pid))}
+    opened = [one for part in found for one in part.net_connections("tcp")]
     return {one.laddr.port for one in opened if one.status == psutil.CONN_LISTEN}
+
+
+def _family(process: psutil.Process) -> list[psutil.Process]:
+    return [process, *process.children(recursive=True)]
 
 
 @pytest.mark.slow
@@ -136,7 +142,8 @@ def test_a_host_joins_serves_is_told_to_end_and_leaves(
         (door,) = [row.state["door"] for row in opened.members.agents() if row.id == "agent:rack-7"]
         assert door.startswith(f"{scheme}://127.0.0.1:") and not door.endswith(":0")
         assert door.endswith("#rack-7") is (scheme == "https")
-        listening = {one: _listening(one.process.pid) for one in (fleet, agent)}
+        parent = json.loads((tmp_path / "other" / "processes-rack-7.json").read_text())["pid"]
+        listening = {fleet: _listening(fleet.process.pid), agent: _listening(agent.process.pid, parent)}
         assert listening == {fleet: {port}, agent: {int(door.partition("#")[0].rpartition(":")[2])}}, "docs/ports.md"
         opened.members.order_end("agent:rack-7")
         assert agent.process.wait(30) == 0 and "stopping the agent of host" in agent.said
@@ -144,6 +151,17 @@ def test_a_host_joins_serves_is_told_to_end_and_leaves(
     finally:
         opened.close()
     assert fleet.process.poll() is None
+
+
+def _suspend(agent: _Started, opened: Store) -> None:
+    """Suspend an agent while it does not write into the store, which would be locked until it goes on."""
+    while True:
+        agent.process.send_signal(signal.SIGSTOP)
+        try:
+            opened.members.order_end("nobody")
+            return
+        except StoreAway:
+            agent.process.send_signal(signal.SIGCONT)
 
 
 @pytest.mark.slow
@@ -162,9 +180,9 @@ def test_an_agent_that_was_suspended_finds_its_host_taken_and_ends(
                 time.sleep(0.1)
         second = start("agent", file, "--state", tmp_path / "two", "--lease-s", "4")
         assert second.process.wait(60) == 2 and "has an agent on another machine" in second.said
-        alive.process.send_signal(signal.SIGSTOP)
+        _suspend(alive, opened)
         third = start("agent", file, "--state", tmp_path / "two", "--lease-s", "4")
-        third.wait_for("before this one has died; claims given back: 0")
+        third.wait_for("before this one has ended; claims given back: 0")
         alive.process.send_signal(signal.SIGCONT)
         assert alive.process.wait(60) == 0 and "another agent has taken host n" in alive.said
         assert third.process.poll() is None

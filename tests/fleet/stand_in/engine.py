@@ -10,6 +10,7 @@ import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 POISON, HANG, LONG = "[poison]", "[hang]", "[long]"
 """In a prompt: the engine dies of it with everything that it runs; it never answers it; it has 100 steps of prefill."""
@@ -86,6 +87,7 @@ class StandIn:
         """What tenants have had, as its status says; ``None``: it is of a version that does not say so."""
         self.elsewhere_s: list[dict[str, float]] = []
         """What tenants have had elsewhere, each time that it was set."""
+        self.settings: dict[str, Any] = {}
         self.asleep: frozenset[str] = frozenset()
         self.accepting = self.flowing = True
         self._changed = asyncio.Condition()

@@ -57,6 +57,7 @@ def app(engine: StandIn, admin_key: str | None = None, others: OtherRoutes | Non
             "/sloserve/reload": ("POST", routes.reload),
             "/sloserve/status": ("GET", routes.status),
             "/sloserve/tenants": ("PUT", routes.tenants),
+            "/sloserve/settings": ("PUT", routes.settings),
         }
     made = [Route(path, handler, methods=[method]) for path, (method, handler) in paths.items()]
     made.append(Route("/stand_in", routes.stand_in, methods=["GET"]))
@@ -167,6 +168,13 @@ class Routes:
     async def tenants(self, request: Request) -> Response:
         self._engine.elsewhere_s.append((await request.json())["elsewhere_s"])
         return await self.status(request)
+
+    async def settings(self, request: Request) -> Response:
+        patch = await request.json()
+        if "profile" in patch:  # as of most settings, a change needs a restart
+            return error(400, "invalid_request_error", "profile: cannot change while the engine runs")
+        self._engine.settings |= patch
+        return JSONResponse({"settings": self._engine.settings})
 
     async def set_faults(self, request: Request) -> Response:
         self._engine.faults = Faults(**(asdict(self._engine.faults) | await request.json()))

@@ -1,18 +1,56 @@
 """The messages between an agent and a process that forwards requests for it.
 
-They are MessagePack behind four bytes of length, on a connected pair of unix sockets that the agent made.
+The process connects to a unix socket of the agent, and connects again if the agent is replaced by another one. Each
+connection begins with a :class:`Hello`. See :mod:`sloserve.fleet.framing` for their form.
 """
 
-import asyncio
-import struct
 from typing import Final, TypeAlias
 
 import msgspec
 
 from sloserve.fleet.contract.endpoint import Refusal
 
-_LENGTH: Final = struct.Struct("!I")
-_MOST_BYTES: Final = 16 << 20
+
+class HeldRequest(msgspec.Struct, array_like=True):
+    """A request that was taken by the agent before this one.
+
+    Args:
+        id: Number of the request in this process.
+        instance: Name of the instance.
+        model: Model that it asks for.
+        socket: Path of the unix socket of the engine that has it.
+        at: URL of the engine in place of the socket; ``None`` if it has the socket.
+        prompt_tokens: Estimated tokens of its prompt.
+        max_tokens: Limit of its output tokens; ``None`` for no limit.
+        streams: Whether the engine streams its output.
+        age_s: Seconds since it was taken.
+        parts: Number of parts of its body that have come.
+        events: Number of events that have come.
+    """
+
+    id: int
+    instance: str
+    model: str
+    socket: str
+    at: str | None
+    prompt_tokens: float
+    max_tokens: int | None
+    streams: bool
+    age_s: float
+    parts: int
+    events: int
+
+
+class Hello(msgspec.Struct, tag=True, array_like=True):
+    """The begin of a connection.
+
+    Args:
+        pid: Process id of this process.
+        requests: Requests that it forwards.
+    """
+
+    pid: int
+    requests: list[HeldRequest]
 
 
 class Ask(msgspec.Struct, tag=True, array_like=True):
@@ -96,26 +134,12 @@ class Abort(msgspec.Struct, tag=True, array_like=True):
     reason: Refusal | None
 
 
-ToAgent: TypeAlias = Ask | StreamProgress | ForwardEnded
-ToForwarder: TypeAlias = Go | RefuseAsk | Abort
+class Retire(msgspec.Struct, tag=True, array_like=True):
+    """The process is to accept no further connections, and to end once its requests have ended: another takes over."""
 
-_encoder: Final = msgspec.msgpack.Encoder()
+
+ToAgent: TypeAlias = Hello | Ask | StreamProgress | ForwardEnded
+ToForwarder: TypeAlias = Go | RefuseAsk | Abort | Retire
+
 to_agent: Final = msgspec.msgpack.Decoder(ToAgent)
 to_forwarder: Final = msgspec.msgpack.Decoder(ToForwarder)
-
-
-def encoded(message: ToAgent | ToForwarder) -> bytes:
-    """Return the message with its length."""
-    data = _encoder.encode(message)
-    return _LENGTH.pack(len(data)) + data
-
-
-async def next_message(reader: asyncio.StreamReader) -> bytes | None:
-    """Return the next message, or ``None`` when the other side is gone. Raises: ValueError for one that is too long."""
-    try:
-        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-        if length > _MOST_BYTES:
-            raise ValueError(f"a message has {length} bytes, and at most {_MOST_BYTES} are read")
-        return await reader.readexactly(length)
-    except (asyncio.IncompleteReadError, ConnectionError):
-        return None

@@ -1,0 +1,358 @@
+"""Engines and streams outlive their agent: the next agent of the host takes them over."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+
+from sloserve.core.spans import Phase
+from sloserve.fleet.agent.agent import Agent, AgentSettings
+from sloserve.fleet.agent.engine import EngineLimits
+from sloserve.fleet.agent.engine_spec import ServedModel
+from sloserve.fleet.agent.forwarding import forwarders as forwarders_module
+from sloserve.fleet.agent.forwarding.forwarders import ForwarderSettings
+from sloserve.fleet.agent.instance import Instance
+from sloserve.fleet.contract.endpoint import MODEL_HEADER, REFUSED_HEADER
+from sloserve.fleet.launcher.kept import KeptProcesses
+from sloserve.fleet.launcher.parent_messages import ParentJob
+from sloserve.scheduler.virtual_queues.contract import ModelState
+from tests import bounded
+from tests.bounded import until
+from tests.fleet.stand_in.engine import reply
+
+pytestmark = pytest.mark.slow
+
+STEP_S = 0.005
+FLAGS = ("--step-s", str(STEP_S))
+MODELS = {
+    name: ServedModel(name, name, FLAGS, weights_bytes=10, max_num_seqs=4, settings='{"policy": "edf"}')
+    for name in ("chat", "code")
+}
+WARM = ModelState.WARM
+
+
+def processes_in(folder: Path, alone_s: float = 60.0) -> KeptProcesses:
+    job = ParentJob(str(folder / "note.json"), str(folder / "l.log"), "tests.fleet.stand_in.server", True, alone_s)
+    return KeptProcesses(job, folder / "processes.log")
+
+
+def settings_in(folder: Path, models: dict[str, ServedModel] = MODELS, **more: Any) -> AgentSettings:
+    made = AgentSettings(
+        "node",
+        "cpu",
+        {"node/0": models},
+        folder,
+        forwarders=ForwarderSettings(1),
+        host_memory_bytes=20,
+        drain_max_s=10.0,
+        limits=EngineLimits(start_s=60.0),
+    )
+    return replace(made, **more)
+
+
+class Host:
+    """The processes of one host, found through the note of their parent."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def parent(self) -> psutil.Process:
+        return psutil.Process(json.loads((self.folder / "note.json").read_text())["pid"])
+
+    def running(self, what: str) -> set[int]:
+        """Return the process ids of the parent's children with this word in their commands."""
+        found = [one for one in self.parent.children() if one.status() != psutil.STATUS_ZOMBIE]
+        return {one.pid for one in found if what in " ".join(one.cmdline())}
+
+    @property
+    def engines(self) -> set[int]:
+        return self.running("stand_in")
+
+    @property
+    def forwarders(self) -> set[int]:
+        return self.running("forwarder")
+
+
+@asynccontextmanager
+async def stream(endpoint: str, tokens: int, model: str = "chat", instance: str = "node%2F0") -> AsyncIterator[Any]:
+    connector = aiohttp.UnixConnector(endpoint.removeprefix("unix:"))
+    async with aiohttp.ClientSession("http://door", connector=connector) as http:
+        body = {"model": model, "prompt": "a", "max_tokens": tokens, "stream": True}
+        path, headers = f"/instances/{instance}/v1/completions", {MODEL_HEADER: model}
+        async with http.post(path, json=body, headers=headers) as response:
+            yield response
+
+
+async def text_of(response: Any) -> str:
+    lines = (await response.text()).splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    return "".join(event["choices"][0]["text"] for event in events)
+
+
+async def ended(host: Host, parent: psutil.Process) -> None:
+    await until(lambda: not parent.is_running() or parent.status() == psutil.STATUS_ZOMBIE)
+    assert not (host.folder / "note.json").exists()
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    async def within() -> None:
+        async with asyncio.timeout(120.0):
+            await test
+
+    bounded.run(within(), 150.0)
+
+
+async def ask(endpoint: str, tokens: int, model: str = "chat") -> str:
+    async with stream(endpoint, tokens, model) as response:
+        assert response.status == 200, response.headers
+        return await text_of(response)
+
+
+async def switched(agent: Agent, *models: str) -> Instance:
+    instance = agent.instances["node/0"]
+    for model in models:
+        assert await instance.switch(model)
+    return instance
+
+
+def test_the_next_agent_takes_over_engines_and_streams(tmp_path: Path) -> None:
+    async def test() -> None:
+        host = Host(tmp_path)
+        async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as first:
+            instance = await switched(first, "code", "chat")
+            assert instance.report().models == {"chat": ModelState.ACTIVE, "code": WARM}
+            endpoint, parent, engines, forwarders = first.endpoint, host.parent, host.engines, host.forwarders
+            assert len(engines) == 2 and len(forwarders) == 1
+            streaming = asyncio.ensure_future(ask(endpoint, 400))
+            await until(lambda: instance.report().running.context_tokens > 2)
+            await first.leave()
+            assert not await instance.switch("code"), "it would be half done when the next agent comes"
+        between = asyncio.ensure_future(ask(endpoint, 4))  # it waits for an agent that decides it
+        async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as second:
+            instance = second.instances["node/0"]
+            report = instance.report()
+            assert (report.phase, report.active) == (Phase.SERVING, "chat") and report.streams >= 1
+            assert report.models == {"chat": ModelState.ACTIVE, "code": WARM}
+            assert second.report().held_bytes == {"code": 10}
+            assert second.endpoint == endpoint and (host.engines, host.forwarders) == (engines, forwarders)
+            assert await between == reply("chat", "a", 4)
+            assert not streaming.done() and await streaming == reply("chat", "a", 400)
+            await until(lambda: instance.report().streams == 0)
+            assert await instance.switch("code") and host.engines == engines
+            assert await ask(endpoint, 4, "code") == reply("code", "a", 4)
+        await ended(host, parent)
+
+    run(test())
+
+
+def test_parked_streams_go_on_under_the_next_agent(tmp_path: Path) -> None:
+    async def test() -> None:
+        settings = settings_in(tmp_path, drain_max_s=0.02)
+        async with Agent(settings, processes_in(tmp_path)) as first:
+            instance = await switched(first, "chat")
+            endpoint = first.endpoint
+            streaming = asyncio.ensure_future(ask(endpoint, 200))
+            await until(lambda: instance.report().running.context_tokens > 2)
+            await switched(first, "code")
+            assert instance.report().parked == {"chat": 1}
+            await first.leave()
+        async with Agent(settings, processes_in(tmp_path)) as second:
+            assert second.instances["node/0"].report().parked == {"chat": 1}
+            await switched(second, "chat")
+            assert await streaming == reply("chat", "a", 200)
+
+    run(test())
+
+
+def test_an_engine_of_which_the_state_is_unknown_is_ended(tmp_path: Path) -> None:
+    """The agent dies while its engine loads, or goes to sleep."""
+
+    async def test() -> None:
+        host = Host(tmp_path)
+        processes = processes_in(tmp_path)
+        async with Agent(settings_in(tmp_path), processes) as first:
+            await switched(first, "chat")
+            (engine,) = host.engines
+            await first.leave()
+            processes.note(processes.processes[engine], b"{}")  # as of a version that notes other things
+        async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as second:
+            assert second.instances["node/0"].report().phase is Phase.EMPTY
+            await until(lambda: engine not in host.engines)
+            await switched(second, "chat")
+            assert await ask(second.endpoint, 4) == reply("chat", "a", 4)
+
+    run(test())
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_settings_change_while_engines_go_on(tmp_path: Path, refused: bool) -> None:
+    """An engine that cannot follow them while it runs is replaced once its streams have ended."""
+
+    async def test() -> None:
+        host = Host(tmp_path)
+        async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as first:
+            await switched(first, "chat")
+            engines, endpoint = host.engines, first.endpoint
+            streaming = asyncio.ensure_future(ask(endpoint, 100))
+            await until(lambda: first.instances["node/0"].report().running.context_tokens > 2)
+            await first.leave()
+        changed = {"policy": "edf", "profile" if refused else "classes": {"x": {"rank": 1}}}
+        models = {name: replace(one, settings=json.dumps(changed)) for name, one in MODELS.items()}
+        async with Agent(settings_in(tmp_path, models), processes_in(tmp_path)) as second:
+            assert await streaming == reply("chat", "a", 100)
+            if refused:
+                await until(lambda: len(host.engines - engines) == 1 and not host.engines & engines)
+                await until(lambda: second.instances["node/0"].report().phase is Phase.SERVING)
+            else:
+                await until(lambda: second.instances["node/0"]._engines.active.settings == json.dumps(changed))
+                assert host.engines == engines
+            assert await ask(endpoint, 4) == reply("chat", "a", 4)
+
+    run(test())
+
+
+def test_an_engine_of_other_flags_is_replaced_once_its_streams_have_ended(tmp_path: Path) -> None:
+    async def test() -> None:
+        host = Host(tmp_path)
+        async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as first:
+            await switched(first, "code", "chat")
+            engines, endpoint = host.engines, first.endpoint
+            streaming = asyncio.ensure_future(ask(endpoint, 100))
+            await until(lambda: first.instances["node/0"].report().running.context_tokens > 2)
+            await first.leave()
+        models = {"chat": replace(MODELS["chat"], flags=(*FLAGS, "--other", "1")), "new": MODELS["code"]}
+        async with Agent(settings_in(tmp_path, models), processes_in(tmp_path)) as second:
+            assert await streaming == reply("chat", "a", 100)
+            await until(lambda: len(host.engines) == 1 and not host.engines & engines)
+            await until(lambda: second.instances["node/0"].report().phase is Phase.SERVING)
+            assert await ask(endpoint, 4) == reply("chat", "a", 4)
+
+    run(test())
+
+
+def test_another_key_has_other_forwarders_while_streams_of_the_old_ones_go_on(tmp_path: Path) -> None:
+    async def test() -> None:
+        host = Host(tmp_path)
+        async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as first:
+            instance = await switched(first, "chat")
+            endpoint, old = first.endpoint, host.forwarders
+            streaming = asyncio.ensure_future(ask(endpoint, 400))
+            await until(lambda: instance.report().running.context_tokens > 2)
+            await first.leave()
+        async with Agent(settings_in(tmp_path, endpoint_key="a-key"), processes_in(tmp_path)) as second:
+            await until(lambda: len(host.forwarders - old) == 1)
+            await until(lambda: second.instances["node/0"].report().streams == 1)
+            connector = aiohttp.UnixConnector(endpoint.removeprefix("unix:"))
+            async with aiohttp.ClientSession("http://door", connector=connector) as http:
+
+                async def status() -> int:
+                    async with http.get("/state") as response:
+                        return response.status
+
+                while await status() != 401:
+                    await asyncio.sleep(0.01)
+            assert old <= host.forwarders and await streaming == reply("chat", "a", 400)
+            await until(lambda: not old & host.forwarders, limit_s=60.0)
+
+    run(test())
+
+
+def test_a_forwarder_that_hangs_does_not_keep_the_next_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forwarders_module, "_HELLO_S", 0.5)
+
+    async def test() -> None:
+        host = Host(tmp_path)
+        async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as first:
+            await switched(first, "chat")
+            (hanging,) = host.forwarders
+            os.kill(hanging, signal.SIGSTOP)
+            await first.leave()
+        async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as second:
+            await until(lambda: bool(host.forwarders) and hanging not in host.forwarders)
+            assert await ask(second.endpoint, 4) == reply("chat", "a", 4)
+
+    run(test())
+
+
+def test_without_an_agent_all_processes_end(tmp_path: Path) -> None:
+    async def test() -> None:
+        host = Host(tmp_path)
+        async with Agent(settings_in(tmp_path), processes_in(tmp_path, alone_s=0.2)) as first:
+            await switched(first, "chat")
+            parent, children = host.parent, host.parent.children()
+            await first.leave()
+        await ended(host, parent)
+        await until(lambda: not any(one.is_running() for one in children))
+        async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as second:
+            assert second.instances["node/0"].report().phase is Phase.EMPTY and host.parent != parent
+
+    run(test())
+
+
+def test_an_agent_learns_that_the_parent_has_died(tmp_path: Path) -> None:
+    """Its engines have died with it: the agent has to end, too, and another one starts anew."""
+
+    async def test() -> None:
+        host, processes = Host(tmp_path), processes_in(tmp_path)
+        async with Agent(settings_in(tmp_path), processes) as first:
+            instance = await switched(first, "chat")
+            children = host.parent.children()
+            os.kill(host.parent.pid, signal.SIGKILL)
+            await processes.lost()
+            await until(lambda: not any(one.is_running() for one in children))
+            assert instance.report().phase is not Phase.SERVING
+        async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as second:
+            await switched(second, "chat")
+            assert await ask(second.endpoint, 4) == reply("chat", "a", 4)
+
+    run(test())
+
+
+def test_an_engine_that_dies_while_there_is_no_agent(tmp_path: Path) -> None:
+    async def test() -> None:
+        host = Host(tmp_path)
+        async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as first:
+            await switched(first, "chat")
+            endpoint = first.endpoint
+            await first.leave()
+        (engine,) = host.engines
+        os.kill(engine, signal.SIGKILL)
+        await until(lambda: not psutil.pid_exists(engine))
+        async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as second:
+            assert second.instances["node/0"].report().phase is Phase.EMPTY
+            async with stream(endpoint, 4) as response:
+                assert (response.status, response.headers[REFUSED_HEADER]) == (503, "other-model")
+
+    run(test())
+
+
+def test_engines_get_the_agents_environment_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "s")
+    monkeypatch.setenv("LATER", "0")
+
+    async def test() -> None:
+        host = Host(tmp_path)
+        job = ParentJob(str(tmp_path / "note.json"), str(tmp_path / "l"), "tests.fleet.stand_in.server", True, 60.0)
+        for value in ("0", "1"):
+            monkeypatch.setenv("LATER", value)
+            async with Agent(settings_in(tmp_path), KeptProcesses(job, tmp_path / "log", ("SECRET",))) as agent:
+                before = host.engines
+                await switched(agent, "chat" if value == "0" else "code")
+                (started,) = host.engines - before
+                environment = psutil.Process(started).environ()
+                assert environment["LATER"] == value and "SECRET" not in environment
+                assert "SECRET" not in host.parent.environ()
+                await agent.leave()
+        os.kill(host.parent.pid, signal.SIGTERM)
+
+    run(test())
