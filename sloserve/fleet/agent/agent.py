@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-import sloserve
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import ConfigError
+from sloserve.core.installed_code import digest_of_code
 from sloserve.fleet.agent.agent_server import AgentServer
 from sloserve.fleet.agent.costs import Costs
 from sloserve.fleet.agent.engine import EngineLimits
@@ -224,7 +224,7 @@ class Agent:
             f"{folder}/agent",
             f"{folder}/decisions",
             settings.endpoint_key,
-            version=sloserve.__version__,
+            version=digest_of_code(("sloserve",)),
         )
         self._forwarders = Forwarders(settings.forwarders, job, self._processes, self.instances)
         await self._forwarders.begin()

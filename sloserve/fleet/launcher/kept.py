@@ -8,14 +8,17 @@ import itertools
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.installed_code import digest_of_code
 from sloserve.core.process_death import PARENT
 from sloserve.fleet.agent.engine_spec import EngineProcess, EngineSpec, Launcher
 from sloserve.fleet.agent.host_processes import FoundEngine
@@ -42,12 +45,16 @@ from sloserve.fleet.launcher.parent_messages import (
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
+MODULE: Final = "sloserve.fleet.launcher.parent"
+_CONNECTED_S: Final = 10.0
 _START_S: Final = 60.0
 """Longest start of the process, in seconds."""
 _ANSWER_S: Final = 120.0
 """Seconds for an order, which may wait until a process has imported vLLM, and twice as long for that."""
 _IMPORT_S: Final = 960.0
 _END_S: Final = 20.0
+_CODE: Final = ("sloserve", "vllm", "torch")
+"""Packages that a process which forks engines has imported."""
 _LOST: Final = -9
 """Exit status of processes that have ended with their parent process."""
 
@@ -100,22 +107,20 @@ class KeptProcesses:
         self.processes: dict[int, KeptProcess] = {}
         """Running processes by process id."""
         self._lost = asyncio.Event()
+        self._code = digest_of_code(_CODE)
         self._is_leaving = False
         self.engines: tuple[FoundEngine, ...] = ()
         self.forwarders: tuple[KeptProcess, ...] = ()
 
     async def begin(self) -> Path:
         folder = self._folder()
-        connected = None if folder is None else await _connected(folder)
-        if folder is None or connected is None:
+        found = None if folder is None else await self._connected(folder)
+        if folder is None or found is None:
             folder = await self._started()
-            connected = await _connected(folder)
-            if connected is None:
+            found = await self._connected(folder)
+            if found is None:
                 raise ConfigError(f"the parent process of engines does not respond; its log is {self._log}")
-        reader, self._writer = connected
-        first = await next_message(reader)
-        if first is None or not isinstance(kept := from_parent.decode(first), Kept):
-            raise ConfigError(f"the parent process of engines says nothing; its log is {self._log}")
+        kept, reader = found
         for pid, is_forked, job in [
             *((one.pid, one.is_forked, b"") for one in kept.engines),
             *((one.pid, False, one.job) for one in kept.forwarders),
@@ -131,6 +136,7 @@ class KeptProcesses:
             return await self._attached.launch(spec)
         order = StartEngine(
             next(self._numbers),
+            self._code,
             list(spec.arguments),
             {**self._environment(), **spec.environment},
             str(spec.socket),
@@ -177,6 +183,32 @@ class KeptProcesses:
         if self._attached is not None:
             await self._attached.close()
 
+    async def _connected(self, folder: Path) -> tuple[Kept, asyncio.StreamReader] | None:
+        """Connect to the parent process of this folder; ``None`` if it is gone, or is of another version."""
+        try:
+            reader, writer = await asyncio.open_unix_connection(str(folder / AGENT_SOCKET))
+        except OSError:
+            return None
+        try:
+            async with asyncio.timeout(_CONNECTED_S):
+                first = await next_message(reader)
+            if first is not None and isinstance(kept := from_parent.decode(first), Kept):
+                self._writer = writer
+                return kept, reader
+        except (TimeoutError, ValueError, msgspec.MsgspecError):
+            pass
+        writer.close()
+        self._end_other()
+        return None
+
+    def _end_other(self) -> None:
+        """End a parent process of another version, and its engines, which this agent cannot take over."""
+        logger.warning("the parent process of engines is of another version, or hangs: it is ended with its engines")
+        with suppress(OSError, ValueError, KeyError):
+            pid = int(json.loads(Path(self._job.note).read_text(encoding="utf-8"))["pid"])
+            if MODULE.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():  # the number may be another's by now
+                os.kill(pid, signal.SIGKILL)
+
     def _environment(self) -> dict[str, str]:
         """Return this process's environment, as engines get it: the parent process may have an older one."""
         return {name: value for name, value in os.environ.items() if name not in self._without}
@@ -197,7 +229,7 @@ class KeptProcesses:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     "-m",
-                    "sloserve.fleet.launcher.parent",
+                    MODULE,
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=log,
@@ -274,11 +306,3 @@ class KeptProcesses:
         else:
             ordered.set_result(found)
         return True
-
-
-async def _connected(folder: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-    """Return a connection to the parent process of this folder, or ``None`` if it is gone."""
-    try:
-        return await asyncio.open_unix_connection(str(folder / AGENT_SOCKET))
-    except OSError:
-        return None

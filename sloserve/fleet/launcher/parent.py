@@ -28,6 +28,7 @@ from sloserve.core import json_log
 from sloserve.fleet.agent.engine_spec import EngineProcess, EngineSpec, Launcher
 from sloserve.fleet.agent.listening import address_of, listening_on
 from sloserve.fleet.framing import encoded, next_message
+from sloserve.fleet.launcher.by_code import LaunchersByCode
 from sloserve.fleet.launcher.forking import ForkingLauncher
 from sloserve.fleet.launcher.own import ForwarderChild, run_folder, start_forwarder
 from sloserve.fleet.launcher.parent_messages import (
@@ -79,12 +80,12 @@ class Parent:
     """Carries out the orders of one agent at a time.
 
     Args:
-        job: Job of this process.
-        launcher: Launcher of the engines.
+        alone_s: Seconds without an agent after which all processes have to end.
+        launchers: Launchers of the engines.
     """
 
-    def __init__(self, job: ParentJob, launcher: Launcher) -> None:
-        self._alone_s, self._launcher = job.alone_s, launcher
+    def __init__(self, alone_s: float, launchers: LaunchersByCode) -> None:
+        self._alone_s, self._launchers = alone_s, launchers
         self._engines: dict[int, _Engine] = {}
         self._forwarders: dict[int, ForwarderChild] = {}
         self._agent: asyncio.StreamWriter | None = None
@@ -127,7 +128,7 @@ class Parent:
             task.cancel()
         for forwarder in self._forwarders.values():
             forwarder.kill()
-        await self._launcher.close()
+        await self._launchers.close()
         if self._listening is not None:
             self._listening[1].close()
         if self._agent is not None:
@@ -173,7 +174,7 @@ class Parent:
 
     async def _start_engine(self, order: StartEngine) -> FromParent:
         spec = EngineSpec(tuple(order.arguments), order.environment, Path(order.socket), Path(order.log), order.note)
-        process = await self._launcher.launch(spec)
+        process = await self._launchers.launch(spec, order.code)
         self._engines[process.pid] = _Engine(process, order.note)
         self._watch(process.pid, process, self._engines)
         return Started(order.id, process.pid, process.is_forked)
@@ -221,13 +222,7 @@ class Parent:
 
 async def serve(job: ParentJob, ready: Callable[[Path], None]) -> None:
     """Serve until all processes have to end."""
-    launcher: Launcher
-    if job.engine_module is not None or not job.has_engines:
-        launcher = PlainLauncher() if job.engine_module is None else PlainLauncher((job.engine_module,))
-    else:
-        launcher = ForkingLauncher(Path(job.log))
-        launcher.begin()
-    parent, folder = Parent(job, launcher), run_folder()
+    parent, folder = Parent(job.alone_s, LaunchersByCode(lambda: _launcher(job))), run_folder()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, parent.must_end.set)
@@ -246,6 +241,16 @@ async def serve(job: ParentJob, ready: Callable[[Path], None]) -> None:
             if json.loads(note.read_text(encoding="utf-8"))["pid"] == os.getpid():
                 note.unlink()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _launcher(job: ParentJob) -> Launcher:
+    if not job.has_engines:
+        return PlainLauncher()
+    if job.engine_module is not None:
+        return PlainLauncher((job.engine_module,))
+    launcher = ForkingLauncher(Path(job.log))
+    launcher.begin()
+    return launcher
 
 
 def main() -> None:

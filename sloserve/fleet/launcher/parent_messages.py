@@ -24,9 +24,14 @@ class ParentJob(msgspec.Struct):
 
 
 class StartEngine(msgspec.Struct, tag=True, array_like=True):
-    """Start an engine, with the fields of :class:`~sloserve.fleet.agent.engine_spec.EngineSpec`."""
+    """Start an engine, with the fields of :class:`~sloserve.fleet.agent.engine_spec.EngineSpec`.
+
+    Args:
+        code: Digest of the installed code, which the engine is to run.
+    """
 
     id: int
+    code: str
     arguments: list[str]
     environment: dict[str, str]
     socket: str

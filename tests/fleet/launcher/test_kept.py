@@ -15,19 +15,23 @@ import psutil
 import pytest
 
 from sloserve.core.spans import Phase
+from sloserve.fleet import framing
 from sloserve.fleet.agent.agent import Agent, AgentSettings
 from sloserve.fleet.agent.engine import EngineLimits
-from sloserve.fleet.agent.engine_spec import ServedModel
+from sloserve.fleet.agent.engine_spec import EngineSpec, ServedModel
 from sloserve.fleet.agent.forwarding import forwarders as forwarders_module
 from sloserve.fleet.agent.forwarding.forwarders import ForwarderSettings
 from sloserve.fleet.agent.instance import Instance
 from sloserve.fleet.contract.endpoint import MODEL_HEADER, REFUSED_HEADER
+from sloserve.fleet.launcher import kept as kept_module
+from sloserve.fleet.launcher.by_code import LaunchersByCode
 from sloserve.fleet.launcher.kept import KeptProcesses
 from sloserve.fleet.launcher.parent_messages import ParentJob
 from sloserve.scheduler.virtual_queues.contract import ModelState
 from tests import bounded
 from tests.bounded import until
 from tests.fleet.stand_in.engine import reply
+from tests.fleet.stand_in.launcher import InLoopLauncher
 
 pytestmark = pytest.mark.slow
 
@@ -84,12 +88,12 @@ class Host:
 
 
 @asynccontextmanager
-async def stream(endpoint: str, tokens: int, model: str = "chat", instance: str = "node%2F0") -> AsyncIterator[Any]:
+async def stream(endpoint: str, tokens: int, model: str = "chat", **more: Any) -> AsyncIterator[Any]:
     connector = aiohttp.UnixConnector(endpoint.removeprefix("unix:"))
     async with aiohttp.ClientSession("http://door", connector=connector) as http:
-        body = {"model": model, "prompt": "a", "max_tokens": tokens, "stream": True}
-        path, headers = f"/instances/{instance}/v1/completions", {MODEL_HEADER: model}
-        async with http.post(path, json=body, headers=headers) as response:
+        body = {"model": model, "prompt": "a", "max_tokens": tokens, "stream": True, **more}
+        headers = {MODEL_HEADER: model}
+        async with http.post("/instances/node%2F0/v1/completions", json=body, headers=headers) as response:
             yield response
 
 
@@ -112,8 +116,8 @@ def run(test: Coroutine[Any, Any, None]) -> None:
     bounded.run(within(), 150.0)
 
 
-async def ask(endpoint: str, tokens: int, model: str = "chat") -> str:
-    async with stream(endpoint, tokens, model) as response:
+async def ask(endpoint: str, tokens: int, model: str = "chat", **more: Any) -> str:
+    async with stream(endpoint, tokens, model, **more) as response:
         assert response.status == 200, response.headers
         return await text_of(response)
 
@@ -354,5 +358,67 @@ def test_engines_get_the_agents_environment_without_secrets(tmp_path: Path, monk
                 assert "SECRET" not in host.parent.environ()
                 await agent.leave()
         os.kill(host.parent.pid, signal.SIGTERM)
+
+    run(test())
+
+
+def test_a_parent_of_another_version_is_ended_with_its_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        host = Host(tmp_path)
+        async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as first:
+            await switched(first, "chat")
+            children, parent = host.parent.children(), host.parent
+            await first.leave()
+        unread = [b"the first message of that version"]
+
+        async def next_message(reader: asyncio.StreamReader) -> bytes | None:
+            found = await framing.next_message(reader)
+            return unread.pop() if unread else found
+
+        monkeypatch.setattr(kept_module, "next_message", next_message)
+        async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as second:
+            await switched(second, "chat")
+            assert host.parent != parent
+            await until(lambda: not any(one.is_running() for one in children))
+            assert await ask(second.endpoint, 4) == reply("chat", "a", 4)
+
+    run(test())
+
+
+class Counted(InLoopLauncher):
+    is_closed = False
+
+    async def close(self) -> None:
+        self.is_closed = True
+        await super().close()
+
+
+def test_engines_of_other_code_have_another_launcher(tmp_path: Path) -> None:
+    """A process that forks engines has imported the code as it was."""
+
+    async def test() -> None:
+        made = list[Counted]()
+
+        def make() -> Counted:
+            made.append(Counted())
+            return made[-1]
+
+        launchers = LaunchersByCode(make)
+
+        async def launched(code: str, number: int) -> Any:
+            arguments = ("m", "--uds", f"{tmp_path}/{number}", "--served-model-name", "m")
+            return await launchers.launch(EngineSpec(arguments, {}, tmp_path / str(number), tmp_path / "log"), code)
+
+        first, second = await launched("one", 1), await launched("one", 2)
+        assert len(made) == 1
+        await launched("two", 3)
+        first.kill()
+        await first.wait()
+        assert len(made) == 2 and not made[0].is_closed, "it has an engine left"
+        second.kill()
+        await until(lambda: made[0].is_closed)
+        assert not made[1].is_closed
+        await launchers.close()
+        assert made[1].is_closed
 
     run(test())

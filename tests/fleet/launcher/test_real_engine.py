@@ -1,5 +1,6 @@
 """An agent with real engines, forked: whichever of their processes is killed, nothing of the engine is left."""
 
+import asyncio
 import json
 import os
 import signal
@@ -10,8 +11,14 @@ from typing import Any
 
 import pytest
 
+from sloserve.fleet.agent.agent import Agent, AgentSettings
+from sloserve.fleet.agent.engine import EngineLimits
+from sloserve.fleet.agent.engine_spec import ServedModel
+from sloserve.fleet.launcher.kept import KeptProcesses
+from sloserve.fleet.launcher.parent_messages import ParentJob
 from tests import bounded
 from tests.fleet.launcher.test_forking import gone, group
+from tests.fleet.launcher.test_kept import ask, settings_in, switched
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
@@ -99,3 +106,42 @@ def test_nothing_is_left_of_an_engine_and_it_is_replaced(tmp_path: Path) -> None
         finally:
             agent.kill()
         assert len(left) >= 7 and bounded.run(gone(left)), "killed: the agent"
+
+
+GREEDY: dict[str, Any] = {"tokens": 700, "temperature": 0, "ignore_eos": True}
+
+
+def test_the_next_agent_takes_over_a_real_engine_and_its_stream(tmp_path: Path) -> None:
+    """The engine follows other targets meanwhile; the output is the one without a change of agents."""
+    environment = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
+    before = {"policy": "edf", "classes": {"first": {"rank": 1, "ttft_ms": 1000}}}
+    after = {"policy": "edf", "classes": {"first": {"rank": 1, "ttft_ms": 500}}}
+
+    def settings(followed: dict[str, Any]) -> AgentSettings:
+        (tmp_path / "slo.yaml").write_text(json.dumps(followed))
+        flags = ("--max-num-seqs", "4", "--slo-config", str(tmp_path / "slo.yaml"))
+        model = ServedModel("chat", "builtin:tiny", flags, environment, settings=json.dumps(followed))
+        return settings_in(tmp_path, {"chat": model}, limits=EngineLimits())
+
+    def processes() -> KeptProcesses:
+        job = ParentJob(str(tmp_path / "note.json"), str(tmp_path / "launcher.log"), None, True, 60.0)
+        return KeptProcesses(job, tmp_path / "processes.log")
+
+    async def test() -> None:
+        async with Agent(settings(before), processes()) as first:
+            instance = await switched(first, "chat")
+            assert instance._engines.active is not None and instance._engines.active.process.is_forked
+            pid, endpoint = instance._engines.active.process.pid, first.endpoint
+            whole = await ask(endpoint, **GREEDY)
+            streaming = asyncio.ensure_future(ask(endpoint, **GREEDY))
+            await bounded.until(lambda: instance.report().running.context_tokens > 2)
+            await first.leave()
+        async with Agent(settings(after), processes()) as second:
+            engine = second.instances["node/0"]._engines.active
+            assert engine is not None and engine.process.pid == pid
+            assert await streaming == whole and await ask(endpoint, **GREEDY) == whole
+            await bounded.until(lambda: engine.settings == json.dumps(after))
+            found = await engine.client.call("GET", "/sloserve/settings", limit_s=10.0)
+            assert found["settings"]["classes"]["first"]["ttft_ms"] == 500
+
+    bounded.run(test(), 280.0)

@@ -14,7 +14,7 @@ class ForwarderJob(msgspec.Struct):
         key: Keys, one of which requests must show; ``None`` to ask for none.
         certificates: Folder of certificates for an endpoint with TLS; ``None`` for one without.
         of_gateways: Whether gateways show certificates.
-        version: Version of this package.
+        version: Digest of the installed code.
     """
 
     instances: list[str]
