@@ -188,3 +188,37 @@ def test_an_agent_that_was_suspended_finds_its_host_taken_and_ends(
         assert third.process.poll() is None
     finally:
         opened.close()
+
+
+def _engines(state: Path, host: str) -> set[int]:
+    parent = psutil.Process(json.loads((state / f"processes-{host}.json").read_text())["pid"])
+    return {one.pid for one in parent.children() if STAND_IN[1] in one.cmdline()}
+
+
+def _ask(port: int) -> None:
+    asked = {"model": "chat", "prompt": "Hello", "max_tokens": 4}
+    answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=asked, timeout=60)
+    assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 4
+
+
+@pytest.mark.slow
+def test_engines_outlive_the_whole_fleet_and_end_with_it_in_order(
+    tmp_path: Path, start: Callable[..., _Started]
+) -> None:
+    """The gateway, the planner and the agent die at once, as if the kernel had killed the command."""
+    file, state = tmp_path / "fleet.yaml", tmp_path / "fleet.state"
+    file.write_text(FLEET.format(store="sqlite:fleet.db"))
+    first = start(file, "--port", str(port := free_port()))
+    first.wait_for("ready: ")
+    _ask(port)
+    engines = _engines(state, "n")
+    first.process.kill()
+    first.process.wait(10)
+    second = start(file, "--port", str(port))
+    second.wait_for("ready: ")
+    _ask(port)
+    assert len(engines) == 1 and _engines(state, "n") == engines
+    assert "the engine of model chat is taken over" in (state / "logs" / "agent-n.log").read_text()
+    second.process.terminate()
+    assert second.process.wait(60) == 0
+    assert not any(psutil.pid_exists(pid) for pid in engines) and not (state / "processes-n.json").exists()
