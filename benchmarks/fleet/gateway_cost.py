@@ -101,7 +101,8 @@ def engine(uds: str) -> None:
 
 def gateway(uds: str, port: int) -> None:
     from sloserve.fleet.file import parse_fleet
-    from sloserve.fleet.gateway.gateway import Gateway, GatewayDependencies
+    from sloserve.fleet.gateway.gateway import Gateway
+    from sloserve.fleet.gateway.shared_state import GatewayDependencies
     from sloserve.fleet.gateway.serve import config, run
 
     made = Gateway(parse_fleet(FLEET), GatewayDependencies(endpoints=[f"unix:{uds}"]))

@@ -47,11 +47,12 @@ from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.gateway.fleet_view import FleetView
-from sloserve.fleet.gateway.gateway import Gateway, GatewayDependencies
+from sloserve.fleet.gateway.gateway import Gateway
 from sloserve.fleet.gateway.held import HeldRequest, HeldRequests
 from sloserve.fleet.gateway.instances import COMPARED, Instances
 from sloserve.fleet.gateway.prediction import Work
 from sloserve.fleet.gateway.prefixes import Beginning, chained
+from sloserve.fleet.gateway.shared_state import GatewayDependencies
 from sloserve.fleet.planner_rule import EDF
 from sloserve.fleet.simulated.live.live_fleet import LiveFleet
 from sloserve.fleet.simulated.live.live_options import Options

@@ -28,6 +28,10 @@ class TenantPlaces:
     def __len__(self) -> int:
         return self._of_tenant.total()
 
+    def set_most(self, most: float) -> None:
+        """Set the most places of all tenants together; places that are taken beyond it stay taken."""
+        self._most = most
+
     def of(self, tenant: str) -> int:
         """Return how many places a tenant has taken in this process."""
         return self._of_tenant[tenant]

@@ -66,6 +66,7 @@ class BatchRunner:
         salt_of: Returns the ``cache_salt`` of a tenant's lines, given the salt of a line if it has one.
         results_kept_s: Seconds for which an ended batch and its files of results remain available.
         member: Name of this gateway among the members of the fleet.
+        to_confirm: Ids of batches that :meth:`confirm_later` has noted; a runner that follows another shares its queue.
     """
 
     store: Store
@@ -78,8 +79,8 @@ class BatchRunner:
     salt_of: Callable[[str, str | None], str | None] = lambda tenant, own: own
     results_kept_s: float = 30 * 86_400.0
     member: str = ""
+    to_confirm: deque[str] = field(default_factory=deque, repr=False)
     _left_to_others: set[str] = field(default_factory=set, init=False)
-    _to_confirm: deque[str] = field(default_factory=deque, init=False)
     _turns: Turns = field(default_factory=Turns, init=False, repr=False)
     _setbacks: Setbacks = field(init=False, repr=False)
 
@@ -91,7 +92,7 @@ class BatchRunner:
 
         A file says so to the other gateways: if this one ends before the store is back, one of them runs the batch.
         """
-        self._to_confirm.append(id)
+        self.to_confirm.append(id)
         try:
             with self.folder.writing(ids.confirmation_file_of(id)) as file:
                 file.write(id.encode())
@@ -127,9 +128,9 @@ class BatchRunner:
         return moved
 
     def _confirm(self) -> None:
-        while self._to_confirm:
-            self._confirmed(self._to_confirm[0])
-            self._to_confirm.popleft()
+        while self.to_confirm:
+            self._confirmed(self.to_confirm[0])
+            self.to_confirm.popleft()
 
     def _confirmed(self, id: str) -> None:
         self.store.batches.move(id, BatchState.UNCONFIRMED, BatchState.VALIDATING)

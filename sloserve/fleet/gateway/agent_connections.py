@@ -112,10 +112,14 @@ class AgentConnections:
         """
         self._tls = tls
         self._shown = {} if key is None else {"Authorization": f"Bearer {key}"}
-        self._silent_max_s = silent_max_s
-        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=silent_max_s)
+        self.set_silent_max_s(silent_max_s)
         self._sessions: dict[str, aiohttp.ClientSession] = {}
         self._strange: set[str] = set()
+
+    def set_silent_max_s(self, silent_max_s: float) -> None:
+        """Set the seconds of silence after which an engine is given up, for further requests."""
+        self._silent_max_s = silent_max_s
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=silent_max_s)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -170,7 +174,7 @@ class AgentConnections:
         try:
             sent, reached = [*headers, (MODEL_HEADER, model)], self._reached(endpoint)
             response = await self._session(endpoint).post(
-                url, data=body, headers=sent, allow_redirects=False, **reached
+                url, data=body, headers=sent, allow_redirects=False, timeout=self._timeout, **reached
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, _Untrusted) as error:
             # Without a connection nothing was sent: the request has not killed an engine.
@@ -225,7 +229,6 @@ class AgentConnections:
             )
             settings: Mapping[str, Any] = {
                 "headers": {} if is_local else self._shown,
-                "timeout": self._timeout,
                 "auto_decompress": False,
                 "read_bufsize": _CHUNK_BYTES,
                 "skip_auto_headers": ("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),

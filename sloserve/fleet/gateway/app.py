@@ -38,7 +38,6 @@ from sloserve.wire.asgi import (
 )
 from sloserve.wire.headers import EXPOSED
 from sloserve.wire.opening import BodyLimits, OpenedRequest, open_request
-from sloserve.wire.tenant_places import TenantPlaces
 from sloserve.wire.watch_page import sent_signpost
 
 logger = logging.getLogger(__name__)
@@ -46,8 +45,6 @@ logger = logging.getLogger(__name__)
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 BATCHES: Final = ("/v1/files", "/v1/batches")
-MOST_CALLS: Final = 256
-"""Most requests for files and batches at a time: they wait for the store and the disk."""
 MOST_CALLS_OF_TENANT: Final = 64
 TENANT: Final = "sloserve.tenant"
 """Key of a scope under which the tenant of the request stands."""
@@ -75,6 +72,7 @@ class GatewayApp:
         start: Called before anything is served.
         stop: Called after everything was served.
         is_ready: Whether requests can be served.
+        is_leaving: Whether the process will soon take no more connections, and others should get its requests.
     """
 
     def __init__(
@@ -88,11 +86,10 @@ class GatewayApp:
         start: Callable[[], Awaitable[None]],
         stop: Callable[[], Awaitable[None]],
         is_ready: Callable[[], bool],
+        is_leaving: Callable[[], bool] = lambda: False,
     ) -> None:
         self._parts, self._keys, self._batches, self._watching = parts, keys, batches, watching
-        self._start, self._stop, self._is_ready = start, stop, is_ready
-        self._calls = TenantPlaces("requests for files and batches", MOST_CALLS)
-        self._created = int(parts.clock.now_s())
+        self._start, self._stop, self._is_ready, self._is_leaving = start, stop, is_ready, is_leaving
         self._answering: App = self._answer
         if cors is not None and cors.origins:
             # A preflight shows no key and has no body, so that it is answered before either is looked at.
@@ -126,9 +123,11 @@ class GatewayApp:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         if path in ("/health", "/ready"):
-            up = path == "/health" or self._is_ready()
+            is_leaving = self._is_leaving()
+            up = not is_leaving and (path == "/health" or self._is_ready())
             status = HTTPStatus.OK if up else HTTPStatus.SERVICE_UNAVAILABLE
-            await answer_json(send, status, {"status": "ready" if up else "no agent answers"})
+            text = "ready" if up else "the gateway is about to end" if is_leaving else "no agent answers"
+            await answer_json(send, status, {"status": text})
             return
         if await sent_signpost(scope, send, "a gateway", watched=self._watching is not None):
             return
@@ -148,7 +147,7 @@ class GatewayApp:
 
     async def _answer_batches(self, batches: Router, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with self._calls.taken(scope[TENANT].name, MOST_CALLS_OF_TENANT):
+            with self._parts.calls.taken(scope[TENANT].name, MOST_CALLS_OF_TENANT):
                 await batches(scope, receive, send)
         except QueueFull as error:
             await refuse_error(send, error)
@@ -208,4 +207,4 @@ class GatewayApp:
 
     def _model(self, name: str) -> dict[str, Any]:
         state = self._parts.instances.state_of(name, self._parts.clock.monotonic_s())
-        return {"id": name, "object": "model", "created": self._created, "owned_by": "sloserve", "state": state}
+        return {"id": name, "object": "model", "created": self._parts.created_s, "owned_by": "sloserve", "state": state}

@@ -23,6 +23,14 @@ class Attained:
         self._stamps: dict[str, Stamps] = {name: np.zeros(MAX_REQUESTS, np.uint64) for name in names}
         self._windows = {name: AttainmentWindow(stamps) for name, stamps in self._stamps.items()}
 
+    def of_classes(self, names: Sequence[str]) -> "Attained":
+        """Return a record for other classes; a class that is here, too, has one record for both."""
+        made = Attained([name for name in names if name not in self._stamps])
+        for name in names:
+            if name in self._stamps:
+                made._stamps[name], made._windows[name] = self._stamps[name], self._windows[name]
+        return made
+
     def ended(self, slo: SLO, latency: Latency | None, now_s: float, *, streamed: bool, rejected: bool) -> None:
         """Record a request that ended now, in whatever way.
 

@@ -46,9 +46,28 @@ class DemandMeter:
     """
 
     def __init__(self, classes: ClassTable, an_event: Mapping[str, int] = MappingProxyType({})) -> None:
-        self._classes = classes
+        self._classes, self._stated = classes, dict(an_event)
         self._an_event = {model: TokensAnEvent(tokens) for model, tokens in an_event.items()}
         self._flows: defaultdict[tuple[str, str], _Flow] = defaultdict(_Flow)
+
+    def follow(self, classes: ClassTable, an_event: Mapping[str, int]) -> None:
+        """Go on with another version of the fleet's file.
+
+        What was learned of a model and class stays as long as the file has both, and the tokens per event as long as
+        the flags state the same number.
+
+        Args:
+            classes: Classes of the fleet.
+            an_event: Tokens per event of each of its models, as for the constructor.
+        """
+        kept = {model for model, tokens in an_event.items() if self._stated.get(model) == tokens}
+        self._an_event = {
+            model: self._an_event[model] if model in kept else TokensAnEvent(tokens)
+            for model, tokens in an_event.items()
+        }
+        self._classes, self._stated = classes, dict(an_event)
+        for key in [key for key in self._flows if key[0] not in an_event or key[1] not in classes]:
+            del self._flows[key]
 
     def arrived(self, model: str, slo_class: str, prompt_tokens: int, now_s: float) -> None:
         flow = self._flows[model, slo_class]
@@ -95,9 +114,10 @@ class DemandMeter:
         waiting: defaultdict[tuple[str, str], list[HeldRequest]] = defaultdict(list)
         for request in held:
             waiting[request.model, request.slo_class].append(request)
+        known = [key for key in self._flows.keys() | waiting.keys() if key[1] in self._classes]
         demands = [
             self._demand(key, waiting.get(key, []), now_s)
-            for key in sorted(self._flows.keys() | waiting.keys())
+            for key in sorted(known)  # a request that runs may have a class that the file no longer has
             if key in waiting or self._flows[key].rate_per_s(now_s) >= _LEAST_RATE
         ]
         return GatewayReport(tuple(demands))

@@ -16,6 +16,10 @@ class FleetLoad:
         self._parts = parts
         self._ring = np.zeros((load_history.SLOTS, load_history.width(0)))
 
+    def follow(self, parts: GatewayState) -> None:
+        """Go on with the state of another gateway, which has the same counters."""
+        self._parts = parts
+
     async def sample(self) -> None:
         """Take one sample."""
         parts = self._parts

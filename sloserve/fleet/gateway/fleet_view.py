@@ -22,7 +22,7 @@ from sloserve.fleet.contract.reports import Demand
 from sloserve.fleet.gateway.gateway_instance import FRESH_S, GatewayInstance
 from sloserve.fleet.gateway.instances import UNAVAILABLE
 from sloserve.fleet.gateway.parts import GatewayState
-from sloserve.wire.asgi import CLOSE, Receive, Scope, Send, refuse, shows_admin_key
+from sloserve.wire.asgi import CLOSE, Receive, Scope, Send, answer_json, refuse, shows_admin_key
 from sloserve.wire.live_feed import LiveFeed, View
 from sloserve.wire.watch_page import sent_page
 
@@ -77,6 +77,10 @@ class FleetView:
         self._parts, self._more = parts, more
         self._courses: dict[str, _Course] = {}
         self._switches: deque[dict[str, Any]] = deque(maxlen=MOST_SWITCHES)
+
+    def follow(self, parts: GatewayState) -> None:
+        """Go on with the state of another gateway, which has the same instances."""
+        self._parts = parts
 
     def read(self) -> dict[str, Any]:
         """Return the view as of now. It must be called in the event loop of the gateway."""
@@ -223,6 +227,7 @@ def _silent(hosts: dict[str, dict[str, int]]) -> list[str]:
 
 PREFIX: Final = "/sloserve/"
 EVENTS: Final = PREFIX + "events"
+FILE: Final = PREFIX + "file"
 
 
 class WatchRoutes:
@@ -232,22 +237,32 @@ class WatchRoutes:
         key: Admin key.
         read: View of the fleet, called in the event loop.
         history: The load of the last ten minutes, called in the event loop; ``None`` for none.
+        file: State of the fleet's file, called in the event loop; ``None`` where it is not read again.
     """
 
-    def __init__(self, key: str, read: Callable[[], View], history: Callable[[], View] | None = None) -> None:
-        self._key = os.fsencode(key)
+    def __init__(
+        self,
+        key: str,
+        read: Callable[[], View],
+        history: Callable[[], View] | None = None,
+        file: Callable[[], View] | None = None,
+    ) -> None:
+        self._key, self._file = os.fsencode(key), file
         self._feed = LiveFeed(read, in_loop=True, history=history)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = scope["path"].removeprefix(PREFIX)
         if await sent_page(scope, send, name, "gateway") or not await shows_admin_key(scope, send, self._key):
             return
-        if scope["path"] != EVENTS:
+        path = scope["path"]
+        if path != EVENTS and (path != FILE or self._file is None):
             message = f"there is no such route; there is GET {EVENTS}"
             await refuse(send, HTTPStatus.NOT_FOUND, message, headers=[CLOSE])
         elif scope["method"] != "GET":
             headers = [("allow", "GET"), CLOSE]
-            await refuse(send, HTTPStatus.METHOD_NOT_ALLOWED, f"{EVENTS}: the method is GET", headers=headers)
+            await refuse(send, HTTPStatus.METHOD_NOT_ALLOWED, f"{path}: the method is GET", headers=headers)
+        elif path == FILE and self._file is not None:
+            await answer_json(send, HTTPStatus.OK, dict(self._file()))
         else:
             await self._feed.serve(receive, send)
 

@@ -1,10 +1,8 @@
 """One gateway put together: an ASGI app from a fleet's file, its store and its keys."""
 
 import asyncio
-import secrets
-import ssl
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from http import HTTPStatus
 from pathlib import Path
@@ -18,34 +16,29 @@ from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import SLO, ClassTable, Targets
 from sloserve.engine.metrics import load_history
-from sloserve.fleet.batch_api.files import Files, check_shared, open_files
-from sloserve.fleet.batch_api.lines import Limits
 from sloserve.fleet.batch_api.routes import BatchApi
 from sloserve.fleet.batch_api.runner import BatchRunner
 from sloserve.fleet.fleet import Fleet
-from sloserve.fleet.gateway.agent_connections import AgentConnections
 from sloserve.fleet.gateway.app import TENANT, GatewayApp
 from sloserve.fleet.gateway.batch_work import BatchWork
-from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.gateway.fleet_load import FleetLoad
 from sloserve.fleet.gateway.fleet_view import FleetView, WatchRoutes
-from sloserve.fleet.gateway.gateway_request import Salt, own_salts
+from sloserve.fleet.gateway.gateway_request import own_salts
 from sloserve.fleet.gateway.held import Hold
-from sloserve.fleet.gateway.instances import Instances
 from sloserve.fleet.gateway.keys import KeyFile, Tenant
-from sloserve.fleet.gateway.metrics import GatewayMetrics, held_gauge, tenant_counters
+from sloserve.fleet.gateway.metrics import held_gauge, tenant_counters
 from sloserve.fleet.gateway.model_sets import ModelSets
 from sloserve.fleet.gateway.parts import GatewayState
 from sloserve.fleet.gateway.prediction import Pace
-from sloserve.fleet.gateway.salts import FleetSecret
+from sloserve.fleet.gateway.shared_state import GatewayDependencies, SharedState, tokens_an_event
 from sloserve.fleet.gateway.shared_use import SharedUse
 from sloserve.fleet.gateway.traffic_log import TrafficLog
 from sloserve.fleet.gateway.watch import Watch
-from sloserve.fleet.gateway_settings import SHARED, GatewaySettings
+from sloserve.fleet.gateway_settings import SHARED
 from sloserve.fleet.planning.snapshot import serving_of
-from sloserve.fleet.store.store import Store
 from sloserve.fleet.supervised import supervised
 from sloserve.wire.asgi import CLOSE, Receive, Scope, Send, key_in, refuse
+from sloserve.wire.rate_limits import TenantRates
 from sloserve.wire.resolve import resolve_headers
 
 CHECK_S = 10.0
@@ -54,100 +47,148 @@ BATCH_CLASS = "batch"
 """Class of a batch's lines if the fleet has a class of this name; otherwise they have the least urgent class."""
 
 
-@dataclass(frozen=True)
-class GatewayDependencies:
-    """What a gateway is given: store, files, keys and limits.
+class Gateway:
+    """One gateway of a fleet. Any ASGI server with lifespan may serve ``app``, over any version of HTTP.
 
-    Args:
-        store: Store shared with agents and planners; ``None`` for a gateway without batches and without a plan.
-        files: Place of the bytes of files: a folder, or an address of object storage.
-        keys: File of keys; ``None`` for one tenant, on this machine only.
-        endpoints: Endpoints of agents that are asked whatever the store says.
-        endpoint_key: Key for endpoints on TCP, see :class:`~sloserve.fleet.gateway.agent_connections.AgentConnections`.
-        endpoint_tls: TLS context for endpoints on TCP, see the same class.
-        limits: Limits of the gateway.
-        file_limits: Limits of one input file of a batch.
-        name: Name that is unique among all members; ``None`` for a random one.
-        admin_key: Key that the live feed asks for; without one there is no live feed.
+    Another version of the fleet's file makes another gateway, which takes over from the one before: its member in the
+    store, its questions to agents, its held requests and all that counts, see :class:`GatewayState`. Requests that run
+    in the one before end there; it owns no task and no connection any more.
     """
 
-    store: Store | None = None
-    files: str | Path | None = None
-    keys: Path | None = None
-    endpoints: Collection[str] = ()
-    endpoint_key: str | None = field(default=None, repr=False)
-    endpoint_tls: ssl.SSLContext | None = None
-    limits: GatewaySettings = GatewaySettings()
-    file_limits: Limits = Limits()
-    name: str | None = None
-    admin_key: str | None = field(default=None, repr=False)
+    shared: SharedState
+    parts: GatewayState
 
-
-class Gateway:
-    """One gateway of a fleet. Any ASGI server with lifespan may serve ``app``, over any version of HTTP."""
-
-    def __init__(self, fleet: Fleet, around: GatewayDependencies, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        around: GatewayDependencies,
+        clock: Clock | None = None,
+        *,
+        before: "Gateway | None" = None,
+    ) -> None:
         """Put the gateway together.
+
+        Args:
+            fleet: Settings of the fleet, from its file.
+            around: What the gateway is given.
+            clock: Clock of this process; ``None`` for the system's, or the one of the gateway before.
+            before: Gateway that this one takes over from, see :meth:`take_over`; nothing changes there until then.
 
         Raises: ConfigError for a fault in the file of keys, a policy of the router that cannot be used, or files that
         cannot be opened or differ from the files of the other gateways.
         """
-        clock, settings, limits = clock or SystemClock(), fleet.settings, around.limits
+        shared = SharedState.first(fleet, around, clock or SystemClock()) if before is None else before.shared
+        self.shared, settings, limits, clock = shared, fleet.settings, around.limits, shared.clock
         self.keys = KeyFile(around.keys, settings.classes, fleet.models, clock)
-        paces = {key: Pace(serving) for key, serving in serving_of(fleet).items()}
-        instances = Instances(paces, limits.affinity)
-        name = around.name or f"gateway-{secrets.token_hex(8)}"
-        files = _files(around, name)
-        secret = FleetSecret(None if files is None or around.store is None else around.store.files_mark(None))
+        self._paces = {key: Pace(serving) for key, serving in serving_of(fleet).items()}
         shares = self.keys.is_open or limits.prefix_sharing == SHARED
-        salt: Salt = own_salts if shares else secret.salt
-        self._agents = AgentConnections(limits.silent_max_s, around.endpoint_key, around.endpoint_tls)
-        hold = Hold(instances, clock, limits.max_held, settings.tenant_shares)
-        self.metrics = GatewayMetrics()
+        self.metrics = shared.metrics
+        self._before, known = before, None if before is None else before.parts
+        if before is None:
+            shared.instances.paces = self._paces
         self.parts = GatewayState(
             tuple(fleet.models),
             settings,
             limits,
             clock,
-            instances,
-            self._agents,
-            hold,
-            DemandMeter(settings.classes, {m.name: m.start.tokens_an_event for m in fleet.models.values()}),
-            self.metrics,
-            TrafficLog(clock.monotonic_s()) if fleet.replays_traffic else None,
-            secret=secret,
+            shared.instances,
+            shared.agents,
+            shared.hold,
+            shared.demand,
+            shared.metrics,
+            _traffic(fleet, known, clock),
+            secret=shared.secret,
             storing=fleet.storing_models(),
-            salt=salt,
+            salt=own_salts if shares else shared.secret.salt,
+            before=known,
         )
+        self._an_event = tokens_an_event(fleet)
         self._sets = None
         if fleet.router is not None:
-            seed = sha256(name.encode()).digest()
-            self._sets = self.parts.chooser = ModelSets(fleet, fleet.router, self.parts, seed)
-        self.metrics.watch(self._gauges)
-        use = SharedUse(self.parts.rates, self.keys.tenants)
-        self.watch = Watch(name, around.store, around.endpoints, self.parts, use)
+            seed, sets = sha256(shared.name.encode()).digest(), None if before is None else before.sets
+            self._sets = self.parts.chooser = ModelSets(fleet, fleet.router, self.parts, seed, sets)
         self._checking: asyncio.Task[None] | None = None
-        batches, self._work = self._batches(around, files, clock, name)
-        self._load = FleetLoad(self.parts)
-        self.watching = None
-        if around.admin_key is not None:
-            view = FleetView(self.parts, self._load.parts)
-            self.watching = WatchRoutes(around.admin_key, view.read, self._load.history)
         self._sampling: asyncio.Task[None] | None = None
+        self._runner = self._batch_runner(around)
+        self._work = None if self._runner is None else BatchWork(self._runner, clock)
+        if before is None:
+            self.metrics.watch(partial(_gauges, shared.hold, self.parts.rates, settings.max_tenant_labels))
+            use = SharedUse(self.parts.rates, self.keys.tenants)
+            self.watch = Watch(shared.name, around.store, around.endpoints, self.parts, use)
+            self._load = FleetLoad(self.parts)
+            self._view = FleetView(self.parts, self._load.parts)
+            self.watching = None
+            if around.admin_key is not None:
+                self.watching = WatchRoutes(around.admin_key, self._view.read, self._load.history, around.file)
+        else:
+            self.watch, self._load, self._view, self.watching = (
+                before.watch,
+                before._load,
+                before._view,
+                before.watching,
+            )
         self.app = GatewayApp(
             self.parts,
             self.keys,
-            batches,
+            self._batch_routes(around),
             self.watching,
             cors=limits.cors,
             start=self.start,
             stop=self.stop,
             is_ready=lambda: bool(self.watch.answered),
+            is_leaving=lambda: shared.is_leaving,
         )
+
+    @property
+    def sets(self) -> ModelSets | None:
+        """The sets of models, with the router that chooses among them; ``None`` without one."""
+        return self._sets
 
     async def start(self) -> None:
         """Begin to ask agents and to advance batches. The app calls it if its server knows lifespans."""
         self.watch.start()
+        self._begin()
+
+    async def take_over(self) -> None:
+        """Take over from the gateway before; new requests have to come here as soon as this returns.
+
+        The step of its batches that runs is done first, so that there is one runner for this member at a time.
+        """
+        before, self._before = self._before, None
+        assert before is not None, "the gateway was made with one before it"
+        old, is_running = before.sets, before.is_running
+        if old is not None and (self._sets is None or not self._sets.goes_on):
+            await asyncio.to_thread(old.close)  # the next log may have the same file
+            self.metrics.rolled_back(is_so=False)
+        await before.hand_over()
+        # From here on nothing waits: no request sees one half of the settings.
+        self.parts.instances.paces = self._paces
+        self.parts.take_effect(self._an_event)
+        self.watch.follow(self.parts, self.keys.tenants)
+        self._load.follow(self.parts)
+        self._view.follow(self.parts)
+        if is_running:
+            self._begin()
+
+    async def hand_over(self) -> None:
+        """End the tasks of this gateway except for the ones that the next one goes on with."""
+        if self._work is not None:
+            await asyncio.to_thread(self._work.stop)
+        for task in (self._checking, self._sampling):
+            if task is not None:
+                task.cancel()
+        self._checking = self._sampling = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the gateway was started, and neither stopped nor followed by another."""
+        return self._checking is not None
+
+    def leave(self) -> None:
+        """Let health checks fail, so that other gateways get the requests of this process."""
+        self.shared.is_leaving = True
+
+    def _begin(self) -> None:
         every_s = min(self.parts.limits.silent_max_s / 4, CHECK_S)
         checking = supervised("streams without progress are not ended", self._check_streams, every_s)
         self._checking = asyncio.create_task(checking)
@@ -172,7 +213,7 @@ class Gateway:
             if self._sets is not None:
                 await asyncio.to_thread(self._sets.close)
         finally:
-            await self._agents.close()
+            await self.shared.agents.close()
 
     async def _check_streams(self) -> None:
         for answer in list(self.parts.passing_on):
@@ -194,46 +235,47 @@ class Gateway:
         reader = self.parts.reader
         return resolve_headers(reader.rules_of(tenant), reader.header_rules, headers, tenant.name)
 
-    def _batches(
-        self, around: GatewayDependencies, folder: Files | None, clock: Clock, name: str
-    ) -> tuple[Router | None, BatchWork | None]:
-        if around.store is None or folder is None:
-            return None, None
-        store = around.store
+    def _batch_runner(self, around: GatewayDependencies) -> BatchRunner | None:
+        if around.store is None or self.shared.files is None:
+            return None
         classes = self.parts.settings.classes
-        runner = BatchRunner(
-            store,
-            folder,
+        return BatchRunner(
+            around.store,
+            self.shared.files,
             models_of=lambda tenant: self.parts.models_of(self.keys.named(tenant))[0],
             class_of=lambda tenant: batch_class(classes, self.keys.named(tenant)),
             limits=around.file_limits,
             quota_of=lambda tenant: self.keys.named(tenant).quota,
-            member=name,
+            member=self.shared.name,
             salt_of=self.parts.salt,
+            to_confirm=self.shared.to_confirm,
         )
+
+    def _batch_routes(self, around: GatewayDependencies) -> Router | None:
+        if self._runner is None:
+            return None
         api = BatchApi(
-            store,
-            folder,
+            self._runner.store,
+            self._runner.folder,
             _tenant_name,
-            runner.confirm_later,
+            self._runner.confirm_later,
             limits=around.file_limits,
-            quota_of=runner.quota_of,
-            member=name,
+            quota_of=self._runner.quota_of,
+            member=self.shared.name,
         )
-        return Router(api.routes(), redirect_slashes=False, default=_no_route), BatchWork(runner, clock)
-
-    def _gauges(self) -> Iterable[Any]:
-        yield held_gauge((request.model, request.slo_class) for request in self.parts.hold.held)
-        yield from tenant_counters(self.parts.rates.used(), self.parts.settings.max_tenant_labels)
+        return Router(api.routes(), redirect_slashes=False, default=_no_route)
 
 
-def _files(around: GatewayDependencies, name: str) -> Files | None:
-    """Open the files of batches; ``None`` for a gateway without batches. Raises: ConfigError."""
-    if around.store is None or around.files is None:
+def _traffic(fleet: Fleet, known: GatewayState | None, clock: Clock) -> TrafficLog | None:
+    """Return the recent requests, with the ones that were seen before; ``None`` for a fleet that replays none."""
+    if not fleet.replays_traffic:
         return None
-    files = open_files(around.files, name)
-    check_shared(files, around.store, around.files)
-    return files
+    return TrafficLog(clock.monotonic_s()) if known is None or known.traffic is None else known.traffic
+
+
+def _gauges(hold: Hold, rates: TenantRates, most_tenants: int) -> Iterable[Any]:
+    yield held_gauge((request.model, request.slo_class) for request in hold.held)
+    yield from tenant_counters(rates.used(), most_tenants)
 
 
 def batch_class(classes: ClassTable, tenant: Tenant) -> str:

@@ -5,6 +5,7 @@ them, its client states the deadline in ISO form. A chain of responses is follow
 """
 
 import secrets
+from collections.abc import Sequence
 
 from sloserve.core.clock import Clock
 from sloserve.engine.metrics.known_tasks import ArrivingTask, KnownTasks
@@ -26,9 +27,20 @@ class GatewayTasks:
             clock: Clock of this process.
         """
         self._clock, self._idle_s, self._swept_s = clock, settings.task_idle_s, clock.monotonic_s()
-        self._class_ids = {name: number for number, name in enumerate(settings.classes.names)}
+        self._sizes = settings.task_idle_s, settings.max_tasks
+        self.set_classes(settings.classes.names)
         pages = TaskPages(TaskPage(settings.max_tasks), clock)
         self._known = KnownTasks(pages, settings.task_idle_s, self, secrets.token_bytes(32), clock)
+
+    def of_settings(self, settings: PluginSettings) -> "GatewayTasks":
+        """Return the tasks for other settings: these, unless the size of the table or its idle time has changed."""
+        if (settings.task_idle_s, settings.max_tasks) != self._sizes:
+            return GatewayTasks(settings, self._clock)
+        return self
+
+    def set_classes(self, names: Sequence[str]) -> None:
+        """Set the names of the classes."""
+        self._class_ids = {name: number for number, name in enumerate(names)}
 
     def __len__(self) -> int:
         return len(self._known)
@@ -49,7 +61,8 @@ class GatewayTasks:
         """Record that a request was let in; ``None`` if it is no call of a task, or the table is full."""
         if arriving is None:
             return None
-        class_id, tenant = self._class_ids[request.slo_class], request.tenant.name
+        # Only engines count tasks by class; a request that was read before the file changed may have one that is gone.
+        class_id, tenant = self._class_ids.get(request.slo_class, 0), request.tenant.name
         return self._known.call_begins(arriving, request.arrival_s, class_id, tenant)
 
     def ends(self, started: StartedCall | None, *, completed: bool) -> None:

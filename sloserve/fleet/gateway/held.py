@@ -129,10 +129,17 @@ class HeldRequests:
         ):
             raise HoldFull
         self._held[request] = None
-        self._held_of[tenant] += 1
-        place = (request.due_s, request.rank, next(self._numbers), request)
-        heapq.heappush(self._queues.setdefault(request.model, {}).setdefault(tenant, []), place)
+        self._queue(request, tenant)
         return None
+
+    def set_limits(self, most: int, shares: ShareSettings | None) -> None:
+        """Set the most requests that may wait, and the shares of the tenants; all that wait already go on waiting."""
+        self._most = most
+        self._shares = None if shares is None else HeldShares(self._instances, shares)
+        self._queues.clear()  # with shares each tenant has a queue of its own, without them all have one
+        self._held_of.clear()
+        for request in self._held:
+            self._queue(request, self._tenant(request))
 
     def let_go(self, now_s: float, models: Iterable[str] | None = None) -> Iterator[tuple[HeldRequest, SentRequest]]:
         """Book waiting requests, since room may have come, until no instance has room.
@@ -161,6 +168,11 @@ class HeldRequests:
             self._held_of[tenant] -= 1
             if not self._held_of[tenant]:
                 del self._held_of[tenant]
+
+    def _queue(self, request: HeldRequest, tenant: str) -> None:
+        self._held_of[tenant] += 1
+        place = (request.due_s, request.rank, next(self._numbers), request)
+        heapq.heappush(self._queues.setdefault(request.model, {}).setdefault(tenant, []), place)
 
     def _tenant(self, request: HeldRequest) -> str:
         return "" if self._shares is None else request.tenant
@@ -240,6 +252,10 @@ class Hold:
             self.held.left(request)
             self._waits_no_more(request)
             booked.cancel()
+
+    def set_limits(self, most: int, shares: ShareSettings | None) -> None:
+        """Set other limits, see :meth:`HeldRequests.set_limits`."""
+        self.held.set_limits(most, shares)
 
     def let_go(self, models: Iterable[str] | None = None) -> None:
         """Book waiting requests, since room may have come."""

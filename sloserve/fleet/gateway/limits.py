@@ -26,6 +26,11 @@ class RequestPlaces:
         self._places, self._most_bytes = TenantPlaces("requests", most), most_bytes
         self._bytes: Counter[str] = Counter()
 
+    def set_limits(self, most: int, most_bytes: int) -> None:
+        """Set other limits, see the constructor; what is in the gateway beyond them stays."""
+        self._places.set_most(most)
+        self._most_bytes = most_bytes
+
     @property
     def requests(self) -> int:
         return len(self._places)

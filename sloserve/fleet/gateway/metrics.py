@@ -138,9 +138,9 @@ class GatewayMetrics:
         """Count the quality in time of a request that left the model open, by the policy that decided."""
         self._child(self._quality, policy).observe(quality)
 
-    def rolled_back(self) -> None:
-        """Record that greedy decides in place of the trained policy."""
-        self._rolled_back.set(1.0)
+    def rolled_back(self, *, is_so: bool = True) -> None:
+        """Record whether greedy decides in place of the trained policy."""
+        self._rolled_back.set(float(is_so))
 
     def logged(self, *, is_written: bool) -> None:
         """Count a choice that the log accepted for writing, or that is dropped."""

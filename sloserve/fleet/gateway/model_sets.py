@@ -36,20 +36,38 @@ class ModelSets:
         router: Router of the fleet.
         parts: State of the gateway.
         seed: Seed that says which requests explore, another one for each gateway.
+        before: The same for the version of the fleet's file that was in force before; ``None`` at the start.
 
     Raises: ConfigError for a policy that cannot be used.
     """
 
-    def __init__(self, fleet: Fleet, router: FleetRouter, parts: GatewayState, seed: bytes = b"") -> None:
+    _chooser: ModelChooser
+    _log: ChoiceLog | None
+    _is_rolled_back: bool
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        router: FleetRouter,
+        parts: GatewayState,
+        seed: bytes = b"",
+        before: "ModelSets | None" = None,
+    ) -> None:
         self._models, self._sets, self._parts = fleet.models, router.sets, parts
-        self._slower: defaultdict[str, Calibration] = defaultdict(Calibration)
-        self._is_rolled_back = False
         self._wakes_s = min(fleet.switching.max_wait_s, parts.limits.hold_max_s)
+        self._router = router, _versions(router)
+        # How slow the models are was measured, whatever the router does.
+        self._slower: defaultdict[str, Calibration] = defaultdict(Calibration) if before is None else before._slower
+        self.goes_on = before is not None and before._router == self._router
+        """Whether it is the router that was there before, with its conversations, its comparison and its log."""
+        if before is not None and self.goes_on:
+            self._chooser, self._log, self._is_rolled_back = before._chooser, before._log, before._is_rolled_back
+            return
         try:
             self._chooser = ModelChooser.of(router.settings, router.folder, seed=seed)
         except ConfigError as error:
             raise ConfigError(f"{fleet.source}: router: {error}") from None
-        self._log = _log_of(router)
+        self._log, self._is_rolled_back = _log_of(router), False
 
     def sets(self, models: Collection[str]) -> Mapping[str, Collection[str]]:
         """Return the models in ``models`` that are in each set, by its name; empty sets are left out."""
@@ -206,6 +224,18 @@ class ModelSets:
             else:
                 reasons.append(f"{name} is not awake in time")
         return "; ".join(reasons) or "the set has no model"
+
+
+def _versions(router: FleetRouter) -> list[tuple[int, int] | None]:
+    """Return what changes with the contents of the files of a router's policies: time of change and size."""
+    found: list[tuple[int, int] | None] = []
+    for name in (router.settings.policy, router.settings.shadow):
+        try:
+            status = None if name is None else (router.folder / name).stat()
+        except OSError:  # a policy that comes with the package
+            status = None
+        found.append(None if status is None else (status.st_mtime_ns, status.st_size))
+    return found
 
 
 def _log_of(router: FleetRouter) -> ChoiceLog | None:

@@ -70,6 +70,11 @@ class Sessions:
     def __len__(self) -> int:
         return self._known
 
+    def set_most(self, most: int) -> None:
+        """Set the most sessions that are remembered; 0 for none."""
+        self._most = most
+        self._forget_beyond()
+
     def instance_of(self, tenant: str, session: StatedTask | None, model: str) -> str | None:
         """Return the name of the instance that served a session of this model last; ``None`` if none is known."""
         if session is None or session.kind == CHAIN or tenant not in self._of:
@@ -85,7 +90,10 @@ class Sessions:
         self._known += key not in own
         own[key] = instance
         own.move_to_end(key)
-        if self._known > self._most:
+        self._forget_beyond()
+
+    def _forget_beyond(self) -> None:
+        while self._known > self._most:
             self._forget(max(self._of, key=lambda name: len(self._of[name])))
 
     def _forget(self, tenant: str) -> None:

@@ -36,6 +36,10 @@ class SharedUse:
         self._seen: dict[tuple[str, int], tuple[int, int]] | None = None
         """Requests and tokens in the store at the last exchange, by tenant and hour; ``None`` before the first."""
 
+    def follow(self, tenants: Callable[[], Iterable[Tenant]]) -> None:
+        """Go on with the tenants of another file of keys."""
+        self._tenants = tenants
+
     def due(self) -> dict[str, Counts]:
         """Return what is to be added to the store, by tenant."""
         found = {}

@@ -6,7 +6,7 @@ the last state of both holds.
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, NamedTuple
@@ -15,6 +15,7 @@ from sloserve.core.errors import StoreError
 from sloserve.fleet.contract.plan_in_force import Plan
 from sloserve.fleet.contract.reports import GatewayReport, agent_report, to_json
 from sloserve.fleet.contract.traffic import Traffic, to_text
+from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.gateway.parts import GatewayState
 from sloserve.fleet.gateway.shared_use import SharedUse
 from sloserve.fleet.planning.plan_reader import PlanReader
@@ -88,6 +89,17 @@ class Watch:
         self._ask(self._static)
         if self._store is not None:
             self._reading = asyncio.create_task(self._keep_reading(self._store))
+
+    def follow(self, parts: GatewayState, tenants: Callable[[], Iterable[Tenant]]) -> None:
+        """Go on for another gateway, which has the same instances, held requests and connections.
+
+        Args:
+            parts: State of that gateway.
+            tenants: Returns the tenants of its file of keys.
+        """
+        self._parts = parts
+        if self._use is not None:
+            self._use.follow(tenants)
 
     async def stop(self) -> None:
         """Stop watching, and notify the other members that this gateway leaves."""

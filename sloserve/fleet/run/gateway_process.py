@@ -12,8 +12,9 @@ from sloserve.core.listening import cannot_listen, check_certificate, family_of
 from sloserve.fleet.contract.endpoint import keys_in
 from sloserve.fleet.file_sections import GatewaySection
 from sloserve.fleet.fleet import Fleet
-from sloserve.fleet.gateway.gateway import Gateway, GatewayDependencies, check_address, check_origins
+from sloserve.fleet.gateway.gateway import Gateway, check_address, check_origins
 from sloserve.fleet.gateway.serve import config
+from sloserve.fleet.gateway.shared_state import GatewayDependencies
 from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.fleet.http import EmbeddedServer
 from sloserve.fleet.planning.plan_metrics import PlanCollector

@@ -24,7 +24,8 @@ from sloserve.fleet.agent.state_route import StateRoute
 from sloserve.fleet.contract.reports import AgentReport, to_json
 from sloserve.fleet.fleet import Fleet, Host
 from sloserve.fleet.gateway.batch_work import BatchWork
-from sloserve.fleet.gateway.gateway import Gateway, GatewayDependencies
+from sloserve.fleet.gateway.gateway import Gateway
+from sloserve.fleet.gateway.shared_state import GatewayDependencies
 from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.fleet.planning.planning_task import Planning
 from sloserve.fleet.run.agent_process import STOP_S

@@ -225,8 +225,8 @@ MUTANTS: Final = (
     Mutant(
         "a batch to confirm is forgotten when the store is away",
         "batch_api.runner",
-        "            self._confirmed(self._to_confirm[0])\n            self._to_confirm.popleft()",
-        "            self._confirmed(self._to_confirm.popleft())",
+        "            self._confirmed(self.to_confirm[0])\n            self.to_confirm.popleft()",
+        "            self._confirmed(self.to_confirm.popleft())",
     ),
     Mutant(
         "a file of results is written anew once they are deleted",

@@ -16,7 +16,8 @@ from sloserve.fleet.contract.endpoint import MODEL_HEADER, REFUSED_HEADER
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport, to_json
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.fleet import Fleet
-from sloserve.fleet.gateway.gateway import Gateway, GatewayDependencies
+from sloserve.fleet.gateway.gateway import Gateway
+from sloserve.fleet.gateway.shared_state import GatewayDependencies
 from sloserve.scheduler.virtual_queues.contract import ModelState, RunningSums
 from sloserve.wire.asgi import Message, Receive, Scope, Send, answer_json
 from sloserve.wire.opening import BodyLimits, BoundedBody

@@ -7,7 +7,8 @@ from starlette.testclient import TestClient
 
 from sloserve.core.errors import ConfigError
 from sloserve.fleet.file import parse_fleet, read_fleet
-from sloserve.fleet.gateway.gateway import Gateway, GatewayDependencies, check_origins
+from sloserve.fleet.gateway.gateway import Gateway, check_origins
+from sloserve.fleet.gateway.shared_state import GatewayDependencies
 from sloserve.fleet.gateway_settings import CorsSettings, GatewaySettings
 from tests.fleet.gateway.played_agents import FLEET, fleet
 from tests.fleet.gateway.test_gateway import KEYS

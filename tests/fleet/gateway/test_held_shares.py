@@ -12,10 +12,11 @@ from sloserve.core.clock import ManualClock
 from sloserve.core.spans import Phase
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport
 from sloserve.fleet.file import parse_fleet
-from sloserve.fleet.gateway.gateway import Gateway, GatewayDependencies
+from sloserve.fleet.gateway.gateway import Gateway
 from sloserve.fleet.gateway.gateway_instance import FRESH_S
 from sloserve.fleet.gateway.held import HeldRequest, HeldRequests, HoldFull
 from sloserve.fleet.gateway.instances import Instances
+from sloserve.fleet.gateway.shared_state import GatewayDependencies
 from sloserve.scheduler.share_settings import ShareSettings
 from sloserve.scheduler.virtual_queues.contract import ModelState
 from tests.fleet.gateway.played_agents import FLEET

@@ -14,10 +14,11 @@ from sloserve.core.spans import Phase
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.gateway.calibration import MOST, Calibration
-from sloserve.fleet.gateway.gateway import Gateway, GatewayDependencies
+from sloserve.fleet.gateway.gateway import Gateway
 from sloserve.fleet.gateway.gateway_request import GatewayRequest, GatewayRequestReader
 from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.gateway.needs import needs_of
+from sloserve.fleet.gateway.shared_state import GatewayDependencies
 from sloserve.scheduler.admission.prediction import ArrivingRequest
 from sloserve.scheduler.settings import PluginSettings
 from sloserve.scheduler.virtual_queues.contract import ModelState

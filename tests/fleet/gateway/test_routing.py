@@ -19,7 +19,7 @@ from sloserve.estimator.completion.steady_state import EngineSize
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport
-from sloserve.fleet.gateway.gateway import Gateway, GatewayDependencies
+from sloserve.fleet.gateway.gateway import Gateway
 from sloserve.fleet.gateway.gateway_instance import FRESH_S
 from sloserve.fleet.gateway.gateway_request import GatewayRequestReader
 from sloserve.fleet.gateway.held import HeldRequest, HeldTooLong, Hold, HoldFull
@@ -28,6 +28,7 @@ from sloserve.fleet.gateway.keys import LOCAL, Tenant
 from sloserve.fleet.gateway.limits import RequestPlaces
 from sloserve.fleet.gateway.prediction import Pace, Work
 from sloserve.fleet.gateway.prefixes import MOST, PrefixTable, beginnings, names_of, part
+from sloserve.fleet.gateway.shared_state import GatewayDependencies
 from sloserve.scheduler.settings import PluginSettings
 from sloserve.scheduler.virtual_queues.contract import ModelState, RunningSums
 from sloserve.wire.asgi import SLO_KNOWN

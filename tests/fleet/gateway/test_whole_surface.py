@@ -19,8 +19,9 @@ from sloserve.core.clock import ManualClock
 from sloserve.core.errors import ConfigError, StoreAway, StoreFull
 from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup, to_json
 from sloserve.fleet.contract.reports import gateway_report
-from sloserve.fleet.gateway.gateway import Gateway, GatewayDependencies, batch_class, check_address
+from sloserve.fleet.gateway.gateway import Gateway, batch_class, check_address
 from sloserve.fleet.gateway.keys import Tenant
+from sloserve.fleet.gateway.shared_state import GatewayDependencies
 from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.fleet.store.records import RequestState, Result, StoredPlan
 from sloserve.fleet.store.store import Store, open_store
