@@ -102,8 +102,8 @@ def engine(uds: str) -> None:
 def gateway(uds: str, port: int) -> None:
     from sloserve.fleet.file import parse_fleet
     from sloserve.fleet.gateway.gateway import Gateway
-    from sloserve.fleet.gateway.shared_state import GatewayDependencies
     from sloserve.fleet.gateway.serve import config, run
+    from sloserve.fleet.gateway.shared_state import GatewayDependencies
 
     made = Gateway(parse_fleet(FLEET), GatewayDependencies(endpoints=[f"unix:{uds}"]))
     run(uvicorn.Server(config(made.app, host="127.0.0.1", port=port)).serve())

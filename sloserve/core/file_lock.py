@@ -98,6 +98,23 @@ class OwnLock:
         close_lock(self._fd)
 
 
+def holder_of(path: Path) -> int | None:
+    """Return the process that holds an :class:`OwnLock`; ``None`` if no process does, or the lock's file is missing."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.pread(fd, 100, 0).decode(errors="replace").partition(" ")[2]
+        return int(pid) if pid.isdecimal() else None
+    else:
+        return None
+    finally:
+        os.close(fd)
+
+
 def _in_child() -> None:
     while _open:
         os.close(_open.pop())

@@ -1,13 +1,14 @@
 """``sloserve fleet FILE``, its parts as processes of their own, and further commands.
 
-They are ``logs``, ``key``, ``usage``, ``certificates`` and ``upgrade``.
+They are ``reload``, ``logs``, ``key``, ``usage``, ``certificates`` and ``upgrade``.
 """
 
 import asyncio
 import logging
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,76 +20,19 @@ from sloserve.cli.output_flags import JsonFlag
 from sloserve.cli.root import OneLine, app
 from sloserve.core.json_log import say
 from sloserve.core.nearest import nearest
+from sloserve.fleet.command_flags import (
+    EngineFlag,
+    FileArgument,
+    GatewayFlags,
+    HostFlags,
+    LeaseFlag,
+    StateFlag,
+    WatchFlag,
+)
 from sloserve.sim.report.watch_commands import DEFAULT_URL, UrlFlag, show
 from sloserve.wire import optional_http3
 from sloserve.wire.http3_flags import Http3Flags
 from sloserve.wire.key_command import key as make_key
-
-FileArgument = Annotated[Path, typer.Argument(help="The fleet's file, see configs/fleet-tiny.yaml.")]
-StateFlag = Annotated[
-    Path | None,
-    typer.Option(help="Folder for store, files and logs. Default: FILE with the ending .state."),
-]
-LeaseFlag = Annotated[
-    float,
-    typer.Option(
-        "--lease-s",
-        min=0.5,
-        max=3600.0,
-        help="Seconds without a sign of life after which the claims of a process expire.",
-    ),
-]
-EngineFlag = Annotated[
-    str | None, typer.Option("--engine-module", hidden=True, help="Module that is run as an engine, for tests.")
-]
-
-
-@dataclass(frozen=True, kw_only=True)
-class GatewayFlags:
-    """Address, keys and certificates of a gateway; a flag that is not given is ``None``, and the file decides."""
-
-    host: Annotated[str | None, typer.Option(help="Address to listen on. Default: FILE's, or 127.0.0.1.")] = None
-    port: Annotated[int | None, typer.Option(help="Port to listen on. Default: FILE's, or 8000.")] = None
-    keys: Annotated[
-        Path | None, typer.Option(help="File of keys. Default: FILE's; without one, only this machine may connect.")
-    ] = None
-    ssl_certfile: Annotated[
-        Path | None, typer.Option(help="PEM certificate for TCP and HTTP/3; plain HTTP if not given.")
-    ] = None
-    ssl_keyfile: Annotated[Path | None, typer.Option(help="PEM key of --ssl-certfile.")] = None
-    ssl_ca_certs: Annotated[Path | None, typer.Option(help="PEM file of authorities for client certificates.")] = None
-    ssl_cert_reqs: Annotated[
-        int | None, typer.Option(min=0, max=2, help="2: clients must show a certificate. Default: 0.")
-    ] = None
-    enable_ssl_refresh: Annotated[
-        bool | None,
-        typer.Option("--enable-ssl-refresh", help="Read changed certificate files again, for new HTTP/3 connections."),
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostFlags:
-    """Flags that say which host of the fleet this machine is, and what it has if it joins."""
-
-    host: Annotated[
-        str | None,
-        typer.Option(
-            "--host",
-            help="Name of this host in FILE, or any where it joins. Default: the only one, or this machine's.",
-            show_default=False,
-        ),
-    ] = None
-    device: Annotated[
-        str | None,
-        typer.Option(help="Kind of its devices, of FILE's pool.devices, where it joins.", show_default=False),
-    ] = None
-    devices: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="How many, where FILE does not say it.", show_default=False)
-    ] = None
-    address: Annotated[
-        str | None,
-        typer.Option(help="Address at which gateways on other hosts reach it, on a free port.", show_default=False),
-    ] = None
 
 
 class _FileFirst(OneLine):
@@ -126,23 +70,28 @@ def run(
     http3: Http3Flags,
     state: StateFlag = None,
     lease_s: LeaseFlag = 30.0,
+    watch_file: WatchFlag = False,
     log_format: LogFlag = LogFormat.TEXT,
     engine_module: EngineFlag = None,
 ) -> None:
     """Start gateway, planner and agents, and serve until Ctrl-C.
 
-    There is an agent for each host. `sloserve fleet FILE` is the same.
+    There is an agent for each host. `sloserve fleet FILE` is the same. On SIGHUP it reads FILE again; see `sloserve
+    fleet reload`.
     """
     _log(log_format)
-    fleet = _read(file, _gateway_fields(asdict(gateway) | asdict(http3)))
+    read = partial(_read, file, _gateway_fields(asdict(gateway) | asdict(http3)))
+    fleet = read()
 
     from sloserve.fleet.gateway import serve  # a mistake in the file is reported before these are loaded
     from sloserve.fleet.run.all_in_one import run_fleet
     from sloserve.fleet.run.live import place_of
+    from sloserve.fleet.run.reloading import FleetSource
 
-    options = _agent_options(lease_s, engine_module)
+    options, source = _agent_options(lease_s, engine_module), FleetSource(file, read, watch_file)
     planner_s = min(lease_s, 5.0)
-    serve.run(run_fleet(fleet, place_of(fleet, state), say, agent_options=options, lease_s=planner_s))
+    place = place_of(fleet, state)
+    serve.run(run_fleet(fleet, place, say, agent_options=options, lease_s=planner_s, source=source))
 
 
 @fleet_app.command()
@@ -152,6 +101,7 @@ def agent(
     this: HostFlags,
     state: StateFlag = None,
     lease_s: LeaseFlag = 30.0,
+    watch_file: WatchFlag = False,
     log_format: LogFlag = LogFormat.TEXT,
     engine_module: EngineFlag = None,
 ) -> None:
@@ -162,9 +112,10 @@ def agent(
     """
     from sloserve.fleet.run import live
     from sloserve.fleet.run.agent_process import run_agent
+    from sloserve.fleet.run.file_watch import watch_file as watch
     from sloserve.fleet.run.processes import processes_for
     from sloserve.fleet.run.restarting import restart
-    from sloserve.fleet.run.signals import Stopping
+    from sloserve.fleet.run.signals import Stopping, hang_up_self
 
     _log(log_format)
 
@@ -177,7 +128,11 @@ def agent(
 
     async def serve() -> bool:
         processes = processes_for(place, owned, engine_module)
-        return await run_agent(fleet, owned, place, processes, Stopping(), read, lease_s=lease_s)
+        watching = asyncio.create_task(watch(file, hang_up_self)) if watch_file else None
+        is_again = await run_agent(fleet, owned, place, processes, Stopping(), read, lease_s=lease_s)
+        if watching is not None:
+            watching.cancel()
+        return is_again
 
     if asyncio.run(serve()):
         restart()
@@ -190,29 +145,40 @@ def start_gateway(
     gateway: GatewayFlags,
     http3: Http3Flags,
     state: StateFlag = None,
+    watch_file: WatchFlag = False,
     log_format: LogFlag = LogFormat.TEXT,
 ) -> None:
-    """Start one gateway. Any number of gateways may share a store."""
+    """Start one gateway. Any number of gateways may share a store. On SIGHUP it reads FILE again."""
     from sloserve.fleet.gateway import serve
     from sloserve.fleet.run.gateway_process import serve_gateway
     from sloserve.fleet.run.live import place_of
+    from sloserve.fleet.run.reloading import FleetSource
 
     _log(log_format)
-    fleet = _read(file, _gateway_fields(asdict(gateway) | asdict(http3)))
-    serve.run(serve_gateway(fleet, place_of(fleet, state), say))
+    read = partial(_read, file, _gateway_fields(asdict(gateway) | asdict(http3)))
+    fleet = read()
+    serve.run(serve_gateway(fleet, place_of(fleet, state), say, FleetSource(file, read, watch_file)))
 
 
 @fleet_app.command()
 def planner(
-    file: FileArgument, state: StateFlag = None, lease_s: LeaseFlag = 5.0, log_format: LogFlag = LogFormat.TEXT
+    file: FileArgument,
+    state: StateFlag = None,
+    lease_s: LeaseFlag = 5.0,
+    watch_file: WatchFlag = False,
+    log_format: LogFlag = LogFormat.TEXT,
 ) -> None:
-    """Start one planner. One of several planners on a store leads; when it ends, another takes over."""
+    """Start one planner. One of several planners on a store leads; when it ends, another takes over.
+
+    On SIGHUP it reads FILE again.
+    """
     from sloserve.fleet.run.live import place_of
     from sloserve.fleet.run.planner_process import serve_planner
+    from sloserve.fleet.run.reloading import FleetSource
 
     _log(log_format)
-    fleet = _read(file)
-    asyncio.run(serve_planner(fleet, place_of(fleet, state), lease_s))
+    fleet, source = _read(file), FleetSource(file, partial(_read, file), watch_file)
+    asyncio.run(serve_planner(fleet, place_of(fleet, state), lease_s, source))
 
 
 @fleet_app.command()
@@ -233,6 +199,24 @@ def pool(
     _log(log_format)
     fleet = _read(file)
     asyncio.run(serve_pool(fleet, place_of(fleet, state), say, _agent_options(lease_s, engine_module)))
+
+
+@fleet_app.command()
+def reload(
+    file: FileArgument,
+    state: StateFlag = None,
+    check: Annotated[bool, typer.Option("--check", help="Only check FILE, and print what would change.")] = False,
+) -> None:
+    """Check FILE, print what changes, and have the running fleet apply it.
+
+    No stream is broken off. This is for `sloserve fleet FILE` with the same state folder; gateways, planners and agents
+    that were started by themselves apply FILE on SIGHUP, or with --watch-file.
+    """
+    from sloserve.fleet.run import reload as reloading
+    from sloserve.fleet.run.live import place_of
+
+    fleet = _read(file)
+    reloading.reload(fleet, place_of(fleet, state), print, only_check=check)
 
 
 @fleet_app.command()

@@ -156,10 +156,15 @@ class GatewaySection(GatewaySettings):
     Args:
         http3: Settings of HTTP/3 on UDP, beside TCP. ssl_*, enable_ssl_refresh: settings with the meaning of vLLM's
             flags of these names.
+        reuse_port: Whether other gateways of this machine may listen on the same port, so that one after another can
+            be replaced. leave_s: Seconds for which a gateway that ends still accepts requests, while health checks
+            fail.
     """
 
     host: Annotated[Text, Allowed("an address to listen on")] = "127.0.0.1"
     port: Annotated[int, Field(strict=True, ge=0, le=65535), Allowed("a port, 0 for any that is free")] = 8000
+    reuse_port: Annotated[bool, Field(strict=True), Allowed("true or false")] = False
+    leave_s: Seconds = 0.0
     keys: Annotated[Text | None, Allowed("the path of a file of keys")] = None
     http3: Annotated[Http3Settings, Allowed("a mapping with enabled, scheduler and limits")] = Http3Settings()
     ssl_certfile: Annotated[Text | None, Allowed("the path of a PEM file")] = None

@@ -49,6 +49,11 @@ class AgentChild:
         kill_group(self._process.pid)
         return status
 
+    def hang_up(self) -> None:
+        """Have the agent read the fleet's file again."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(signal.SIGHUP)
+
     async def stop(self, *, at_once: bool) -> None:
         """End the agent; what it runs goes back into the queue, unless ``at_once``."""
         self.is_ending = True

@@ -34,6 +34,8 @@ class EmbeddedPool:
         self._running: dict[str, tuple[AgentChild, asyncio.Task[None]]] = {}
         self._gone: asyncio.Queue[Gone | ConfigError] = asyncio.Queue()
         self._started: set[str] = set()
+        self._leaving: dict[str, asyncio.Task[None]] = {}
+        """Tasks that drain the agents of hosts that left the fleet's file."""
         self._closed = False
 
     async def offers(self) -> Mapping[str, Offer]:
@@ -61,16 +63,33 @@ class EmbeddedPool:
             await child.stop(at_once=at_once)
             await watching
 
+    def follow(self, offers: Iterable[Offer]) -> None:
+        """Go on with the hosts of another version of the fleet's file.
+
+        Agents of hosts that stay read the file again. Agents of hosts that left end once what they serve has ended; the
+        keeper starts agents of hosts that are new.
+        """
+        self._offers = {offer.host: offer for offer in offers}
+        for host, (child, _) in list(self._running.items()):
+            if host in self._offers:
+                child.hang_up()
+            elif host not in self._leaving:
+                self._leaving[host] = asyncio.create_task(self.drain(host))
+
     async def want(self, hosts: Mapping[str, int]) -> None:
         """Do nothing: the hosts of this machine are fixed."""
 
     async def close(self, *, at_once: bool = False) -> None:
         self._closed = True
         await asyncio.gather(*(self.drain(host, at_once=at_once) for host in list(self._running)))
+        await asyncio.gather(*self._leaving.values(), return_exceptions=True)
 
     async def _watch(self, host: str, child: AgentChild, is_first: bool) -> None:
         status = await child.wait()
         del self._running[host]
+        has_left = self._leaving.pop(host, None) is not None
+        if has_left and host in self._offers and not self._closed:  # it came back while its agent still ended
+            self._gone.put_nowait(Gone(host, "has ended, as its host had left the fleet's file", True))
         if child.is_ending:
             return
         # A later agent may meet a fault that passes, such as a store that is away.

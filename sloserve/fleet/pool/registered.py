@@ -32,6 +32,10 @@ class RegisteredPool:
         self._drained: set[str] = set()
         self._gone: asyncio.Queue[Gone] = asyncio.Queue()
 
+    def follow(self, others: Collection[str]) -> None:
+        """Go on with other hosts that belong to another pool; the services of its agents have them read the file."""
+        self._others = others
+
     async def offers(self) -> Mapping[str, Offer]:
         """Return the hosts with live agents. Raises: OSError while the store is away."""
         try:

@@ -5,9 +5,11 @@ import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from sloserve.core.clock import SystemClock
+from sloserve.core.errors import ConfigError
 from sloserve.fleet.agent.agent import Agent
 from sloserve.fleet.agent.claims import cancelled
 from sloserve.fleet.agent.costs import SHARE_S, SharedCosts
@@ -19,7 +21,7 @@ from sloserve.fleet.agent.pulling import LEASE_S, Pulling
 from sloserve.fleet.fleet import Fleet, Host
 from sloserve.fleet.run.live import Place, agent_settings, certificates_of, refreshing
 from sloserve.fleet.run.open_files import allow_open_files
-from sloserve.fleet.run.signals import HungUp, Stopping
+from sloserve.fleet.run.signals import HangUps, Stopping
 from sloserve.fleet.store.store import open_store
 from sloserve.fleet.supervised import supervised
 
@@ -77,10 +79,10 @@ async def run_agent(
                 beside = [asyncio.create_task(sharing), *refreshing(certificates)]
                 if host.serves is not None:  # its model is there, whatever a plan says
                     beside += [asyncio.create_task(_attached(endpoint, host.serves)) for endpoint in endpoints]
-                hung_up, is_again = HungUp(check), False
+                hang_ups, is_again = HangUps(), False
                 try:
                     ends = (stopping.wait, fence.must_end.wait, fence.lost.wait, processes.lost)
-                    is_again = await _first(hung_up.wait, *ends) == 0
+                    is_again = await _first(partial(_hung_up, hang_ups, check), *ends) == 0
                     if is_again:
                         is_again = await _first(agent.leave, *ends) == 0
                 finally:
@@ -95,6 +97,17 @@ async def run_agent(
                 return is_again
     finally:
         store.close()
+
+
+async def _hung_up(hang_ups: HangUps, check: Callable[[], None]) -> None:
+    """Return after SIGHUP, once the file is right; one with faults is logged, and changes nothing."""
+    while True:
+        await hang_ups.next()
+        try:
+            await asyncio.to_thread(check)
+            return
+        except ConfigError as error:
+            logger.error("the agent goes on as it was, since the fleet's file has faults:\n%s", error)
 
 
 async def _attached(instance: Instance, model: str) -> None:

@@ -18,21 +18,23 @@ from sloserve.core.errors import StoreError
 from sloserve.core.file_lock import OwnLock
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.planning.planning_task import LEASE_S
-from sloserve.fleet.pool.embedded import EmbeddedPool
-from sloserve.fleet.pool.keeper import THE_AGENT, AgentKeeper
-from sloserve.fleet.pool.pool import Offer, Pool
-from sloserve.fleet.pool.registered import RegisteredPool
+from sloserve.fleet.pool.pool import Pool
+from sloserve.fleet.run.fleet_pools import FleetPools
 from sloserve.fleet.run.gateway_process import GatewayServer, stop
-from sloserve.fleet.run.live import DOOR_KEY, Place
+from sloserve.fleet.run.live import Place
 from sloserve.fleet.run.open_files import allow_open_files
-from sloserve.fleet.run.planner_process import run_planner
+from sloserve.fleet.run.planner_process import PlannerTask
 from sloserve.fleet.run.progress import Progress
-from sloserve.fleet.run.signals import Stopping
+from sloserve.fleet.run.reloading import FileInForce, FleetSource, Reloading
+from sloserve.fleet.run.signals import HangUps, Stopping
 from sloserve.fleet.store.store import Store, open_store
 
 logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.5
+
+
+LOCK: Final = "fleet.lock"
 
 
 async def run_fleet(
@@ -42,8 +44,9 @@ async def run_fleet(
     *,
     agent_options: Sequence[str] = (),
     lease_s: float = LEASE_S,
+    source: FleetSource | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; a second signal does not wait for what runs.
+    """Serve until SIGINT or SIGTERM; a second signal does not wait for what runs. On SIGHUP it follows its file.
 
     Args:
         fleet: Settings of the fleet, from its file.
@@ -51,38 +54,50 @@ async def run_fleet(
         say: Prints a line.
         agent_options: Further options of ``sloserve fleet agent``.
         lease_s: Seconds for which claims and hosts are leased.
+        source: File from which the fleet is read again; ``None`` for a fleet that is read once.
 
     Raises:
         ConfigError: Something is set wrongly, here or at an agent.
     """
-    stopping = Stopping()
+    stopping, hang_ups = Stopping(), HangUps()
     allow_open_files(fleet.gateway.max_requests)
-    lock = OwnLock(place.folder / "fleet.lock", f"the fleet of {fleet.source}")
+    lock = OwnLock(place.folder / LOCK, f"the fleet of {fleet.source}")
     store = open_store(place.store)
     if fleet.pool.ray is not None and place.endpoint_key is None:  # agents that Ray starts get it from here
         place = replace(place, endpoint_key=secrets.token_urlsafe(32))
     run_folder = Path(tempfile.mkdtemp(prefix="slo-"))  # 0700; short, since a socket's path has at most 107 bytes
     try:
         place.logs.mkdir(exist_ok=True)
-        server = GatewayServer(fleet, place, store, fleet.switching.drain_max_s)
-        pools = _pools(fleet, place, store, run_folder, agent_options)
+        in_force = FileInForce(fleet, folder=place.folder)
+        server = GatewayServer(fleet, place, store, fleet.switching.drain_max_s, in_force)
+        pools = FleetPools(fleet, place, store, say, run_folder, agent_options)
         counted = f"{len(fleet.models)} models on {len(fleet.instances)} instances"
         counted += " and the instances of hosts that join" if fleet.pool.devices else ""
         say(f"{counted}; store {_shown(place.store)}; logs in {place.logs}")
-        with ThreadPoolExecutor(2, "sloserve-planner") as executor:
-            tasks = [asyncio.create_task(AgentKeeper(pool, say, what).run()) for what, pool in pools.items()]
-            tasks.append(asyncio.create_task(run_planner(fleet, store, executor, lease_s=lease_s)))
+        with ThreadPoolExecutor(1, "sloserve-planner") as executor:
+            planner = PlannerTask(fleet, store, executor, lease_s=lease_s)
+
+            async def apply(changed: Fleet) -> None:
+                await server.apply(changed)  # first, since it alone may refuse the version
+                await planner.apply(changed)
+                pools.follow(changed)
+
+            tasks = [asyncio.create_task(one) for one in (pools.run(), planner.run())]
             tasks.append(asyncio.create_task(_say_progress(fleet, store, server, say)))
             also = await server.start()
             if also is not None:
                 say(also)
+            reloading = asyncio.create_task(Reloading(source, in_force, apply, say).run(hang_ups))
             stopped = asyncio.create_task(stopping.wait())
             ended = await _first_failure(stopped, tasks)
+            reloading.cancel()
+            await asyncio.gather(reloading, return_exceptions=True)
             say("stopping: no new requests, running ones finish; signal again to stop at once")
-            await _stop(server, list(pools.values()), stopping)
+            await _stop(server, pools.pools, stopping)
             for task in (*tasks, stopped):
                 task.cancel()
             await asyncio.gather(*tasks, stopped, return_exceptions=True)
+        in_force.close()
         if ended is not None:
             raise ended
         say("stopped")
@@ -90,31 +105,6 @@ async def run_fleet(
         store.close()
         lock.close()
         shutil.rmtree(run_folder, ignore_errors=True)
-
-
-def _pools(fleet: Fleet, place: Place, store: Store, run_folder: Path, options: Sequence[str]) -> dict[str, Pool]:
-    """Return the pools, each under the name of the processes that it keeps."""
-    environment = {"XDG_RUNTIME_DIR": str(run_folder)}
-    offers = [Offer(one.name, one.device, one.devices, one.host_memory_bytes) for one in fleet.hosts.values()]
-    here = [fleet.source, "--state", str(place.folder), *options]
-
-    def agent(host: str) -> list[str]:
-        return ["sloserve.cli", "fleet", "agent", *here, "--host", host]
-
-    pools: dict[str, Pool] = {THE_AGENT: EmbeddedPool(offers, agent, place.logs, environment)}
-    if fleet.pool.ray is not None:
-        # Ray ends a process that loses its cluster for a minute: it must not be the gateway's process.
-        own = environment | {DOOR_KEY: place.endpoint_key or ""}
-        command = ["sloserve.cli", "fleet", "pool", *here]
-        pools["the pool of"] = EmbeddedPool([Offer("ray", "", 0)], lambda _: command, place.logs, own, "pool")
-    elif fleet.pool.devices:
-        pools["the registered agent of host"] = RegisteredPool(store, fleet.hosts.keys(), lambda d: _width(fleet, d))
-    return pools
-
-
-def _width(fleet: Fleet, device: str) -> int:
-    template = fleet.pool.devices.get(device)
-    return 1 if template is None else template.width
 
 
 async def _first_failure(stopped: "asyncio.Task[None]", tasks: Sequence["asyncio.Task[None]"]) -> BaseException | None:

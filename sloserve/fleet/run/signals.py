@@ -1,12 +1,10 @@
-"""Signals to a process of a fleet: to stop, or to read its file again."""
+"""Signals to a process of a fleet: SIGINT and SIGTERM stop it, and on SIGHUP it reads the fleet's file again."""
 
 import asyncio
 import logging
+import os
 import signal
-from collections.abc import Callable
 from typing import Final
-
-from sloserve.core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -35,24 +33,51 @@ class Stopping:
         self._event.clear()
 
 
-class HungUp:
-    """SIGHUP, in the event loop in which this was made: the process is to follow its file as it is now.
+class HangUps:
+    """An event that SIGHUP sets, in the event loop in which it was made.
 
-    Args:
-        check: Function that checks the file as a whole; it runs in a thread. Raises: ConfigError.
+    Where the signal is ignored from the start, as under nohup, it stays so. Where the terminal is gone the signal ends
+    the process as SIGTERM does, since nobody would see it any more.
     """
 
-    def __init__(self, check: Callable[[], None]) -> None:
-        self._check, self._event = check, asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._event.set)
+    def __init__(self) -> None:
+        self._event, self._at_terminal = asyncio.Event(), _has_terminal()
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+            logger.info("SIGHUP is ignored, as under nohup, and does not have the fleet's file read again")
+            return
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._come)
 
-    async def wait(self) -> None:
-        """Return after a signal with which the file is right; one with faults is logged, and changes nothing."""
-        while True:
-            await self._event.wait()
-            self._event.clear()
-            try:
-                await asyncio.to_thread(self._check)
-                return
-            except ConfigError as error:
-                logger.error("SIGHUP: nothing changes, since the fleet's file has faults:\n%s", error)
+    async def next(self) -> None:
+        """Return once the file shall be read again; signals that came since the last return count as one."""
+        await self._event.wait()
+        self._event.clear()
+
+    def set(self) -> None:
+        """Have the file read again, as the signal does."""
+        self._event.set()
+
+    def _come(self) -> None:
+        if self._at_terminal and not _has_terminal():
+            logger.warning(
+                "SIGHUP: the terminal is gone, so the process ends; start it under nohup, setsid or systemd to keep it"
+            )
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        self._event.set()
+
+
+def hang_up_self() -> None:
+    """Send SIGHUP to this process, unless it would end of it."""
+    if signal.getsignal(signal.SIGHUP) in (signal.SIG_DFL, signal.SIG_IGN):
+        logger.warning("the fleet's file has changed, and this process does not take SIGHUP now; start it again")
+        return
+    os.kill(os.getpid(), signal.SIGHUP)
+
+
+def _has_terminal() -> bool:
+    """Return whether this process has a controlling terminal."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True

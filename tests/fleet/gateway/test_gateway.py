@@ -15,9 +15,9 @@ import pytest
 from sloserve.core.spans import Phase
 from sloserve.fleet import bounded_protocol as protocol
 from sloserve.fleet.contract.endpoint import PREFIX_HEADER, stated_prefixes
-from sloserve.fleet.gateway.shared_state import GatewayDependencies
 from sloserve.fleet.gateway.prefixes import beginnings, names_of, part
 from sloserve.fleet.gateway.serve import config
+from sloserve.fleet.gateway.shared_state import GatewayDependencies
 from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.admission.prediction import ArrivingRequest
