@@ -71,9 +71,11 @@ class EmbeddedPool:
         """
         self._offers = {offer.host: offer for offer in offers}
         for host, (child, _) in list(self._running.items()):
+            if host in self._leaving or child.is_ending:
+                continue  # if its host came back, another agent follows the one that ends
             if host in self._offers:
                 child.hang_up()
-            elif host not in self._leaving:
+            else:
                 self._leaving[host] = asyncio.create_task(self.drain(host))
 
     async def want(self, hosts: Mapping[str, int]) -> None:

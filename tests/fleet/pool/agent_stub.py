@@ -1,9 +1,30 @@
-"""What a pool starts in an agent's place: ends with the status that it is given, or only when it is told to (stay)."""
+"""What a pool starts in an agent's place.
 
+It ends with the status that it is given, or only when it is told to (stay). With ``slow`` it says when it reads the
+fleet's file again, and ends a second after it was told to.
+"""
+
+import signal
 import sys
 import time
 
+
+def slow() -> None:
+    """Stay as an agent with streams does."""
+    ending: list[int] = []
+    signal.signal(signal.SIGHUP, lambda number, frame: print("read again", flush=True))
+    signal.signal(signal.SIGTERM, lambda number, frame: ending.append(number))
+    print("started", flush=True)
+    while not ending:
+        time.sleep(0.02)
+    time.sleep(1.0)
+    print("ended", flush=True)
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "slow":
+        slow()
+        sys.exit(0)
     if sys.argv[1] != "stay":
         print("wrong: the agent's settings")
         sys.exit(int(sys.argv[1]))

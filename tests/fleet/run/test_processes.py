@@ -58,7 +58,8 @@ class _Started:
     """A process of the command line, and what it has said."""
 
     def __init__(self, log: Path, *arguments: str | Path) -> None:
-        command = [sys.executable, "-m", "sloserve.cli", "fleet", *map(str, arguments), *STAND_IN]
+        engines = () if arguments[0] in ("gateway", "planner") else STAND_IN
+        command = [sys.executable, "-m", "sloserve.cli", "fleet", *map(str, arguments), *engines]
         self._log = log
         with log.open("w") as output:
             self.process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
