@@ -175,7 +175,7 @@ def test_the_recipe_of_the_image_is_clean_and_knows_the_extras() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sloserve.service", "sloserve-fleet-agent@.service"])
+@pytest.mark.parametrize("name", sorted(path.name for path in (DEPLOY / "systemd").iterdir()))
 def test_systemd_accepts_the_units(name: str, tmp_path: Path) -> None:
     text = (DEPLOY / "systemd" / name).read_text()
     assert text.count("/opt/sloserve/bin/sloserve ") == 1

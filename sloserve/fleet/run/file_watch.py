@@ -1,4 +1,4 @@
-"""Looks for changes of a fleet's file, where nobody sends a signal: a ConfigMap of Kubernetes that is mounted."""
+"""Looks for changes of a fleet's file where no signal is sent, as for a mounted ConfigMap of Kubernetes."""
 
 import asyncio
 import hashlib

@@ -37,7 +37,7 @@ class HangUps:
     """An event that SIGHUP sets, in the event loop in which it was made.
 
     Where the signal is ignored from the start, as under nohup, it stays so. Where the terminal is gone the signal ends
-    the process as SIGTERM does, since nobody would see it any more.
+    the process as SIGTERM does: it would keep the devices unseen.
     """
 
     def __init__(self) -> None:

@@ -15,7 +15,9 @@ def slow() -> None:
     signal.signal(signal.SIGHUP, lambda number, frame: print("read again", flush=True))
     signal.signal(signal.SIGTERM, lambda number, frame: ending.append(number))
     print("started", flush=True)
-    while not ending:
+    for _ in range(30_000):
+        if ending:
+            break
         time.sleep(0.02)
     time.sleep(1.0)
     print("ended", flush=True)
