@@ -117,9 +117,10 @@ FAULTS: Final[tuple[Event, ...]] = (
 
 async def _rolled(fleet: LiveFleet, name: str) -> str:
     """End a part in order, and start it again once it has ended."""
-    part = fleet.parts[name]
-    part.send(signal.SIGTERM)
+    ending = fleet.parts[name].process
+    assert ending is not None
+    ending.send_signal(signal.SIGTERM)
     last_s = CLOCK.monotonic_s() + _RESTARTED_S
-    while not part.has_ended() and CLOCK.monotonic_s() < last_s:
+    while ending.poll() is None and CLOCK.monotonic_s() < last_s:
         await asyncio.sleep(0.1)
     return f"{name} is restarted in order"
