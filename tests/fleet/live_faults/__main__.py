@@ -18,7 +18,7 @@ from sloserve.core.clock import SystemClock
 from tests import bounded
 from tests.fleet.live_faults.events import FAULTS, UPGRADE
 from tests.fleet.live_faults.processes import HOSTS, LiveFleet, started
-from tests.fleet.live_faults.users import Seen, check_batches, tenant
+from tests.fleet.live_faults.users import Seen, check_batches, client_of, tenant
 
 CLOCK = SystemClock()
 MOST_S = 600.0
@@ -34,9 +34,10 @@ async def run(fleet: LiveFleet, args: argparse.Namespace) -> dict[str, Any]:
     rng, seen, stopping, happened = np.random.default_rng(args.seed), Seen(), asyncio.Event(), list[str]()
     engines = {host: fleet.engines(host) for host in HOSTS}
     began_s = CLOCK.monotonic_s()
+    clients = [client_of(fleet.url, key) for key in fleet.keys]
     users = [
-        asyncio.create_task(tenant(fleet.url, key, args.seed * 1000 + number, seen, stopping))
-        for number, key in enumerate(fleet.keys)
+        asyncio.create_task(tenant(client, args.seed * 1000 + number, seen, stopping))
+        for number, client in enumerate(clients)
     ]
     keeping = asyncio.create_task(_keep(fleet))
     await asyncio.sleep(3.0)
@@ -53,6 +54,7 @@ async def run(fleet: LiveFleet, args: argparse.Namespace) -> dict[str, Any]:
     _, late = await asyncio.wait(users, timeout=120.0)
     seen.faults += [f"a request of a tenant has not ended within 120 s: {one.get_name()}" for one in late]
     await check_batches(seen, SETTLE_S)
+    await asyncio.gather(*(client.close() for client in clients))
     kept = all(engines[host] <= fleet.engines(host) for host in HOSTS)
     keeping.cancel()
     return {

@@ -43,9 +43,9 @@ def client_of(url: str, key: str) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=4, timeout=120.0)
 
 
-async def tenant(url: str, key: str, seed: int, seen: Seen, stopping: asyncio.Event) -> None:
+async def tenant(client: openai.AsyncOpenAI, seed: int, seen: Seen, stopping: asyncio.Event) -> None:
     """Use the fleet until it is enough."""
-    rng, client, turn = np.random.default_rng(seed), client_of(url, key), 0
+    rng, turn = np.random.default_rng(seed), 0
     while not stopping.is_set():
         turn += 1
         model, text, tokens = str(rng.choice(MODELS)), f"{seed} {turn}", int(rng.integers(5, 151))
