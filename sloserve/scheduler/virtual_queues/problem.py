@@ -221,7 +221,7 @@ class ProblemMaker:
         matrix = np.where([instance.models.get(model) is ModelState.COLD for model in models], cold, warm)
         served = np.array([model in instance.models and (model, instance.device) in self._serving for model in models])
         matrix[:, ~served] = np.inf
-        matrix[:-1][~served] = np.inf
+        matrix[:-1][~served] = matrix[-1]  # an active model that the file no longer has may leave like none at all
         return matrix
 
     def _matrix(self, device: str, models: tuple[str, ...], state: ModelState) -> FloatArray:
