@@ -34,6 +34,7 @@ class EmbeddedPool:
         self._running: dict[str, tuple[AgentChild, asyncio.Task[None]]] = {}
         self._gone: asyncio.Queue[Gone | ConfigError] = asyncio.Queue()
         self._started: set[str] = set()
+        self._has_followed = False
         self._leaving: dict[str, asyncio.Task[None]] = {}
         """Tasks that drain the agents of hosts that left the fleet's file."""
         self._closed = False
@@ -46,7 +47,8 @@ class EmbeddedPool:
         if self._closed or host in self._running:
             return
         child = AgentChild(self._command(host), self._logs / f"{self._what}-{host}.log", self._environment)
-        is_first = host not in self._started
+        # After a change of the file a fault may pass, as that of a file that is just being edited.
+        is_first = host not in self._started and not self._has_followed
         self._started.add(host)
         await child.start()
         self._running[host] = child, asyncio.create_task(self._watch(host, child, is_first))
@@ -69,7 +71,7 @@ class EmbeddedPool:
         Agents of hosts that stay read the file again. Agents of hosts that left end once what they serve has ended; the
         keeper starts agents of hosts that are new.
         """
-        self._offers = {offer.host: offer for offer in offers}
+        self._offers, self._has_followed = {offer.host: offer for offer in offers}, True
         for host, (child, _) in list(self._running.items()):
             if host in self._leaving or child.is_ending:
                 continue  # if its host came back, another agent follows the one that ends

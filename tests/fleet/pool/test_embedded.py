@@ -75,3 +75,18 @@ def test_agents_that_still_end_are_waited_for(tmp_path: Path) -> None:
         assert said(tmp_path, "leaves") == ["started", "ended"] and said(tmp_path, "stays")[-1] == "ended"
 
     kept(tmp_path, test)
+
+
+def test_a_fault_that_an_agent_finds_after_a_change_of_the_file_ends_no_fleet(tmp_path: Path) -> None:
+    """The file was edited again while the agent of a new host started: the whole fleet ended."""
+
+    async def test() -> None:
+        pool = EmbeddedPool(offers(), lambda host: ["tests.fleet.pool.agent_stub", "2"], tmp_path, {})
+        pool.follow(offers("comes"))
+        (offer,) = (await pool.offers()).values()
+        await pool.ensure(offer)
+        gone = await pool.gone()
+        assert (gone.host, gone.certain) == ("comes", True) and gone.what.startswith("has ended with status 2")
+        await pool.close()
+
+    bounded.run(test())

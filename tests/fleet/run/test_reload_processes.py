@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from tests import bounded
+from tests.bounded import until
 from tests.fleet.gateway.test_take_over import text_of
 from tests.fleet.run.test_processes import ROOT, _Started
 from tests.fleet.stand_in.engine import reply
@@ -142,6 +144,45 @@ def test_a_class_and_a_model_come_under_streams(tmp_path: Path, start: Callable[
             assert (await client.ask("code")).status_code == 404
             await client.all_ended()
             assert client.ended == {"whole": 20} and await client.counted() >= 20
+
+    bounded.run(test())
+    assert fleet.process.poll() is None and "Traceback" not in fleet.said
+
+
+HOSTS = "hosts: {n: {device: h100, devices: 2, host_memory_gib: 64}}\n"
+MORE = HOSTS.replace("}}\n", "}, m: {device: h100, devices: 1}}\n")
+
+
+def test_agents_of_one_command_follow_its_file(tmp_path: Path, start: Callable[..., _Started]) -> None:
+    """Its agents serve the new model, a new host gets an agent, and the agent of a host that leaves ends."""
+    pool, file = "pool: {devices: {h100: {devices: 1}}}\n", tmp_path / "fleet.yaml"
+    file.write_text(FLEET.replace(pool, HOSTS))
+    fleet = start(file, "--port", str(port := free_port()))
+    fleet.wait_for("ready: ")
+
+    def hosts() -> set[str]:
+        found = psutil.Process(fleet.process.pid).children()
+        return {words[words.index("--host") + 1] for one in found if "--host" in (words := one.cmdline())}
+
+    async def test() -> None:
+        client = Client(f"http://127.0.0.1:{port}")
+        async with client.http:
+            client.stream(8)
+            file.write_text(CODE.replace(pool, HOSTS))
+            done = await asyncio.to_thread(reload, file)
+            said = ["model code is added", "class gold is added"]
+            assert done.stdout.splitlines()[1:-1] == said, done.stdout + done.stderr
+            client.stream(4)
+            answer = await client.ask("code", "gold")
+            assert answer.status_code == 200 and text_of(answer) == reply("code", "a", 3), fleet.said
+            file.write_text(CODE.replace(pool, MORE))
+            assert "host m is added" in (await asyncio.to_thread(reload, file)).stdout
+            await until(lambda: hosts() == {"n", "m"}, limit_s=60.0)
+            file.write_text(CODE.replace(pool, HOSTS))
+            assert "host m is removed" in (await asyncio.to_thread(reload, file)).stdout
+            await until(lambda: hosts() == {"n"}, limit_s=60.0)
+            await client.all_ended()
+            assert client.ended == {"whole": 12} and await client.counted() >= 13
 
     bounded.run(test())
     assert fleet.process.poll() is None and "Traceback" not in fleet.said
