@@ -23,6 +23,7 @@ from sloserve.fleet.batch_api.files import open_files
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.gateway import gateway as gateway_module
+from sloserve.fleet.gateway import shared_state
 from sloserve.fleet.store import requests
 from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.store import Store
@@ -276,7 +277,7 @@ def _patched(world: World) -> Iterator[None]:
     patches: list[tuple[Any, str, Any]] = [
         (aiohttp, "ClientSession", session),
         (gateway_module, "BatchWork", TaskBatchWork),
-        (gateway_module, "open_files", lambda files, *rest: files.opened(open_files, *rest)),
+        (shared_state, "open_files", lambda files, *rest: files.opened(open_files, *rest)),
         (secrets, "token_hex", lambda count=32: rng.bytes(count).hex()),
         (secrets, "token_bytes", lambda count=32: rng.bytes(count)),
         (secrets, "token_urlsafe", lambda count=32: rng.bytes(count).hex()),
