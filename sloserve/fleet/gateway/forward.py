@@ -7,7 +7,6 @@ counted once in the admission of its model, in the demand, and in the metrics.
 
 import asyncio
 import logging
-import math
 from functools import partial
 from http import HTTPStatus
 from typing import Final
@@ -38,7 +37,6 @@ from sloserve.fleet.gateway.metrics import NO_MODEL
 from sloserve.fleet.gateway.model_choice import ModelChoice
 from sloserve.fleet.gateway.parts import GatewayState
 from sloserve.fleet.gateway.passing import PassedResponse
-from sloserve.fleet.gateway.prediction import Work
 from sloserve.fleet.gateway.prefixes import names_of
 from sloserve.fleet.gateway.sessions import Home
 from sloserve.fleet.gateway.traffic_log import LoggedRequest
@@ -207,23 +205,9 @@ class Dispatch:
         return self._held().after(held)
 
     def _held(self) -> HeldRequest:
-        request, slo, limits = self._request, self._request.slo, self._parts.limits
-        target_s = slo.targets.next_s()
-        ends_s = request.arrival_s + (math.inf if request.ttl_s is None else request.ttl_s)
+        request, limits = self._request, self._parts.limits
         output = self._parts.demand.output_tokens(request.model, request.slo_class, request.most_output)
-        return HeldRequest(
-            model=request.model,
-            slo_class=request.slo_class,
-            arrival_s=request.arrival_s,
-            due_s=request.arrival_s + (slo.slo_class.aged_after_s if target_s is None else target_s),
-            rank=slo.slo_class.rank,
-            until_s=request.arrival_s + limits.hold_max_s,
-            ends_s=ends_s,
-            work=Work(1, request.prompt_tokens, output * request.num_outputs),
-            prompt=request.beginnings(request.model) if limits.affinity else (),
-            tenant=request.tenant.name,
-            home=self._home(),
-        )
+        return HeldRequest.of(request, output, limits.hold_max_s, affinity=limits.affinity, home=self._home())
 
     def _home(self) -> Home | None:
         """Return the instance that served the session of the request last; ``None`` if none is known."""

@@ -14,12 +14,13 @@ import heapq
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
 from sloserve.core.clock import Clock
 from sloserve.fleet.gateway.gateway_instance import SentRequest
+from sloserve.fleet.gateway.gateway_request import GatewayRequest
 from sloserve.fleet.gateway.held_shares import HeldShares
 from sloserve.fleet.gateway.instances import Instances
 from sloserve.fleet.gateway.prediction import Work
@@ -48,6 +49,7 @@ class HeldRequest:
         prompt: Beginnings of its prompt.
         tenant: Name of its tenant.
         home: Instance that served its session last; ``None`` for a request of no session that is known.
+        among: Names of the instances that it may go to; ``None`` for all.
     """
 
     model: str
@@ -61,10 +63,46 @@ class HeldRequest:
     prompt: Sequence[Beginning] = ()
     tenant: str = ""
     home: Home | None = None
+    among: Collection[str] | None = None
     held_s: float = field(default=0.0, init=False)
     """Seconds for which it has waited here until now."""
     away_s: float = field(default=0.0, init=False)
     """Seconds that it spent at instances that sent it back."""
+
+    @classmethod
+    def of(
+        cls,
+        request: GatewayRequest,
+        output_tokens: float,
+        hold_max_s: float,
+        *,
+        affinity: bool = True,
+        home: Home | None = None,
+    ) -> Self:
+        """Return the request as it looks for an instance of its model.
+
+        Args:
+            request: The request as it was read.
+            output_tokens: Expected tokens of each of its outputs.
+            hold_max_s: Seconds for which it may wait.
+            affinity: Whether the beginnings of its prompt count.
+            home: Instance that served its session last.
+        """
+        slo = request.slo
+        target_s = slo.targets.next_s()
+        return cls(
+            model=request.model,
+            slo_class=request.slo_class,
+            arrival_s=request.arrival_s,
+            due_s=request.arrival_s + (slo.slo_class.aged_after_s if target_s is None else target_s),
+            rank=slo.slo_class.rank,
+            until_s=request.arrival_s + hold_max_s,
+            ends_s=request.arrival_s + (math.inf if request.ttl_s is None else request.ttl_s),
+            work=Work(1, request.prompt_tokens, output_tokens * request.num_outputs),
+            prompt=request.beginnings(request.model) if affinity else (),
+            tenant=request.tenant.name,
+            home=home,
+        )
 
     @property
     def wanted_s(self) -> float:
@@ -195,7 +233,7 @@ class HeldRequests:
     def _book(self, request: HeldRequest, now_s: float) -> SentRequest | None:
         wanted = (request.model, request.slo_class, request.work, request.prompt, now_s)
         chosen = None if request.home is None else request.home.find(self._instances, *wanted)
-        chosen = chosen or self._instances.choose(*wanted)
+        chosen = chosen or self._instances.choose(*wanted, request.among)
         return None if chosen is None else self._instances.send(chosen, request.work, request.prompt, now_s)
 
 

@@ -156,7 +156,13 @@ class Instances:
         return instance.send(work, prompt, now_s)
 
     def choose(
-        self, model: str, slo_class: str, work: Work, prompt: Sequence[Beginning], now_s: float
+        self,
+        model: str,
+        slo_class: str,
+        work: Work,
+        prompt: Sequence[Beginning],
+        now_s: float,
+        among: Collection[str] | None = None,
     ) -> GatewayInstance | None:
         """Choose the instance that a request should go to now; return ``None`` if no instance has room.
 
@@ -164,27 +170,53 @@ class Instances:
         model. Of more than :data:`COMPARED`, the ones that may have its prefix are compared and some that are drawn.
         The one is chosen where the request costs the least time: its own time and the delay of the requests that are
         there. A prompt goes where its prefix is, unless the queue there costs more than to compute the prefix again.
+
+        Args:
+            model: Model that the request asks for.
+            slo_class: Name of its class.
+            work: Size of the request.
+            prompt: Beginnings of its prompt.
+            now_s: Monotonic time in seconds.
+            among: Names of the instances that it may go to; ``None`` for all.
         """
+        candidates = self._candidates(model, slo_class, prompt if self.affinity else (), now_s, among)
+        return self._cheapest(candidates, model, work, prompt)
+
+    def choose_full(
+        self, model: str, work: Work, prompt: Sequence[Beginning], now_s: float, among: Collection[str] | None = None
+    ) -> GatewayInstance | None:
+        """Choose the instance for a request that has to go to one now, whether or not an instance has room.
+
+        The time grows with the number of instances that serve the model. Returns: ``None`` if none serves it.
+        """
+        serving = [one for one in self.serving(model, now_s) if among is None or one.name in among]
+        return self._cheapest(serving, model, work, prompt)
+
+    def _cheapest(
+        self, candidates: Sequence[GatewayInstance], model: str, work: Work, prompt: Sequence[Beginning]
+    ) -> GatewayInstance | None:
+        """Return the instance where a request costs the least time, the first of equal ones; ``None`` of none."""
+        if len(candidates) < 2:
+            return candidates[0] if candidates else None
         known = prompt if self.affinity else ()
-        among = self._candidates(model, slo_class, known, now_s)
-        if len(among) < 2:
-            return among[0] if among else None
 
         def cost_s(one: GatewayInstance) -> float:
             return one.times_s(self.paces.get((model, one.report.device), UNKNOWN), work, known).cost_s
 
-        return min(among, key=cost_s)
+        return min(candidates, key=cost_s)
 
     def _candidates(
-        self, model: str, slo_class: str, prompt: Sequence[Beginning], now_s: float
+        self, model: str, slo_class: str, prompt: Sequence[Beginning], now_s: float, among: Collection[str] | None
     ) -> list[GatewayInstance]:
         """Return the instances to compare, in an order by which the first of equal ones is taken."""
-        planned = self._open.of(model, slo_class)
+        planned, every = self._open.of(model, slo_class), self._open.of(model)
+        if among is not None:
+            planned, every = planned.within(among), every.within(among)
         if len(planned):
             found = self._of(planned, prompt, now_s)
             if found:
                 return sorted(found, key=lambda one: self._open.place(model, slo_class, one.name))
-        return sorted(self._of(self._open.of(model), prompt, now_s), key=_by_number)
+        return sorted(self._of(every, prompt, now_s), key=_by_number)
 
     def _of(self, takes: Drawable, prompt: Sequence[Beginning], now_s: float) -> list[GatewayInstance]:
         """Return the instances of ``takes`` to compare; none only if no agent of them has reported lately."""

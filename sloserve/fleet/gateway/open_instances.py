@@ -4,7 +4,7 @@ A set of instances changes in constant time, and any of its members can be drawn
 seed alone: the same requests, reports and plans give the same choices.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 from sloserve.fleet.contract.plan_in_force import Plan
@@ -52,6 +52,14 @@ class Drawable:
         last = self._members.pop()
         if last is not one:
             self._members[place], self._places[last] = last, place
+
+    def within(self, names: Collection[str]) -> "Drawable":
+        """Return the members with one of these names, as a set of their own; the time grows with all members."""
+        found = Drawable()
+        for one in self._members:
+            if one.name in names:
+                found.add(one)
+        return found
 
     def draw(self, seed: int, now_s: float) -> list[GatewayInstance]:
         """Return up to :data:`DRAWN` different members with fresh reports; fewer if many of those drawn have none."""

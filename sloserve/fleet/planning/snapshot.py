@@ -8,7 +8,9 @@ from typing import Final
 from sloserve.core.spans import Phase
 from sloserve.estimator.completion.group_time import Serving
 from sloserve.estimator.completion.steady_state import EngineSize
+from sloserve.estimator.step_time.profile import Profile
 from sloserve.fleet.contract.reports import AgentReport, Demand, InstanceReport, agent_report, gateway_report
+from sloserve.fleet.file_sections import EngineFlags
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.planning.waiting_groups import HORIZON_S, Group, streamed_groups
 from sloserve.fleet.store.records import Agent
@@ -23,17 +25,20 @@ ALIVE_S: Final = 5.0
 def serving_of(fleet: Fleet) -> dict[tuple[str, str], Serving]:
     """Return each model's profile and engine size on each kind of device."""
     return {
-        (model.name, device): Serving(
-            profile,
-            EngineSize(
-                model.flags.max_num_seqs or profile.max_num_seqs,
-                model.flags.max_num_batched_tokens or profile.max_num_batched_tokens,
-                profile.kv_capacity_tokens,
-            ),
-        )
+        (model.name, device): serving_with(profile, model.flags)
         for model in fleet.models.values()
         for device, profile in model.profiles.items()
     }
+
+
+def serving_with(profile: Profile, flags: EngineFlags) -> Serving:
+    """Return a profile and the size of an engine that was started with these flags."""
+    size = EngineSize(
+        flags.max_num_seqs or profile.max_num_seqs,
+        flags.max_num_batched_tokens or profile.max_num_batched_tokens,
+        profile.kv_capacity_tokens,
+    )
+    return Serving(profile, size)
 
 
 def plan_settings(fleet: Fleet) -> PlanSettings:

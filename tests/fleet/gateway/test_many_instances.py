@@ -187,3 +187,29 @@ def test_holders_are_bounded() -> None:
     for seed, one in enumerate(instances.by_name.values()):
         holders.sent(one, begins, seed)
     assert len(list(holders.of(begins))) == MOST_HOLDERS and len(holders) == 1
+
+
+def test_a_request_that_may_go_to_some_instances_goes_to_the_best_of_these(forecasts: Counter[str]) -> None:
+    instances = many(1_000)
+    among = {f"h{i}/0" for i in range(0, 1_000, 3)}
+    names = set()
+    for _ in range(20):
+        one = instances.choose("m", "c", WORK, (), 0.0, among)
+        assert one is not None and one.name in among and forecasts.total() <= DRAWN
+        instances.send(one, WORK, (), 0.0)
+        names.add(one.name)
+        forecasts.clear()
+    assert len(names) > 10
+    assert instances.choose("m", "c", WORK, (), 0.0, {"h1/0", "nowhere"}) is instances.by_name["h1/0"]
+    assert instances.choose("m", "c", WORK, (), 0.0, set()) is None
+
+
+def test_a_full_instance_is_chosen_only_where_the_request_must_go_somewhere_now() -> None:
+    instances = many(3, room=0, running=RunningSums(4, 4_000.0))
+    free_soon = report("h1/0", room=0, running=RunningSums(1, 10.0))
+    instances.reported(AgentReport("h1", "unix:1", (free_soon,)), "unix:1", 0, 0.0)
+    assert chosen(instances) is None
+    one = instances.choose_full("m", WORK, (), 0.0)
+    assert one is not None and one.name == "h1/0"
+    assert instances.choose_full("m", WORK, (), 0.0, {"h2/0"}) is instances.by_name["h2/0"]
+    assert instances.choose_full("m", WORK, (), 2 * FRESH_S) is None, "nobody responds"
