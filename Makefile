@@ -84,8 +84,8 @@ report: env
 # A raylet may abort where all cores are busy: what failed is tried again, once.
 ray: env
 	rm -rf build/ray
-	SLOSERVE_RAY=build/ray $(BIN)/python -m pytest -q -s tests/fleet/pool || \
-		SLOSERVE_RAY=build/ray $(BIN)/python -m pytest -q -s --last-failed tests/fleet/pool
+	SLOSERVE_RAY=build/ray $(BIN)/python -m pytest -q -s tests/fleet/pool tests/fleet/beside/serve_router || \
+		SLOSERVE_RAY=build/ray $(BIN)/python -m pytest -q -s --last-failed tests/fleet/pool tests/fleet/beside/serve_router
 
 test: env
 	$(RUN_FAST)

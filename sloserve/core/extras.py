@@ -15,6 +15,8 @@ from sloserve.core.errors import ConfigError
 EXTRA = {
     "aiohttp": "fleet",
     "aioquic": "http3",
+    "grpc": "picker",
+    "grpc_health": "picker",
     "httptools": "fleet",
     "lightgbm": "train",
     "matplotlib": "sim",

@@ -77,3 +77,20 @@ class HostFlags:
         str | None,
         typer.Option(help="Address at which gateways on other hosts reach it, on a free port.", show_default=False),
     ] = None
+
+
+PickerArgument = Annotated[Path, typer.Argument(help="The picker's file, see configs/picker.yaml.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PickerFlags:
+    """Address of an endpoint picker; a flag that is not given is ``None``, and the file decides."""
+
+    host: Annotated[str | None, typer.Option(help="Address to listen on. Default: FILE's, or 127.0.0.1.")] = None
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port of gRPC. Default: FILE's, or 9002.")] = None
+    health_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port of a health service of its own. Default: --port.")
+    ] = None
+    metrics_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port of HTTP with /metrics. Default: FILE's, or none.")
+    ] = None

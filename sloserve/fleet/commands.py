@@ -26,6 +26,8 @@ from sloserve.fleet.command_flags import (
     GatewayFlags,
     HostFlags,
     LeaseFlag,
+    PickerArgument,
+    PickerFlags,
     StateFlag,
     WatchFlag,
 )
@@ -217,6 +219,34 @@ def reload(
 
     fleet = _read(file)
     reloading.reload(fleet, place_of(fleet, state), print, only_check=check)
+
+
+@fleet_app.command()
+@with_option_groups
+def picker(file: PickerArgument, listen: PickerFlags, log_format: LogFlag = LogFormat.TEXT) -> None:
+    """Choose servers for a gateway of the Gateway API, as its endpoint picker.
+
+    The servers are vLLM's, which others started; no fleet is needed. See docs/beside-other-gateways.md.
+    """
+    try:
+        from sloserve.fleet.beside.endpoint_picker.picker_file import read_picker
+        from sloserve.fleet.beside.endpoint_picker.picker_server import serve_picker
+        from sloserve.fleet.gateway import serve
+        from sloserve.fleet.run.signals import Stopping
+    except ModuleNotFoundError as error:
+        from sloserve.core.extras import not_installed
+
+        raise not_installed("sloserve fleet picker", str(error.name).partition(".")[0], "picker") from None
+
+    _log(log_format)
+    given = {name: value for name, value in asdict(listen).items() if value is not None}
+    found = read_picker(file)
+    found = replace(found, listen=found.listen.model_copy(update=given))
+
+    async def serve_until_stopped() -> None:
+        await serve_picker(found, say, Stopping().wait)
+
+    serve.run(serve_until_stopped())
 
 
 @fleet_app.command()

@@ -14,7 +14,12 @@ from sloserve.core import extras
 from sloserve.core.extras import EXTRA, explained, install_command
 
 PROJECT = tomllib.loads(Path("pyproject.toml").read_text())["project"]
-PACKAGE = {"python_multipart": "python-multipart", "psycopg_pool": "psycopg"}
+PACKAGE = {
+    "grpc": "grpcio",
+    "grpc_health": "grpcio-health-checking",
+    "python_multipart": "python-multipart",
+    "psycopg_pool": "psycopg",
+}
 """Packages whose names are not those of their modules."""
 
 RUNS_WITHOUT = """
@@ -49,6 +54,10 @@ def test_each_module_is_of_its_extra_and_not_of_the_base() -> None:
         (
             ["fleet", "configs/fleet-tiny.yaml"],
             r"needs \w+, which is not installed: .*'\.\[fleet\]', in .*",
+        ),
+        (
+            ["fleet", "picker", "configs/picker.yaml"],
+            r"sloserve fleet picker needs \w+, which is not installed: .*'\.\[picker\]', in .*",
         ),
         (
             ["edge", "--upstream", "https://a:1"],

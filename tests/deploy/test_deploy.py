@@ -5,11 +5,13 @@ Nothing is started: the manifests are rendered by kubectl and checked against Ku
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from jsonschema.exceptions import ValidationError
 
+from sloserve.fleet.beside.endpoint_picker.picker_file import read_picker
 from sloserve.fleet.file import read_fleet
 from sloserve.fleet.run.live import NO_HOST
 from tests.deploy.rendered import (
@@ -25,7 +27,7 @@ from tests.deploy.rendered import (
     validate,
 )
 
-FOLDERS = ["base", "cpu", "tp8", "fleet", "llm-d"]
+FOLDERS = ["base", "cpu", "tp8", "fleet", "llm-d", "picker"]
 SLACK_S = 10
 """Docs: a grace period is ten seconds more than the time that requests have."""
 
@@ -62,7 +64,7 @@ def test_pods_have_time_to_finish_no_rights_and_only_documented_secrets(folder: 
         (container,) = pod["containers"]
         limit_s = [float(a.partition("=")[2]) for a in container["args"] if a.startswith("--shutdown-timeout=")]
         sleep_s = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
-        if name == "picker":
+        if (folder, name) == ("llm-d", "picker"):
             continue  # llm-d's own
         if "serve" in container["args"]:
             at = container["args"].index("--allowed-media-domains")
@@ -113,6 +115,34 @@ def test_the_pool_the_picker_and_the_settings_of_llm_d_fit_each_other() -> None:
     assert set(yaml.safe_load(configs["sloserve-settings"]["serve.yaml"])["objectives"]) == objectives
     backends = [ref for rule in named["HTTPRoute", "sloserve"]["spec"]["rules"] for ref in rule["backendRefs"]]
     assert all(("InferencePool", ref["name"]) in named for ref in backends)
+
+
+@pytest.mark.slow
+def test_the_pool_the_picker_and_its_file_fit_each_other() -> None:
+    made = kustomized("picker")
+    named = {(one["kind"], one["metadata"]["name"]): one.get("spec") for one in made}
+    pool, service = named["InferencePool", "sloserve"], named["Service", "picker"]
+    file = read_picker(KUBERNETES / "picker" / "picker-file.yaml")
+    (container,) = named["Deployment", "picker"]["template"]["spec"]["containers"]
+    listen = file.listen
+    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+    assert ports == {"grpc": listen.port, "health": listen.health_port, "metrics": listen.metrics_port}
+    assert {probe["grpc"]["port"] for name, probe in container.items() if name.endswith("Probe")} == {
+        listen.health_port
+    }
+    assert pool["endpointPickerRef"]["port"]["number"] in [one["port"] for one in service["ports"]]
+    servers = named["Service", str(file.servers.dns)]
+    assert servers["clusterIP"] == "None" and servers["selector"] == pool["selector"]["matchLabels"]
+    assert pool["targetPorts"] == [{"number": file.servers.port}]
+    assert container["args"][-1] == "/etc/sloserve/picker.yaml"
+    configs = {
+        name.rsplit("-", 1)[0]: one["data"] for (kind, name), one in _objects(made).items() if kind == "ConfigMap"
+    }
+    assert "picker.yaml" in configs["picker-file"] and configs["sloserve-model"]["MODEL"] in file.models
+
+
+def _objects(made: list[Any]) -> dict[tuple[str, str], Any]:
+    return {(one["kind"], one["metadata"]["name"]): one for one in made}
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sloserve.cli import app
+from sloserve.fleet.beside.endpoint_picker.picker_file import ListenSection
 from sloserve.fleet.file_sections import GatewaySection
 from sloserve.fleet.store import postgres
 from sloserve.vllm_plugin.server.early import read_flags
@@ -32,6 +33,11 @@ def listed(process: str) -> list[str]:
 def test_the_gateway_listens_where_the_page_says() -> None:
     section, row = GatewaySection(), listed("`sloserve fleet FILE`, `sloserve fleet gateway FILE`")
     assert row[1] == f"{section.host}:{section.port}" and section.http3.port is None and not section.http3.enabled
+
+
+def test_the_picker_listens_where_the_page_says() -> None:
+    section = ListenSection()
+    assert listed("`sloserve fleet picker FILE`")[1] == f"{section.host}:{section.port}"
 
 
 def test_the_edge_listens_where_the_page_says() -> None:
@@ -82,6 +88,7 @@ def test_the_flags_that_change_an_address_exist(process: str, flag: str) -> None
         flags = "".join((ROOT / "sloserve" / name).read_text() for name in SERVERS)
         flags = flags.replace("_", "-") + "ssl-certfile"  # vLLM's
     else:
-        command = ["fleet", "gateway"] if "fleet" in process else ["edge"]
+        parts = {"fleet picker": ["fleet", "picker"], "fleet": ["fleet", "gateway"], "edge": ["edge"]}
+        command = next(words for name, words in parts.items() if name in process)
         flags = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200"}).stdout
     assert flag.removeprefix("--") in flags

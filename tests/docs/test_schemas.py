@@ -61,7 +61,7 @@ def test_the_command_prints_them_and_names_the_kinds() -> None:
     assert CliRunner().invoke(app, ["schema", "slo"]).output == (FOLDER / "slo.json").read_text()
     error = CliRunner().invoke(app, ["schema", "setings"]).exception
     assert str(error) == (
-        "schema 'setings' is unknown; known here: fleet, keys, profile, router, server_keys, settings, slo; "
+        "schema 'setings' is unknown; known here: fleet, keys, picker, profile, router, server_keys, settings, slo; "
         "did you mean 'settings'?"
     )
 

@@ -48,6 +48,7 @@ def _marks(*sets: str) -> tuple[frozenset[str], ...]:
 KINDS: Mapping[str, FileKind] = {
     "settings": FileKind("a settings file of a server", "use sloserve serve MODEL --slo-config {}"),
     "fleet": FileKind("a fleet's file", "use sloserve fleet {}"),
+    "picker": FileKind("an endpoint picker's file", "use sloserve fleet picker {}"),
     "slo": FileKind("an SLO file of a workload", "use sloserve simulate --slo {}"),
     "server_keys": FileKind("a server's file of keys", "use sloserve serve MODEL --keys {}"),
     "keys": FileKind("a fleet's file of keys", "use sloserve fleet FILE --keys {}"),
