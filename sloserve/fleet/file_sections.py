@@ -91,7 +91,7 @@ class HostTemplate(DeviceHost):
         devices: Number of devices; each host states it itself if not given.
         least: The fewest hosts that the fleet asks its cluster for.
         most: The most hosts that the fleet asks its cluster for; it asks for none if this is not given.
-        bundle: Resources that Ray's autoscaler is asked for in each host's place, if not its GPUs, or one CPU.
+        bundle: Ray's resources that each host holds, and that an autoscaler is asked for, if not its GPUs or CPUs.
     """
 
     least: Annotated[int, Field(strict=True, ge=0, le=MAX_DEVICES), Allowed("a whole number >= 0")] = 0
@@ -128,9 +128,11 @@ class PoolSection(Section):
     Args:
         devices: Settings of the hosts, by their kind of device.
         ray: Address of the Ray cluster that has them as nodes; without it others start their agents.
+        unattended_s: Seconds for which agents on a Ray cluster go on without a process that looks after them.
     """
 
     ray: Annotated[Text | None, Allowed("auto, or the address of a Ray cluster, HOST:PORT")] = None
+    unattended_s: Seconds = 600.0
     scaling: Annotated[ScalingSection, Allowed("a mapping with up_s, down_s, objective, replay_s")] = ScalingSection()
     devices: Annotated[dict[str, HostTemplate], Allowed("a mapping of kind of device to what such a host has")] = {}
 

@@ -15,7 +15,7 @@ IMPORTERS = {
     "torch": ["sloserve.vllm_plugin", "sloserve.fleet.router.learner"],
     "matplotlib": ["sloserve.sim.report"],
     "obstore": ["sloserve.fleet.batch_api.objects"],
-    "ray": ["sloserve.fleet.pool.ray", "sloserve.fleet.beside.serve_router.router"],
+    "ray": ["sloserve.fleet.pool.on_ray", "sloserve.fleet.beside.serve_router.router"],
     "aioquic": ["sloserve.http3"],
 }
 """The modules that may import a heavy or an optional library."""

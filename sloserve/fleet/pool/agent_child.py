@@ -12,14 +12,12 @@ from sloserve.fleet.launcher.plain import kill_group, start
 
 CONFIG_ERROR: Final = 2
 """Exit status of an agent that finds a wrong setting."""
-_KILL_S: Final = 20.0
+KILL_S: Final = 20.0
 """Seconds after the order to end when an agent is killed: what it serves has 5 s, its engines the rest."""
-
-
 _HURRY_S: Final = 10.0
-"""The same, of an agent that is not to wait for what it serves."""
-_AGAIN_S: Final = 0.2
-"""Seconds between signals to an agent that is not to wait."""
+"""Seconds before an agent is killed when it is ordered a second time to end, and waits for no stream any more."""
+_BETWEEN_ORDERS_S: Final = 1.0
+"""Seconds between two orders to end, which a process would take as one if they came together."""
 
 
 class AgentChild:
@@ -49,27 +47,44 @@ class AgentChild:
         kill_group(self._process.pid)
         return status
 
-    def hang_up(self) -> None:
-        """Have the agent read the fleet's file again."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.send_signal(signal.SIGHUP)
+    @property
+    def pid(self) -> int | None:
+        """The id of its process; ``None`` while none runs."""
+        return None if self._process is None or self._process.returncode is not None else self._process.pid
 
-    async def stop(self, *, at_once: bool) -> None:
-        """End the agent; what it runs goes back into the queue, unless ``at_once``."""
+    def reload(self) -> None:
+        """Have the process read its file again (SIGHUP), if it runs."""
+        self._signal(signal.SIGHUP)
+
+    async def stop(self, *, at_once: bool, within_s: float = KILL_S) -> None:
+        """End the agent; what it runs goes back into the queue, unless ``at_once``.
+
+        It gets a second order at once, or shortly before ``within_s`` seconds are over, and then is killed: its engines
+        outlive an agent that is killed.
+        """
         self.is_ending = True
-        if self._process is None or self._process.returncode is not None:
-            return
-        waiting = asyncio.create_task(self._process.wait())
-        try:
-            async with asyncio.timeout(_HURRY_S if at_once else _KILL_S):
-                # It ends its engines, which would outlive an agent that is killed.
-                while self._process.returncode is None:
-                    with suppress(ProcessLookupError):
-                        self._process.send_signal(signal.SIGTERM)
-                    await asyncio.wait({waiting}, timeout=_AGAIN_S if at_once else None)
-                await waiting
-        except TimeoutError:
+        self._signal(signal.SIGTERM)
+        first_s = _BETWEEN_ORDERS_S if at_once else max(within_s - _HURRY_S, within_s / 2.0)
+        if not await self._has_ended_in(first_s):
+            self._signal(signal.SIGTERM)
+            await self._has_ended_in(max(within_s - first_s, 0.0))
+        if self._process is not None and self._process.returncode is None:
             kill_group(self._process.pid)
+
+    def _signal(self, number: int) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    async def _has_ended_in(self, seconds: float) -> bool:
+        if self._process is None:
+            return True
+        try:
+            async with asyncio.timeout(seconds):
+                await self._process.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def end_of_log(self, lines: int = 5) -> str:
         """Return the last lines of the log."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from sloserve.core.errors import ConfigError
-from sloserve.fleet.pool.agent_child import CONFIG_ERROR, AgentChild
+from sloserve.fleet.pool.agent_child import CONFIG_ERROR, KILL_S, AgentChild
 from sloserve.fleet.pool.pool import Gone, Offer
 
 
@@ -18,6 +18,7 @@ class EmbeddedPool:
         logs: Folder of the agents' logs.
         environment: Environment variables of agents.
         what: Name of the started process, with which the names of logs begin.
+        stop_s: Seconds for the process to end before it is killed.
     """
 
     def __init__(
@@ -27,7 +28,10 @@ class EmbeddedPool:
         logs: Path,
         environment: Mapping[str, str],
         what: str = "agent",
+        *,
+        stop_s: float = KILL_S,
     ) -> None:
+        self._stop_s = stop_s
         self._what = what
         self._offers = {offer.host: offer for offer in offers}
         self._command, self._logs, self._environment = command, logs, environment
@@ -46,7 +50,8 @@ class EmbeddedPool:
         host = offer.host
         if self._closed or host in self._running:
             return
-        child = AgentChild(self._command(host), self._logs / f"{self._what}-{host}.log", self._environment)
+        log = self._logs / f"{self._what}-{host}.log"
+        child = AgentChild(self._command(host), log, self._environment)
         # After a change of the file a fault may pass, as that of a file that is just being edited.
         is_first = host not in self._started and not self._has_followed
         self._started.add(host)
@@ -62,7 +67,7 @@ class EmbeddedPool:
     async def drain(self, host: str, *, at_once: bool = False) -> None:
         if host in self._running:
             child, watching = self._running[host]
-            await child.stop(at_once=at_once)
+            await child.stop(at_once=at_once, within_s=self._stop_s)
             await watching
 
     def follow(self, offers: Iterable[Offer]) -> None:
@@ -76,7 +81,7 @@ class EmbeddedPool:
             if host in self._leaving or child.is_ending:
                 continue  # if its host came back, another agent follows the one that ends
             if host in self._offers:
-                child.hang_up()
+                child.reload()
             else:
                 self._leaving[host] = asyncio.create_task(self.drain(host))
 

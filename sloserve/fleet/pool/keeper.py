@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sloserve.core.clock import Clock, SystemClock
+from sloserve.fleet.pool.backoff import Backoff
 from sloserve.fleet.pool.pool import Gone, Offer, Pool
 
 logger = logging.getLogger(__name__)
@@ -14,10 +15,6 @@ logger = logging.getLogger(__name__)
 THE_AGENT: Final = "the agent of host"
 LOOK_S: Final = 0.5
 """Seconds between looks at what the pool offers."""
-_AGAIN_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-"""Seconds between starts of an agent that ends by itself; the last value is repeated."""
-_LIVED_S: Final = 60.0
-"""Seconds of running after which an agent that ends is restarted without a longer pause, as at its first end."""
 
 
 @dataclass(slots=True)
@@ -25,13 +22,12 @@ class _Kept:
     """The agent of a host.
 
     Args:
-        starts: Number of consecutive starts of agents that ended soon.
+        backoff: Says when another may start after one that ended.
         due_s: Time when the next may start, if none runs.
     """
 
+    backoff: Backoff
     runs: bool = False
-    starts: int = 0
-    begun_s: float = 0.0
     due_s: float = float("-inf")
 
 
@@ -103,10 +99,11 @@ class AgentKeeper:
             self._later(kept)
 
     async def _keep(self, offer: Offer) -> None:
-        kept = self._kept.setdefault(offer.host, _Kept())
+        kept = self._kept.setdefault(offer.host, _Kept(Backoff(self._clock)))
         if kept.runs or self._clock.monotonic_s() < kept.due_s:
             return
-        kept.runs, kept.begun_s = True, self._clock.monotonic_s()
+        kept.runs = True
+        kept.backoff.begun()
         try:
             await self._pool.ensure(offer)
         except OSError as error:
@@ -114,10 +111,7 @@ class AgentKeeper:
             self._later(kept)
 
     def _later(self, kept: _Kept) -> None:
-        now_s = self._clock.monotonic_s()
-        kept.starts = 0 if now_s - kept.begun_s > _LIVED_S else kept.starts
-        kept.runs, kept.due_s = False, now_s + _AGAIN_S[min(kept.starts, len(_AGAIN_S) - 1)]
-        kept.starts += 1
+        kept.runs, kept.due_s = False, self._clock.monotonic_s() + kept.backoff.pause_s()
 
     async def _looking(self) -> None:
         while True:

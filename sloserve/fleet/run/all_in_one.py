@@ -5,12 +5,10 @@ A child dies with this process, however it ends; a child that dies is started ag
 
 import asyncio
 import logging
-import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +19,7 @@ from sloserve.fleet.planning.planning_task import LEASE_S
 from sloserve.fleet.pool.pool import Pool
 from sloserve.fleet.run.fleet_pools import FleetPools
 from sloserve.fleet.run.gateway_process import GatewayServer, stop
-from sloserve.fleet.run.live import Place
+from sloserve.fleet.run.live import Place, with_own_key
 from sloserve.fleet.run.open_files import allow_open_files
 from sloserve.fleet.run.planner_process import PlannerTask
 from sloserve.fleet.run.progress import Progress
@@ -32,8 +30,6 @@ from sloserve.fleet.store.store import Store, open_store
 logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.5
-
-
 LOCK: Final = "fleet.lock"
 
 
@@ -64,7 +60,7 @@ async def run_fleet(
     lock = OwnLock(place.folder / LOCK, f"the fleet of {fleet.source}")
     store = open_store(place.store)
     if fleet.pool.ray is not None and place.endpoint_key is None:  # agents that Ray starts get it from here
-        place = replace(place, endpoint_key=secrets.token_urlsafe(32))
+        place = with_own_key(place)
     run_folder = Path(tempfile.mkdtemp(prefix="slo-"))  # 0700; short, since a socket's path has at most 107 bytes
     try:
         place.logs.mkdir(exist_ok=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from sloserve.fleet.fleet import Fleet
+from sloserve.fleet.pool.agent_child import KILL_S
 from sloserve.fleet.pool.embedded import EmbeddedPool
 from sloserve.fleet.pool.keeper import THE_AGENT, AgentKeeper
 from sloserve.fleet.pool.pool import Offer, Pool
@@ -40,14 +41,15 @@ class FleetPools:
         self._fleet, self._place, self._store, self._say = fleet, place, store, say
         self._here = [fleet.source, "--state", str(place.folder), *options]
         environment = {"XDG_RUNTIME_DIR": str(run_folder)}
-        self._agents = EmbeddedPool(self._offers(), self._agent, place.logs, environment)
+        stop_s = fleet.switching.drain_max_s
+        self._agents = EmbeddedPool(self._offers(), self._agent, place.logs, environment, stop_s=stop_s + KILL_S)
         self._ray: EmbeddedPool | None = None
         self._registered: RegisteredPool | None = None
         if fleet.pool.ray is not None:
             # Ray ends a process that loses its cluster for a minute: it must not be the gateway's process.
             own = environment | {DOOR_KEY: place.endpoint_key or ""}
             command = ["sloserve.cli", "fleet", "pool", *self._here]
-            self._ray = EmbeddedPool(_RAY, lambda _: command, place.logs, own, "pool")
+            self._ray = EmbeddedPool(_RAY, lambda _: command, place.logs, own, "pool", stop_s=stop_s + 2.0 * KILL_S)
         self._keepers: dict[Pool, AgentKeeper] = {}
         self._changed = asyncio.Event()
         self._find_pools()

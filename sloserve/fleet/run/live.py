@@ -5,6 +5,7 @@ import ipaddress
 import json
 import os
 import re
+import secrets
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -53,6 +54,8 @@ ANY_HOST: Final = "*"
 NO_HOST: Final = "none.invalid"
 """Host name that never exists (RFC 2606): the only host that is allowed if none is."""
 _SQLITE: Final = "sqlite:"
+_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
+_KEY_FILE: Final = "door-key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,17 @@ def check_endpoints(fleet: Fleet, place: Place, hosts: Iterable[Host] | None = N
                 f"{DOOR_KEY} to a secret of at least {_LEAST_KEY} characters, the same for all agents and gateways of "
                 "the fleet, or to two of them with a comma between, while it changes; sloserve fleet key prints one"
             )
+
+
+def with_own_key(place: Place) -> Place:
+    """Return the locations with a key of this fleet's own, the same at each start: agents may outlive their fleet."""
+    path = place.folder / _KEY_FILE
+    if not path.exists():
+        scratch = path.with_suffix(f".{os.getpid()}")
+        scratch.touch(mode=0o600)
+        scratch.write_text(secrets.token_urlsafe(32), encoding="utf-8")
+        scratch.replace(path)
+    return replace(place, endpoint_key=path.read_text(encoding="utf-8"))
 
 
 def certificates_of(fleet: Fleet) -> "Certificates | None":
@@ -271,8 +285,11 @@ def forwarders_of(host: Host, cores: int) -> int:
 def _environment(host: Host, number: int) -> dict[str, str]:
     if host.device == CPU:
         return dict(host.environment)
-    devices = range(number * host.width, (number + 1) * host.width)
-    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices)), **host.environment}
+    first, last = number * host.width, (number + 1) * host.width
+    # Who started this agent may have given it some of the machine's devices, as Ray does.
+    given = [one for one in os.environ.get(_DEVICES, "").split(",") if one]
+    devices = given[first:last] if len(given) >= host.devices else map(str, range(first, last))
+    return {_DEVICES: ",".join(devices), **host.environment}
 
 
 def _served(fleet: Fleet, model: FleetModel, host: Host, place: Place) -> ServedModel:

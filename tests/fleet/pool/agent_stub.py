@@ -4,6 +4,7 @@ It ends with the status that it is given, or only when it is told to (stay). Wit
 fleet's file again, and ends a second after it was told to.
 """
 
+import os
 import signal
 import sys
 import time
@@ -27,7 +28,11 @@ if __name__ == "__main__":
     if sys.argv[1] == "slow":
         slow()
         sys.exit(0)
-    if sys.argv[1] != "stay":
+    if sys.argv[1] not in ("stay", "stubborn"):
         print("wrong: the agent's settings")
         sys.exit(int(sys.argv[1]))
+    signal.signal(signal.SIGHUP, lambda *_: print("read again", flush=True))
+    if sys.argv[1] == "stubborn":
+        signal.signal(signal.SIGTERM, lambda *_: print("ordered to end", flush=True))
+    print(f"pid {os.getpid()}", flush=True)
     time.sleep(600)

@@ -19,6 +19,7 @@ from ray import _raylet
 from ray._private import services
 from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID, FAKE_HEAD_NODE_TYPE
 from ray.cluster_utils import Cluster
+from ray.core.generated import autoscaler_pb2
 
 from sloserve.core.clock import SystemClock
 from tests.ports import free_port
@@ -87,6 +88,13 @@ class Nodes:
     def remove(self, name: str) -> None:
         """Ends a node as an autoscaler does."""
         self._cluster.remove_node(self._nodes.pop(name), allow_graceful=True)
+
+    def drain(self, name: str, seconds: float) -> bool:
+        """Says that a node goes in so many seconds, as when a cloud evicts a spot instance; whether Ray accepts it."""
+        reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+        until_ms = int((SystemClock().now_s() + seconds) * 1000.0)
+        client = _raylet.GcsClient(address=self._cluster.address)
+        return bool(client.drain_node(self._nodes[name].node_id, reason, "the test says so", until_ms)[0])
 
     def reap(self) -> None:
         """Until this process ends: workers of a raylet that has ended go on while it is a zombie."""

@@ -25,6 +25,7 @@ models: {{chat: {{model: m/chat, flags: {{max_num_seqs: 8}}, profile: {profile}}
 pool:
   ray: "{address}"
   scaling: {{up_s: 0, down_s: 5}}
+  unattended_s: {unattended_s}
   devices: {{cpu: {{devices: 1, host_memory_gib: 1{bounds}}}}}
 settings: {{classes: {{interactive: {{rank: 1, ttft_ms: 5000}}, batch: {{rank: 2}}}}}}
 """
@@ -119,16 +120,27 @@ def ray_cluster(folder: Path, most: int = 0, **environment: str) -> Iterator[Ray
 class RayFleet:
     """``sloserve fleet FILE`` with a key of its own for doors. environment: such as the address of a store.
 
-    The model's profile says what a token takes its engines: :data:`STEP_S`.
+    The model's profile says what a token takes its engines: :data:`STEP_S`. cpus: what an agent holds of its node, if
+    not all. unattended_s: of the file.
     """
 
-    def __init__(self, folder: Path, cluster: RayCluster, *options: str, **environment: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        cluster: RayCluster,
+        *options: str,
+        cpus: float | None = None,
+        unattended_s: float = 600.0,
+        **environment: str,
+    ) -> None:
         profile = yaml.safe_load((ROOT / "configs" / "cpu-tiny.yaml").read_text())
         step = {"base_ms": 1000.0 * STEP_S, "seq_ms": 0.0, "context_token_ms": 0.0}
         profile["latency"] |= {**step, "token_ms": 0.0, "decode": step}
         (folder / "profile.yaml").write_text(yaml.safe_dump(profile))
         bounds = f", least: 1, most: {cluster.most}" if cluster.most else ""
-        (folder / "fleet.yaml").write_text(FILE.format(profile="profile.yaml", address=cluster.address, bounds=bounds))
+        bounds += f", bundle: {{CPU: {cpus}}}" if cpus else ""
+        text = FILE.format(profile="profile.yaml", address=cluster.address, bounds=bounds, unattended_s=unattended_s)
+        (folder / "fleet.yaml").write_text(text)
         self.url = f"http://127.0.0.1:{(port := free_port())}"
         self.folder, self._nodes, self._log = folder, cluster.nodes, folder / "fleet.log"
         command = [sys.executable, "-m", "sloserve.cli", "fleet", str(folder / "fleet.yaml"), "--port", str(port)]
@@ -165,8 +177,8 @@ class RayFleet:
 
     def starts(self, host: str) -> int:
         """How often a node's agent has opened its door."""
-        log = self._nodes / "sloserve" / "nodes" / host / "agent.log"
-        return log.read_text().count("Started server process") if log.exists() else 0
+        logs = (self._nodes / "sloserve" / "nodes").glob(f"*/{host}/agent.log")
+        return sum(log.read_text().count("Started server process") for log in logs)
 
     def processes(self) -> list[int]:
         """Those of agents and engines on nodes."""

@@ -69,10 +69,11 @@ class RayStage:
     """Two nodes on this machine, and agents that are found by the arguments that they were started with."""
 
     def __init__(self, folder: Path, cluster: RayCluster) -> None:
-        from sloserve.fleet.pool.ray import RayPool
+        from sloserve.fleet.pool.on_ray.pool import FleetAgents, RayPool
 
         self._mark = str(folder)
-        self.pool = RayPool(cluster.address, {"cpu": 1}, {}, lambda offer: [STUB, "stay", self._mark, offer.host], {})
+        agents = FleetAgents("test", {}, lambda offer: [STUB, "stay", self._mark, offer.host], {}, drain_s=20.0)
+        self.pool = RayPool(cluster.address, {"cpu": 1}, agents)
 
     def agent(self, host: str) -> int | None:
         for entry in Path("/proc").glob("[0-9]*/cmdline"):

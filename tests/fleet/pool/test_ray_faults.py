@@ -76,7 +76,7 @@ class Running:
     def actor(self, host: str) -> int:
         """The process that keeps a node's agent."""
         parents = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in self.of(host)}
-        (found,) = [pid for pid in parents if "AgentActor" in Path(f"/proc/{pid}/cmdline").read_text()]
+        (found,) = [pid for pid in parents if "SloserveAgent" in Path(f"/proc/{pid}/cmdline").read_text()]
         return found
 
 
