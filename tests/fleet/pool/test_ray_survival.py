@@ -204,11 +204,11 @@ def test_two_fleets_on_one_cluster_do_not_disturb_each_other(cluster: RayCluster
         for name in ("red", "blue"):
             (tmp_path / name).mkdir()
             fleets.append(RayFleet(tmp_path / name, cluster, cpus=0.5))
+            fleets[-1].wait_for("ready: ")  # before the other chooses a free port
         red, blue = fleets
         for fleet in fleets:
-            fleet.wait_for("ready: ")
             fleet.wait_for(fleet.completes)
-            fleet.wait_for(lambda fleet=fleet: fleet.starts("one") == fleet.starts("two") == 2)
+        red.wait_for(lambda: red.starts("one") == red.starts("two") == 2)  # of both fleets
         both = set(red.processes())
         assert red.stop() == 0
         left = set(blue.processes())
