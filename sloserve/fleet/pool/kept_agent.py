@@ -85,6 +85,8 @@ class KeptAgent:
         self._command, self._environment = command, environment
         self._unattended_s, self._attended_s = unattended_s, self._clock.monotonic_s()
         self._child = self._new_child()
+        self.was_unattended = False
+        """Whether the agent ends because no pool looks after it."""
         self._ends = 0
         self._what = ""
         self._status: int | None = None
@@ -154,6 +156,7 @@ class KeptAgent:
         unattended_s = self._clock.monotonic_s() - self._attended_s
         if unattended_s > self._unattended_s and not self._must_end.is_set():
             logger.warning("no pool has looked after the agent for %.0f s: it ends", unattended_s)
+            self.was_unattended = True
             await self.stop(self._drain_s)
 
     async def _attendance(self) -> None:

@@ -131,7 +131,8 @@ def ray_pool(fleet: Fleet, place: Place, options: Sequence[str]) -> "RayPool":
         )
     try:
         from sloserve.fleet.pool.on_ray.actor import FOLDER
-        from sloserve.fleet.pool.on_ray.pool import FleetAgents, RayPool
+        from sloserve.fleet.pool.on_ray.agents import FleetAgents
+        from sloserve.fleet.pool.on_ray.pool import RayPool
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise

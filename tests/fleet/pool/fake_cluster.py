@@ -10,7 +10,8 @@ import pytest
 from sloserve.core.clock import ManualClock
 from sloserve.fleet.pool.kept_agent import digest_of, start_digest
 from sloserve.fleet.pool.on_ray import pool as module
-from sloserve.fleet.pool.on_ray.pool import FleetAgents, RayPool
+from sloserve.fleet.pool.on_ray.agents import FleetAgents
+from sloserve.fleet.pool.on_ray.pool import RayPool
 from sloserve.fleet.pool.pool import Offer
 
 FILES = {"fleet.yaml": "a: 1"}
@@ -86,7 +87,7 @@ class FakeCluster:
 
     def add(self, name: str, *, is_alive: bool = True, labels: dict[str, str] | None = None, **resources: float) -> str:
         """A node, by default with one CPU. Its id."""
-        id = f"{name}-".ljust(16, "0")
+        id = f"-{name}".rjust(16, "0")
         has = resources or {"CPU": 1.0}
         node = {"NodeID": id, "NodeName": name, "Alive": is_alive, "Resources": has, "Labels": labels or {}}
         self.table.append(node | {"NodeManagerAddress": "10.0.0.1"})
@@ -95,10 +96,11 @@ class FakeCluster:
     def run(self, host: str, node: str, **other: Any) -> Actor:
         """An actor that another process of the pool has started there. other: what differs in its report."""
         report = {"ends": 0, "status": None, "what": "", "pid": 1, "is_ending": False, "incarnation": "i"}
+        report["group"] = "group"
         report |= {"digest": digest_of(FILES, "1"), "start": start_digest(["agent", host], {"k": "v"})}
-        actor = self.actors[f"red-1/{host}/{node[:12]}"] = Actor(report | other)
+        actor = self.actors[f"red-1/{host}/{node[-12:]}"] = Actor(report | other)
         return actor
 
-    def _kill(self, name: str) -> None:
+    def _kill(self, name: str, group: str) -> None:
         self.gone.append(name)
         self.actors.pop(name, None)

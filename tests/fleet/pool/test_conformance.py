@@ -69,7 +69,8 @@ class RayStage:
     """Two nodes on this machine, and agents that are found by the arguments that they were started with."""
 
     def __init__(self, folder: Path, cluster: RayCluster) -> None:
-        from sloserve.fleet.pool.on_ray.pool import FleetAgents, RayPool
+        from sloserve.fleet.pool.on_ray.agents import FleetAgents
+        from sloserve.fleet.pool.on_ray.pool import RayPool
 
         self._mark = str(folder)
         agents = FleetAgents("test", {}, lambda offer: [STUB, "stay", self._mark, offer.host], {}, drain_s=20.0)

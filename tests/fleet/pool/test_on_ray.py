@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable
 from importlib.util import find_spec
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,7 +67,7 @@ def test_an_agent_that_is_there_is_looked_after_and_not_touched(cluster: Any) ->
         await until(lambda: len(actor.asked) == 2)
         assert actor.asked == [("look_after", 0, 600.0)] * 2 and not cluster.gone
         await pool.drain("one")
-        assert ("stop", 80.0) in actor.asked and cluster.gone == ["red-1/one/one-00000000"]
+        assert ("stop", 80.0) in actor.asked and cluster.gone == ["red-1/one/00000000-one"]
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(pool.gone(), 0.01)
 
@@ -84,7 +83,7 @@ def test_an_agent_with_another_file_reads_it_again_and_one_with_other_options_is
             await pool.ensure(offer)
         gone = await asyncio.wait_for(pool.gone(), 30)
         assert gone == Gone("two", "has ended because its options have changed", certain=True)
-        assert ("stop", 80.0) in old_options.asked and cluster.gone == ["red-1/two/two-00000000"]
+        assert ("stop", 80.0) in old_options.asked and cluster.gone == ["red-1/two/00000000-two"]
         await until(lambda: ("change", {"fleet.yaml": "a: 1"}, "1") in old_file.asked)
         assert ("stop", 80.0) not in old_file.asked
         await pool.close(at_once=True)
@@ -99,7 +98,7 @@ def test_agents_of_nodes_that_are_no_hosts_any_more_end(cluster: Any) -> None:
         node_is_gone = cluster.run("three", cluster.add("three", is_alive=False))
         await cluster.pool().offers()
         await until(lambda: len(cluster.gone) == 2)
-        assert set(cluster.actors) == {"red-1/one/one-00000000"}
+        assert set(cluster.actors) == {"red-1/one/00000000-one"}
         assert kind_is_gone.asked == [("stop", 80.0)] and node_is_gone.asked == []
 
     bounded.run(all_of_it())
@@ -161,48 +160,66 @@ def test_what_is_asked_for_is_hosts_beside_those_that_work(cluster: Any) -> None
 
 
 class Groups:
-    """Placement groups that are only said to be there. on: the node that each is on, by its number."""
+    """Placement groups that are only said to be there, by name. on: the node that each is on. actors: names."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         from sloserve.fleet.pool.on_ray import placement as module
 
-        self.there: dict[int, tuple[dict[str, float], dict[str, str]]] = {}
-        self.on: dict[int, str] = {}
-        self._made = 0
+        self.there: dict[str, tuple[dict[str, float], dict[str, str]]] = {}
+        self.on: dict[str, str] = {}
+        self.actors: list[str] = []
         patch.setattr(module, "placement_group", self._make)
-        patch.setattr(module, "remove_placement_group", lambda group: self.there.pop(group.number))
+        patch.setattr(module, "get_placement_group", lambda name: name)
+        patch.setattr(module, "remove_placement_group", lambda name: self.there.pop(name))
         patch.setattr(module, "placement_group_table", self._table)
-        self.demand = module.Demand("red-1")
+        patch.setattr(module, "list_named_actors", lambda: self.actors)
+        self.module = module
 
-    def _make(self, bundles: list[dict[str, float]], **options: Any) -> SimpleNamespace:
-        self._made += 1
-        assert options["strategy"] == "STRICT_PACK" and "lifetime" not in options, "it goes with this process"
-        self.there[self._made] = bundles[0], options["bundle_label_selector"][0]
-        return SimpleNamespace(number=self._made)
+    def _make(self, bundles: list[dict[str, float]], **options: Any) -> None:
+        assert (options["strategy"], options["lifetime"]) == ("STRICT_PACK", "detached")
+        self.there[options["name"]] = bundles[0], options["bundle_label_selector"][0]
 
-    def _table(self, group: SimpleNamespace) -> dict[str, Any]:
-        node = self.on.get(group.number)
-        return {"state": "PENDING" if node is None else "CREATED", "bundles_to_node_id": {0: node}}
+    def _table(self) -> dict[str, dict[str, Any]]:
+        states = {name: "CREATED" if name in self.on else "PENDING" for name in self.there}
+        return {
+            name: {"name": name, "state": state, "bundles_to_node_id": {0: self.on.get(name, "")}}
+            for name, state in states.items()
+        } | {"old": {"name": "red-1/wanted/h100/old", "state": "REMOVED", "bundles_to_node_id": {0: ""}}}
+
+    def rules(self) -> list[tuple[dict[str, float], dict[str, str]]]:
+        return list(self.there.values())
 
 
 def test_further_hosts_are_groups_that_wait_and_hosts_take_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = Groups(monkeypatch)
+    demand = groups.module.Demand("red-1")
     bundle, id = {"GPU": 8.0}, "ray.io/node-id"
-    groups.demand.ask("h100", 2, bundle, {"b", "a"})
-    groups.demand.ask("h100", 2, bundle, {"a", "b"})
-    assert groups.there == {1: (bundle, {id: "!in(a,b)"}), 2: (bundle, {id: "!in(a,b)"})}
-    groups.on[1] = "c"
-    groups.demand.ask("h100", 2, bundle, {"a", "b", "d"})
-    assert groups.there == {1: (bundle, {id: "!in(a,b)"}), 3: (bundle, {id: "!in(a,b,d)"})}
-    assert groups.demand.take("h100", "c") and list(groups.there) == [3]
-    assert not groups.demand.take("h100", "e") and not groups.there, "any that waits"
-    assert not groups.demand.take("h100", "e")
-    groups.demand.ask("h100", 1, bundle, ())
-    groups.on[4] = "f"
-    groups.demand.ask("h100", 1, bundle, {"f"})
-    assert groups.there == {5: (bundle, {id: "!in(f)"})}, "one on a node of another kind goes"
-    groups.demand.ask("h100", 0, bundle, ())
-    groups.demand.ask("cpu", 1, {"CPU": 1.0}, ())
-    assert groups.there == {6: ({"CPU": 1.0}, {})}
-    groups.demand.withdraw()
-    assert not groups.there
+    demand.ask("h100", 2, bundle, {"b", "a"})
+    first, second = groups.there
+    demand.ask("h100", 2, bundle, {"a", "b"})
+    assert list(groups.there) == [first, second] and groups.rules() == [(bundle, {id: "!in(a,b)"})] * 2
+    groups.on[first] = "c"
+    demand.ask("h100", 2, bundle, {"a", "b", "d"})
+    assert groups.rules() == [(bundle, {id: "!in(a,b)"}), (bundle, {id: "!in(a,b,d)"})], "one that waits is made anew"
+    assert demand.waits("h100") and not demand.waits("cpu")
+    assert demand.take("h100", "e") is None and demand.take("h100", "c") == first
+    groups.actors = ["red-1/host-c/c"]
+    assert demand.take("h100", "c") is None, "its agent has it"
+    demand.less("h100")
+    demand.less("h100")
+    assert list(groups.there) == [first] and not demand.waits("h100")
+    demand.withdraw()
+    assert list(groups.there) == [first]
+
+
+def test_groups_of_the_process_before_are_found_and_those_on_other_nodes_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = Groups(monkeypatch)
+    groups.module.Demand("red-1").ask("cpu", 3, {"CPU": 1.0}, ())
+    groups.module.Demand("blue").ask("cpu", 1, {"CPU": 1.0}, ())
+    right, wrong, waiting, other = groups.there
+    groups.on |= {right: "x", wrong: "y"}
+    groups.module.Demand("red-1").ask("cpu", 2, {"CPU": 1.0}, {"y"})
+    assert right in groups.there and other in groups.there and not {wrong, waiting} & set(groups.there)
+    assert len(groups.there) == 3, "one that waits has a rule that this process does not know, and is made anew"
+    groups.module.withdraw_waiting("red-1")
+    assert set(groups.there) == {right, other}

@@ -13,12 +13,12 @@ from contextlib import suppress
 from typing import Any, Final
 
 import ray
-from ray.exceptions import RayError
 from ray.util.metrics import Counter
-from ray.util.placement_group import get_current_placement_group, remove_placement_group
 
 from sloserve.core.user_folders import user_folder
 from sloserve.fleet.pool.kept_agent import AgentFolder, KeptAgent, start_digest
+from sloserve.fleet.pool.on_ray import placement
+from sloserve.fleet.pool.on_ray.cluster import RAY_ERRORS
 
 FOLDER: Final = "{folder}"
 """Placeholder in an agent's command for the folder of its state on its node."""
@@ -35,6 +35,7 @@ class SloserveAgent:
 
     Args:
         name: Name of the actor.
+        group: Name of its placement group.
         fleet: Name of the fleet.
         host: Name of the host.
         files: Text by file name, to be written into the agent's folder; an actor that Ray starts again leaves the files
@@ -50,6 +51,7 @@ class SloserveAgent:
         self,
         name: str,
         *,
+        group: str,
         fleet: str,
         host: str,
         files: Mapping[str, str],
@@ -60,13 +62,12 @@ class SloserveAgent:
         drain_s: float,
     ) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-        self._name, self._fleet, self._host = name, fleet, host
-        self._group = get_current_placement_group()
+        self._name, self._group, self._fleet, self._host = name, group, fleet, host
         folder = AgentFolder(user_folder("XDG_STATE_HOME", ".local/state") / "nodes" / fleet / host)
         was_restarted = ray.get_runtime_context().was_current_actor_reconstructed
         if not was_restarted or folder.digest is None:
             folder.write(files, release)
-        self._known = {"incarnation": secrets.token_hex(8), "start": start_digest(command, environment)}
+        self._known = {"incarnation": secrets.token_hex(8), "start": start_digest(command, environment), "group": group}
         arguments = [part.replace(FOLDER, str(folder.path)) for part in command]
         self._starts = Counter("sloserve_agent_starts", "Starts of the agent.", tag_keys=("fleet", "host"))
         self._loop = asyncio.new_event_loop()
@@ -125,8 +126,10 @@ class SloserveAgent:
 
     def _leave(self) -> None:
         """End this actor and free what its node held for it: nobody else may be there to do it."""
-        with suppress(RayError, RuntimeError, ValueError, OSError):
+        if self._kept.was_unattended:
+            with suppress(*RAY_ERRORS):
+                placement.withdraw_waiting(self._fleet)
+        with suppress(*RAY_ERRORS):
             ray.kill(ray.get_actor(self._name), no_restart=True)
-        with suppress(RayError, RuntimeError, ValueError, OSError):
-            if self._group is not None:
-                remove_placement_group(self._group)
+        with suppress(*RAY_ERRORS):
+            placement.free(self._group)

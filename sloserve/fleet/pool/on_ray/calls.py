@@ -21,12 +21,12 @@ def found(name: str) -> Any:
         return None
 
 
-def kill(name: str) -> None:
-    """Kill the actor of this name for good, if there is one, and free what it holds."""
+def kill(name: str, group: str) -> None:
+    """Kill the actor of this name for good, if there is one, and free its placement group."""
     actor = found(name)
     if actor is not None:
         ray.kill(actor, no_restart=True)
-    placement.free(name)
+    placement.free(group)
 
 
 def exit_at_once(reason: str) -> None:

@@ -6,20 +6,19 @@ requests nor tokens go through Ray. Actors outlive this process: the next one fi
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import ray
 from ray.exceptions import ActorUnavailableError
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import ConfigError
 from sloserve.fleet.pool.agent_child import CONFIG_ERROR
 from sloserve.fleet.pool.kept_agent import digest_of, start_digest
 from sloserve.fleet.pool.on_ray import placement
-from sloserve.fleet.pool.on_ray.actor import AT_A_TIME, SloserveAgent
+from sloserve.fleet.pool.on_ray.agents import FleetAgents, start
 from sloserve.fleet.pool.on_ray.calls import cancelled, exit_at_once, first_line, found, kill, result
 from sloserve.fleet.pool.on_ray.cluster import RAY_ERRORS, Node, NodeReader, connect, draining, free_on
 from sloserve.fleet.pool.pool import Gone, Offer
@@ -36,35 +35,13 @@ _MARGIN_S: Final = 15.0
 _LEAST_DRAIN_S: Final = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class FleetAgents:
-    """What the agents of a fleet are started with.
-
-    Args:
-        fleet: Name of the fleet, which no other fleet on the cluster has.
-        files: Text by file name, to be written into the folder in which an agent is started.
-        command: Returns the module and arguments that start an agent, for an offer.
-        environment: Environment variables of agents. They go through Ray as an argument, which Ray shows nowhere.
-        release: Release of sloserve; agents read their file again where it differs.
-        unattended_s: Seconds for which agents go on without a pool.
-        drain_s: Seconds for an agent to end in order.
-    """
-
-    fleet: str
-    files: Mapping[str, str]
-    command: Callable[[Offer], Sequence[str]]
-    environment: Mapping[str, str] = field(repr=False)
-    release: str = ""
-    unattended_s: float = 600.0
-    drain_s: float = 60.0
-
-
 @dataclass(slots=True)
 class _Kept:
     """An actor with its agent.
 
     Args:
-        name: Name of the actor and of its placement group.
+        name: Name of the actor.
+        group: Name of its placement group, as far as it is known.
         is_new: Whether this process has made the actor; otherwise it found it.
         awaited: Task that looks after the agent.
         ending: Task that ends the agent, if it was ordered to end.
@@ -73,6 +50,7 @@ class _Kept:
     """
 
     name: str
+    group: str
     node: Node
     actor: Any
     is_new: bool
@@ -152,15 +130,15 @@ class RayPool:
         name = placement.name_of(self._agents.fleet, node)
         try:
             actor = await asyncio.to_thread(found, name)
-            is_new = actor is None
+            is_new, group = actor is None, name
             if is_new:
-                await self._wait_for_room(node)
-                actor = await asyncio.to_thread(self._make, name, node)
+                group = await self._room(name, node)
+                actor = await asyncio.to_thread(start, self._agents, name, group, offer, node.bundle)
         except RAY_ERRORS as error:
             raise OSError(f"Ray: {error}") from error
         if not is_new:
             logger.info("the agent of host %s runs already; this pool looks after it", offer.host)
-        kept = self._kept[offer.host] = _Kept(name, node, actor, is_new)
+        kept = self._kept[offer.host] = _Kept(name, group, node, actor, is_new)
         kept.awaited = asyncio.create_task(self._watch(offer.host, kept))
 
     async def gone(self) -> Gone:
@@ -200,52 +178,25 @@ class RayPool:
         await cancelled([*self._tasks, *(kept.awaited for kept in self._kept.values())])
         await asyncio.to_thread(ray.shutdown)
 
-    def _make(self, name: str, node: Node) -> Any:
-        agents, offer = self._agents, node.offer
-        placement.free(name)  # of an actor that has gone
-        options = {
-            "name": name,
-            "lifetime": "detached",
-            "get_if_exists": True,
-            "max_restarts": -1,
-            "max_concurrency": AT_A_TIME,
-            "num_gpus": node.bundle.get("GPU", 0.0),
-            "num_cpus": node.bundle.get("CPU", 0.0),
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(placement.hold(name, node)),
-        }
-        return (
-            ray.remote(SloserveAgent)
-            .options(**options)
-            .remote(
-                name,
-                fleet=agents.fleet,
-                host=offer.host,
-                files=dict(agents.files),
-                release=agents.release,
-                command=list(agents.command(offer)),
-                environment=dict(agents.environment),
-                unattended_s=agents.unattended_s,
-                drain_s=agents.drain_s,
-            )
-        )
-
-    async def _wait_for_room(self, node: Node) -> None:
-        """Wait until a node has room for its agent. Raises: OSError where others hold what it needs.
+    async def _room(self, name: str, node: Node) -> str:
+        """Return the name of a group on a node for its agent. Raises: OSError where others hold what it needs.
 
         Without this a second fleet would wait for the devices of the first, and autoscalers would count that as demand.
         """
-        was_asked_for = await asyncio.to_thread(self._demand.take, node.offer.device, node.id)
-        until_s = self._clock.monotonic_s() + _FREE_S
-        while not was_asked_for:
-            free = await asyncio.to_thread(free_on, node.id)
+        kind, until_s = node.offer.device, self._clock.monotonic_s() + _FREE_S
+        while True:
+            taken = await asyncio.to_thread(self._demand.take, kind, node.id)
+            if taken is not None:
+                return taken
+            is_late = self._clock.monotonic_s() > until_s
+            free, waits = await asyncio.to_thread(lambda: (free_on(node.id), self._demand.waits(kind)))
             lacking = [what for what, amount in node.bundle.items() if free.get(what, 0.0) < amount]
-            if not lacking:
-                return
-            if self._clock.monotonic_s() > until_s:
-                text = ", ".join(
-                    f"{free.get(what, 0.0):g} of {node.bundle[what]:g} {what} are free" for what in lacking
-                )
-                raise OSError(f"{text} on its node; another user of the cluster holds them")
+            if not lacking and (is_late or not waits):  # a new node may be about to take a group that waits
+                await asyncio.to_thread(self._demand.less, kind)
+                return await asyncio.to_thread(placement.hold, name, node)
+            if is_late:
+                parts = [f"{free.get(one, 0.0):g} of {node.bundle[one]:g} {one} are free" for one in lacking]
+                raise OSError(f"{', '.join(parts)} on its node; another user of the cluster holds them")
             await asyncio.sleep(_ASK_AGAIN_S / 4.0)
 
     def _ask(self, hosts: Mapping[str, int]) -> None:
@@ -281,7 +232,7 @@ class RayPool:
         until_s = self._clock.monotonic_s() + _PLACE_S
         while self._clock.monotonic_s() < until_s:
             try:
-                if await asyncio.to_thread(placement.is_placed, kept.name):
+                if await asyncio.to_thread(placement.is_placed, kept.group):
                     return True
             except RAY_ERRORS as error:
                 logger.warning("Ray: %s", first_line(error))
@@ -290,7 +241,7 @@ class RayPool:
 
     async def _heard(self, host: str, kept: _Kept, report: Mapping[str, Any]) -> None:
         """Follow an actor's report. Raises: RayError."""
-        kept.is_reported = False
+        kept.is_reported, kept.group = False, report["group"]
         if kept.incarnation not in (None, report["incarnation"]):
             kept.ends = 0
             self._gone.put_nowait(Gone(host, "has died with its actor, and Ray has started both again", certain=False))
@@ -334,11 +285,11 @@ class RayPool:
     async def _end(self, host: str, kept: _Kept, within_s: float) -> None:
         """End an agent, its actor, and what it holds."""
         await self._stop(kept.actor, within_s)
-        await self._free(kept.name)
+        await self._free(kept.name, kept.group)
         self._forget(host, kept)
 
     async def _kill(self, host: str, kept: _Kept) -> None:
-        await self._free(kept.name)
+        await self._free(kept.name, kept.group)
         self._forget(host, kept)
 
     async def _stop(self, actor: Any, within_s: float) -> None:
@@ -348,18 +299,18 @@ class RayPool:
         except (*RAY_ERRORS, TimeoutError):
             pass  # it is killed, or has gone
 
-    async def _free(self, name: str) -> None:
+    async def _free(self, name: str, group: str) -> None:
         """Kill an actor, if it still runs and Ray can be reached, and free what it holds."""
         try:
             async with asyncio.timeout(_MARGIN_S):
-                await asyncio.to_thread(kill, name)
+                await asyncio.to_thread(kill, name, group)
         except (*RAY_ERRORS, TimeoutError) as error:
             logger.warning("Ray: %s is not freed: %s", name, first_line(error))
 
     def _lost(self, host: str, kept: _Kept, what: str) -> None:
         """Report an agent that has gone, and free what it held."""
         self._forget(host, kept)
-        self._spawn(self._free(kept.name))
+        self._spawn(self._free(kept.name, kept.group))
         if kept.ending is None:
             self._gone.put_nowait(Gone(host, what, certain=host in self._nodes))
 
@@ -383,10 +334,10 @@ class RayPool:
 
     async def _end_stray(self, name: str) -> None:
         actor = await asyncio.to_thread(found, name)
-        if actor is not None and any(one.startswith(placement.node_in(name)) for one in self._ids):
+        if actor is not None and any(one.endswith(placement.node_in(name)) for one in self._ids):
             logger.warning("the agent of host %s ends: the fleet has no such host any more", placement.host_in(name))
             await self._stop(actor, self._agents.drain_s)
-        await self._free(name)
+        await self._free(name, name)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)
