@@ -52,7 +52,7 @@ class EmbeddedPool:
             return
         log = self._logs / f"{self._what}-{host}.log"
         child = AgentChild(self._command(host), log, self._environment)
-        # After a change of the file a fault may pass, as that of a file that is just being edited.
+        # After a change of the file a fault may pass: the file may just be edited.
         is_first = host not in self._started and not self._has_followed
         self._started.add(host)
         await child.start()
