@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any, Final, TypeVar
 
+from sloserve.core.errors import ConfigError
 from sloserve.fleet.fleet import Fleet, FleetModel, Host
 
 _UNSET: Final = "not set"
@@ -43,6 +44,15 @@ def changes(old: Fleet, new: Fleet) -> list[str]:
         *_classes(old, new),
         *(f"{key}: {text}" for key, text in _said(_different(_plain(old), _plain(new)))),
     ]
+
+
+def check_fixed(old: Fleet, new: Fleet) -> None:
+    """Raise ConfigError, with the keys, for a change that needs a restart."""
+    if fixed := fixed_changes(old, new):
+        raise ConfigError(
+            f"{new.source}: {', '.join(fixed)}: cannot change while the fleet runs; restart it, or set "
+            f"{'it' if len(fixed) == 1 else 'them'} back"
+        )
 
 
 def fixed_changes(old: Fleet, new: Fleet) -> list[str]:

@@ -15,7 +15,7 @@ from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.gateway.keys import KeyFile
 from sloserve.fleet.run.all_in_one import LOCK
-from sloserve.fleet.run.file_changes import changes, fixed_changes
+from sloserve.fleet.run.file_changes import changes, check_fixed
 from sloserve.fleet.run.live import Place
 from sloserve.fleet.run.reloading import RESULT, RUNNING
 
@@ -50,11 +50,7 @@ def reload(fleet: Fleet, place: Place, say: Callable[[str], None], *, only_check
         return
     before = _running(running, fleet.source)
     if before is not None:
-        if fixed := fixed_changes(before, fleet):
-            raise ConfigError(
-                f"{source}: {', '.join(fixed)}: cannot change while the fleet runs; restart it (process {pid}), or set "
-                f"{'it' if len(fixed) == 1 else 'them'} back"
-            )
+        check_fixed(before, fleet)
         for line in changes(before, fleet) or ["nothing has changed in the file"]:
             say(line)
     if only_check:
@@ -69,7 +65,10 @@ def reload(fleet: Fleet, place: Place, say: Callable[[str], None], *, only_check
             say(f"applied by process {pid}")
             return
         time.sleep(_LOOK_S)
-    raise ConfigError(f"{source}: process {pid} has not read it within {APPLIED_S:g} s; see its log")
+    raise ConfigError(
+        f"{source}: process {pid} has not read it within {APPLIED_S:g} s; its log says why (under nohup it ignores "
+        "SIGHUP)"
+    )
 
 
 def _result(place: Place) -> tuple[int, str]:

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import ConfigError, StoreError
 from sloserve.fleet.fleet import Fleet
-from sloserve.fleet.run.file_changes import changes, fixed_changes
+from sloserve.fleet.run.file_changes import changes, check_fixed
 from sloserve.fleet.run.file_watch import watch_file
 from sloserve.fleet.run.signals import HangUps
 
@@ -180,11 +180,7 @@ class Reloading:
         """Read the file once, and apply it if it is right and can be applied."""
         try:
             fleet, text = await asyncio.to_thread(source.whole)
-            if fixed := fixed_changes(self._in_force.fleet, fleet):
-                raise ConfigError(
-                    f"{source.path}: {', '.join(fixed)}: cannot change while the fleet runs; restart it, or set "
-                    f"{'it' if len(fixed) == 1 else 'them'} back"
-                )
+            check_fixed(self._in_force.fleet, fleet)
             found = changes(self._in_force.fleet, fleet)
             await self._apply(fleet)
         except (ConfigError, StoreError) as error:

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import gc
 import json
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,9 +104,12 @@ def test_streams_go_on_and_new_requests_find_the_new_class(tmp_path: Path) -> No
             streams = [asyncio.create_task(to.complete(f"s{i}", stream=True, max_tokens=40)) for i in range(8)]
             await until(lambda: to.first.in_flight == 8)
             counted, asking = await to.counted(), to.agent.asked
+            gone = []
             for text in (OTHER, FLEET, OTHER):
                 before = await to.follow(text)
                 assert not before.is_running and await to.counted() >= counted, "counters only rise"
+                gone.append(weakref.ref(before))
+                del before
             assert to.now.is_running and to.first.in_flight == 8
             to.first.engines["chat"].faults.step_s = 0.0
             assert (await to.complete(headers={"x-slo-class": "gold"})).status_code == 200
@@ -115,6 +120,8 @@ def test_streams_go_on_and_new_requests_find_the_new_class(tmp_path: Path) -> No
             await until(lambda: not to.now.parts.places.requests)
             await until(lambda: to.agent.asked > asking + 2)  # its agent is still asked
             assert not to.first.in_flight and not to.now.parts.passing_on
+            gc.collect()
+            assert [one() is None for one in gone[1:]] == [True, True], "the server keeps the first one's app"
 
     run(test)
 

@@ -1,0 +1,22 @@
+"""Locks on files, of which others may ask who holds them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from sloserve.core.file_lock import OwnLock, holder_of
+
+
+def test_the_holder_of_a_lock_is_known_while_it_holds_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.lock"
+    assert holder_of(path) is None, "no file"
+    lock = OwnLock(path, "a test")
+    ask = (
+        "import sys, pathlib; from sloserve.core.file_lock import holder_of as of; print(of(pathlib.Path(sys.argv[1])))"
+    )
+    asked = subprocess.run([sys.executable, "-c", ask, str(path)], capture_output=True, text=True, timeout=60)
+    assert asked.stdout.strip() == str(os.getpid()) == str(holder_of(path))
+    lock.close()
+    assert holder_of(path) is None, "nobody holds it"
+    OwnLock(path, "a test").close()
