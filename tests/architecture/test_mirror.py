@@ -15,6 +15,7 @@ OTHERS = {
     "docs": "pages of docs/, and what they tell readers to run",
     "equality": "real engines whose text is that of stock vLLM",
     "fleet/faults": "whole fleets in virtual time, with faults from a seed",
+    "fleet/live_faults": "whole fleets of real processes, whose parts are replaced or killed",
     "fleet/stand_in": "the engines that tests of the fleet put in vLLM's place",
     "fuzz": "bodies and routes of all servers",
     "golden": "decisions of all policies, line by line",

@@ -46,6 +46,7 @@ class HangUps:
             logger.info("SIGHUP is ignored, as under nohup, and does not have the fleet's file read again")
             return
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._come)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # a process that has restarted itself blocks it
 
     async def next(self) -> None:
         """Return once the file shall be read again; signals that came since the last return count as one."""
