@@ -129,6 +129,8 @@ class Picking:
         if pick.sent is not None:
             pick.sent.end(refused=refused)
             pick.sent = None
+            if not refused:
+                self.servers.ended(pick.server, self._clock.monotonic_s())
             self._hold.let_go(None if pick.held is None else (pick.held.model,))
 
     async def _of_model(self, request: GatewayRequest, model: str, among: Collection[str] | None) -> Pick | None:

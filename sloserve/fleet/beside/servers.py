@@ -40,6 +40,8 @@ class Servers:
         self._names: dict[str, frozenset[str]] = {}
         """Names of models by the server that serves them."""
         self._model: dict[str, str] = {}
+        self._figures: dict[str, tuple[ServerFigures, float]] = {}
+        """Last figures of each server, and the monotonic time at which they came."""
         self._eligible: dict[str, Eligible] = {}
         """The servers that requests may go to that name no subset, by the model that they ask for."""
         self._output_tokens: dict[str, float] = {}
@@ -60,6 +62,7 @@ class Servers:
             del self._reports[name]
             self._names.pop(name, None)
             self._model.pop(name, None)
+            self._figures.pop(name, None)
             self._eligible.clear()
         self.instances.keep_only(names)
 
@@ -88,7 +91,24 @@ class Servers:
         instance = self.instances.by_name.get(name)
         report = reports.report(figures, 0 if instance is None else instance.in_flight, figures.model)
         self._output_tokens[figures.model] = reports.output_tokens
+        self._figures[name] = figures, now_s
         self.instances.reported(AgentReport(name, name, (report,)), name, sent_before, now_s)
+
+    def ended(self, name: str, now_s: float) -> None:
+        """Note that a request has ended which the last report counts, and the server's figures do not.
+
+        Args:
+            name: Name of the server.
+            now_s: Monotonic time in seconds.
+        """
+        instance = self.instances.by_name.get(name)
+        if instance is None or name not in self._figures or not instance.is_fresh(now_s):
+            return
+        if instance.room <= 0:
+            return  # it has refused a request, and must report room itself
+        figures, taken_s = self._figures[name]
+        if instance.report.running.requests > max(figures.requests, instance.in_flight):
+            self.reported(name, figures, self.instances.sent(), taken_s)
 
     def capacity(self, model: str) -> int | None:
         """Return how many requests a server of a model runs at a time; ``None`` if it is not known."""

@@ -138,6 +138,17 @@ def test_the_list_of_waiting_requests_has_an_end() -> None:
     assert virtual_time.run(main()) == [Why.FULL] * 3
 
 
+def test_a_request_that_has_ended_counts_no_more_though_no_new_figures_have_come() -> None:
+    made = picking({"a": 0, "b": 0})
+    first = picked(made)
+    assert first is not None and first.server == "a"
+    made.reported("a", ServerFigures("m", 0), made.instances.sent())
+    instance = made.instances.by_name["a"]
+    assert instance.report.running.requests == 1, "the server has not counted it yet"
+    made.ended(first)
+    assert instance.report.running.requests == 0 and instance.in_flight == 0
+
+
 def test_others_are_named_best_first_and_never_twice() -> None:
     made = Picking({}, ChoiceSection(), ManualClock(), others=4)
     made.servers.listed(["a", "b", "c"])
